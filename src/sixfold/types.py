@@ -1,0 +1,140 @@
+"""What flows between the roles, as plain Python: Task -> Trajectory -> Group (tensors begin in `batch.py`).
+
+A data source makes Tasks; rollout turns a Task into a Group of K Trajectories; the environment fills in `reward`; `batch.collate`
+turns Groups into tensors. Nothing here imports torch or anything of ours but `errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypedDict
+
+FinishReason = Literal["stop", "length", "aborted", "error"]
+
+
+class Message(TypedDict):
+    """One chat message, in the form that every chat template reads."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something to ask the policy, and what the environment needs to check the answer.
+
+    id: unique in its dataset; sampling noise is keyed by it. prompt: plain text, or chat messages that the tokenizer's template
+    renders. answer: the reference answer, or None where the checker needs none. trace: a worked solution for SFT, or None.
+    columns: the other fields of the dataset row, handed to reward functions by name. source: where the task came from.
+    """
+
+    id: str
+    prompt: str | tuple[Message, ...]
+    answer: Any = None
+    trace: str | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt as one string: the text itself, or the last message's content."""
+        return self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one completion is drawn. Temperature is part of the policy: sampling and scoring both use logits / temperature.
+
+    temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off; with any of them on, the recorded log-prob is
+    that of the truncated, renormalised distribution that was sampled from (so it is not the trainer's: train with them off).
+    seed: the noise of a token is a function of (seed, task id, sample index, position) and of nothing else.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int = 0
+
+    @property
+    def truncates(self) -> bool:
+        """True when the sampled distribution is not softmax(logits / temperature)."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0 or self.repetition_penalty != 1.0
+
+
+@dataclass(frozen=True)
+class Reward:
+    """What the environment says of one trajectory.
+
+    value: the scalar that trains, or None when the checker failed: a recorded outcome that never becomes a zero. parts: named
+    components (correctness, format, ...). error: one line that says how the checker failed. seconds: time the checker took.
+    """
+
+    value: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass
+class Trajectory:
+    """One sampled answer, token for token. `tokens`, `mask`, `logp` and `version` are streams of one length, T.
+
+    tokens: prompt and everything after it. mask: True exactly where the policy sampled the token (the end-of-sequence token is
+    sampled; prompt and environment tokens are not). logp: log-prob of the token under the distribution that sampled it, 0 where
+    mask is False. version: the weights that sampled it, -1 where mask is False. text: the completion as text, special tokens left out.
+    turns: start of each turn in `tokens`. seconds: wall clock from admission to the last token.
+    """
+
+    task_id: str
+    sample: int
+    tokens: list[int]
+    prompt_length: int
+    mask: list[bool]
+    logp: list[float]
+    version: list[int]
+    finish_reason: FinishReason
+    text: str = ""
+    turns: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    reward: Reward | None = None
+
+    def __post_init__(self) -> None:
+        n = len(self.tokens)
+        if not n == len(self.mask) == len(self.logp) == len(self.version):
+            lengths = dict(tokens=n, mask=len(self.mask), logp=len(self.logp), version=len(self.version))
+            raise ValueError(f"trajectory streams differ in length: {lengths}")
+        if not 0 < self.prompt_length <= n or any(self.mask[: self.prompt_length]):
+            raise ValueError(f"prompt_length {self.prompt_length} of {n} tokens: at least 1, and no prompt token is sampled")
+
+    @property
+    def completion_length(self) -> int:
+        """Tokens after the prompt."""
+        return len(self.tokens) - self.prompt_length
+
+    def to_record(self) -> dict[str, Any]:
+        """A JSON-ready dict; `from_record` gives the trajectory back, field for field."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
+        """The inverse of `to_record`."""
+        reward = record["reward"]
+        return cls(**{**record, "reward": None if reward is None else Reward(**reward)})
+
+
+@dataclass
+class Group:
+    """One task and its K trajectories: what a group baseline is computed over."""
+
+    task: Task
+    trajectories: list[Trajectory]
+
+    @property
+    def rewards(self) -> list[float | None]:
+        """Reward values in sample order; None where the checker failed or has not run."""
+        return [t.reward.value if t.reward else None for t in self.trajectories]
