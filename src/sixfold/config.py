@@ -128,6 +128,7 @@ class EngineConfig(Section):
     max_running: int = knob(256, "sequences decoded together", ge=1)
     kv_tokens: int = knob(0, "tokens that the KV cache holds (0: enough for max_running full-length sequences)", ge=0)
     prefill_tokens_per_step: int = knob(4096, "prompt tokens computed in one engine step", ge=1)
+    release_kv: bool = knob(False, "give the cache's memory back while the trainer works (a GPU shared by both may need it)")
 
 
 class AlgorithmConfig(Section):
@@ -152,7 +153,9 @@ class TrainerConfig(Section):
     """One forward, one backward, one step."""
 
     learning_rate: Real = knob(1e-6, "AdamW learning rate", gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = knob("constant", "learning rate after warm-up: constant, or decaying to 0 at the last step")
+    schedule: Literal["constant", "linear", "cosine"] = knob(
+        "constant", "learning rate after warm-up: constant, or decaying to 0 at the last step"
+    )
     warmup_steps: int = knob(0, "steps over which the learning rate rises from 0", ge=0)
     beta1: Real = knob(0.9, "AdamW beta 1", ge=0, lt=1)
     beta2: Real = knob(0.95, "AdamW beta 2: forgets a gradient spike in about 20 steps", ge=0, lt=1)
@@ -161,7 +164,9 @@ class TrainerConfig(Section):
     grad_clip: Real = knob(1.0, "largest gradient norm", gt=0)
     max_tokens_per_microbatch: int = knob(4096, "tokens in one forward and backward", ge=16)
     logprob_chunk: int = knob(1024, "positions whose logits exist at one time", ge=16)
-    activation_checkpointing: Literal["none", "selective", "full"] = knob("none", "recompute activations in the backward pass to save memory")
+    activation_checkpointing: Literal["none", "selective", "full"] = knob(
+        "none", "recompute activations in the backward pass to save memory"
+    )
     share_prefix: bool = knob(True, "compute a prompt once for all its completions, forward and backward")
     max_skipped_steps: int = knob(3, "stop after this many steps in a row whose gradient was not finite", ge=1)
 
@@ -234,11 +239,15 @@ class Recipe(Section):
         if self.sync.every > 1 and self.sync.mode == "shared":
             raise ValueError("sync.every > 1 needs sync.mode = 'copy': a shared module is never stale")
         if self.environment.weights and len(self.environment.weights) != len(self.environment.rewards):
-            raise ValueError(f"environment.weights has {len(self.environment.weights)} entries for {len(self.environment.rewards)} rewards: give one each")
+            raise ValueError(
+                f"environment.weights has {len(self.environment.weights)} entries for {len(self.environment.rewards)} rewards: give one each"
+            )
         if not self.environment.rewards:
             raise ValueError("environment.rewards is empty: name at least one, e.g. ['math']")
         if self.model.scratch.heads % self.model.scratch.kv_heads:
-            raise ValueError(f"model.scratch.heads ({self.model.scratch.heads}) must be a multiple of kv_heads ({self.model.scratch.kv_heads})")
+            raise ValueError(
+                f"model.scratch.heads ({self.model.scratch.heads}) must be a multiple of kv_heads ({self.model.scratch.kv_heads})"
+            )
         if self.data.source == "reasoning_gym" and not self.data.reasoning_gym.tasks:
             raise ValueError("data.source is reasoning_gym but data.reasoning_gym.tasks is empty: name datasets, e.g. ['chain_sum']")
         return self

@@ -1,0 +1,1 @@
+"""Algorithms: advantages, losses, aggregation. `table` is importable without torch; the rest is not."""

@@ -1,0 +1,53 @@
+"""How token losses become one number: a weight for every token, decided once for the whole step, so that the loss is (weights * token_loss).sum().
+
+The denominators are the step's, never a micro-batch's. A row without a scored token weighs nothing and is not counted. Each function takes
+mask [B, T] bool, group [B] and the horizon (most tokens a completion may have), and gives weights [B, T], zero where the mask is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Aggregation = Callable[[Tensor, Tensor, int], Tensor]
+
+
+def token_mean(mask: Tensor, group: Tensor, horizon: int) -> Tensor:
+    """Every token of the step weighs the same: m / sum m (DAPO, arXiv:2503.14476 eq. 8)."""
+    return mask / mask.sum().clamp_min(1)
+
+
+def sequence_mean(mask: Tensor, group: Tensor, horizon: int) -> Tensor:
+    """Mean over sequences of the mean over their tokens: m / |o_i| / B (GRPO, arXiv:2402.03300 eq. 3)."""
+    lengths = mask.sum(-1, keepdim=True)
+    return mask / lengths.clamp_min(1) / (lengths > 0).sum().clamp_min(1)
+
+
+def sequence_sum(mask: Tensor, group: Tensor, horizon: int) -> Tensor:
+    """Mean over sequences of the sum over their tokens: m / B (REINFORCE, RLOO: the log-prob of a sequence is a sum)."""
+    return mask / mask.any(-1).sum().clamp_min(1)
+
+
+def constant(mask: Tensor, group: Tensor, horizon: int) -> Tensor:
+    """As the sequence sum, divided by the longest completion allowed: m / B / L (Dr. GRPO, arXiv:2503.20783 section 3.2).
+
+    L is `horizon`, a setting: dividing by the padded width T instead would make the loss depend on the batch's longest row.
+    """
+    return sequence_sum(mask, group, horizon) / horizon
+
+
+def prompt_mean(mask: Tensor, group: Tensor, horizon: int) -> Tensor:
+    """Mean over prompts of the token mean inside the prompt's group (ScaleRL, arXiv:2510.13786)."""
+    tokens = torch.zeros(int(group.max()) + 1, device=mask.device).index_add(0, group, mask.sum(-1).float())
+    return mask / tokens.clamp_min(1)[group][:, None] / (tokens > 0).sum().clamp_min(1)
+
+
+AGGREGATIONS: dict[str, Aggregation] = {
+    "token": token_mean,
+    "sequence": sequence_mean,
+    "sequence-sum": sequence_sum,
+    "constant": constant,
+    "prompt": prompt_mean,
+}

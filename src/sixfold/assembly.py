@@ -1,0 +1,154 @@
+"""From a recipe to the six roles: which class plays which role is decided here and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .algorithm.base import Algorithm
+from .algorithm.zoo import make_algorithm
+from .config import Recipe, TrainerConfig
+from .data.sources import TaskSet, load_tasks
+from .engine.engine import Engine
+from .environment.scorer import Environment
+from .errors import UserError
+from .model.loading import Policy, load_policy
+from .plan import resolve_algorithm
+from .reference.frozen import FrozenReference, NoReference
+from .rollout.engine_rollout import EngineRollout
+from .rollout.prompts import PromptCodec, check_lengths
+from .sync.sync import CopySync, SharedSync
+from .trainer.logprobs import Scoring
+from .trainer.trainer import Trainer
+from .types import SamplingParams
+
+
+@dataclass
+class World:
+    """What does not change while a run lasts: model, tasks, engine, environment, and how samples are drawn."""
+
+    recipe: Recipe
+    policy: Policy
+    tasks: TaskSet
+    codec: PromptCodec
+    engine: Engine
+    environment: Environment
+    scoring: Scoring
+    device: str
+
+    def rollout(self) -> EngineRollout:
+        """The rollout role of training: K samples at the recipe's temperature."""
+        r = self.recipe.rollout
+        return EngineRollout(
+            self.engine, self.codec, self._params(r.temperature), r.samples_per_prompt, release_kv=self.recipe.engine.release_kv
+        )
+
+    def evaluator(self) -> EngineRollout:
+        """The rollout role of held-out evaluation."""
+        return EngineRollout(self.engine, self.codec, self._params(self.recipe.eval.temperature), self.recipe.eval.samples)
+
+    def prober(self) -> EngineRollout:
+        """Greedy, one sample a task: what SFT's progress is measured by."""
+        return EngineRollout(self.engine, self.codec, self._params(0.0), 1)
+
+    def trainer(self, config: TrainerConfig, total_steps: int) -> Trainer:
+        """A trainer with a fresh optimizer on the policy's weights."""
+        return Trainer(self.policy.model, config, self.scoring, total_steps)
+
+    def algorithm(self) -> Algorithm:
+        """The recipe's algorithm with its overrides."""
+        return make_algorithm(resolve_algorithm(self.recipe.algorithm), self.recipe.rollout.max_new_tokens)
+
+    def reference(self, algorithm: Algorithm) -> FrozenReference | NoReference:
+        """A frozen copy of the policy as it is now, where the algorithm has a KL term."""
+        if not algorithm.needs_reference:
+            return NoReference()
+        config = self.recipe.trainer
+        return FrozenReference(self.policy.model, self.scoring, config.max_tokens_per_microbatch, config.share_prefix)
+
+    def sync(self) -> SharedSync | CopySync:
+        """Shared module or copy, as the recipe says."""
+        config = self.recipe.sync
+        if config.mode == "copy":
+            return CopySync(self.policy.model, self.engine, config.every)
+        return SharedSync(self.policy.model, self.engine)
+
+    def _params(self, temperature: float) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=self.recipe.rollout.max_new_tokens, temperature=temperature, stop_token_ids=self.policy.stop_token_ids
+        )
+
+    def close(self) -> None:
+        """End the checker processes."""
+        self.environment.close()
+
+
+def build_world(recipe: Recipe, model_path: str = "") -> World:
+    """Load the model (from `model_path` if given, else as the recipe says) and the tasks, make engine and environment.
+
+    Raises UserError for a missing device, model or dataset, and for prompts that do not fit.
+    """
+    device = resolve_device(recipe)
+    torch.set_num_threads(recipe.run.threads or torch.get_num_threads())
+    tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=recipe.environment.rewards)
+    source = recipe.model.model_copy(update={"path": model_path}) if model_path else recipe.model
+    policy = load_policy(source, seed=recipe.run.seed, device=device)
+    codec = PromptCodec(policy.tokenizer)
+    longest = _fit_prompts(recipe, tasks, codec, policy.context)
+    autocast = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
+    config = recipe.environment
+    return World(
+        recipe=recipe,
+        policy=policy,
+        tasks=tasks,
+        codec=codec,
+        engine=make_engine(recipe, policy, longest + recipe.rollout.max_new_tokens, autocast),
+        environment=Environment(
+            config.rewards, weights=config.weights, timeout_s=config.timeout_s, error_budget=config.error_budget, workers=config.workers
+        ),
+        scoring=Scoring(recipe.rollout.temperature, recipe.trainer.logprob_chunk, autocast),
+        device=device,
+    )
+
+
+def make_engine(recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None) -> Engine:
+    """The engine on the policy's own module, or on a copy of it where the recipe syncs by copy."""
+    import copy
+
+    config = recipe.engine
+    model = policy.model
+    if recipe.sync.mode == "copy":
+        model = copy.deepcopy(model).requires_grad_(False)
+    blocks = -(-longest // config.block_size)
+    return Engine(
+        model,
+        kv_tokens=config.kv_tokens or config.max_running * blocks * config.block_size,
+        block_size=config.block_size,
+        max_running=config.max_running,
+        prefill_tokens=config.prefill_tokens_per_step,
+        autocast=autocast,
+    )
+
+
+def resolve_device(recipe: Recipe) -> str:
+    """cpu or cuda. Raises UserError when a GPU is asked for and there is none."""
+    if recipe.run.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("run.device = 'cuda': no CUDA device found; use --run.device cpu, or auto")
+    return "cuda" if recipe.run.device != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _fit_prompts(recipe: Recipe, tasks: TaskSet, codec: PromptCodec, context: int) -> int:
+    """Drop or refuse prompts that are too long; the longest that stays, in tokens."""
+    room = context - recipe.rollout.max_new_tokens
+    if room < 1:
+        raise UserError(
+            f"rollout.max_new_tokens = {recipe.rollout.max_new_tokens} leaves no room for a prompt in the model's context of {context} tokens"
+        )
+    limit = min(room, recipe.data.max_prompt_tokens or room)
+    for name in ("train", "heldout"):
+        kept, dropped = check_lengths(codec, getattr(tasks, name), limit, recipe.data.overlong)
+        getattr(tasks, name)[:] = kept
+        if dropped:
+            tasks.notes.append(f"{name}: {dropped} tasks dropped, their prompts are over {limit} tokens")
+    return max(len(codec.encode(t)) for t in [*tasks.train, *tasks.heldout])

@@ -1,0 +1,126 @@
+"""From lists to tensors, once a step: `collate` is the only way in.
+
+Index t speaks of token t: mask, old_logp, version, ref_logp, advantages and weights at t all belong to the token at t, whose probability the
+model gives at t - 1. So index 0 is never scored. Rows are right-padded; padding has mask False and holds zeros (version -1).
+
+`Loss` is the other half of the seam between algorithm and trainer: what the trainer is handed beside a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .types import Group, Trajectory
+
+Metrics = dict[str, float | list[float]]
+"""What a step logs, by key; every key is documented in docs/metrics.md."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's trajectories as tensors, [B, T] unless said otherwise. Who fills what: collate the first block, the reference `ref_logp`, a critic
+    `values`, the algorithm `advantages` and `weights`; the trainer reads all.
+
+    tokens: int64. mask: bool, True where the policy sampled the token. old_logp: log-prob at sampling. version: int64, weights that sampled it.
+    rewards: final reward on the trajectory's last sampled token (NaN where the checker failed: those rows never train). lengths, prompt_lengths,
+    group: [B] int64; group numbers the prompts of the step. weights: how much each token's loss counts, so that a loss is always
+    (weights * token_loss).sum() and any split of the rows gives the same gradient.
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    old_logp: Tensor
+    version: Tensor
+    rewards: Tensor
+    lengths: Tensor
+    prompt_lengths: Tensor
+    group: Tensor
+    ref_logp: Tensor | None = None
+    values: Tensor | None = None
+    advantages: Tensor | None = None
+    weights: Tensor | None = None
+
+    def with_(self, **fields: Tensor) -> Batch:
+        """A copy with some fields filled in."""
+        return replace(self, **fields)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The batch with every tensor on `device`."""
+        return self._map(lambda t: t.to(device))
+
+    def rows(self, index: Tensor) -> Batch:
+        """The rows `index` [R] as a batch of their own, same T."""
+        return self._map(lambda t: t[index])
+
+    def _map(self, f: Callable[[Tensor], Tensor]) -> Batch:
+        return replace(self, **{name: f(t) for name, t in vars(self).items() if t is not None})
+
+    @property
+    def scores(self) -> Tensor:
+        """[B] the reward of each trajectory: its per-token rewards summed."""
+        return self.rewards.sum(-1)
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """What a loss gives back for some rows of the step.
+
+    loss: scalar with gradient, already weighted: the step's loss is the sum over any split of its rows. sums: scalars that add up likewise.
+    means: [B, T] tables whose mean over the step's scored tokens is logged.
+    """
+
+    loss: Tensor
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    means: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Loss(Protocol):
+    """Any loss that the trainer can be handed: rows of a batch and their log-probs [B, T] (0 where mask is False)."""
+
+    def __call__(self, batch: Batch, logp: Tensor) -> LossOutput: ...
+
+
+def collate(groups: Sequence[Group]) -> Batch:
+    """Groups, scored by the environment, to one right-padded batch.
+
+    Raises ValueError on an empty list or on a trajectory without a reward.
+    """
+    trajectories = [t for group in groups for t in group.trajectories]
+    if not trajectories:
+        raise ValueError("collate: no trajectories")
+    longest = max(len(t.tokens) for t in trajectories)
+
+    def padded(stream: str, fill: float, dtype: torch.dtype) -> Tensor:
+        out = torch.full((len(trajectories), longest), fill, dtype=dtype)
+        for b, t in enumerate(trajectories):
+            out[b, : len(t.tokens)] = torch.tensor(getattr(t, stream), dtype=dtype)
+        return out
+
+    mask = padded("mask", 0, torch.bool)
+    return Batch(
+        tokens=padded("tokens", 0, torch.int64),
+        mask=mask,
+        old_logp=padded("logp", 0, torch.float32),
+        version=padded("version", -1, torch.int64),
+        rewards=final_rewards([_score(t) for t in trajectories], mask),
+        lengths=torch.tensor([len(t.tokens) for t in trajectories]),
+        prompt_lengths=torch.tensor([t.prompt_length for t in trajectories]),
+        group=torch.tensor([g for g, group in enumerate(groups) for _ in group.trajectories]),
+    )
+
+
+def final_rewards(scores: Sequence[float], mask: Tensor) -> Tensor:
+    """[B, T] zeros but for each row's score on its last sampled token (a row without one keeps it on index 0)."""
+    last = (mask * torch.arange(mask.shape[1])).argmax(-1)
+    return torch.zeros(mask.shape).scatter_(1, last[:, None], torch.tensor(scores, dtype=torch.float32)[:, None])
+
+
+def _score(trajectory: Trajectory) -> float:
+    if trajectory.reward is None:
+        raise ValueError(f"collate: trajectory {trajectory.sample} of task {trajectory.task_id} has no reward; score the groups first")
+    return float("nan") if trajectory.reward.value is None else trajectory.reward.value

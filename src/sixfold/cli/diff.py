@@ -1,0 +1,107 @@
+"""`sixfold diff RUN_A RUN_B`: settings, versions, code and final numbers of two runs, side by side where they differ."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sixfold.cli.parsing import VerbParser, run_folder
+from sixfold.errors import UserError
+
+_ABSENT = "-"
+
+
+def parser() -> VerbParser:
+    """Arguments of the verb."""
+    arguments = VerbParser("diff", "What differs between two runs: settings, versions, code; and their final numbers side by side.")
+    arguments.add_argument("run_a", metavar="RUN_A", help="a run's folder")
+    arguments.add_argument("run_b", metavar="RUN_B", help="another run's folder")
+    return arguments
+
+
+def run(argv: Sequence[str]) -> int:
+    """Parse and print."""
+    given, _ = parser().parse(argv)
+    print(compare_runs(run_folder(given.run_a), run_folder(given.run_b)))
+    return 0
+
+
+def compare_runs(a: Path, b: Path) -> str:
+    """The comparison as text. A run of an older release may have settings that this one does not know: they are compared as they stand."""
+    numbers = [{**_flatten(_json(run / "summary.json")), **_last_metrics(run / "metrics.jsonl")} for run in (a, b)]
+    parts = [
+        _table("settings that differ", _differing(_settings(a), _settings(b))),
+        _table("environment that differs", _differing(_environment(a), _environment(b))),
+        _table("final numbers", [row for row in _side_by_side(*numbers) if not set(row[1:]) <= {_ABSENT}]),
+    ]
+    return "\n\n".join([f"A: {a}\nB: {b}", *parts])
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    path = run / "recipe.toml"
+    try:
+        return _flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read as TOML: {error}") from error
+
+
+def _environment(run: Path) -> dict[str, Any]:
+    """Versions, revision, machine, command; not the start time, in which any two runs differ."""
+    return {key: value for key, value in _flatten(_json(run / "environment.json")).items() if key != "started"}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A file's object, or nothing where the run has not come to writing it."""
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read as JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _last_metrics(path: Path) -> dict[str, Any]:
+    """The newest value of every number in metrics.jsonl; not every key is in every line. A last line cut short by a kill is left out."""
+    newest: dict[str, Any] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            newest |= json.loads(line)
+        except ValueError:
+            continue
+    return {key: value for key, value in newest.items() if isinstance(value, (int, float))}
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    return [(key, left, right) for key, left, right in _side_by_side(a, b) if a.get(key, _ABSENT) != b.get(key, _ABSENT)]
+
+
+def _side_by_side(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for key in dict.fromkeys([*a, *b]):
+        yield key, _shown(a.get(key, _ABSENT)), _shown(b.get(key, _ABSENT))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = value if isinstance(value, str) else json.dumps(value)
+    text = json.dumps(text) if not text.isprintable() else text
+    return text if len(text) <= 48 else text[:45] + "..."
+
+
+def _table(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
+    if not rows:
+        return f"{title}: none"
+    widths = [max(len(row[i]) for row in [*rows, ("", "A", "B")]) for i in range(3)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [("", "A", "B"), *rows]]
+    return "\n  ".join([title, *lines])

@@ -1,0 +1,32 @@
+"""`sixfold generate MODEL_OR_RUN --prompt TEXT`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sixfold.cli.parsing import VerbParser, at_least, temperature
+from sixfold.errors import UserError
+
+
+def parser() -> VerbParser:
+    """Arguments of the verb."""
+    arguments = VerbParser("generate", "Sample completions of one prompt.")
+    arguments.add_argument("model", metavar="MODEL_OR_RUN", help="a run, a checkpoint, or a Hugging Face model")
+    arguments.add_argument("--prompt", metavar="TEXT", required=True, help="what to complete, or to say to a chat model")
+    arguments.add_argument("--n", metavar="N", type=at_least(1), default=1, help="completions (default 1)")
+    arguments.add_argument("--temperature", metavar="T", type=temperature, default=1.0, help="0: greedy (default 1)")
+    arguments.add_argument("--max-tokens", metavar="N", type=at_least(1), default=256, help="longest completion in tokens (default 256)")
+    arguments.add_argument("--seed", metavar="N", type=at_least(0), default=0, help="of the sampling noise (default 0)")
+    return arguments
+
+
+def run(argv: Sequence[str]) -> int:
+    """Parse and sample."""
+    given, _ = parser().parse(argv)
+    if not given.prompt.strip():
+        raise UserError("sixfold generate: --prompt is empty; give the text to complete")
+    from sixfold.rollout.generate import generate_command
+
+    return generate_command(
+        given.model, given.prompt, n=given.n, temperature=given.temperature, max_tokens=given.max_tokens, seed=given.seed
+    )

@@ -1,0 +1,24 @@
+"""`sixfold report RUN`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sixfold.cli.parsing import VerbParser, run_folder
+
+
+def parser() -> VerbParser:
+    """Arguments of the verb."""
+    arguments = VerbParser("report", "Write a run's report.html: curves, where the time went, samples.")
+    arguments.add_argument("run", metavar="RUN", help="the run's folder, e.g. runs/demo")
+    return arguments
+
+
+def run(argv: Sequence[str]) -> int:
+    """Parse, write, print where."""
+    given, _ = parser().parse(argv)
+    folder = run_folder(given.run)
+    from sixfold.report.html import write_report
+
+    print(write_report(folder))
+    return 0

@@ -1,0 +1,27 @@
+"""`sixfold sft RECIPE`: the supervised warm-up of a recipe, and no RL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sixfold.cli.parsing import RECIPE_HELP, VerbParser
+from sixfold.cli.train import start
+from sixfold.errors import UserError
+from sixfold.recipe_io import load_recipe
+
+
+def parser() -> VerbParser:
+    """Arguments of the verb."""
+    arguments = VerbParser("sft", "Only the supervised warm-up of a recipe.", takes_recipe=True)
+    arguments.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
+    arguments.add_argument("--overwrite", action="store_true", help="delete an earlier run of the same name")
+    return arguments
+
+
+def run(argv: Sequence[str]) -> int:
+    """Parse and train."""
+    given, settings = parser().parse(argv)
+    recipe = load_recipe(given.recipe, settings)
+    if recipe.sft.steps == 0:
+        raise UserError(f"sft.steps = 0 in {given.recipe}: there is no warm-up to run; set it, e.g. --sft.steps 200")
+    return start(recipe, resume=None, overwrite=given.overwrite, stop_after="sft")

@@ -1,0 +1,59 @@
+"""`sixfold train RECIPE` and `sixfold train --resume RUN`."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from sixfold.cli.parsing import RECIPE_HELP, VerbParser, run_folder
+from sixfold.config import Recipe
+from sixfold.errors import UserError
+from sixfold.plan import make_plan
+from sixfold.recipe_io import flat, load_recipe
+
+
+def parser() -> VerbParser:
+    """Arguments of the verb."""
+    arguments = VerbParser("train", "Train a model by reinforcement learning, or resume a run.", takes_recipe=True)
+    arguments.add_argument("recipe", metavar="RECIPE", nargs="?", help=RECIPE_HELP)
+    arguments.add_argument("--resume", metavar="RUN", help="go on from a run's newest checkpoint, with the run's own recipe")
+    arguments.add_argument("--overwrite", action="store_true", help="delete an earlier run of the same name")
+    return arguments
+
+
+def run(argv: Sequence[str]) -> int:
+    """Parse, check what can be checked without torch, train."""
+    given, settings = parser().parse(argv)
+    if (given.recipe is None) == (given.resume is None):
+        raise UserError("sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two")
+    if given.resume is None:
+        return start(load_recipe(given.recipe, settings), resume=None, overwrite=given.overwrite, stop_after=None)
+    if given.overwrite:
+        raise UserError("sixfold train: --resume keeps the run and --overwrite deletes it; give one of them")
+    folder = run_folder(given.resume)
+    saved = str(folder / "recipe.toml")
+    recipe = load_recipe(saved, settings)
+    _say_changes(flat(load_recipe(saved)), flat(recipe))
+    return start(recipe, resume=folder, overwrite=False, stop_after=None)
+
+
+def start(recipe: Recipe, *, resume: Path | None, overwrite: bool, stop_after: Literal["sft"] | None) -> int:
+    """Refuse what the plan refuses, then import torch and run. A full disk is the user's to mend, so it says how to go on."""
+    make_plan(recipe)
+    folder = resume or Path(recipe.run.dir) / recipe.run.name
+    from sixfold.run import train_run
+
+    try:
+        return train_run(recipe, resume=resume, overwrite=overwrite, stop_after=stop_after)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(f"no space left on {error.filename or folder}: free some and `sixfold train --resume {folder}`") from error
+
+
+def _say_changes(saved: dict[str, object], asked: dict[str, object]) -> None:
+    changes = [f"{key} {saved[key]} -> {value}" for key, value in asked.items() if value != saved[key]]
+    if changes:
+        print(f"resuming with changed settings: {', '.join(changes)}")

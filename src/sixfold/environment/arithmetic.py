@@ -1,0 +1,78 @@
+"""Sums with worked traces, made from a seed: the tasks of the demo, and the reward that checks them.
+
+Invariant: no two tasks of one call have the same operands in any order, so however the list is split, no sum that was trained on is
+held out with its terms swapped.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from itertools import combinations_with_replacement
+from math import comb
+
+from sixfold.errors import UserError
+from sixfold.types import Task
+
+_INTEGER = re.compile(r"-?[0-9]+")
+
+
+def arithmetic_tasks(count: int, *, terms: int, digits: int, seed: int) -> list[Task]:
+    """`count` different sums of `terms` numbers of at most `digits` digits; the same arguments give the same list.
+
+    Raises UserError when fewer than `count` sums exist (terms in another order are the same sum).
+    """
+    rng = random.Random(f"arithmetic/{terms}/{digits}/{seed}")
+    return [_task(operands) for operands in _distinct_operands(count, terms, 10**digits, rng)]
+
+
+def arithmetic_reward(completion: str, task: Task) -> float:
+    """1.0 if the last integer of `completion` is the answer, else 0.0 (also where there is no integer)."""
+    integers = _INTEGER.findall(completion)
+    return float(bool(integers) and _canonical(integers[-1]) == _canonical(str(task.answer)))
+
+
+def worked_trace(operands: tuple[int, ...]) -> str:
+    """The column sums from the right, then the answer: 347+58 gives `7+8=15;4+5+1=10;3+0+1=4;#405`.
+
+    Each column adds one digit of every number (0 where a number is shorter) and, after the first, the carry, which is always the last term:
+    what a step needs stands at fixed places. The sum's last digit is the column's digit of the answer, what is before it is the carry.
+    """
+    columns = []
+    carry = 0
+    for place in range(max(len(str(number)) for number in operands)):
+        parts = [number // 10**place % 10 for number in operands]
+        if place:
+            parts.append(carry)
+        total = sum(parts)
+        columns.append(f"{'+'.join(map(str, parts))}={total};")
+        carry = total // 10
+    return f"{''.join(columns)}#{sum(operands)}"
+
+
+def _task(operands: tuple[int, ...]) -> Task:
+    expression = "+".join(map(str, operands))
+    return Task(
+        id=f"arithmetic-{expression}", prompt=f"{expression}=", answer=sum(operands), trace=worked_trace(operands), source="arithmetic"
+    )
+
+
+def _distinct_operands(count: int, terms: int, below: int, rng: random.Random) -> list[tuple[int, ...]]:
+    """`count` tuples, no two of them permutations of each other."""
+    possible = comb(below + terms - 1, terms)
+    if count > possible:
+        raise UserError(f"{count} sums of {terms} numbers below {below} were asked for and {possible} exist: raise data.arithmetic.digits")
+    if 2 * count > possible:  # drawing until enough are new would not end soon
+        multisets = list(combinations_with_replacement(range(below), terms))
+        return [tuple(rng.sample(operands, terms)) for operands in rng.sample(multisets, count)]
+    drawn: dict[tuple[int, ...], tuple[int, ...]] = {}
+    while len(drawn) < count:
+        operands = tuple(rng.randrange(below) for _ in range(terms))
+        drawn.setdefault(tuple(sorted(operands)), operands)
+    return list(drawn.values())
+
+
+def _canonical(integer: str) -> str:
+    """The digits without leading zeros. Compared as text: int() refuses numbers of more than 4300 digits, which a model may write."""
+    digits = integer.lstrip("-").lstrip("0")
+    return f"-{digits}" if integer.startswith("-") and digits else digits or "0"

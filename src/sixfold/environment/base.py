@@ -1,0 +1,21 @@
+"""The environment role: what the controller asks of whatever says how good a trajectory is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from sixfold.types import Group
+
+
+class EnvironmentRole(Protocol):
+    """Trajectory -> reward. Sees text and tasks, never a logit."""
+
+    def score(self, groups: Sequence[Group]) -> None:
+        """Fill `trajectory.reward` of every trajectory of `groups`.
+
+        A check that fails is a `Reward` whose value is None and whose error is one line; it never becomes a number.
+        """
+
+    def close(self) -> None:
+        """Give back processes and files. A second call does nothing."""

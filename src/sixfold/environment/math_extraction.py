@@ -1,0 +1,55 @@
+"""Which part of a completion is its answer. Linear in the length of the text, whatever the text.
+
+The declared policy: only what follows the last `</think>` is graded, and an unfinished think block leaves nothing to grade. The answer is
+the content of the last balanced `\\boxed{}` or `\\fbox{}`, even if prose after it takes it back. Where no box was opened at all, it is what
+follows the last "the answer is", "answer:" or "####", up to the end of its sentence or line.
+"""
+
+from __future__ import annotations
+
+import re
+
+_THINK, _END_THINK = "<think>", "</think>"
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+_STATED = re.compile(r"answer\s*(?:is\b|:|=)\s*:?|####", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"\n|\.\s|\.$|[!?]\s")
+
+
+def graded_text(completion: str) -> str:
+    """What follows the last `</think>`; empty where a think block is still open."""
+    end = completion.rfind(_END_THINK)
+    text = completion if end < 0 else completion[end + len(_END_THINK) :]
+    return "" if _THINK in text else text
+
+
+def final_answer(completion: str) -> str | None:
+    """The answer that `completion` gives, as written, or None if it gives none (a box that never closes gives none)."""
+    text = graded_text(completion)
+    return last_box(text) if _BOX.search(text) else _stated_answer(text)
+
+
+def last_box(text: str) -> str | None:
+    """Content of the balanced box that opens last (of nested boxes, the inner one), or None. `\\{` and `\\}` are not braces here."""
+    open_braces: list[int] = []  # where the content of each open box starts, -1 for a brace that is no box
+    start, end = -1, -1
+    for match in _BRACES.finditer(text):
+        token = match.group()
+        if token == "}":
+            opened = open_braces.pop() if open_braces else -1
+            if opened > start:
+                start, end = opened, match.start()
+        elif token[-1] == "{" and token != "\\{":
+            open_braces.append(-1 if token == "{" else match.end())
+    return text[start:end] if start >= 0 else None
+
+
+def _stated_answer(text: str) -> str | None:
+    stated = None
+    for stated in _STATED.finditer(text):
+        pass
+    if stated is None:
+        return None
+    rest = text[stated.end() :].lstrip()
+    stop = _SENTENCE_END.search(rest)
+    return rest[: stop.start()] if stop else rest

@@ -1,0 +1,185 @@
+"""An answer as plain text that compares, and as an exact number with a unit where it is one. No CAS, no floats.
+
+Invariant: whitespace between digits is never dropped: "1 2" is not 12. Only separators of thousands go, where groups have three digits.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from fractions import Fraction
+
+_SUPERSCRIPT = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n", strict=True))
+_SUBSCRIPT = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+_SYMBOLS = str.maketrans(
+    {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap "}
+    | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "°": r"^\circ", "∅": r"\emptyset ", "∈": r"\in ", "\u2009": r"\,", "\u202f": r"\,"}
+)
+_SUPERSCRIPTS = re.compile(f"[{''.join(_SUPERSCRIPT)}]+")
+_SUBSCRIPTS = re.compile(f"[{''.join(_SUBSCRIPT)}]+")
+_RADICAL = re.compile(r"√\s*(\d+|[A-Za-z]|\([^()]*\))")
+
+# Order matters: thousands separators go before the spacing commands that they look like become spaces. A backslash after another one
+# belongs to a row break of a matrix, not to a spacing command.
+_REWRITES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"(?<=\d)(?:\\[,!]|\{,\})(?=\d{3}(?!\d))", ""),
+        (r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big|displaystyle|limits)(?![A-Za-z])", ""),
+        (r"(?<!\\)\\!", ""),
+        (r"(?<!\\)\\[,;: \n]|~|\\q?quad(?![A-Za-z])", " "),
+        (r"(?<!\\)\\[()\[\]]", ""),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:mathrm|mathbf|mathit|textbf|textit|textrm|textnormal|mbox|operatorname)(?=\s*\{)", r"\\text"),
+        (r"^\s*\\text\s*\{([^{}]*\d[^{}]*)\}\s*$", r"\1"),
+        (r"\\varnothing", r"\\emptyset"),
+        (r"\\%", "%"),
+        (r"\\(?:leq|leqslant)(?![A-Za-z])", r"\\le"),
+        (r"\\(?:geq|geqslant)(?![A-Za-z])", r"\\ge"),
+        (r"_\{(\w)\}", r"_\1"),
+        (r"\s+", " "),
+    )
+]
+
+_SIGN = r"[+-]?"
+_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)"
+_PLAIN = re.compile(rf"{_SIGN}{_DECIMAL}")
+_SCIENTIFIC = re.compile(rf"({_SIGN}{_DECIMAL})(?:[eE]([+-]?\d{{1,3}})|\s*(?:\\times|\\cdot|\*|x)\s*10\^(?:\{{([+-]?\d{{1,3}})\}}|(\d)))")
+_POWER = re.compile(r"([+-]?)(\d{1,6})\^(?:\{([+-]?\d{1,3})\}|(\d))")
+_RATIO = re.compile(rf"({_SIGN})\\frac\s*(?:\{{\s*({_SIGN}\s*{_DECIMAL})\s*\}}|(\d))\s*(?:\{{\s*({_SIGN}\s*{_DECIMAL})\s*\}}|(\d))")
+_SLASH = re.compile(rf"({_SIGN}{_DECIMAL})\s*/\s*({_SIGN}{_DECIMAL})")
+_MIXED = re.compile(rf"({_SIGN})(\d+)(?:\s*\\frac\s*\{{(\d+)\}}\s*\{{(\d+)\}}|\s+(\d+)/(\d+))")
+
+_TEXT_UNIT = re.compile(r"^(?P<body>.+?)\s*\\text\s*\{(?P<unit>[^{}]*)\}\s*(?P<power>(?:\^\s*\{?\s*[23]\s*\}?)?)$")
+_WORD_UNIT = re.compile(r"^(?P<body>[^A-Za-z]*\d[^A-Za-z]*?)(?P<gap>\s*)(?P<unit>[A-Za-z]{2,}(?: [A-Za-z]{2,}){0,2})(?P<power>(?:\^\{?[23]\}?)?)$")
+_DEGREES = re.compile(r"^(?P<body>.+?)\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})$")
+_CURRENCY = re.compile(r"^(?P<sign>-?)\s*(?:\\?\$|(?P<unit>[€£¥]))\s*(?P<body>[\d.].*)$")
+
+_NOT_UNITS = frozenset(
+    ["or", "and", "not", "no", "maybe", "possibly", "either", "about", "approximately", "approx", "wrong", "incorrect", "false", "plus", "minus", "times", "over", "hundred", "thousand", "million", "billion", "trillion", "dozen", "percent", "pi", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "inf", "infinity", "infty", "mod", "divided", "by"]
+)
+_SHORT_UNITS = frozenset(["mm", "cm", "dm", "km", "mg", "kg", "ml", "mph", "kph", "hz", "ft", "yd", "mi", "lb", "lbs", "oz", "hr", "hrs", "min", "sec", "ms", "kj", "kw", "mol", "rad", "deg", "psi"])
+_SAME_UNIT = {
+    **dict.fromkeys(["dollar", "usd", "buck"], "$"),
+    **dict.fromkeys(["centimeter", "centimetre"], "cm"),
+    **dict.fromkeys(["meter", "metre"], "m"),
+    **dict.fromkeys(["kilometer", "kilometre"], "km"),
+    **dict.fromkeys(["millimeter", "millimetre"], "mm"),
+    **dict.fromkeys(["hr", "hour"], "h"),
+    **dict.fromkeys(["minute"], "min"),
+    **dict.fromkeys(["second", "sec"], "s"),
+    **dict.fromkeys(["gram"], "g"),
+    **dict.fromkeys(["kilogram"], "kg"),
+    **dict.fromkeys(["liter", "litre"], "l"),
+    **dict.fromkeys(["foot", "feet"], "ft"),
+    **dict.fromkeys(["deg", "degree"], "°"),
+}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """body: the expression without its unit. value: its exact value, None where it is no plain number. unit: canonical, "" for none."""
+
+    body: str
+    value: Fraction | None
+    unit: str
+
+
+def normalise(text: str) -> str:
+    """One spelling for what is typeset alike: LaTeX spacing, delimiters, Unicode digits and signs. Stays LaTeX, keeps its spaces."""
+    text = text if text.isascii() else _ascii_maths(text)
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
+    text = text.strip().strip("*").strip()
+    if text.startswith("$") and text.endswith("$") and len(text) > 1:
+        text = text.strip("$").strip()
+    return text.rstrip(".,;: ").lstrip()
+
+
+def quantity(text: str) -> Quantity:
+    """A normalised answer taken apart into number and unit. "%" and "^2" count as units; a hedge ("7 or 8") does not."""
+    if text.endswith("%"):
+        body = text[:-1].rstrip()
+        return Quantity(body, exact_number(body), "%")
+    currency = _CURRENCY.match(text)
+    if currency:
+        body = currency["sign"] + currency["body"]
+        return Quantity(body, exact_number(body), currency["unit"] or "$")
+    for pattern in (_TEXT_UNIT, _WORD_UNIT, _DEGREES):
+        match = pattern.match(text)
+        if match is None:
+            continue
+        parts = match.groupdict()
+        unit = _unit(parts.get("unit", "deg"), parts.get("gap", " "), plain=pattern is _WORD_UNIT)
+        if unit is not None and re.search(r"\d", parts["body"]):
+            return Quantity(parts["body"], exact_number(parts["body"]), unit + re.sub(r"[^23]", "", parts.get("power", "")))
+    return Quantity(text, exact_number(text), "")
+
+
+def exact_number(text: str) -> Fraction | None:
+    """The value of a literal: 12, -0.5, 1,000, 3/4, \\frac{3}{4}, 1\\frac{1}{2}, 1.5e3, 1.5\\times 10^3, 10^{-9}. Else None (also n/0)."""
+    text = text.strip()
+    if text.startswith("{") and text.endswith("}"):
+        text = text[1:-1].strip()
+    if re.match(r"[+-]\s+[\d.\\]", text):
+        text = text[0] + text[1:].lstrip()
+    if _PLAIN.fullmatch(text):
+        return _fraction(text)
+    if m := _SCIENTIFIC.fullmatch(text):
+        return _fraction(m[1]) * Fraction(10) ** int(m[2] or m[3] or m[4])
+    if m := _POWER.fullmatch(text):
+        base, exponent = int(m[2]), int(m[3] or m[4])
+        return None if base == 0 and exponent <= 0 else Fraction(f"{m[1]}1") * Fraction(base) ** exponent
+    if m := _RATIO.fullmatch(text):
+        return _ratio(Fraction(f"{m[1]}1"), m[2] or m[3], m[4] or m[5])
+    if m := _SLASH.fullmatch(text):
+        return _ratio(Fraction(1), m[1], m[2])
+    if m := _MIXED.fullmatch(text):
+        part = _ratio(Fraction(1), m[3] or m[5], m[4] or m[6])
+        return None if part is None else Fraction(f"{m[1]}1") * (int(m[2]) + part)
+    return None
+
+
+def _ratio(sign: Fraction, numerator: str, denominator: str) -> Fraction | None:
+    bottom = _fraction(denominator)
+    return sign * _fraction(numerator) / bottom if bottom else None
+
+
+def _fraction(literal: str) -> Fraction:
+    literal = literal.replace(",", "").replace(" ", "")
+    return Fraction(literal + "0" if literal.endswith(".") else literal)
+
+
+def _unit(words: str, gap: str, plain: bool) -> str | None:
+    """The canonical name of a unit, or None if `words` are no unit: "5 xy" is a product and "5 million" a number."""
+    names = words.lower().split()
+    if not names or len(names) > 3 or _NOT_UNITS.intersection(names) or not all(re.fullmatch(r"[a-z/.°]+", name) for name in names):
+        return None
+    if plain and names[0] not in _SHORT_UNITS and (not gap or len(names[0]) < 3):
+        return None
+    singular = [name[:-1] if len(name) > 2 and name.endswith("s") else name for name in names]
+    return " ".join(_SAME_UNIT.get(name, name) for name in singular)
+
+
+def _ascii_maths(text: str) -> str:
+    """Unicode mathematics as LaTeX. Before NFKC, which would make 52 of 5² and 31/2 of 3½."""
+    text = _SUPERSCRIPTS.sub(lambda m: "^{" + "".join(_SUPERSCRIPT[c] for c in m[0]) + "}", text)
+    text = _SUBSCRIPTS.sub(lambda m: "_{" + "".join(_SUBSCRIPT[c] for c in m[0]) + "}", text)
+    text = _RADICAL.sub(lambda m: r"\sqrt{" + m[1].strip("()") + "}", text).translate(_SYMBOLS)
+    return "".join(_ascii_character(c) for c in text)
+
+
+def _ascii_character(character: str) -> str:
+    if character.isascii():
+        return character
+    category = unicodedata.category(character)
+    if category == "Cf":  # zero-width space and its kin
+        return ""
+    if category == "Nd":
+        return str(unicodedata.decimal(character))
+    folded = unicodedata.normalize("NFKC", character)
+    if "\N{FRACTION SLASH}" in folded:
+        numerator, denominator = folded.split("\N{FRACTION SLASH}")
+        return rf"\frac{{{numerator}}}{{{denominator}}}"
+    return folded.replace("\N{MINUS SIGN}", "-")

@@ -1,0 +1,146 @@
+"""Reward functions: what they look like, and how a name becomes one.
+
+Two forms. Ours is `f(completion: str, task: Task) -> float`. TRL's is `f(prompts, completions, **columns) -> list[float | None]`, sync or
+async, known by a parameter named `completions`; it is called as TRL calls it, with one group of K completions at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import math
+import numbers
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sixfold.errors import UserError, nearest
+from sixfold.types import Task
+
+BUILT_IN = {
+    "arithmetic": "sixfold.environment.arithmetic:arithmetic_reward",
+    "math": "sixfold.environment.math_answers:math_reward",
+    "reasoning_gym": "sixfold.environment.gym:gym_reward",
+}
+
+RewardCallable = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A reward with its name. `scores` is what runs; calling the object scores one completion."""
+
+    name: str
+    function: RewardCallable
+
+    @property
+    def takes_groups(self) -> bool:
+        """Whether it is a TRL function: K completions of a task in, K rewards out."""
+        return "completions" in inspect.signature(self.function).parameters
+
+    def __call__(self, completion: str, task: Task) -> float | None:
+        """The reward of one completion (None: a TRL function says that it does not apply)."""
+        return self.scores([completion], task, [[]])[0]
+
+    def scores(self, completions: Sequence[str], task: Task, completion_ids: Sequence[Sequence[int]]) -> list[float | None]:
+        """The rewards of completions of one task. Raises what the function raises, ValueError or TypeError for no finite number."""
+        if not self.takes_groups:
+            return [checked_value(self.function(completion, task)) for completion in completions]
+        arguments = trl_arguments(self.function, completions, task, completion_ids)
+        values = self.function(**arguments)
+        if inspect.isawaitable(values):
+            values = asyncio.run(_result(values))
+        values = list(values)
+        if len(values) != len(completions):
+            raise ValueError(f"returned {len(values)} rewards for {len(completions)} completions")
+        return [None if value is None else checked_value(value) for value in values]
+
+
+def checked_value(value: Any) -> float:
+    """`value` as a float. Raises TypeError if it is no number, ValueError if it is NaN or infinite: neither may train anything."""
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"returned {type(value).__name__}, not a number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"returned {number}")
+    return number
+
+
+def load_reward(spec: str) -> RewardFunction:
+    """The reward that `spec` names: arithmetic, math, reasoning_gym, `path/to/file.py:function` or `package.module:function`.
+
+    Runs the module or file. Raises UserError if there is no such name, file, module or function, or if the code fails to load.
+    """
+    check_spec(spec)
+    source, _, function_name = BUILT_IN.get(spec, spec).rpartition(":")
+    module = _load_file(Path(source)) if source.endswith(".py") else _load_module(source, spec)
+    members: Mapping[str, Any] = vars(module)
+    function = members.get(function_name)
+    if not callable(function):
+        hint = nearest(function_name, [name for name, member in members.items() if callable(member)])
+        raise UserError(f"reward {spec!r}: {source} has no function {function_name!r}.{hint}")
+    return RewardFunction(spec if spec in BUILT_IN else function_name, function)
+
+
+def check_spec(spec: str) -> None:
+    """Raise UserError for what can be seen to be wrong without running anything: an unknown name, a missing file."""
+    source, colon, function_name = spec.rpartition(":")
+    if not colon and spec not in BUILT_IN:
+        forms = f"{', '.join(BUILT_IN)}, path/to/file.py:function or module:function"
+        raise UserError(f"unknown reward {spec!r}: it is {forms}.{nearest(spec, list(BUILT_IN))}")
+    if colon and not (source and function_name.isidentifier()):
+        raise UserError(f"reward {spec!r}: want path/to/file.py:function or module:function")
+    if source.endswith(".py") and not Path(source).is_file():
+        raise UserError(f"reward {spec!r}: no such file {source} (looked in {Path.cwd()})")
+
+
+def trl_arguments(function: RewardCallable, completions: Sequence[str], task: Task, ids: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """What TRL 1.16 passes, of that what `function` asks for by name or by `**kwargs`: every column is a list with one entry a completion.
+
+    A chat prompt gives completions as message lists, a text prompt as strings. trainer_state, log_extra and log_metric belong to TRL's
+    trainer and are not passed.
+    """
+    count = len(completions)
+    chat = not isinstance(task.prompt, str)
+    offered: dict[str, Any] = {name: [value] * count for name, value in task.columns.items() if name not in ("prompt", "completion")}
+    if "answer" not in offered and task.answer is not None:
+        offered["answer"] = [task.answer] * count
+    offered["prompts"] = [list(task.prompt) if chat else task.prompt for _ in completions]
+    offered["completions"] = [[{"role": "assistant", "content": text}] if chat else text for text in completions]
+    offered["completion_ids"] = [list(tokens) for tokens in ids]
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return offered
+    return {name: value for name, value in offered.items() if name in parameters}
+
+
+async def _result(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _load_module(name: str, spec: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise UserError(f"reward {spec!r}: cannot import {name}: {type(error).__name__}: {error}") from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    name = f"sixfold_reward_{path.stem}"
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # the file may import its neighbours
+    sys.modules[name] = module  # dataclasses of the file look their module up
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"reward file {path}: {type(error).__name__}: {error}") from error
+    return module

@@ -1,0 +1,1 @@
+"""Held-out evaluation: `statistics` is plain arithmetic, `evaluate` runs a model."""

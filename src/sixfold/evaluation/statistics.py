@@ -1,0 +1,153 @@
+"""How sure an evaluation is: pass@k, 95 % intervals, and whether one checkpoint beats another on the same tasks. Standard library only.
+
+The unit of evidence is the task. Several samples of one task are correlated, so they are averaged to one value first (`task_means`);
+intervals and tests then run over tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Interval(NamedTuple):
+    """An estimate and its confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """Two checkpoints on the same tasks. difference: mean of a - b per task, with its 95 % interval; positive when a is better.
+
+    p_value: two-sided, of no difference. test: which one was used. wins, losses: tasks on which a is better, worse. n: tasks.
+    """
+
+    difference: Interval
+    p_value: float
+    test: str
+    wins: int
+    losses: int
+    n: int
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Chance that at least one of k samples is right, from n samples of which c were: 1 - C(n-c, k) / C(n, k), unbiased.
+
+    arXiv:2107.03374, eq. 1, as a product of ratios so that nothing overflows. Needs 0 <= c <= n and 1 <= k <= n.
+    """
+    if not (0 <= c <= n and 1 <= k <= n):
+        raise ValueError(f"pass_at_k: 0 <= c <= n and 1 <= k <= n, got n={n}, c={c}, k={k}")
+    if n - c < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
+
+
+def task_means(samples: Sequence[Sequence[float]]) -> list[float]:
+    """One value a task: the mean over its samples."""
+    if not all(samples):
+        raise ValueError("task_means: a task has no samples")
+    return [math.fsum(task) / len(task) for task in samples]
+
+
+def wilson_interval(successes: int, n: int, z: float = 1.96) -> Interval:
+    """Wilson's interval of a share, successes out of n independent 0/1 outcomes. Stays inside [0, 1] and has width at 0 and at n.
+
+    Wilson 1927, doi:10.1080/01621459.1927.10502953.
+    """
+    if not 0 <= successes <= n or n < 1:
+        raise ValueError(f"wilson_interval: 0 <= successes <= n and n >= 1, got {successes} of {n}")
+    share = successes / n
+    spread = 1 + z * z / n
+    center = (share + z * z / (2 * n)) / spread
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / spread
+    # at 0 and n the exact bound is 0 and 1; rounding would leave 1e-17 on the wrong side
+    return Interval(share, 0.0 if successes == 0 else center - half, 1.0 if successes == n else center + half)
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Mean of independent values with Student's 95 % interval. One value has no known spread: its interval is infinite."""
+    n = len(values)
+    if n == 0:
+        raise ValueError("mean_interval: no values")
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Interval(mean, -math.inf, math.inf)
+    half = _t_quantile(0.95, n - 1) * _standard_error(values, mean)
+    return Interval(mean, mean - half, mean + half)
+
+
+def task_interval(samples: Sequence[Sequence[float]]) -> Interval:
+    """95 % interval of the mean over tasks: Wilson's where each task has one 0/1 outcome, else Student's over task means."""
+    means = task_means(samples)
+    if all(len(task) == 1 for task in samples) and set(means) <= {0.0, 1.0}:
+        return wilson_interval(int(sum(means)), len(means))
+    return mean_interval(means)
+
+
+def paired_test(a: Sequence[float], b: Sequence[float]) -> PairedTest:
+    """Compare two checkpoints by their values on the same tasks, in the same order.
+
+    0/1 outcomes: exact McNemar test (the sign test on the tasks where they differ). Otherwise: paired t test. Deterministic.
+    """
+    if len(a) != len(b) or not a:
+        raise ValueError(f"paired_test: the same tasks for both, at least one, got {len(a)} and {len(b)}")
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    difference = mean_interval(differences)
+    if {*a, *b} <= {0.0, 1.0}:
+        return PairedTest(difference, _sign_test(wins, losses), "McNemar, exact", wins, losses, len(a))
+    return PairedTest(difference, _paired_t(differences, difference.mean), "paired t", wins, losses, len(a))
+
+
+def _sign_test(wins: int, losses: int) -> float:
+    """Two-sided binomial p-value of `wins` against `losses` at even odds."""
+    n = wins + losses
+    tail = sum(math.comb(n, i) for i in range(min(wins, losses) + 1))
+    return min(1.0, 2 * tail / 2**n)
+
+
+def _paired_t(differences: Sequence[float], mean: float) -> float:
+    if len(differences) == 1:
+        return 1.0
+    error = _standard_error(differences, mean)
+    if error == 0.0:
+        return 1.0 if mean == 0.0 else 0.0
+    return max(0.0, 1.0 - _t_coverage(abs(mean) / error, len(differences) - 1))
+
+
+def _standard_error(values: Sequence[float], mean: float) -> float:
+    """Of the mean: sample standard deviation (n - 1) over the root of n."""
+    n = len(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
+
+
+def _t_coverage(t: float, df: int) -> float:
+    """P(|T| <= t) of Student's T with whole df: the finite series 26.7.3 and 26.7.4 of Abramowitz and Stegun."""
+    angle = math.atan2(t, math.sqrt(df))
+    cos2 = math.cos(angle) ** 2
+    odd = df % 2
+    term, total = 1.0, 0.0
+    for i in range(1 + odd, df, 2):
+        total += term
+        term *= cos2 * i / (i + 1)
+    if not odd:
+        return math.sin(angle) * total
+    return 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * total)
+
+
+def _t_quantile(coverage: float, df: int) -> float:
+    """The t with P(|T| <= t) = coverage, by bisection; 1.96 from 100,000 degrees of freedom on, where it has converged to 5 digits."""
+    if df >= 100_000:
+        return 1.95996
+    low, high = 0.0, 1.0
+    while _t_coverage(high, df) < coverage:
+        high *= 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_coverage(middle, df) < coverage else (low, middle)
+    return high

@@ -1,0 +1,90 @@
+"""Where our attention enters the model: one function in transformers' attention interface, which asks the caller's layout to attend.
+
+Trainer and engine run the same module. What differs is how tokens are laid out (packed variable-length rows, or a paged cache), so the layout
+travels with the call as the keyword `layout` and brings its own attention. Without a layout the call is an ordinary batch of full rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+NAME = "sixfold"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What one attention layer asks for besides q, k, v. layer: its index. scale: of the scores. window: keys a query sees at most, itself
+    included (None: all before it). softcap: scores become softcap * tanh(scores / softcap) (Gemma 2)."""
+
+    layer: int
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+
+
+class Layout(Protocol):
+    """How the tokens of one forward are arranged, and how they attend to one another."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+        """q [1, heads, N, D], k and v [1, kv_heads, N, D] -> [1, N, heads, D]."""
+        ...
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """Attention of q [B, H, Q, D] over k, v [B, H_kv, S, D], grouped heads allowed -> [B, H, Q, D].
+
+    mask: boolean, True = may look, broadcast to [B, 1, Q, S]. causal: query i sees keys 0..i (Q == S). The window is the caller's to mask.
+    """
+    grouped = q.shape[1] != k.shape[1]
+    if kernel.softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=kernel.scale, enable_gqa=grouped)
+    if grouped:
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale)
+    scores = kernel.softcap * torch.tanh(scores / kernel.softcap)
+    if causal:
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+    """Causal attention of a whole segment over itself, q [B, H, L, D] -> [B, H, L, D], with the layer's window."""
+    length = q.shape[2]
+    if kernel.window is None or length <= kernel.window:
+        return masked_attention(q, k, v, kernel, causal=length > 1)
+    at = torch.arange(length, device=q.device)
+    seen = (at[:, None] >= at) & (at[:, None] - at < kernel.window)
+    return masked_attention(q, k, v, kernel, mask=seen)
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    layout: Layout | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls in every attention layer; [B, H, T, D] in, [B, T, H, D] out."""
+    kernel = Kernel(module.layer_idx, scaling, sliding_window, softcap)  # type: ignore[arg-type]
+    if layout is not None:
+        return layout.attend(query, key, value, kernel), None
+    return causal_attention(query, key, value, kernel).transpose(1, 2).contiguous(), None
+
+
+def register() -> None:
+    """Make `attn_implementation="sixfold"` known to transformers. No mask tensor is ever built: layouts know who sees whom."""
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)

@@ -1,0 +1,96 @@
+"""The policy, loaded or made: a causal LM with our attention, its tokenizer, and what rollout must know of both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..config import ModelConfig
+from ..errors import UserError
+from .attention import NAME, register
+from .causal_lm import check_split
+from .scratch import scratch_model
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model with its tokenizer. context: longest sequence. stop_token_ids: what ends a completion. vocabulary_hash: of the tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    context: int
+    stop_token_ids: tuple[int, ...]
+    vocabulary_hash: str
+
+    def save(self, folder: Path) -> None:
+        """Write model and tokenizer in Hugging Face form; `AutoModelForCausalLM.from_pretrained(folder)` reads it back."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+def load_policy(config: ModelConfig, *, seed: int, device: str) -> Policy:
+    """The model that the recipe names, float32, in evaluation mode, on `device`. Raises UserError for anything that cannot be loaded."""
+    register()
+    model, tokenizer = from_disk(config.path) if config.path else scratch_model(config.scratch, seed)
+    model.set_attn_implementation(NAME)
+    model = model.to(device).eval()  # type: ignore[arg-type]
+    check_split(model)
+    return Policy(model, tokenizer, context_of(model), stop_tokens(model, tokenizer), vocabulary_hash(tokenizer))
+
+
+def from_disk(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a folder or a hub id. Only safetensors weights, no remote code. Dropout is off: log-probs must be the ones that sampled."""
+    local = Path(path)
+    if local.exists():
+        _check_folder(local)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        for key in vars(config):
+            if key.endswith(("dropout", "pdrop")) and isinstance(getattr(config, key), float):
+                setattr(config, key, 0.0)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"model.path = '{path}': cannot be loaded as a causal LM with tokenizer ({reason})") from error
+    return model, tokenizer
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"model.path = '{folder}' is a file: give the folder that holds config.json")
+    names = {p.name for p in folder.iterdir()}
+    if "config.json" not in names:
+        raise UserError(f"model.path = '{folder}' has no config.json: is it a model folder? (found {sorted(names)[:5]})")
+    if not any(n.endswith(".safetensors") for n in names):
+        pickled = sorted(n for n in names if n.endswith((".bin", ".pt", ".pth")))
+        why = f"only pickle weights {pickled}, which can run code; convert them to safetensors" if pickled else "no .safetensors weights"
+        raise UserError(f"model.path = '{folder}': {why}")
+    if not names & {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}:
+        raise UserError(f"model.path = '{folder}' has no tokenizer files (tokenizer.json): save the tokenizer beside the model")
+
+
+def context_of(model: PreTrainedModel) -> int:
+    """Longest sequence the model has positions for."""
+    settings = model.config.get_text_config().to_dict()
+    return int(settings.get("max_position_embeddings") or settings.get("n_positions") or 1 << 20)
+
+
+def stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The tokenizer's end-of-sequence token and those of the model's generation settings (chat models often have two)."""
+    generation = model.generation_config
+    listed = generation.eos_token_id if generation is not None else None
+    more = listed if isinstance(listed, list) else [listed]
+    return tuple(sorted({int(t) for t in (tokenizer.eos_token_id, *more) if t is not None}))
+
+
+def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of token -> id: two tokenizers with the same one mean the same by every token."""
+    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]

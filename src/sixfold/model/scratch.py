@@ -1,0 +1,58 @@
+"""A small model from nothing: Qwen3 architecture, random weights, a character tokenizer with a chat template."""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from ..config import ScratchConfig
+from ..errors import UserError
+
+SPECIAL = ("<|pad|>", "<|end|>", "<|unknown|>", "<|user|>", "<|assistant|>", "<|system|>")
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% if m['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
+    """One token a character of `alphabet`; anything else is <|unknown|>. Raises UserError for an alphabet with repeated characters."""
+    repeated = sorted({c for c in alphabet if alphabet.count(c) > 1})
+    if repeated or not alphabet:
+        raise UserError(f"model.scratch.alphabet: every character once, {repeated or 'empty'}")
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *alphabet))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        unk_token="<|unknown|>",
+        additional_special_tokens=["<|user|>", "<|assistant|>", "<|system|>"],
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def scratch_model(sizes: ScratchConfig, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """A Qwen3 model with random float32 weights drawn from `seed`, and its tokenizer; both as if loaded from disk."""
+    tokenizer = character_tokenizer(sizes.alphabet)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.intermediate_size,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        max_position_embeddings=sizes.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    return model, tokenizer

@@ -1,0 +1,33 @@
+"""The loggers that a recipe asks for, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..config import Recipe
+from ..run_folder import RunFolder
+from .loggers import JsonlLogger, Logger, TensorBoardLogger, TrackioLogger, WandbLogger
+from .schema import Value
+
+
+class Loggers:
+    """metrics.jsonl always; TensorBoard, trackio and wandb where the recipe switches them on."""
+
+    def __init__(self, recipe: Recipe, run: RunFolder, settings: Mapping[str, object], first_step: int) -> None:
+        self._loggers: list[Logger] = [JsonlLogger(run.metrics)]
+        if recipe.log.tensorboard:
+            self._loggers.append(TensorBoardLogger(run.path / "tensorboard", first_step))
+        if recipe.log.trackio:
+            self._loggers.append(TrackioLogger("sixfold", recipe.run.name, settings))
+        if recipe.log.wandb:
+            self._loggers.append(WandbLogger("sixfold", recipe.run.name, settings, run.path))
+
+    def log(self, step: int, metrics: Mapping[str, Value]) -> None:
+        """Hand one step's metrics to each."""
+        for logger in self._loggers:
+            logger.log(step, metrics)
+
+    def close(self) -> None:
+        """Close each."""
+        for logger in self._loggers:
+            logger.close()

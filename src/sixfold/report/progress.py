@@ -1,0 +1,217 @@
+"""The live display of a run: step, reward, held-out accuracy, speed, where the time goes, time left, mismatch.
+
+On a terminal a panel that redraws in place; in a pipe or in CI one plain line every few seconds. Model text reaches either only
+through `untrusted.visible`, as plain `Text`: no markup, no escape sequences.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.bar import Bar
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from sixfold.report.samples import Sample, pair
+from sixfold.report.schema import ROLES, Value, role_seconds
+from sixfold.report.untrusted import one_line, visible
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_COLOURS = dict(
+    zip((*ROLES, "other"), ("blue", "green", "cyan", "yellow", "magenta", "red", "white", "bright_blue", "bright_black"), strict=True)
+)
+
+
+class Progress:
+    """A context manager that shows one stage at a time; leaving it, also by an exception, gives the terminal back.
+
+    console: where to draw (standard error, so that piped output stays clean). every_s: seconds between plain lines off a terminal.
+    """
+
+    def __init__(self, console: Console | None = None, every_s: float = 5.0) -> None:
+        self._console = console or Console(file=sys.stderr)
+        self._every_s = every_s
+        self._lock = threading.Lock()  # the panel is drawn by rich's refresh thread while `update` changes what it shows
+        self._begin("", 0)
+        self._live = Live(console=self._console, get_renderable=self._panel, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._close_stage()
+        self._live.stop()
+
+    def stage(self, name: str, total: int) -> None:
+        """Begin a stage (`SFT`, `RL`) of `total` steps; the last state of the one before stays on the screen as a line."""
+        self._close_stage()
+        with self._lock:
+            self._begin(name, total)
+
+    def update(self, metrics: Mapping[str, Value]) -> None:
+        """Take the metrics of a finished step, with `step`. Keys keep their last value until they come again."""
+        with self._lock:
+            self._latest.update({key: float(value) for key, value in metrics.items() if isinstance(value, float | int)})
+            for role, seconds in role_seconds(metrics).items():
+                self._seconds[role] = self._seconds.get(role, 0.0) + seconds
+            self._rewards.append(self._latest.get("reward/ema", math.nan))
+            self._pace.append((time.monotonic(), self._latest.get("step", 0.0)))
+        if not self._console.is_terminal:
+            self._plain_line(always="heldout/accuracy" in metrics)
+
+    def note(self, text: str) -> None:
+        """A line that stays on the screen. `text` may hold model text."""
+        self._print(Text(visible(text)))
+
+    def before_after(self, rows: Sequence[tuple[str, str, str]]) -> None:
+        """The figures before and after training: (what, before, after). Ends the stage."""
+        self._close_stage()
+        table = Table("", "before", "after", title="Before and after", title_justify="left")
+        for row in rows:
+            table.add_row(*(Text(one_line(cell)) for cell in row))
+        self._print(table)
+
+    def samples(self, before: Sequence[Sample], after: Sequence[Sample]) -> None:
+        """Completions of the same prompts before and after training, with a mark for the reward. Ends the stage."""
+        self._close_stage()
+        table = Table("prompt", "answer", "before", "after", title="Held-out samples", title_justify="left", show_lines=True)
+        for old, new in pair(before, after):
+            known = new or old
+            if known:
+                table.add_row(Text(one_line(known.prompt)), Text(one_line(known.answer, 40)), _completion(old), _completion(new))
+        self._print(table)
+
+    def _begin(self, name: str, total: int) -> None:
+        self._stage, self._total = name, total
+        self._latest: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
+        self._rewards: deque[float] = deque(maxlen=40)
+        self._pace: deque[tuple[float, float]] = deque([(time.monotonic(), math.nan)], maxlen=21)
+        self._printed_at, self._printed_step = -math.inf, math.nan
+
+    def _close_stage(self) -> None:
+        if self._latest and self._console.is_terminal:
+            self._print(Text(self._line()))
+        elif self._latest:
+            self._plain_line(always=True)
+        with self._lock:
+            self._begin("", 0)
+
+    def _plain_line(self, always: bool) -> None:
+        step = self._latest.get("step", 0.0)
+        last = step >= self._total
+        due = time.monotonic() - self._printed_at >= self._every_s
+        if step != self._printed_step and (due or always or last):
+            self._print(Text(self._line()))
+            self._printed_at, self._printed_step = time.monotonic(), step
+
+    def _print(self, renderable: RenderableType) -> None:
+        self._console.print(renderable, soft_wrap=not self._console.is_terminal)
+
+    def _line(self) -> str:
+        """The state as one plain line."""
+        parts = [f"{self._stage} {self._latest.get('step', 0.0):.0f}/{self._total}"]
+        parts += [f"{name} {text}" for name, text in self._figures()]
+        shares = sorted(self._shares().items(), key=lambda item: -item[1])[:3]
+        parts.append(" ".join(f"{role} {share:.0%}" for role, share in shares))
+        parts.append(self._time_left())
+        return visible("  ".join(part for part in parts if part))
+
+    def _figures(self) -> list[tuple[str, str]]:
+        """(name, value) of what is known so far, in the order shown."""
+        m = self._latest
+        figures = []
+        if "reward/ema" in m:
+            now = f"  (this step {m['reward/mean']:.3f})" if "reward/mean" in m else ""
+            figures.append(("reward", f"{m['reward/ema']:.3f}{now}"))
+        elif "train/loss" in m:
+            figures.append(("loss", f"{m['train/loss']:.4f}"))
+        if "heldout/accuracy" in m:
+            interval = f" [{m['heldout/low']:.1%}, {m['heldout/high']:.1%}]" if {"heldout/low", "heldout/high"} <= m.keys() else ""
+            figures.append(("held-out", f"{m['heldout/accuracy']:.1%}{interval}"))
+        speed = m.get("rollout/tok_s", m.get("train/tok_s"))
+        if speed is not None:
+            figures.append(("tokens/s", f"{speed:,.0f}".replace(",", " ")))
+        if "mismatch/max_abs_logp" in m:
+            figures.append(("mismatch", f"{m['mismatch/max_abs_logp']:.1e}"))
+        if m.get("train/skipped_total"):
+            figures.append(("skipped", f"{m['train/skipped_total']:.0f}"))
+        return figures
+
+    def _shares(self) -> dict[str, float]:
+        total = sum(self._seconds.values())
+        return {role: seconds / total for role, seconds in self._seconds.items() if total > 0}
+
+    def _time_left(self) -> str:
+        """From the pace of the last 20 steps; the first step of a stage has no pace yet."""
+        (start, first), (end, last) = (self._pace[0], self._pace[-1])
+        if math.isnan(first):
+            first = self._pace[1][1] - 1 if len(self._pace) > 1 else math.nan
+        if not last > first or last >= self._total:
+            return ""
+        return f"{clock((self._total - last) * (end - start) / (last - first))} left"
+
+    def _panel(self) -> RenderableType:
+        with self._lock:
+            return self._draw()
+
+    def _draw(self) -> RenderableType:
+        if not self._stage:
+            return Text()
+        step = self._latest.get("step", 0.0)
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", justify="right")
+        grid.add_column(ratio=1)
+        head = Table.grid(expand=True, padding=(0, 1))
+        head.add_column(ratio=1)
+        head.add_column(justify="right")
+        head.add_row(Bar(max(self._total, 1), 0, step, color="cyan"), f"{step:.0f} of {self._total}  {self._time_left()}")
+        grid.add_row("step", head)
+        for name, text in self._figures():
+            spark = f"  {sparkline(self._rewards)}" if name == "reward" else ""
+            grid.add_row(name, Text(text + spark))
+        if self._seconds:
+            grid.add_row("time", self._time_bar())
+        return Panel(grid, title=Text(visible(f" {self._stage} ")), title_align="left", border_style="dim")
+
+    def _time_bar(self, width: int = 48) -> RenderableType:
+        bar, legend = Text(), Text()
+        for role, share in self._shares().items():
+            bar.append("█" * round(share * width), style=_COLOURS[role])
+            if share >= 0.005:
+                legend.append("■ ", style=_COLOURS[role]).append(f"{role} {share:.0%}  ")
+        return Group(bar, legend)
+
+
+def sparkline(values: Sequence[float] | deque[float]) -> str:
+    """One block character a value, from the least (▁) to the greatest (█); a blank for a value that is not finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_SPARKS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 0:42, 12:05 or 3:07:00."""
+    whole = round(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _completion(sample: Sample | None) -> Text:
+    if sample is None:
+        return Text("—", style="dim")
+    mark = "·" if sample.reward is None else "✓" if sample.reward > 0 else "✗"
+    return Text(f"{mark} {one_line(sample.completion, 160)}", style="green" if mark == "✓" else "")

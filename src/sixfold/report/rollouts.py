@@ -1,0 +1,88 @@
+"""Dumps of every trajectory of a step, `rollouts/step-000123.jsonl.zst`: what was asked, sampled, scored and pushed, token for token."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from sixfold.errors import UserError
+from sixfold.report.atomic import write_bytes_atomic
+from sixfold.types import Group, Task, Trajectory
+
+Advantage = float | Sequence[float]
+"""One number for the whole completion, or one per token of the trajectory (T of them)."""
+
+_NAME = re.compile(r"step-(\d{6,})\.jsonl\.zst")
+
+
+def dumped_steps(folder: Path) -> list[int]:
+    """The steps that have a dump in a run's rollouts folder, ascending."""
+    matches = (_NAME.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(int(match.group(1)) for match in matches if match)
+
+
+def write_rollouts(
+    path: Path, groups: Sequence[Group], advantages: Sequence[Sequence[Advantage]], decode: Callable[[int], str] | None = None
+) -> None:
+    """Write the dump of one step, whole or not at all. UserError if the disk refuses.
+
+    path: `RunFolder.rollout_file(step)`, whose folder exists. advantages: one per trajectory, in the shape of `groups`. decode: the
+    text of one token id; with it each line carries `pieces`, the texts of its tokens one by one. A line is `Trajectory.to_record()`
+    plus prompt, answer, source, advantage and pieces.
+    """
+    lines = []
+    for group, of_group in zip(groups, advantages, strict=True):
+        for trajectory, advantage in zip(group.trajectories, of_group, strict=True):
+            lines.append(_line(group.task, trajectory, advantage, decode))
+    write_bytes_atomic(path, zstandard.ZstdCompressor().compress(b"".join(lines)))
+
+
+def read_rollouts(path: Path) -> list[dict[str, Any]]:
+    """The records of a dump. UserError when the file is missing, cut short, or not such a dump."""
+    try:
+        raw = zstandard.ZstdDecompressor().decompress(path.read_bytes())
+        records = [json.loads(line) for line in raw.splitlines()]
+    except FileNotFoundError as error:
+        raise UserError(f"no rollout dump at {path}: see log.rollouts_every") from error
+    except (zstandard.ZstdError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a readable rollout dump ({error}); delete it") from error
+    for number, record in enumerate(records, start=1):
+        _check(path, number, record)
+    return records
+
+
+def _check(path: Path, number: int, record: Any) -> None:
+    """Streams of one length and a reward of the known form, so that readers may index."""
+    try:
+        trajectory = Trajectory.from_record({name: record[name] for name in Trajectory.__dataclass_fields__})
+        if trajectory.reward and not isinstance(trajectory.reward.parts, dict):
+            raise TypeError("reward.parts is not an object")
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}, line {number} is not a trajectory ({error!r}); delete the file") from error
+
+
+def _line(task: Task, trajectory: Trajectory, advantage: Advantage, decode: Callable[[int], str] | None) -> bytes:
+    record = trajectory.to_record()
+    record |= {"prompt": task.prompt_text, "answer": task.answer, "source": task.source}
+    record["advantage"] = advantage if isinstance(advantage, float | int) else list(advantage)
+    if decode is not None:
+        record["pieces"] = [decode(token) for token in trajectory.tokens]
+    try:
+        text = json.dumps(record, allow_nan=False, default=str)
+    except ValueError:  # a NaN log-prob is what one opens the dump for: null in its place, so that the line stays JSON
+        text = json.dumps(record, default=str)
+    return text.encode() + b"\n"
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,141 @@
+"""What a run left in its folder, read for the report. A file that is missing or broken is a problem to show, not an error to raise."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sixfold.errors import UserError
+from sixfold.report.loggers import read_metrics
+from sixfold.report.rollouts import dumped_steps, read_rollouts
+from sixfold.report.samples import Sample, read_samples
+from sixfold.run_folder import RunFolder
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A held-out accuracy with its 95 % interval, all shares from 0 to 1; the ends are None where they were not recorded."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass
+class RunRecord:
+    """What a run left on disk. recipe_text: as written. problems: one line for each file that is missing or cannot be read."""
+
+    path: Path
+    recipe_text: str = ""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    before: list[Sample] = field(default_factory=list)
+    after: list[Sample] = field(default_factory=list)
+    dumps: list[tuple[int, list[dict[str, Any]]]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def steps_planned(self) -> int | None:
+        """run.steps of the recipe."""
+        run = self.recipe.get("run")
+        steps = run.get("steps") if isinstance(run, Mapping) else None
+        return steps if isinstance(steps, int) else None
+
+    @property
+    def steps(self) -> list[int]:
+        """The step of each record of the metrics."""
+        return [int(record["step"]) for record in self.metrics]
+
+    def series(self, key: str) -> list[tuple[int, float | None]]:
+        """(step, value) wherever `key` was logged; None where the value was not finite."""
+        pairs = zip(self.steps, self.metrics, strict=True)
+        return [(step, _finite_or_none(record[key])) for step, record in pairs if key in record]
+
+    def heldout(self, which: int, summary_key: str) -> Interval | None:
+        """An evaluation: from summary.json, else the `which`-th (0 first, -1 last) of the metrics."""
+        found = self.summary.get(summary_key)
+        if isinstance(found, Mapping):
+            return _interval(found.get("accuracy"), found.get("low"), found.get("high"))
+        if isinstance(found, float | int):
+            return _interval(found, None, None)
+        records = [record for record in self.metrics if "heldout/accuracy" in record]
+        if not records:
+            return None
+        return _interval(*(records[which].get(f"heldout/{end}") for end in ("accuracy", "low", "high")))
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a run for its report. UserError when `path` is not a run: neither recipe.toml nor metrics.jsonl is there."""
+    if not path.is_dir():
+        raise UserError(f"no run at {path}: expected the folder of a run, e.g. runs/demo")
+    if not any((path / name).is_file() for name in ("recipe.toml", "metrics.jsonl")):
+        raise UserError(f"{path} is not a run: it has neither recipe.toml nor metrics.jsonl")
+    run = RunRecord(path)
+    run.recipe_text = _read(run, "recipe.toml", _text, "")
+    run.recipe = _read(run, "recipe.toml", lambda file: tomllib.loads(_text(file)), {}) if run.recipe_text else {}
+    run.metrics = _read(run, "metrics.jsonl", read_metrics, [])
+    run.summary = _read(run, "summary.json", _json_object, {})
+    run.environment = _read(run, "environment.json", _json_object, {})
+    nothing: tuple[list[Sample], list[Sample]] = ([], [])
+    run.before, run.after = _read(run, "samples.json", read_samples, nothing)
+    run.dumps = _dumps(run)
+    return run
+
+
+def _dumps(run: RunRecord) -> list[tuple[int, list[dict[str, Any]]]]:
+    """The first, a middle and the last dumped step that can be read."""
+    steps = dumped_steps(RunFolder(run.path).rollouts)
+    if not steps:
+        run.problems.append("rollouts/: no dumps (log.rollouts_every = 0, or no step was finished)")
+    chosen = sorted({steps[0], steps[len(steps) // 2], steps[-1]}) if steps else []
+    dumps = []
+    for step in chosen:
+        name = str(RunFolder(run.path).rollout_file(step).relative_to(run.path))
+        records: list[dict[str, Any]] = _read(run, name, read_rollouts, [])
+        dumps += [(step, records)] if records else []
+    return dumps
+
+
+def _read(run: RunRecord, name: str, reader: Callable[[Path], T], otherwise: T) -> T:
+    path = run.path / name
+    if not path.is_file():
+        run.problems.append(f"{name}: missing")
+        return otherwise
+    try:
+        return reader(path)
+    except (UserError, ValueError, OSError, RecursionError) as error:
+        run.problems.append(f"{name}: {error}")
+        return otherwise
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _json_object(path: Path) -> Mapping[str, Any]:
+    value = json.loads(path.read_bytes())
+    if not isinstance(value, dict):
+        raise UserError("expected a JSON object")
+    return value
+
+
+def _interval(value: object, low: object, high: object) -> Interval | None:
+    share = _finite_or_none(value)
+    return None if share is None else Interval(share, _finite_or_none(low), _finite_or_none(high))
+
+
+def _finite_or_none(value: object) -> float | None:
+    return value if isinstance(value, float | int) and math.isfinite(value) else None

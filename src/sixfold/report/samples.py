@@ -1,0 +1,55 @@
+"""Held-out completions of the same prompts before and after training: `samples.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sixfold.errors import UserError
+from sixfold.run_folder import write_text_atomic
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One completion of a held-out prompt. answer: the reference answer as text. reward: None where the check failed."""
+
+    prompt: str
+    answer: str
+    completion: str
+    reward: float | None
+
+
+def write_samples(path: Path, before: Sequence[Sample], after: Sequence[Sample]) -> None:
+    """Write `RunFolder.samples`, whole or not at all."""
+    record = {"before": [asdict(sample) for sample in before], "after": [asdict(sample) for sample in after]}
+    write_text_atomic(path, json.dumps(record, indent=1))  # ASCII: a dataset may hold lone surrogates, which UTF-8 has no bytes for
+
+
+def read_samples(path: Path) -> tuple[list[Sample], list[Sample]]:
+    """Samples before and after. UserError when the file is not what `write_samples` writes."""
+    try:
+        record = json.loads(path.read_bytes())
+        before, after = ([_sample(entry) for entry in record.get(key, [])] for key in ("before", "after"))
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise UserError(f"{path} is not a samples file: expected 'before' and 'after' with prompt, answer, completion, reward") from error
+    return before, after
+
+
+def pair(before: Sequence[Sample], after: Sequence[Sample]) -> list[tuple[Sample | None, Sample | None]]:
+    """Rows of a before/after table: one a prompt, in the order of `after` and then of prompts seen only before."""
+    earlier = {sample.prompt: sample for sample in before}
+    later = {sample.prompt for sample in after}
+    rows: list[tuple[Sample | None, Sample | None]] = [(earlier.get(sample.prompt), sample) for sample in after]
+    return rows + [(sample, None) for sample in before if sample.prompt not in later]
+
+
+def _sample(entry: dict[str, object]) -> Sample:
+    reward = entry.get("reward")
+    return Sample(
+        prompt=str(entry["prompt"]),
+        answer=str(entry.get("answer", "")),
+        completion=str(entry["completion"]),
+        reward=None if reward is None else float(str(reward)),
+    )

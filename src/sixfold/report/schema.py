@@ -1,0 +1,158 @@
+"""Every metric key: unit, meaning, formula. The JSONL logger refuses a key that is not here, so docs/metrics.md cannot rot.
+
+`python -m sixfold.report.schema > docs/metrics.md` writes the page; a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sixfold.errors import nearest
+
+Value = float | Sequence[float | None] | None
+"""A metric as logged. None in a file is a number that was not finite; a key that is absent was not measured in that step."""
+
+LOG_RATIO_EDGES: tuple[float, ...] = (-1.0, -0.5, -0.2, -0.1, -0.01, 0.01, 0.1, 0.2, 0.5, 1.0)
+"""Edges of `train/ratio_hist` in log-ratio: bin i counts edges[i-1] < x <= edges[i]; the first and the last bin are open."""
+
+_EDGES = ", ".join(f"{edge:g}" for edge in LOG_RATIO_EDGES)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One key. A key that ends in `*` stands for a family: the rest of the name is the run's own (a reward part)."""
+
+    key: str
+    unit: str
+    meaning: str
+    formula: str
+
+    def matches(self, key: str) -> bool:
+        """True when `key` is this metric or, for a family, a member with a non-empty name."""
+        if self.key.endswith("*"):
+            return len(key) >= len(self.key) and key.startswith(self.key[:-1])
+        return key == self.key
+
+
+GROUPS: Mapping[str, tuple[Metric, ...]] = {
+    "Step": (
+        Metric("step", "count", "the step this line speaks of, from 1", "optimizer steps tried so far, skipped ones included"),
+        Metric("tokens_total", "tokens", "tokens sampled since the run began", "sum over steps of rollout/tokens"),
+    ),
+    "Time": (
+        Metric("time/total_s", "s", "the whole step", "wall clock from the first line of the step to the last"),
+        Metric("time/rollout_s", "s", "sampling", "wall clock of the rollout role"),
+        Metric("time/environment_s", "s", "checking answers", "wall clock of the environment role"),
+        Metric("time/reference_s", "s", "reference log-probs", "wall clock of the reference role"),
+        Metric("time/algorithm_s", "s", "advantages and weights", "wall clock of compute_advantages"),
+        Metric("time/trainer_s", "s", "forward, backward, optimizer", "wall clock of the trainer role"),
+        Metric("time/sync_s", "s", "fresh weights to the sampler", "wall clock of the sync"),
+        Metric("time/log_s", "s", "metrics and rollout dump of the step before", "wall clock of the loggers"),
+        Metric("time/eval_s", "s", "held-out evaluation", "wall clock of the evaluation; absent in a step without one"),
+    ),
+    "Reward": (
+        Metric("reward/mean", "reward", "mean reward of the step", "mean of r over trajectories whose check did not fail"),
+        Metric("reward/std", "reward", "spread of the rewards", "population standard deviation of the same"),
+        Metric("reward/ema", "reward", "smoothed mean reward", "0.9 · previous + 0.1 · reward/mean; the first is reward/mean"),
+        Metric("reward/error_frac", "share", "checks that failed", "trajectories whose reward is an error / trajectories"),
+        Metric("reward/part/*", "reward", "mean of one named part of the reward", "mean of parts[NAME] over trajectories that have it"),
+        Metric("group/degenerate_frac", "share", "groups that teach nothing", "groups whose rewards are all equal / groups"),
+    ),
+    "Rollout": (
+        Metric("rollout/tokens", "tokens", "tokens sampled", "sum of mask"),
+        Metric("rollout/prompt_tokens", "tokens", "prompt tokens of the step", "sum of prompt lengths over trajectories"),
+        Metric("rollout/tok_s", "tokens/s", "sampling speed", "rollout/tokens / time/rollout_s"),
+        Metric("rollout/length_mean", "tokens", "mean completion length", "mean of sampled tokens per trajectory"),
+        Metric("rollout/length_max", "tokens", "longest completion", "max of sampled tokens per trajectory"),
+        Metric("rollout/truncated_frac", "share", "completions cut by the limit", "those with finish_reason 'length' / trajectories"),
+        Metric("rollout/reused_frac", "share", "prompt tokens not recomputed", "1 - prompt tokens computed / rollout/prompt_tokens"),
+    ),
+    "Training": (
+        Metric("train/loss", "nats", "the loss that was differentiated", "Σ weights · token_loss"),
+        Metric("train/pg_loss", "nats", "its policy-gradient part", "Σ weights · policy_loss"),
+        Metric("train/kl", "nats", "distance from the reference", "mean over sampled tokens of the KL estimator of the recipe"),
+        Metric("train/entropy", "nats", "entropy of the policy", "mean over sampled tokens of -Σ_v p(v) log p(v)"),
+        Metric("train/grad_norm", "norm", "gradient norm before clipping", "√(Σ g²) over every parameter"),
+        Metric("train/learning_rate", "rate", "learning rate of the step", "schedule(step)"),
+        Metric("train/tokens", "tokens", "tokens computed", "without padding; a prompt shared by its samples counts once"),
+        Metric("train/microbatches", "count", "forward and backward passes", "micro-batches of the step"),
+        Metric("train/skipped", "0 or 1", "no update was made", "1 when loss or gradient was not finite, or no token had a weight"),
+        Metric("train/skipped_total", "count", "updates skipped as not finite since the run began", "running count"),
+        Metric("train/tok_s", "tokens/s", "training speed", "train/tokens / time/trainer_s"),
+    ),
+    "Policy ratio": (
+        Metric("train/ratio_mean", "ratio", "mean importance ratio; 1 when on-policy", "mean of exp(logp - old_logp) over sampled tokens"),
+        Metric("train/log_ratio_mean", "nats", "mean log-ratio; 0 when on-policy", "mean of logp - old_logp over sampled tokens"),
+        Metric("train/clipped_frac", "share", "outside the clip band", "tokens with ratio < 1 - clip_low or > 1 + clip_high / sampled"),
+        Metric("train/clip_active_frac", "share", "gradient removed by the clip", "tokens outside on the side A pushes to / sampled"),
+        Metric("train/ratio_hist", "counts", "histogram of the log-ratio", f"11 bins, the outer two open; edges {_EDGES}"),
+    ),
+    "Engine against trainer": (
+        Metric("mismatch/max_abs_logp", "nats", "worst disagreement on one token", "max |engine logp - trainer logp| before the update"),
+        Metric("mismatch/mean_abs_logp", "nats", "mean disagreement", "mean |engine logp - trainer logp|"),
+        Metric("mismatch/kl_k3", "nats", "KL(engine ‖ trainer), estimated", "mean of exp(-r) + r - 1, r = engine logp - trainer logp"),
+        Metric("mismatch/prob_error", "ratio", "factor between probabilities; 1 is perfect", "mean of exp |engine logp - trainer logp|"),
+    ),
+    "Weight sync": (
+        Metric("sync/version", "count", "version of the weights in the sampler", "updates that reached the engine"),
+        Metric("sync/staleness", "updates", "age of the rollouts trained on", "trainer version - oldest version in the batch"),
+    ),
+    "Held-out": (
+        Metric("heldout/accuracy", "share", "held-out tasks solved", "mean over tasks of the share of samples with full reward"),
+        Metric("heldout/low", "share", "lower end of its 95 % interval", "interval of heldout/accuracy over tasks"),
+        Metric("heldout/high", "share", "upper end of its 95 % interval", "interval of heldout/accuracy over tasks"),
+    ),
+}
+
+METRICS: tuple[Metric, ...] = tuple(metric for group in GROUPS.values() for metric in group)
+
+ROLES: tuple[str, ...] = ("rollout", "environment", "reference", "algorithm", "trainer", "sync", "log", "eval")
+"""The shares of a step, in the order the loop runs them: `time/ROLE_s`."""
+
+
+def find(key: str) -> Metric | None:
+    """The metric of a key, or None for a key the schema does not know."""
+    return next((metric for metric in METRICS if metric.matches(key)), None)
+
+
+def check(metrics: Mapping[str, Value]) -> None:
+    """Raise ValueError on a key that the schema does not know or a value that is not a number or a list of numbers."""
+    for key, value in metrics.items():
+        if find(key) is None:
+            hint = nearest(key, [metric.key for metric in METRICS])
+            raise ValueError(f"metric {key!r} is not in the schema.{hint} Add it to sixfold/report/schema.py with its unit and formula.")
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if not all(number is None or type(number) in (int, float) for number in numbers):
+            raise ValueError(f"metric {key!r} must be a Python int, float or list of them, got {type(value).__name__}: {value!r}")
+
+
+def role_seconds(metrics: Mapping[str, Value]) -> dict[str, float]:
+    """Seconds of each role in one step or in sums over steps; `other` is what time/total_s has beyond them. Absent roles are left out."""
+    seconds = {role: value for role in ROLES if isinstance(value := metrics.get(f"time/{role}_s"), float | int)}
+    total = metrics.get("time/total_s")
+    if isinstance(total, float | int) and total > sum(seconds.values()):
+        seconds["other"] = total - sum(seconds.values())
+    return seconds
+
+
+def render_markdown() -> str:
+    """docs/metrics.md: one table a group."""
+    lines = [
+        "# Metrics",
+        "",
+        "Generated by `python -m sixfold.report.schema > docs/metrics.md`; a test keeps it equal to the code.",
+        "",
+        "`metrics.jsonl` holds one JSON object a step. A key that is absent was not measured in that step; `null` is a number that was not",
+        "finite. Keys end in their unit where it is not obvious: `_s` seconds, `_frac` a share from 0 to 1, `_tok_s` tokens a second.",
+        "Log-probs, KL and entropy are in nats. A key that is not listed here is refused by the logger.",
+    ]
+    for group, metrics in GROUPS.items():
+        lines += ["", f"## {group}", "", "| key | unit | what it is | how it is computed |", "|---|---|---|---|"]
+        cells = ((f"`{m.key}`", m.unit, m.meaning, m.formula) for m in metrics)
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(render_markdown(), end="")

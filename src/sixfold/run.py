@@ -1,0 +1,321 @@
+"""A run from recipe to report: build the roles, warm up, loop, evaluate, and leave a folder from which it can go on after any crash.
+
+Order on disk: a step's metrics and rollouts are written before the checkpoint that covers them; a resume cuts whatever came after the checkpoint
+and makes it again, bit for bit.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from .algorithm.base import degenerate_fraction
+from .assembly import World, build_world
+from .batch import Batch, Metrics
+from .config import Recipe
+from .controller.loop import Controller
+from .controller.stream import TaskStream, step_seed
+from .environment.preflight import preflight
+from .errors import UserError
+from .evaluation.evaluate import Evaluation, evaluate
+from .interrupts import Interrupts
+from .recipe_io import dump_recipe, flat
+from .reference.frozen import FrozenReference, NoReference
+from .report.html import write_report
+from .report.loggers import JsonlLogger, truncate_after
+from .report.outputs import Loggers
+from .report.progress import Progress
+from .report.rewards import reward_metrics
+from .report.rollouts import write_rollouts
+from .report.samples import Sample, write_samples
+from .run_folder import RunFolder, create_run, open_run, write_json_atomic, write_text_atomic
+from .run_state import RunState, data_fingerprint, read_state, restore, save
+from .sft_stage import SftStage
+from .trainer.checkpoint import Checkpoint, discard_after, load_checkpoint, newest_checkpoint
+from .trainer.logprobs import score_batch
+from .trainer.mismatch import mismatch_metrics
+from .trainer.trainer import Trainer
+from .types import Group, Task
+
+SHOWN_SAMPLES = 8
+PARITY_LIMIT = {"float32": 1e-3, "bfloat16": 0.2}
+"""Largest disagreement between engine and trainer, in nats on one token, with which a run starts."""
+
+
+def train_run(recipe: Recipe, *, resume: Path | None = None, overwrite: bool = False, stop_after: Literal["sft"] | None = None) -> int:
+    """Run a recipe, or go on with the run in `resume`. Gives the exit code: 0, or 130 / 143 when stopped by a signal.
+
+    Raises UserError for everything that the user can mend.
+    """
+    started = time.perf_counter()
+    run = open_run(resume) if resume else create_run(Path(recipe.run.dir), recipe.run.name, overwrite)
+    with run, Progress() as progress, Interrupts(progress.note) as interrupts:
+        checkpoint = _prepare_folder(run, recipe, resume is not None, progress)
+        world = build_world(recipe, str(checkpoint.model_path) if checkpoint else "")
+        try:
+            return Run(recipe, run, world, progress, interrupts, started).go(checkpoint, stop_after)
+        finally:
+            world.close()
+
+
+def _prepare_folder(run: RunFolder, recipe: Recipe, resumed: bool, progress: Progress) -> Checkpoint | None:
+    """Write down what is about to run; when resuming, find the newest intact checkpoint and cut what came after it."""
+    write_text_atomic(run.recipe, dump_recipe(recipe))
+    run.write_environment(sys.argv)
+    if not resumed:
+        return None
+    path, warnings = newest_checkpoint(run.checkpoints)
+    for warning in warnings:
+        progress.note(warning)
+    checkpoint = load_checkpoint(path) if path else None
+    step = checkpoint.step if checkpoint else 0
+    discard_after(run.checkpoints, step)
+    run.prepare_resume(step)
+    truncate_after(run.metrics, step)
+    progress.note(f"resuming {run.path} " + (f"after step {step}" if checkpoint else "from the start: it has no checkpoint yet"))
+    return checkpoint
+
+
+@dataclass
+class Run:
+    """One process's work on a run."""
+
+    recipe: Recipe
+    run: RunFolder
+    world: World
+    progress: Progress
+    interrupts: Interrupts
+    started: float
+    state: RunState = field(default_factory=RunState)
+
+    def go(self, checkpoint: Checkpoint | None, stop_after: Literal["sft"] | None) -> int:
+        """SFT and the first evaluation (unless a checkpoint has them), then RL, then the report."""
+        earlier = 0.0
+        if checkpoint:
+            self.state = read_state(checkpoint, self.world)
+            earlier = self.state.seconds
+        self.started -= earlier
+        for note in self.world.tasks.notes:
+            self.progress.note(note)
+        if checkpoint is None:
+            self._warm_up()
+            if self.interrupts.exit_code:
+                self.progress.note("stopped before the first checkpoint: nothing to resume from, run it again")
+                return self.interrupts.exit_code
+        algorithm = self.world.algorithm()
+        reference = self.world.reference(algorithm)
+        trainer = self.world.trainer(self.recipe.trainer, self.recipe.run.steps)
+        if checkpoint:
+            restore(checkpoint.tensors, self.state, trainer, reference)
+        else:
+            self._save(trainer, reference)
+        if stop_after != "sft":
+            self._loop(algorithm, reference, trainer)
+        if self.interrupts.exit_code:
+            self.progress.note(f"stopped after step {self.state.step}; go on with: sixfold train --resume {self.run.path}")
+            return self.interrupts.exit_code
+        self._finish(after_rl=stop_after != "sft")
+        return 0
+
+    def _warm_up(self) -> None:
+        """Everything before the first RL step: SFT, pre-flight, parity probe, the evaluation to compare with."""
+        self.state.data_fingerprint = data_fingerprint(self.world)
+        self.state.vocabulary_hash = self.world.policy.vocabulary_hash
+        if self.recipe.sft.steps:
+            self.progress.stage("SFT", self.recipe.sft.steps)
+            self.run.path.joinpath("sft.jsonl").unlink(missing_ok=True)
+            log = JsonlLogger(self.run.path / "sft.jsonl")
+
+            def on_step(metrics: Metrics) -> None:
+                if self.interrupts.exit_code:
+                    raise KeyboardInterrupt
+                log.log(int(metrics["step"]), metrics)  # type: ignore[arg-type]
+                self.progress.update(metrics)
+
+            self.state.sft_steps = SftStage(self.world, on_step).run()
+            log.close()
+        self._preflight()
+        if self.world.tasks.heldout:
+            evaluation = self._evaluate(self.world.tasks.heldout)
+            self.state.before = {"interval": list(evaluation.interval), "samples": [vars(s) for s in _samples(evaluation)]}
+            self.progress.note(f"held-out before RL: {_percent(evaluation)}")
+
+    def _preflight(self) -> None:
+        """Sample a few training tasks: are they neither too easy nor too hard, and do engine and trainer agree on the log-probs?"""
+        rollout = self.world.rollout()
+        count = -(-max(self.recipe.environment.preflight, 1) // rollout.samples)
+        groups = rollout.generate(self.world.tasks.train[:count], step_seed(self.recipe.run.seed, 0))
+        from .batch import collate
+        from .types import Reward
+
+        if self.recipe.environment.preflight:
+            self.world.environment.score(groups)
+            known = [r for g in groups for r in g.rewards if r is not None]
+            self.progress.note(f"pre-flight: {preflight(known)}")
+        for trajectory in (t for g in groups for t in g.trajectories):
+            trajectory.reward = trajectory.reward or Reward(0.0)
+        batch = collate(groups).to(self.world.device)
+        config = self.recipe.trainer
+        logp = score_batch(self.world.policy.model, batch, self.world.scoring, config.max_tokens_per_microbatch, config.share_prefix)
+        gap = float(mismatch_metrics(logp[batch.mask], batch.old_logp[batch.mask])["mismatch/max_abs_logp"])  # type: ignore[arg-type]
+        limit = PARITY_LIMIT[self.recipe.run.precision]
+        self.progress.note(f"parity: engine and trainer differ by at most {gap:.1e} nats on {int(batch.mask.sum())} tokens")
+        if not gap <= limit:
+            raise UserError(
+                f"engine and trainer disagree by {gap:.2g} nats on the same tokens and weights (limit {limit:g}): this model cannot be trained here"
+            )
+
+    def _loop(self, algorithm: object, reference: FrozenReference | NoReference, trainer: Trainer) -> None:
+        recipe = self.recipe
+        loggers = Loggers(recipe, self.run, flat(recipe), self.state.step + 1)
+        sync = self.world.sync()
+        if trainer.version > self.world.engine.version:
+            sync.sync(trainer.version)
+        stream = TaskStream(self.world.tasks.train, recipe.rollout.prompts_per_step, recipe.run.seed)
+        controller = Controller(
+            rollout=self.world.rollout(),
+            environment=self.world.environment,
+            reference=reference,
+            algorithm=algorithm,  # type: ignore[arg-type]
+            trainer=trainer,
+            sync=sync,
+            tasks=stream,
+            seed=lambda step: step_seed(recipe.run.seed, step),
+            log=lambda step, groups, batch, metrics: self._log(loggers, trainer, step, groups, batch, metrics),
+            device=self.world.device,
+            steps_done=self.state.step,
+        )
+
+        def until(step: int, metrics: Metrics) -> bool:
+            every = recipe.reference.reset_every
+            if every and step % every == 0 and isinstance(reference, FrozenReference):
+                reference.reset(self.world.policy.model)
+            done = self._done(step)
+            if done or (recipe.checkpoint.every and step % recipe.checkpoint.every == 0):
+                self._save(trainer, reference)
+            return done
+
+        self.progress.stage("RL", recipe.run.steps)
+        if not self._done(self.state.step):
+            controller.run(until)
+        loggers.close()
+
+    def _done(self, step: int) -> bool:
+        """True at the last step, at the end of the time allowed, at the reward aimed for, or when asked to stop."""
+        limits = self.recipe.run
+        late = limits.max_minutes > 0 and time.perf_counter() - self.started >= 60 * limits.max_minutes
+        reached = limits.target_reward > 0 and self.state.ema is not None and self.state.ema >= limits.target_reward
+        return step >= limits.steps or late or reached or self.interrupts.exit_code != 0
+
+    def _log(self, loggers: Loggers, trainer: Trainer, step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics) -> None:
+        """The seventh step: complete the metrics, evaluate if it is time, write and show."""
+        began = time.perf_counter()
+        metrics |= reward_metrics(groups)
+        mean = metrics.get("reward/mean")
+        if isinstance(mean, float):
+            self.state.ema = mean if self.state.ema is None else 0.9 * self.state.ema + 0.1 * mean
+            metrics["reward/ema"] = self.state.ema
+        self.state.step = step
+        self.state.tokens_total += int(batch.mask.sum())
+        trained_at = trainer.version - (metrics["train/skipped"] == 0.0)
+        metrics |= {
+            "group/degenerate_frac": degenerate_fraction(batch),
+            "tokens_total": float(self.state.tokens_total),
+            "sync/version": float(self.world.engine.version),
+            "sync/staleness": float(trained_at - int(batch.version[batch.mask].min())),
+        }
+        if trainer.skip_reason and metrics["train/skipped"]:
+            self.progress.note(f"step {step}: update skipped, {trainer.skip_reason}")
+        every = self.recipe.eval.every
+        if every and step % every == 0 and self.world.tasks.heldout:
+            subset = self.world.tasks.heldout[: self.recipe.eval.tasks or None]
+            metrics |= self._evaluate(subset).metrics()
+            metrics["time/eval_s"] = time.perf_counter() - began
+        if self.recipe.log.rollouts_every and step % self.recipe.log.rollouts_every == 0:
+            write_rollouts(self.run.rollout_file(step), groups, _advantages(groups, batch), self._piece)
+        loggers.log(step, metrics)
+        self.progress.update({"step": float(step), **metrics})
+
+    def _piece(self, token: int) -> str:
+        return self.world.codec.piece(token)
+
+    def _evaluate(self, tasks: Sequence[Task]) -> Evaluation:
+        return evaluate(self.world.evaluator(), self.world.environment, tasks, self.recipe.run.seed)
+
+    def _save(self, trainer: Trainer, reference: FrozenReference | NoReference) -> None:
+        self.state.seconds = time.perf_counter() - self.started
+        save(self.run, self.world, trainer, reference, self.state, self.recipe.checkpoint.keep)
+
+    def _finish(self, after_rl: bool) -> None:
+        """Final evaluation, summary.json, samples.json, report.html, and the table on the screen."""
+        before = self.state.before
+        rows: list[tuple[str, str, str]] = []
+        summary: dict[str, object] = {
+            "name": self.recipe.run.name,
+            "seed": self.recipe.run.seed,
+            "steps": self.state.step,
+            "sft_steps": self.state.sft_steps,
+        }
+        after: list[Sample] = []
+        if before:
+            mean, low, high = before["interval"]
+            summary |= {
+                "heldout_after_sft": mean,
+                "heldout_after_sft_interval": [low, high],
+                "heldout_tasks": len(self.world.tasks.heldout),
+            }
+        if before and after_rl:
+            evaluation = self._evaluate(self.world.tasks.heldout)
+            interval = evaluation.interval
+            summary |= {"heldout_after": interval.mean, "heldout_after_interval": [interval.low, interval.high]}
+            rows.append(("held-out accuracy", _share(mean, low, high), _percent(evaluation)))
+            after = _samples(evaluation)
+        summary |= {
+            "tokens_sampled": self.state.tokens_total,
+            "seconds": round(time.perf_counter() - self.started, 1),
+            "versions": _versions(),
+        }
+        earlier = [Sample(**s) for s in before.get("samples", [])]
+        write_samples(self.run.samples, earlier, after)
+        write_json_atomic(self.run.summary, summary)
+        report = write_report(self.run.path)
+        if rows:
+            self.progress.before_after([*rows, ("seconds", "", f"{summary['seconds']}")])
+            self.progress.samples(earlier, after)
+        self.progress.note(f"report: {report}")
+
+
+def _samples(evaluation: Evaluation) -> list[Sample]:
+    return [Sample(g.task.prompt_text, str(g.task.answer), g.trajectories[0].text, g.rewards[0]) for g in evaluation.groups[:SHOWN_SAMPLES]]
+
+
+def _advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]:
+    """One advantage a trajectory, in the shape of groups: that of its first sampled token."""
+    if batch.advantages is None:
+        raise ValueError("advantages are not filled in")
+    first = batch.mask.float().argmax(-1)
+    flat_list = batch.advantages.gather(1, first[:, None])[:, 0].tolist()
+    sizes = [len(g.trajectories) for g in groups]
+    return [flat_list[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
+
+
+def _percent(evaluation: Evaluation) -> str:
+    return _share(*evaluation.interval) + (f", {evaluation.errors} checks failed" if evaluation.errors else "")
+
+
+def _share(mean: float, low: float, high: float) -> str:
+    return f"{mean:.1%} ({low:.1%} to {high:.1%})"
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("sixfold", "torch", "transformers", "tokenizers", "numpy")} | {
+        "python": sys.version.split()[0],
+        "torch_build": torch.__version__,
+    }

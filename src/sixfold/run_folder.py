@@ -1,0 +1,281 @@
+"""The folder of a run, `runs/NAME/`: where each file is, who may write in it, and writes that happen whole or not at all. No torch.
+
+One process at a time trains in a folder: it holds a lock (`flock` on the file `.sixfold-run`) that the kernel drops when the process ends,
+however it ends. Reading needs no lock. The same file marks the folder as a run, and only a marked folder is ever emptied.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from errno import EACCES, EDQUOT, ENOSPC, EPERM, EROFS
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError, nearest
+
+MARKER = ".sixfold-run"
+PACKAGES = ("sixfold", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+
+_FULL = "no space left: free some, or choose a folder on another disk (run.dir)"
+_FORBIDDEN = "not writable: choose another folder (run.dir) or change its permissions"
+_DISK_ERRORS = {ENOSPC: _FULL, EDQUOT: _FULL, EACCES: _FORBIDDEN, EPERM: _FORBIDDEN, EROFS: _FORBIDDEN}
+_ROLLOUT_FILE = re.compile(r"step-(\d{6,})\.jsonl\.zst")
+_LEFTOVER = re.compile(r"\..+\.tmp-\d+")
+_held_locks: set[int] = set()
+
+
+def _drop_inherited_locks() -> None:
+    """A forked worker that outlives a killed trainer would otherwise keep the run locked."""
+    for descriptor in _held_locks:
+        os.close(descriptor)
+    _held_locks.clear()
+
+
+os.register_at_fork(after_in_child=_drop_inherited_locks)
+
+
+@contextmanager
+def disk_errors(failure: str) -> Iterator[None]:
+    """Turn what the file system refuses into a UserError "FAILURE: reason and remedy". Put only file operations inside."""
+    try:
+        yield
+    except OSError as error:
+        reason = _DISK_ERRORS.get(error.errno or 0) or str(error)
+        raise UserError(f"{failure}: {reason}") from error
+
+
+def fsync_path(path: Path) -> None:
+    """Bring a file's contents, or a directory's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write UTF-8 text so that a reader, or a crash at any moment, finds the old file or the new one. UserError if the disk refuses."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    with disk_errors(f"cannot write {path}"):
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            fsync_path(temporary)
+            os.replace(temporary, path)
+            fsync_path(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_json_atomic(path: Path, value: Any) -> None:
+    """`write_text_atomic` of indented JSON. ValueError for NaN and infinity, TypeError for what is not JSON; nothing is written then."""
+    write_text_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@dataclass
+class RunFolder:
+    """The paths of one run, and its lock. As a context manager it holds the lock: `with open_run(path) as run: ...`."""
+
+    path: Path
+    _lock: int | None = field(default=None, init=False, repr=False)
+
+    @property
+    def recipe(self) -> Path:
+        """The resolved recipe, enough to run it again."""
+        return self.path / "recipe.toml"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, machine and command line of the run."""
+        return self.path / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        """Directory of the trajectories, a file a step."""
+        return self.path / "rollouts"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of `step-000100/` and its like."""
+        return self.path / "checkpoints"
+
+    @property
+    def report(self) -> Path:
+        """The self-contained HTML report."""
+        return self.path / "report.html"
+
+    @property
+    def summary(self) -> Path:
+        """The figures that the run ends with."""
+        return self.path / "summary.json"
+
+    @property
+    def samples(self) -> Path:
+        """Completions of the same tasks before and after."""
+        return self.path / "samples.json"
+
+    def rollout_file(self, step: int) -> Path:
+        """Where the trajectories of a step are dumped."""
+        return self.rollouts / f"step-{step:06d}.jsonl.zst"
+
+    def lock(self) -> None:
+        """Become the one process that writes here, until `unlock` or the end of the process. UserError if another one is."""
+        if self._lock in _held_locks:
+            return
+        with ExitStack() as on_failure, disk_errors(f"cannot lock {self.path}"):
+            descriptor = os.open(self.path / MARKER, os.O_RDWR | os.O_CREAT, 0o644)
+            on_failure.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{self.path} is locked by {self._owner()}: wait for it, stop it, or choose another run.name") from None
+            owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(owner).encode(), 0)
+            on_failure.pop_all()
+        self._lock = descriptor
+        _held_locks.add(descriptor)
+
+    def unlock(self) -> None:
+        """Let another process write here."""
+        if self._lock in _held_locks:  # in a forked child it is not ours, and the descriptor's number may be another file's by now
+            _held_locks.discard(self._lock)
+            os.close(self._lock)
+        self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        self.lock()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unlock()
+
+    def _owner(self) -> str:
+        """Who holds the lock, in words."""
+        try:
+            owner = json.loads((self.path / MARKER).read_text())
+            return f"pid {owner['pid']} on host {owner['host']} since {owner['since']}"
+        except (ValueError, KeyError, TypeError):  # read in the instant before the owner has signed
+            return "another process"
+
+    def last_step(self) -> int | None:
+        """The last step in the metrics, or None before the first. A line cut short by a crash does not count."""
+        lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines() if self.metrics.is_file() else []
+        for line in reversed(lines):
+            try:
+                return int(json.loads(line)["step"])
+            except (ValueError, KeyError, TypeError):
+                continue
+        return None
+
+    def prepare_resume(self, step: int) -> None:
+        """Drop the rollout files of the steps after `step`, which will be made again, and what interrupted writes left."""
+        with disk_errors(f"cannot clean {self.path}"):
+            for file in [*self.rollouts.glob("*"), *self.path.glob(".*")]:
+                match = _ROLLOUT_FILE.fullmatch(file.name)
+                if (match and int(match[1]) > step) or _LEFTOVER.fullmatch(file.name):
+                    file.unlink()
+
+    def write_environment(self, command: Sequence[str]) -> None:
+        """Record start, command, machine, git revision of the working directory, versions (from package metadata: nothing is imported)."""
+        write_json_atomic(
+            self.environment,
+            {
+                "started": _now(),
+                "command": list(command),
+                "python": platform.python_version(),
+                "packages": {name: _installed(name) for name in PACKAGES},
+                "git_revision": _git_revision(),
+                "platform": platform.platform(),
+                "cpus": os.cpu_count(),
+            },
+        )
+
+
+def create_run(directory: Path, name: str, overwrite: bool = False) -> RunFolder:
+    """Make `directory/name` and return it locked. A run that is already there is refused, or with `overwrite` emptied.
+
+    UserError: another run or other files are there, another process is training there, or the folder cannot be written.
+    """
+    run = RunFolder(directory / name)
+    with disk_errors(f"cannot create {run.path}"):
+        run.path.mkdir(parents=True, exist_ok=True)
+        is_run = (run.path / MARKER).is_file()
+        entries = [entry for entry in run.path.iterdir() if entry.name != MARKER]
+    if entries and not is_run:
+        raise UserError(f"{run.path} holds files that are not a run's ({entries[0].name}, ...): choose another run.name or run.dir")
+    with ExitStack() as on_failure:
+        run.lock()
+        on_failure.callback(run.unlock)
+        if entries and not overwrite:
+            progress = "no step finished" if run.last_step() is None else f"step {run.last_step()}"
+            raise UserError(f"{run.path} already holds a run ({progress}): use --resume {run.path}, --overwrite, or another --run.name")
+        _make_empty(run, entries)
+        on_failure.pop_all()
+    return run
+
+
+def _make_empty(run: RunFolder, entries: list[Path]) -> None:
+    """Delete what an earlier run left and make the empty directories."""
+    with disk_errors(f"cannot prepare {run.path}"):
+        # The recipe goes first: without it a folder that is half emptied when the power fails is no run to resume or report.
+        for entry in sorted(entries, key=lambda entry: entry != run.recipe):
+            _delete(entry)
+        run.rollouts.mkdir()
+        run.checkpoints.mkdir()
+        fsync_path(run.path)
+
+
+def open_run(path: Path) -> RunFolder:
+    """The run in a folder, not locked: enough to read; `with` it to write. UserError if the folder holds no run."""
+    run = RunFolder(path)
+    if not path.is_dir():
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(f"no run at {path}: there is no such folder.{nearest(path.name, siblings)}")
+    if not run.recipe.is_file():
+        raise UserError(f"{path} is not a run folder: no {run.recipe.name} in it")
+    return run
+
+
+def _delete(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    """Commit of the working directory, "-dirty" when it has changes; None outside a repository or without git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None

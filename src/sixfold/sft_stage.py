@@ -1,0 +1,70 @@
+"""The SFT stage: worked solutions through the same trainer, until a probe set is solved well enough."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .assembly import World
+from .batch import Batch, Metrics
+from .controller.stream import TaskStream
+from .errors import UserError
+from .evaluation.evaluate import evaluate
+from .trainer.sft import example, sft_batch, sft_loss
+from .types import Task
+
+PROBE_TASKS = 128
+
+
+@dataclass
+class SftStage:
+    """Warm-up of a world's policy. on_step: called with each step's metrics; may raise to stop."""
+
+    world: World
+    on_step: Callable[[Metrics], None]
+
+    def run(self) -> int:
+        """Train; gives the number of steps taken. The probe set comes from the training tasks, so the held-out ones stay unseen."""
+        recipe = self.world.recipe
+        sft = recipe.sft
+        tasks = self._solved_tasks()
+        probe, rest = (tasks[:PROBE_TASKS], tasks[PROBE_TASKS:]) if sft.stop_at_accuracy and len(tasks) > 2 * PROBE_TASKS else ([], tasks)
+        stream = TaskStream(rest, sft.examples_per_step, seed=recipe.run.seed)
+        settings = recipe.trainer.model_copy(
+            update={
+                "learning_rate": sft.learning_rate,
+                "warmup_steps": sft.warmup_steps,
+                "weight_decay": sft.weight_decay,
+                "schedule": "constant",
+            }
+        )
+        trainer = self.world.trainer(settings, sft.steps)
+        total, started = 0, time.perf_counter()
+        for step in range(1, sft.steps + 1):
+            batch = self._batch(stream(step)).to(self.world.device)
+            metrics = trainer.train_step(batch, sft_loss)
+            metrics = {k: v for k, v in metrics.items() if k.startswith("train/") and "ratio" not in k}
+            total += int(batch.mask.sum())
+            metrics |= {"step": float(step), "train/tok_s": total / (time.perf_counter() - started)}
+            solved = False
+            if probe and step % sft.probe_every == 0:
+                metrics |= self._probe(probe)
+                solved = float(metrics["heldout/accuracy"]) >= sft.stop_at_accuracy  # type: ignore[arg-type]
+            self.on_step(metrics)
+            if solved:
+                return step
+        return sft.steps
+
+    def _probe(self, probe: list[Task]) -> Metrics:
+        return {**evaluate(self.world.prober(), self.world.environment, probe, seed=0).metrics()}
+
+    def _solved_tasks(self) -> list[Task]:
+        """Training tasks that bring a solution to imitate: a trace, or else the bare answer."""
+        tasks = [t for t in self.world.tasks.train if t.trace or t.answer is not None]
+        if not tasks:
+            raise UserError("sft.steps > 0, but no task has a worked solution or an answer: set data.trace_field, or sft.steps = 0")
+        return tasks
+
+    def _batch(self, tasks: list[Task]) -> Batch:
+        return sft_batch([example(t, self.world.codec.encode(t), self.world.codec.solution(t)) for t in tasks])

@@ -1,0 +1,1 @@
+"""Weight sync: the trainer's weights reach the sampler, versioned and proven."""

@@ -1,0 +1,62 @@
+"""Weight sync in one process: nothing to copy when trainer and engine share the module, an in-place copy when the engine has its own.
+
+After every sync the engine's weights are proven to be the trainer's, tensor by tensor, and every token sampled from then on carries the new version.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from ..engine.engine import Engine
+
+
+class SyncError(RuntimeError):
+    """The engine would sample from other weights than the trainer's."""
+
+
+class SharedSync:
+    """Trainer and engine are one module: a sync is a new version number, and the proof is that no tensor was swapped for another."""
+
+    def __init__(self, trainer: PreTrainedModel, engine: Engine) -> None:
+        self._trainer = trainer
+        self._engine = engine
+
+    def sync(self, version: int) -> None:
+        """Stamp the engine with `version`. Raises SyncError if a tensor is not the trainer's own storage."""
+        if version == self._engine.version:
+            return
+        theirs = dict(self._engine.runner.model.named_parameters())
+        for name, mine in self._trainer.named_parameters():
+            if theirs[name].data_ptr() != mine.data_ptr():
+                raise SyncError(f"weight '{name}' is no longer shared between trainer and engine")
+        self._engine.set_version(version)
+
+
+class CopySync:
+    """The engine has weights of its own, overwritten in place every `every` versions (data_ptr stays, so nothing that points at them breaks)."""
+
+    def __init__(self, trainer: PreTrainedModel, engine: Engine, every: int) -> None:
+        self._trainer = trainer
+        self._engine = engine
+        self._every = every
+
+    @torch.no_grad()
+    def sync(self, version: int) -> None:
+        """Copy if `every` versions have passed. Raises SyncError for non-finite weights or a copy that does not come out equal."""
+        if version - self._engine.version < self._every:
+            return
+        targets = dict(self._engine.runner.model.named_parameters())
+        for name, source in self._trainer.named_parameters():
+            if not bool(source.isfinite().all()):
+                raise SyncError(f"weight '{name}' is not finite: not handed to the engine")
+            targets[name].copy_(source)
+        self.prove()
+        self._engine.set_version(version)
+
+    def prove(self) -> None:
+        """Raises SyncError naming the first weight in which the engine differs from the trainer (after the cast to the engine's type)."""
+        targets = dict(self._engine.runner.model.named_parameters())
+        for name, source in self._trainer.named_parameters():
+            if not torch.equal(targets[name], source.to(targets[name].dtype)):
+                raise SyncError(f"weight '{name}' of the engine differs from the trainer's after the sync")

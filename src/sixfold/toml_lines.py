@@ -1,0 +1,78 @@
+"""Where things stand in a TOML file: tomllib says what a key holds and not on which line, and a message needs the line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+_PART = r"(?:[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')"
+_PATH = rf"{_PART}(?:\s*\.\s*{_PART})*"
+_HEADER = re.compile(rf"\s*\[\[?\s*({_PATH})\s*\]")
+_KEY = re.compile(rf"\s*({_PATH})\s*=(.*)")
+_BARE_WORD = re.compile(r"\s*([A-Za-z./~][^\"'#,\[\]{}]*?)\s*(#.*)?$")
+
+
+def key_lines(text: str) -> dict[str, list[int]]:
+    """The lines (from 1) on which each dotted key or table header is written; several lines for a duplicate."""
+    lines: dict[str, list[int]] = {}
+    table, fence = "", ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        opened_in = fence
+        fence = _fence_after(line, fence)
+        if opened_in:
+            continue  # inside a multi-line string, where `name = value` is only text
+        if header := _HEADER.match(line):
+            table = _dotted(header[1])
+            lines.setdefault(table, []).append(number)
+        elif key := _KEY.match(line):
+            lines.setdefault(f"{table}.{_dotted(key[1])}".lstrip("."), []).append(number)
+    return lines
+
+
+def line_of(key: str, lines: dict[str, list[int]]) -> int | None:
+    """The line of `key`; else that of the inline table it is in, or of the first key written under it."""
+    path = key
+    while path not in lines and "." in path:
+        path = path.rpartition(".")[0]
+    if path in lines:
+        return lines[path][0]
+    return next((numbers[0] for name, numbers in lines.items() if name.startswith(key + ".")), None)
+
+
+def syntax_error(text: str, where: str, error: ValueError | RecursionError) -> str:
+    """One line for what tomllib raised on `text`: a duplicate names both lines, an unquoted word is shown with its quotes."""
+    if isinstance(error, RecursionError):
+        return f"{where} is nested too deeply for a recipe"
+    if not isinstance(error, tomllib.TOMLDecodeError):
+        return f"{where} holds an integer with too many digits"
+    message = str(error)
+    repeated = [(key, numbers) for key, numbers in key_lines(text).items() if len(numbers) > 1]
+    if message.startswith("Cannot") and repeated:
+        key, numbers = repeated[0]
+        return f"duplicate key '{key}' ({where}, lines {' and '.join(map(str, numbers))})"
+    return f"{where} is not valid TOML: {message}{_quote_hint(text, message)}"
+
+
+def _quote_hint(text: str, message: str) -> str:
+    at = re.search(r"at line (\d+)", message)
+    key = _KEY.match(text.splitlines()[int(at[1]) - 1]) if at else None
+    word = _BARE_WORD.match(key[2]) if key else None
+    if not key or not word:
+        return ""
+    if word[1].lower() in ("true", "false"):
+        return f"; write {key[1]} = {word[1].lower()}"
+    return f'; text needs quotes: {key[1]} = "{word[1]}"'
+
+
+def _dotted(path: str) -> str:
+    return ".".join(part.strip("\"'") for part in re.findall(_PART, path))
+
+
+def _fence_after(line: str, fence: str) -> str:
+    """The triple quote that is still open at the end of `line`, or ''."""
+    for quote in re.findall(r'"""|\'\'\'', line):
+        if not fence:
+            fence = quote
+        elif quote == fence:
+            fence = ""
+    return fence

@@ -1,0 +1,379 @@
+"""Checkpoints: a run's whole state in a directory that appears whole or not at all.
+
+    checkpoints/step-000100/
+      model/                 Hugging Face format, loads with from_pretrained
+      trainer.safetensors    optimizer moments and other tensors, by name
+      state.json             everything else, as plain JSON
+      manifest.json          format, step, size and sha256 of every file; written last, and checksums itself
+
+A save writes into `.saving-step-000100`, brings every file to the disk, and only then renames; a deletion renames to `.deleting-...` first.
+So a name `step-N` is a whole checkpoint or, if the disk failed later, one whose damage the manifest shows. Nothing here touches pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .. import __version__
+from ..errors import UserError
+from ..run_folder import disk_errors, fsync_path
+
+FORMAT = 1
+MODEL, TENSORS, STATE, MANIFEST = "model", "trainer.safetensors", "state.json", "manifest.json"
+
+_NAME = re.compile(r"step-(\d{6,})")
+_LEFTOVER = re.compile(r"\.(saving|deleting)-step-\d{6,}")
+_SLACK_BYTES = 1 << 20  # tokenizer, configs, manifest
+
+_hooks: list[Callable[[str], None]] = []
+_arrivals = count(1)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint. tensors: by name, on the CPU. state: as it was saved, with lists where tuples were."""
+
+    path: Path
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+    @property
+    def model_path(self) -> Path:
+        """The policy and its tokenizer, for from_pretrained."""
+        return self.path / MODEL
+
+
+def faultpoint(name: str) -> None:
+    """A place where tests make the process die: SIXFOLD_FAULT=NAME:K kills it at the K-th arrival where the name begins with NAME."""
+    for hook in _hooks:
+        hook(name)
+    prefix, _, arrival = os.environ.get("SIXFOLD_FAULT", "").rpartition(":")
+    if prefix and name.startswith(prefix) and next(_arrivals) == int(arrival):
+        os._exit(137)
+
+
+@contextmanager
+def fault_hook(hook: Callable[[str], None]) -> Iterator[None]:
+    """Within it, `hook` is called with the name of every fault point that is reached."""
+    _hooks.append(hook)
+    try:
+        yield
+    finally:
+        _hooks.remove(hook)
+
+
+def save_checkpoint(
+    checkpoints: Path,
+    step: int,
+    *,
+    write_model: Callable[[Path], None],
+    model_bytes: int,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+) -> Path:
+    """Publish `checkpoints/step-NNNNNN` and return its path. Needs the run's lock: what an interrupted save left is removed first.
+
+    write_model: writes the model and its tokenizer into the directory it is given. model_bytes: about what that will take.
+    state: JSON values with string keys; ValueError for NaN. An intact checkpoint of the same step is never overwritten: it is returned
+    as it is, which is right as long as a resumed run calls `discard_after` first. UserError when the disk is full or not writable; then
+    nothing of this save is left and the earlier checkpoints are untouched.
+    """
+    final = checkpoints / f"step-{step:06d}"
+    staging = checkpoints / f".saving-{final.name}"
+    state_text = json.dumps(state, allow_nan=False)
+    with disk_errors(f"cannot save checkpoint {final}"):
+        _ensure_directory(checkpoints)
+        clean(checkpoints)
+        if final.exists():
+            if damage(final) is None:
+                return final
+            _remove(final)
+        _require_space(final, model_bytes + sum(t.nbytes for t in tensors.values()) + len(state_text) + _SLACK_BYTES)
+        try:
+            _write_files(staging, write_model, tensors, state_text)
+            _write_manifest(staging, step)
+            os.rename(staging, final)
+            faultpoint("checkpoint.publish")
+            fsync_path(checkpoints)
+            faultpoint("checkpoint.published")
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return final
+
+
+def load_checkpoint(directory: Path) -> Checkpoint:
+    """Read a checkpoint after verifying every byte of it.
+
+    UserError says in one line why it cannot be used (not a checkpoint, incomplete, truncated, sha256 mismatch, newer format) and names
+    the newest intact checkpoint beside it.
+    """
+    try:
+        step = _verify(directory)
+        with disk_errors(f"cannot read {directory}"):
+            tensors = load_file(directory / TENSORS)
+            state = json.loads((directory / STATE).read_text(encoding="utf-8"))
+    except (UserError, SafetensorError, ValueError) as error:
+        cause = error if isinstance(error, UserError) else f"{directory} is damaged: {error}"
+        others = [path for path in reversed(list_checkpoints(directory.parent)) if path != directory]
+        intact = next((path for path in others if damage(path) is None), None)
+        raise UserError(f"{cause}; newest intact checkpoint: {intact}" if intact else str(cause)) from error
+    return Checkpoint(directory, step, tensors, state)
+
+
+def list_checkpoints(checkpoints: Path) -> list[Path]:
+    """Published checkpoints, oldest step first, whether or not they are intact. Empty if there is no such directory."""
+    found = [(int(match[1]), path) for path in checkpoints.glob("step-*") if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
+    return [path for _, path in sorted(found)]
+
+
+def newest_checkpoint(checkpoints: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that verifies, or None; and a warning for each newer one that was passed over because it does not."""
+    warnings: list[str] = []
+    for path in reversed(list_checkpoints(checkpoints)):
+        cause = damage(path)
+        if cause is None:
+            return path, warnings
+        warnings.append(f"passing over a damaged checkpoint: {cause}")
+    return None, warnings
+
+
+def prune(checkpoints: Path, keep: int) -> list[Path]:
+    """Delete what is older than the newest `keep` intact checkpoints; returns what was deleted. With fewer intact ones, deletes nothing."""
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1, got {keep}")
+    newest_first = list_checkpoints(checkpoints)[::-1]
+    if len(newest_first) <= keep:
+        return []
+    intact = 0
+    for index, path in enumerate(newest_first):
+        intact += damage(path) is None
+        if intact == keep:
+            return _remove_all(newest_first[index + 1 :])
+    return []
+
+
+def discard_after(checkpoints: Path, step: int) -> list[Path]:
+    """Delete the checkpoints of later steps, newest first: resuming at `step` abandons them. Returns what was deleted."""
+    return _remove_all([path for path in reversed(list_checkpoints(checkpoints)) if _step(path) > step])
+
+
+def clean(checkpoints: Path) -> list[Path]:
+    """Remove what interrupted saves and deletions left (our own temporary names only); returns it. Needs the run's lock."""
+    leftovers = [p for p in sorted(checkpoints.glob(".*")) if _LEFTOVER.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
+    with disk_errors(f"cannot clean {checkpoints}"):
+        for path in leftovers:
+            shutil.rmtree(path)
+            faultpoint("checkpoint.clean")
+    return leftovers
+
+
+def damage(directory: Path) -> str | None:
+    """Why a checkpoint cannot be used, in one line; None if every byte of it is as it was saved."""
+    try:
+        _verify(directory)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The state of an Adam-like optimizer as flat tensors, `optimizer/exp_avg/NAME` and so on: the live ones, not copies.
+
+    A parameter that never had a gradient has no moments: it is recorded by `optimizer/step/NAME` = 0 alone. Learning rate and the like are
+    not state: they come from the recipe and the step.
+    """
+    tensors = {}
+    for name, parameter in _optimized(optimizer, model).items():
+        for key, value in (optimizer.state.get(parameter) or {"step": torch.zeros(())}).items():
+            tensors[f"optimizer/{key}/{name}"] = value
+    return tensors
+
+
+def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of `optimizer_tensors`, bit for bit; tensors of other names are ignored, those used are copied.
+
+    UserError, before anything is changed, if names or shapes are not the model's.
+    """
+    saved: dict[str, dict[str, Tensor]] = {}
+    for flat_name, tensor in tensors.items():
+        if flat_name.startswith("optimizer/"):
+            _, key, name = flat_name.split("/", 2)
+            saved.setdefault(name, {})[key] = tensor
+    optimized = _optimized(optimizer, model)
+    _require_same_model(saved, optimized)
+    state_dict = optimizer.state_dict()
+    numbered = {i: saved[name] for i, name in enumerate(optimized) if saved[name]["step"] > 0}
+    state_dict["state"] = {i: {key: tensor.clone() for key, tensor in state.items()} for i, state in numbered.items()}
+    optimizer.load_state_dict(state_dict)
+
+
+def _optimized(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters of the optimizer by their name in the model, in the order in which the optimizer numbers them."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {names[parameter]: parameter for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _require_same_model(saved: Mapping[str, Mapping[str, Tensor]], optimized: Mapping[str, nn.Parameter]) -> None:
+    for name, parameter in optimized.items():
+        for key, tensor in saved.get(name, {}).items():
+            if key != "step" and tensor.shape != parameter.shape:
+                raise UserError(f"checkpoint is for a different model: {name} {_shape(tensor)} vs {_shape(parameter)}")
+    for name in sorted(saved.keys() ^ optimized.keys()):
+        where = "in the checkpoint but not in the model" if name in saved else "in the model but not in the checkpoint"
+        raise UserError(f"checkpoint is for a different model: {name} is {where}")
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({','.join(map(str, tensor.shape))})"
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _ensure_directory(checkpoints: Path) -> None:
+    if not checkpoints.is_dir():
+        checkpoints.mkdir(parents=True)
+        fsync_path(checkpoints.parent)
+
+
+def _require_space(final: Path, needed: int) -> None:
+    free = shutil.disk_usage(final.parent).free
+    if free < needed:
+        raise UserError(
+            f"checkpoint {final} needs {_size(needed)}, {_size(free)} free in {final.parent}: "
+            "free some space, keep fewer checkpoints (checkpoint.keep), or choose another run.dir"
+        )
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"
+
+
+def _write_files(staging: Path, write_model: Callable[[Path], None], tensors: Mapping[str, Tensor], state_text: str) -> None:
+    """Everything but the manifest, on the disk when this returns."""
+    (staging / MODEL).mkdir(parents=True)
+    faultpoint("checkpoint.directory")
+    with _safetensors_disk_errors():
+        write_model(staging / MODEL)
+        faultpoint("checkpoint.model")
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, staging / TENSORS)
+        faultpoint("checkpoint.tensors")
+    (staging / STATE).write_text(state_text, encoding="utf-8")
+    faultpoint("checkpoint.state")
+    for path in sorted(staging.rglob("*")):
+        fsync_path(path)
+        faultpoint("checkpoint.fsync")
+
+
+@contextmanager
+def _safetensors_disk_errors() -> Iterator[None]:
+    """safetensors hides the operating system's error in its own; bring it back, so that a full disk is told as one."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+
+
+def _write_manifest(staging: Path, step: int) -> None:
+    files = {
+        path.relative_to(staging).as_posix(): {"size": path.stat().st_size, "sha256": _sha256(path)}
+        for path in sorted(staging.rglob("*"))
+        if path.is_file()
+    }
+    body = {"format": FORMAT, "step": step, "sixfold": __version__, "files": files}
+    (staging / MANIFEST).write_bytes(_sealed(body))
+    faultpoint("checkpoint.manifest")
+    fsync_path(staging / MANIFEST)
+    faultpoint("checkpoint.fsync")
+    fsync_path(staging)
+    faultpoint("checkpoint.fsync")
+
+
+def _sealed(body: Mapping[str, Any]) -> bytes:
+    """The manifest's one valid spelling, its own checksum included."""
+    seal = hashlib.sha256(json.dumps(body).encode()).hexdigest()
+    return (json.dumps({**body, "sha256": seal}, indent=1) + "\n").encode()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _verify(directory: Path) -> int:
+    """The step of a checkpoint whose every byte is as it was saved; UserError otherwise."""
+    if not (directory / MANIFEST).is_file():
+        raise UserError(f"{directory} is not a checkpoint: no {MANIFEST}")
+    with disk_errors(f"cannot read {directory}"):
+        body = _read_manifest(directory)
+        files: dict[str, dict[str, Any]] = body["files"]
+        for name in (TENSORS, STATE, *files):
+            if name not in files or not (directory / name).is_file():
+                raise UserError(f"{directory} is incomplete (missing {name})")
+        for name, wanted in files.items():
+            _verify_file(directory / name, wanted["size"], wanted["sha256"])
+    return int(body["step"])
+
+
+def _read_manifest(directory: Path) -> dict[str, Any]:
+    raw = (directory / MANIFEST).read_bytes()
+    try:
+        body = json.loads(raw)
+    except ValueError:  # covers bytes that are not UTF-8
+        body = None
+    if not isinstance(body, dict) or not isinstance(body.get("format"), int):
+        raise UserError(f"{directory / MANIFEST} is damaged: it is not a manifest of Sixfold")
+    if body["format"] > FORMAT:
+        raise UserError(f"{directory}: checkpoint format {body['format']} is newer than this release (max {FORMAT}); upgrade sixfold")
+    body.pop("sha256", None)
+    if _sealed(body) != raw:
+        raise UserError(f"{directory / MANIFEST} is damaged: its own sha256 does not match")
+    return body
+
+
+def _verify_file(path: Path, size: int, sha256: str) -> None:
+    found = path.stat().st_size
+    if found != size:
+        raise UserError(f"{path} is {'truncated' if found < size else 'altered'}: {found} bytes, {size} were saved")
+    if _sha256(path) != sha256:
+        raise UserError(f"{path}: sha256 mismatch")
+
+
+def _remove_all(paths: list[Path]) -> list[Path]:
+    for path in paths:
+        with disk_errors(f"cannot delete {path}"):
+            _remove(path)
+    return paths
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint; its name is gone before its first file is, so a kill in between leaves nothing that looks whole."""
+    doomed = path.with_name(f".deleting-{path.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.rename(path, doomed)
+    faultpoint("checkpoint.unpublish")
+    fsync_path(path.parent)
+    faultpoint("checkpoint.unpublished")
+    shutil.rmtree(doomed)
+    faultpoint("checkpoint.delete")

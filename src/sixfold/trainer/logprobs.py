@@ -1,0 +1,60 @@
+"""Log-probs and entropies of scored tokens, a chunk of positions at a time: logits exist for one chunk, never as [B, T, V].
+
+Each chunk is checkpointed: its logits are computed again in the backward pass, where they would otherwise all be kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from ..batch import Batch
+from ..model.causal_lm import head_logits, hidden_states
+from .packing import PackedRow, microbatches, pack
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How log-probs are computed: the sampling temperature, positions a chunk, and the precision of the body (None: the weights' own)."""
+
+    temperature: float = 1.0
+    chunk: int = 1024
+    autocast: torch.dtype | None = None
+
+
+def score_chunk(model: PreTrainedModel, hidden: Tensor, target: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """hidden [C, hidden], target [C] -> (log-prob of the target, entropy without gradient), [C] each float32, under logits / temperature."""
+    logits = head_logits(model, hidden)
+    if temperature != 1.0:
+        logits = logits / temperature
+    logp = logits.log_softmax(-1)
+    with torch.no_grad():
+        entropy = torch.special.entr(logp.exp()).sum(-1)  # entr(0) = 0, where 0 * -inf would be NaN
+    return logp.gather(-1, target[:, None])[:, 0], entropy
+
+
+def score_row(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> tuple[Tensor, Tensor]:
+    """Log-prob and entropy of every scored token of a packed row, [S] each, float32, in the order of row.target."""
+    with torch.autocast(row.tokens.device.type, scoring.autocast or torch.bfloat16, enabled=scoring.autocast is not None):
+        hidden = hidden_states(model, row.tokens, row.positions, row)[row.predictor]
+        chunks = zip(hidden.split(scoring.chunk), row.target.split(scoring.chunk), strict=True)
+        if torch.is_grad_enabled():
+            scores = [checkpoint(score_chunk, model, h, t, scoring.temperature, use_reentrant=False) for h, t in chunks]
+        else:
+            scores = [score_chunk(model, h, t, scoring.temperature) for h, t in chunks]
+    return torch.cat([logp for logp, _ in scores]), torch.cat([entropy for _, entropy in scores])
+
+
+@torch.no_grad()
+def score_batch(model: PreTrainedModel, batch: Batch, scoring: Scoring, max_tokens: int, share_prefix: bool) -> Tensor:
+    """Log-probs of a whole batch without gradient: [B, T], 0 where mask is False."""
+    grid = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
+    rows = batch.mask.any(-1).nonzero()[:, 0].tolist()
+    for part in microbatches(batch, rows, max_tokens, share_prefix):
+        row = pack(batch, part, share_prefix)
+        grid[row.row, row.column] = score_row(model, row, scoring)[0]
+    return grid

@@ -1,0 +1,33 @@
+"""AdamW and its learning rate, which is a function of the step alone: nothing to save, nothing to restore wrongly."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from ..config import TrainerConfig
+
+
+def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
+    """AdamW over the parameters that require gradients (a frozen reference has none)."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.AdamW(
+        parameters,
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.epsilon,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+def learning_rate(config: TrainerConfig, step: int, total: int) -> float:
+    """Learning rate of optimizer step `step` (from 0) of `total`: linear warm-up, then the schedule down to 0 at the end."""
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    if config.schedule == "constant" or total <= config.warmup_steps:
+        return config.learning_rate
+    done = min(1.0, (step - config.warmup_steps) / (total - config.warmup_steps))
+    return config.learning_rate * (1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)

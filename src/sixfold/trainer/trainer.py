@@ -1,0 +1,155 @@
+"""One forward, one backward, one step, for any loss it is handed. The only place where backward runs.
+
+The trainer knows no algorithm: a loss takes rows of the batch and their log-probs. It computes only the rows that weigh something, packed, a
+micro-batch at a time; because weights are fixed for the whole step, the gradient does not depend on the split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..batch import Batch, Loss, LossOutput, Metrics
+from ..config import TrainerConfig
+from .logprobs import Scoring, score_row
+from .mismatch import log_ratio_metrics, mismatch_metrics
+from .optimizer import learning_rate, make_optimizer
+from .packing import PackedRow, microbatches, pack
+
+
+class TrainingDiverged(RuntimeError):
+    """Several steps in a row had no finite gradient."""
+
+
+@dataclass
+class _Totals:
+    """What the micro-batches of a step add up to."""
+
+    tokens: int = 0
+    computed: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)
+    logp: list[Tensor] = field(default_factory=list)
+    old_logp: list[Tensor] = field(default_factory=list)
+    fresh: list[Tensor] = field(default_factory=list)
+    bad_rows: list[int] = field(default_factory=list)
+
+    def add(self, name: str, value: float, into: dict[str, float]) -> None:
+        into[name] = into.get(name, 0.0) + value
+
+
+class Trainer:
+    """Holds the model, the optimizer and the weight version.
+
+    version: grows by one with every optimizer step taken; what rollouts are stamped with. steps: optimizer steps attempted, which the learning rate
+    follows. total_steps: of the schedule. scoring: temperature, chunk and precision of the forward.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: TrainerConfig, scoring: Scoring, total_steps: int) -> None:
+        self.model = model
+        self.config = config
+        self.scoring = scoring
+        self.total_steps = total_steps
+        self.optimizer = make_optimizer(model, config)
+        self.version = 0
+        self.steps = 0
+        self.skipped_total = 0
+        self.skipped_in_a_row = 0
+        self.skip_reason = ""
+
+    def train_step(self, batch: Batch, loss: Loss) -> Metrics:
+        """One optimizer step on the batch. Gives the step's metrics; `train/skipped` says that no update was made (`skip_reason` why).
+
+        Raises TrainingDiverged after `max_skipped_steps` skips in a row for non-finite gradients.
+        """
+        if batch.weights is None:
+            raise ValueError("batch.weights is not filled in: compute advantages first")
+        rate = learning_rate(self.config, self.steps, self.total_steps)
+        rows = batch.weights.any(-1).nonzero()[:, 0].tolist()
+        if not rows:
+            self.skip_reason = "no trajectory carries a signal: in every group all rewards are equal"
+            return {
+                "train/skipped": 1.0,
+                "train/skipped_total": float(self.skipped_total),
+                "train/learning_rate": rate,
+                "train/tokens": 0.0,
+                "train/microbatches": 0.0,
+            }
+        parts = microbatches(batch, rows, self.config.max_tokens_per_microbatch, self.config.share_prefix)
+        totals = self._accumulate(batch, parts, loss)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip))
+        skipped = self._step(norm, totals, rate)
+        metrics: Metrics = {**totals.sums, **{k: v / max(totals.tokens, 1) for k, v in totals.means.items()}}
+        logp, old_logp, fresh = (torch.cat(t) for t in (totals.logp, totals.old_logp, totals.fresh))
+        metrics |= log_ratio_metrics(logp, old_logp) | mismatch_metrics(logp[fresh], old_logp[fresh])
+        metrics |= {
+            "train/grad_norm": norm,
+            "train/learning_rate": rate,
+            "train/tokens": float(totals.computed),
+            "train/microbatches": float(len(parts)),
+            "train/skipped": float(skipped),
+            "train/skipped_total": float(self.skipped_total),
+        }
+        return metrics
+
+    def _accumulate(self, batch: Batch, parts: Sequence[Sequence[int]], loss: Loss) -> _Totals:
+        """Forward and backward every micro-batch; gradients add up in float32 on the master weights."""
+        totals = _Totals()
+        for rows in parts:
+            packed = pack(batch, rows, self.config.share_prefix)
+            local, logp, entropy = self._forward(batch, rows, packed)
+            output = loss(local, logp)
+            if bool(output.loss.isfinite()):
+                output.loss.backward()
+            else:
+                totals.bad_rows += rows
+            self._count(totals, local, packed, logp, entropy, output)
+        return totals
+
+    def _forward(self, batch: Batch, rows: Sequence[int], packed: PackedRow) -> tuple[Batch, Tensor, Tensor]:
+        """The rows as a batch of their own, their log-probs and entropies [len(rows), T]."""
+        index = torch.tensor(rows, device=batch.tokens.device)
+        scored_logp, scored_entropy = score_row(self.model, packed, self.scoring)
+        local = batch.rows(index)
+        at = torch.searchsorted(index, packed.row), packed.column
+        grid = torch.zeros(local.tokens.shape, device=scored_logp.device)
+        return local, grid.index_put(at, scored_logp), grid.index_put(at, scored_entropy)
+
+    def _count(self, totals: _Totals, local: Batch, packed: PackedRow, logp: Tensor, entropy: Tensor, output: LossOutput) -> None:
+        mask = local.mask
+        totals.tokens += int(mask.sum())
+        totals.computed += len(packed.tokens)
+        for name, value in output.sums.items():
+            totals.add(name, float(value), totals.sums)
+        for name, table in {**output.means, "train/entropy": entropy}.items():
+            totals.add(name, float(table[mask].sum()), totals.means)
+        totals.logp.append(logp.detach()[mask])
+        totals.old_logp.append(local.old_logp[mask])
+        totals.fresh.append(local.version[mask] == self.version)
+
+    def _step(self, norm: float, totals: _Totals, rate: float) -> bool:
+        """Update the weights unless something was not finite; True when skipped."""
+        self.steps += 1
+        self.skip_reason = ""
+        if totals.bad_rows:
+            self.skip_reason = f"loss not finite in rows {totals.bad_rows[:8]}"
+        elif not torch.isfinite(torch.tensor(norm)):
+            names = [n for n, p in self.model.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())]
+            self.skip_reason = f"gradient not finite in {len(names)} tensors, first {names[:1]}"
+        if not self.skip_reason:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+            self.version += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if self.skip_reason else 0
+        self.skipped_total += bool(self.skip_reason)
+        if self.skipped_in_a_row >= self.config.max_skipped_steps:
+            raise TrainingDiverged(
+                f"{self.skipped_in_a_row} steps in a row skipped: {self.skip_reason}. Lower trainer.learning_rate or resume from an earlier checkpoint"
+            )
+        return bool(self.skip_reason)

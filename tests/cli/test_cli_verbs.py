@@ -1,0 +1,226 @@
+"""What each verb takes, refuses and hands on. The code behind the heavy verbs is replaced by recorders: no model is loaded here."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sixfold import cli
+from sixfold.cli import VERBS, main
+from sixfold.errors import UserError
+from sixfold.recipe_io import dump_recipe, knobs, load_recipe
+
+Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Calls of the functions behind the verbs, each of which gives back 7."""
+    seen: Calls = []
+    for module, name in [
+        ("sixfold.run", "train_run"),
+        ("sixfold.evaluation.evaluate", "evaluate_command"),
+        ("sixfold.rollout.generate", "generate_command"),
+        ("sixfold.report.html", "write_report"),
+    ]:
+        fake = ModuleType(module)
+
+        def record(*args: Any, name: str = name, **kwargs: Any) -> int:
+            seen.append((name, args, kwargs))
+            return 7
+
+        setattr(fake, name, record)
+        monkeypatch.setitem(sys.modules, module, fake)
+    return seen
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run folder with the demo's recipe."""
+    folder = tmp_path / "runs" / "demo"
+    folder.mkdir(parents=True)
+    (folder / "recipe.toml").write_text(dump_recipe(load_recipe("demo")))
+    return folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line that a mistake prints."""
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    prefix = "sixfold: error: "
+    assert captured.err.startswith(prefix)
+    return captured.err[len(prefix) : -1]
+
+
+def test_train_hands_on_the_recipe(calls: Calls) -> None:
+    assert main(["train", "--trainer.learning_rate", "2e-6", "demo", "--overwrite", "--run.seed=3"]) == 7
+    name, (recipe,), named = calls[0]
+    assert name == "train_run" and named == {"resume": None, "overwrite": True, "stop_after": None}
+    assert recipe == load_recipe("demo", ["--trainer.learning_rate=2e-6", "--run.seed=3"])
+
+
+def test_resume_takes_the_runs_own_recipe_and_says_what_changed(calls: Calls, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--resume", str(run_dir), "--run.seed", "5"]) == 7
+    assert calls[0][2] == {"resume": run_dir, "overwrite": False, "stop_after": None}
+    assert calls[0][1][0] == load_recipe("demo", ["--run.seed=5"])
+    assert capsys.readouterr().out == "resuming with changed settings: run.seed 0 -> 5\n"
+    assert main(["train", "--resume", str(run_dir)]) == 7
+    assert capsys.readouterr().out == ""
+
+
+def test_sft_stops_after_the_warm_up(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sft", "demo"]) == 7
+    assert calls[0][2] == {"resume": None, "overwrite": False, "stop_after": "sft"}
+    assert refused(capsys, "sft", "demo", "--sft.steps=0").startswith("sft.steps = 0 in demo: there is no warm-up to run")
+
+
+def test_eval_generate_and_report_hand_on_their_arguments(calls: Calls, run_dir: Path) -> None:
+    assert main(["eval", "demo", "--checkpoint", "a", "--against", "b", "--eval.samples=4", "--eval.temperature=1"]) == 7
+    sampled = load_recipe("demo", ["--eval.samples=4", "--eval.temperature=1"])
+    assert calls.pop() == ("evaluate_command", (sampled, "a", "b"), {})
+    assert main(["generate", "runs/demo", "--prompt", "1+1=", "--n", "3", "--temperature", "0", "--max-tokens", "9", "--seed", "4"]) == 7
+    assert calls.pop() == ("generate_command", ("runs/demo", "1+1="), {"n": 3, "temperature": 0.0, "max_tokens": 9, "seed": 4})
+    assert main(["report", str(run_dir)]) == 0
+    assert calls.pop() == ("write_report", (run_dir,), {})
+
+
+MISTAKES = {
+    "trian demo": "unknown command 'trian'. Did you mean 'train'? Commands: train, sft, eval, generate, explain, diff, report",
+    "--verbose": "unknown option '--verbose'. Commands: train, sft, eval, generate, explain, diff, report",
+    "train": "sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two",
+    "train demo --resume x": "sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two",
+    "train --resume x --overwrite": "sixfold train: --resume keeps the run and --overwrite deletes it; give one of them",
+    "train demo --stpes 5": "unknown key 'stpes'. Did you mean 'run.steps'? (--stpes)",
+    "train demo --overwrit": "sixfold train: unknown option '--overwrit'. Did you mean '--overwrite'? See sixfold train --help",
+    "train demo extra": "sixfold train: unexpected argument 'extra'. See sixfold train --help",
+    "train demo --rollout.samples_per_prompt 1": "rollout.samples_per_prompt = 1 gives every sample zero advantage under grpo; use >= 2",
+    "train --resume /no/such": "no run at /no/such: no such folder; a run is a folder such as runs/demo",
+    "train --resume /": "/ is not a run: it holds no recipe.toml; a run is a folder such as runs/demo",
+    "eval demo": "sixfold eval: the following arguments are required: --checkpoint. See sixfold eval --help",
+    "eval demo --checkpoint x --data.heldout 0": (
+        "nothing to evaluate on: data.heldout = 0 and data.heldout_split is empty; set one of them"
+    ),
+    "generate m --promt x": "sixfold generate: unknown option '--promt'. Did you mean '--prompt'? See sixfold generate --help",
+    "generate m --prompt x --run.seed 1": "sixfold generate: unknown option '--run.seed'. See sixfold generate --help",
+    "generate m --prompt x --n 0": "sixfold generate: argument --n: expected an integer >= 1, got '0'. See sixfold generate --help",
+    "generate m --prompt x --temperature nan": (
+        "sixfold generate: argument --temperature: expected a finite number >= 0, got 'nan'. See sixfold generate --help"
+    ),
+    "generate m --prompt=": "sixfold generate: --prompt is empty; give the text to complete",
+    "explain nope.toml": "recipe not found: nope.toml",
+    "explain demo --hf_token hf_abcdefgh": (
+        "'hf_token' looks like a secret: none is kept in a recipe (value not shown); set the environment variable HF_TOKEN (--hf_token)"
+    ),
+    "diff a": "sixfold diff: the following arguments are required: RUN_B. See sixfold diff --help",
+}
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_a_mistake_is_one_line_and_exit_2(command: str, calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, *command.split()) == MISTAKES[command]
+    assert calls == []
+
+
+def test_no_arguments_is_short_help_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("usage: sixfold VERB") and captured.out == ""
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == captured.err
+
+
+def test_debug_shows_the_traceback() -> None:
+    with pytest.raises(UserError):
+        main(["explain", "nope.toml", "--debug"])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_lists_the_settings_where_there_is_a_recipe(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([verb, "--help"])
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: sixfold {verb}")
+    takes_recipe = verb in ("train", "sft", "eval", "explain")
+    shown = [key for key, knob in knobs().items() if f"--{key} " in text and knob.description in text]
+    assert shown == (list(knobs()) if takes_recipe else [])
+
+
+def failing(error: BaseException) -> SimpleNamespace:
+    def run(arguments: list[str]) -> int:
+        raise error
+
+    return SimpleNamespace(run=run)
+
+
+def test_how_a_command_ends_when_it_does_not_end_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def end_with(error: BaseException) -> None:
+        monkeypatch.setitem(sys.modules, "sixfold.cli.report", failing(error))
+
+    end_with(KeyboardInterrupt())
+    assert main(["report", "x"]) == 130
+    assert capsys.readouterr().err == "sixfold: interrupted\n"
+    end_with(UserError("a message\nin two lines"))
+    assert refused(capsys, "report", "x") == "a message in two lines"
+    end_with(OSError(errno.EACCES, "", "runs/x"))
+    assert refused(capsys, "report", "x") == "permission denied: runs/x"
+    for bug in (ValueError("a bug"), OSError(errno.EBADF, "a bug")):
+        end_with(bug)
+        with pytest.raises(type(bug)):
+            main(["report", "x"])
+
+
+def test_a_full_disk_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fake = ModuleType("sixfold.run")
+
+    def train_run(*args: Any, **kwargs: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    fake.train_run = train_run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sixfold.run", fake)
+    assert refused(capsys, "train", "demo") == "no space left on runs/demo: free some and `sixfold train --resume runs/demo`"
+
+
+def test_the_verbs_are_the_modules() -> None:
+    modules = {path.stem for path in Path(cli.__file__).parent.glob("*.py")} - {"__init__", "parsing"}
+    assert modules == set(VERBS)
+
+
+def seconds(*argv: str) -> float:
+    """Wall time of the quickest of three runs: another process on the machine is not the command's fault."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-c", "import sys; from sixfold.cli import main; sys.exit(main())", *argv], check=True, capture_output=True
+        )
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def test_help_and_explain_answer_at_once() -> None:
+    assert seconds("--help") < 0.5
+    assert seconds("explain", "demo") < 2.0
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = "{'pydantic', 'rich', 'torch', 'argparse'}"
+    code = f"import sys; from sixfold.cli import main; main(['--help']); print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.endswith("[]\n")
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    code = "import sys; from sixfold.cli import main; sys.exit(main(['explain', 'demo']))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.wait(timeout=20) == 1
+    assert process.stderr.read() == b""
+    process.stderr.close()

@@ -1,0 +1,66 @@
+"""The schema is the page, the logger's gate, and the trainer's bins."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sixfold.report import schema
+from sixfold.trainer.mismatch import RATIO_EDGES
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_docs_page_is_what_the_module_prints() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    printed = subprocess.run([sys.executable, "-m", "sixfold.report.schema"], capture_output=True, encoding="utf-8", check=True).stdout
+    assert page == printed, "run: python -m sixfold.report.schema > docs/metrics.md"
+    for metric in schema.METRICS:
+        assert f"| `{metric.key}` | {metric.unit} |" in page
+
+
+def test_every_table_row_has_four_cells() -> None:
+    rows = [line for line in schema.render_markdown().splitlines() if line.startswith("| `")]
+    assert len(rows) == len(schema.METRICS)
+    for row in rows:
+        assert row.replace(r"\|", "").count("|") == 5, row
+
+
+def test_keys_are_unique_and_families_need_a_name() -> None:
+    keys = [metric.key for metric in schema.METRICS]
+    assert len(set(keys)) == len(keys)
+    part = schema.find("reward/part/format")
+    assert part is not None and part.key == "reward/part/*"
+    assert schema.find("reward/part/") is None
+    assert schema.find("reward/parts/format") is None
+
+
+def test_the_histogram_bins_are_the_trainers() -> None:
+    assert schema.LOG_RATIO_EDGES == RATIO_EDGES
+
+
+@pytest.mark.parametrize("value", [True, "0.5", {"a": 1}, [1, "2"], b"1"])
+def test_a_value_that_is_no_number_is_refused_by_name(value: object) -> None:
+    with pytest.raises(ValueError, match="train/loss"):
+        schema.check({"train/loss": value})  # type: ignore[dict-item]
+
+
+def test_an_unknown_key_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"'train/los'.*Did you mean 'train/loss'\?"):
+        schema.check({"train/los": 1.0})
+
+
+def test_role_seconds_add_up_to_the_step() -> None:
+    seconds = schema.role_seconds({"time/total_s": 2.0, "time/rollout_s": 1.2, "time/trainer_s": 0.5, "train/loss": 9.0})
+    assert seconds == pytest.approx({"rollout": 1.2, "trainer": 0.5, "other": 0.3})
+
+
+def test_the_room_needs_no_torch() -> None:
+    code = (
+        "import sys; import sixfold.report.html, sixfold.report.loggers, sixfold.report.progress;"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'tensorboard', 'trackio', 'wandb', 'transformers')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

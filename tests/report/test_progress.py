@@ -1,0 +1,144 @@
+"""The display: what a pipe gets, that a terminal is given back, and that model text stays text."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from sixfold.report import progress
+from sixfold.report.progress import Progress, clock, sparkline
+from sixfold.report.samples import Sample
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]hi[/] [link=file:///etc]x[/link] \u202etxt\x9b31m"
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+
+
+def pipe(width: int = 60) -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    return Console(file=stream, width=width), stream
+
+
+def terminal() -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    return Console(file=stream, width=100, force_terminal=True, _environ={"TERM": "xterm-256color"}), stream
+
+
+def step(number: int, **more: float) -> dict[str, float]:
+    return {"step": number, "reward/mean": 0.5, "reward/ema": 0.4, "rollout/tok_s": 12345.6, **more}
+
+
+def test_a_pipe_gets_one_plain_line_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    console, stream = pipe()
+    with Progress(console) as shown:
+        shown.stage("RL", 3)
+        for number in (1, 2, 3):
+            clock.now += 10.0
+            shown.update(step(number) | {"time/total_s": 10.0, "time/rollout_s": 7.5, "mismatch/max_abs_logp": 2.1e-6})
+    common = "reward 0.400  (this step 0.500)  tokens/s 12 346  mismatch 2.1e-06  rollout 75% other 25%"
+    assert stream.getvalue().splitlines() == [f"RL 1/3  {common}  0:20 left", f"RL 2/3  {common}  0:10 left", f"RL 3/3  {common}"]
+
+
+def test_fast_steps_are_thinned_but_evaluations_and_the_last_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    console, stream = pipe()
+    with Progress(console, every_s=5.0) as shown:
+        shown.stage("RL", 20)
+        for number in range(1, 21):
+            clock.now += 1.0
+            evaluated = {"heldout/accuracy": 0.75, "heldout/low": 0.7, "heldout/high": 0.8} if number == 9 else {}
+            shown.update(step(number, **evaluated))
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == ["1/20", "6/20", "9/20", "14/20", "19/20", "20/20"]
+    assert "held-out" not in lines[1] and "held-out 75.0% [70.0%, 80.0%]" in lines[2]
+
+
+def test_a_resumed_stage_does_not_count_steps_it_did_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    console, stream = pipe()
+    with Progress(console) as shown:
+        shown.stage("RL", 100)
+        clock.now += 2.0
+        shown.update(step(91))
+    assert "0:18 left" in stream.getvalue()
+
+
+def test_an_unfinished_stage_ends_with_the_step_it_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    console, stream = pipe()
+    with Progress(console, every_s=100.0) as shown:
+        shown.stage("SFT", 10)
+        for number in (1, 2):
+            clock.now += 1.0
+            shown.update({"step": number, "train/loss": 1.0 / number})
+        shown.stage("RL", 5)
+    assert [line.split("  ")[:2] for line in stream.getvalue().splitlines()] == [["SFT 1/10", "loss 1.0000"], ["SFT 2/10", "loss 0.5000"]]
+
+
+def test_the_panel_shows_the_state() -> None:
+    console, _ = terminal()
+    shown = Progress(console)
+    shown.stage("RL", 50)
+    for number in (1, 2, 3):
+        shown.update(step(number) | {"reward/ema": number / 10, "time/total_s": 2.0, "time/rollout_s": 1.0, "time/trainer_s": 1.0})
+    plain, stream = pipe()
+    plain.print(shown._panel(), width=90)
+    text = stream.getvalue()
+    for expected in ("RL", "3 of 50", "0.300", "▁▅█", "12 346", "rollout 50%", "trainer 50%"):
+        assert expected in text
+
+
+def test_an_exception_gives_the_terminal_back() -> None:
+    console, stream = terminal()
+    with pytest.raises(RuntimeError), Progress(console) as shown:
+        shown.stage("RL", 5)
+        shown.update(step(1))
+        raise RuntimeError
+    out = stream.getvalue()
+    assert out.rindex("\x1b[?25h") > out.rindex("\x1b[?25l"), "the cursor is hidden"
+    assert not shown._live.is_started
+    assert "RL 1/5" in out
+
+
+@pytest.mark.parametrize("place", ["note", "sample", "figure", "stage"])
+def test_model_text_cannot_drive_the_terminal(place: str) -> None:
+    console, stream = pipe(width=400)
+    with Progress(console) as shown:
+        if place == "note":
+            shown.note(HOSTILE)
+        elif place == "sample":
+            shown.samples([Sample(HOSTILE, HOSTILE, HOSTILE, 0.0)], [Sample(HOSTILE, HOSTILE, HOSTILE, None)])
+        elif place == "figure":
+            shown.before_after([(HOSTILE, HOSTILE, HOSTILE)])
+        else:
+            shown.stage(HOSTILE, 1)
+            shown.update(step(1))
+    out = stream.getvalue()
+    assert not {"\x1b", "\x07", "\u202e", "\x9b"} & set(out)
+    assert "[bold red]hi[/] [link=file:///etc]x[/link]" in out, "markup was read, not shown"
+    assert "⟨U+202E⟩txt" in out
+
+
+def test_samples_are_paired_by_prompt() -> None:
+    stream = io.StringIO()
+    with Progress(Console(file=stream, width=120)) as shown:
+        shown.samples([Sample("1+1=", "2", "three", 0.0), Sample("2+2=", "4", "four?", None)], [Sample("1+1=", "2", "two", 1.0)])
+    rows = [line.split("│") for line in stream.getvalue().splitlines() if "+" in line]
+    assert [[cell.strip() for cell in row[1:5]] for row in rows] == [["1+1=", "2", "✗ three", "✓ two"], ["2+2=", "4", "· four?", "—"]]
+
+
+def test_sparkline_and_clock() -> None:
+    assert sparkline([0.0, 1.0, 0.5, math.nan, 0.25]) == "▁█▅ ▃"
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([]) == ""
+    assert [clock(s) for s in (0.4, 42, 725, 11220)] == ["0:00", "0:42", "12:05", "3:07:00"]

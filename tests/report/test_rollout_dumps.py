@@ -1,0 +1,85 @@
+"""A dump gives every trajectory back, and a damaged one is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from sixfold.errors import UserError
+from sixfold.report.rollouts import dumped_steps, read_rollouts, write_rollouts
+from sixfold.types import Group, Reward, Task, Trajectory
+
+
+def group(logp: float = -0.5) -> Group:
+    task = Task(id="t1", prompt=({"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2="}), answer=4, source="sums")
+    mask, logps, versions = [False, False, True], [0.0, 0.0, logp], [-1, -1, 5]
+    trajectories = [
+        Trajectory("t1", k, [7, 8, 9 + k], 2, mask, logps, versions, "stop", "4", reward=Reward(1.0 - k, {"c": 1.0})) for k in range(2)
+    ]
+    return Group(task, trajectories)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path, written = tmp_path / "step-000003.jsonl.zst", group()
+    write_rollouts(path, [written], [[0.5, [0.0, 0.0, -0.5]]], decode=lambda token: f"<{token}>")
+    records = read_rollouts(path)
+    fields = Trajectory.__dataclass_fields__
+    assert [Trajectory.from_record({name: record[name] for name in fields}) for record in records] == written.trajectories
+    assert [record["advantage"] for record in records] == [0.5, [0.0, 0.0, -0.5]]
+    assert [record["pieces"] for record in records] == [["<7>", "<8>", "<9>"], ["<7>", "<8>", "<10>"]]
+    assert {(record["prompt"], record["answer"], record["source"]) for record in records} == {("2+2=", 4, "sums")}
+
+
+def test_without_decode_there_are_no_pieces(tmp_path: Path) -> None:
+    write_rollouts(tmp_path / "d", [group()], [[0.0, 0.0]])
+    assert all("pieces" not in record for record in read_rollouts(tmp_path / "d"))
+
+
+def test_a_log_prob_that_is_not_finite_is_dumped_as_null(tmp_path: Path) -> None:
+    write_rollouts(tmp_path / "d", [group(logp=math.nan)], [[0.0, math.inf]])
+    raw = zstandard.ZstdDecompressor().decompress((tmp_path / "d").read_bytes())
+    first, second = (json.loads(line, parse_constant=pytest.fail) for line in raw.splitlines())
+    assert first["logp"] == [0.0, 0.0, None]
+    assert second["advantage"] is None
+
+
+def test_advantages_must_match_the_groups(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        write_rollouts(tmp_path / "d", [group()], [[0.5]])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_dumps_count_as_dumped_steps(tmp_path: Path) -> None:
+    for name in ("step-000012.jsonl.zst", "step-000003.jsonl.zst", "step-1000000.jsonl.zst", ".step-000004.jsonl.zst.tmp-9", "notes.txt"):
+        (tmp_path / name).touch()
+    assert dumped_steps(tmp_path) == [3, 12, 1000000]
+    assert dumped_steps(tmp_path / "absent") == []
+
+
+def test_a_dump_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    write_rollouts(path, [group()], [[0.0, 0.0]])
+    whole = path.read_bytes()
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(UserError, match="not a readable rollout dump"):
+            read_rollouts(path)
+
+
+def test_json_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    write_rollouts(path, [group()], [[0.0, 0.0]])
+    good = read_rollouts(path)[0]
+    for bad in ([], {}, {**good, "mask": [True]}, {**good, "reward": {"value": 1, "parts": []}}, {**good, "prompt_length": "2"}):
+        path.write_bytes(zstandard.ZstdCompressor().compress(json.dumps(bad).encode()))
+        with pytest.raises(UserError, match="line 1 is not a trajectory"):
+            read_rollouts(path)
+
+
+def test_a_missing_dump_names_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"log\.rollouts_every"):
+        read_rollouts(tmp_path / "absent")

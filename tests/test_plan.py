@@ -1,0 +1,199 @@
+"""The plan's numbers against hand counts, transformers' own model and the trainer's own packing; its refusals against exact lines."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sixfold.algorithm.table import ALGORITHMS
+from sixfold.config import AlgorithmConfig, Recipe
+from sixfold.errors import UserError
+from sixfold.plan import make_plan, microbatch_bound, resolve_algorithm
+from sixfold.plan_text import asked_settings, explain
+from sixfold.recipe_io import load_recipe, parse_recipe
+
+
+def recipe(*flags: str) -> Recipe:
+    return parse_recipe('run.name = "x"', "x.toml", flags)
+
+
+def refusal(*flags: str) -> str:
+    with pytest.raises(UserError) as caught:
+        make_plan(recipe(*flags))
+    return str(caught.value)
+
+
+def test_the_numbers_of_the_defaults_by_hand() -> None:
+    plan = make_plan(Recipe())
+    assert plan.trajectories == 8 * 8
+    assert (plan.longest_tokens, plan.max_prompt_tokens) == (512, 448)
+    # 8 prompts of 448 and 64 completions of 64 are 7,680 tokens; a micro-batch closes with at least 4096 - 511 in it, one prompt of them
+    # perhaps a repeat, so 3,137 new ones: two can be closed, and one more holds the rest
+    assert plan.microbatches == 3
+    assert plan.step_tokens == 7680
+    assert plan.kv_tokens == 256 * 512 and plan.kv_blocks == 8192
+    # keys and values, 4 layers, 2 heads of 32 numbers, 4 bytes: 2 KiB a token
+    assert plan.kv_bytes == 256 * 512 * 2 * 4 * 2 * 32 * 4
+    assert not plan.keeps_reference
+    assert plan.evaluations == 11
+
+
+def test_scratch_parameters_are_those_of_the_real_model() -> None:
+    from sixfold.model.scratch import scratch_model
+
+    flags = ["--model.scratch.hidden_size=48", "--model.scratch.layers=3", "--model.scratch.heads=6", "--model.scratch.kv_heads=2"]
+    asked = recipe(*flags, "--model.scratch.head_dim=10", "--model.scratch.intermediate_size=80", "--model.scratch.alphabet=abc")
+    model, tokenizer = scratch_model(asked.model.scratch, seed=0)
+    plan = make_plan(asked)
+    assert plan.model.parameters == sum(p.numel() for p in model.parameters())
+    assert f"{len(tokenizer)} tokens in the vocabulary" in plan.model.origin
+
+
+def write_model(folder: Path, config: dict[str, object], tensors: dict[str, list[int]]) -> Path:
+    """A model folder as transformers saves it, without the numbers."""
+    header = json.dumps(
+        {"__metadata__": {"format": "pt"}} | {n: {"dtype": "F32", "shape": s, "data_offsets": [0, 0]} for n, s in tensors.items()}
+    )
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode())
+    return folder
+
+
+QWEN = dict(
+    model_type="qwen2", num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2, hidden_size=896, max_position_embeddings=1024
+)
+
+
+def test_a_local_model_is_read_from_its_files(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", QWEN, {"a": [10, 7], "b": [5], "scalar": []})
+    plan = make_plan(recipe(f"--model.path={folder}", "--run.precision=bfloat16"))
+    assert plan.model.parameters == 76
+    assert plan.checkpoint_bytes == 12 * 76
+    assert plan.longest_tokens == 1024 and plan.max_prompt_tokens == 960
+    assert plan.kv_bytes == 256 * 1024 * (2 * 24 * 2 * 64) * 2
+
+
+def test_what_a_model_does_not_say_stays_unknown(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "gpt2", dict(model_type="gpt2", n_positions=128, n_embd=8), {"w": [3, 3]})
+    plan = make_plan(recipe(f"--model.path={folder}"))
+    assert plan.longest_tokens == 128 and plan.kv_tokens == 256 * 128 and plan.kv_bytes is None
+    hub = make_plan(recipe("--model.path=Qwen/Qwen2.5-0.5B"))
+    assert (hub.model.parameters, hub.longest_tokens, hub.kv_tokens, hub.step_tokens) == (None, None, None, None)
+    assert hub.microbatches == hub.trajectories == 64
+    bounded = make_plan(recipe("--model.path=Qwen/Qwen2.5-0.5B", "--data.max_prompt_tokens=36"))
+    assert bounded.longest_tokens == 100 and bounded.kv_tokens == 256 * 112
+
+
+def test_contradictions_are_refused_with_their_reason(tmp_path: Path) -> None:
+    assert refusal("--rollout.samples_per_prompt=1") == (
+        "rollout.samples_per_prompt = 1 gives every sample zero advantage under grpo; use >= 2"
+    )
+    assert "under reinforce" in refusal("--rollout.samples_per_prompt=1", "--algorithm.name=reinforce")
+    assert refusal("--rollout.max_new_tokens=512") == (
+        "rollout.max_new_tokens = 512 leaves no room for a prompt in the model's context of 512 tokens (model.scratch.context)"
+    )
+    assert refusal("--rollout.max_new_tokens=112", "--data.max_prompt_tokens=401") == (
+        "data.max_prompt_tokens + rollout.max_new_tokens = 401 + 112 = 513 exceeds the model's context of 512 tokens "
+        "(model.scratch.context)"
+    )
+    make_plan(recipe("--rollout.max_new_tokens=112", "--data.max_prompt_tokens=400"))
+    assert refusal("--engine.kv_tokens=511").startswith("engine.kv_tokens = 511 cannot hold one sequence of up to 512 tokens; use >= 512")
+    assert make_plan(recipe("--engine.kv_tokens=512")).kv_blocks == 32
+    assert make_plan(recipe("--engine.kv_tokens=513")).kv_blocks == 33
+    assert refusal("--eval.samples=4").startswith("eval.samples = 4 at eval.temperature = 0 draws the same greedy answer each time")
+    assert "alphabet has 'ab' more than once" in refusal("--model.scratch.alphabet=abcba")
+    assert "head_dim = 33 is odd" in refusal("--model.scratch.head_dim=33")
+    folder = write_model(tmp_path / "m", QWEN, {"w": [2]})
+    assert refusal(f"--model.path={folder}", "--rollout.max_new_tokens=1024").endswith("context of 1024 tokens (its config.json)")
+
+
+def test_model_folders_that_are_none(tmp_path: Path) -> None:
+    assert refusal(f"--model.path={tmp_path}") == f"model.path: {tmp_path} holds no config.json: it is not a Hugging Face model folder"
+    assert refusal("--model.path=./no/such") == "model.path: no folder no/such, and './no/such' is not a hub id (owner/name)"
+    folder = write_model(tmp_path / "m", QWEN, {"w": [2]})
+    assert "is a file; give the folder" in refusal(f"--model.path={folder}/config.json")
+    (folder / "model.safetensors").write_bytes(b"\xff" * 20)
+    assert "not a safetensors file or is cut short" in refusal(f"--model.path={folder}")
+    (folder / "config.json").write_text("{")
+    assert "config.json cannot be read" in refusal(f"--model.path={folder}")
+
+
+def test_an_algorithm_is_its_row_with_the_recipe_laid_over() -> None:
+    assert resolve_algorithm(AlgorithmConfig()) == ALGORITHMS["grpo"]
+    changed = resolve_algorithm(AlgorithmConfig(beta=0.04, clip_high=0.28, aggregation="token"))
+    assert (changed.beta, changed.clip_low, changed.clip_high, changed.aggregation, changed.kl) == (0.04, 0.2, 0.28, "token", "k3")
+    assert make_plan(recipe("--algorithm.beta=0.04")).keeps_reference
+    with pytest.raises(UserError, match=r"^algorithm\.name: no algorithm 'gpro'\. Did you mean 'grpo'\? Known: reinforce, grpo$"):
+        resolve_algorithm(AlgorithmConfig(name="gpro"))
+    with pytest.raises(
+        UserError, match=r"^algorithm\.clip_high: reinforce has no ratio to clip; remove it or use algorithm.name = 'grpo'$"
+    ):
+        resolve_algorithm(AlgorithmConfig(name="reinforce", clip_high=0.2))
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), share=st.booleans())
+def test_no_step_needs_more_microbatches_than_the_bound(data: st.DataObject, share: bool) -> None:
+    packing = pytest.importorskip("sixfold.trainer.packing")
+    prompts, samples = data.draw(st.integers(1, 6)), data.draw(st.integers(2, 6))
+    prompt, new, budget = (data.draw(st.integers(*bounds)) for bounds in ((1, 60), (1, 60), (16, 300)))
+    asked = recipe(
+        f"--rollout.prompts_per_step={prompts}",
+        f"--rollout.samples_per_prompt={samples}",
+        f"--rollout.max_new_tokens={new}",
+        f"--trainer.max_tokens_per_microbatch={budget}",
+        f"--trainer.share_prefix={str(share).lower()}",
+    )
+    of_group = [data.draw(st.one_of(st.just(prompt), st.integers(1, prompt))) for _ in range(prompts)]
+    prompt_lengths = [length for length in of_group for _ in range(samples)]
+    lengths = [length + data.draw(st.one_of(st.just(new), st.integers(1, new))) for length in prompt_lengths]
+    group = [g for g in range(prompts) for _ in range(samples)]
+    batch = SimpleNamespace(lengths=lengths, prompt_lengths=prompt_lengths, group=group)
+    parts = packing.microbatches(batch, range(len(lengths)), budget, share)
+    assert len(parts) <= microbatch_bound(asked, prompt)
+
+
+@pytest.mark.parametrize(("steps", "every"), [(0, 0), (0, 5), (1, 1), (10, 0), (10, 5), (11, 5), (9, 5), (3, 10)])
+def test_evaluations_are_those_of_a_run_counted_one_by_one(steps: int, every: int) -> None:
+    counted = 1 + sum(step == steps or (every > 0 and step % every == 0) for step in range(1, steps + 1))
+    assert make_plan(recipe(f"--run.steps={steps}", f"--eval.every={every}")).evaluations == counted
+    assert make_plan(recipe(f"--run.steps={steps}", f"--eval.every={every}", "--data.heldout=0")).evaluations == 0
+
+
+def test_the_explanation_says_the_numbers_and_why() -> None:
+    text = explain(make_plan(recipe("--algorithm.beta=0.04", "--run.max_minutes=5", "--run.target_reward=0.9")))
+    for line in (
+        "8 prompts x 8 samples = 64 trajectories, 1 optimizer step, at most 3 micro-batches of <= 4096 tokens",
+        "because a trajectory has at most 512 tokens and is never split; a prompt counts once for its completions (trainer.share_prefix)",
+        "at most 8,192 blocks of 16 tokens; 256 MiB",
+        "because engine.kv_tokens = 0: room for engine.max_running = 256 sequences of 512 tokens",
+        "a frozen copy is kept; KL k3 in the loss, weight 0.04",
+        "because beta = 0.04 (algorithm.beta in the recipe)",
+        "after 100 RL steps or after 5 minutes or once the moving average of the reward reaches 0.9, whichever is first",
+        "training state: 12.1 MiB",
+        "asked for (4 of ",
+        "algorithm.beta     0.04  (default the algorithm's own)",
+    ):
+        assert line in text
+    assert "none is kept" in explain(make_plan(Recipe()))
+
+
+def test_asked_and_resolved_are_two_things() -> None:
+    plan = make_plan(recipe("--algorithm.clip_high=0.2"))
+    assert plan.recipe.algorithm.clip_low is None and plan.algorithm.clip_low == 0.2
+    # 0.2 is what grpo would have taken anyway; it was asked for all the same
+    assert asked_settings(plan.recipe) == [("run.name", '"x"', '"run"'), ("algorithm.clip_high", "0.2", "the algorithm's own")]
+
+
+@pytest.mark.parametrize("name", ["demo", "gsm8k", "reasoning_gym"])
+def test_every_shipped_recipe_has_a_plan(name: str) -> None:
+    plan = make_plan(load_recipe(name))
+    assert name in explain(plan)
+    assert plan.longest_tokens is not None, "a shipped recipe bounds its lengths, so that its cache has a known size"
