@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from .algorithm.base import degenerate_fraction
 from .assembly import World, build_world
@@ -55,6 +56,7 @@ def train_run(recipe: Recipe, *, resume: Path | None = None, overwrite: bool = F
     Raises UserError for everything that the user can mend.
     """
     started = time.perf_counter()
+    disable_progress_bar()
     run = open_run(resume) if resume else create_run(Path(recipe.run.dir), recipe.run.name, overwrite)
     with run, Progress() as progress, Interrupts(progress.note) as interrupts:
         checkpoint = _prepare_folder(run, recipe, resume is not None, progress)
@@ -158,7 +160,8 @@ class Run:
         if self.recipe.environment.preflight:
             self.world.environment.score(groups)
             known = [r for g in groups for r in g.rewards if r is not None]
-            self.progress.note(f"pre-flight: {preflight(known)}")
+            verdict = preflight(known)
+            self.progress.note(f"pre-flight: {verdict.pass_rate:.0%} of {len(known)} rollouts solved, {verdict.label}: {verdict.advice}")
         for trajectory in (t for g in groups for t in g.trajectories):
             trajectory.reward = trajectory.reward or Reward(0.0)
         batch = collate(groups).to(self.world.device)

@@ -26,7 +26,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     seen: Calls = []
     for module, name in [
         ("sixfold.run", "train_run"),
-        ("sixfold.evaluation.evaluate", "evaluate_command"),
+        ("sixfold.evaluation.command", "evaluate_command"),
         ("sixfold.rollout.generate", "generate_command"),
         ("sixfold.report.html", "write_report"),
     ]:

@@ -57,9 +57,21 @@ def test_a_line_is_on_disk_before_the_next_step(tmp_path: Path) -> None:
     """A process that is killed right after `log` has lost nothing."""
     path = tmp_path / "metrics.jsonl"
     code = "import os, sys; from pathlib import Path; from sixfold.report.loggers import JsonlLogger\n"
-    code += "JsonlLogger(Path(sys.argv[1])).log(1, {'train/loss': 0.5}); os.kill(os.getpid(), 9)"
+    code += "logger = JsonlLogger(Path(sys.argv[1])); logger.log(1, {'train/loss': 0.5}); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code, str(path)], check=False)
     assert read_metrics(path) == [{"step": 1, "train/loss": 0.5}]
+
+
+def test_a_line_is_synced_after_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    logger = JsonlLogger(path)
+    sizes: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda _: sizes.append(path.stat().st_size))
+    logger.log(1, {"train/loss": 0.5})
+    logger.log(2, {"train/loss": 0.5})
+    logger.close()
+    line = len('{"step": 1, "train/loss": 0.5}\n')
+    assert sizes == [line, 2 * line]
 
 
 def test_an_unknown_key_or_a_wrong_step_writes_nothing(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ def degenerate(rewards: Tensor, group: Tensor) -> Tensor:
     _check(rewards, group)
     known = rewards.isfinite()
     groups = int(group.max()) + 1
-    highest = rewards.new_full((groups,), -torch.inf).index_reduce(0, group, torch.where(known, rewards, -torch.inf), "amax")
-    lowest = rewards.new_full((groups,), torch.inf).index_reduce(0, group, torch.where(known, rewards, torch.inf), "amin")
+    highest = rewards.new_full((groups,), -torch.inf).scatter_reduce(0, group, torch.where(known, rewards, -torch.inf), "amax")
+    lowest = rewards.new_full((groups,), torch.inf).scatter_reduce(0, group, torch.where(known, rewards, torch.inf), "amin")
     return (highest <= lowest)[group]
 
 

@@ -1,4 +1,4 @@
-"""The contract of an algorithm: advantages and weights from rewards, a loss from log-probs. Tensors in, tensors out; no model, task or config file."""
+"""The contract of an algorithm: advantages and weights from rewards, a loss from log-probs. Tensors in, tensors out; no model, no task."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Estimators of KL(policy || reference) from one sampled token (Schulman 2020, joschu.net/blog/kl-approx.html). r = logp - ref_logp, on [B, T].
 
-Values: k1 and k3 are unbiased, k2 is biased; k3 is never negative. As loss terms their gradients differ from their values' meaning: k1 has zero
-expected gradient, k2 gives the gradient of KL(policy || reference), k3 that of KL(reference || policy) (arXiv:2510.01555). In the reward, k1 is right.
+Values: k1 and k3 are unbiased, k2 is biased; k3 is never negative. As loss terms their gradients differ from what their values mean: k1 has zero
+expected gradient, k2 gives the gradient of KL(policy || reference), k3 that of KL(reference || policy) (arXiv:2510.01555). In the reward, k1
+is right.
 """
 
 from __future__ import annotations

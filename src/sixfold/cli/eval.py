@@ -26,6 +26,6 @@ def run(argv: Sequence[str]) -> int:
     recipe = load_recipe(given.recipe, settings)
     if not make_plan(recipe).evaluations:
         raise UserError("nothing to evaluate on: data.heldout = 0 and data.heldout_split is empty; set one of them")
-    from sixfold.evaluation.evaluate import evaluate_command
+    from sixfold.evaluation.command import evaluate_command
 
     return evaluate_command(recipe, given.checkpoint, given.against)

@@ -69,8 +69,9 @@ class Controller:
 
     def run(self, until: Callable[[int, Metrics], bool]) -> None:
         """Step until `until(step, metrics)` says so."""
-        while not until(self.steps_done, self.step()):
-            pass
+        metrics = self.step()
+        while not until(self.steps_done, metrics):
+            metrics = self.step()
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

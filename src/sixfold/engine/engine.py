@@ -24,8 +24,11 @@ from .sequence import Request, Sequence
 
 @dataclass
 class EngineStats:
-    """Counters since the engine was made. prefill_tokens: prompt tokens computed. reused_tokens: prompt tokens that samples shared instead.
-    decoded_tokens: sampled. decode_rows: rows of all decode forwards, so decoded / rows is the batch's useful share. peak_blocks: most in use at once."""
+    """Counters since the engine was made.
+
+    prefill_tokens: prompt tokens computed. reused_tokens: prompt tokens that samples shared instead. decoded_tokens: sampled.
+    peak_blocks: cache blocks in use at the fullest moment.
+    """
 
     prefill_tokens: int = 0
     reused_tokens: int = 0

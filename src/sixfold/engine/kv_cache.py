@@ -69,7 +69,10 @@ class PrefillLayout:
 
 @dataclass(frozen=True)
 class DecodeLayout:
-    """One new token for each of B sequences. slots: [B] where it goes. table: [B * M] blocks of each sequence, padded with scratch. positions: [B]."""
+    """One new token for each of B sequences.
+
+    slots: [B] where it goes. table: [B * M] blocks of each sequence, padded with scratch. positions: [B].
+    """
 
     cache: KVCache
     slots: Tensor

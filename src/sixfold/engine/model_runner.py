@@ -1,7 +1,7 @@
 """Runs the model on what the scheduler chose: builds the layout over the cache, calls body and head, gives back logits.
 
-Rows of a matrix product come out bit for bit the same whatever the other rows are, except in the kernels for very few rows. So a forward is padded to at
-least MIN_ROWS tokens: a sequence's logits then do not depend on its company, and neither do its tokens.
+Rows of a matrix product come out bit for bit the same whatever the other rows are, except in the kernels for very few rows. So a forward is
+padded to at least MIN_ROWS tokens: a sequence's logits then do not depend on its company, and neither do its tokens.
 """
 
 from __future__ import annotations

@@ -19,9 +19,13 @@ MAX_OPERATORS = 80
 MAX_EXPONENT_DIGITS = 3
 MAX_INTEGER_DIGITS = 60
 
-_KNOWN_COMMANDS = frozenset(
-    ["frac", "sqrt", "pi", "cdot", "times", "div", "pm", "mp", "infty", "cup", "cap", "le", "ge", "lt", "gt", "ne", "neq", "in", "notin", "text", "begin", "end", "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "ln", "exp", "binom", "circ", "emptyset", "mathbb", "mathcal", "setminus", "langle", "rangle", "lfloor", "rfloor", "lceil", "rceil", "lvert", "rvert", "vert", "mid", "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "kappa", "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "phi", "varphi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Sigma", "Phi", "Psi", "Omega", "overline", "bar", "hat", "vec", "mathbf", "ldots", "dots", "cdots", "quad", "to", "ast", "star", "prime", "land", "lor"]
-)
+_COMMAND_NAMES = """
+    frac sqrt pi cdot times div pm mp infty cup cap le ge lt gt ne neq in notin text begin end sin cos tan cot sec csc arcsin arccos
+    arctan sinh cosh tanh log ln exp binom circ emptyset mathbb mathcal setminus langle rangle lfloor rfloor lceil rceil lvert rvert
+    vert mid alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi omega Gamma
+    Delta Theta Lambda Sigma Phi Psi Omega overline bar hat vec mathbf ldots dots cdots quad to ast star prime land lor
+"""
+_KNOWN_COMMANDS = frozenset(_COMMAND_NAMES.split())
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _FUNCTION = re.compile(r"\\(?:a?(?:rc)?(?:sin|cos|tan)h?|cot|sec|csc|log|ln|exp)(?![A-Za-z])|[^\s]")
 _ALIEN = re.compile(r"""["`;@#$]|__|\.\s*[A-Za-z_]""")  # of no formula, and of much code

@@ -45,11 +45,9 @@ def last_box(text: str) -> str | None:
 
 
 def _stated_answer(text: str) -> str | None:
-    stated = None
-    for stated in _STATED.finditer(text):
-        pass
-    if stated is None:
+    begins = [stated.end() for stated in _STATED.finditer(text)]
+    if not begins:
         return None
-    rest = text[stated.end() :].lstrip()
+    rest = text[begins[-1] :].lstrip()
     stop = _SENTENCE_END.search(rest)
     return rest[: stop.start()] if stop else rest

@@ -56,10 +56,15 @@ _WORD_UNIT = re.compile(r"^(?P<body>[^A-Za-z]*\d[^A-Za-z]*?)(?P<gap>\s*)(?P<unit
 _DEGREES = re.compile(r"^(?P<body>.+?)\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})$")
 _CURRENCY = re.compile(r"^(?P<sign>-?)\s*(?:\\?\$|(?P<unit>[€£¥]))\s*(?P<body>[\d.].*)$")
 
-_NOT_UNITS = frozenset(
-    ["or", "and", "not", "no", "maybe", "possibly", "either", "about", "approximately", "approx", "wrong", "incorrect", "false", "plus", "minus", "times", "over", "hundred", "thousand", "million", "billion", "trillion", "dozen", "percent", "pi", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sqrt", "inf", "infinity", "infty", "mod", "divided", "by"]
-)
-_SHORT_UNITS = frozenset(["mm", "cm", "dm", "km", "mg", "kg", "ml", "mph", "kph", "hz", "ft", "yd", "mi", "lb", "lbs", "oz", "hr", "hrs", "min", "sec", "ms", "kj", "kw", "mol", "rad", "deg", "psi"])
+_WORDS_NO_UNIT = """
+    or and not no maybe possibly either about approximately approx wrong incorrect false plus minus times over hundred thousand million
+    billion trillion dozen percent pi sin cos tan cot sec csc log ln exp sqrt inf infinity infty mod divided by
+"""
+_NOT_UNITS = frozenset(_WORDS_NO_UNIT.split())
+_SHORT_UNIT_NAMES = """
+    mm cm dm km mg kg ml mph kph hz ft yd mi lb lbs oz hr hrs min sec ms kj kw mol rad deg psi
+"""
+_SHORT_UNITS = frozenset(_SHORT_UNIT_NAMES.split())
 _SAME_UNIT = {
     **dict.fromkeys(["dollar", "usd", "buck"], "$"),
     **dict.fromkeys(["centimeter", "centimetre"], "cm"),

@@ -15,6 +15,7 @@ import numbers
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,7 +39,7 @@ class RewardFunction:
     name: str
     function: RewardCallable
 
-    @property
+    @cached_property
     def takes_groups(self) -> bool:
         """Whether it is a TRL function: K completions of a task in, K rewards out."""
         return "completions" in inspect.signature(self.function).parameters

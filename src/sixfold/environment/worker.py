@@ -81,7 +81,6 @@ def _reply(descriptor: int, message: object) -> None:
 
 def main() -> None:
     """Entry point of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it closes the pipe
     with os.fdopen(int(sys.argv[1]), "rb") as requests:
         serve(requests, int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
 

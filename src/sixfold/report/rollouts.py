@@ -76,7 +76,7 @@ def _line(task: Task, trajectory: Trajectory, advantage: Advantage, decode: Call
     try:
         text = json.dumps(record, allow_nan=False, default=str)
     except ValueError:  # a NaN log-prob is what one opens the dump for: null in its place, so that the line stays JSON
-        text = json.dumps(record, default=str)
+        text = json.dumps(_without_nan(record), allow_nan=False, default=str)
     return text.encode() + b"\n"
 
 

@@ -71,7 +71,8 @@ def check_lengths(codec: PromptCodec, tasks: Sequence[Task], limit: int, overlon
             kept.append(task)
         elif overlong == "error":
             raise UserError(
-                f"task {task.id}: the prompt has {length} tokens, {limit} fit (context less rollout.max_new_tokens); data.overlong = 'drop' leaves such tasks out"
+                f"task {task.id}: the prompt has {length} tokens and {limit} fit (context less rollout.max_new_tokens, or data.max_prompt_tokens); "
+                "data.overlong = 'drop' leaves such tasks out"
             )
     if tasks and not kept:
         raise UserError(f"dataset has 0 usable tasks: {len(tasks)} read, {len(tasks)} dropped with prompts over {limit} tokens")

@@ -117,7 +117,7 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
 def microbatches(batch: Batch, rows: Sequence[int], max_tokens: int, share_prefix: bool) -> list[list[int]]:
     """Split trajectories into micro-batches of at most max_tokens computed tokens, groups in order so that prompts can be shared.
 
-    A prompt is counted again in every micro-batch that its group reaches into. A single trajectory longer than max_tokens gets a micro-batch of its own.
+    A prompt is counted again in every micro-batch that its group reaches into. A trajectory longer than max_tokens gets a micro-batch of its own.
     """
     parts: list[list[int]] = []
     used, seen = 0, set[int]()

@@ -150,6 +150,6 @@ class Trainer:
         self.skipped_total += bool(self.skip_reason)
         if self.skipped_in_a_row >= self.config.max_skipped_steps:
             raise TrainingDiverged(
-                f"{self.skipped_in_a_row} steps in a row skipped: {self.skip_reason}. Lower trainer.learning_rate or resume from an earlier checkpoint"
+                f"{self.skipped_in_a_row} steps in a row skipped: {self.skip_reason}. Lower trainer.learning_rate, or resume from a checkpoint"
             )
         return bool(self.skip_reason)

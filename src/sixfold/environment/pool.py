@@ -1,0 +1,200 @@
+"""Processes that check answers, each of which can be killed without harm to the rest.
+
+Cast: `WorkerPool` hands out checks and reads outcomes; `_Worker` is its handle on one process, which runs `worker.py`.
+Invariants: every check gets exactly one outcome, in the caller's order. The check that hangs or kills its process is the one that pays;
+those queued behind it are done by the next process. Processes are started by exec, never by fork: safe beside torch's threads, and without
+torch. Only processes started here are ended here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sixfold.environment.worker import LENGTH, Check, Outcome
+from sixfold.errors import UserError
+
+START_TIMEOUT_S = 120.0  # a process may import a large library before its first check
+CHECKS_PER_REQUEST = 128
+
+
+@dataclass(frozen=True)
+class RewardInfo:
+    """What a process says of a reward it has loaded."""
+
+    name: str
+    takes_groups: bool
+
+
+@dataclass
+class _Worker:
+    """One process. `pending` holds (index, check) in the order in which it answers; `deadline` is that of the first of them, or of the start."""
+
+    process: subprocess.Popen[bytes]
+    requests: int
+    replies: int
+    deadline: float
+    ready: bool = False
+    pending: deque[tuple[int, Check]] = field(default_factory=deque)
+    unread: bytes = b""
+
+    @property
+    def idle(self) -> bool:
+        return self.ready and not self.pending
+
+    def send(self, checks: Sequence[tuple[int, Check]], timeout_s: float) -> None:
+        """Give it work. A process that has died is noticed when its replies end, not here."""
+        data = pickle.dumps([check for _, check in checks], protocol=pickle.HIGHEST_PROTOCOL)
+        self.pending.extend(checks)
+        self.deadline = time.monotonic() + timeout_s
+        message = memoryview(LENGTH.pack(len(data)) + data)
+        try:
+            while message:
+                message = message[os.write(self.requests, message) :]
+        except BrokenPipeError:
+            pass
+
+    def read_lines(self) -> list[Any] | None:
+        """The JSON lines that have arrived, or None once the process is gone."""
+        data = os.read(self.replies, 1 << 18)
+        if not data:
+            return None
+        *lines, self.unread = (self.unread + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """End the process: by closing its input, then by force."""
+        os.close(self.requests)
+        try:
+            self.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)  # it leads a group of its own: what a reward function started goes with it
+            self.process.wait()
+        os.close(self.replies)
+
+
+class WorkerPool:
+    """`workers` processes that have loaded the rewards named by `specs`; a check may take `timeout_s` seconds."""
+
+    def __init__(self, specs: Sequence[str], *, workers: int, timeout_s: float) -> None:
+        self._specs = list(specs)
+        self._size = workers
+        self._timeout_s = timeout_s
+        self._workers: list[_Worker] = []
+        self._rewards: list[RewardInfo] = []
+
+    def start(self) -> None:
+        """Start what is not running. Returns at once: the processes load their rewards while the caller does something else."""
+        self._workers += [self._spawn() for _ in range(self._size - len(self._workers))]
+
+    def rewards(self) -> list[RewardInfo]:
+        """The rewards, in the order of `specs`. Starts the pool and waits for a first process. Raises UserError if they cannot be loaded."""
+        self.start()
+        while not self._rewards:
+            self._attend(lambda index, outcome: None)
+        return self._rewards
+
+    def run(self, checks: Sequence[Check], on_outcome: Callable[[int, Outcome], None]) -> None:
+        """Call `on_outcome(index, outcome)` once for every check, in order of completion. What it raises ends the run and the processes."""
+        self.start()
+        queue = deque(enumerate(checks))
+        share = max(1, min(CHECKS_PER_REQUEST, len(queue) // (2 * self._size)))
+        try:
+            while queue or any(worker.pending for worker in self._workers):
+                for worker in self._workers:
+                    if queue and worker.idle:
+                        worker.send([queue.popleft() for _ in range(min(share, len(queue)))], self._timeout_s)
+                queue.extendleft(reversed(self._attend(on_outcome)))
+        except BaseException:
+            self.close(grace_s=0.0)  # half-read replies would answer the next caller's checks
+            raise
+
+    def close(self, grace_s: float = 1.0) -> None:
+        """End every process. The pool starts again if it is used again."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.stop(0.0 if worker.pending else grace_s)
+
+    def _attend(self, on_outcome: Callable[[int, Outcome], None]) -> list[tuple[int, Check]]:
+        """Wait for something to happen, and deal with it. Returns checks whose process died before it came to them."""
+        orphans: list[tuple[int, Check]] = []
+        for worker in self._wait():
+            lines = worker.read_lines()
+            if lines is None:
+                orphans += self._replace(worker, self._death(worker), on_outcome)
+                continue
+            for line in lines:
+                self._take(worker, line, on_outcome)
+        now = time.monotonic()
+        for worker in list(self._workers):
+            if now > worker.deadline and not worker.idle:
+                orphans += self._replace(worker, f"timeout after {self._timeout_s:g} s", on_outcome)
+        return orphans
+
+    def _wait(self) -> list[_Worker]:
+        """Workers with something to read; none once the earliest deadline has passed."""
+        busy = [worker for worker in self._workers if not worker.idle]
+        patience = min(worker.deadline for worker in busy) - time.monotonic() if busy else 0.0
+        with selectors.DefaultSelector() as selector:
+            for worker in self._workers:
+                selector.register(worker.replies, selectors.EVENT_READ, worker)
+            return [key.data for key, _ in selector.select(max(0.0, patience) + 0.001)]
+
+    def _take(self, worker: _Worker, line: Any, on_outcome: Callable[[int, Outcome], None]) -> None:
+        if worker.ready:
+            index, _ = worker.pending.popleft()
+            worker.deadline = time.monotonic() + self._timeout_s
+            on_outcome(index, Outcome(line["values"], line["error"], line["seconds"]))
+        elif isinstance(line, dict):
+            raise UserError(line["fatal"])
+        else:
+            worker.ready = True
+            self._rewards = [RewardInfo(name, takes_groups) for name, takes_groups in line]
+
+    def _replace(self, worker: _Worker, reason: str, on_outcome: Callable[[int, Outcome], None]) -> list[tuple[int, Check]]:
+        """End `worker` and start another. Its running check fails for `reason`; returns those that it had not begun."""
+        self._workers.remove(worker)
+        worker.stop()
+        if not worker.ready:
+            raise UserError(f"a process that checks answers did not start ({reason}); rewards: {', '.join(self._specs)}")
+        self._workers.append(self._spawn())
+        if worker.pending:
+            index, _ = worker.pending.popleft()
+            on_outcome(index, Outcome([], reason, self._timeout_s if reason.startswith("timeout") else 0.0))
+        return list(worker.pending)
+
+    def _death(self, worker: _Worker) -> str:
+        try:
+            code = worker.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "process closed its pipe"
+        return f"process ended by {signal.Signals(-code).name}" if code < 0 else f"process ended with code {code}"
+
+    def _spawn(self) -> _Worker:
+        requests_read, requests = os.pipe()
+        replies, replies_write = os.pipe()
+        module = ["-P", "-m", "sixfold.environment.worker"]  # -P: a file in the working directory must not stand in for a module
+        arguments = [str(requests_read), str(replies_write), str(self._timeout_s), *self._specs]
+        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, *module, *arguments],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(requests_read, replies_write),
+                process_group=0,
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            )
+        finally:
+            os.close(requests_read)
+            os.close(replies_write)
+        return _Worker(process, requests, replies, deadline=time.monotonic() + START_TIMEOUT_S)

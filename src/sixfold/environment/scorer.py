@@ -1,0 +1,175 @@
+"""The environment role: rewards for groups of trajectories, whatever the reward functions do.
+
+Cast: `Environment` turns groups into checks and outcomes into `Reward`s; `pool` runs the checks of named rewards in processes that can be
+killed; `rewards` knows how a function is called.
+Invariants: every trajectory leaves `score` with a `Reward`. A check that raises, hangs, crashes or returns no finite number makes a reward
+whose value is None, never 0, and touches no other trajectory. If too many fail, the run stops and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from types import TracebackType
+
+from sixfold.environment.pool import WorkerPool
+from sixfold.environment.rewards import RewardCallable, RewardFunction, check_spec
+from sixfold.environment.worker import Check, Outcome, run_check
+from sixfold.errors import UserError
+from sixfold.types import Group, Reward, Trajectory
+
+
+class RewardBudgetExceeded(UserError):
+    """More checks failed than the error budget allows: the rewards of this step would not mean anything."""
+
+
+@dataclass
+class _Verdict:
+    """What the rewards said of one trajectory so far."""
+
+    parts: dict[str, float] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    value: float = 0.0
+
+    def reward(self) -> Reward:
+        if self.errors or not self.parts:
+            return Reward(None, self.parts, "; ".join(self.errors) or "no reward function applies", self.seconds)
+        return Reward(self.value, self.parts, None, self.seconds)
+
+
+class Environment:
+    """Scores trajectories by one or several rewards: value = sum of weight x reward, and every reward by name, unweighted, in `parts`.
+
+    rewards: names as `load_reward` takes them, checked in `workers` processes, or Python callables. A callable runs in this process and
+    cannot be stopped: nothing kills it if it hangs, so name it as `module:function` to have `timeout_s` hold. weights: one a reward, empty
+    for 1 each. timeout_s: seconds for one check, or for one group where the reward is a TRL function. error_budget: share of the checks of
+    one `score` that may fail. Use it in a `with` block or call `close`. Raises UserError for a name that means nothing.
+    """
+
+    def __init__(
+        self,
+        rewards: Sequence[str | RewardCallable],
+        *,
+        weights: Sequence[float] = (),
+        timeout_s: float = 5.0,
+        error_budget: float = 0.1,
+        workers: int = 1,
+    ) -> None:
+        if weights and len(weights) != len(rewards):
+            raise UserError(f"{len(weights)} weights for {len(rewards)} rewards: give one each, or none")
+        named = [reward for reward in rewards if isinstance(reward, str)]
+        for spec in named:
+            check_spec(spec)
+        self._weights = list(weights) or [1.0] * len(rewards)
+        self._error_budget = error_budget
+        self._pool = WorkerPool(named, workers=workers, timeout_s=timeout_s) if named else None
+        self._local = {
+            index: RewardFunction(getattr(reward, "__name__", type(reward).__name__), reward)
+            for index, reward in enumerate(rewards)
+            if not isinstance(reward, str)
+        }
+        self._named = [index for index, reward in enumerate(rewards) if isinstance(reward, str)]
+        self._specs = ["" if callable(reward) else reward for reward in rewards]
+
+    def start(self) -> None:
+        """Start the processes without waiting for them. Call it early: they load their rewards while the model loads."""
+        if self._pool:
+            self._pool.start()
+
+    def score(self, groups: Sequence[Group]) -> None:
+        """Fill `trajectory.reward` of every trajectory. Raises RewardBudgetExceeded if too many checks fail (rewards are then not filled)."""
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        verdicts = [_Verdict() for _ in trajectories]
+        budget = _Budget(len(trajectories) * len(self._weights), self._error_budget)
+        names, takes_groups = self._rewards()
+        for index, function in self._local.items():
+            for check, members in _checks(groups, index, takes_groups[index]):
+                self._record(verdicts, members, index, names[index], run_check(function, check), budget)
+        if self._pool:
+            work = list(chain.from_iterable(_checks(groups, index, takes_groups[index]) for index in self._named))
+            positions = {index: position for position, index in enumerate(self._named)}
+
+            def on_outcome(number: int, outcome: Outcome) -> None:
+                check, members = work[number]
+                self._record(verdicts, members, check.reward, names[check.reward], outcome, budget)
+
+            self._pool.run([check._replace(reward=positions[check.reward]) for check, _ in work], on_outcome)
+        for trajectory, verdict in zip(trajectories, verdicts, strict=True):
+            trajectory.reward = verdict.reward()
+
+    def close(self) -> None:
+        """End the processes. A second call does nothing."""
+        if self._pool:
+            self._pool.close()
+
+    def __enter__(self) -> Environment:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _rewards(self) -> tuple[list[str], list[bool]]:
+        """Name and form of every reward, in order. Two of one name are told apart by where they come from."""
+        infos = dict(zip(self._named, self._pool.rewards(), strict=True)) if self._pool else {}
+        names = [infos[i].name if i in infos else self._local[i].name for i in range(len(self._weights))]
+        takes_groups = [infos[i].takes_groups if i in infos else self._local[i].takes_groups for i in range(len(self._weights))]
+        labels = [name if names.count(name) == 1 else self._specs[i] or f"{name} {i}" for i, name in enumerate(names)]
+        return labels, takes_groups
+
+    def _record(
+        self, verdicts: list[_Verdict], members: Sequence[int], index: int, name: str, outcome: Outcome, budget: _Budget
+    ) -> None:
+        """Enter the outcome of one check, which spoke of the trajectories at `members`."""
+        for position, member in enumerate(members):
+            verdict = verdicts[member]
+            verdict.seconds += outcome.seconds / len(members)
+            if outcome.error is not None:
+                verdict.errors.append(f"{name}: {outcome.error}")
+                continue
+            value = outcome.values[position]
+            if value is not None:
+                verdict.parts[name] = value
+                verdict.value += self._weights[index] * value
+        if outcome.error is not None:
+            budget.spend(len(members), f"{name}: {outcome.error}")
+
+
+@dataclass
+class _Budget:
+    """Failures of one `score`. Raises as soon as the budget is gone, so that a reward that hangs every time costs seconds and not hours."""
+
+    checks: int
+    share: float
+    failed: int = 0
+    lines: list[str] = field(default_factory=list)
+
+    def spend(self, count: int, line: str) -> None:
+        self.failed += count
+        self.lines.append(line)
+        if self.failed > self.share * self.checks:
+            shown = " | ".join(self.lines[:3])
+            raise RewardBudgetExceeded(
+                f"{self.failed} of {self.checks} reward checks failed, more than environment.error_budget = {self.share:g} allows: {shown}"
+            )
+
+
+def _checks(groups: Sequence[Group], reward: int, takes_groups: bool) -> list[tuple[Check, list[int]]]:
+    """The checks of one reward, each with the positions of its trajectories."""
+    work: list[tuple[Check, list[int]]] = []
+    first = 0
+    for group in groups:
+        members = list(range(first, first + len(group.trajectories)))
+        first += len(members)
+        if takes_groups:
+            texts = [trajectory.text for trajectory in group.trajectories]
+            work.append((Check(reward, group.task, texts, [_completion_ids(t) for t in group.trajectories]), members))
+        else:
+            checks = [Check(reward, group.task, [trajectory.text], [[]]) for trajectory in group.trajectories]
+            work += [(check, [member]) for check, member in zip(checks, members, strict=True)]
+    return work
+
+
+def _completion_ids(trajectory: Trajectory) -> list[int]:
+    return trajectory.tokens[trajectory.prompt_length :]
