@@ -85,9 +85,15 @@ def make_run(folder: Path, steps: int = 40) -> Path:
         if step % 10 == 0 or step == 1:
             write_rollouts(RunFolder(folder).rollout_file(step), *groups_of(step, rng), decode=chr)
     logger.close()
+    warm_up = JsonlLogger(folder / "sft.jsonl")
+    for step in range(1, 9):
+        warm_up.log(step, {"train/loss": 3.0 / step})
+    warm_up.close()
     (folder / "environment.json").write_text(json.dumps({"sixfold": "0.1.0", "torch": "2.13.0", "python": "3.11", "cpu": {"cores": 2}}))
     ends = {"heldout_after_sft": (0.32, 0.29, 0.36), "heldout_after": (0.951, 0.93, 0.967)}
-    figures = {key: dict(zip(("accuracy", "low", "high"), value, strict=True)) for key, value in ends.items()}
+    figures: dict[str, object] = {}
+    for key, (value, low, high) in ends.items():
+        figures |= {key: value, f"{key}_interval": [low, high]}
     (folder / "summary.json").write_text(json.dumps(figures | {"seconds": 97.2}))
     questions = [(f"{a}+{b}=", str(a + b)) for a, b in ((123, 456), (901, 77), (640, 359))]
     write_samples(

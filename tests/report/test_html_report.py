@@ -102,6 +102,7 @@ def test_the_headline_is_the_runs(run_folder: Path) -> None:
     for expected in (*figures, '[algorithm]\nname = "grpo"', "2.13.0"):
         assert expected in text
     assert "missing or unreadable" not in text
+    assert "step 8: loss 0.375" in text, "the SFT curve"
 
 
 def test_held_out_figures_fall_back_to_the_metrics(run_folder: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_run_of_nothing_but_nan_is_a_page(build_run: Callable[[str, int], Path
     assert "— → —" in text and "not measured" in text and "nan" not in text
 
 
-BREAKABLE = ["recipe.toml", "metrics.jsonl", "samples.json", "summary.json", "environment.json", "rollouts/step-000040.jsonl.zst"]
+BREAKABLE = ["recipe.toml", "metrics.jsonl", "sft.jsonl", "samples.json", "summary.json", "environment.json", "rollouts/step-000040.jsonl.zst"]
 
 
 @pytest.mark.parametrize("name", BREAKABLE)

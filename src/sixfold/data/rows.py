@@ -155,5 +155,3 @@ def _check_ids(tasks: Sequence[Task], rows: Sequence[Row]) -> None:
         if task.id in seen:
             raise UserError(f"duplicate id {task.id!r} ({seen[task.id]} and {row.where}): sampling noise and resume need unique ids")
         seen[task.id] = row.where
-
-

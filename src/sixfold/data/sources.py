@@ -6,7 +6,7 @@ whatever was dropped. `datasets` is imported only for folders and the hub.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -53,7 +53,9 @@ def load_tasks(data: DataConfig, *, seed: int, rewards: tuple[str, ...]) -> Task
     if not data.heldout_split:
         return _set_aside(train, data.heldout, seed)
     heldout = rows_to_tasks(splits[data.heldout_split], data, name=data.heldout_split, rewards=rewards)
-    return _disjoint(train, _first_by_hash(heldout, data.heldout or len(heldout), seed))
+    if not heldout:
+        raise UserError(f"dataset {data.source!r} has 0 rows in split {data.heldout_split!r}")
+    return _disjoint(train, heldout)
 
 
 def _sums(data: DataConfig, seed: int) -> list[Task]:
@@ -70,16 +72,9 @@ def _set_aside(tasks: list[Task], count: int, seed: int) -> TaskSet:
     """`count` of `tasks` become the held-out ones: those whose hash of seed and id is smallest, whatever their order in the list."""
     if count >= len(tasks):
         raise UserError(f"data.heldout = {count} of {len(tasks)} tasks leaves none to train on: lower it")
-    heldout = _first_by_hash(tasks, count, seed)
+    heldout = sorted(tasks, key=lambda task: blake2b(f"{seed}:{task.id}".encode(), digest_size=8).digest())[:count]
     chosen = {task.id for task in heldout}
     return _disjoint([task for task in tasks if task.id not in chosen], heldout)
-
-
-def _first_by_hash(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
-    def key(task: Task) -> bytes:
-        return blake2b(f"{seed}:{task.id}".encode(), digest_size=8).digest()
-
-    return sorted(tasks, key=key)[:count] if count < len(tasks) else list(tasks)
 
 
 def _disjoint(train: list[Task], heldout: list[Task]) -> TaskSet:

@@ -52,9 +52,7 @@ def worked_trace(operands: tuple[int, ...]) -> str:
 
 def _task(operands: tuple[int, ...]) -> Task:
     expression = "+".join(map(str, operands))
-    return Task(
-        id=f"arithmetic-{expression}", prompt=f"{expression}=", answer=sum(operands), trace=worked_trace(operands), source="arithmetic"
-    )
+    return Task(id=f"arithmetic-{expression}", prompt=f"{expression}=", answer=sum(operands), trace=worked_trace(operands), source="arithmetic")
 
 
 def _distinct_operands(count: int, terms: int, below: int, rng: random.Random) -> list[tuple[int, ...]]:

@@ -103,7 +103,8 @@ def _powers_are_small(text: str) -> bool:
         if any(len(d) > MAX_EXPONENT_DIGITS for d in digits) or "!" in exponent:
             return False
         powers = [_group_after(exponent, inner.end()) for inner in re.finditer(r"\^|\*\*", exponent)]
-        if (powers and digits[1:]) or any("^" in power or "*" in power for power in powers):
+        is_number = not re.search(r"[A-Za-z]", _COMMAND.sub("", exponent))
+        if (powers and digits[1:] and is_number) or any("^" in power or "*" in power for power in powers):
             return False
         if text[: match.start()].rstrip().endswith((")", "}", "]")) and digits:
             stacked *= max(int(d) for d in digits)

@@ -118,9 +118,7 @@ class Environment:
         labels = [name if names.count(name) == 1 else self._specs[i] or f"{name} {i}" for i, name in enumerate(names)]
         return labels, takes_groups
 
-    def _record(
-        self, verdicts: list[_Verdict], members: Sequence[int], index: int, name: str, outcome: Outcome, budget: _Budget
-    ) -> None:
+    def _record(self, verdicts: list[_Verdict], members: Sequence[int], index: int, name: str, outcome: Outcome, budget: _Budget) -> None:
         """Enter the outcome of one check, which spoke of the trajectories at `members`."""
         for position, member in enumerate(members):
             verdict = verdicts[member]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sixfold.report.progress import clock
-from sixfold.report.run_record import Interval, RunRecord, read_run
+from sixfold.report.run_record import Interval, RunRecord, read_run, series
 from sixfold.report.samples import Sample, pair
 from sixfold.report.schema import LOG_RATIO_EDGES, METRICS, ROLES, find, role_seconds
 from sixfold.report.style import STYLE
@@ -130,6 +130,7 @@ def _curves(run: RunRecord) -> str:
         _figure("Lost to training", waste, line_chart(waste, percent)),
         _figure("Tokens per second", speed, line_chart(speed)),
         _figure("Loss", loss, line_chart(loss)),
+        _figure("SFT warm-up, loss", [], line_chart([Line("loss", series(run.warm_up, "train/loss"), 4)])) if run.warm_up else "",
         _figure("Mean importance ratio", [], line_chart([_line(run, "train/ratio_mean", "ratio", 3)])),
         _figure("Learning rate", [], line_chart([_line(run, "train/learning_rate", "rate", 6)])),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,12 +30,17 @@ class Interval:
 
 @dataclass
 class RunRecord:
-    """What a run left on disk. recipe_text: as written. problems: one line for each file that is missing or cannot be read."""
+    """What a run left on disk.
+
+    recipe_text: as written. warm_up: metrics of the SFT steps. problems: one line for each file that is missing or cannot be read.
+    """
+
 
     path: Path
     recipe_text: str = ""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     metrics: list[dict[str, Any]] = field(default_factory=list)
+    warm_up: list[dict[str, Any]] = field(default_factory=list)
     summary: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     before: list[Sample] = field(default_factory=list)
@@ -61,20 +66,23 @@ class RunRecord:
 
     def series(self, key: str) -> list[tuple[int, float | None]]:
         """(step, value) wherever `key` was logged; None where the value was not finite."""
-        pairs = zip(self.steps, self.metrics, strict=True)
-        return [(step, _finite_or_none(record[key])) for step, record in pairs if key in record]
+        return series(self.metrics, key)
 
     def heldout(self, which: int, summary_key: str) -> Interval | None:
-        """An evaluation: from summary.json, else the `which`-th (0 first, -1 last) of the metrics."""
-        found = self.summary.get(summary_key)
-        if isinstance(found, Mapping):
-            return _interval(found.get("accuracy"), found.get("low"), found.get("high"))
-        if isinstance(found, float | int):
-            return _interval(found, None, None)
+        """An evaluation: KEY and KEY_interval of summary.json, else the `which`-th (0 first, -1 last) of the metrics."""
+        found = _finite_or_none(self.summary.get(summary_key))
+        if found is not None:
+            ends = self.summary.get(f"{summary_key}_interval")
+            return _interval(found, *(ends if isinstance(ends, list) and len(ends) == 2 else (None, None)))
         records = [record for record in self.metrics if "heldout/accuracy" in record]
         if not records:
             return None
         return _interval(*(records[which].get(f"heldout/{end}") for end in ("accuracy", "low", "high")))
+
+
+def series(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float | None]]:
+    """(step, value) wherever `key` was logged; None where the value was not finite."""
+    return [(int(record["step"]), _finite_or_none(record[key])) for record in records if key in record]
 
 
 def read_run(path: Path) -> RunRecord:
@@ -87,6 +95,8 @@ def read_run(path: Path) -> RunRecord:
     run.recipe_text = _read(run, "recipe.toml", _text, "")
     run.recipe = _read(run, "recipe.toml", lambda file: tomllib.loads(_text(file)), {}) if run.recipe_text else {}
     run.metrics = _read(run, "metrics.jsonl", read_metrics, [])
+    if (path / "sft.jsonl").is_file():
+        run.warm_up = _read(run, "sft.jsonl", read_metrics, [])
     run.summary = _read(run, "summary.json", _json_object, {})
     run.environment = _read(run, "environment.json", _json_object, {})
     nothing: tuple[list[Sample], list[Sample]] = ([], [])

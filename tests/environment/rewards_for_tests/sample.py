@@ -1,0 +1,64 @@
+"""Reward functions that the tests name by file: ours and TRL's, well-behaved and not."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from sixfold.types import Task
+
+
+def length(completion: str, task: Task) -> float:
+    print("rewards may print")
+    return float(len(completion))
+
+
+def torch_is_loaded(completion: str, task: Task) -> float:
+    return float("torch" in sys.modules)
+
+
+def told(completion: str, task: Task) -> Any:
+    """Does what the completion says."""
+    if completion == "hang":
+        time.sleep(60)
+    if completion == "spin":
+        signal.alarm(0)
+        while True:
+            pass
+    if completion == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if completion == "exit":
+        sys.exit(3)
+    if completion == "raise":
+        raise ValueError("two\nlines")
+    return {"nan": float("nan"), "inf": float("inf"), "text": "1.0", "none": None}.get(completion, 1.0)
+
+
+def process(completion: str, task: Task) -> float:
+    return float(os.getpid())
+
+
+def trl_letters(completions: list[Any], letter: list[str], **kwargs: Any) -> list[float | None]:
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    return [None if wanted == "?" else float(text.count(wanted)) for text, wanted in zip(texts, letter, strict=True)]
+
+
+async def trl_async(prompts: list[Any], completions: list[Any]) -> list[float]:
+    await asyncio.sleep(0)
+    return [float(len(p) + len(c)) for p, c in zip(prompts, completions, strict=True)]
+
+
+def trl_record(prompts: list[Any], completions: list[Any], completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    raise ValueError(json.dumps([prompts, completions, completion_ids, sorted(kwargs)]))
+
+
+def trl_short(completions: list[Any]) -> list[float]:
+    return [1.0]
+
+
+def trl_hang(completions: list[Any]) -> list[float]:
+    time.sleep(60)
+    return [1.0] * len(completions)

@@ -1,0 +1,134 @@
+"""The maths verifier against the adversarial cases, and against pairs that say which differences count."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sixfold.environment import math_algebra
+from sixfold.environment.math_answers import math_reward
+from sixfold.environment.math_extraction import final_answer
+from sixfold.types import Task
+
+CASES = json.loads((Path(__file__).parents[1] / "data" / "verifier_math.json").read_text())
+
+# The cases assume that an answer without a box earns nothing. Ours is declared in math_extraction: "the answer is X" counts where there is
+# no box, because models trained on GSM8K write no boxes.
+OTHER_POLICY = {"math-110": 1.0}
+
+
+def reward(completion: str, gold: str, prompt: str = "") -> float:
+    return math_reward(completion, Task(id="t", prompt=prompt, answer=gold))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cas_is_imported() -> None:
+    reward(r"\boxed{\sqrt{2}}", r"\sqrt{3}")
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+def test_case(case: dict[str, Any]) -> None:
+    start = time.perf_counter()
+    assert reward(case["completion"], case["gold"], case["prompt"]) == OTHER_POLICY.get(case["id"], case["expected_reward"]), case["why"]
+    assert time.perf_counter() - start < 2.0
+
+
+EQUAL = [
+    ("1/2", r"\frac{1}{2}"), ("0.5", r"\frac12"), ("1.5e3", "1500"), ("5=x", "5"), ("f(x)=2x+1", "2x+1"), ("１２", "12"), ("٥", "5"),
+    ("3½", "7/2"), ("5²", "25"), ("2π", r"2\pi"), (r"5\,000", "5000"), ("1,000", "1000"), (r"1{,}234{,}567.5", "1234567.5"), ("007", "7"),
+    ("18 dollars", "18"), (r"\$18", "18 dollars"), (r"7\text{ apples}", "7"), ("5 cm", r"5\text{ centimeters}"), (r"5\text{ cm}^2", r"5\text{ cm}^2"),
+    ("5", r"5\text{ cm}"), (r"90^\circ", "90"), (r"50\%", "50"), ("50", r"50\%"), ("0.5", r"50\%"), (r"2\sqrt{3}\text{ cm}", r"2\sqrt{3}"),
+    ("2,1", "1,2"), ("x=1,x=-3", r"\{1,-3\}"), (r"\frac{1}{2}, \frac{1}{3}", "0.5, 1/3"), ("1, 2", "(1,2)"), (r"3,-3", r"\pm 3"),
+    (r"\left(-\infty, 2\right]", r"(-\infty,2]"), ("[0,1]", r"0\le x\le 1"), ("Yes", r"\text{yes}"), ("C.", "C"), (r"\textbf{(C)}", "(C)"),
+    ("(x+1)^2", "x^2+2x+1"), (r"\log_2 8", "3"), ("5!", "120"), (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"), (r"\sqrt{7+4\sqrt{3}}", r"2+\sqrt{3}"),
+    (r"\text{5}", "5"), (r"\emptyset", r"\varnothing"), (r"e^{-\frac{x^2}{2}}", "e^{-x^2/2}"), (r"1 \frac{1}{2}", "1.5"),
+]  # fmt: skip
+DIFFERENT = [
+    ("1 2", "12"), (r"1\ 2", "12"), ("12", "1 2"), ("1 2", "3"), ("5 000", "5000"), ("10,00", "1000"), ("1,0,0,0", "1000"),  # whitespace, groups
+    ("0.333333", r"\frac{1}{3}"), ("0.3333333333333333", "1/3"), (r"\frac{22}{7}", r"\pi"), ("3.14159265358979323846", r"\pi"),
+    (r"\pi", "3.14159265"), ("1.41421356237309", r"\sqrt{2}"), (r"0.49", r"50\%"), (r"0.5\%", "0.5"),  # approximations
+    (r"5\text{ m}", r"5\text{ cm}"), (r"5\text{ cm}^2", r"5\text{ cm}"), ("5 million", "5"), ("5x", "5"), ("5 xy", "5"),  # units
+    ("(1,2)", "(2,1)"), ("(5,3)", "(2,1)"), ("(1,2]", "[1,2)"), ("(1,2)", r"\{1,2\}"), ("1,0,0,1", "0,1"),  # order, brackets, repeats
+    ("7 or 8", "7"), (r"\pm 3", "3"), ("no", "yes"), ("c", "C"), ("5²", "52"), ("-5", "5"), ("x>3", r"(3,\infty)"), ("42!", "42"),
+    ("x^2+2x+2", "x^2+2x+1"), ("y=5", "x=5"), (r"\infty", "5"), (r"\text{two}", "2"), ("lEvelyn", "Evelyn"),
+    (r"\int_0^1 2x\,dx", "1"), (r"\lim_{x\to 0} \frac{\sin x}{x}", "1"),  # not worked out
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "gold"), EQUAL)
+def test_equal_answers(answer: str, gold: str) -> None:
+    assert reward(rf"so \boxed{{{answer}}}.", gold) == 1.0
+
+
+@pytest.mark.parametrize(("answer", "gold"), DIFFERENT)
+def test_different_answers(answer: str, gold: str) -> None:
+    assert reward(rf"so \boxed{{{answer}}}.", gold) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("The answer is 42.", " 42"), ("Answer: 3.5 apples.\nDone", "3.5 apples"), ("#### 18", "18"), ("the answer is 1, no, the answer is 2", "2"),
+        (r"\boxed{7} and \boxed{8", "7"), (r"the answer is \boxed{7", None), (r"\boxed{\{1,\{2\}\}}", r"\{1,\{2\}\}"), (r"\boxed {5}", "5"),
+        ("42", None), ("<think>the answer is 7", None), ("the answer is 7</think>", None), (r"</think>\boxed{7}", "7"),
+        (r"\boxed{1}<think>\boxed{2}", None),
+    ],
+)  # fmt: skip
+def test_extraction(completion: str, answer: str | None) -> None:
+    found = final_answer(completion)
+    assert (found.strip() if found else found) == (answer.strip() if answer else answer)
+
+
+@pytest.mark.parametrize("unit", ["{", r"\boxed{", r"\boxed ", "}", "answer ", "answer is", "\\", "####", "</think>"])
+def test_extraction_is_linear(unit: str) -> None:
+    text = unit * (400_000 // len(unit))
+    start = time.perf_counter()
+    final_answer(text)
+    final_answer(text + "}" * 100_000)
+    final_answer(" " * 200_000 + text)
+    assert time.perf_counter() - start < 2.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "prompt", "expected"),
+    [
+        (r"17 \times 23", "391", r"Compute $17\cdot 23$", 0),
+        (r"\frac{6}{3}", "2", r"Simplify $\frac{6}{3}$", 0),
+        ("1/2", r"\frac{1}{2}", "Which is more, 1/2 or 1/3?", 1),
+        ("7", "7", "Which is more, 5 or 7?", 1),
+        (r"\text{Anna}", "Anna", "Who is right, Anna or Bob?", 1),
+        ("x+1", "x+1", "Which is linear, x+1 or x^2?", 1),
+    ],
+)
+def test_an_echo_of_the_question_earns_nothing_unless_it_is_the_answer(answer: str, gold: str, prompt: str, expected: float) -> None:
+    assert reward(rf"\boxed{{{answer}}}", gold, prompt) == expected
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["((9^9)^9)^9", "10^{10^{10}}", "2^{99999999}", "9!!!!!!", r"\binom{1000000}{500000}", "1e999999999", r"e^{e^{e^{e^{e}}}}", r"\exp(" * 9 + "1" + ")" * 9,
+     r"\sin" * 9 + "1", "|" * 40 + "x" + "|" * 40, "(x+1)^{999}", "(999!)^{999}", r"\frac{1}{1+" * 9 + "x" + "}" * 9],
+)  # fmt: skip
+def test_answers_made_to_hang_the_cas(answer: str) -> None:
+    start = time.perf_counter()
+    assert reward(rf"\boxed{{{answer}}}", "5") == reward(rf"\boxed{{{answer}}}", "x+1") == 0.0
+    assert time.perf_counter() - start < 2.0
+
+
+def test_text_that_is_no_formula_never_reaches_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math_algebra, "_parsed", lambda latex: pytest.fail(f"parsed {latex!r}"))
+    for text in ("__import__('os')", r"\input{/etc/passwd}", "S(1).evalf", r"\write18{id}", "1" * 401, r"\csname x\endcsname"):
+        assert not math_algebra.equal_by_algebra(text, "x")
+
+
+def test_gold_may_be_a_number_or_carry_its_own_box() -> None:
+    assert math_reward(r"\boxed{0.1}", Task(id="t", prompt="", answer=0.1)) == 1.0
+    assert math_reward(r"\boxed{12}", Task(id="t", prompt="", answer=12)) == 1.0
+    assert reward(r"\boxed{12}", r"so $\boxed{12}$") == 1.0
+
+
+def test_a_task_without_answer_is_an_error_and_not_a_zero() -> None:
+    with pytest.raises(ValueError, match="task 't' has no answer"):
+        math_reward(r"\boxed{1}", Task(id="t", prompt=""))

@@ -1,0 +1,207 @@
+"""Every trajectory gets a reward, a failing check is recorded and touches no other, and too many of them stop the run."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sixfold.environment.arithmetic import arithmetic_tasks
+from sixfold.environment.scorer import Environment, RewardBudgetExceeded
+from sixfold.errors import UserError
+from sixfold.types import Group, Reward, Task, Trajectory
+
+SAMPLE = str(Path(__file__).parent / "rewards_for_tests" / "sample.py")
+
+
+def trajectory(text: str, sample: int = 0) -> Trajectory:
+    return Trajectory("t", sample, [1, 7, 8], 1, [False, True, True], [0.0, -1.0, -1.0], [-1, 0, 0], "stop", text)
+
+
+def group(texts: Sequence[str], task: Task | None = None) -> Group:
+    return Group(task or Task(id="t", prompt="q", answer=1), [trajectory(text, k) for k, text in enumerate(texts)])
+
+
+def rewards(group: Group) -> list[Reward]:
+    return [t.reward for t in group.trajectories if t.reward is not None]
+
+
+def test_scores_land_on_their_own_trajectories() -> None:
+    groups = [group([task.trace or "", f"#{task.answer + 1}"], task) for task in arithmetic_tasks(300, terms=2, digits=3, seed=0)]
+    with Environment(["arithmetic"], workers=2) as environment:
+        environment.score(groups)
+        assert all(g.rewards == [1.0, 0.0] for g in groups)
+        groups[7].trajectories[0].text = "#none"
+        environment.score(groups)
+        assert [sum(r or 0 for r in g.rewards) for g in groups] == [float(i != 7) for i in range(300)]
+
+
+def test_512_cheap_checks_take_milliseconds() -> None:
+    groups = [group([task.trace or ""] * 8, task) for task in arithmetic_tasks(64, terms=2, digits=3, seed=0)]
+    with Environment(["arithmetic"]) as environment:
+        environment.score(groups)
+        seconds = []
+        for _ in range(5):
+            start = time.perf_counter()
+            environment.score(groups)
+            seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.06  # about 16 ms on an idle core
+
+
+def test_rewards_are_weighted_summed_and_logged_by_name() -> None:
+    g = group(["#1", "#22"])
+    with Environment(["arithmetic", f"{SAMPLE}:length", lambda completion, task: 10.0], weights=[1.0, 0.5, -1.0]) as environment:
+        environment.score([g])
+    assert g.rewards == [1.0 + 0.5 * 2 - 10.0, 0.0 + 0.5 * 3 - 10.0]
+    assert rewards(g)[1].parts == {"arithmetic": 0.0, "length": 3.0, "<lambda>": 10.0}
+
+
+def test_failures_are_outcomes_of_their_own_trajectory_only() -> None:
+    texts = ["a", "hang", "b", "raise", "crash", "c", "exit", "nan", "inf", "text", "none", "spin", "d"]
+    groups = [group(texts), group(["e", "f"])]
+    with Environment([f"{SAMPLE}:told"], timeout_s=0.5, error_budget=1.0, workers=2) as environment:
+        environment.score(groups)
+        errors = {t.text: t.reward.error for g in groups for t in g.trajectories if t.reward and t.reward.value is None}
+        assert errors == {
+            "hang": "told: timeout after 0.5 s",
+            "spin": "told: timeout after 0.5 s",
+            "raise": "told: ValueError: two lines",
+            "crash": "told: process ended by SIGKILL",
+            "exit": "told: process ended with code 3",
+            "nan": "told: ValueError: returned nan",
+            "inf": "told: ValueError: returned inf",
+            "text": "told: TypeError: returned str, not a number",
+            "none": "told: TypeError: returned NoneType, not a number",
+        }
+        assert [t.reward.value for g in groups for t in g.trajectories if t.reward and t.text not in errors] == [1.0] * 6
+        environment.score([groups[1]])  # the pool is whole again
+        assert groups[1].rewards == [1.0, 1.0]
+
+
+def test_one_failing_reward_of_two_leaves_no_value_but_the_other_part() -> None:
+    g = group(["raise"])
+    with Environment([f"{SAMPLE}:told", f"{SAMPLE}:length"], error_budget=0.5) as environment:
+        environment.score([g])
+    assert rewards(g)[0].value is None and rewards(g)[0].parts == {"length": 5.0} and "ValueError" in str(rewards(g)[0].error)
+
+
+def test_the_error_budget_stops_the_run_early() -> None:
+    start = time.perf_counter()
+    with Environment([f"{SAMPLE}:told"], timeout_s=0.3, error_budget=0.02) as environment:
+        with pytest.raises(RewardBudgetExceeded, match=r"2 of 64 reward checks failed.*told: timeout after 0.3 s \| told: timeout"):
+            environment.score([group(["hang"] * 64)])
+        good = group(["a"])
+        environment.score([good])
+    assert good.rewards == [1.0]
+    assert time.perf_counter() - start < 10
+
+
+def test_trl_functions_are_called_once_a_group() -> None:
+    first = group(["aab", "b"], Task(id="1", prompt="q", columns={"letter": "a"}))
+    second = group(["aab", "bb"], Task(id="2", prompt="q", columns={"letter": "b"}))
+    skipped = group(["x"], Task(id="3", prompt="q", columns={"letter": "?"}))
+    with Environment([f"{SAMPLE}:trl_letters", f"{SAMPLE}:trl_async"]) as environment:
+        environment.score([first, second, skipped])
+    assert (first.rewards, second.rewards) == ([2.0 + 4, 0.0 + 2], [1.0 + 4, 2.0 + 3])
+    assert rewards(skipped)[0].parts == {"trl_async": 2.0}  # None: does not apply
+    with Environment([f"{SAMPLE}:trl_letters"]) as environment:
+        environment.score([skipped])
+    assert rewards(skipped)[0].value is None and rewards(skipped)[0].error == "no reward function applies"
+
+
+def test_what_reaches_a_trl_function_in_its_process() -> None:
+    g = group(["x", "y"], Task(id="1", prompt="q", answer=3, columns={"level": 2}))
+    with Environment([f"{SAMPLE}:trl_record"], error_budget=1.0) as environment:
+        environment.score([g])
+    error = str(rewards(g)[0].error).removeprefix("trl_record: ValueError: ")
+    assert json.loads(error) == [["q", "q"], ["x", "y"], [[7, 8], [7, 8]], ["answer", "level"]]
+
+
+def test_a_hanging_trl_function_costs_its_group() -> None:
+    groups = [group(["x", "y"]), group(["z"])]
+    with Environment([f"{SAMPLE}:trl_hang"], timeout_s=0.3, error_budget=1.0, workers=2) as environment:
+        environment.score(groups)
+    assert [r.error for g in groups for r in rewards(g)] == ["trl_hang: timeout after 0.3 s"] * 3
+
+
+def test_callables_run_here_and_their_errors_are_recorded() -> None:
+    def fussy(completion: str, task: Task) -> float:
+        if completion == "bad":
+            raise KeyError("no")
+        return float(os.getpid())
+
+    g = group(["good", "bad"])
+    with Environment([fussy], error_budget=0.5) as environment:
+        environment.score([g])
+    assert g.rewards == [float(os.getpid()), None] and rewards(g)[1].error == "fussy: KeyError: 'no'"
+
+
+def test_named_rewards_run_in_other_processes_which_close_ends() -> None:
+    groups = [group(["x"] * 8) for _ in range(8)]
+    with Environment([f"{SAMPLE}:process"], workers=2) as environment:
+        environment.start()
+        environment.score(groups)
+        pids = {int(r.value or 0) for g in groups for r in rewards(g)}
+        assert os.getpid() not in pids and 1 <= len(pids) <= 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    environment.close()
+
+
+def test_processes_import_no_torch_and_start_beside_running_threads() -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    g = group(["x"])
+    try:
+        with Environment([f"{SAMPLE}:torch_is_loaded"]) as environment:
+            environment.score([g])
+    finally:
+        stop.set()
+        thread.join()
+    assert g.rewards == [0.0]
+
+
+def test_the_rooms_import_no_torch() -> None:
+    modules = "sixfold.environment.scorer, sixfold.environment.math_answers, sixfold.environment.gym, sixfold.environment.preflight, sixfold.data.sources"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_worker_outlives_no_parent() -> None:
+    code = (
+        "import os, time\n"
+        "from sixfold.environment.pool import WorkerPool\n"
+        f"pool = WorkerPool(['{SAMPLE}:length'], workers=1, timeout_s=1.0)\n"
+        "pool.rewards(); print(pool._workers[0].process.pid, flush=True); os._exit(9)"
+    )
+    pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists():
+            return
+        time.sleep(0.05)
+    pytest.fail(f"process {pid} is still there")
+
+
+def test_a_reward_that_cannot_be_loaded_is_the_users_to_mend(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown reward 'maths'"):
+        Environment(["maths"])
+    with pytest.raises(UserError, match="2 weights for 1 rewards"):
+        Environment(["math"], weights=[1.0, 2.0])
+    (tmp_path / "broken.py").write_text("import no_such_library")
+    with Environment([f"{tmp_path}/broken.py:f"]) as environment, pytest.raises(UserError, match="No module named 'no_such_library'"):
+        environment.score([group(["x"])])
+
+
+def test_math_in_a_killed_and_restarted_process() -> None:
+    tasks = [Task(id=str(i), prompt="", answer=r"\sqrt{2}") for i in range(4)]
+    groups = [group([r"\boxed{\frac{2}{\sqrt{2}}}", r"\boxed{1.41421356}"], task) for task in tasks]
+    with Environment(["math"]) as environment:
+        environment.score(groups)
+    assert [g.rewards for g in groups] == [[1.0, 0.0]] * 4
