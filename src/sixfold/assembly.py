@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -84,14 +87,18 @@ class World:
         self.environment.close()
 
 
-def build_world(recipe: Recipe, model_path: str = "") -> World:
+def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., Any] | None = None, tasks: TaskSet | None = None) -> World:
     """Load the model (from `model_path` if given, else as the recipe says) and the tasks, make engine and environment.
+
+    reward, tasks: stand in for the recipe's.
 
     Raises UserError for a missing device, model or dataset, and for prompts that do not fit.
     """
     device = resolve_device(recipe)
     torch.set_num_threads(recipe.run.threads or torch.get_num_threads())
-    tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=recipe.environment.rewards)
+    rewards = (reward,) if reward else recipe.environment.rewards
+    if tasks is None:
+        tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=() if reward else recipe.environment.rewards)
     source = recipe.model.model_copy(update={"path": model_path}) if model_path else recipe.model
     policy = load_policy(source, seed=recipe.run.seed, device=device)
     codec = PromptCodec(policy.tokenizer)
@@ -105,7 +112,7 @@ def build_world(recipe: Recipe, model_path: str = "") -> World:
         codec=codec,
         engine=make_engine(recipe, policy, longest + recipe.rollout.max_new_tokens, autocast),
         environment=Environment(
-            config.rewards, weights=config.weights, timeout_s=config.timeout_s, error_budget=config.error_budget, workers=config.workers
+            rewards, weights=() if reward else config.weights, timeout_s=config.timeout_s, error_budget=config.error_budget, workers=config.workers
         ),
         scoring=Scoring(recipe.rollout.temperature, recipe.trainer.logprob_chunk, autocast),
         device=device,
@@ -114,8 +121,6 @@ def build_world(recipe: Recipe, model_path: str = "") -> World:
 
 def make_engine(recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None) -> Engine:
     """The engine on the policy's own module, or on a copy of it where the recipe syncs by copy."""
-    import copy
-
     config = recipe.engine
     model = policy.model
     if recipe.sync.mode == "copy":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
@@ -16,6 +17,8 @@ class Interrupts:
         self._before: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> Interrupts:
+        if threading.current_thread() is not threading.main_thread():  # Python allows handlers in the main thread only
+            return self
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._handle)
         return self

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
 from .algorithm.base import degenerate_fraction
 from .assembly import World, build_world
-from .batch import Batch, Metrics
+from .batch import Batch, Metrics, collate
 from .config import Recipe
 from .controller.loop import Controller
 from .controller.stream import TaskStream, step_seed
+from .data.sources import TaskSet
 from .environment.preflight import preflight
 from .errors import UserError
 from .evaluation.evaluate import Evaluation, evaluate
@@ -43,15 +44,26 @@ from .trainer.checkpoint import Checkpoint, discard_after, load_checkpoint, newe
 from .trainer.logprobs import score_batch
 from .trainer.mismatch import mismatch_metrics
 from .trainer.trainer import Trainer
-from .types import Group, Task
+from .types import Group, Reward, Task
 
 SHOWN_SAMPLES = 8
 PARITY_LIMIT = {"float32": 1e-3, "bfloat16": 0.2}
 """Largest disagreement between engine and trainer, in nats on one token, with which a run starts."""
 
 
-def train_run(recipe: Recipe, *, resume: Path | None = None, overwrite: bool = False, stop_after: Literal["sft"] | None = None) -> int:
+def train_run(
+    recipe: Recipe,
+    *,
+    resume: Path | None = None,
+    overwrite: bool = False,
+    stop_after: Literal["sft"] | None = None,
+    reward: Callable[..., Any] | None = None,
+    tasks: Sequence[Task] | None = None,
+    heldout: Sequence[Task] = (),
+) -> int:
     """Run a recipe, or go on with the run in `resume`. Gives the exit code: 0, or 130 / 143 when stopped by a signal.
+
+    reward, tasks, heldout: stand in for the recipe's rewards and dataset (see `sixfold.train`).
 
     Raises UserError for everything that the user can mend.
     """
@@ -60,7 +72,8 @@ def train_run(recipe: Recipe, *, resume: Path | None = None, overwrite: bool = F
     run = open_run(resume) if resume else create_run(Path(recipe.run.dir), recipe.run.name, overwrite)
     with run, Progress() as progress, Interrupts(progress.note) as interrupts:
         checkpoint = _prepare_folder(run, recipe, resume is not None, progress)
-        world = build_world(recipe, str(checkpoint.model_path) if checkpoint else "")
+        given = None if tasks is None else TaskSet(list(tasks), list(heldout))
+        world = build_world(recipe, str(checkpoint.model_path) if checkpoint else "", reward=reward, tasks=given)
         try:
             return Run(recipe, run, world, progress, interrupts, started).go(checkpoint, stop_after)
         finally:
@@ -96,6 +109,7 @@ class Run:
     interrupts: Interrupts
     started: float
     state: RunState = field(default_factory=RunState)
+    log_seconds: float = 0.0
 
     def go(self, checkpoint: Checkpoint | None, stop_after: Literal["sft"] | None) -> int:
         """SFT and the first evaluation (unless a checkpoint has them), then RL, then the report."""
@@ -154,9 +168,6 @@ class Run:
         rollout = self.world.rollout()
         count = -(-max(self.recipe.environment.preflight, 1) // rollout.samples)
         groups = rollout.generate(self.world.tasks.train[:count], step_seed(self.recipe.run.seed, 0))
-        from .batch import collate
-        from .types import Reward
-
         if self.recipe.environment.preflight:
             self.world.environment.score(groups)
             known = [r for g in groups for r in g.rewards if r is not None]
@@ -219,7 +230,6 @@ class Run:
 
     def _log(self, loggers: Loggers, trainer: Trainer, step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics) -> None:
         """The seventh step: complete the metrics, evaluate if it is time, write and show."""
-        began = time.perf_counter()
         metrics |= reward_metrics(groups)
         mean = metrics.get("reward/mean")
         if isinstance(mean, float):
@@ -239,12 +249,17 @@ class Run:
         every = self.recipe.eval.every
         if every and step % every == 0 and self.world.tasks.heldout:
             subset = self.world.tasks.heldout[: self.recipe.eval.tasks or None]
+            began = time.perf_counter()
             metrics |= self._evaluate(subset).metrics()
             metrics["time/eval_s"] = time.perf_counter() - began
+        began = time.perf_counter()
+        metrics["time/log_s"] = self.log_seconds
+        metrics["time/total_s"] = float(metrics["time/total_s"]) + float(metrics.get("time/eval_s", 0.0)) + self.log_seconds  # type: ignore[arg-type]
         if self.recipe.log.rollouts_every and step % self.recipe.log.rollouts_every == 0:
             write_rollouts(self.run.rollout_file(step), groups, _advantages(groups, batch), self._piece)
         loggers.log(step, metrics)
         self.progress.update({"step": float(step), **metrics})
+        self.log_seconds = time.perf_counter() - began
 
     def _piece(self, token: int) -> str:
         return self.world.codec.piece(token)

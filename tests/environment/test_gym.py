@@ -36,7 +36,7 @@ def test_submitted_answer(completion: str, answer: str) -> None:
 def test_unknown_names_and_settings() -> None:
     with pytest.raises(UserError, match=r"no dataset 'chain_sun'. Did you mean 'chain_sum'\?"):
         gym_tasks(["chain_sun"], size=1, seed=0)
-    with pytest.raises(UserError, match="'chain_sum'.*min_trems"):
+    with pytest.raises(UserError, match=r"'chain_sum'.*min_trems"):
         gym_tasks(["chain_sum"], size=1, seed=0, settings={"chain_sum": {"min_trems": 5}})
 
 

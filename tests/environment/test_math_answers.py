@@ -42,7 +42,8 @@ EQUAL = [
     ("5", r"5\text{ cm}"), (r"90^\circ", "90"), (r"50\%", "50"), ("50", r"50\%"), ("0.5", r"50\%"), (r"2\sqrt{3}\text{ cm}", r"2\sqrt{3}"),
     ("2,1", "1,2"), ("x=1,x=-3", r"\{1,-3\}"), (r"\frac{1}{2}, \frac{1}{3}", "0.5, 1/3"), ("1, 2", "(1,2)"), (r"3,-3", r"\pm 3"),
     (r"\left(-\infty, 2\right]", r"(-\infty,2]"), ("[0,1]", r"0\le x\le 1"), ("Yes", r"\text{yes}"), ("C.", "C"), (r"\textbf{(C)}", "(C)"),
-    ("(x+1)^2", "x^2+2x+1"), (r"\log_2 8", "3"), ("5!", "120"), (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"), (r"\sqrt{7+4\sqrt{3}}", r"2+\sqrt{3}"),
+    ("(x+1)^2", "x^2+2x+1"), (r"\log_2 8", "3"), ("5!", "120"), (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
+    (r"\sqrt{7+4\sqrt{3}}", r"2+\sqrt{3}"),
     (r"\text{5}", "5"), (r"\emptyset", r"\varnothing"), (r"e^{-\frac{x^2}{2}}", "e^{-x^2/2}"), (r"1 \frac{1}{2}", "1.5"),
 ]  # fmt: skip
 DIFFERENT = [
@@ -71,6 +72,7 @@ def test_different_answers(answer: str, gold: str) -> None:
     ("completion", "answer"),
     [
         ("The answer is 42.", " 42"), ("Answer: 3.5 apples.\nDone", "3.5 apples"), ("#### 18", "18"), ("the answer is 1, no, the answer is 2", "2"),
+        (r"\boxed{1} or \boxed{2} or \fbox{3}", "3"), (r"\boxed{1 + \boxed{2}}", "2"), (r"{ \boxed{7}", "7"),
         (r"\boxed{7} and \boxed{8", "7"), (r"the answer is \boxed{7", None), (r"\boxed{\{1,\{2\}\}}", r"\{1,\{2\}\}"), (r"\boxed {5}", "5"),
         ("42", None), ("<think>the answer is 7", None), ("the answer is 7</think>", None), (r"</think>\boxed{7}", "7"),
         (r"\boxed{1}<think>\boxed{2}", None),
@@ -108,7 +110,8 @@ def test_an_echo_of_the_question_earns_nothing_unless_it_is_the_answer(answer: s
 
 @pytest.mark.parametrize(
     "answer",
-    ["((9^9)^9)^9", "10^{10^{10}}", "2^{99999999}", "9!!!!!!", r"\binom{1000000}{500000}", "1e999999999", r"e^{e^{e^{e^{e}}}}", r"\exp(" * 9 + "1" + ")" * 9,
+    ["((9^9)^9)^9", "10^{10^{10}}", "2^{99999999}", "9!!!!!!", r"\binom{1000000}{500000}", "1e999999999", r"e^{e^{e^{e^{e}}}}",
+     r"\exp(" * 9 + "1" + ")" * 9,
      r"\sin" * 9 + "1", "|" * 40 + "x" + "|" * 40, "(x+1)^{999}", "(999!)^{999}", r"\frac{1}{1+" * 9 + "x" + "}" * 9],
 )  # fmt: skip
 def test_answers_made_to_hang_the_cas(answer: str) -> None:

@@ -39,7 +39,7 @@ def test_names_that_mean_nothing(spec: str, message: str) -> None:
 
 def test_a_file_that_fails_to_load(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("1 / 0")
-    with pytest.raises(UserError, match="broken.py: ZeroDivisionError: division by zero"):
+    with pytest.raises(UserError, match=r"broken.py: ZeroDivisionError: division by zero"):
         load_reward(f"{tmp_path}/broken.py:f")
 
 

@@ -47,7 +47,7 @@ class Settings:
         d = self.defaults
         if d.kl_in == "loss" or not self.needs_reference:
             return batch.scores
-        return batch.scores - d.beta * (self._kl(batch.old_logp, batch) * batch.mask).sum(-1)
+        return batch.scores - d.beta * torch.where(batch.mask, self._kl(batch.old_logp, batch), 0.0).sum(-1)
 
     def fill(self, batch: Batch, advantages: Tensor) -> Batch:
         """Spread advantages [B] over each row's sampled tokens and add the aggregation's weights.

@@ -37,7 +37,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 where = f"{path}:{number}"
-                yield _row(where, _decoded(where, line), truncated=not line.endswith(b"\n"))
+                yield _row(where, _decoded(where, line.rstrip(b"\r\n")), truncated=not line.endswith(b"\n"))
 
 
 def _read_json(path: Path) -> Iterator[Row]:

@@ -45,7 +45,7 @@ def load_tasks(data: DataConfig, *, seed: int, rewards: tuple[str, ...]) -> Task
         return _set_aside(_sums(data, seed), data.heldout, seed)
     if data.source == "reasoning_gym":
         gym = data.reasoning_gym
-        return _set_aside(_limited(gym_tasks(gym.tasks, gym.size, seed), data.limit), data.heldout, seed)
+        return _set_aside(gym_tasks(gym.tasks, gym.size, seed)[: data.limit or None], data.heldout, seed)
     splits = _read_splits(data)
     train = rows_to_tasks(splits[data.split], data, name=data.split, rewards=rewards)
     if not train:
@@ -62,10 +62,6 @@ def _sums(data: DataConfig, seed: int) -> list[Task]:
     terms, digits = data.arithmetic.terms, data.arithmetic.digits
     count = data.limit or min(ARITHMETIC_TASKS, comb(10**digits + terms - 1, terms))
     return arithmetic_tasks(count, terms=terms, digits=digits, seed=seed)
-
-
-def _limited(tasks: list[Task], limit: int) -> list[Task]:
-    return tasks[: limit or None]
 
 
 def _set_aside(tasks: list[Task], count: int, seed: int) -> TaskSet:
@@ -134,7 +130,7 @@ def _load_dataset(data: DataConfig) -> Mapping[str, Any]:
 
 def _unloadable(data: DataConfig, folder: Path, error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    reason = f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+    reason = f"{type(error).__name__}: {lines[0].rstrip('.') if lines else 'no reason given'}"
     if folder.is_dir():
         return f"cannot load the dataset folder {data.source!r}: {reason}"
     hint = nearest(data.source, ["arithmetic", "reasoning_gym"])

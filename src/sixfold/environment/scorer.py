@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from types import TracebackType
+from types import FunctionType, TracebackType
 
 from sixfold.environment.pool import WorkerPool
 from sixfold.environment.rewards import RewardCallable, RewardFunction, check_spec
@@ -65,11 +65,7 @@ class Environment:
         self._weights = list(weights) or [1.0] * len(rewards)
         self._error_budget = error_budget
         self._pool = WorkerPool(named, workers=workers, timeout_s=timeout_s) if named else None
-        self._local = {
-            index: RewardFunction(getattr(reward, "__name__", type(reward).__name__), reward)
-            for index, reward in enumerate(rewards)
-            if not isinstance(reward, str)
-        }
+        self._local = {index: RewardFunction(_callable_name(reward), reward) for index, reward in enumerate(rewards) if not isinstance(reward, str)}
         self._named = [index for index, reward in enumerate(rewards) if isinstance(reward, str)]
         self._specs = ["" if callable(reward) else reward for reward in rewards]
 
@@ -167,6 +163,10 @@ def _checks(groups: Sequence[Group], reward: int, takes_groups: bool) -> list[tu
             checks = [Check(reward, group.task, [trajectory.text], [[]]) for trajectory in group.trajectories]
             work += [(check, [member]) for check, member in zip(checks, members, strict=True)]
     return work
+
+
+def _callable_name(function: RewardCallable) -> str:
+    return function.__name__ if isinstance(function, FunctionType) else type(function).__name__
 
 
 def _completion_ids(trajectory: Trajectory) -> list[int]:

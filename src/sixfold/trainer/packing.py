@@ -73,11 +73,11 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
     completions: list[Completion] = []
     scored: list[tuple[Tensor, Tensor, int]] = []
     at = 0
-    shared: dict[int, tuple[int, int]] = {}
+    shared: dict[tuple[int, ...], tuple[int, int]] = {}
     mask_rows = batch.mask
     for b in rows:
         length, prompt = int(batch.lengths[b]), int(batch.prompt_lengths[b])
-        row, group = batch.tokens[b, :length], int(batch.group[b])
+        row = batch.tokens[b, :length]
         columns = mask_rows[b, :length].nonzero()[:, 0]
         if not share_prefix:
             prompts.append((at, at + length))
@@ -86,13 +86,14 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
             scored.append((columns + at - 1, columns, b))
             at += length
             continue
-        if group not in shared:
-            shared[group] = (at, at + prompt)
-            prompts.append(shared[group])
+        key = shared_key(batch, b)
+        if key not in shared:
+            shared[key] = (at, at + prompt)
+            prompts.append(shared[key])
             tokens.append(row[:prompt])
             positions.append(torch.arange(prompt, device=row.device))
             at += prompt
-        start, stop = shared[group]
+        start, stop = shared[key]
         if length > prompt:
             completions.append(Completion(start, stop, at, at + length - prompt))
             tokens.append(row[prompt:])
@@ -120,10 +121,10 @@ def microbatches(batch: Batch, rows: Sequence[int], max_tokens: int, share_prefi
     A prompt is counted again in every micro-batch that its group reaches into. A trajectory longer than max_tokens gets a micro-batch of its own.
     """
     parts: list[list[int]] = []
-    used, seen = 0, set[int]()
+    used, seen = 0, set[tuple[int, ...]]()
     for b in rows:
-        length, prompt, group = int(batch.lengths[b]), int(batch.prompt_lengths[b]), int(batch.group[b])
-        cost = length - prompt if share_prefix and group in seen else length
+        length, prompt, key = int(batch.lengths[b]), int(batch.prompt_lengths[b]), shared_key(batch, b)
+        cost = length - prompt if share_prefix and key in seen else length
         if parts and used + cost > max_tokens:
             parts.append([])
             used, seen, cost = 0, set(), length
@@ -131,5 +132,10 @@ def microbatches(batch: Batch, rows: Sequence[int], max_tokens: int, share_prefi
             parts.append([])
         parts[-1].append(b)
         used += cost
-        seen.add(group)
+        seen.add(key)
     return parts
+
+
+def shared_key(batch: Batch, row: int) -> tuple[int, ...]:
+    """Rows with the same key may share a computed prompt: its group and its tokens (a group's prompts may differ, e.g. in their examples)."""
+    return int(batch.group[row]), *batch.tokens[row, : int(batch.prompt_lengths[row])].tolist()

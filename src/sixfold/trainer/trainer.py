@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from ..batch import Batch, Loss, LossOutput, Metrics
 from ..config import TrainerConfig
+from .checkpointing import apply_activation_checkpointing
 from .logprobs import Scoring, score_row
 from .mismatch import log_ratio_metrics, mismatch_metrics
 from .optimizer import learning_rate, make_optimizer
@@ -54,6 +55,7 @@ class Trainer:
         self.config = config
         self.scoring = scoring
         self.total_steps = total_steps
+        apply_activation_checkpointing(model, config.activation_checkpointing)
         self.optimizer = make_optimizer(model, config)
         self.version = 0
         self.steps = 0
@@ -81,13 +83,13 @@ class Trainer:
             }
         parts = microbatches(batch, rows, self.config.max_tokens_per_microbatch, self.config.share_prefix)
         totals = self._accumulate(batch, parts, loss)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip))
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         skipped = self._step(norm, totals, rate)
         metrics: Metrics = {**totals.sums, **{k: v / max(totals.tokens, 1) for k, v in totals.means.items()}}
         logp, old_logp, fresh = (torch.cat(t) for t in (totals.logp, totals.old_logp, totals.fresh))
         metrics |= log_ratio_metrics(logp, old_logp) | mismatch_metrics(logp[fresh], old_logp[fresh])
         metrics |= {
-            "train/grad_norm": norm,
+            "train/grad_norm": float(norm),
             "train/learning_rate": rate,
             "train/tokens": float(totals.computed),
             "train/microbatches": float(len(parts)),
@@ -131,18 +133,20 @@ class Trainer:
         totals.old_logp.append(local.old_logp[mask])
         totals.fresh.append(local.version[mask] == self.version)
 
-    def _step(self, norm: float, totals: _Totals, rate: float) -> bool:
+    def _step(self, norm: Tensor, totals: _Totals, rate: float) -> bool:
         """Update the weights unless something was not finite; True when skipped."""
         self.steps += 1
         self.skip_reason = ""
         if totals.bad_rows:
             self.skip_reason = f"loss not finite in rows {totals.bad_rows[:8]}"
-        elif not torch.isfinite(torch.tensor(norm)):
+        elif not bool(norm.isfinite()):
             names = [n for n, p in self.model.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())]
             self.skip_reason = f"gradient not finite in {len(names)} tensors, first {names[:1]}"
         if not self.skip_reason:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
+            # Only now: clipping by a norm that is not finite would spread it to every gradient, and the reason above would name them all.
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.grad_clip, norm)
             self.optimizer.step()
             self.version += 1
         self.optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,63 @@
+"""Activation checkpointing: a layer's activations are dropped after its forward and computed again in its backward.
+
+full: only the layer's input is kept. selective: the results of its matrix products and of its attention are kept too, so that what is computed
+again is cheap.
+
+The layers of transformers can do it, but only while their `training` flag is set, and the policy stays in evaluation mode because the sampler
+runs the same module. So the flag is set on the layer alone, not on the modules it holds: dropout stays off. Without gradients (sampling,
+scoring) a layer runs as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ..errors import UserError
+
+Mode = Literal["none", "selective", "full"]
+
+_KEPT = [
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+]
+
+
+def apply_activation_checkpointing(model: PreTrainedModel, mode: Mode) -> None:
+    """Switch the decoder layers of `model` to `mode`; the last call counts.
+
+    Raises UserError for an architecture whose layers cannot be checkpointed.
+    """
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if mode != "none" and not layers:
+        raise UserError(
+            f"trainer.activation_checkpointing = '{mode}': {type(model).__name__} has no layers that can be computed again; use 'none'"
+        )
+    recompute = _recompute_selected if mode == "selective" else _recompute_all
+    for layer in layers:
+        # Plain functions, not closures over the layer: a deep copy of the model (reference, engine) must not run the original's layers.
+        layer._gradient_checkpointing_func = recompute  # type: ignore[assignment]
+        layer.gradient_checkpointing = layer.training = mode != "none"
+
+
+def _recompute_all(layer: Callable[..., Any], *inputs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return layer(*inputs)
+    return checkpoint(layer, *inputs, use_reentrant=False)
+
+
+def _recompute_selected(layer: Callable[..., Any], *inputs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return layer(*inputs)
+    return checkpoint(layer, *inputs, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, _KEPT))

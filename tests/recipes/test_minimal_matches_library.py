@@ -1,0 +1,72 @@
+"""The one-file loop and the library, ten steps on the same trajectories: the same losses, gradient norms and weights."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from sixfold.algorithm.table import ALGORITHMS
+from sixfold.algorithm.zoo import make_algorithm
+from sixfold.batch import collate
+from sixfold.config import TrainerConfig
+from sixfold.model.attention import NAME, register
+from sixfold.reference.frozen import FrozenReference, NoReference
+from sixfold.trainer.logprobs import Scoring
+from sixfold.trainer.trainer import Trainer
+from sixfold.types import Group, Reward, Task, Trajectory
+
+from .test_minimal import minimal
+
+STEPS = 10
+STALE = 4
+"""Rollouts are drawn before the first step and used again, so that ratios leave 1 and the losses are not all zero."""
+
+
+def as_groups(t: object, prompt_length: int) -> list[Group]:
+    """The one-file loop's trajectories in the library's types."""
+    groups: dict[int, list[Trajectory]] = {}
+    for b in range(len(t.tokens)):
+        length = int(t.mask[b].nonzero().max()) + 1
+        trajectory = Trajectory(
+            task_id=str(int(t.groups[b])),
+            sample=b,
+            tokens=t.tokens[b, :length].tolist(),
+            prompt_length=prompt_length,
+            mask=t.mask[b, :length].tolist(),
+            logp=t.logp[b, :length].tolist(),
+            version=[0 if m else -1 for m in t.mask[b, :length].tolist()],
+            finish_reason="stop",
+            reward=Reward(float(t.rewards[b])),
+        )
+        groups.setdefault(int(t.groups[b]), []).append(trajectory)
+    return [Group(Task(str(g), "x"), trajectories) for g, trajectories in groups.items()]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_ten_steps_are_the_same(beta: float) -> None:
+    settings = minimal.Settings(steps=STEPS, beta=beta, learning_rate=1e-3)
+    theirs = minimal.make_model(seed=1)
+    register()
+    ours = AutoModelForCausalLM.from_config(theirs.config, attn_implementation=NAME, dtype=torch.float32).eval()
+    ours.load_state_dict(theirs.state_dict())
+    rng, generator = random.Random(0), torch.Generator().manual_seed(0)
+    batches = [minimal.rollout(theirs, [minimal.draw_task(rng) for _ in range(8)], settings, generator) for _ in range(STALE)]
+
+    losses = minimal.train(theirs, settings, given=lambda step: batches[step % STALE])
+
+    algorithm = make_algorithm(copy.copy(ALGORITHMS["grpo"]).__class__(**{**vars(ALGORITHMS["grpo"]), "beta": beta}), settings.max_new_tokens)
+    config = TrainerConfig(learning_rate=settings.learning_rate, max_tokens_per_microbatch=64)
+    reference = FrozenReference(ours, Scoring(), 64, True) if beta else NoReference()
+    trainer = Trainer(ours, config, Scoring(), STEPS)
+    for step in range(STEPS):
+        batch = algorithm.compute_advantages(reference.score(collate(as_groups(batches[step % STALE], len(minimal.encode("1+2="))))))
+        metrics = trainer.train_step(batch, algorithm.compute_loss)
+        assert metrics["train/loss"] == pytest.approx(losses[step], abs=2e-6), f"step {step}"
+        if step >= STALE:
+            assert abs(losses[step]) > 1e-4, "the ratios should have left 1 by now"
+    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(mine, other, atol=2e-4), name

@@ -1,0 +1,72 @@
+"""Runs in processes of their own that can be killed: forked from a server that has imported everything, so a start costs milliseconds."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from sixfold.errors import UserError
+from sixfold.recipe_io import parse_recipe
+
+TINY = {
+    "run.threads": 1,
+    "model.scratch.hidden_size": 16,
+    "model.scratch.layers": 1,
+    "model.scratch.heads": 2,
+    "model.scratch.kv_heads": 1,
+    "model.scratch.head_dim": 8,
+    "model.scratch.intermediate_size": 32,
+    "model.scratch.context": 64,
+    "data.arithmetic.digits": 1,
+    "data.heldout": 8,
+    "environment.preflight": 0,
+    "rollout.prompts_per_step": 4,
+    "rollout.samples_per_prompt": 4,
+    "rollout.max_new_tokens": 12,
+    "trainer.learning_rate": 1e-3,
+    "sft.steps": 15,
+    "sft.examples_per_step": 8,
+    "eval.every": 0,
+    "checkpoint.every": 2,
+}
+
+
+def tiny_recipe(folder: Path, **overrides: Any) -> list[str]:
+    """Flags of a run that takes about a second, under `folder`/NAME. Overrides use __ for the dot."""
+    settings = {**TINY, "run.dir": str(folder), **{k.replace("__", "."): v for k, v in overrides.items()}}
+    return [part for key, value in settings.items() for part in (f"--{key}", str(value).lower() if isinstance(value, bool) else str(value))]
+
+
+def _child(flags: list[str], resume: str | None, errors: str) -> None:
+    os.chdir(Path(errors).parent)
+    with open(errors, "w") as sink:
+        os.dup2(sink.fileno(), 2)
+        from sixfold.run import train_run
+
+        try:
+            code = train_run(parse_recipe('run.name = "run"', "test", flags), resume=Path(resume) if resume else None)
+        except UserError as error:
+            print(error, file=sink, flush=True)
+            code = 2
+    os._exit(code)
+
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["sixfold.run", "tests.run.processes"])
+
+
+def start(flags: list[str], errors: Path, resume: Path | None = None) -> BaseProcess:
+    """Start a run; its standard error goes to `errors`."""
+    process = _context.Process(target=_child, args=(flags, str(resume) if resume else None, str(errors)))
+    process.start()
+    return process
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without the timings, which no two runs share."""
+    timed = ("time/", "rollout/tok_s", "train/tok_s")
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith(timed)} for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,163 @@
+"""`kill -9` at any moment, then --resume: the run ends as if nothing had happened. And the ways in which a resume is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from sixfold.report.rollouts import read_rollouts
+from sixfold.trainer.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint
+
+from .processes import metrics, start, tiny_recipe
+
+KILLS = 10
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """A finished run, and how long its process took."""
+    folder = tmp_path_factory.mktemp("whole")
+    began = time.monotonic()
+    process = start(tiny_recipe(folder, run__name="whole", run__steps=STEPS), folder / "errors")
+    process.join(120)
+    assert process.exitcode == 0, (folder / "errors").read_text()
+    return folder / "whole", time.monotonic() - began
+
+
+def test_ten_kills_leave_no_trace(tmp_path: Path, uninterrupted: tuple[Path, float]) -> None:
+    whole, seconds = uninterrupted
+    rng = random.Random(0)
+    flags = tiny_recipe(tmp_path, run__name="killed", run__steps=STEPS)
+    run = tmp_path / "killed"
+    kills = resumed_late = 0
+    for _ in range(10 * KILLS):
+        process = start(flags, tmp_path / "errors", resume=run if (run / "recipe.toml").exists() else None)
+        process.join(rng.uniform(0.1, 0.8) * seconds if kills < KILLS else 120)
+        if process.exitcode is None:
+            os.kill(process.pid or 0, signal.SIGKILL)
+            process.join()
+            kills += 1
+            resumed_late += bool(list_checkpoints(run / "checkpoints"))
+            for checkpoint in list_checkpoints(run / "checkpoints"):  # never half-written: what is listed, verifies
+                load_checkpoint(checkpoint)
+        elif kills < KILLS:  # it finished between kills: start over, so that ten really happen
+            shutil.rmtree(run)
+        else:
+            break
+    assert kills == KILLS and resumed_late > 0
+    assert process.exitcode == 0, (tmp_path / "errors").read_text()
+    ours, theirs = (newest_checkpoint(r / "checkpoints")[0] for r in (run, whole))
+    assert ours and theirs and ours.name == theirs.name == f"step-{STEPS:06d}"
+    for file in ("model/model.safetensors", "trainer.safetensors"):
+        mine, other = load_file(ours / file), load_file(theirs / file)
+        assert mine.keys() == other.keys()
+        for name in mine:
+            assert mine[name].numpy().tobytes() == other[name].numpy().tobytes(), f"{file}: {name}"
+    assert metrics(run) == metrics(whole)
+    assert [m["step"] for m in metrics(run)] == list(range(1, STEPS + 1))
+
+
+def test_resume_with_a_reference_is_exact(tmp_path: Path) -> None:
+    flags = tiny_recipe(tmp_path, run__name="a", run__steps=6, algorithm__beta=0.1, reference__reset_every=4)
+    process = start(flags, tmp_path / "errors")
+    process.join(120)
+    half = tiny_recipe(tmp_path, run__name="b", run__steps=3, algorithm__beta=0.1, reference__reset_every=4)
+    for steps, resume in ((half, None), (tiny_recipe(tmp_path, run__name="b", run__steps=6, algorithm__beta=0.1, reference__reset_every=4), tmp_path / "b")):
+        process = start(steps, tmp_path / "errors", resume=resume)
+        process.join(120)
+        assert process.exitcode == 0, (tmp_path / "errors").read_text()
+    weights = [load_file(tmp_path / name / "checkpoints" / "step-000006" / "model" / "model.safetensors") for name in "ab"]
+    assert all(weights[0][k].equal(weights[1][k]) for k in weights[0])
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+
+
+def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(tmp_path: Path, uninterrupted: tuple[Path, float]) -> None:
+    whole, _ = uninterrupted
+    flags = tiny_recipe(tmp_path, run__name="stopped", run__steps=STEPS, checkpoint__every=0)
+    run = tmp_path / "stopped"
+    process = start(flags, tmp_path / "errors")
+    _wait_for_step(run, 3)
+    os.kill(process.pid or 0, signal.SIGINT)
+    process.join(60)
+    said = (tmp_path / "errors").read_text()
+    assert process.exitcode == 130, said
+    stopped_at = len(metrics(run))
+    assert stopped_at < STEPS
+    assert newest_checkpoint(run / "checkpoints")[0] == run / "checkpoints" / f"step-{stopped_at:06d}"
+    assert f"stopped after step {stopped_at}; go on with: sixfold train --resume {run}" in said
+    process = start(flags, tmp_path / "errors", resume=run)
+    process.join(60)
+    assert process.exitcode == 0
+    assert metrics(run) == metrics(whole)
+
+
+def test_a_finished_run_resumes_to_nothing(uninterrupted: tuple[Path, float], tmp_path: Path) -> None:
+    run = tmp_path / "whole"
+    shutil.copytree(uninterrupted[0], run)
+    before = metrics(run)
+    process = start(tiny_recipe(tmp_path, run__name="whole", run__steps=STEPS), tmp_path / "errors", resume=run)
+    process.join(60)
+    assert process.exitcode == 0 and metrics(run) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"data__heldout": 9}, "trained on other tasks"),
+        ({"run__seed": 1}, "trained on other tasks"),
+    ],
+)
+def test_a_resume_with_other_tasks_is_refused(uninterrupted: tuple[Path, float], tmp_path: Path, change: dict[str, int], said: str) -> None:
+    run = tmp_path / "whole"
+    shutil.copytree(uninterrupted[0], run)
+    process = start(tiny_recipe(tmp_path, run__name="whole", run__steps=STEPS + 2, **change), tmp_path / "errors", resume=run)
+    process.join(60)
+    assert process.exitcode == 2 and said in (tmp_path / "errors").read_text()
+
+
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(uninterrupted: tuple[Path, float], tmp_path: Path) -> None:
+    run = tmp_path / "whole"
+    shutil.copytree(uninterrupted[0], run)
+    before = metrics(run)
+    newest = list_checkpoints(run / "checkpoints")[-1] / "model" / "model.safetensors"
+    raw = bytearray(newest.read_bytes())
+    raw[-5] ^= 1
+    newest.write_bytes(raw)
+    process = start(tiny_recipe(tmp_path, run__name="whole", run__steps=STEPS), tmp_path / "errors", resume=run)
+    process.join(60)
+    said = (tmp_path / "errors").read_text()
+    assert process.exitcode == 0 and "passing over a damaged checkpoint" in said and f"resuming {run} after step {STEPS - 2}" in said
+    assert metrics(run) == before
+
+
+def test_the_run_folder_holds_what_it_should(uninterrupted: tuple[Path, float]) -> None:
+    run, _ = uninterrupted
+    summary = json.loads((run / "summary.json").read_text())
+    low, high = summary["heldout_after_interval"]
+    assert 0 <= low <= summary["heldout_after"] <= high <= 1
+    assert summary["versions"]["torch"] and summary["seconds"] > 0
+    records = read_rollouts(run / "rollouts" / "step-000001.jsonl.zst")
+    assert len(records) == 16
+    for record in records:
+        assert re.sub(r"<\|\w+\|>", "", "".join(record["pieces"][record["prompt_length"] :])) == record["text"]
+        assert abs(sum(record["advantage"] for record in records)) < 1e-4
+    assert (run / "report.html").read_text().startswith("<!")
+
+
+def _wait_for_step(run: Path, step: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if (run / "metrics.jsonl").exists() and len((run / "metrics.jsonl").read_text().splitlines()) >= step:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"no step {step} within 60 s")

@@ -1,0 +1,133 @@
+"""collate and Batch: every stream at its token's index, padding on the right, and nothing lost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sixfold.algorithm.advantages import group_statistics, group_zscore
+from sixfold.batch import Batch, collate, final_rewards
+from sixfold.types import Group, Reward, Task, Trajectory
+
+torch.set_num_threads(1)
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    prompt = draw(st.integers(1, 5))
+    sampled = draw(st.lists(st.booleans(), max_size=7))
+    n = prompt + len(sampled)
+    mask = [False] * prompt + sampled
+    logp = draw(st.lists(st.floats(-30, 0, width=32), min_size=n, max_size=n))
+    version = draw(st.lists(st.integers(0, 99), min_size=n, max_size=n))
+    value = draw(st.none() | st.floats(-10, 10, width=32))
+    return Trajectory(
+        task_id="t",
+        sample=0,
+        tokens=draw(st.lists(st.integers(0, 10**6), min_size=n, max_size=n)),
+        prompt_length=prompt,
+        mask=mask,
+        logp=[x if m else 0.0 for x, m in zip(logp, mask, strict=True)],
+        version=[v if m else -1 for v, m in zip(version, mask, strict=True)],
+        finish_reason="stop",
+        reward=Reward(value),
+    )
+
+
+many_groups = st.lists(st.lists(trajectories(), min_size=1, max_size=4), min_size=1, max_size=4).map(
+    lambda rows: [Group(Task(f"t{i}", "?"), row) for i, row in enumerate(rows)]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(many_groups)
+def test_every_stream_of_every_trajectory_comes_back(groups: list[Group]) -> None:
+    batch = collate(groups)
+    flat = [(g, t) for g, group in enumerate(groups) for t in group.trajectories]
+    assert batch.tokens.shape == (len(flat), max(len(t.tokens) for _, t in flat))
+    for b, (g, t) in enumerate(flat):
+        n = int(batch.lengths[b])
+        assert n == len(t.tokens)
+        assert (int(batch.prompt_lengths[b]), int(batch.group[b])) == (t.prompt_length, g)
+        assert batch.tokens[b, :n].tolist() == t.tokens
+        assert batch.mask[b, :n].tolist() == t.mask
+        assert batch.old_logp[b, :n].tolist() == t.logp
+        assert batch.version[b, :n].tolist() == t.version
+        assert not batch.mask[b, n:].any() and not batch.tokens[b, n:].any() and not batch.old_logp[b, n:].any()
+        assert (batch.version[b, n:] == -1).all()
+        value = math.nan if t.reward is None or t.reward.value is None else t.reward.value
+        torch.testing.assert_close(batch.scores[b], torch.tensor(value), equal_nan=True, rtol=0, atol=0)
+
+
+def _trajectory(mask: list[bool], value: float | None) -> Trajectory:
+    n = len(mask)
+    return Trajectory("t", 0, list(range(n)), 2, mask, [0.0] * n, [-1] * n, "stop", reward=Reward(value))
+
+
+def test_a_hand_made_batch() -> None:
+    long = Trajectory("a", 0, [9, 8, 7, 6], 2, [False, False, True, True], [0.0, 0.0, -1.0, -2.0], [-1, -1, 5, 6], "stop", reward=Reward(1.0))
+    short = Trajectory("b", 0, [4, 3], 1, [False, True], [0.0, -3.0], [-1, 7], "length", reward=Reward(0.5))
+    batch = collate([Group(Task("a", "?"), [long]), Group(Task("b", "?"), [short])])
+    assert batch.tokens.tolist() == [[9, 8, 7, 6], [4, 3, 0, 0]]
+    assert batch.mask.tolist() == [[False, False, True, True], [False, True, False, False]]
+    assert batch.old_logp.tolist() == [[0.0, 0.0, -1.0, -2.0], [0.0, -3.0, 0.0, 0.0]]
+    assert batch.version.tolist() == [[-1, -1, 5, 6], [-1, 7, -1, -1]]
+    assert batch.rewards.tolist() == [[0.0, 0.0, 0.0, 1.0], [0.0, 0.5, 0.0, 0.0]]
+    assert (batch.lengths.tolist(), batch.prompt_lengths.tolist(), batch.group.tolist()) == ([4, 2], [2, 1], [0, 1])
+    assert not batch.mask[:, 0].any()
+
+
+def test_the_reward_sits_on_the_last_sampled_token_not_on_tool_output_after_it() -> None:
+    batch = collate([Group(Task("t", "?"), [_trajectory([False, False, True, True, False], 1.0), _trajectory([False, False], 2.0)])])
+    assert batch.rewards[0].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0]
+    assert batch.rewards[1].tolist() == [2.0, 0.0, 0.0, 0.0, 0.0]
+    assert final_rewards([3.0], torch.tensor([[False, True, True, False]])).tolist() == [[0.0, 0.0, 3.0, 0.0]]
+
+
+def test_a_failed_check_stays_out_of_its_groups_statistics() -> None:
+    completion = [False, False, True]
+    batch = collate([Group(Task("t", "?"), [_trajectory(completion, v) for v in (1.0, None, 0.0, 0.5)])])
+    assert batch.scores.isnan().tolist() == [False, True, False, False]
+    mean, std, count = group_statistics(batch.scores, batch.group)
+    assert (float(mean[0]), float(count[0])) == (0.5, 3.0)
+    assert float(std[0]) == pytest.approx(math.sqrt(1 / 6))
+    assert group_zscore(batch.scores, batch.group)[1] == 0.0
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="no trajectories"):
+        collate([])
+    with pytest.raises(ValueError, match="no trajectories"):
+        collate([Group(Task("t", "?"), [])])
+    unscored = _trajectory([False, False, True], 0.0)
+    unscored.reward = None
+    with pytest.raises(ValueError, match="trajectory 0 of task t has no reward"):
+        collate([Group(Task("t", "?"), [unscored])])
+
+
+@settings(max_examples=25, deadline=None)
+@given(many_groups)
+def test_rows_picks_the_same_rows_of_every_table(groups: list[Group]) -> None:
+    whole = collate(groups)
+    whole = whole.with_(advantages=torch.randn(whole.tokens.shape), weights=torch.rand(whole.tokens.shape))
+    index = torch.randperm(len(whole.tokens))[: max(1, len(whole.tokens) // 2)]
+    part = whole.rows(index)
+    for name, table in vars(whole).items():
+        mine = getattr(part, name)
+        if table is None:
+            assert mine is None
+        else:
+            torch.testing.assert_close(mine, table[index], rtol=0, atol=0, equal_nan=True)
+
+
+def test_with_leaves_the_original_alone() -> None:
+    batch = collate([Group(Task("t", "?"), [_trajectory([False, False, True], 1.0)])])
+    filled = batch.with_(weights=torch.ones(1, 3))
+    assert batch.weights is None and filled.weights is not None
+    assert isinstance(filled, Batch) and filled.tokens is batch.tokens
+    with pytest.raises(AttributeError):
+        batch.weights = torch.ones(1, 3)  # type: ignore[misc]

@@ -1,0 +1,61 @@
+"""Log-ratio and mismatch metrics: the published values, and edges by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from sixfold.trainer.mismatch import RATIO_EDGES, log_ratio_metrics, mismatch_metrics
+
+torch.set_num_threads(1)
+CASE = json.loads((Path(__file__).parents[1] / "data" / "golden_loop.json").read_text())["mismatch_metrics"]
+
+
+def test_golden() -> None:
+    """Between the engine's log-probs and the trainer's; the file's `old_logp` is the trainer's own at the time of sampling."""
+    tables = {name: torch.tensor(CASE["inputs"][name], dtype=torch.float64) for name in ("mask", "old_logp", "rollout_logp")}
+    mask, expected = tables["mask"].bool(), CASE["expected"]
+    trainer, engine = tables["old_logp"][mask], tables["rollout_logp"][mask]
+    got = mismatch_metrics(trainer, engine)
+    assert got["mismatch/prob_error"] == pytest.approx(expected["token_mult_prob_error"], abs=1e-6)
+    assert got["mismatch/kl_k3"] == pytest.approx(expected["k3_rollout_to_train"], abs=1e-6)
+    assert got["mismatch/max_abs_logp"] == pytest.approx(expected["max_abs_dlogp"], abs=1e-6)
+    ratios = log_ratio_metrics(trainer, engine)
+    assert ratios["train/ratio_mean"] == pytest.approx(expected["sampling_is_mean"], abs=1e-6)
+    assert ratios["train/log_ratio_mean"] == pytest.approx(-expected["k1_rollout_to_train"], abs=1e-6)
+
+
+def test_by_hand() -> None:
+    got = mismatch_metrics(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0]))
+    assert got["mismatch/mean_abs_logp"] == pytest.approx(0.75)
+    assert got["mismatch/max_abs_logp"] == pytest.approx(1.0)
+    assert got["mismatch/prob_error"] == pytest.approx((math.exp(0.5) + math.e) / 2)
+    assert got["mismatch/kl_k3"] == pytest.approx(((math.exp(0.5) - 1.5) + math.exp(-1.0)) / 2)
+
+
+def test_nothing_fresh_gives_no_metrics_rather_than_nan() -> None:
+    assert mismatch_metrics(torch.zeros(0), torch.zeros(0)) == {}
+
+
+def test_every_bin_of_the_histogram() -> None:
+    """One log-ratio inside each of the 11 bins; a value on an edge belongs to the bin below it."""
+    middles = torch.tensor([-9.0, -0.7, -0.3, -0.15, -0.05, 0.0, 0.05, 0.15, 0.3, 0.7, 9.0])
+    assert log_ratio_metrics(middles, torch.zeros(11))["train/ratio_hist"] == [1.0] * 11
+    edges = log_ratio_metrics(torch.tensor(RATIO_EDGES), torch.zeros(10))["train/ratio_hist"]
+    assert edges == [1.0] * 10 + [0.0]
+
+
+def test_a_wild_token_does_not_make_the_mean_infinite() -> None:
+    got = log_ratio_metrics(torch.tensor([0.0, 0.0]), torch.tensor([-500.0, 0.0]))
+    assert math.isfinite(got["train/ratio_mean"])  # type: ignore[arg-type]
+    assert math.isfinite(mismatch_metrics(torch.tensor([0.0]), torch.tensor([-500.0]))["mismatch/prob_error"])  # type: ignore[arg-type]
+
+
+def test_report_and_trainer_agree_on_the_edges() -> None:
+    from sixfold.report.schema import LOG_RATIO_EDGES
+
+    assert tuple(LOG_RATIO_EDGES) == RATIO_EDGES

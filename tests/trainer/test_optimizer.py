@@ -1,0 +1,64 @@
+"""AdamW's settings, and the learning rate as a function of the step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tiny import settings
+from torch import nn
+
+from sixfold.config import SftConfig, TrainerConfig
+from sixfold.trainer.optimizer import learning_rate, make_optimizer
+
+torch.set_num_threads(1)
+
+
+def test_defaults_of_reinforcement_learning_and_of_sft() -> None:
+    """No weight decay in RL: the KL cannot see the drift it causes. SFT decays."""
+    (group,) = make_optimizer(nn.Linear(2, 2), TrainerConfig()).param_groups
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (1e-6, (0.9, 0.95), 1e-8, 0.0)
+    assert TrainerConfig().grad_clip == 1.0
+    assert SftConfig().weight_decay == 0.1
+
+
+def test_frozen_parameters_are_not_in_the_optimizer() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    held = {id(p) for g in make_optimizer(model, TrainerConfig()).param_groups for p in g["params"]}
+    assert held == {id(p) for p in model[1].parameters()}
+
+
+def test_two_steps_by_hand() -> None:
+    """w -= lr * m_hat / (sqrt(v_hat) + eps), decay off: gradients 1 then 3."""
+    weight = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(weight.weight)
+    optimizer = make_optimizer(weight, settings(learning_rate=0.1))
+    w = m = v = 0.0
+    for t, g in enumerate((1.0, 3.0), start=1):
+        weight.weight.grad = torch.tensor([[g]])
+        optimizer.step()
+        m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
+        w -= 0.1 * (m / (1 - 0.9**t)) / (math.sqrt(v / (1 - 0.95**t)) + 1e-8)
+        assert float(weight.weight) == pytest.approx(w, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0, 0.0]),
+        ("cosine", [0.25, 0.5, 0.75, 1.0, 1.0, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_learning_rate_by_hand(schedule: str, expected: list[float]) -> None:
+    """Four steps of warm-up, then four of decay; past the end it stays at the end."""
+    config = settings(learning_rate=2.0, schedule=schedule, warmup_steps=4)
+    assert [learning_rate(config, step, 8) / 2.0 for step in range(11)] == pytest.approx(expected, abs=1e-12)
+
+
+def test_warm_up_longer_than_the_run_and_none_at_all() -> None:
+    assert learning_rate(settings(learning_rate=1.0, warmup_steps=10, schedule="linear"), 4, 5) == 0.5
+    assert learning_rate(settings(learning_rate=1.0, warmup_steps=5, schedule="linear"), 5, 5) == 1.0
+    assert learning_rate(settings(learning_rate=1.0, schedule="linear"), 0, 5) == 1.0
