@@ -57,18 +57,14 @@ def test_scratch_parameters_are_those_of_the_real_model() -> None:
 
 def write_model(folder: Path, config: dict[str, object], tensors: dict[str, list[int]]) -> Path:
     """A model folder as transformers saves it, without the numbers."""
-    header = json.dumps(
-        {"__metadata__": {"format": "pt"}} | {n: {"dtype": "F32", "shape": s, "data_offsets": [0, 0]} for n, s in tensors.items()}
-    )
+    header = json.dumps({"__metadata__": {"format": "pt"}} | {n: {"dtype": "F32", "shape": s, "data_offsets": [0, 0]} for n, s in tensors.items()})
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode())
     return folder
 
 
-QWEN = dict(
-    model_type="qwen2", num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2, hidden_size=896, max_position_embeddings=1024
-)
+QWEN = dict(model_type="qwen2", num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2, hidden_size=896, max_position_embeddings=1024)
 
 
 def test_a_local_model_is_read_from_its_files(tmp_path: Path) -> None:
@@ -92,16 +88,13 @@ def test_what_a_model_does_not_say_stays_unknown(tmp_path: Path) -> None:
 
 
 def test_contradictions_are_refused_with_their_reason(tmp_path: Path) -> None:
-    assert refusal("--rollout.samples_per_prompt=1") == (
-        "rollout.samples_per_prompt = 1 gives every sample zero advantage under grpo; use >= 2"
-    )
+    assert refusal("--rollout.samples_per_prompt=1") == ("rollout.samples_per_prompt = 1 gives every sample zero advantage under grpo; use >= 2")
     assert "under reinforce" in refusal("--rollout.samples_per_prompt=1", "--algorithm.name=reinforce")
     assert refusal("--rollout.max_new_tokens=512") == (
         "rollout.max_new_tokens = 512 leaves no room for a prompt in the model's context of 512 tokens (model.scratch.context)"
     )
     assert refusal("--rollout.max_new_tokens=112", "--data.max_prompt_tokens=401") == (
-        "data.max_prompt_tokens + rollout.max_new_tokens = 401 + 112 = 513 exceeds the model's context of 512 tokens "
-        "(model.scratch.context)"
+        "data.max_prompt_tokens + rollout.max_new_tokens = 401 + 112 = 513 exceeds the model's context of 512 tokens (model.scratch.context)"
     )
     make_plan(recipe("--rollout.max_new_tokens=112", "--data.max_prompt_tokens=400"))
     assert refusal("--engine.kv_tokens=511").startswith("engine.kv_tokens = 511 cannot hold one sequence of up to 512 tokens; use >= 512")
@@ -132,9 +125,7 @@ def test_an_algorithm_is_its_row_with_the_recipe_laid_over() -> None:
     assert make_plan(recipe("--algorithm.beta=0.04")).keeps_reference
     with pytest.raises(UserError, match=r"^algorithm\.name: no algorithm 'gpro'\. Did you mean 'grpo'\? Known: reinforce, grpo$"):
         resolve_algorithm(AlgorithmConfig(name="gpro"))
-    with pytest.raises(
-        UserError, match=r"^algorithm\.clip_high: reinforce has no ratio to clip; remove it or use algorithm.name = 'grpo'$"
-    ):
+    with pytest.raises(UserError, match=r"^algorithm\.clip_high: reinforce has no ratio to clip; remove it or use algorithm.name = 'grpo'$"):
         resolve_algorithm(AlgorithmConfig(name="reinforce", clip_high=0.2))
 
 

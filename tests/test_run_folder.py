@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from sixfold.durable import write_json_atomic, write_text_atomic
 from sixfold.errors import UserError
-from sixfold.run_folder import MARKER, RunFolder, create_run, open_run, write_json_atomic, write_text_atomic
+from sixfold.run_folder import MARKER, RunFolder, create_run, open_run
 
 
 def finished_run(directory: Path, steps: int = 12) -> RunFolder:

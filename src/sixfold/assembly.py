@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,9 +44,7 @@ class World:
     def rollout(self) -> EngineRollout:
         """The rollout role of training: K samples at the recipe's temperature."""
         r = self.recipe.rollout
-        return EngineRollout(
-            self.engine, self.codec, self._params(r.temperature), r.samples_per_prompt, release_kv=self.recipe.engine.release_kv
-        )
+        return EngineRollout(self.engine, self.codec, self._params(r.temperature), r.samples_per_prompt, release_kv=self.recipe.engine.release_kv)
 
     def evaluator(self) -> EngineRollout:
         """The rollout role of held-out evaluation."""
@@ -78,9 +77,7 @@ class World:
         return SharedSync(self.policy.model, self.engine)
 
     def _params(self, temperature: float) -> SamplingParams:
-        return SamplingParams(
-            max_tokens=self.recipe.rollout.max_new_tokens, temperature=temperature, stop_token_ids=self.policy.stop_token_ids
-        )
+        return SamplingParams(max_tokens=self.recipe.rollout.max_new_tokens, temperature=temperature, stop_token_ids=self.policy.stop_token_ids)
 
     def close(self) -> None:
         """End the checker processes."""
@@ -96,27 +93,29 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
     """
     device = resolve_device(recipe)
     torch.set_num_threads(recipe.run.threads or torch.get_num_threads())
+    config = recipe.environment
     rewards = (reward,) if reward else recipe.environment.rewards
     if tasks is None:
         tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=() if reward else recipe.environment.rewards)
     source = recipe.model.model_copy(update={"path": model_path}) if model_path else recipe.model
-    policy = load_policy(source, seed=recipe.run.seed, device=device)
-    codec = PromptCodec(policy.tokenizer)
-    longest = _fit_prompts(recipe, tasks, codec, policy.context)
-    autocast = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
-    config = recipe.environment
-    return World(
-        recipe=recipe,
-        policy=policy,
-        tasks=tasks,
-        codec=codec,
-        engine=make_engine(recipe, policy, longest + recipe.rollout.max_new_tokens, autocast),
-        environment=Environment(
-            rewards, weights=() if reward else config.weights, timeout_s=config.timeout_s, error_budget=config.error_budget, workers=config.workers
-        ),
-        scoring=Scoring(recipe.rollout.temperature, recipe.trainer.logprob_chunk, autocast),
-        device=device,
+    environment = Environment(
+        rewards,
+        weights=() if reward else config.weights,
+        timeout_s=config.timeout_s,
+        error_budget=config.error_budget,
+        workers=config.workers,
     )
+    with ExitStack() as on_failure:
+        on_failure.callback(environment.close)
+        environment.start()  # its workers load while the model does
+        policy = load_policy(source, seed=recipe.run.seed, device=device)
+        codec = PromptCodec(policy.tokenizer)
+        longest = _fit_prompts(recipe, tasks, codec, policy.context) + recipe.rollout.max_new_tokens
+        autocast = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
+        scoring = Scoring(recipe.rollout.temperature, recipe.trainer.logprob_chunk, autocast)
+        engine = make_engine(recipe, policy, longest, autocast)
+        on_failure.pop_all()
+    return World(recipe, policy, tasks, codec, engine, environment, scoring, device)
 
 
 def make_engine(recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None) -> Engine:

@@ -86,8 +86,8 @@ class DataConfig(Section):
     source: str = knob("arithmetic", "arithmetic, reasoning_gym, a .jsonl/.json/.parquet file, a dataset folder, or a hub id")
     subset: str = knob("", "configuration name of a hub dataset, e.g. main")
     split: str = knob("train", "split to train on")
-    heldout_split: str = knob("", "split to evaluate on; empty: held_out tasks are set aside from the training split")
-    heldout: int = knob(512, "held-out tasks, never trained on", ge=0)
+    heldout_split: str = knob("", "split (for a file: another file) to evaluate on, whole; empty: `heldout` tasks are set aside")
+    heldout: int = knob(512, "tasks set aside from training to evaluate on, where no heldout_split is named", ge=0)
     prompt_field: str = knob("question", "column that holds the prompt (text, or a list of chat messages)")
     answer_field: str = knob("answer", "column that holds the reference answer")
     answer_after: str = knob("", "the answer is what follows the last of these in its column (GSM8K: ####)")
@@ -153,9 +153,7 @@ class TrainerConfig(Section):
     """One forward, one backward, one step."""
 
     learning_rate: Real = knob(1e-6, "AdamW learning rate", gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = knob(
-        "constant", "learning rate after warm-up: constant, or decaying to 0 at the last step"
-    )
+    schedule: Literal["constant", "linear", "cosine"] = knob("constant", "learning rate after warm-up: constant, or decaying to 0 at the last step")
     warmup_steps: int = knob(0, "steps over which the learning rate rises from 0", ge=0)
     beta1: Real = knob(0.9, "AdamW beta 1", ge=0, lt=1)
     beta2: Real = knob(0.95, "AdamW beta 2: forgets a gradient spike in about 20 steps", ge=0, lt=1)
@@ -164,9 +162,7 @@ class TrainerConfig(Section):
     grad_clip: Real = knob(1.0, "largest gradient norm", gt=0)
     max_tokens_per_microbatch: int = knob(4096, "tokens in one forward and backward", ge=16)
     logprob_chunk: int = knob(1024, "positions whose logits exist at one time", ge=16)
-    activation_checkpointing: Literal["none", "selective", "full"] = knob(
-        "none", "recompute activations in the backward pass to save memory"
-    )
+    activation_checkpointing: Literal["none", "selective", "full"] = knob("none", "recompute activations in the backward pass to save memory")
     share_prefix: bool = knob(True, "compute a prompt once for all its completions, forward and backward")
     max_skipped_steps: int = knob(3, "stop after this many steps in a row whose gradient was not finite", ge=1)
 
@@ -245,9 +241,7 @@ class Recipe(Section):
         if not self.environment.rewards:
             raise ValueError("environment.rewards is empty: name at least one, e.g. ['math']")
         if self.model.scratch.heads % self.model.scratch.kv_heads:
-            raise ValueError(
-                f"model.scratch.heads ({self.model.scratch.heads}) must be a multiple of kv_heads ({self.model.scratch.kv_heads})"
-            )
+            raise ValueError(f"model.scratch.heads ({self.model.scratch.heads}) must be a multiple of kv_heads ({self.model.scratch.kv_heads})")
         if self.data.source == "reasoning_gym" and not self.data.reasoning_gym.tasks:
             raise ValueError("data.source is reasoning_gym but data.reasoning_gym.tasks is empty: name datasets, e.g. ['chain_sum']")
         return self

@@ -66,9 +66,7 @@ def _model_facts(plan: Plan) -> list[Fact]:
         size, memory = _UNKNOWN, _UNKNOWN
     else:
         size, memory = _count(model.parameters), _bytes(TRAINING_BYTES_PER_PARAMETER * model.parameters)
-    copies = (
-        "engine and trainer share one set of weights" if plan.recipe.sync.mode == "shared" else "the engine has its own copy of the weights"
-    )
+    copies = "engine and trainer share one set of weights" if plan.recipe.sync.mode == "shared" else "the engine has its own copy of the weights"
     return [
         Fact(
             "model",
@@ -128,9 +126,7 @@ def _microbatch_reason(plan: Plan) -> str:
     budget = plan.recipe.trainer.max_tokens_per_microbatch
     if plan.longest_tokens > budget:
         return f"a trajectory is never split, and one of more than {budget} tokens gets a micro-batch of its own"
-    shared = (
-        "a prompt counts once for its completions (trainer.share_prefix)" if plan.recipe.trainer.share_prefix else "each counts its prompt"
-    )
+    shared = "a prompt counts once for its completions (trainer.share_prefix)" if plan.recipe.trainer.share_prefix else "each counts its prompt"
     return f"a trajectory has at most {plan.longest_tokens} tokens and is never split; {shared}"
 
 
@@ -154,11 +150,7 @@ def _trainer_facts(plan: Plan) -> list[Fact]:
     tokens = f"tokens computed a step: {_UNKNOWN}" if plan.step_tokens is None else f"at most {plan.step_tokens:,} tokens computed a step"
     facts = [Fact("training", f"{rate}; {tokens}", "every prompt and completion at its longest" if plan.step_tokens else "")]
     if sft.steps:
-        end = (
-            f", or once {sft.stop_at_accuracy:.0%} of a probe set is solved (looked at every {sft.probe_every})"
-            if sft.stop_at_accuracy
-            else ""
-        )
+        end = f", or once {sft.stop_at_accuracy:.0%} of a probe set is solved (looked at every {sft.probe_every})" if sft.stop_at_accuracy else ""
         facts.insert(0, Fact("warm-up", f"at most {sft.steps} SFT steps of {sft.examples_per_step} examples{end}"))
     return facts
 
@@ -171,11 +163,7 @@ def _eval_facts(plan: Plan) -> list[Fact]:
     some = f" ({settings.tasks} of them in between)" if settings.tasks else ""
     how = "greedy" if settings.temperature == 0 else f"temperature {settings.temperature:g}"
     samples = f"{settings.samples} sample{'s' if settings.samples > 1 else ''}"
-    when = (
-        f"before the first step, every {settings.every} steps and after the last"
-        if settings.every
-        else "before the first step and after the last"
-    )
+    when = f"before the first step, every {settings.every} steps and after the last" if settings.every else "before the first step and after the last"
     return [Fact("evaluation", f"{everything}{some} x {samples}, {how}; {plan.evaluations} times: {when}")]
 
 
@@ -197,9 +185,7 @@ def _disk_facts(plan: Plan) -> list[Fact]:
     also = f"; {rollouts}" if log.rollouts_every else "; no trajectories"
     return [
         Fact("on disk", f"{run.dir}/{run.name}: recipe.toml, metrics.jsonl, report.html{also}"),
-        Fact(
-            "checkpoints", f"{when}, the newest {kept.keep} kept; {each}", "float32 weights and two AdamW moments are 12 bytes a parameter"
-        ),
+        Fact("checkpoints", f"{when}, the newest {kept.keep} kept; {each}", "float32 weights and two AdamW moments are 12 bytes a parameter"),
     ]
 
 

@@ -24,6 +24,7 @@ from .config import Recipe
 from .controller.loop import Controller
 from .controller.stream import TaskStream, step_seed
 from .data.sources import TaskSet
+from .durable import write_json_atomic, write_text_atomic
 from .environment.preflight import preflight
 from .errors import UserError
 from .evaluation.evaluate import Evaluation, evaluate
@@ -37,7 +38,7 @@ from .report.progress import Progress
 from .report.rewards import reward_metrics
 from .report.rollouts import write_rollouts
 from .report.samples import Sample, write_samples
-from .run_folder import RunFolder, create_run, open_run, write_json_atomic, write_text_atomic
+from .run_folder import RunFolder, create_run, open_run
 from .run_state import RunState, data_fingerprint, read_state, restore, save
 from .sft_stage import SftStage
 from .trainer.checkpoint import Checkpoint, discard_after, load_checkpoint, newest_checkpoint
@@ -171,6 +172,8 @@ class Run:
         if self.recipe.environment.preflight:
             self.world.environment.score(groups)
             known = [r for g in groups for r in g.rewards if r is not None]
+            if not known:
+                raise UserError(f"pre-flight: every check failed, the first with: {_first_error(groups)}")
             verdict = preflight(known)
             self.progress.note(f"pre-flight: {verdict.pass_rate:.0%} of {len(known)} rollouts solved, {verdict.label}: {verdict.advice}")
         for trajectory in (t for g in groups for t in g.trajectories):
@@ -308,6 +311,10 @@ class Run:
             self.progress.before_after([*rows, ("seconds", "", f"{summary['seconds']}")])
             self.progress.samples(earlier, after)
         self.progress.note(f"report: {report}")
+
+
+def _first_error(groups: Sequence[Group]) -> str:
+    return next((t.reward.error for g in groups for t in g.trajectories if t.reward and t.reward.error), "no reason given")
 
 
 def _samples(evaluation: Evaluation) -> list[Sample]:

@@ -1,4 +1,4 @@
-"""The folder of a run, `runs/NAME/`: where each file is, who may write in it, and writes that happen whole or not at all. No torch.
+"""The folder of a run, `runs/NAME/`: where each file is and who may write in it. No torch.
 
 One process at a time trains in a folder: it holds a lock (`flock` on the file `.sixfold-run`) that the kernel drops when the process ends,
 however it ends. Reading needs no lock. The same file marks the folder as a run, and only a marked folder is ever emptied.
@@ -14,23 +14,19 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
-from errno import EACCES, EDQUOT, ENOSPC, EPERM, EROFS
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
+from .durable import disk_errors, fsync_path, write_json_atomic
 from .errors import UserError, nearest
 
 MARKER = ".sixfold-run"
 PACKAGES = ("sixfold", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
-_FULL = "no space left: free some, or choose a folder on another disk (run.dir)"
-_FORBIDDEN = "not writable: choose another folder (run.dir) or change its permissions"
-_DISK_ERRORS = {ENOSPC: _FULL, EDQUOT: _FULL, EACCES: _FORBIDDEN, EPERM: _FORBIDDEN, EROFS: _FORBIDDEN}
 _ROLLOUT_FILE = re.compile(r"step-(\d{6,})\.jsonl\.zst")
 _LEFTOVER = re.compile(r"\..+\.tmp-\d+")
 _held_locks: set[int] = set()
@@ -44,43 +40,6 @@ def _drop_inherited_locks() -> None:
 
 
 os.register_at_fork(after_in_child=_drop_inherited_locks)
-
-
-@contextmanager
-def disk_errors(failure: str) -> Iterator[None]:
-    """Turn what the file system refuses into a UserError "FAILURE: reason and remedy". Put only file operations inside."""
-    try:
-        yield
-    except OSError as error:
-        reason = _DISK_ERRORS.get(error.errno or 0) or str(error)
-        raise UserError(f"{failure}: {reason}") from error
-
-
-def fsync_path(path: Path) -> None:
-    """Bring a file's contents, or a directory's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_text_atomic(path: Path, text: str) -> None:
-    """Write UTF-8 text so that a reader, or a crash at any moment, finds the old file or the new one. UserError if the disk refuses."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    with disk_errors(f"cannot write {path}"):
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            fsync_path(temporary)
-            os.replace(temporary, path)
-            fsync_path(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def write_json_atomic(path: Path, value: Any) -> None:
-    """`write_text_atomic` of indented JSON. ValueError for NaN and infinity, TypeError for what is not JSON; nothing is written then."""
-    write_text_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 @dataclass

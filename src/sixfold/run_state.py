@@ -58,9 +58,7 @@ def save(run: RunFolder, world: World, trainer: Trainer, reference: FrozenRefere
         "skipped_in_a_row": trainer.skipped_in_a_row,
     }
     model_bytes = sum(p.nbytes for p in trainer.model.parameters())
-    path = save_checkpoint(
-        run.checkpoints, state.step, write_model=world.policy.save, model_bytes=model_bytes, tensors=tensors, state=asdict(state)
-    )
+    path = save_checkpoint(run.checkpoints, state.step, write_model=world.policy.save, model_bytes=model_bytes, tensors=tensors, state=asdict(state))
     prune(run.checkpoints, keep)
     return path
 

@@ -72,9 +72,7 @@ def test_a_run_does_not_differ_from_itself(runs: tuple[Path, Path]) -> None:
     assert "settings that differ: none" in text and "environment that differs: none" in text
 
 
-def test_the_command_prints_it_and_refuses_what_is_no_run(
-    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_it_and_refuses_what_is_no_run(runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", str(runs[0]), str(runs[1])]) == 0
     assert capsys.readouterr().out == compare_runs(*runs) + "\n"
     assert main(["diff", str(runs[0]), str(tmp_path)]) == 2

@@ -105,9 +105,7 @@ MISTAKES = {
     "train --resume /no/such": "no run at /no/such: no such folder; a run is a folder such as runs/demo",
     "train --resume /": "/ is not a run: it holds no recipe.toml; a run is a folder such as runs/demo",
     "eval demo": "sixfold eval: the following arguments are required: --checkpoint. See sixfold eval --help",
-    "eval demo --checkpoint x --data.heldout 0": (
-        "nothing to evaluate on: data.heldout = 0 and data.heldout_split is empty; set one of them"
-    ),
+    "eval demo --checkpoint x --data.heldout 0": ("nothing to evaluate on: data.heldout = 0 and data.heldout_split is empty; set one of them"),
     "generate m --promt x": "sixfold generate: unknown option '--promt'. Did you mean '--prompt'? See sixfold generate --help",
     "generate m --prompt x --run.seed 1": "sixfold generate: unknown option '--run.seed'. See sixfold generate --help",
     "generate m --prompt x --n 0": "sixfold generate: argument --n: expected an integer >= 1, got '0'. See sixfold generate --help",
@@ -198,9 +196,7 @@ def seconds(*argv: str) -> float:
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-c", "import sys; from sixfold.cli import main; sys.exit(main())", *argv], check=True, capture_output=True
-        )
+        subprocess.run([sys.executable, "-c", "import sys; from sixfold.cli import main; sys.exit(main())", *argv], check=True, capture_output=True)
         times.append(time.perf_counter() - start)
     return min(times)
 

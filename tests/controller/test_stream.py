@@ -54,6 +54,5 @@ def test_the_first_step_is_pinned() -> None:
 def test_step_seeds_are_all_different_and_fit_a_signed_64_bit_integer() -> None:
     seeds = [step_seed(seed, step) for seed in range(20) for step in range(200)]
     assert len(set(seeds)) == len(seeds)
-    assert 0 <= min(seeds) and max(seeds) < 2**63
+    assert min(seeds) >= 0 and max(seeds) < 2**63
     assert step_seed(1, 11) != step_seed(11, 1)
-

@@ -1,4 +1,4 @@
-"""Every shipped recipe parses, resolves to a plan and runs a few steps, scaled down; the GPU recipe on a local model and a local dataset of its form."""
+"""Every shipped recipe parses, has a plan and runs a few steps, scaled down; the GPU recipe on a local model and dataset of its form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,20 @@ from sixfold.plan import make_plan
 from sixfold.recipe_io import load_recipe, shipped_recipes
 from sixfold.run import train_run
 
-FEW = ["--run.steps", "2", "--run.threads", "1", "--eval.every", "0", "--eval.tasks", "4", "--rollout.prompts_per_step", "2", "--rollout.samples_per_prompt", "2"]
+FEW = [
+    "--run.steps",
+    "2",
+    "--run.threads",
+    "1",
+    "--eval.every",
+    "0",
+    "--eval.tasks",
+    "4",
+    "--rollout.prompts_per_step",
+    "2",
+    "--rollout.samples_per_prompt",
+    "2",
+]
 SMALL = ["--model.scratch.hidden_size", "32", "--model.scratch.layers", "1", "--data.heldout", "6", "--sft.steps", "3", "--sft.stop_at_accuracy", "0"]
 GSM8K_FORM = Path(__file__).parents[1] / "data" / "gsm8k_form"
 
@@ -51,7 +64,9 @@ def _check(run: Path) -> None:
     """Two steps logged, engine and trainer agree, and the trained model loads as any other."""
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [s["step"] for s in steps] == [1, 2]
-    assert all(s["mismatch/max_abs_logp"] <= 1e-4 for s in steps if "mismatch/max_abs_logp" in s and "bfloat16" not in (run / "recipe.toml").read_text())
+    assert all(
+        s["mismatch/max_abs_logp"] <= 1e-4 for s in steps if "mismatch/max_abs_logp" in s and "bfloat16" not in (run / "recipe.toml").read_text()
+    )
     summary = json.loads((run / "summary.json").read_text())
     assert 0 <= summary["heldout_after"] <= 1
     model = AutoModelForCausalLM.from_pretrained(run / "checkpoints" / "step-000002" / "model")

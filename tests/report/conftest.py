@@ -47,7 +47,7 @@ def metrics_of(step: int, rng: random.Random) -> dict[str, Value]:
 def trajectory_of(task: Task, sample: int, text: str, reward: Reward, rng: random.Random) -> Trajectory:
     """Character tokens; the log-probs are made up."""
     prompt, answer = [ord(c) for c in task.prompt_text], [ord(c) for c in text]
-    logp = [-abs(rng.gauss(0, 0.8)) ** 3 for _ in answer]
+    logp = [-(abs(rng.gauss(0, 0.8)) ** 3) for _ in answer]
     sampled, given = len(answer), len(prompt)
     return Trajectory(
         task_id=task.id, sample=sample, tokens=prompt + answer, prompt_length=given, mask=[False] * given + [True] * sampled,
@@ -66,9 +66,7 @@ def groups_of(step: int, rng: random.Random) -> tuple[list[Group], list[list[flo
         std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / 8)
         spoken = f"({a % 10}+{b % 10}={a % 10 + b % 10};{a // 10}+{b // 10})"
         texts = [f"{spoken}\n#{a + b + (0 if right else rng.randrange(1, 9))};" for right in rewards]
-        samples = [
-            trajectory_of(task, k, text, Reward(r, {"correct": r}), rng) for k, (text, r) in enumerate(zip(texts, rewards, strict=True))
-        ]
+        samples = [trajectory_of(task, k, text, Reward(r, {"correct": r}), rng) for k, (text, r) in enumerate(zip(texts, rewards, strict=True))]
         groups.append(Group(task, samples))
         advantages.append([(r - mean) / std if std else 0.0 for r in rewards])
     return groups, advantages

@@ -30,9 +30,7 @@ def test_a_line_is_step_first_then_sorted_keys(tmp_path: Path) -> None:
     logger = JsonlLogger(tmp_path / "metrics.jsonl")
     logger.log(7, {"train/loss": 0.25, "step": 7, "reward/part/format": 1, "train/ratio_hist": [0, 2, 0]})
     logger.close()
-    assert (tmp_path / "metrics.jsonl").read_text() == (
-        '{"step": 7, "reward/part/format": 1, "train/loss": 0.25, "train/ratio_hist": [0, 2, 0]}\n'
-    )
+    assert (tmp_path / "metrics.jsonl").read_text() == ('{"step": 7, "reward/part/format": 1, "train/loss": 0.25, "train/ratio_hist": [0, 2, 0]}\n')
 
 
 def test_floats_come_back_bit_for_bit(tmp_path: Path) -> None:

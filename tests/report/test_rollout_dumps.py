@@ -17,9 +17,7 @@ from sixfold.types import Group, Reward, Task, Trajectory
 def group(logp: float = -0.5) -> Group:
     task = Task(id="t1", prompt=({"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2="}), answer=4, source="sums")
     mask, logps, versions = [False, False, True], [0.0, 0.0, logp], [-1, -1, 5]
-    trajectories = [
-        Trajectory("t1", k, [7, 8, 9 + k], 2, mask, logps, versions, "stop", "4", reward=Reward(1.0 - k, {"c": 1.0})) for k in range(2)
-    ]
+    trajectories = [Trajectory("t1", k, [7, 8, 9 + k], 2, mask, logps, versions, "stop", "4", reward=Reward(1.0 - k, {"c": 1.0})) for k in range(2)]
     return Group(task, trajectories)
 
 

@@ -72,7 +72,10 @@ def test_resume_with_a_reference_is_exact(tmp_path: Path) -> None:
     process = start(flags, tmp_path / "errors")
     process.join(120)
     half = tiny_recipe(tmp_path, run__name="b", run__steps=3, algorithm__beta=0.1, reference__reset_every=4)
-    for steps, resume in ((half, None), (tiny_recipe(tmp_path, run__name="b", run__steps=6, algorithm__beta=0.1, reference__reset_every=4), tmp_path / "b")):
+    for steps, resume in (
+        (half, None),
+        (tiny_recipe(tmp_path, run__name="b", run__steps=6, algorithm__beta=0.1, reference__reset_every=4), tmp_path / "b"),
+    ):
         process = start(steps, tmp_path / "errors", resume=resume)
         process.join(120)
         assert process.exitcode == 0, (tmp_path / "errors").read_text()

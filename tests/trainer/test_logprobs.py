@@ -60,15 +60,15 @@ def test_entropy_of_a_certain_token_is_zero_not_nan() -> None:
 
 
 def test_logits_exist_for_one_chunk_at_a_time_forward_and_backward() -> None:
-    """Vocabulary 509, chunks of 8 positions, 46 scored: no tensor of all logits, and never two chunks' worth kept between passes."""
-    model, batch = tiny_model(vocab_size=509), ragged_batch(0)
+    """Vocabulary 509, chunks of 16 positions, some 250 scored: no tensor of all logits, and never two chunks' worth kept between passes."""
+    model, batch = tiny_model(vocab_size=509), ragged_batch(0, groups=12, longest=30)
     scored = int(batch.mask.sum())
-    assert scored > 5 * 8
-    trainer = make_trainer(model, Scoring(1.0, 8))
+    assert scored > 12 * 16
+    trainer = make_trainer(model, Scoring(1.0, 16))
     with Allocations(width=509) as seen:
         trainer.train_step(batch, grpo().compute_loss)
-    assert 0 < seen.wide <= 8 * 509
-    assert seen.peak <= 6 * 8 * 509  # logits, log-softmax, their gradients and the entropy's temporaries, of one chunk
+    assert 0 < seen.wide <= 16 * 509
+    assert seen.peak <= 7 * 16 * 509  # logits, log-softmax, their gradients and the entropy's temporaries, of one chunk
     with Allocations(width=509) as naive:
         plain_logp(copy.deepcopy(model), batch).sum().backward()
     assert naive.wide >= batch.tokens.numel() * 509
@@ -81,7 +81,7 @@ def test_under_bf16_log_probs_and_gradients_stay_float32() -> None:
     logp, entropy = score_row(model, row, scoring)
     assert logp.dtype == entropy.dtype == torch.float32
     exact, _ = score_row(model, row, Scoring())
-    assert 0.0 < float((logp - exact).abs().max()) < 0.3
+    assert 0.0 < float((logp - exact).detach().abs().max()) < 0.3
     logp.sum().backward()
     assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
     assert {p.dtype for p in model.parameters()} == {torch.float32}

@@ -27,6 +27,4 @@ def run(argv: Sequence[str]) -> int:
         raise UserError("sixfold generate: --prompt is empty; give the text to complete")
     from sixfold.rollout.generate import generate_command
 
-    return generate_command(
-        given.model, given.prompt, n=given.n, temperature=given.temperature, max_tokens=given.max_tokens, seed=given.seed
-    )
+    return generate_command(given.model, given.prompt, n=given.n, temperature=given.temperature, max_tokens=given.max_tokens, seed=given.seed)

@@ -115,9 +115,7 @@ def run_folder(text: str) -> Path:
     """A folder that holds a run. UserError when it does not."""
     folder = Path(text).expanduser()
     if not folder.is_dir():
-        raise UserError(
-            f"no run at {folder}: {'it is a file' if folder.exists() else 'no such folder'}; a run is a folder such as runs/demo"
-        )
+        raise UserError(f"no run at {folder}: {'it is a file' if folder.exists() else 'no such folder'}; a run is a folder such as runs/demo")
     if not (folder / "recipe.toml").is_file():
         raise UserError(f"{folder} is not a run: it holds no recipe.toml; a run is a folder such as runs/demo")
     return folder

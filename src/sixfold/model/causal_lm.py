@@ -56,9 +56,7 @@ def check_split(model: PreTrainedModel, tolerance: float = 1e-3) -> None:
     scale = float(theirs.abs().max()) + 1.0
     if not difference <= tolerance * scale:
         kind = type(model).__name__
-        raise UserError(
-            f"{kind} is not supported: its logits differ by {difference:.2g} from head(body(x)); a causal LM with a plain head is needed"
-        )
+        raise UserError(f"{kind} is not supported: its logits differ by {difference:.2g} from head(body(x)); a causal LM with a plain head is needed")
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -53,9 +53,7 @@ def from_disk(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         for key in vars(config):
             if key.endswith(("dropout", "pdrop")) and isinstance(getattr(config, key), float):
                 setattr(config, key, 0.0)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-        )
+        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]

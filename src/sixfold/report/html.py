@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sixfold.durable import write_text_atomic
 from sixfold.report.progress import clock
 from sixfold.report.run_record import Interval, RunRecord, read_run, series
 from sixfold.report.samples import Sample, pair
@@ -18,7 +19,6 @@ from sixfold.report.style import STYLE
 from sixfold.report.svg import Line, area_chart, histogram, line_chart, number, percent
 from sixfold.report.token_view import LEGEND, trajectories
 from sixfold.report.untrusted import escape
-from sixfold.run_folder import write_text_atomic
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _MISSING = '<p class="remark">not recorded</p>'

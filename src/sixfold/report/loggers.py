@@ -15,10 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+from sixfold.durable import disk_errors, fsync_path, write_bytes_atomic
 from sixfold.errors import UserError
-from sixfold.report.atomic import write_bytes_atomic
 from sixfold.report.schema import LOG_RATIO_EDGES, Value, check
-from sixfold.run_folder import disk_errors, fsync_path
 
 
 class Logger(Protocol):
@@ -132,9 +131,7 @@ def _histogram(summary: ModuleType, values: Sequence[float | None]) -> Any:
     middles = [(a + b) / 2 for a, b in zip([low, *LOG_RATIO_EDGES], limits, strict=True)]
     first = sum(n * x for n, x in zip(counts, middles, strict=True))
     second = sum(n * x * x for n, x in zip(counts, middles, strict=True))
-    return summary.HistogramProto(
-        min=low, max=limits[-1], num=sum(counts), sum=first, sum_squares=second, bucket_limit=limits, bucket=counts
-    )
+    return summary.HistogramProto(min=low, max=limits[-1], num=sum(counts), sum=first, sum_squares=second, bucket_limit=limits, bucket=counts)
 
 
 class TrackioLogger:

@@ -27,9 +27,7 @@ from sixfold.report.schema import ROLES, Value, role_seconds
 from sixfold.report.untrusted import one_line, visible
 
 _SPARKS = "▁▂▃▄▅▆▇█"
-_COLOURS = dict(
-    zip((*ROLES, "other"), ("blue", "green", "cyan", "yellow", "magenta", "red", "white", "bright_blue", "bright_black"), strict=True)
-)
+_COLOURS = dict(zip((*ROLES, "other"), ("blue", "green", "cyan", "yellow", "magenta", "red", "white", "bright_blue", "bright_black"), strict=True))
 
 
 class Progress:

@@ -11,8 +11,8 @@ from typing import Any
 
 import zstandard
 
+from sixfold.durable import write_bytes_atomic
 from sixfold.errors import UserError
-from sixfold.report.atomic import write_bytes_atomic
 from sixfold.types import Group, Task, Trajectory
 
 Advantage = float | Sequence[float]

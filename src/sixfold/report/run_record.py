@@ -35,7 +35,6 @@ class RunRecord:
     recipe_text: as written. warm_up: metrics of the SFT steps. problems: one line for each file that is missing or cannot be read.
     """
 
-
     path: Path
     recipe_text: str = ""
     recipe: Mapping[str, Any] = field(default_factory=dict)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sixfold.durable import write_text_atomic
 from sixfold.errors import UserError
-from sixfold.run_folder import write_text_atomic
 
 
 @dataclass(frozen=True)

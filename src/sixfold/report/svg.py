@@ -78,9 +78,7 @@ def percent(value: float) -> str:
     return f"{value:.1%}"
 
 
-def line_chart(
-    lines: Sequence[Line], show: Callable[[float], str] = number, limits: tuple[float, float] | None = None, log: bool = False
-) -> str:
+def line_chart(lines: Sequence[Line], show: Callable[[float], str] = number, limits: tuple[float, float] | None = None, log: bool = False) -> str:
     """An SVG with one curve a line. limits: of the value axis; None fits it to the data. log: values below 1e-100 become gaps."""
     kept = [_positive(line) if log else line for line in lines]
     values = [value for line in kept for _, value in line.finite] + [end for line in kept for _, *ends in line.band for end in ends]

@@ -33,7 +33,7 @@ def trajectories(step: int, records: Sequence[Record], first_open: bool = False)
     widest = sorted(groups.values(), key=_spread, reverse=True)[:GROUPS_SHOWN]
     scale = max((abs(a) for group in widest for record in group for a in _advantages(record)), default=0.0)
     shown = "".join(_group(group, scale, first_open and group is widest[0]) for group in widest)
-    return f'<h3>Step {step} <small>{len(widest)} of {len(groups)} groups, those with the widest spread of rewards</small></h3>{shown}'
+    return f"<h3>Step {step} <small>{len(widest)} of {len(groups)} groups, those with the widest spread of rewards</small></h3>{shown}"
 
 
 def _group(records: Sequence[Record], scale: float, is_open: bool) -> str:

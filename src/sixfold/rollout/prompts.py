@@ -40,9 +40,7 @@ class PromptCodec:
         """The prompt as the text that is tokenized."""
         if self.tokenizer.chat_template is None:
             if not isinstance(task.prompt, str):
-                raise UserError(
-                    f"task {task.id} is a chat, and the model's tokenizer has no chat template: use a text prompt or a chat model"
-                )
+                raise UserError(f"task {task.id} is a chat, and the model's tokenizer has no chat template: use a text prompt or a chat model")
             return task.prompt
         turns = [("user", task.prompt)] if isinstance(task.prompt, str) else [(m["role"], m["content"]) for m in task.prompt]
         messages = [{"role": role, "content": content} for role, content in turns]

@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .. import __version__
+from ..durable import disk_errors, fsync_path
 from ..errors import UserError
-from ..run_folder import disk_errors, fsync_path
 
 FORMAT = 1
 MODEL, TENSORS, STATE, MANIFEST = "model", "trainer.safetensors", "state.json", "manifest.json"

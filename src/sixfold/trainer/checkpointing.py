@@ -41,9 +41,7 @@ def apply_activation_checkpointing(model: PreTrainedModel, mode: Mode) -> None:
     """
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if mode != "none" and not layers:
-        raise UserError(
-            f"trainer.activation_checkpointing = '{mode}': {type(model).__name__} has no layers that can be computed again; use 'none'"
-        )
+        raise UserError(f"trainer.activation_checkpointing = '{mode}': {type(model).__name__} has no layers that can be computed again; use 'none'")
     recompute = _recompute_selected if mode == "selective" else _recompute_all
     for layer in layers:
         # Plain functions, not closures over the layer: a deep copy of the model (reference, engine) must not run the original's layers.
