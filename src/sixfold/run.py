@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +39,7 @@ from .report.progress import Progress
 from .report.rewards import reward_metrics
 from .report.rollouts import write_rollouts
 from .report.samples import Sample, write_samples
-from .run_folder import RunFolder, create_run, open_run
+from .run_folder import RunFolder, check_free, create_run, open_run
 from .run_state import RunState, data_fingerprint, read_state, restore, save
 from .sft_stage import SftStage
 from .trainer.checkpoint import Checkpoint, discard_after, load_checkpoint, newest_checkpoint
@@ -70,33 +71,33 @@ def train_run(
     """
     started = time.perf_counter()
     disable_progress_bar()
-    run = open_run(resume) if resume else create_run(Path(recipe.run.dir), recipe.run.name, overwrite)
-    with run, Progress() as progress, Interrupts(progress.note) as interrupts:
-        checkpoint = _prepare_folder(run, recipe, resume is not None, progress)
-        given = None if tasks is None else TaskSet(list(tasks), list(heldout))
+    given = None if tasks is None else TaskSet(list(tasks), list(heldout))
+    directory, name = Path(recipe.run.dir), recipe.run.name
+    with ExitStack() as stack:
+        progress = stack.enter_context(Progress())
+        checkpoint = None
+        if resume:
+            run = stack.enter_context(open_run(resume))
+            checkpoint = _newest(run, progress)
+        else:
+            check_free(directory, name, overwrite)
         world = build_world(recipe, str(checkpoint.model_path) if checkpoint else "", reward=reward, tasks=given)
-        try:
-            return Run(recipe, run, world, progress, interrupts, started).go(checkpoint, stop_after)
-        finally:
-            world.close()
+        stack.callback(world.close)
+        if not resume:  # only now: a mistake in the recipe has left nothing behind, and deleted nothing
+            run = stack.enter_context(create_run(directory, name, overwrite))
+        interrupts = stack.enter_context(Interrupts(progress.note))
+        work = Run(recipe, run, world, progress, interrupts, started)
+        work.prepare(checkpoint)
+        return work.go(checkpoint, stop_after)
 
 
-def _prepare_folder(run: RunFolder, recipe: Recipe, resumed: bool, progress: Progress) -> Checkpoint | None:
-    """Write down what is about to run; when resuming, find the newest intact checkpoint and cut what came after it."""
-    write_text_atomic(run.recipe, dump_recipe(recipe))
-    run.write_environment(sys.argv)
-    if not resumed:
-        return None
+def _newest(run: RunFolder, progress: Progress) -> Checkpoint | None:
+    """The newest intact checkpoint, with a word on those passed over."""
     path, warnings = newest_checkpoint(run.checkpoints)
     for warning in warnings:
         progress.note(warning)
-    checkpoint = load_checkpoint(path) if path else None
-    step = checkpoint.step if checkpoint else 0
-    discard_after(run.checkpoints, step)
-    run.prepare_resume(step)
-    truncate_after(run.metrics, step)
-    progress.note(f"resuming {run.path} " + (f"after step {step}" if checkpoint else "from the start: it has no checkpoint yet"))
-    return checkpoint
+    progress.note(f"resuming {run.path} " + (f"from {path.name}" if path else "from the start: it has no checkpoint yet"))
+    return load_checkpoint(path) if path else None
 
 
 @dataclass
@@ -112,13 +113,19 @@ class Run:
     state: RunState = field(default_factory=RunState)
     log_seconds: float = 0.0
 
-    def go(self, checkpoint: Checkpoint | None, stop_after: Literal["sft"] | None) -> int:
-        """SFT and the first evaluation (unless a checkpoint has them), then RL, then the report."""
-        earlier = 0.0
+    def prepare(self, checkpoint: Checkpoint | None) -> None:
+        """Take over the state of the checkpoint, cut what came after it, and write down what is about to run."""
         if checkpoint:
             self.state = read_state(checkpoint, self.world)
-            earlier = self.state.seconds
-        self.started -= earlier
+        self.started -= self.state.seconds
+        discard_after(self.run.checkpoints, self.state.step)
+        self.run.prepare_resume(self.state.step)
+        truncate_after(self.run.metrics, self.state.step)
+        write_text_atomic(self.run.recipe, dump_recipe(self.recipe))
+        self.run.write_environment(sys.argv)
+
+    def go(self, checkpoint: Checkpoint | None, stop_after: Literal["sft"] | None) -> int:
+        """SFT and the first evaluation (unless a checkpoint has them), then RL, then the report."""
         for note in self.world.tasks.notes:
             self.progress.note(note)
         if checkpoint is None:

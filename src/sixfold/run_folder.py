@@ -167,24 +167,31 @@ class RunFolder:
         )
 
 
+def check_free(directory: Path, name: str, overwrite: bool = False) -> None:
+    """What `create_run` would refuse, found before anything slow is done or anything old is deleted. Changes nothing."""
+    run = RunFolder(directory / name)
+    entries = [entry for entry in run.path.iterdir() if entry.name != MARKER] if run.path.is_dir() else []
+    if entries and not (run.path / MARKER).is_file():
+        raise UserError(f"{run.path} holds files that are not a run's ({entries[0].name}, ...): choose another run.name or run.dir")
+    if entries and not overwrite:
+        progress = "no step finished" if run.last_step() is None else f"step {run.last_step()}"
+        raise UserError(f"{run.path} already holds a run ({progress}): use --resume {run.path}, --overwrite, or another --run.name")
+
+
 def create_run(directory: Path, name: str, overwrite: bool = False) -> RunFolder:
     """Make `directory/name` and return it locked. A run that is already there is refused, or with `overwrite` emptied.
 
     UserError: another run or other files are there, another process is training there, or the folder cannot be written.
     """
     run = RunFolder(directory / name)
+    check_free(directory, name, overwrite)
     with disk_errors(f"cannot create {run.path}"):
         run.path.mkdir(parents=True, exist_ok=True)
-        is_run = (run.path / MARKER).is_file()
-        entries = [entry for entry in run.path.iterdir() if entry.name != MARKER]
-    if entries and not is_run:
-        raise UserError(f"{run.path} holds files that are not a run's ({entries[0].name}, ...): choose another run.name or run.dir")
     with ExitStack() as on_failure:
         run.lock()
         on_failure.callback(run.unlock)
-        if entries and not overwrite:
-            progress = "no step finished" if run.last_step() is None else f"step {run.last_step()}"
-            raise UserError(f"{run.path} already holds a run ({progress}): use --resume {run.path}, --overwrite, or another --run.name")
+        check_free(directory, name, overwrite)  # again under the lock: another process may have been quicker
+        entries = [entry for entry in run.path.iterdir() if entry.name != MARKER]
         _make_empty(run, entries)
         on_failure.pop_all()
     return run

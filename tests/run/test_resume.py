@@ -139,7 +139,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(uninterrupted:
     process = start(tiny_recipe(tmp_path, run__name="whole", run__steps=STEPS), tmp_path / "errors", resume=run)
     process.join(60)
     said = (tmp_path / "errors").read_text()
-    assert process.exitcode == 0 and "passing over a damaged checkpoint" in said and f"resuming {run} after step {STEPS - 2}" in said
+    assert process.exitcode == 0 and "passing over a damaged checkpoint" in said and f"resuming {run} from step-{STEPS - 2:06d}" in said
     assert metrics(run) == before
 
 

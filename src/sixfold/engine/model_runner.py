@@ -1,10 +1,14 @@
 """Runs the model on what the scheduler chose: builds the layout over the cache, calls body and head, gives back logits.
 
-Rows of a matrix product come out bit for bit the same whatever the other rows are, except in the kernels for very few rows. So a forward is
-padded to at least MIN_ROWS tokens: a sequence's logits then do not depend on its company, and neither do its tokens.
+On the CPU a row of a matrix product comes out bit for bit the same whatever the other rows are, except in the kernels for very few rows, and so does
+a column except at the ragged end. So a forward is padded to at least MIN_ROWS tokens, and the keys that a decode looks at to a multiple of MIN_ROWS: a
+sequence's logits then do not depend on its company, and neither do its tokens. (Mixtures of experts are exact to rounding only: an expert may get very
+few rows.)
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -60,9 +64,11 @@ class ModelRunner:
         return self._logits(tokens, positions, layout, rows=None)[:count]
 
     def _block_table(self, sequences: list[Sequence], padded: int, revision: int) -> np.ndarray:
-        """[padded, M] blocks of every sequence, scratch where it has fewer; kept until a table changes."""
+        """[padded, M] blocks of every sequence, scratch where it has fewer; M * block_size is a multiple of MIN_ROWS. Kept until a table changes."""
         if self._table[:2] != (revision, padded):
-            table = np.full((padded, max(len(s.blocks) for s in sequences)), self.cache.blocks, dtype=np.int64)
+            step = math.lcm(self.cache.block_size, MIN_ROWS) // self.cache.block_size
+            columns = -(-max(len(s.blocks) for s in sequences) // step) * step
+            table = np.full((padded, columns), self.cache.blocks, dtype=np.int64)
             for row, s in zip(table, sequences, strict=False):
                 row[: len(s.blocks)] = s.blocks
             self._table = (revision, padded, table)

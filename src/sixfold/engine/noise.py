@@ -1,6 +1,6 @@
 """Sampling noise as a pure function of (seed, task, sample, position): a counter-based generator, so no state and no order.
 
-Philox-4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), the generator behind numpy.random.Philox and CUDA's curand.
+Philox-4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), the generator behind cuRAND and torch's CUDA noise.
 """
 
 from __future__ import annotations

@@ -5,12 +5,14 @@ The split is what lets the trainer score a chunk of positions at a time, and the
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import UserError
-from .attention import Layout
+from .attention import NAME, Kernel, Layout, causal_attention
 
 
 def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
@@ -32,31 +34,49 @@ def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-class _FullRow:
-    """One ordinary causal row: what the plain forward computes."""
+@dataclass(frozen=True)
+class _Segments:
+    """Several texts one after another in a row, each attending to itself alone. spans: their [start, stop). layers: that attended, in order."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: object) -> Tensor:
-        from .attention import causal_attention
+    spans: tuple[tuple[int, int], ...]
+    layers: list[int] = field(default_factory=list)
 
-        return causal_attention(q, k, v, kernel).transpose(1, 2).contiguous()  # type: ignore[arg-type]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+        """Causal attention within each span: q [1, heads, N, D] -> [1, N, heads, D]."""
+        self.layers.append(kernel.layer)
+        out = [causal_attention(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], kernel) for a, b in self.spans]
+        return torch.cat(out, dim=2).transpose(1, 2).contiguous()
 
 
 @torch.no_grad()
 def check_split(model: PreTrainedModel, tolerance: float = 1e-3) -> None:
-    """Refuse a model whose own forward is not head(body(x)): its log-probs would be silently wrong.
+    """Refuse a model that would be silently wrong here: two texts in one row must get the logits that its own code gives each alone, and every layer
+    must attend through ours.
 
-    Raises UserError with the size of the difference.
+    That fails for a head that is not plain, for attention that asks more of ours than it does (attention sinks) or passes it by, and for layers that
+    carry state along the row (convolutions, Mamba). Raises UserError that says which.
     """
+    kind = f"{type(model).__name__} is not supported"
     device = next(model.parameters()).device
-    tokens = torch.arange(1, 9, device=device) % model.config.get_text_config().vocab_size
-    positions = torch.arange(8, device=device)
-    ours = head_logits(model, hidden_states(model, tokens, positions, _FullRow()))
-    theirs = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+    spans = ((0, 5), (5, 13))
+    tokens = torch.arange(1, 14, device=device) % model.config.get_text_config().vocab_size
+    positions = torch.cat([torch.arange(b - a, device=device) for a, b in spans])
+    layout, layers = _Segments(spans), model.config.get_text_config().num_hidden_layers
+    try:
+        ours = head_logits(model, hidden_states(model, tokens, positions, layout))
+    except (TypeError, AttributeError) as error:
+        raise UserError(f"{kind}: it does not run as body and head ({error})") from error
+    if layout.layers != list(range(layers)):
+        raise UserError(f"{kind}: {len(set(layout.layers))} of its {layers} layers attend through transformers' attention interface; all must")
+    model.set_attn_implementation("eager")
+    theirs = torch.cat([model(input_ids=tokens[None, a:b], use_cache=False).logits[0].float() for a, b in spans])
+    model.set_attn_implementation(NAME)
     difference = float((ours - theirs).abs().max())
     scale = float(theirs.abs().max()) + 1.0
     if not difference <= tolerance * scale:
-        kind = type(model).__name__
-        raise UserError(f"{kind} is not supported: its logits differ by {difference:.2g} from head(body(x)); a causal LM with a plain head is needed")
+        raise UserError(
+            f"{kind}: its logits differ by {difference:.2g} from ours; a transformer with plain causal attention and a plain head is needed"
+        )
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

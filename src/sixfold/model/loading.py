@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import ModelConfig
@@ -45,23 +46,38 @@ def load_policy(config: ModelConfig, *, seed: int, device: str) -> Policy:
 
 def from_disk(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a folder or a hub id. Only safetensors weights, no remote code. Dropout is off: log-probs must be the ones that sampled."""
-    local = Path(path)
-    if local.exists():
-        _check_folder(local)
+    _check_folder(path)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         for key in vars(config):
             if key.endswith(("dropout", "pdrop")) and isinstance(getattr(config, key), float):
                 setattr(config, key, 0.0)
-        model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
+        )
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"model.path = '{path}': cannot be loaded as a causal LM with tokenizer ({reason})") from error
+    wrong = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
+    if wrong:  # transformers gives such weights random values and goes on
+        raise UserError(f"model.path = '{path}': {len(wrong)} weights are missing or not of the shape that config.json says, first '{wrong[0]}'")
     return model, tokenizer
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(path: str) -> None:
+    """Refuse a path that cannot hold a model. What may be a hub id ("owner/name") is left to the hub."""
+    folder = Path(path)
+    if not folder.exists():
+        if path.startswith((".", "/", "~")) or len(folder.parts) > 2:
+            raise UserError(f"model.path = '{path}': no such folder")
+        return
     if not folder.is_dir():
         raise UserError(f"model.path = '{folder}' is a file: give the folder that holds config.json")
     names = {p.name for p in folder.iterdir()}

@@ -46,10 +46,12 @@ class CopySync:
         """Copy if `every` versions have passed. Raises SyncError for non-finite weights or a copy that does not come out equal."""
         if version - self._engine.version < self._every:
             return
-        targets = dict(self._engine.runner.model.named_parameters())
-        for name, source in self._trainer.named_parameters():
+        weights = dict(self._trainer.named_parameters())
+        for name, source in weights.items():  # all of them before the first copy: the engine keeps its old weights whole
             if not bool(source.isfinite().all()):
                 raise SyncError(f"weight '{name}' is not finite: not handed to the engine")
+        targets = dict(self._engine.runner.model.named_parameters())
+        for name, source in weights.items():
             targets[name].copy_(source)
         self.prove()
         self._engine.set_version(version)

@@ -1,0 +1,100 @@
+"""Held small: functions, files, classes, knobs. Where something truly needs more, name it here with its reason."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from source import ROOT, modules
+
+from sixfold.recipe_io import knobs
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+LONGER_FUNCTIONS: dict[str, str] = {}
+LONGER_FILES: dict[str, str] = {}
+"""Name -> why it may be longer."""
+
+
+def _code_lines(path: Path, tree: ast.Module) -> set[int]:
+    """Lines that hold code: not blank, not only a comment, not of a docstring."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER):
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+def _functions() -> Iterator[tuple[str, Function, int]]:
+    """(module.function, node, code lines)."""
+    for name, path, tree in modules():
+        code = _code_lines(path, tree)
+        for node in ast.walk(tree):
+            if isinstance(node, Function):
+                yield f"{name}.{node.name}", node, len(code & set(range(node.lineno, (node.end_lineno or 0) + 1)))
+
+
+def test_functions_are_short() -> None:
+    sizes = {name: size for name, _, size in _functions()}
+    ordered = sorted(sizes.values())
+    assert ordered[int(0.9 * len(ordered))] <= 30
+    assert {name: size for name, size in sizes.items() if size > 80 and name not in LONGER_FUNCTIONS} == {}
+
+
+def test_files_and_classes_are_short() -> None:
+    for name, path, tree in modules():
+        lines = len(path.read_text().splitlines())
+        assert lines <= 500 or name in LONGER_FILES, f"{name}: {lines} lines"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                assert (node.end_lineno or 0) - node.lineno < 300, f"{name}.{node.name}"
+
+
+def test_inheritance_is_at_most_two_deep() -> None:
+    bases = {
+        node.name: [ast.unparse(b).split("[")[0].split(".")[-1] for b in node.bases]
+        for _, _, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+
+    def depth(name: str) -> int:
+        return 1 + max((depth(b) for b in bases[name]), default=0) if name in bases else 0
+
+    assert {name: depth(name) for name in bases if depth(name) > 2} == {}
+
+
+def test_the_loop_holds_only_verbs() -> None:
+    assert len((ROOT / "controller" / "loop.py").read_text().splitlines()) <= 120
+
+
+def test_there_are_few_knobs() -> None:
+    assert 50 < len(list(knobs())) <= 120
+
+
+def test_no_drawer_for_odds_and_ends() -> None:
+    for name, _, _ in modules():
+        assert not {"utils", "util", "helpers", "helper", "misc", "common"} & set(name.split(".")), name
+
+
+def test_nearly_everything_is_annotated() -> None:
+    parameters, returns = [], []
+    for _, node, _ in _functions():
+        args = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        parameters += [a.annotation is not None for a in args if a.arg not in ("self", "cls")]
+        returns.append(node.returns is not None)
+    assert sum(parameters) >= 0.95 * len(parameters)
+    assert sum(returns) >= 0.90 * len(returns)
+
+
+@pytest.mark.parametrize("room", sorted({name.split(".")[0] for name, _, _ in modules() if "." in name}))
+def test_every_module_says_what_it_is(room: str) -> None:
+    missing = [name for name, _, tree in modules() if name.split(".")[0] == room and not ast.get_docstring(tree)]
+    assert missing == []
