@@ -8,14 +8,17 @@ The calls are those of `sixfold.controller.loop.Controller.step`, in its order. 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
+from sixfold.algorithm.zoo import make_algorithm
 from sixfold.assembly import build_world
 from sixfold.batch import Batch, Metrics, collate
 from sixfold.controller.stream import step_seed
 from sixfold.data.sources import TaskSet
 from sixfold.environment.arithmetic import arithmetic_reward
+from sixfold.plan import resolve_algorithm
 from sixfold.recipe_io import parse_recipe
 from sixfold.trainer.logprobs import score_batch
 from sixfold.types import Group, Task
@@ -47,6 +50,18 @@ beta = 0.04
 learning_rate = 1e-2
 """
 TASKS = [Task("sum-1", "1+2=", answer=3), Task("sum-2", "1+1=", answer=2)]
+
+METRICS_SHOWN = (
+    "train/tokens",
+    "train/microbatches",
+    "train/ratio_mean",
+    "train/loss",
+    "train/kl",
+    "train/grad_norm",
+    "train/entropy",
+    "train/skipped",
+    "mismatch/max_abs_logp",
+)
 
 
 def numbers(values: Sequence[float] | Tensor) -> str:
@@ -102,14 +117,20 @@ def print_advantages(batch: Batch) -> None:
     """The two columns that the algorithm fills, a number a row: within a row they are constant on the sampled tokens."""
     assert batch.advantages is not None and batch.weights is not None
     print(f"advantages {numbers(batch.advantages.sum(-1) / batch.mask.sum(-1))}")
-    print(f"weights    {numbers(batch.weights.amax(-1))}")
+    print(f"weights    {weights_of(batch)}")
     print(f"weights.sum() {float(batch.weights.sum()):.4f}")
+
+
+def weights_of(batch: Batch) -> str:
+    """The weight of a sampled token in each row."""
+    assert batch.weights is not None
+    return numbers(batch.weights.amax(-1))
 
 
 def print_metrics(metrics: Metrics) -> None:
     """What the trainer says of its step."""
-    for key in ("train/tokens", "train/microbatches", "train/ratio_mean", "train/loss", "train/kl", "train/grad_norm", "train/entropy", "train/skipped"):
-        print(f"{key} {float(metrics[key]) + 0.0:.4f}")  # type: ignore[arg-type]
+    for key in METRICS_SHOWN:
+        print(f"{key} {float(metrics[key]):.4f}")  # type: ignore[arg-type]
 
 
 def print_after(batch: Batch, logp: Tensor, loss: float) -> None:
@@ -139,6 +160,8 @@ def main() -> None:
     print_reference(batch)
     batch = algorithm.compute_advantages(batch)
     print_advantages(batch)
+    no_kl = make_algorithm(replace(resolve_algorithm(recipe.algorithm), beta=0.0), recipe.rollout.max_new_tokens)
+    print(f"weights with beta = 0 {weights_of(no_kl.compute_advantages(batch))}")
     metrics = trainer.train_step(batch, algorithm.compute_loss)
     print_metrics(metrics)
     before = world.engine.version

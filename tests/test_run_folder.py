@@ -204,14 +204,15 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     pid = os.fork()
     if pid == 0:
-        os.setuid(65534)
         try:
+            os.setuid(65534)
             create_run(tmp_path, "demo")
         except UserError as error:
             os._exit(7 if "cannot create" in str(error) and "not writable: choose another folder (run.dir)" in str(error) else 8)
         except PermissionError:  # the parents of tmp_path are root's alone: not the case under test
             os._exit(9)
-        os._exit(0)
+        finally:  # whatever happens, the child must not go on as a second pytest
+            os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 

@@ -170,8 +170,10 @@ class RunFolder:
 def check_free(directory: Path, name: str, overwrite: bool = False) -> None:
     """What `create_run` would refuse, found before anything slow is done or anything old is deleted. Changes nothing."""
     run = RunFolder(directory / name)
-    entries = [entry for entry in run.path.iterdir() if entry.name != MARKER] if run.path.is_dir() else []
-    if entries and not (run.path / MARKER).is_file():
+    with disk_errors(f"cannot create {run.path}"):
+        entries = [entry for entry in run.path.iterdir() if entry.name != MARKER] if run.path.is_dir() else []
+        is_run = (run.path / MARKER).is_file()
+    if entries and not is_run:
         raise UserError(f"{run.path} holds files that are not a run's ({entries[0].name}, ...): choose another run.name or run.dir")
     if entries and not overwrite:
         progress = "no step finished" if run.last_step() is None else f"step {run.last_step()}"

@@ -33,11 +33,11 @@ def _random_batch(seed: int, rows: int = 6, width: int = 7, rewards: list[float]
     g = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, width, (rows,), generator=g)
     mask = (torch.arange(width) >= 1) & (torch.arange(width) <= lengths[:, None])
-    old = (-3 * torch.rand(rows, width, generator=g)) * mask
-    logp = (old + torch.randn(rows, width, generator=g) * 0.3) * mask
+    old = (-3 * torch.rand(rows, width, generator=g, dtype=torch.float64)) * mask
+    logp, ref = ((old + torch.randn(rows, width, generator=g) * 0.3) * mask for _ in range(2))
     scores = rewards or torch.rand(rows, generator=g).tolist()
-    ref = (old + torch.randn(rows, width, generator=g) * 0.3) * mask
-    return batch_of(mask, old, torch.arange(rows) // 3, rewards=final_rewards(scores, mask), ref_logp=ref), logp
+    # Double: in float32 the z-score of a group of nearly equal rewards is rounding, and would differ by row order.
+    return batch_of(mask, old, torch.arange(rows) // 3, rewards=final_rewards(scores, mask).double(), ref_logp=ref), logp
 
 
 def _loss_and_gradient(algorithm: Algorithm, batch: Batch, logp: Tensor) -> tuple[Tensor, Tensor]:

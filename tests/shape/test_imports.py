@@ -25,7 +25,8 @@ ALLOWED = {
     "model": {"config", "errors"},
     "algorithm": {"batch", "types"},
     "environment": {"types", "errors"},
-    "trainer": {"batch", "config", "errors", "model", "types"},
+    "durable": {"errors"},
+    "trainer": {"batch", "config", "durable", "errors", "model", "types"},
     "reference": {"batch", "trainer"},
     "sync": {"engine"},
     "rollout": {"engine", "errors", "types"},
@@ -60,11 +61,18 @@ def test_no_role_knows_a_concrete_algorithm(room: str) -> None:
         assert not OURS[name] & CONCRETE, name
 
 
+def test_the_controller_knows_roles_not_players() -> None:
+    """Of every role only its Protocol, so that six fakes will do."""
+    for name in (n for n in OURS if _room(n) == "controller"):
+        players = {i for i in OURS[name] if "." in i and not i.endswith(".base")}
+        assert not players, name
+
+
 def test_every_algorithm_is_concrete_here() -> None:
     """A new algorithm's file must join CONCRETE, or the rule above would not see it."""
     from sixfold.algorithm.table import ALGORITHMS
 
-    assert CONCRETE == {f"algorithm.{name}" for name in ALGORITHMS} | {"algorithm.zoo"}
+    assert {f"algorithm.{name}" for name in ALGORITHMS} | {"algorithm.zoo"} == CONCRETE
 
 
 def test_nobody_imports_the_controller_or_the_command_line() -> None:

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from sixfold.algorithm.aggregation import AGGREGATIONS
 from sixfold.batch import Batch, collate
 from sixfold.trainer.logprobs import Scoring, score_batch
-from sixfold.trainer.packing import continuation_mask, microbatches, pack
+from sixfold.trainer.packing import microbatches, pack
+from sixfold.trainer.segments import continuation_mask
 from sixfold.types import Group, Task
 
 torch.set_num_threads(1)
@@ -56,6 +57,19 @@ def test_gradients_equal_the_plain_padded_forward(kind: str, share_prefix: bool)
     expected = plain_gradient(model_of(kind), batch, algorithm.compute_loss)
     got = step_gradient(model_of(kind), batch, algorithm.compute_loss, share_prefix=share_prefix)
     assert relative(got, expected) < 1e-5
+
+
+@pytest.mark.parametrize("share_prefix", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("short", "waste"), [(0, 1.0), (10**9, 1.0), (10**9, 1e9)])
+def test_however_attention_is_gathered(monkeypatch: pytest.MonkeyPatch, kind: str, share_prefix: bool, short: int, waste: float) -> None:
+    """Every segment a call of its own, segments of one shape together, and all of them in one padded call."""
+    monkeypatch.setattr("sixfold.trainer.segments.SHORT", short)
+    monkeypatch.setattr("sixfold.trainer.segments.WASTE", waste)
+    algorithm = grpo(beta=0.05)
+    batch = ragged_batch(6, algorithm, longest=25)
+    expected = plain_gradient(model_of(kind), batch, algorithm.compute_loss)
+    assert relative(step_gradient(model_of(kind), batch, algorithm.compute_loss, share_prefix=share_prefix), expected) < 1e-5
 
 
 @pytest.mark.parametrize("share_prefix", [True, False])
@@ -107,7 +121,7 @@ def test_a_shared_prompt_is_laid_out_once() -> None:
 def test_unlike_prompts_of_one_group_are_not_shared() -> None:
     groups = [Group(Task("t", "?"), [trajectory(0, 0, [1, 2, 3], [4, 5]), trajectory(0, 1, [9, 2, 3], [4, 5])])]
     batch = collate(groups)
-    assert len(pack(batch, [0, 1], share_prefix=True).prompts) == 2
+    assert pack(batch, [0, 1], share_prefix=True).tokens.tolist() == [1, 2, 3, 4, 5, 9, 2, 3, 4, 5]
     with torch.no_grad():
         expected = plain_logp(copy.deepcopy(model_of("qwen3")), batch)
     torch.testing.assert_close(packed_logp(model_of("qwen3"), batch, True), expected, atol=2e-5, rtol=1e-5)

@@ -6,6 +6,7 @@ import ast
 import copy
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -291,9 +292,7 @@ def test_metrics_by_hand(most: int) -> None:
     assert 0.0 < expected["train/clip_active_frac"] < expected["train/clipped_frac"] < 1.0
     for name, value in expected.items():
         assert got[name] == pytest.approx(value, rel=2e-4, abs=1e-6), name
-    assert got["train/ratio_hist"] == [
-        float(((log_ratio > low) & (log_ratio <= high)).sum()) for low, high in zip(edges, edges[1:], strict=False)
-    ]
+    assert got["train/ratio_hist"] == [float(((log_ratio > low) & (log_ratio <= high)).sum()) for low, high in pairwise(edges)]
     assert got["train/skipped"] == 0.0 and (got["train/microbatches"] == 1.0) == (most > 30)
 
 
@@ -369,7 +368,5 @@ def test_backward_runs_in_one_place() -> None:
 
 def test_one_long_trajectory_alone_over_the_budget_still_trains() -> None:
     long = Group(Task("t", "?"), [trajectory(0, k, [1, 2], [3 + k] * 40, reward=float(k)) for k in range(2)])
-    metrics = make_trainer(tiny_model(), max_tokens_per_microbatch=16).train_step(
-        grpo().compute_advantages(collate([long])), grpo().compute_loss
-    )
+    metrics = make_trainer(tiny_model(), max_tokens_per_microbatch=16).train_step(grpo().compute_advantages(collate([long])), grpo().compute_loss)
     assert (metrics["train/microbatches"], metrics["train/skipped"]) == (2.0, 0.0)

@@ -7,7 +7,6 @@ Here and nowhere else in this room the whole loop is put together, so that an al
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -97,10 +96,9 @@ def _score(groups: list[Group]) -> float:
 def main(name: str, steps: int = 100) -> None:
     """Run the algorithm with its default settings and print how the reward goes up."""
     torch.set_num_threads(1)  # the model is too small for more
-    task = SharedTask(make_algorithm(ALGORITHMS[name], COMPLETION_TOKENS))
+    task = SharedTask(make_algorithm(ALGORITHMS[name], COMPLETION_TOKENS), sft_steps=SFT_STEPS)
     print(f"{name} on one-digit sums: {SFT_STEPS} steps of SFT ... loss {task.warm_up():.3f}", flush=True)
     for step, reward in zip(range(1, steps + 1), task.steps(), strict=False):
         if step == 1 or step % 10 == 0:
             bar = "#" * round(40 * task.ema)
             print(f"step {step:3d}  reward {reward:.3f}  ema {task.ema:.3f}  {bar}", flush=True)
-    print(f"{name}: reward ema {task.ema:.3f}", file=sys.stderr)

@@ -40,7 +40,7 @@ class EngineStats:
 class Engine:
     """Continuous batching over a paged KV cache, on a Hugging Face causal LM whose attention is ours.
 
-    kv_tokens: tokens the cache holds. max_running: sequences decoded together. prefill_tokens: prompt tokens in one step.
+    kv_tokens: tokens of running sequences that the cache holds. max_running: sequences decoded together. prefill_tokens: prompt tokens in one step.
     """
 
     def __init__(
@@ -53,7 +53,8 @@ class Engine:
         prefill_tokens: int = 4096,
         autocast: torch.dtype | None = None,
     ) -> None:
-        manager = BlockManager(-(-kv_tokens // block_size), block_size)
+        # One block more: the partly filled one of the prompt whose samples are still starting, which they copy.
+        manager = BlockManager(-(-kv_tokens // block_size) + 1, block_size)
         self.scheduler = Scheduler(manager, max_running, prefill_tokens)
         self.runner = ModelRunner(model, KVCache(manager.count, block_size), autocast)
         self.version = 0

@@ -29,6 +29,7 @@ class KVCache:
 
     def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Put k, v [kv_heads, N, D] into `slots` [N]; gives back the layer's pools, [kv_heads, blocks + 1, block_size, D]."""
+        k = k.to(v.dtype)  # under autocast rotated keys come as float32
         if layer not in self.pools:
             shape = (k.shape[0], self.blocks + 1, self.block_size)
             # Zeros, not empty: a masked slot still enters attention as 0 * value, and 0 * NaN is NaN.

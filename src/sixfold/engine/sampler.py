@@ -59,8 +59,10 @@ def truncate(logp: Tensor, params: SamplingParams) -> Tensor:
         logp = logp.masked_fill(logp < smallest, float("-inf")).log_softmax(-1)
     if params.top_p < 1.0:
         ordered, order = logp.sort(dim=-1, descending=True)
-        before = ordered.exp().cumsum(-1) - ordered.exp()  # mass of the strictly better tokens: the best is always kept
-        kept = torch.zeros_like(logp, dtype=torch.bool).scatter(1, order, before < params.top_p)
+        before = ordered.exp().cumsum(-1) - ordered.exp()  # mass of the strictly better tokens
+        wanted = before < params.top_p
+        wanted[:, 0] = True  # the best is kept at top_p = 0 too
+        kept = torch.zeros_like(logp, dtype=torch.bool).scatter(1, order, wanted)
         logp = logp.masked_fill(~kept, float("-inf")).log_softmax(-1)
     if params.min_p > 0.0:
         floor = logp.max(-1, keepdim=True).values + float(np.log(params.min_p))

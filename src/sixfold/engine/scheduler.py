@@ -41,7 +41,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError if even one of its samples could never fit the cache."""
-        worst = self.blocks.blocks_for(len(request.prompt)) + self._own_blocks(request)
+        worst = self._needed(request)
         if worst > self.blocks.count:
             raise ValueError(
                 f"a sequence of {request.limit} tokens needs {worst} blocks, the KV cache has {self.blocks.count}: raise engine.kv_tokens"
@@ -58,7 +58,7 @@ class Scheduler:
             fresh = not request.blocks
             if fresh and prompts and len(request.prompt) > budget:
                 break
-            if not self._fits(request, fresh):
+            if self._reserved + self._needed(request) > self.blocks.count:
                 break
             if fresh:
                 request.blocks = self.blocks.allocate(self.blocks.blocks_for(len(request.prompt)))
@@ -85,8 +85,8 @@ class Scheduler:
             self._reserved -= self._own_blocks(sequence.request)
             sequence.blocks = []
             sequence.request.unfinished -= 1
-            if sequence.request.unfinished == 0:  # its prompt blocks were shared by all samples: reserved once, given back once
-                self._reserved -= self.blocks.blocks_for(len(sequence.request.prompt))
+            if sequence.request.unfinished == 0:  # the prompt's full blocks were shared by all samples: reserved once, given back once
+                self._reserved -= self._full_blocks(sequence.request)
         if finished:
             self.running = [s for s in self.running if s.finish_reason is None]
             self.revision += 1
@@ -98,22 +98,27 @@ class Scheduler:
                 self.blocks.release(request.blocks)
                 request.blocks, request.logits = [], None
 
+    def _full_blocks(self, request: Request) -> int:
+        """Blocks that the prompt fills: every sample shares them. A partly filled one is copied by all samples but the last, which takes it over."""
+        return len(request.prompt) // self.blocks.block_size
+
     def _own_blocks(self, request: Request) -> int:
         """Most blocks a sample can come to own beside the prompt's full ones."""
-        return self.blocks.blocks_for(request.limit) - len(request.prompt) // self.blocks.block_size
+        return self.blocks.blocks_for(request.limit) - self._full_blocks(request)
 
-    def _fits(self, request: Request, fresh: bool) -> bool:
-        prompt = self.blocks.blocks_for(len(request.prompt)) if fresh else 0
-        return self._reserved + prompt + self._own_blocks(request) <= self.blocks.count
+    def _needed(self, request: Request) -> int:
+        """Blocks to reserve before the request's next sample can start: its own, and the prompt's unless they are reserved already."""
+        prompt = self.blocks.blocks_for(len(request.prompt))
+        partial = prompt - self._full_blocks(request) if len(request.samples) == 1 else 0
+        return self._own_blocks(request) - partial + (0 if request.blocks else prompt)
 
     def _start(self, request: Request) -> Sequence:
-        """A new sequence on the request's prompt: shares its full blocks, copies the partly filled one."""
-        full = len(request.prompt) // self.blocks.block_size
-        shared = request.blocks[:full]
-        self.blocks.share(shared)
-        own = self.blocks.allocate(len(request.blocks) - full)
-        self.copies += zip(request.blocks[full:], own, strict=True)
-        self._reserved += self._own_blocks(request)
+        """A new sequence on the request's prompt: shares its full blocks; copies the partly filled one, or takes it if no other sample will need it."""
+        self._reserved += self._needed(request)
         sample = request.samples.pop(0)
+        shared = request.blocks[: self._full_blocks(request)] if request.samples else request.blocks
+        own = self.blocks.allocate(len(request.blocks) - len(shared))
+        self.blocks.share(shared)
+        self.copies += zip(request.blocks[len(shared) :], own, strict=True)
         noise = uniforms(request.params.seed, request.key, sample, request.params.max_tokens)
         return Sequence(request, sample, noise, list(request.prompt), shared + own, started=time.perf_counter())

@@ -8,25 +8,29 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..types import Task
+from .special_texts import SpecialTexts
 
 
 class PromptCodec:
     """Renders prompts and decodes completions with one tokenizer.
 
-    A tokenizer with a chat template gets every prompt as messages (plain text as one user message); one without gets the text as it is.
+    A tokenizer with a chat template gets every prompt as messages (plain text as one user message); one without gets the text as it is. Special
+    tokens come from the template and the tokenizer alone, never from what a prompt spells. escaped: prompts that spelled one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
+        self.escaped = 0
+        self._special = SpecialTexts(tokenizer)
         self._cache: dict[str, list[int]] = {}
         self._pieces: dict[int, str] = {}
 
     def encode(self, task: Task) -> list[int]:
         """Token ids of the task's prompt, ready to be continued. Raises UserError for characters that the tokenizer does not have."""
         if task.id not in self._cache:
-            ids = self.tokenizer(self.render(task), add_special_tokens=self.tokenizer.chat_template is None)["input_ids"]
-            unknown = self.tokenizer.unk_token_id
-            if unknown is not None and unknown in ids:
+            ids, unknown = self._tokenize(task), self.tokenizer.unk_token_id
+            # Where the unknown token is a boundary token too (GPT-2, OLMo), the alphabet is bytes and nothing is unknown.
+            if unknown in ids and unknown not in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
                 raise UserError(f"task {task.id}: the prompt has characters that the tokenizer lacks: {task.prompt_text[:60]!r}")
             self._cache[task.id] = ids
         return list(self._cache[task.id])
@@ -38,11 +42,29 @@ class PromptCodec:
 
     def render(self, task: Task) -> str:
         """The prompt as the text that is tokenized."""
-        if self.tokenizer.chat_template is None:
-            if not isinstance(task.prompt, str):
-                raise UserError(f"task {task.id} is a chat, and the model's tokenizer has no chat template: use a text prompt or a chat model")
-            return task.prompt
-        turns = [("user", task.prompt)] if isinstance(task.prompt, str) else [(m["role"], m["content"]) for m in task.prompt]
+        return self._template(self._turns(task)) if self.tokenizer.chat_template else self._bare(task)
+
+    def _tokenize(self, task: Task) -> list[int]:
+        if not self.tokenizer.chat_template:
+            text = self._bare(task)
+            self.escaped += self._special.spelled_in(text)
+            return list(self.tokenizer(text, split_special_tokens=True)["input_ids"])
+        turns = self._turns(task)
+        self.escaped += any(self._special.spelled_in(content) for _, content in turns)
+        ids: list[int] = []
+        for text, spelled in self._special.split(self._template([(role, self._special.mark(content)) for role, content in turns])):
+            ids += self.tokenizer(text, add_special_tokens=False, split_special_tokens=spelled)["input_ids"]
+        return ids
+
+    def _bare(self, task: Task) -> str:
+        if not isinstance(task.prompt, str):
+            raise UserError(f"task {task.id} is a chat, and the model's tokenizer has no chat template: use a text prompt or a chat model")
+        return task.prompt
+
+    def _turns(self, task: Task) -> list[tuple[str, str]]:
+        return [("user", task.prompt)] if isinstance(task.prompt, str) else [(m["role"], m["content"]) for m in task.prompt]
+
+    def _template(self, turns: list[tuple[str, str]]) -> str:
         messages = [{"role": role, "content": content} for role, content in turns]
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 

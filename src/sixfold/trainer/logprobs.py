@@ -40,7 +40,7 @@ def score_chunk(model: PreTrainedModel, hidden: Tensor, target: Tensor, temperat
 def score_row(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> tuple[Tensor, Tensor]:
     """Log-prob and entropy of every scored token of a packed row, [S] each, float32, in the order of row.target."""
     with torch.autocast(row.tokens.device.type, scoring.autocast or torch.bfloat16, enabled=scoring.autocast is not None):
-        hidden = hidden_states(model, row.tokens, row.positions, row)[row.predictor]
+        hidden = hidden_states(model, row.tokens, row.positions, row).index_select(0, row.predictor)
         chunks = zip(hidden.split(scoring.chunk), row.target.split(scoring.chunk), strict=True)
         if torch.is_grad_enabled():
             scores = [checkpoint(score_chunk, model, h, t, scoring.temperature, use_reentrant=False) for h, t in chunks]

@@ -14,63 +14,36 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch
-from ..model.attention import Kernel, causal_attention, masked_attention
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A completion in the row: [start, stop) continues the prompt at [prompt_start, prompt_stop)."""
-
-    prompt_start: int
-    prompt_stop: int
-    start: int
-    stop: int
+from ..model.attention import Kernel
+from .segments import AttentionPlan, Segment, plan_attention
 
 
 @dataclass(frozen=True)
 class PackedRow:
-    """One micro-batch. tokens, positions: [N]. prompts: spans that attend causally to themselves. completions: spans that also see a prompt.
+    """One micro-batch as a row of N tokens, and as a layout for the model's attention.
 
-    predictor: [S] row index whose hidden state predicts a scored token. target: [S] the scored token. row, column: [S] its place in [B, T].
+    tokens, positions: [N]. attention: who sees whom. predictor: [S] row index whose hidden state predicts a scored token. target: [S] the scored
+    token. row, column: [S] its place in [B, T].
     """
 
     tokens: Tensor
     positions: Tensor
-    prompts: tuple[tuple[int, int], ...]
-    completions: tuple[Completion, ...]
+    attention: AttentionPlan
     predictor: Tensor
     target: Tensor
     row: Tensor
     column: Tensor
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
-        """Attention layout of the row: q [1, H, N, D] -> [1, N, H, D]; nothing of size N x N is ever built."""
-        spans: list[tuple[int, Tensor]] = []
-        for start, stop in self.prompts:
-            spans.append((start, causal_attention(q[:, :, start:stop], k[:, :, start:stop], v[:, :, start:stop], kernel)))
-        for c in self.completions:
-            keys = torch.cat([k[:, :, c.prompt_start : c.prompt_stop], k[:, :, c.start : c.stop]], dim=2)
-            values = torch.cat([v[:, :, c.prompt_start : c.prompt_stop], v[:, :, c.start : c.stop]], dim=2)
-            seen = continuation_mask(c.prompt_stop - c.prompt_start, c.stop - c.start, kernel.window, q.device)
-            spans.append((c.start, masked_attention(q[:, :, c.start : c.stop], keys, values, kernel, mask=seen)))
-        spans.sort(key=lambda span: span[0])
-        return torch.cat([out.transpose(1, 2) for _, out in spans], dim=1)
-
-
-def continuation_mask(before: int, length: int, window: int | None, device: torch.device) -> Tensor:
-    """[length, before + length] boolean: query i, at position before + i, sees keys 0 .. before + i, the last `window` of them."""
-    query = torch.arange(before, before + length, device=device)[:, None]
-    key = torch.arange(before + length, device=device)
-    seen = key <= query
-    return seen if window is None else seen & (query - key < window)
+        """q [1, H, N, D] -> [1, N, H, D]."""
+        return self.attention.attend(q, k, v, kernel)
 
 
 def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
     """Lay out the trajectories `rows` of the batch; with share_prefix, neighbours with the same group and prompt share one prompt."""
     tokens: list[Tensor] = []
     positions: list[Tensor] = []
-    prompts: list[tuple[int, int]] = []
-    completions: list[Completion] = []
+    segments: list[Segment] = []
     scored: list[tuple[Tensor, Tensor, int]] = []
     at = 0
     shared: dict[tuple[int, ...], tuple[int, int]] = {}
@@ -80,7 +53,7 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
         row = batch.tokens[b, :length]
         columns = mask_rows[b, :length].nonzero()[:, 0]
         if not share_prefix:
-            prompts.append((at, at + length))
+            segments.append(Segment(at, at + length))
             tokens.append(row)
             positions.append(torch.arange(length, device=row.device))
             scored.append((columns + at - 1, columns, b))
@@ -89,13 +62,13 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
         key = shared_key(batch, b)
         if key not in shared:
             shared[key] = (at, at + prompt)
-            prompts.append(shared[key])
+            segments.append(Segment(*shared[key]))
             tokens.append(row[:prompt])
             positions.append(torch.arange(prompt, device=row.device))
             at += prompt
         start, stop = shared[key]
         if length > prompt:
-            completions.append(Completion(start, stop, at, at + length - prompt))
+            segments.append(Segment(at, at + length - prompt, start, stop))
             tokens.append(row[prompt:])
             positions.append(torch.arange(prompt, length, device=row.device))
             predictor = torch.where(columns == prompt, stop - 1, columns - prompt - 1 + at)
@@ -106,8 +79,7 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
     return PackedRow(
         tokens=torch.cat(tokens),
         positions=torch.cat(positions),
-        prompts=tuple(prompts),
-        completions=tuple(completions),
+        attention=plan_attention(segments, batch.tokens.device),
         predictor=torch.cat([p for p, _, _ in scored]),
         target=batch.tokens[row_index, column],
         row=row_index,

@@ -1,0 +1,172 @@
+"""Attention of a packed row, planned once and run in every layer: which spans attend to which, and which of them go in one call.
+
+A segment is a span of queries that sees a prefix span (or none) and, causally, itself. Long segments are one call each. Short ones, whose calls
+would cost more than their arithmetic, are gathered into padded buckets; padding is masked, so the numbers are those of the single calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..model.attention import Kernel, causal_attention, masked_attention
+
+SHORT = 64 * 64
+"""A segment with fewer scores than this (queries x keys) is worth gathering."""
+WASTE = 1.5
+"""A bucket is closed when padding would make it this much larger than its segments."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Queries [start, stop) of the row, which see [prefix_start, prefix_stop) and themselves. An empty prefix: none."""
+
+    start: int
+    stop: int
+    prefix_start: int = 0
+    prefix_stop: int = 0
+
+    @property
+    def prefix(self) -> int:
+        """Length of the prefix."""
+        return self.prefix_stop - self.prefix_start
+
+    @property
+    def length(self) -> int:
+        """Number of queries."""
+        return self.stop - self.start
+
+    @property
+    def keys(self) -> int:
+        """Keys that the last query sees."""
+        return self.prefix + self.length
+
+
+def continuation_mask(before: int, length: int, window: int | None, device: torch.device) -> Tensor:
+    """[length, before + length] boolean: query i, at position before + i, sees keys 0 .. before + i, the last `window` of them."""
+    query = torch.arange(before, before + length, device=device)[:, None]
+    key = torch.arange(before + length, device=device)
+    seen = key <= query
+    return seen if window is None else seen & (query - key < window)
+
+
+@dataclass(frozen=True)
+class Single:
+    """One segment, by slices."""
+
+    segment: Segment
+    _masks: dict[int | None, Tensor] = field(default_factory=dict)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+        """q [1, H, N, D] -> [length, H, D]."""
+        s = self.segment
+        queries, keys, values = q[:, :, s.start : s.stop], k[:, :, s.start : s.stop], v[:, :, s.start : s.stop]
+        if s.prefix == 0:
+            return causal_attention(queries, keys, values, kernel)[0].transpose(0, 1)
+        keys = torch.cat([k[:, :, s.prefix_start : s.prefix_stop], keys], dim=2)
+        values = torch.cat([v[:, :, s.prefix_start : s.prefix_stop], values], dim=2)
+        if kernel.window not in self._masks:
+            self._masks[kernel.window] = continuation_mask(s.prefix, s.length, kernel.window, q.device)
+        return masked_attention(queries, keys, values, kernel, mask=self._masks[kernel.window])[0].transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Short segments, padded to one shape [C, L] of queries and [C, S] of keys.
+
+    queries, keys: [C * L], [C * S] rows to gather. query_at, key_at: [C, L], [C, S] positions, padded queries at 0 (they see the first key, so no
+    row is fully masked) and padded keys beyond every query. real: flat places of the true queries in C * L.
+    """
+
+    segments: tuple[Segment, ...]
+    queries: Tensor
+    keys: Tensor
+    query_at: Tensor
+    key_at: Tensor
+    real: Tensor
+    _masks: dict[int | None, Tensor] = field(default_factory=dict)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+        """q [1, H, N, D] -> [true queries, H, D], segment after segment."""
+        count = len(self.segments)
+        queries, keys, values = (
+            take(x[0].transpose(0, 1), index).view(count, -1, x.shape[1], x.shape[-1]).transpose(1, 2)
+            for x, index in ((q, self.queries), (k, self.keys), (v, self.keys))
+        )
+        out = masked_attention(queries, keys, values, kernel, mask=self._mask(kernel.window))
+        return take(out.transpose(1, 2).reshape(-1, out.shape[1], out.shape[-1]), self.real)
+
+    def _mask(self, window: int | None) -> Tensor:
+        """[C, 1, L, S] boolean."""
+        if window not in self._masks:
+            gap = self.query_at[:, :, None] - self.key_at[:, None]
+            self._masks[window] = ((gap >= 0) if window is None else (gap >= 0) & (gap < window))[:, None]
+        return self._masks[window]
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """All segments of a row, and where each output row belongs. order: [N], output row n is row order[n] of the parts end to end."""
+
+    parts: tuple[Single | Bucket, ...]
+    order: Tensor | None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+        """q [1, H, N, D] -> [1, N, H, D]; nothing of size N x N is ever built."""
+        out = torch.cat([part.attend(q, k, v, kernel) for part in self.parts])
+        return (out if self.order is None else take(out, self.order))[None]
+
+
+def take(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows of x [N, H, D] -> [len(rows), H, D]. As whole rows: the backward of x[rows] adds element by element, many times slower."""
+    return x.reshape(x.shape[0], -1).index_select(0, rows).view(-1, *x.shape[1:])
+
+
+def plan_attention(segments: Sequence[Segment], device: torch.device) -> AttentionPlan:
+    """Decide which segments go together. The segments tile the row: together they are [0, N), each query once."""
+    short = sorted((s for s in segments if s.length * s.keys < SHORT), key=lambda s: (s.length, s.keys))
+    parts: list[Single | Bucket] = [Single(s) for s in segments if s.length * s.keys >= SHORT]
+    parts += [_bucket(group, device) if len(group) > 1 else Single(group[0]) for group in _grouped(short)]
+    placed = [s for part in parts for s in (part.segments if isinstance(part, Bucket) else (part.segment,))]
+    if all(a.stop == b.start for a, b in pairwise(placed)):
+        return AttentionPlan(tuple(parts), None)
+    rows = torch.cat([torch.arange(s.start, s.stop, device=device) for s in placed])
+    return AttentionPlan(tuple(parts), rows.argsort())
+
+
+def _grouped(short: Sequence[Segment]) -> list[list[Segment]]:
+    """Split segments, ordered by size, so that no group is padded to more than WASTE times its own scores."""
+    groups: list[list[Segment]] = []
+    longest = most = true = 0
+    for s in short:
+        longest, most, true = max(longest, s.length), max(most, s.keys), true + s.length * s.keys
+        if not groups or longest * most * (len(groups[-1]) + 1) > WASTE * true:
+            groups.append([])
+            longest, most, true = s.length, s.keys, s.length * s.keys
+        groups[-1].append(s)
+    return groups
+
+
+def _bucket(segments: Sequence[Segment], device: torch.device) -> Bucket:
+    length, keys = max(s.length for s in segments), max(s.keys for s in segments)
+    starts, stops, prefix_starts, prefixes = (
+        torch.tensor(column)[:, None] for column in zip(*((s.start, s.stop, s.prefix_start, s.prefix) for s in segments), strict=True)
+    )
+    query = torch.arange(length)
+    valid = query < stops - starts
+    key = torch.arange(keys)
+    own = key - prefixes  # place among the segment's own tokens, negative inside the prefix
+    known = own < stops - starts
+    rows = torch.where(own < 0, prefix_starts + key, starts + own)
+    return Bucket(
+        segments=tuple(segments),
+        queries=torch.where(valid, starts + query, starts).flatten().to(device),
+        keys=torch.where(known, rows, starts).flatten().to(device),
+        query_at=torch.where(valid, prefixes + query, 0).to(device),
+        key_at=torch.where(known, key, 1 << 40).to(device),
+        real=valid.flatten().nonzero()[:, 0].to(device),
+    )

@@ -1,0 +1,95 @@
+"""Shared by all tests: one thread, no network, and tiny models made once."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is imported: it reads them once.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from sixfold.config import ModelConfig, ScratchConfig
+from sixfold.model.attention import NAME, register
+from sixfold.model.loading import Policy, load_policy
+
+torch.set_num_threads(1)
+
+VOCABULARY = 61
+END = 1
+# Widths at which the CPU's kernels give a row the same bits in any company: heads of 32 query numbers per key head, MLPs in whole vectors.
+_SIZES = dict(
+    vocab_size=VOCABULARY, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    max_position_embeddings=256, bos_token_id=None, eos_token_id=END, pad_token_id=0,
+)  # fmt: skip
+_EXTRAS: dict[str, dict[str, object]] = {
+    "qwen3": {},
+    "llama": {},
+    "gemma": {},
+    "gemma2": dict(sliding_window=8, attn_logit_softcapping=3.0, final_logit_softcapping=5.0, query_pre_attn_scalar=16),
+    "gemma3_text": dict(sliding_window=8, query_pre_attn_scalar=16),
+    "gpt2": dict(n_embd=64, n_layer=2, n_head=2, n_positions=256),
+    "qwen3_moe": dict(moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2),
+}
+ARCHITECTURES = tuple(_EXTRAS)
+
+
+def make_tiny(name: str, **extra: object) -> PreTrainedModel:
+    """A tiny random model of a transformers model type, whose distributions are far from flat."""
+    sizes = {} if name == "gpt2" else _SIZES
+    config = AutoConfig.for_model(name, **{"vocab_size": VOCABULARY, "eos_token_id": END, **sizes, **_EXTRAS.get(name, {}), **extra})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for p in model.parameters():
+                if p.dim() > 1:
+                    p.normal_(0, 0.12)
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[[str], PreTrainedModel]:
+    """tiny(architecture): a tiny model under our attention. The same object for all tests: copy it before changing it."""
+    register()
+    made: dict[str, PreTrainedModel] = {}
+
+    def get(name: str) -> PreTrainedModel:
+        if name not in made:
+            made[name] = make_tiny(name)
+            made[name].set_attn_implementation(NAME)
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def plain(tiny: Callable[[str], PreTrainedModel]) -> Callable[[str], PreTrainedModel]:
+    """plain(architecture): the same weights under transformers' own eager attention, the oracle."""
+    made: dict[str, PreTrainedModel] = {}
+
+    def get(name: str) -> PreTrainedModel:
+        if name not in made:
+            made[name] = copy.deepcopy(tiny(name))
+            made[name].set_attn_implementation("eager")
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def scratch_config() -> ScratchConfig:
+    """A model of two layers with the default alphabet."""
+    return ScratchConfig(hidden_size=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate_size=64, context=128)
+
+
+@pytest.fixture(scope="session")
+def policy(scratch_config: ScratchConfig) -> Policy:
+    """A scratch model with its tokenizer. The same object for all tests: copy it before changing it."""
+    return load_policy(ModelConfig(scratch=scratch_config), seed=3, device="cpu")

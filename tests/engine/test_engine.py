@@ -1,0 +1,128 @@
+"""What the engine promises of a completion: how it ends, what it is stamped with, and when weights may change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from sixfold.engine.engine import Engine
+from sixfold.types import SamplingParams
+from tests.conftest import END
+
+
+@pytest.fixture
+def engine(tiny: Callable[[str], PreTrainedModel]) -> Engine:
+    return Engine(tiny("qwen3"), kv_tokens=2000, block_size=8)
+
+
+def test_a_completion_ends_with_its_stop_token_and_nothing_after_it(engine: Engine) -> None:
+    stops = (END, 5, 6, 7)
+    engine.add("t", [9, 8, 2], SamplingParams(max_tokens=25, stop_token_ids=stops), list(range(40)))
+    finished = engine.run()
+    for s in finished:
+        completion = s.tokens[3:]
+        assert len(completion) == len(s.logp) == len(s.version)
+        assert not set(completion[:-1]) & set(stops)
+        stopped = completion[-1] in stops
+        assert s.finish_reason == ("stop" if stopped else "length")
+        assert stopped or len(completion) == 25
+    assert {s.finish_reason for s in finished} == {"stop", "length"}
+
+
+def test_a_stop_token_in_the_last_place_is_a_stop(engine: Engine) -> None:
+    """Every token stops: the first one does, at the limit of one token too."""
+    engine.add("t", [9, 8, 2], SamplingParams(max_tokens=1, stop_token_ids=tuple(range(61))), [0])
+    (s,) = engine.run()
+    assert (s.finish_reason, len(s.logp)) == ("stop", 1)
+
+
+def test_tokens_carry_the_version_that_sampled_them(engine: Engine) -> None:
+    for version in (0, 3, 4):
+        if version:
+            engine.set_version(version)
+        engine.add("t", [2, 3], SamplingParams(max_tokens=4), [0])
+        (s,) = engine.run()
+        assert s.version == [version] * 4
+
+
+def test_a_version_must_grow(engine: Engine) -> None:
+    engine.set_version(2)
+    for version in (2, 1):
+        with pytest.raises(RuntimeError, match=f"must grow: 2 -> {version}"):
+            engine.set_version(version)
+    assert engine.version == 2
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_weights_and_memory_stay_while_sequences_are_in_flight(engine: Engine, stepped: bool) -> None:
+    engine.add("t", [2, 3], SamplingParams(max_tokens=4), [0])
+    if stepped:
+        engine.step()
+    with pytest.raises(RuntimeError, match="in flight"):
+        engine.set_version(1)
+    with pytest.raises(RuntimeError, match="in flight"):
+        engine.release_memory()
+    engine.run()
+    engine.set_version(1)
+
+
+def test_the_cache_gives_its_memory_back_and_comes_again(engine: Engine) -> None:
+    def once() -> tuple[list[int], list[float]]:
+        engine.add("t", [2, 3, 4], SamplingParams(max_tokens=6), [0])
+        (s,) = engine.run()
+        return s.tokens, s.logp
+
+    first = once()
+    cache = engine.runner.cache
+    # Two layers, keys and values, 2 heads of 16 float32 numbers a slot; one block of scratch.
+    assert cache.nbytes() == 2 * 2 * 2 * 16 * 4 * (cache.blocks + 1) * 8
+    engine.release_memory()
+    assert cache.nbytes() == 0
+    assert once() == first
+
+
+def test_the_cache_keeps_its_buffers_for_the_engines_life(engine: Engine) -> None:
+    def buffers() -> list[int]:
+        return [side.data_ptr() for pool in engine.runner.cache.pools.values() for side in pool]
+
+    engine.add("t", [2, 3, 4], SamplingParams(max_tokens=3), [0])
+    engine.run()
+    before = buffers()
+    engine.add("u", [2] * 50, SamplingParams(max_tokens=30), list(range(9)))
+    engine.run()
+    assert buffers() == before
+
+
+def test_stale_blocks_do_not_leak_into_a_sequence(tiny: Callable[[str], PreTrainedModel]) -> None:
+    """Blocks are not wiped when they are freed: what an earlier sequence left in them must count for nothing."""
+    params = SamplingParams(max_tokens=5)
+    fresh, used = (Engine(tiny("qwen3"), kv_tokens=64, block_size=16) for _ in range(2))
+    used.add("filler", [3] * 17, SamplingParams(max_tokens=40), [0])
+    used.run()
+    with torch.inference_mode():
+        for pools in used.runner.cache.pools.values():
+            for side in pools:
+                side.fill_(1e4)
+    results = []
+    for engine in (fresh, used):
+        engine.add("t", [2, 3, 4], params, [0])
+        (s,) = engine.run()
+        results.append((s.tokens, s.logp))
+    assert results[0] == results[1]
+
+
+def test_bfloat16_samples_in_bfloat16_and_records_float32(tiny: Callable[[str], PreTrainedModel]) -> None:
+    engine = Engine(tiny("qwen3"), kv_tokens=64, autocast=torch.bfloat16)
+    engine.add("t", [2, 3, 4], SamplingParams(max_tokens=12, seed=1), [0])
+    (s,) = engine.run()
+    assert {side.dtype for pool in engine.runner.cache.pools.values() for side in pool} == {torch.bfloat16}
+    exact = Engine(tiny("qwen3"), kv_tokens=64)
+    exact.add("t", s.tokens[:-1], SamplingParams(max_tokens=1, seed=1), [0])
+    with torch.no_grad():
+        full = tiny("qwen3")(torch.tensor([s.tokens]), use_cache=False).logits[0].log_softmax(-1)
+    expected = full[2:-1].gather(-1, torch.tensor(s.tokens[3:])[:, None])[:, 0]
+    gap = (torch.tensor(s.logp) - expected).abs().max()
+    assert 1e-6 < gap < 0.2
