@@ -31,7 +31,7 @@ def _purpose(section: str) -> str:
     kind: type[BaseModel] = Recipe
     for name in section.split("."):
         annotation = kind.model_fields[name].annotation
-        assert annotation is not None and issubclass(annotation, BaseModel)
+        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
         kind = annotation
     return " ".join((kind.__doc__ or "").split())
 

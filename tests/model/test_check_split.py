@@ -1,0 +1,85 @@
+"""Models that would be silently wrong are refused: the oracle is the model's own code."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3ForCausalLM
+
+from sixfold.errors import UserError
+from sixfold.model.attention import NAME
+from sixfold.model.causal_lm import check_split
+from tests.conftest import ARCHITECTURES, make_tiny
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "mistral", "mixtral", "phi3", "olmo2", "cohere", "granite"])
+def test_transformers_with_plain_heads_pass(name: str) -> None:
+    """Among them soft caps (Gemma 2), scaled logits (Cohere, Granite), windows and experts."""
+    model = make_tiny(name, **({"logits_scaling": 3.0} if name == "granite" else {}))
+    model.set_attn_implementation(NAME)
+    check_split(model)
+    assert model.config._attn_implementation == NAME  # the check leaves our attention in place
+
+
+class ScaledHead(Qwen3ForCausalLM):
+    """A head with a twist after it that no setting tells of."""
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits * 1.1
+        return output
+
+
+def test_a_head_with_a_twist_is_refused(tiny: Callable[[str], PreTrainedModel]) -> None:
+    model = ScaledHead(copy.deepcopy(tiny("qwen3").config)).eval()
+    model.load_state_dict(tiny("qwen3").state_dict())
+    model.set_attn_implementation(NAME)
+    with pytest.raises(UserError, match="ScaledHead is not supported: its logits differ by"):
+        check_split(model)
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "bloom", "gptj", "mamba", "qwen3_next", "lfm2"])
+def test_what_our_attention_cannot_do_is_refused(name: str) -> None:
+    """Attention sinks; ALiBi and other attention of their own; state carried along the row, across the border of two texts."""
+    sizes = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    hybrid = dict(sizes, num_key_value_heads=2, head_dim=8, intermediate_size=32)
+    experts = dict(hybrid, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16)
+    linear = dict(linear_key_head_dim=8, linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2)
+    configs: dict[str, dict[str, object]] = {
+        "gpt_oss": dict(hybrid, num_local_experts=2, num_experts_per_tok=1),
+        "bloom": dict(vocab_size=61, hidden_size=32, n_layer=2, n_head=4),
+        "gptj": dict(vocab_size=61, n_embd=32, n_layer=2, n_head=4, rotary_dim=4),
+        "mamba": dict(vocab_size=61, hidden_size=32, num_hidden_layers=2),
+        "qwen3_next": dict(experts, **linear),
+        "lfm2": dict(hybrid, layer_types=["conv", "full_attention"]),
+    }
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **configs[name])).eval()
+    model.set_attn_implementation(NAME)
+    with pytest.raises(UserError, match="is not supported: "):
+        check_split(model)
+
+
+def test_a_body_that_looks_ahead_is_refused(tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As our attention would, had it lost its causal mask."""
+    import torch.nn.functional as F
+
+    from sixfold.model import causal_lm
+
+    def unmasked(q: Tensor, k: Tensor, v: Tensor, kernel: object) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    monkeypatch.setattr(causal_lm, "causal_attention", unmasked)
+    with pytest.raises(UserError, match="logits differ"):
+        check_split(copy.deepcopy(tiny("qwen3")))
+
+
+def test_weights_that_are_not_finite_are_refused(tiny: Callable[[str], PreTrainedModel]) -> None:
+    model = copy.deepcopy(tiny("qwen3"))
+    with torch.no_grad():
+        next(model.parameters())[3, 0] = float("nan")
+    with pytest.raises(UserError, match="differ by nan"):
+        check_split(model)

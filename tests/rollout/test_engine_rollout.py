@@ -1,0 +1,117 @@
+"""Tasks in, groups out: streams, order, rendering of text, and metrics."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from sixfold.engine.engine import Engine
+from sixfold.model.loading import Policy
+from sixfold.rollout.engine_rollout import EngineRollout
+from sixfold.rollout.prompts import PromptCodec
+from sixfold.types import SamplingParams, Task
+
+TASKS = [Task(f"t{i}", f"{i}+{'7' * i}=") for i in (3, 0, 1, 12)]
+
+
+def make_rollout(policy: Policy, samples: int = 3, release_kv: bool = False, **sizes: int) -> EngineRollout:
+    engine = Engine(policy.model, **{"kv_tokens": 2000, **sizes})  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=10, temperature=0.8, stop_token_ids=policy.stop_token_ids)
+    return EngineRollout(engine, PromptCodec(policy.tokenizer), params, samples, release_kv)
+
+
+def test_groups_come_in_task_order_and_trajectories_in_sample_order(policy: Policy) -> None:
+    # Two at a time: sequences end in another order than they were asked for.
+    groups = make_rollout(policy, max_running=2).generate(TASKS, seed=1)
+    assert [g.task for g in groups] == TASKS
+    for group in groups:
+        assert [(t.task_id, t.sample) for t in group.trajectories] == [(group.task.id, k) for k in range(3)]
+        assert len({tuple(t.tokens) for t in group.trajectories}) == 3
+
+
+def test_streams_speak_of_the_sampled_tokens_and_of_no_other(policy: Policy) -> None:
+    rollout = make_rollout(policy)
+    rollout.engine.set_version(5)
+    codec = PromptCodec(policy.tokenizer)
+    for group in rollout.generate(TASKS, seed=1):
+        prompt = codec.encode(group.task)
+        for t in group.trajectories:
+            n, p = len(t.tokens), len(prompt)
+            assert t.tokens[:p] == prompt and t.prompt_length == p and t.turns == [p]
+            assert t.mask == [False] * p + [True] * (n - p)
+            assert t.version == [-1] * p + [5] * (n - p)
+            assert t.logp[:p] == [0.0] * p and all(x < 0 for x in t.logp[p:])
+            assert t.finish_reason == ("stop" if t.tokens[-1] in policy.stop_token_ids else "length")
+            assert t.finish_reason == "stop" or n - p == 10
+            assert t.reward is None and t.seconds > 0
+            assert t.text == policy.tokenizer.decode([x for x in t.tokens[p:] if x > 5])  # the first six are special
+
+
+def test_recorded_log_probs_are_those_of_the_model_at_the_sampling_temperature(policy: Policy) -> None:
+    for group in make_rollout(policy).generate(TASKS, seed=1):
+        for t in group.trajectories:
+            with torch.no_grad():
+                logits = policy.model(torch.tensor([t.tokens]), use_cache=False).logits[0].float()
+            expected = (logits / 0.8).log_softmax(-1)[:-1].gather(-1, torch.tensor(t.tokens[1:])[:, None])[:, 0]
+            assert t.logp[t.prompt_length :] == pytest.approx(expected[t.prompt_length - 1 :].tolist(), abs=1e-5)
+
+
+def test_same_seed_same_trajectories_and_other_seed_others(policy: Policy) -> None:
+    def drawn(seed: int, tasks: list[Task], **sizes: int) -> dict[tuple[str, int], tuple[list[int], list[float]]]:
+        groups = make_rollout(policy, **sizes).generate(tasks, seed)
+        return {(t.task_id, t.sample): (t.tokens, t.logp) for g in groups for t in g.trajectories}
+
+    first = drawn(1, TASKS)
+    assert drawn(1, TASKS[::-1], max_running=1) == first
+    assert drawn(1, TASKS[:1]) == {k: v for k, v in first.items() if k[0] == TASKS[0].id}
+    second = drawn(2, TASKS)
+    assert all(second[k][0] != first[k][0] for k in first)
+
+
+def test_one_task_twice_in_a_call_is_refused(policy: Policy) -> None:
+    rollout = make_rollout(policy)
+    with pytest.raises(ValueError, match="task ids repeat"):
+        rollout.generate([TASKS[0], TASKS[1], Task(TASKS[0].id, "1+1=")], seed=1)
+    assert not rollout.engine.busy
+
+
+def test_memory_goes_back_between_calls_where_asked(policy: Policy) -> None:
+    keeps, gives = make_rollout(policy), make_rollout(policy, release_kv=True)
+    for _ in range(2):
+        tokens = [[t.tokens for g in r.generate(TASKS, 1) for t in g.trajectories] for r in (keeps, gives)]
+        assert tokens[0] == tokens[1]
+        assert keeps.engine.runner.cache.nbytes() > 0
+        assert gives.engine.runner.cache.nbytes() == 0
+
+
+def test_metrics_count_one_call(policy: Policy) -> None:
+    rollout = make_rollout(policy)
+    for seed in (1, 2):
+        groups = rollout.generate(TASKS, seed)
+        stats, trajectories = rollout.stats(), [t for g in groups for t in g.trajectories]
+        lengths = [t.completion_length for t in trajectories]
+        prompts = sum(t.prompt_length for t in trajectories)
+        assert stats["rollout/tokens"] == sum(lengths)
+        assert stats["rollout/prompt_tokens"] == prompts
+        assert stats["rollout/reused_frac"] == pytest.approx(2 / 3)
+        assert stats["rollout/length_mean"] == pytest.approx(sum(lengths) / len(lengths))
+        assert stats["rollout/length_max"] == max(lengths)
+        assert stats["rollout/truncated_frac"] == sum(t.finish_reason == "length" for t in trajectories) / len(trajectories)
+
+
+def test_a_model_that_only_ends_gives_empty_texts_with_one_scored_token(policy: Policy) -> None:
+    model = copy.deepcopy(policy.model)
+    end = policy.stop_token_ids[0]
+
+    def only_end(module: torch.nn.Module, args: object, logits: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(logits, -50.0).index_fill_(-1, torch.tensor([end]), 50.0)
+
+    model.get_output_embeddings().register_forward_hook(only_end)
+    engine = Engine(model, kv_tokens=500)
+    params = SamplingParams(max_tokens=10, stop_token_ids=(end,))
+    for group in EngineRollout(engine, PromptCodec(policy.tokenizer), params, 2).generate(TASKS, 0):
+        for t in group.trajectories:
+            assert (t.tokens[t.prompt_length :], t.text, t.finish_reason) == ([end], "", "stop")
+            assert t.logp[-1] == pytest.approx(0.0, abs=1e-6)

@@ -1,0 +1,133 @@
+"""After a sync the engine has the trainer's weights, provably, and stamps what it samples with their version."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from sixfold.engine.engine import Engine
+from sixfold.sync.sync import CopySync, SharedSync, SyncError
+from sixfold.types import SamplingParams
+
+
+@pytest.fixture
+def trained(tiny: Callable[[str], PreTrainedModel]) -> PreTrainedModel:
+    return copy.deepcopy(tiny("qwen3"))
+
+
+def make_engine(model: PreTrainedModel) -> Engine:
+    return Engine(model, kv_tokens=200, block_size=8)
+
+
+def nudge(model: PreTrainedModel, by: float = 1.01) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(by)
+
+
+def weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def versions(engine: Engine) -> list[int]:
+    engine.add("t", [2, 3], SamplingParams(max_tokens=2), [0])
+    return engine.run()[0].version
+
+
+class TestSharedSync:
+    def test_a_sync_is_a_number(self, trained: PreTrainedModel) -> None:
+        engine = make_engine(trained)
+        sync = SharedSync(trained, engine)
+        storage = [p.data_ptr() for p in trained.parameters()]
+        nudge(trained)
+        sync.sync(1)
+        assert versions(engine) == [1, 1]
+        sync.sync(1)  # a step without an update: nothing new
+        assert versions(engine) == [1, 1]
+        assert [p.data_ptr() for p in engine.runner.model.parameters()] == storage
+
+    def test_a_version_never_falls(self, trained: PreTrainedModel) -> None:
+        engine = make_engine(trained)
+        SharedSync(trained, engine).sync(3)
+        with pytest.raises(RuntimeError, match="must grow: 3 -> 2"):
+            SharedSync(trained, engine).sync(2)
+
+    def test_a_tensor_that_is_not_shared_any_more_is_named(self, trained: PreTrainedModel) -> None:
+        """Two modules on one storage, as after a load that put a new tensor into one of them."""
+        twin = copy.deepcopy(trained)
+        for mine, theirs in zip(twin.parameters(), trained.parameters(), strict=True):
+            mine.data = theirs.data
+        engine = make_engine(twin)
+        sync = SharedSync(trained, engine)
+        sync.sync(1)
+        trained.model.layers[1].mlp.up_proj.weight = nn.Parameter(trained.model.layers[1].mlp.up_proj.weight.detach().clone())
+        with pytest.raises(SyncError, match=r"'model.layers.1.mlp.up_proj.weight' is no longer shared"):
+            sync.sync(2)
+        assert engine.version == 1
+
+
+class TestCopySync:
+    @pytest.fixture
+    def engine(self, trained: PreTrainedModel) -> Engine:
+        return make_engine(copy.deepcopy(trained).requires_grad_(False))
+
+    def test_weights_are_copied_bit_for_bit_into_the_same_storage(self, trained: PreTrainedModel, engine: Engine) -> None:
+        sampler = engine.runner.model
+        storage = [p.data_ptr() for p in sampler.parameters()]
+        assert not set(storage) & {p.data_ptr() for p in trained.parameters()}
+        nudge(trained)
+        CopySync(trained, engine, every=1).sync(1)
+        assert [p.data_ptr() for p in sampler.parameters()] == storage
+        for (name, p), q in zip(trained.named_parameters(), sampler.parameters(), strict=True):
+            assert torch.equal(p, q), name
+        assert versions(engine) == [1, 1]
+
+    def test_between_syncs_the_engine_keeps_its_weights_and_their_version(self, trained: PreTrainedModel, engine: Engine) -> None:
+        sync, seen, old = CopySync(trained, engine, every=3), [], weights(trained)
+        for version in range(1, 8):
+            nudge(trained)
+            sync.sync(version)
+            if version in (3, 6):
+                old = weights(trained)
+            assert all(torch.equal(p, old[name]) for name, p in engine.runner.model.named_parameters())
+            seen.append(versions(engine)[0])
+        assert seen == [0, 0, 3, 3, 3, 6, 6]
+
+    def test_a_spoilt_copy_is_found_and_named(self, trained: PreTrainedModel, engine: Engine) -> None:
+        sync = CopySync(trained, engine, every=1)
+        sync.sync(1)
+        sync.prove()
+        with torch.no_grad():
+            engine.runner.model.model.layers[0].self_attn.k_proj.weight.mul_(1.001)
+        with pytest.raises(SyncError, match=r"'model.layers.0.self_attn.k_proj.weight' of the engine differs"):
+            sync.prove()
+
+    def test_one_bit_of_one_weight_is_enough(self, trained: PreTrainedModel, engine: Engine) -> None:
+        sync = CopySync(trained, engine, every=1)
+        with torch.no_grad():
+            engine.runner.model.model.norm.weight.view(torch.int32)[5] ^= 1
+        with pytest.raises(SyncError, match="'model.norm.weight'"):
+            sync.prove()
+
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+    def test_weights_that_are_not_finite_leave_the_engine_as_it_was(self, trained: PreTrainedModel, engine: Engine, bad: float) -> None:
+        before = weights(engine.runner.model)
+        nudge(trained)
+        with torch.no_grad():
+            trained.model.norm.weight[7] = bad  # the last one: all others could be copied before it is met
+        with pytest.raises(SyncError, match="'model.norm.weight' is not finite"):
+            CopySync(trained, engine, every=1).sync(1)
+        assert all(torch.equal(p, before[name]) for name, p in engine.runner.model.named_parameters())
+        assert engine.version == 0
+
+    def test_an_engine_in_bfloat16_gets_the_rounded_weights(self, trained: PreTrainedModel) -> None:
+        engine = make_engine(copy.deepcopy(trained).bfloat16())
+        nudge(trained)
+        CopySync(trained, engine, every=1).sync(1)
+        for p, q in zip(trained.parameters(), engine.runner.model.parameters(), strict=True):
+            assert torch.equal(p.bfloat16(), q)
