@@ -21,8 +21,8 @@ demo: $(STAMP)
 	$(BIN)/sixfold train demo --overwrite
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks recipes
-	$(BIN)/ruff format --check src tests benchmarks recipes
+	$(BIN)/ruff check src tests benchmarks recipes docs
+	$(BIN)/ruff format --check src tests benchmarks recipes docs
 	$(BIN)/mypy
 
 test: lint

@@ -147,7 +147,7 @@ def main() -> None:
     algorithm = world.algorithm()
     reference = world.reference(algorithm)
     trainer = world.trainer(recipe.trainer, total_steps=1)
-    rollout, sync = world.rollout(), world.sync()
+    rollout, sync = world.rollout(), world.sync
 
     groups = rollout.generate(TASKS, step_seed(recipe.run.seed, 1))
     print_tasks(groups)

@@ -39,6 +39,7 @@ class World:
     engine: Engine
     environment: Environment
     scoring: Scoring
+    sync: SharedSync | CopySync
     device: str
 
     def rollout(self) -> EngineRollout:
@@ -68,13 +69,6 @@ class World:
             return NoReference()
         config = self.recipe.trainer
         return FrozenReference(self.policy.model, self.scoring, config.max_tokens_per_microbatch, config.share_prefix)
-
-    def sync(self) -> SharedSync | CopySync:
-        """Shared module or copy, as the recipe says."""
-        config = self.recipe.sync
-        if config.mode == "copy":
-            return CopySync(self.policy.model, self.engine, config.every)
-        return SharedSync(self.policy.model, self.engine)
 
     def _params(self, temperature: float) -> SamplingParams:
         return SamplingParams(max_tokens=self.recipe.rollout.max_new_tokens, temperature=temperature, stop_token_ids=self.policy.stop_token_ids)
@@ -115,7 +109,9 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
         scoring = Scoring(recipe.rollout.temperature, recipe.trainer.logprob_chunk, autocast)
         engine = make_engine(recipe, policy, longest, autocast)
         on_failure.pop_all()
-    return World(recipe, policy, tasks, codec, engine, environment, scoring, device)
+    shared = recipe.sync.mode == "shared"
+    sync = SharedSync(policy.model, engine) if shared else CopySync(policy.model, engine, recipe.sync.every)
+    return World(recipe, policy, tasks, codec, engine, environment, scoring, sync, device)
 
 
 def make_engine(recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None) -> Engine:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers.utils.logging import disable_progress_bar
 
 from .algorithm.base import degenerate_fraction
 from .assembly import World, build_world
@@ -70,7 +69,6 @@ def train_run(
     Raises UserError for everything that the user can mend.
     """
     started = time.perf_counter()
-    disable_progress_bar()
     given = None if tasks is None else TaskSet(list(tasks), list(heldout))
     directory, name = Path(recipe.run.dir), recipe.run.name
     with ExitStack() as stack:
@@ -131,13 +129,13 @@ class Run:
         if checkpoint is None:
             self._warm_up()
             if self.interrupts.exit_code:
-                self.progress.note("stopped before the first checkpoint: nothing to resume from, run it again")
+                self.progress.note(f"stopped before the first checkpoint; start over with: sixfold train --resume {self.run.path}")
                 return self.interrupts.exit_code
         algorithm = self.world.algorithm()
         reference = self.world.reference(algorithm)
         trainer = self.world.trainer(self.recipe.trainer, self.recipe.run.steps)
         if checkpoint:
-            restore(checkpoint.tensors, self.state, trainer, reference)
+            restore(checkpoint.tensors, self.state, self.world, trainer, reference)
         else:
             self._save(trainer, reference)
         if stop_after != "sft":
@@ -158,13 +156,13 @@ class Run:
             log = JsonlLogger(self.run.path / "sft.jsonl")
 
             def on_step(metrics: Metrics) -> None:
-                if self.interrupts.exit_code:
-                    raise KeyboardInterrupt
                 log.log(int(metrics["step"]), metrics)  # type: ignore[arg-type]
                 self.progress.update(metrics)
 
-            self.state.sft_steps = SftStage(self.world, on_step).run()
+            self.state.sft_steps = SftStage(self.world, on_step, stop=lambda: self.interrupts.exit_code != 0).run()
             log.close()
+            if self.interrupts.exit_code:
+                return
         self._preflight()
         if self.world.tasks.heldout:
             evaluation = self._evaluate(self.world.tasks.heldout)
@@ -199,9 +197,6 @@ class Run:
     def _loop(self, algorithm: object, reference: FrozenReference | NoReference, trainer: Trainer) -> None:
         recipe = self.recipe
         loggers = Loggers(recipe, self.run, flat(recipe), self.state.step + 1)
-        sync = self.world.sync()
-        if trainer.version > self.world.engine.version:
-            sync.sync(trainer.version)
         stream = TaskStream(self.world.tasks.train, recipe.rollout.prompts_per_step, recipe.run.seed)
         controller = Controller(
             rollout=self.world.rollout(),
@@ -209,7 +204,7 @@ class Run:
             reference=reference,
             algorithm=algorithm,  # type: ignore[arg-type]
             trainer=trainer,
-            sync=sync,
+            sync=self.world.sync,
             tasks=stream,
             seed=lambda step: step_seed(recipe.run.seed, step),
             log=lambda step, groups, batch, metrics: self._log(loggers, trainer, step, groups, batch, metrics),
@@ -279,7 +274,7 @@ class Run:
 
     def _save(self, trainer: Trainer, reference: FrozenReference | NoReference) -> None:
         self.state.seconds = time.perf_counter() - self.started
-        save(self.run, self.world, trainer, reference, self.state, self.recipe.checkpoint.keep)
+        save(self.run, self.world, trainer, reference, self.state)
 
     def _finish(self, after_rl: bool) -> None:
         """Final evaluation, summary.json, samples.json, report.html, and the table on the screen."""

@@ -46,20 +46,21 @@ def data_fingerprint(world: World) -> str:
     return digest.hexdigest()[:16]
 
 
-def save(run: RunFolder, world: World, trainer: Trainer, reference: FrozenReference | NoReference, state: RunState, keep: int) -> Path:
+def save(run: RunFolder, world: World, trainer: Trainer, reference: FrozenReference | NoReference, state: RunState) -> Path:
     """Publish a checkpoint of this moment and delete the oldest ones."""
-    tensors: dict[str, Tensor] = dict(optimizer_tensors(trainer.optimizer, trainer.model))
+    tensors: dict[str, Tensor] = {**optimizer_tensors(trainer.optimizer, trainer.model), **world.sync.tensors()}
     if isinstance(reference, FrozenReference):
         tensors |= reference.tensors()
     state.counters = {
         "version": trainer.version,
+        "engine_version": world.engine.version,
         "steps": trainer.steps,
         "skipped_total": trainer.skipped_total,
         "skipped_in_a_row": trainer.skipped_in_a_row,
     }
     model_bytes = sum(p.nbytes for p in trainer.model.parameters())
     path = save_checkpoint(run.checkpoints, state.step, write_model=world.policy.save, model_bytes=model_bytes, tensors=tensors, state=asdict(state))
-    prune(run.checkpoints, keep)
+    prune(run.checkpoints, world.recipe.checkpoint.keep)
     return path
 
 
@@ -76,12 +77,13 @@ def read_state(checkpoint: Checkpoint, world: World) -> RunState:
     return state
 
 
-def restore(tensors: Mapping[str, Tensor], state: RunState, trainer: Trainer, reference: FrozenReference | NoReference) -> None:
-    """Put optimizer, reference and counters back. The model's weights are already the checkpoint's: it was loaded from there."""
+def restore(tensors: Mapping[str, Tensor], state: RunState, world: World, trainer: Trainer, reference: FrozenReference | NoReference) -> None:
+    """Put optimizer, reference, engine and counters back. The model's weights are already the checkpoint's: it was loaded from there."""
     load_optimizer_tensors(trainer.optimizer, trainer.model, tensors)
     if isinstance(reference, FrozenReference):
         if not any(name.startswith("reference/") for name in tensors):
             raise UserError("the checkpoint holds no reference weights: it was made with algorithm.beta = 0")
         reference.load(tensors)
+    world.sync.load(tensors, state.counters["engine_version"])
     trainer.version, trainer.steps = state.counters["version"], state.counters["steps"]
     trainer.skipped_total, trainer.skipped_in_a_row = state.counters["skipped_total"], state.counters["skipped_in_a_row"]

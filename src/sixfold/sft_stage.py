@@ -19,10 +19,11 @@ PROBE_TASKS = 128
 
 @dataclass
 class SftStage:
-    """Warm-up of a world's policy. on_step: called with each step's metrics; may raise to stop."""
+    """Warm-up of a world's policy. on_step: called with each step's metrics. stop: asked after each step whether to end early."""
 
     world: World
     on_step: Callable[[Metrics], None]
+    stop: Callable[[], bool] = lambda: False
 
     def run(self) -> int:
         """Train; gives the number of steps taken. The probe set comes from the training tasks, so the held-out ones stay unseen."""
@@ -52,11 +53,13 @@ class SftStage:
                 metrics |= self._probe(probe)
                 solved = float(metrics["heldout/accuracy"]) >= sft.stop_at_accuracy  # type: ignore[arg-type]
             self.on_step(metrics)
-            if solved:
-                return step
-        return sft.steps
+            if solved or self.stop():
+                break
+        self.world.sync.refresh()
+        return step
 
     def _probe(self, probe: list[Task]) -> Metrics:
+        self.world.sync.refresh()
         return {**evaluate(self.world.prober(), self.world.environment, probe, seed=0).metrics()}
 
     def _solved_tasks(self) -> list[Task]:

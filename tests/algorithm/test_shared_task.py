@@ -21,6 +21,7 @@ def test_three_steps_update_the_weights_and_come_out_the_same_twice(name: str) -
         before = [p.detach().clone() for p in task._model.parameters()]
         rewards = [r for _, r in zip(range(3), task.steps(), strict=False)]
         after = [p.detach().clone() for p in task._model.parameters()]
+        assert task._rollout.engine.version == 3, "the sampler was not told of the new weights"
         assert loss < 2.5 and all(0.0 <= r <= 1.0 for r in rewards)
         assert not all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
         ema = rewards[0]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conftest import ARCHITECTURES, END, VOCABULARY
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -14,7 +15,6 @@ import sixfold.engine.engine as engine_module
 from sixfold.engine.engine import Engine
 from sixfold.engine.sampler import sample
 from sixfold.types import SamplingParams
-from tests.conftest import ARCHITECTURES, END, VOCABULARY
 
 PROMPTS = [[(7 * i + 3 * j + 2) % VOCABULARY for j in range(n)] for i, n in enumerate((1, 3, 7, 8, 9, 15, 16, 17, 24, 31))]
 """Around the borders of blocks of 8 and of a sliding window of 8."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.conftest import END
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
 from sixfold.types import SamplingParams
-from tests.conftest import END
 
 
 @pytest.fixture

@@ -64,4 +64,3 @@ def test_seed_and_task_do_not_run_together() -> None:
 def test_noise_is_frozen() -> None:
     """A change of these numbers changes every run: it needs a major version and a word in the log."""
     assert uniforms(0, "0", 0, 3).tolist() == [0.5254656645412419, 0.8700555289095644, 0.12083238532728369]
-

@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable
 
 import pytest
+from tests.conftest import END, VOCABULARY
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
 from sixfold.types import SamplingParams
-from tests.conftest import END, VOCABULARY
 
 PROMPTS = [[(5 * i + 3 * j + 2) % VOCABULARY for j in range(n)] for i, n in enumerate((1, 7, 8, 15, 16, 17, 33))]
 Drawn = dict[tuple[str, int], tuple[list[int], list[float]]]

@@ -221,8 +221,6 @@ def test_a_sequence_that_can_never_fit_is_refused_when_it_is_added(tiny: Callabl
     ("prompt", "tokens", "samples", "words"),
     [([], 4, [0], "empty prompt"), ([1], 0, [0], "max_tokens=0"), ([1], 4, [], "samples=\\[\\]")],
 )
-def test_nothing_to_do_is_refused(
-    tiny: Callable[[str], PreTrainedModel], prompt: list[int], tokens: int, samples: list[int], words: str
-) -> None:
+def test_nothing_to_do_is_refused(tiny: Callable[[str], PreTrainedModel], prompt: list[int], tokens: int, samples: list[int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         book_engine(tiny("qwen3"), kv_tokens=16).add("t", prompt, SamplingParams(max_tokens=tokens), samples)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.conftest import ARCHITECTURES, make_tiny
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
 from sixfold.errors import UserError
 from sixfold.model.attention import NAME
 from sixfold.model.causal_lm import check_split
-from tests.conftest import ARCHITECTURES, make_tiny
 
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "mistral", "mixtral", "phi3", "olmo2", "cohere", "granite"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.conftest import ARCHITECTURES, VOCABULARY
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sixfold.algorithm.zoo import make_algorithm
@@ -23,7 +24,6 @@ from sixfold.sync.sync import SharedSync
 from sixfold.trainer.logprobs import Scoring, score_batch
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Reward, SamplingParams, Task
-from tests.conftest import ARCHITECTURES, VOCABULARY
 
 ALPHABET = "".join(chr(ord("0") + i) for i in range(VOCABULARY - 6))
 TASKS = [Task(f"t{i}", ALPHABET[i : i + n]) for i, n in enumerate((1, 5, 14, 30))]
@@ -53,7 +53,9 @@ def padded_log_probs(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_from_rollout_to_a_saved_model(name: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel], tmp_path: Path) -> None:
+def test_from_rollout_to_a_saved_model(
+    name: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel], tmp_path: Path
+) -> None:
     model = copy.deepcopy(tiny(name))
     engine = Engine(model, kv_tokens=600, block_size=8, max_running=5)
     # Micro-batches of a few trajectories, prompts shared.

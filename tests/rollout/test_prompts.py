@@ -53,7 +53,7 @@ def test_a_chat_keeps_its_roles() -> None:
 def test_text_stays_bare_without_a_template_and_a_chat_is_refused() -> None:
     c = codec(template=None)
     assert c.encode(Task("1", "a+b")) == ids("a+b", c)
-    with pytest.raises(UserError, match="task 2 is a chat.*no chat template"):
+    with pytest.raises(UserError, match=r"task 2 is a chat.*no chat template"):
         c.encode(Task("2", chat(("user", "a"))))
 
 

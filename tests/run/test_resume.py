@@ -27,6 +27,8 @@ STEPS = 24
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     """A finished run, and how long its process took."""
     folder = tmp_path_factory.mktemp("whole")
+    first = start(tiny_recipe(folder, run__name="first", run__steps=1, sft__steps=0), folder / "errors")  # the server imports everything once
+    first.join(120)
     began = time.monotonic()
     process = start(tiny_recipe(folder, run__name="whole", run__steps=STEPS), folder / "errors")
     process.join(120)
@@ -164,3 +166,30 @@ def _wait_for_step(run: Path, step: int) -> None:
             return
         time.sleep(0.02)
     raise AssertionError(f"no step {step} within 60 s")
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_run_with_an_engine_of_its_own_resumes_exactly(tmp_path: Path, every: int) -> None:
+    """With sync.every = 2 the engine's weights are older than the trainer's at every odd step: they must come back as they were."""
+    settings = {"sync__mode": "copy", "sync__every": every, "checkpoint__every": 3}
+    for name, parts in (("a", [7]), ("b", [3, 7])):
+        for steps in parts:
+            resume = tmp_path / name if steps != parts[0] else None
+            process = start(tiny_recipe(tmp_path, run__name=name, run__steps=steps, **settings), tmp_path / "errors", resume=resume)
+            process.join(120)
+            assert process.exitcode == 0, (tmp_path / "errors").read_text()
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+    staleness = [m["sync/staleness"] for m in metrics(tmp_path / "a")]
+    assert max(staleness) == every - 1
+
+
+def test_sigterm_during_the_warm_up_exits_143(tmp_path: Path) -> None:
+    flags = tiny_recipe(tmp_path, run__name="early", run__steps=2, sft__steps=100000)
+    process = start(flags, tmp_path / "errors")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "early" / "sft.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid or 0, signal.SIGTERM)
+    process.join(60)
+    assert process.exitcode == 143
+    assert "start over with: sixfold train --resume" in (tmp_path / "errors").read_text()

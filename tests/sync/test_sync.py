@@ -111,7 +111,7 @@ class TestCopySync:
         sync = CopySync(trained, engine, every=1)
         with torch.no_grad():
             engine.runner.model.model.norm.weight.view(torch.int32)[5] ^= 1
-        with pytest.raises(SyncError, match="'model.norm.weight'"):
+        with pytest.raises(SyncError, match=r"'model\.norm.weight'"):
             sync.prove()
 
     @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -120,7 +120,7 @@ class TestCopySync:
         nudge(trained)
         with torch.no_grad():
             trained.model.norm.weight[7] = bad  # the last one: all others could be copied before it is met
-        with pytest.raises(SyncError, match="'model.norm.weight' is not finite"):
+        with pytest.raises(SyncError, match=r"'model\.norm.weight' is not finite"):
             CopySync(trained, engine, every=1).sync(1)
         assert all(torch.equal(p, before[name]) for name, p in engine.runner.model.named_parameters())
         assert engine.version == 0

@@ -1,8 +1,8 @@
 """Runs the model on what the scheduler chose: builds the layout over the cache, calls body and head, gives back logits.
 
-On the CPU a row of a matrix product comes out bit for bit the same whatever the other rows are, except in the kernels for very few rows, and so does
-a column except at the ragged end. So a forward is padded to at least MIN_ROWS tokens, and the keys that a decode looks at to a multiple of MIN_ROWS: a
-sequence's logits then do not depend on its company, and neither do its tokens. (Mixtures of experts are exact to rounding only: an expert may get very
+On the CPU a row of a matrix product comes out bit for bit the same whatever the other rows are, except in the kernels for very few rows; a column
+likewise, except at a ragged end. So a forward is padded to at least MIN_ROWS tokens, and the keys that a decode looks at to a multiple of MIN_ROWS:
+a sequence's logits then do not depend on its company, and neither do its tokens. (Mixtures of experts: to rounding only, as an expert may get very
 few rows.)
 """
 

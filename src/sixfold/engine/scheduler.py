@@ -113,7 +113,7 @@ class Scheduler:
         return self._own_blocks(request) - partial + (0 if request.blocks else prompt)
 
     def _start(self, request: Request) -> Sequence:
-        """A new sequence on the request's prompt: shares its full blocks; copies the partly filled one, or takes it if no other sample will need it."""
+        """A new sequence on the request's prompt: shares its full blocks; copies the partly filled one, or takes it over as the last sample."""
         self._reserved += self._needed(request)
         sample = request.samples.pop(0)
         shared = request.blocks[: self._full_blocks(request)] if request.samples else request.blocks

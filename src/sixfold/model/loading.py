@@ -6,10 +6,12 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from ..config import ModelConfig
 from ..errors import UserError
@@ -37,6 +39,7 @@ class Policy:
 def load_policy(config: ModelConfig, *, seed: int, device: str) -> Policy:
     """The model that the recipe names, float32, in evaluation mode, on `device`. Raises UserError for anything that cannot be loaded."""
     register()
+    disable_progress_bar()  # transformers draws one for every file; ours is the run's
     model, tokenizer = from_disk(config.path) if config.path else scratch_model(config.scratch, seed)
     model.set_attn_implementation(NAME)
     model = model.to(device).eval()  # type: ignore[arg-type]
@@ -52,7 +55,7 @@ def from_disk(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         for key in vars(config):
             if key.endswith(("dropout", "pdrop")) and isinstance(getattr(config, key), float):
                 setattr(config, key, 0.0)
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
             dtype=torch.float32,
@@ -61,6 +64,7 @@ def from_disk(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name
         )
+        model, found = loaded
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

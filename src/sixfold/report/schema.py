@@ -71,7 +71,9 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
     "Training": (
         Metric("train/loss", "nats", "the loss that was differentiated", "Σ weights · token_loss"),
         Metric("train/pg_loss", "nats", "its policy-gradient part", "Σ weights · policy_loss"),
-        Metric("train/kl", "nats", "distance from the reference", "mean over sampled tokens of the KL estimator of the recipe"),
+        Metric(
+            "train/kl", "nats", "distance from the reference", "mean over the sampled tokens of the rows computed of the KL estimator of the recipe"
+        ),
         Metric("train/entropy", "nats", "entropy of the policy", "mean over sampled tokens of -Σ_v p(v) log p(v)"),
         Metric("train/grad_norm", "norm", "gradient norm before clipping", "√(Σ g²) over every parameter"),
         Metric("train/learning_rate", "rate", "learning rate of the step", "schedule(step)"),
@@ -99,7 +101,12 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         Metric("sync/staleness", "updates", "age of the rollouts trained on", "trainer version - oldest version in the batch"),
     ),
     "Held-out": (
-        Metric("heldout/accuracy", "share", "held-out tasks solved", "mean over tasks of the share of samples with full reward"),
+        Metric(
+            "heldout/accuracy",
+            "share",
+            "mean reward on held-out tasks; the share solved where rewards are 0 or 1",
+            "mean over tasks of the mean over samples",
+        ),
         Metric("heldout/low", "share", "lower end of its 95 % interval", "interval of heldout/accuracy over tasks"),
         Metric("heldout/high", "share", "upper end of its 95 % interval", "interval of heldout/accuracy over tasks"),
     ),

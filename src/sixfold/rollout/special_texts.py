@@ -1,4 +1,4 @@
-"""Text that spells a special token. In a prompt it must stay text: read as the token, "<|im_end|>" would end the user's turn and speak in another role."""
+"""Text that spells a special token. In a prompt it must stay text: as a token, "<|im_end|>" would end the user's turn and speak in another role."""
 
 from __future__ import annotations
 

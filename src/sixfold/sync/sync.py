@@ -5,7 +5,10 @@ After every sync the engine's weights are proven to be the trainer's, tensor by 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..engine.engine import Engine
@@ -32,6 +35,17 @@ class SharedSync:
                 raise SyncError(f"weight '{name}' is no longer shared between trainer and engine")
         self._engine.set_version(version)
 
+    def refresh(self) -> None:
+        """Nothing to copy."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Nothing to save: the engine's weights are the trainer's."""
+        return {}
+
+    def load(self, tensors: Mapping[str, Tensor], version: int) -> None:
+        """Go on at `version`."""
+        self._engine.version = version
+
 
 class CopySync:
     """The engine has weights of its own, overwritten in place every `every` versions (data_ptr stays, so nothing that points at them breaks)."""
@@ -41,11 +55,15 @@ class CopySync:
         self._engine = engine
         self._every = every
 
-    @torch.no_grad()
     def sync(self, version: int) -> None:
         """Copy if `every` versions have passed. Raises SyncError for non-finite weights or a copy that does not come out equal."""
-        if version - self._engine.version < self._every:
-            return
+        if version - self._engine.version >= self._every:
+            self.refresh()
+            self._engine.set_version(version)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy now, under the number that the engine has (before RL begins every number is 0). Raises SyncError as `sync` does."""
         weights = dict(self._trainer.named_parameters())
         for name, source in weights.items():  # all of them before the first copy: the engine keeps its old weights whole
             if not bool(source.isfinite().all()):
@@ -54,7 +72,17 @@ class CopySync:
         for name, source in weights.items():
             targets[name].copy_(source)
         self.prove()
-        self._engine.set_version(version)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The engine's weights by name, for a checkpoint: they may be older than the trainer's."""
+        return {f"engine/{name}": p for name, p in self._engine.runner.model.named_parameters()}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor], version: int) -> None:
+        """Put a checkpoint's engine weights back, numbered `version`."""
+        for name, p in self._engine.runner.model.named_parameters():
+            p.copy_(tensors[f"engine/{name}"])
+        self._engine.version = version
 
     def prove(self) -> None:
         """Raises SyncError naming the first weight in which the engine differs from the trainer (after the cast to the engine's type)."""
