@@ -20,6 +20,7 @@ from sixfold.model.attention import NAME, register
 from sixfold.model.loading import Policy, load_policy
 
 torch.set_num_threads(1)
+register()
 
 VOCABULARY = 61
 END = 1
@@ -57,7 +58,6 @@ def make_tiny(name: str, **extra: object) -> PreTrainedModel:
 @pytest.fixture(scope="session")
 def tiny() -> Callable[[str], PreTrainedModel]:
     """tiny(architecture): a tiny model under our attention. The same object for all tests: copy it before changing it."""
-    register()
     made: dict[str, PreTrainedModel] = {}
 
     def get(name: str) -> PreTrainedModel:

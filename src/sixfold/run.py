@@ -31,6 +31,7 @@ from .evaluation.evaluate import Evaluation, evaluate
 from .interrupts import Interrupts
 from .recipe_io import dump_recipe, flat
 from .reference.frozen import FrozenReference, NoReference
+from .report.divergence import Divergence
 from .report.html import write_report
 from .report.loggers import JsonlLogger, truncate_after
 from .report.outputs import Loggers
@@ -110,6 +111,7 @@ class Run:
     started: float
     state: RunState = field(default_factory=RunState)
     log_seconds: float = 0.0
+    divergence: Divergence = field(default_factory=Divergence)
 
     def prepare(self, checkpoint: Checkpoint | None) -> None:
         """Take over the state of the checkpoint, cut what came after it, and write down what is about to run."""
@@ -134,6 +136,8 @@ class Run:
         algorithm = self.world.algorithm()
         reference = self.world.reference(algorithm)
         trainer = self.world.trainer(self.recipe.trainer, self.recipe.run.steps)
+        if isinstance(reference, FrozenReference):
+            reference.check_apart(trainer.optimizer)
         if checkpoint:
             restore(checkpoint.tensors, self.state, self.world, trainer, reference)
         else:
@@ -208,6 +212,7 @@ class Run:
             tasks=stream,
             seed=lambda step: step_seed(recipe.run.seed, step),
             log=lambda step, groups, batch, metrics: self._log(loggers, trainer, step, groups, batch, metrics),
+            on_phase=self.progress.phase,
             device=self.world.device,
             steps_done=self.state.step,
         )
@@ -256,6 +261,8 @@ class Run:
             subset = self.world.tasks.heldout[: self.recipe.eval.tasks or None]
             began = time.perf_counter()
             metrics |= self._evaluate(subset).metrics()
+            if alarm := self.divergence.look(step, self.state.ema, metrics):
+                self.progress.note(alarm)
             metrics["time/eval_s"] = time.perf_counter() - began
         began = time.perf_counter()
         metrics["time/log_s"] = self.log_seconds

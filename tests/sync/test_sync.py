@@ -98,6 +98,26 @@ class TestCopySync:
             seen.append(versions(engine)[0])
         assert seen == [0, 0, 3, 3, 3, 6, 6]
 
+    def test_a_refresh_copies_under_the_number_that_is(self, trained: PreTrainedModel, engine: Engine) -> None:
+        nudge(trained)
+        sync = CopySync(trained, engine, every=5)
+        sync.refresh()
+        sync.prove()
+        assert engine.version == 0
+
+    def test_stale_weights_go_through_a_checkpoint(self, trained: PreTrainedModel, engine: Engine) -> None:
+        """A resumed run samples from the weights that the stopped one would have sampled from: those of the last sync."""
+        sync = CopySync(trained, engine, every=2)
+        for version in (1, 2, 3):
+            nudge(trained)
+            sync.sync(version)
+        saved = {name: t.detach().clone() for name, t in sync.tensors().items()}
+        resumed = make_engine(copy.deepcopy(trained).requires_grad_(False))
+        CopySync(trained, resumed, every=2).load(saved, 2)
+        for p, q in zip(resumed.runner.model.parameters(), engine.runner.model.parameters(), strict=True):
+            assert torch.equal(p, q)
+        assert versions(resumed) == [2, 2]
+
     def test_a_spoilt_copy_is_found_and_named(self, trained: PreTrainedModel, engine: Engine) -> None:
         sync = CopySync(trained, engine, every=1)
         sync.sync(1)

@@ -33,6 +33,13 @@ class FrozenReference:
         """The batch with ref_logp [B, T], 0 where mask is False."""
         return batch.with_(ref_logp=score_batch(self.model, batch, self._scoring, self._max_tokens, self._share_prefix))
 
+    def check_apart(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises RuntimeError if a reference parameter requires gradients, or shares storage with one that the optimizer moves."""
+        moved = {p.data_ptr() for group in optimizer.param_groups for p in group["params"]}
+        for name, p in self.model.named_parameters():
+            if p.requires_grad or p.data_ptr() in moved:
+                raise RuntimeError(f"reference weight '{name}' would be trained: the reference must be a frozen copy")
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Weights by name, for a checkpoint; tied ones once."""
         return {f"reference/{name}": p for name, p in self.model.named_parameters()}

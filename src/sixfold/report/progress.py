@@ -69,6 +69,10 @@ class Progress:
         if not self._console.is_terminal:
             self._plain_line(always="heldout/accuracy" in metrics)
 
+    def phase(self, name: str) -> None:
+        """What the loop is doing now (`rollout`, `trainer`, ...), shown beside the stage."""
+        self._phase = name
+
     def note(self, text: str) -> None:
         """A line that stays on the screen. `text` may hold model text."""
         self._print(Text(visible(text)))
@@ -92,7 +96,7 @@ class Progress:
         self._print(table)
 
     def _begin(self, name: str, total: int) -> None:
-        self._stage, self._total = name, total
+        self._stage, self._total, self._phase = name, total, ""
         self._latest: dict[str, float] = {}
         self._seconds: dict[str, float] = {}
         self._rewards: deque[float] = deque(maxlen=40)
@@ -182,7 +186,8 @@ class Progress:
             grid.add_row(name, Text(text + spark))
         if self._seconds:
             grid.add_row("time", self._time_bar())
-        return Panel(grid, title=Text(visible(f" {self._stage} ")), title_align="left", border_style="dim")
+        doing = f"{self._stage}: {self._phase}" if self._phase else self._stage
+        return Panel(grid, title=Text(visible(f" {doing} ")), title_align="left", border_style="dim")
 
     def _time_bar(self, width: int = 48) -> RenderableType:
         bar, legend = Text(), Text()

@@ -1,0 +1,19 @@
+"""The alarm rings when training reward and held-out reward part, and at nothing less."""
+
+from __future__ import annotations
+
+from sixfold.report.divergence import Divergence
+
+
+def interval(low: float, high: float) -> dict[str, float]:
+    return {"heldout/low": low, "heldout/high": high}
+
+
+def test_it_rings_only_when_heldout_fell_for_certain_while_the_reward_rose() -> None:
+    watch = Divergence()
+    assert watch.look(10, 0.5, interval(0.4, 0.5)) is None
+    assert watch.look(20, 0.6, interval(0.5, 0.6)) is None, "still better"
+    assert watch.look(30, 0.7, interval(0.42, 0.52)) is None, "intervals overlap"
+    assert watch.look(40, 0.55, interval(0.3, 0.4)) is None, "the training reward fell too"
+    said = watch.look(50, 0.8, interval(0.3, 0.4))
+    assert said is not None and "at most 40.0% and was at least 50.0% at step 20" in said and "0.600 to 0.800" in said

@@ -1,0 +1,64 @@
+"""What ends a run: steps, wall time, the reward aimed for; and what a run without RL leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import sixfold
+from sixfold.config import Recipe
+from sixfold.errors import UserError
+from sixfold.recipe_io import parse_recipe
+from sixfold.run import train_run
+from sixfold.types import Task
+
+from .processes import metrics, tiny_recipe
+
+
+def recipe(folder: Path, **overrides: object) -> Recipe:
+    return parse_recipe('run.name = "r"', "test", tiny_recipe(folder, run__name="r", **overrides))
+
+
+def test_it_ends_at_the_reward_aimed_for(tmp_path: Path) -> None:
+    """A reward that is always the same: the average is at the target after one step. All groups are degenerate, so nothing is trained either."""
+    assert train_run(recipe(tmp_path, run__steps=50, run__target_reward=0.5), reward=lambda completion, task: 0.5) == 0
+    (step,) = metrics(tmp_path / "r")
+    assert step["reward/ema"] == 0.5 and step["group/degenerate_frac"] == 1.0
+    assert step["train/skipped"] == 1.0 and step["sync/version"] == 0.0, "no signal: no forward, no update, no new version"
+    assert (tmp_path / "r" / "checkpoints" / "step-000001" / "manifest.json").exists()
+
+
+def test_it_ends_when_the_time_is_up(tmp_path: Path) -> None:
+    assert train_run(recipe(tmp_path, run__steps=100_000, run__max_minutes=0.05, log__rollouts_every=0)) == 0
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert 0 < summary["steps"] < 100_000 and summary["seconds"] >= 3
+
+
+def test_only_the_warm_up(tmp_path: Path) -> None:
+    assert train_run(recipe(tmp_path), stop_after="sft") == 0
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert "heldout_after_sft" in summary and "heldout_after" not in summary and summary["sft_steps"] == 15
+    assert [p.name for p in (tmp_path / "r" / "checkpoints").iterdir()] == ["step-000000"]
+
+
+def test_too_many_failing_checks_stop_the_run(tmp_path: Path) -> None:
+    def broken(completion: str, task: Task) -> float:
+        raise RuntimeError("judge is down")
+
+    with pytest.raises(UserError, match=r"16 of 16|judge is down"):
+        train_run(recipe(tmp_path, data__heldout=0), reward=broken)
+
+
+def test_from_python_with_own_tasks_and_a_reward_in_trl_form(tmp_path: Path) -> None:
+    def rewards(completions: list[str], answer: list[int], **kwargs: object) -> list[float]:
+        return [float(str(a) in c) for c, a in zip(completions, answer, strict=True)]
+
+    tasks = [Task(f"t{i}", f"{i}+{i}=", answer=2 * i, trace=f"#{2 * i}", columns={"answer": 2 * i}) for i in range(30)]
+    flags = tiny_recipe(tmp_path, run__name="mine", run__steps=2)
+    settings = {flag.removeprefix("--"): value for flag, value in zip(flags[::2], flags[1::2], strict=True)}
+    folder = sixfold.train(reward=rewards, tasks=tasks[:24], heldout=tasks[24:], settings=settings)
+    assert folder == tmp_path / "mine" and [m["step"] for m in metrics(folder)] == [1, 2]
+    with pytest.raises(UserError, match="already holds a run"):
+        sixfold.train(reward=rewards, tasks=tasks, settings=settings)
