@@ -244,7 +244,6 @@ def run_side(side: str, python: str, job: Job, path: Path) -> list[dict[str, Any
     path.write_text(json.dumps(asdict(job)))
     environment = os.environ | {
         "OMP_NUM_THREADS": str(job.threads),
-        "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads of one process starve the other's
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }

@@ -40,7 +40,7 @@ class BookRunner:
                 self.slots[request.blocks[i // self.size] * self.size + i % self.size] = token
         return torch.stack([self.logits(r.prompt) for r in requests])
 
-    def decode(self, sequences: list[Sequence], revision: int) -> Tensor:
+    def decode(self, sequences: list[Sequence], revision: int, members: int) -> Tensor:
         for s in sequences:
             i = s.length - 1
             self.slots[s.blocks[i // self.size] * self.size + i % self.size] = s.tokens[-1]

@@ -105,6 +105,7 @@ class Engine:
         if self.busy:
             raise RuntimeError("KV memory released while sequences are in flight")
         self.runner.cache.pools.clear()
+        self.runner.window.clear()
 
     def _forward(self, work: Work) -> Tensor:
         if work.prompts:
@@ -114,7 +115,7 @@ class Engine:
         if work.sequences is self.scheduler.running:
             for sequence in work.sequences:
                 self.scheduler.grow(sequence)
-            return self.runner.decode(work.sequences, self.scheduler.revision)
+            return self.runner.decode(work.sequences, self.scheduler.revision, self.scheduler.members)
         self.runner.cache.copy_blocks(self.scheduler.copies)
         self.scheduler.copies.clear()
         self.stats.reused_tokens += sum(s.length for s in work.sequences) - sum(len(r.prompt) for r in work.prompts)

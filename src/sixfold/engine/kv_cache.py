@@ -13,6 +13,9 @@ from torch import Tensor
 
 from ..model.attention import Kernel, causal_attention
 
+WINDOW_SLACK = 64
+"""Tokens that a decode window has room for beyond what it was made for."""
+
 
 class KVCache:
     """Pools by layer, made at the layer's first write (so head counts and sizes are the model's own, layer by layer)."""
@@ -68,44 +71,90 @@ class PrefillLayout:
         return torch.cat(spans, dim=2).transpose(1, 2)
 
 
+class DecodeWindow:
+    """A dense copy of what the running sequences have in the cache, so that a decode step reads it in place instead of gathering blocks anew.
+
+    Buffers by layer, [rows, kv_heads, capacity, D]; as long as the same sequences run, a step adds one token to each row. They grow, and are
+    filled from the blocks again, when who runs changes. It costs the memory of the running sequences once more.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.capacity = 0
+        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._filled: set[int] = set()
+
+    def restart(self, rows: int, keys: int) -> None:
+        """Other sequences run now, or they outgrew the capacity: `rows` of them, `keys` tokens wide."""
+        self._filled.clear()
+        if rows > self.rows or keys > self.capacity:
+            self.rows, self.capacity = max(rows, self.rows), max(keys + WINDOW_SLACK, self.capacity)
+            self._buffers.clear()
+
+    def clear(self) -> None:
+        """Drop the buffers."""
+        self.rows = self.capacity = 0
+        self._buffers.clear()
+        self._filled.clear()
+
+    def update(self, layer: int, pools: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the new token's keys and values [kv_heads, B, D] -> all keys and values, [B, kv_heads, capacity, D].
+
+        pools: the layer's, which hold the new token already. table: [B, M] blocks. positions: [B] of the new token.
+        """
+        if layer not in self._buffers:
+            shapes = ((self.rows, pool.shape[0], self.capacity, pool.shape[-1]) for pool in pools)
+            self._buffers[layer] = tuple(pool.new_zeros(shape) for pool, shape in zip(pools, shapes, strict=True))  # type: ignore[assignment]
+        batch, width = table.shape[0], table.shape[1] * pools[0].shape[2]
+        for buffer, pool, token in zip(self._buffers[layer], pools, new, strict=True):
+            if layer in self._filled:
+                buffer[torch.arange(batch, device=positions.device), :, positions] = token.transpose(0, 1).to(buffer.dtype)
+            else:
+                gathered = pool.index_select(1, table.reshape(-1)).view(pool.shape[0], batch, width, -1)
+                buffer[:batch, :, :width] = gathered.transpose(0, 1)
+        self._filled.add(layer)
+        keys, values = self._buffers[layer]
+        return keys[:batch], values[:batch]
+
+
 @dataclass(frozen=True)
 class DecodeLayout:
     """One new token for each of B sequences.
 
-    slots: [B] where it goes. table: [B * M] blocks of each sequence, padded with scratch. positions: [B].
+    slots: [B] where it goes. table: [B, M] blocks of each sequence, padded with scratch; attention is M * block_size keys wide. positions: [B].
     """
 
     cache: KVCache
+    window: DecodeWindow
     slots: Tensor
     table: Tensor
     positions: Tensor
     _biases: dict[int | None, Tensor] = field(default_factory=dict)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
-        """Write the new keys and values, then attend over each sequence's blocks: q [1, H, B, D] -> [1, B, H, D]."""
-        keys, values = self.cache.write(kernel.layer, k[0], v[0], self.slots)
+        """Write the new keys and values, then attend over each sequence's own: q [1, H, B, D] -> [1, B, H, D]."""
+        pools = self.cache.write(kernel.layer, k[0], v[0], self.slots)
+        keys, values = self.window.update(kernel.layer, pools, (k[0], v[0]), self.table, self.positions)
+        width = self.table.shape[1] * self.cache.block_size
+        keys, values = keys[:, :, :width], values[:, :, :width]
         batch, heads, kv_heads = q.shape[2], q.shape[1], k.shape[1]
-        keys, values = (self._gather(pool, batch) for pool in (keys, values))
-        # The query heads of one KV head become its query rows, so no key is repeated. Plain products: for one or two query rows they take half the
-        # time of the fused CPU kernel.
-        queries = q.view(kv_heads, heads // kv_heads, batch, -1).transpose(1, 2)
-        scores = torch.matmul(queries, keys.transpose(-1, -2)).mul_(q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale)
+        # The query heads of one KV head become its query rows, so no key is repeated. Plain products, the tall keys first: for one or two query rows
+        # they take a third of the time of the fused CPU kernel.
+        queries = q[0].transpose(0, 1).reshape(batch, kv_heads, heads // kv_heads, -1)
+        scores = torch.matmul(keys, queries.transpose(-1, -2)).transpose(-1, -2)
+        scores = scores * (q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale)
         if kernel.softcap is not None:
             scores = kernel.softcap * torch.tanh(scores / kernel.softcap)
-        scores = scores.add_(self._bias(kernel.window, keys.shape[2])).softmax(-1, dtype=torch.float32).to(values.dtype)
-        return torch.matmul(scores, values).permute(1, 0, 2, 3).reshape(1, batch, heads, -1)
-
-    def _gather(self, pool: Tensor, batch: int) -> Tensor:
-        """[kv_heads, blocks, block_size, D] -> [kv_heads, B, M * block_size, D] in each sequence's own order."""
-        return pool.index_select(1, self.table).view(pool.shape[0], batch, -1, pool.shape[-1])
+        scores = scores.add_(self._bias(kernel.window, width)).softmax(-1, dtype=torch.float32).to(values.dtype)
+        return torch.matmul(scores, values).reshape(1, batch, heads, -1)
 
     def _bias(self, window: int | None, keys: int) -> Tensor:
-        """[B, 1, keys]: 0 where a sequence may look, -inf elsewhere."""
+        """[B, 1, 1, keys]: 0 where a sequence may look, -inf elsewhere."""
         if window not in self._biases:
             at = torch.arange(keys, device=self.positions.device)
             hidden = at > self.positions[:, None]
             if window is not None:
                 hidden |= self.positions[:, None] - at >= window
             bias = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))
-            self._biases[window] = bias[:, None]
+            self._biases[window] = bias[:, None, None]
         return self._biases[window]

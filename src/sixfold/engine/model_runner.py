@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..model.causal_lm import head_logits, hidden_states
-from .kv_cache import DecodeLayout, KVCache, PrefillLayout
+from .kv_cache import DecodeLayout, DecodeWindow, KVCache, PrefillLayout
 from .sequence import Request, Sequence
 
 MIN_ROWS = 16
@@ -30,6 +30,8 @@ class ModelRunner:
         self.cache = cache
         self.device = next(model.parameters()).device
         self._autocast = autocast
+        self.window = DecodeWindow()
+        self._members = -1
         self._table: tuple[int, int, np.ndarray] = (-1, 0, np.zeros((0, 0), dtype=np.int64))
 
     def prefill(self, requests: list[Request]) -> Tensor:
@@ -49,8 +51,11 @@ class ModelRunner:
         layout = PrefillLayout(self.cache, self._tensor(slots), spans)
         return self._logits(tokens, positions, layout, rows=[s - 1 for s in stops])
 
-    def decode(self, sequences: list[Sequence], revision: int) -> Tensor:
-        """One token further for every sequence -> logits [B, V] float32. revision: changes whenever a block table does."""
+    def decode(self, sequences: list[Sequence], revision: int, members: int) -> Tensor:
+        """One token further for every sequence -> logits [B, V] float32.
+
+        revision: changes whenever a block table does. members: changes whenever who runs, or in which order, does.
+        """
         size = self.cache.block_size
         count = len(sequences)
         padded = max(count, MIN_ROWS)
@@ -60,7 +65,11 @@ class ModelRunner:
         positions[:count] = [s.length - 1 for s in sequences]
         table = self._block_table(sequences, padded, revision)
         slots = table[np.arange(padded), positions // size] * size + positions % size
-        layout = DecodeLayout(self.cache, self._tensor(slots), self._tensor(table.reshape(-1)), self._tensor(positions))
+        width = table.shape[1] * size
+        if self._members != members or padded > self.window.rows or width > self.window.capacity:
+            self._members = members
+            self.window.restart(padded, width)
+        layout = DecodeLayout(self.cache, self.window, self._tensor(slots), self._tensor(table), self._tensor(positions))
         return self._logits(tokens, positions, layout, rows=None)[:count]
 
     def _block_table(self, sequences: list[Sequence], padded: int, revision: int) -> np.ndarray:

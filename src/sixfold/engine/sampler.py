@@ -29,9 +29,9 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], noise: Sequence[flo
     else:
         logp = torch.cat([truncate(row[None], p) if p.truncates else row[None] for row, p in zip(logp, params, strict=True)])
     # float64: in float32 the running sum over a large vocabulary loses the rare tokens.
-    cumulative = logp.double().exp().cumsum(-1)
+    cumulative = logp.exp().cumsum(-1, dtype=torch.float64)
     threshold = torch.tensor(noise, dtype=torch.float64, device=logp.device)[:, None] * cumulative[:, -1:]
-    token = (cumulative <= threshold).sum(-1).clamp_max(logits.shape[-1] - 1)
+    token = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp_max(logits.shape[-1] - 1)
     greedy = torch.tensor([p.temperature == 0 for p in params], device=logits.device)
     if bool(greedy.any()):
         token = torch.where(greedy, logp.argmax(-1), token)

@@ -27,6 +27,7 @@ class Scheduler:
     """Holds waiting requests and running sequences; hands out blocks through the block manager.
 
     copies: (from, to) blocks that the runner must copy before the starting sequences use them. revision: changes whenever a block table does.
+    members: changes whenever who runs does.
     """
 
     def __init__(self, blocks: BlockManager, max_running: int, prefill_tokens: int) -> None:
@@ -37,6 +38,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.copies: list[tuple[int, int]] = []
         self.revision = 0
+        self.members = 0
         self._reserved = 0
 
     def add(self, request: Request) -> None:
@@ -70,6 +72,7 @@ class Scheduler:
                 self.waiting.popleft()
         self.running += starting
         self.revision += len(starting)
+        self.members += len(starting)
         return Work(prompts, starting or self.running)
 
     def grow(self, sequence: Sequence) -> None:
@@ -90,6 +93,7 @@ class Scheduler:
         if finished:
             self.running = [s for s in self.running if s.finish_reason is None]
             self.revision += 1
+            self.members += 1
 
     def release_prompts(self, work: Work) -> None:
         """Drop the requests' own hold on prompts whose samples have all started."""

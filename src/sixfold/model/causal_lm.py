@@ -25,7 +25,7 @@ def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """Head of the model: hidden [N, hidden] -> float32 logits [N, V], with the scaling or soft cap that the architecture applies after it."""
     head = model.get_output_embeddings()
     logits = head(hidden).float()
-    settings = model.config.to_dict()
+    settings = vars(model.config)  # not to_dict(), which copies everything, at every decode step
     if settings.get("logits_scaling") is not None:  # Granite divides
         logits = logits / settings["logits_scaling"]
     if settings.get("logit_scale") is not None:  # Cohere multiplies

@@ -32,9 +32,10 @@ def score_chunk(model: PreTrainedModel, hidden: Tensor, target: Tensor, temperat
     if temperature != 1.0:
         logits = logits / temperature
     logp = logits.log_softmax(-1)
-    with torch.no_grad():
-        entropy = torch.special.entr(logp.exp()).sum(-1)  # entr(0) = 0, where 0 * -inf would be NaN
-    return logp.gather(-1, target[:, None])[:, 0], entropy
+    chosen = logp.gather(-1, target[:, None])[:, 0]
+    with torch.no_grad():  # last, so that the recomputation in the backward pass stops before it
+        entropy = -(logp.exp() * logp.clamp_min(-1e4)).sum(-1)  # clamped: 0 * -inf would be NaN
+    return chosen, entropy
 
 
 def score_row(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> tuple[Tensor, Tensor]:

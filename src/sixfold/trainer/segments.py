@@ -56,21 +56,21 @@ def continuation_mask(before: int, length: int, window: int | None, device: torc
 
 @dataclass(frozen=True)
 class Single:
-    """One segment, by slices."""
+    """One segment in a call of its own. Its prefix is a segment too."""
 
     segment: Segment
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
-        """q [1, H, N, D] -> [length, H, D]."""
+    def attend(self, q: dict[int, Tensor], k: dict[int, Tensor], v: dict[int, Tensor], kernel: Kernel) -> Tensor:
+        """q, k, v: the row cut at the segments, [1, H, length, D] by their starts -> [length, H, D]."""
         s = self.segment
-        queries, keys, values = q[:, :, s.start : s.stop], k[:, :, s.start : s.stop], v[:, :, s.start : s.stop]
+        queries, keys, values = q[s.start], k[s.start], v[s.start]
         if s.prefix == 0:
             return causal_attention(queries, keys, values, kernel)[0].transpose(0, 1)
-        keys = torch.cat([k[:, :, s.prefix_start : s.prefix_stop], keys], dim=2)
-        values = torch.cat([v[:, :, s.prefix_start : s.prefix_stop], values], dim=2)
+        keys = torch.cat([k[s.prefix_start], keys], dim=2)
+        values = torch.cat([v[s.prefix_start], values], dim=2)
         if kernel.window not in self._masks:
-            self._masks[kernel.window] = continuation_mask(s.prefix, s.length, kernel.window, q.device)
+            self._masks[kernel.window] = continuation_mask(s.prefix, s.length, kernel.window, queries.device)
         return masked_attention(queries, keys, values, kernel, mask=self._masks[kernel.window])[0].transpose(0, 1)
 
 
@@ -110,14 +110,21 @@ class Bucket:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """All segments of a row, and where each output row belongs. order: [N], output row n is row order[n] of the parts end to end."""
+    """All segments of a row, and where each output row belongs.
+
+    starts, lengths: of the segments, in the row's order. order: [N], output row n is row order[n] of the parts end to end; None: as they are.
+    """
 
     parts: tuple[Single | Bucket, ...]
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
     order: Tensor | None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
         """q [1, H, N, D] -> [1, N, H, D]; nothing of size N x N is ever built."""
-        out = torch.cat([part.attend(q, k, v, kernel) for part in self.parts])
+        # Cut once: the gradient of one split is one concatenation, that of every slice is a whole row of zeros.
+        qs, ks, vs = (dict(zip(self.starts, x.split(self.lengths, dim=2), strict=True)) for x in (q, k, v))
+        out = torch.cat([p.attend(qs, ks, vs, kernel) if isinstance(p, Single) else p.attend(q, k, v, kernel) for p in self.parts])
         return (out if self.order is None else take(out, self.order))[None]
 
 
@@ -132,10 +139,12 @@ def plan_attention(segments: Sequence[Segment], device: torch.device) -> Attenti
     parts: list[Single | Bucket] = [Single(s) for s in segments if s.length * s.keys >= SHORT]
     parts += [_bucket(group, device) if len(group) > 1 else Single(group[0]) for group in _grouped(short)]
     placed = [s for part in parts for s in (part.segments if isinstance(part, Bucket) else (part.segment,))]
+    in_row = sorted(segments, key=lambda s: s.start)
+    starts, lengths = tuple(s.start for s in in_row), tuple(s.length for s in in_row)
     if all(a.stop == b.start for a, b in pairwise(placed)):
-        return AttentionPlan(tuple(parts), None)
+        return AttentionPlan(tuple(parts), starts, lengths, None)
     rows = torch.cat([torch.arange(s.start, s.stop, device=device) for s in placed])
-    return AttentionPlan(tuple(parts), rows.argsort())
+    return AttentionPlan(tuple(parts), starts, lengths, rows.argsort())
 
 
 def _grouped(short: Sequence[Segment]) -> list[list[Segment]]:
