@@ -46,7 +46,7 @@ def build(job: Job) -> Controller:
     longest = max(len(codec.encode(t)) for t in tasks) + job.max_new_tokens
     engine = Engine(policy.model, kv_tokens=trajectories * (longest + 16), max_running=trajectories)
     config = TrainerConfig(learning_rate=job.learning_rate, max_tokens_per_microbatch=MICROBATCH_TOKENS)
-    scoring = Scoring()
+    scoring = Scoring(chunk=MICROBATCH_TOKENS)
     trainer = Trainer(policy.model, config, scoring, job.steps)
     sampling = SamplingParams(job.max_new_tokens, stop_token_ids=tuple(job.stop_token_ids))
     reference = FrozenReference(policy.model, scoring, MICROBATCH_TOKENS, True) if job.beta else NoReference()

@@ -133,6 +133,8 @@ def test_an_algorithm_is_its_row_with_the_recipe_laid_over() -> None:
 @given(data=st.data(), share=st.booleans())
 def test_no_step_needs_more_microbatches_than_the_bound(data: st.DataObject, share: bool) -> None:
     packing = pytest.importorskip("sixfold.trainer.packing")
+    import torch
+
     prompts, samples = data.draw(st.integers(1, 6)), data.draw(st.integers(2, 6))
     prompt, new, budget = (data.draw(st.integers(*bounds)) for bounds in ((1, 60), (1, 60), (16, 300)))
     asked = recipe(
@@ -146,7 +148,8 @@ def test_no_step_needs_more_microbatches_than_the_bound(data: st.DataObject, sha
     prompt_lengths = [length for length in of_group for _ in range(samples)]
     lengths = [length + data.draw(st.one_of(st.just(new), st.integers(1, new))) for length in prompt_lengths]
     group = [g for g in range(prompts) for _ in range(samples)]
-    batch = SimpleNamespace(lengths=lengths, prompt_lengths=prompt_lengths, group=group)
+    tokens = torch.zeros(len(lengths), prompt, dtype=torch.int64)
+    batch = SimpleNamespace(tokens=tokens, lengths=lengths, prompt_lengths=prompt_lengths, group=group)
     parts = packing.microbatches(batch, range(len(lengths)), budget, share)
     assert len(parts) <= microbatch_bound(asked, prompt)
 

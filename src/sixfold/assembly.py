@@ -151,4 +151,6 @@ def _fit_prompts(recipe: Recipe, tasks: TaskSet, codec: PromptCodec, context: in
         getattr(tasks, name)[:] = kept
         if dropped:
             tasks.notes.append(f"{name}: {dropped} tasks dropped, their prompts are over {limit} tokens")
+    if codec.escaped:
+        tasks.notes.append(f"{codec.escaped} prompts spell special tokens of the tokenizer; they are encoded as plain text")
     return max(len(codec.encode(t)) for t in [*tasks.train, *tasks.heldout])

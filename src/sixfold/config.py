@@ -37,7 +37,7 @@ class RunConfig(Section):
 
     name: str = knob("run", "name of the run; its folder is DIR/NAME", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     dir: str = knob("runs", "folder that holds the runs")
-    seed: int = knob(0, "the seed of everything: tasks, weights, sampling noise", ge=0, le=2**62)
+    seed: int = knob(0, "the seed of everything: tasks, weights, sampling noise", ge=0)
     steps: int = knob(100, "RL steps", ge=0)
     max_minutes: Real = knob(0.0, "stop after this much wall time, with a checkpoint (0: no limit)", ge=0)
     target_reward: Real = knob(0.0, "stop once the moving average of the reward reaches this (0: never)", ge=0)

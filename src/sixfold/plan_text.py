@@ -116,7 +116,7 @@ def _rollout_facts(plan: Plan) -> list[Fact]:
             f"1 optimizer step, at most {batches} of <= {plan.recipe.trainer.max_tokens_per_microbatch} tokens",
             _microbatch_reason(plan),
         ),
-        Fact("KV cache", f"{blocks}; {size}", why),
+        Fact("KV cache", f"{blocks}; {size}, and up to as much again for what is being decoded", why),
     ]
 
 

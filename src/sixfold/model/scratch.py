@@ -53,6 +53,6 @@ def scratch_model(sizes: ScratchConfig, seed: int) -> tuple[PreTrainedModel, Pre
         pad_token_id=tokenizer.pad_token_id,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed % 2**63)
         model = Qwen3ForCausalLM(config)
     return model, tokenizer

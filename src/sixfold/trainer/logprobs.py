@@ -1,6 +1,6 @@
 """Log-probs and entropies of scored tokens, a chunk of positions at a time: logits exist for one chunk, never as [B, T, V].
 
-Each chunk is checkpointed: its logits are computed again in the backward pass, where they would otherwise all be kept.
+Where there are several chunks each is checkpointed: its logits are computed again in the backward pass, where they would otherwise all be kept.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def score_row(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> tuple
     """Log-prob and entropy of every scored token of a packed row, [S] each, float32, in the order of row.target."""
     with torch.autocast(row.tokens.device.type, scoring.autocast or torch.bfloat16, enabled=scoring.autocast is not None):
         hidden = hidden_states(model, row.tokens, row.positions, row).index_select(0, row.predictor)
-        chunks = zip(hidden.split(scoring.chunk), row.target.split(scoring.chunk), strict=True)
-        if torch.is_grad_enabled():
+        chunks = list(zip(hidden.split(scoring.chunk), row.target.split(scoring.chunk), strict=True))
+        if torch.is_grad_enabled() and len(chunks) > 1:  # a single chunk's logits exist once either way: nothing to save
             scores = [checkpoint(score_chunk, model, h, t, scoring.temperature, use_reentrant=False) for h, t in chunks]
         else:
             scores = [score_chunk(model, h, t, scoring.temperature) for h, t in chunks]
