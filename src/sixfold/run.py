@@ -6,6 +6,7 @@ and makes it again, bit for bit.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from .durable import write_json_atomic, write_text_atomic
 from .environment.preflight import preflight
 from .errors import UserError
 from .evaluation.evaluate import Evaluation, evaluate
+from .evaluation.statistics import Interval
 from .interrupts import Interrupts
 from .recipe_io import dump_recipe, flat
 from .reference.frozen import FrozenReference, NoReference
@@ -170,7 +172,7 @@ class Run:
         self._preflight()
         if self.world.tasks.heldout:
             evaluation = self._evaluate(self.world.tasks.heldout)
-            self.state.before = {"interval": list(evaluation.interval), "samples": [vars(s) for s in _samples(evaluation)]}
+            self.state.before = {"interval": _finite(evaluation.interval), "samples": [vars(s) for s in _samples(evaluation)]}
             self.progress.note(f"held-out before RL: {_percent(evaluation)}")
 
     def _preflight(self) -> None:
@@ -303,8 +305,8 @@ class Run:
             }
         if before and after_rl:
             evaluation = self._evaluate(self.world.tasks.heldout)
-            interval = evaluation.interval
-            summary |= {"heldout_after": interval.mean, "heldout_after_interval": [interval.low, interval.high]}
+            mean_after, *ends = _finite(evaluation.interval)
+            summary |= {"heldout_after": mean_after, "heldout_after_interval": ends}
             rows.append(("held-out accuracy", _share(mean, low, high), _percent(evaluation)))
             after = _samples(evaluation)
         summary |= {
@@ -341,11 +343,17 @@ def _advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]:
 
 
 def _percent(evaluation: Evaluation) -> str:
-    return _share(*evaluation.interval) + (f", {evaluation.errors} checks failed" if evaluation.errors else "")
+    mean, low, high = _finite(evaluation.interval)
+    return _share(mean or 0.0, low, high) + (f", {evaluation.errors} checks failed" if evaluation.errors else "")
 
 
-def _share(mean: float, low: float, high: float) -> str:
-    return f"{mean:.1%} ({low:.1%} to {high:.1%})"
+def _finite(interval: Interval) -> list[float | None]:
+    """Mean, low, high for JSON; None for an end that one value alone cannot give."""
+    return [x if math.isfinite(x) else None for x in interval]
+
+
+def _share(mean: float, low: float | None, high: float | None) -> str:
+    return f"{mean:.1%}" + (f" ({low:.1%} to {high:.1%})" if low is not None and high is not None else " (one value: no interval)")
 
 
 def _versions() -> dict[str, str]:

@@ -62,3 +62,10 @@ def test_from_python_with_own_tasks_and_a_reward_in_trl_form(tmp_path: Path) -> 
     assert folder == tmp_path / "mine" and [m["step"] for m in metrics(folder)] == [1, 2]
     with pytest.raises(UserError, match="already holds a run"):
         sixfold.train(reward=rewards, tasks=tasks, settings=settings)
+
+
+def test_one_heldout_task_with_a_real_valued_reward_has_no_interval(tmp_path: Path) -> None:
+    """Its interval is infinite, and infinity is not JSON: the summary says null, and the run does not fail at its end."""
+    assert train_run(recipe(tmp_path, run__steps=1, data__heldout=1), reward=lambda completion, task: 0.25 + len(completion) / 100) == 0
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["heldout_after"] >= 0.25 and summary["heldout_after_interval"] == [None, None]
