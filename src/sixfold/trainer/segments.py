@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..model.attention import Kernel, causal_attention, masked_attention
 
-SHORT = 64 * 64
+SHORT = 256 * 256
 """A segment with fewer scores than this (queries x keys) is worth gathering."""
 WASTE = 1.5
 """A bucket is closed when padding would make it this much larger than its segments."""
