@@ -33,6 +33,7 @@ from .evaluation.statistics import Interval
 from .interrupts import Interrupts
 from .recipe_io import dump_recipe, flat
 from .reference.frozen import FrozenReference, NoReference
+from .report.alarms import Alarms
 from .report.divergence import Divergence
 from .report.html import write_report
 from .report.loggers import JsonlLogger, truncate_after
@@ -113,6 +114,7 @@ class Run:
     started: float
     state: RunState = field(default_factory=RunState)
     log_seconds: float = 0.0
+    alarms: Alarms = field(default_factory=Alarms)
     divergence: Divergence = field(default_factory=Divergence)
 
     def prepare(self, checkpoint: Checkpoint | None) -> None:
@@ -271,6 +273,8 @@ class Run:
         metrics["time/total_s"] = float(metrics["time/total_s"]) + float(metrics.get("time/eval_s", 0.0)) + self.log_seconds  # type: ignore[arg-type]
         if self.recipe.log.rollouts_every and step % self.recipe.log.rollouts_every == 0:
             write_rollouts(self.run.rollout_file(step), groups, _advantages(groups, batch), self._piece)
+        for alarm in self.alarms.look(metrics):
+            self.progress.note(f"step {step}: {alarm}")
         loggers.log(step, metrics)
         self.progress.update({"step": float(step), **metrics})
         self.log_seconds = time.perf_counter() - began

@@ -49,6 +49,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         Metric("time/trainer_s", "s", "forward, backward, optimizer", "wall clock of the trainer role"),
         Metric("time/sync_s", "s", "fresh weights to the sampler", "wall clock of the sync"),
         Metric("time/log_s", "s", "metrics and rollout dump of the step before", "wall clock of the loggers"),
+        Metric("time/check_p99_s", "s", "the slowest checks", "99th percentile over trajectories of the seconds that checking one took"),
         Metric("time/eval_s", "s", "held-out evaluation", "wall clock of the evaluation; absent in a step without one"),
     ),
     "Reward": (

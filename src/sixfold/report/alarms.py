@@ -1,0 +1,74 @@
+"""Alarms on how a run goes: slower steps, fewer tokens a second, slower checks, groups that teach nothing. A line each, once until it has passed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from .schema import Value
+
+WARM_UP = 5
+"""First steps left out of the baseline: caches fill, memory is mapped."""
+BASELINE = 20
+WINDOW = 10
+CREEP = 0.2
+"""Share by which the median of the last WINDOW steps may be worse than that of the BASELINE steps."""
+DEGENERATE = 0.5
+"""Share of groups without spread above which most of the sampling is wasted."""
+
+_WATCHED = {
+    "time/step_s": ("a step takes", "s", 1),
+    "rollout/tok_s": ("sampling makes", "tokens/s", -1),
+    "time/check_p99_s": ("the slowest 1 % of checks take", "s", 1),
+}
+
+
+@dataclass
+class Alarms:
+    """Looks at every step's metrics. The baseline is the run's own: BASELINE steps after WARM_UP."""
+
+    _seen: int = 0
+    _first: dict[str, list[float]] = field(default_factory=dict)
+    _last: dict[str, deque[float]] = field(default_factory=dict)
+    _ringing: set[str] = field(default_factory=set)
+
+    def look(self, metrics: Mapping[str, Value]) -> list[str]:
+        """The alarms that begin with this step, as lines."""
+        self._seen += 1
+        values = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
+        values["time/step_s"] = sum(values.get(f"time/{role}_s", 0.0) for role in ("rollout", "environment", "reference", "trainer", "sync"))
+        said = [line for key in _WATCHED if key in values and (line := self._drift(key, values[key]))]
+        if "group/degenerate_frac" in values and (line := self._degenerate(values["group/degenerate_frac"])):
+            said.append(line)
+        return said
+
+    def _drift(self, key: str, value: float) -> str | None:
+        first, last = self._first.setdefault(key, []), self._last.setdefault(key, deque(maxlen=WINDOW))
+        if self._seen <= WARM_UP:
+            return None
+        if len(first) < BASELINE:
+            first.append(value)
+            return None
+        last.append(value)
+        if len(last) < WINDOW or median(first) <= 0:
+            return None
+        words, unit, sign = _WATCHED[key]
+        before, now = median(first), median(last)
+        worse = sign * (now / before - 1)
+        return self._ring(key, worse > CREEP, f"{words} {now:.3g} {unit}, {before:.3g} {unit} at the start of the run")
+
+    def _degenerate(self, share: float) -> str | None:
+        last = self._last.setdefault("degenerate", deque(maxlen=WINDOW))
+        last.append(share)
+        high = len(last) == WINDOW and fmean(last) > DEGENERATE
+        return self._ring("degenerate", high, f"{fmean(last):.0%} of groups have equal rewards and teach nothing: tasks too easy or too hard by now")
+
+    def _ring(self, key: str, wrong: bool, line: str) -> str | None:
+        new = wrong and key not in self._ringing
+        if wrong:
+            self._ringing.add(key)
+        else:
+            self._ringing.discard(key)
+        return line if new else None

@@ -1,0 +1,39 @@
+"""Alarms ring on an injected fault, once until it has passed, and stay quiet on a healthy run."""
+
+from __future__ import annotations
+
+import pytest
+
+from sixfold.report.alarms import BASELINE, WARM_UP, WINDOW, Alarms
+
+HEALTHY = {"time/rollout_s": 1.0, "time/trainer_s": 1.0, "rollout/tok_s": 1000.0, "time/check_p99_s": 0.01, "group/degenerate_frac": 0.3}
+
+
+def after_baseline() -> Alarms:
+    alarms = Alarms()
+    for step in range(WARM_UP + BASELINE + WINDOW):
+        slow_start = {**HEALTHY, "time/rollout_s": 9.0} if step < WARM_UP else HEALTHY
+        assert alarms.look(slow_start) == []
+    return alarms
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"time/trainer_s": 1.5}, "a step takes 2.5 s, 2 s at the start"),
+        ({"rollout/tok_s": 790.0}, "sampling makes 790 tokens/s, 1e+03 tokens/s at the start"),
+        ({"time/check_p99_s": 0.02}, "checks take 0.015 s, 0.01 s at the start"),
+        ({"group/degenerate_frac": 0.8}, "of groups have equal rewards"),
+    ],
+)
+def test_a_fault_rings_once_and_again_after_it_has_passed(fault: dict[str, float], said: str) -> None:
+    alarms = after_baseline()
+    for _ in range(2):
+        rung = [line for _ in range(2 * WINDOW) for line in alarms.look({**HEALTHY, **fault})]
+        assert len(rung) == 1 and said in rung[0]
+        assert [line for _ in range(2 * WINDOW) for line in alarms.look(HEALTHY)] == []
+
+
+def test_less_than_a_fifth_is_not_a_fault() -> None:
+    alarms = after_baseline()
+    assert [line for _ in range(3 * WINDOW) for line in alarms.look({**HEALTHY, "time/trainer_s": 1.35, "rollout/tok_s": 830.0})] == []
