@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from .algorithm.base import degenerate_fraction
+from .algorithm.base import Algorithm, degenerate_fraction
 from .assembly import World, build_world
 from .batch import Batch, Metrics, collate
 from .config import Recipe
@@ -202,7 +202,7 @@ class Run:
                 f"engine and trainer disagree by {gap:.2g} nats on the same tokens and weights (limit {limit:g}): this model cannot be trained here"
             )
 
-    def _loop(self, algorithm: object, reference: FrozenReference | NoReference, trainer: Trainer) -> None:
+    def _loop(self, algorithm: Algorithm, reference: FrozenReference | NoReference, trainer: Trainer) -> None:
         recipe = self.recipe
         loggers = Loggers(recipe, self.run, flat(recipe), self.state.step + 1)
         stream = TaskStream(self.world.tasks.train, recipe.rollout.prompts_per_step, recipe.run.seed)
@@ -210,7 +210,7 @@ class Run:
             rollout=self.world.rollout(),
             environment=self.world.environment,
             reference=reference,
-            algorithm=algorithm,  # type: ignore[arg-type]
+            algorithm=algorithm,
             trainer=trainer,
             sync=self.world.sync,
             tasks=stream,

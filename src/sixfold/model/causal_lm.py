@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import UserError
@@ -77,8 +77,3 @@ def check_split(model: PreTrainedModel, tolerance: float = 1e-3) -> None:
         raise UserError(
             f"{kind}: its logits differ by {difference:.2g} from ours; a transformer with plain causal attention and a plain head is needed"
         )
-
-
-def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that receive gradients, by name; tied weights once."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
