@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test lint bench clean help
+.PHONY: demo test lint bench differential clean help
 
 help:
 	@echo "make demo    teach a small model to add, on this machine, in under five minutes"
 	@echo "make test    ruff, mypy and every test"
+	@echo "make differential   the maths against verl, TRL and OpenRLHF (installs them into .venv-peers)"
 	@echo "make bench   one GRPO step beside TRL (installs TRL into .venv-trl; about half an hour)"
 	@echo "make clean   remove the virtual environments"
 
@@ -31,5 +32,13 @@ test: lint
 bench: $(STAMP)
 	$(BIN)/python benchmarks/grpo_step.py
 
+PEERS := .venv-peers
+$(PEERS)/installed: tests/differential/requirements.txt tests/differential/requirements-no-deps.txt constraints.txt
+	sh tests/differential/make_env.sh $(PYTHON) $(PEERS)
+	@touch $@
+
+differential: $(PEERS)/installed
+	PEERS_REQUIRED=1 OMP_WAIT_POLICY=PASSIVE $(PEERS)/bin/python -m pytest tests/differential
+
 clean:
-	rm -rf $(VENV) .venv-trl
+	rm -rf $(VENV) .venv-trl $(PEERS)

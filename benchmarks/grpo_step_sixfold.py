@@ -13,8 +13,8 @@ import transformers
 from grpo_step import Job, emit, reward
 
 import sixfold
-from sixfold.algorithm.table import ALGORITHMS
-from sixfold.algorithm.zoo import make_algorithm
+from sixfold.algorithm.composed import make_algorithm
+from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, Metrics
 from sixfold.config import ModelConfig, TrainerConfig
 from sixfold.controller.loop import Controller
@@ -66,7 +66,7 @@ def build(job: Job) -> Controller:
         rollout=EngineRollout(engine, codec, sampling, job.samples_per_prompt),
         environment=Environment([checked]),
         reference=reference,
-        algorithm=make_algorithm(replace(ALGORITHMS["grpo"], beta=job.beta), job.max_new_tokens),
+        algorithm=make_algorithm(replace(ZOO["grpo"], beta=job.beta), job.max_new_tokens),
         trainer=trainer,
         sync=SharedSync(policy.model, engine),
         tasks=lambda step: tasks[(step - 1) * job.prompts_per_step : step * job.prompts_per_step],

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from sixfold.algorithm.zoo import make_algorithm
+from sixfold.algorithm.composed import make_algorithm
 from sixfold.assembly import build_world
 from sixfold.batch import Batch, Metrics, collate
 from sixfold.controller.stream import step_seed

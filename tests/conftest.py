@@ -8,7 +8,6 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import copy
 from collections.abc import Callable
 
 import pytest
@@ -18,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from sixfold.config import ModelConfig, ScratchConfig
 from sixfold.model.attention import NAME, register
 from sixfold.model.loading import Policy, load_policy
+from sixfold.model.norms import fuse_norms
 
 torch.set_num_threads(1)
 register()
@@ -57,26 +57,27 @@ def make_tiny(name: str, **extra: object) -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def tiny() -> Callable[[str], PreTrainedModel]:
-    """tiny(architecture): a tiny model under our attention. The same object for all tests: copy it before changing it."""
+    """tiny(architecture): a tiny model under our attention and norms. The same object for all tests: copy it before changing it."""
     made: dict[str, PreTrainedModel] = {}
 
     def get(name: str) -> PreTrainedModel:
         if name not in made:
             made[name] = make_tiny(name)
             made[name].set_attn_implementation(NAME)
+            fuse_norms(made[name])
         return made[name]
 
     return get
 
 
 @pytest.fixture(scope="session")
-def plain(tiny: Callable[[str], PreTrainedModel]) -> Callable[[str], PreTrainedModel]:
-    """plain(architecture): the same weights under transformers' own eager attention, the oracle."""
+def plain() -> Callable[[str], PreTrainedModel]:
+    """plain(architecture): the same weights as transformers alone would run them, the oracle."""
     made: dict[str, PreTrainedModel] = {}
 
     def get(name: str) -> PreTrainedModel:
         if name not in made:
-            made[name] = copy.deepcopy(tiny(name))
+            made[name] = make_tiny(name)
             made[name].set_attn_implementation("eager")
         return made[name]
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sixfold.algorithm.table import ALGORITHMS
+from sixfold.algorithm.zoo import ZOO
 from sixfold.config import AlgorithmConfig, Recipe
 from sixfold.errors import UserError
 from sixfold.plan import make_plan, microbatch_bound, resolve_algorithm
@@ -119,7 +119,7 @@ def test_model_folders_that_are_none(tmp_path: Path) -> None:
 
 
 def test_an_algorithm_is_its_row_with_the_recipe_laid_over() -> None:
-    assert resolve_algorithm(AlgorithmConfig()) == ALGORITHMS["grpo"]
+    assert resolve_algorithm(AlgorithmConfig()) == ZOO["grpo"]
     changed = resolve_algorithm(AlgorithmConfig(beta=0.04, clip_high=0.28, aggregation="token"))
     assert (changed.beta, changed.clip_low, changed.clip_high, changed.aggregation, changed.kl) == (0.04, 0.2, 0.28, "token", "k3")
     assert make_plan(recipe("--algorithm.beta=0.04")).keeps_reference

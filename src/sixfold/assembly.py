@@ -5,21 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from .algorithm.base import Algorithm
-from .algorithm.zoo import make_algorithm
 from .config import Recipe, TrainerConfig
 from .data.sources import TaskSet, load_tasks
 from .engine.engine import Engine
 from .environment.scorer import Environment
 from .errors import UserError
 from .model.loading import Policy, load_policy
-from .plan import resolve_algorithm
-from .reference.frozen import FrozenReference, NoReference
 from .rollout.engine_rollout import EngineRollout
 from .rollout.prompts import PromptCodec, check_lengths
 from .sync.sync import CopySync, SharedSync
@@ -30,7 +26,10 @@ from .types import SamplingParams
 
 @dataclass
 class World:
-    """What does not change while a run lasts: model, tasks, engine, environment, and how samples are drawn."""
+    """What does not change while a run lasts: model, tasks, engine, environment, and how samples are drawn. longest: sequence, in tokens.
+
+    ending: what else is to end when this does.
+    """
 
     recipe: Recipe
     policy: Policy
@@ -41,6 +40,8 @@ class World:
     scoring: Scoring
     sync: SharedSync | CopySync
     device: str
+    longest: int
+    ending: ExitStack = field(default_factory=ExitStack)
 
     def rollout(self) -> EngineRollout:
         """The rollout role of training: K samples at the recipe's temperature."""
@@ -59,22 +60,12 @@ class World:
         """A trainer with a fresh optimizer on the policy's weights."""
         return Trainer(self.policy.model, config, self.scoring, total_steps)
 
-    def algorithm(self) -> Algorithm:
-        """The recipe's algorithm with its overrides."""
-        return make_algorithm(resolve_algorithm(self.recipe.algorithm), self.recipe.rollout.max_new_tokens)
-
-    def reference(self, algorithm: Algorithm) -> FrozenReference | NoReference:
-        """A frozen copy of the policy as it is now, where the algorithm has a KL term."""
-        if not algorithm.needs_reference:
-            return NoReference()
-        config = self.recipe.trainer
-        return FrozenReference(self.policy.model, self.scoring, config.max_tokens_per_microbatch, config.share_prefix)
-
     def _params(self, temperature: float) -> SamplingParams:
         return SamplingParams(max_tokens=self.recipe.rollout.max_new_tokens, temperature=temperature, stop_token_ids=self.policy.stop_token_ids)
 
     def close(self) -> None:
-        """End the checker processes."""
+        """End the processes that check answers, and what else is in `ending`."""
+        self.ending.close()
         self.environment.close()
 
 
@@ -111,7 +102,7 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
         on_failure.pop_all()
     shared = recipe.sync.mode == "shared"
     sync = SharedSync(policy.model, engine) if shared else CopySync(policy.model, engine, recipe.sync.every)
-    return World(recipe, policy, tasks, codec, engine, environment, scoring, sync, device)
+    return World(recipe, policy, tasks, codec, engine, environment, scoring, sync, device, longest)
 
 
 def make_engine(recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None) -> Engine:

@@ -8,9 +8,11 @@ model gives at t - 1. So index 0 is never scored. Rows are right-padded; padding
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -23,13 +25,20 @@ Metrics = dict[str, float | list[float]]
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's trajectories as tensors, [B, T] unless said otherwise. Who fills what: collate the first block, the reference `ref_logp`, a critic
-    `values`, the algorithm `advantages` and `weights`; the trainer reads all.
+    """One step's trajectories as tensors, [B, T] unless said otherwise. Who fills what: collate the first block, the scorers (reference, critic,
+    proximal pass) the second, the algorithm the third; the trainer reads all.
 
     tokens: int64. mask: bool, True where the policy sampled the token. old_logp: log-prob at sampling. version: int64, weights that sampled it.
-    rewards: final reward on the trajectory's last sampled token (NaN where the checker failed: those rows never train). lengths, prompt_lengths,
-    group: [B] int64; group numbers the prompts of the step. weights: how much each token's loss counts, so that a loss is always
-    (weights * token_loss).sum() and any split of the rows gives the same gradient.
+    rewards: final reward on the trajectory's last sampled token (NaN where the checker failed: those rows never train), process rewards on the
+    last token of their steps. step_ends: bool, True where a reward belongs. lengths, prompt_lengths, group, source: [B] int64; group numbers the
+    prompts of the step, source says where their tasks came from (a hash: the same number in every step). truncated: [B] bool, cut off at the limit.
+
+    ref_logp: of the reference or teacher. prox_logp: the trainer's own log-probs when the step began (the proximal policy). values: the critic's,
+    of the state before token t. entropy: of the distribution that token t was drawn from.
+
+    advantages. weights: how much each token's loss counts, so that a loss is always (weights * token_loss).sum() and any split of the rows gives the
+    same gradient. returns: what the critic learns. correction: importance weight of each token's policy loss. marked: bool, tokens that KL-Cov
+    holds back. minibatch: [B] int64, the optimizer step, within a pass over the batch, that takes the row.
     """
 
     tokens: Tensor
@@ -40,10 +49,19 @@ class Batch:
     lengths: Tensor
     prompt_lengths: Tensor
     group: Tensor
+    step_ends: Tensor | None = None
+    source: Tensor | None = None
+    truncated: Tensor | None = None
     ref_logp: Tensor | None = None
+    prox_logp: Tensor | None = None
     values: Tensor | None = None
+    entropy: Tensor | None = None
     advantages: Tensor | None = None
     weights: Tensor | None = None
+    returns: Tensor | None = None
+    correction: Tensor | None = None
+    marked: Tensor | None = None
+    minibatch: Tensor | None = None
 
     def with_(self, **fields: Tensor) -> Batch:
         """A copy with some fields filled in."""
@@ -82,13 +100,13 @@ class LossOutput:
 class Loss(Protocol):
     """Any loss that the trainer can be handed: rows of a batch and their log-probs [B, T] (0 where mask is False)."""
 
-    def __call__(self, batch: Batch, logp: Tensor) -> LossOutput: ...
+    def __call__(self, batch: Batch, logp: Tensor, /) -> LossOutput: ...
 
 
-def collate(groups: Sequence[Group]) -> Batch:
-    """Groups, scored by the environment, to one right-padded batch.
+def collate(groups: Sequence[Group], scored: bool = True) -> Batch:
+    """Groups, scored by the environment, to one right-padded batch. scored: False before it has, and rewards are then NaN.
 
-    Raises ValueError on an empty list or on a trajectory without a reward.
+    Raises ValueError on an empty list or, if scored, on a trajectory without a reward.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     if not trajectories:
@@ -102,22 +120,44 @@ def collate(groups: Sequence[Group]) -> Batch:
         return out
 
     mask = padded("mask", 0, torch.bool)
+    rewards = final_rewards([_score(t) if scored else math.nan for t in trajectories], mask)
+    step_ends = last_sampled(mask)
+    for b, t in enumerate(trajectories):
+        for index, value in t.reward.steps if t.reward else ():
+            rewards[b, index] += value
+            step_ends[b, index] = True
     return Batch(
         tokens=padded("tokens", 0, torch.int64),
         mask=mask,
         old_logp=padded("logp", 0, torch.float32),
         version=padded("version", -1, torch.int64),
-        rewards=final_rewards([_score(t) for t in trajectories], mask),
+        rewards=rewards,
+        step_ends=step_ends,
         lengths=torch.tensor([len(t.tokens) for t in trajectories]),
         prompt_lengths=torch.tensor([t.prompt_length for t in trajectories]),
         group=torch.tensor([g for g, group in enumerate(groups) for _ in group.trajectories]),
+        source=torch.tensor([crc32(group.task.source.encode()) for group in groups for _ in group.trajectories]),
+        truncated=torch.tensor([t.finish_reason == "length" for t in trajectories]),
     )
 
 
-def final_rewards(scores: Sequence[float], mask: Tensor) -> Tensor:
-    """[B, T] zeros but for each row's score on its last sampled token (a row without one keeps it on index 0)."""
-    last = (mask * torch.arange(mask.shape[1])).argmax(-1)
-    return torch.zeros(mask.shape).scatter_(1, last[:, None], torch.tensor(scores, dtype=torch.float32)[:, None])
+def filled(field_: Tensor | None, name: str) -> Tensor:
+    """A field that some role must have filled in by now. Raises ValueError, naming it, where none has."""
+    if field_ is None:
+        raise ValueError(f"batch.{name} is not filled in yet")
+    return field_
+
+
+def last_sampled(mask: Tensor) -> Tensor:
+    """[B, T] bool, True on each row's last sampled token (a row without one: on index 0), where its final reward belongs."""
+    last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(-1)
+    return torch.zeros_like(mask).scatter(1, last[:, None], True)
+
+
+def final_rewards(scores: Sequence[float] | Tensor, mask: Tensor) -> Tensor:
+    """[B, T] zeros but for each row's score on its last sampled token."""
+    values = scores if isinstance(scores, Tensor) else torch.tensor(scores, dtype=torch.float32)
+    return torch.where(last_sampled(mask), values[:, None], 0.0)
 
 
 def _score(trajectory: Trajectory) -> float:

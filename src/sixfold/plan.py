@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sixfold.algorithm.table import ALGORITHMS, AlgorithmDefaults
-from sixfold.config import AlgorithmConfig, Recipe, ScratchConfig
-from sixfold.errors import UserError, nearest
+from sixfold.algorithm.method import Method
+from sixfold.config import Recipe, ScratchConfig
+from sixfold.errors import UserError
+from sixfold.plan_algorithm import check_algorithm, resolve_algorithm
 
 SCRATCH_SPECIAL_TOKENS = 6
 """Tokens of the character tokenizer besides the alphabet: as many as `model.scratch.SPECIAL`, which torch keeps out of reach here."""
@@ -50,7 +51,7 @@ class Plan:
     """
 
     recipe: Recipe
-    algorithm: AlgorithmDefaults
+    algorithm: Method
     model: ModelShape
     trajectories: int
     longest_tokens: int | None
@@ -68,7 +69,8 @@ class Plan:
 def make_plan(recipe: Recipe) -> Plan:
     """Resolve a recipe. UserError where its settings contradict each other or the model's files."""
     algorithm = resolve_algorithm(recipe.algorithm)
-    _check_rollout(recipe, algorithm)
+    check_algorithm(recipe, algorithm)
+    _check_eval(recipe)
     model = model_shape(recipe)
     prompt, longest = _lengths(recipe, model.context)
     trajectories = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
@@ -87,29 +89,13 @@ def make_plan(recipe: Recipe) -> Plan:
         kv_tokens=kv_tokens,
         kv_blocks=None if kv_tokens is None else kv_tokens // recipe.engine.block_size,
         kv_bytes=None if kv_tokens is None or numbers is None else kv_tokens * numbers * width,
-        keeps_reference=algorithm.beta > 0,
+        keeps_reference=algorithm.needs_reference,
         evaluations=_evaluations(recipe),
         checkpoint_bytes=None if model.parameters is None else CHECKPOINT_BYTES_PER_PARAMETER * model.parameters,
     )
 
 
-def resolve_algorithm(config: AlgorithmConfig) -> AlgorithmDefaults:
-    """The named algorithm's defaults with the recipe's overrides laid over them. UserError: unknown name, or a clip that clips nothing."""
-    if config.name not in ALGORITHMS:
-        names = ", ".join(ALGORITHMS)
-        raise UserError(f"algorithm.name: no algorithm '{config.name}'.{nearest(config.name, list(ALGORITHMS))} Known: {names}")
-    row = ALGORITHMS[config.name]
-    overrides = {key: value for key, value in config.model_dump(exclude={"name"}).items() if value is not None}
-    for key in ("clip_low", "clip_high"):
-        if key in overrides and row.clip_low is None:
-            clipped = next(name for name, other in ALGORITHMS.items() if other.clip_low is not None)
-            raise UserError(f"algorithm.{key}: {row.name} has no ratio to clip; remove it or use algorithm.name = '{clipped}'")
-    return replace(row, **overrides)
-
-
-def _check_rollout(recipe: Recipe, algorithm: AlgorithmDefaults) -> None:
-    if algorithm.group_baseline and recipe.rollout.samples_per_prompt < 2:
-        raise UserError(f"rollout.samples_per_prompt = 1 gives every sample zero advantage under {algorithm.name}; use >= 2")
+def _check_eval(recipe: Recipe) -> None:
     if recipe.eval.samples > 1 and recipe.eval.temperature == 0:
         raise UserError(
             f"eval.samples = {recipe.eval.samples} at eval.temperature = 0 draws the same greedy answer each time; "

@@ -10,6 +10,12 @@ from sixfold.recipe_io import flat, knobs, toml_literal
 
 _UNKNOWN = "unknown until the model is loaded"
 
+_PLACEMENTS = {
+    "inline": "in the loop",
+    "worker": "by a process of its own while answers are checked",
+    "fused": "by the trainer before each micro-batch",
+}
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -136,7 +142,7 @@ def _algorithm_facts(plan: Plan) -> list[Fact]:
     whose = "algorithm.beta in the recipe" if recipe.algorithm.beta is not None else f"{row.name}'s default"
     facts = [Fact("algorithm", f"{row.name}: {clip}; token losses averaged by '{row.aggregation}' ({row.paper})")]
     if plan.keeps_reference:
-        text = f"a frozen copy is kept; KL {row.kl} in the {row.kl_in}, weight {row.beta:g}"
+        text = f"a frozen copy is kept, scored {_PLACEMENTS[recipe.reference.placement]}; KL {row.kl} in the {row.kl_in}, weight {row.beta:g}"
         if recipe.reference.reset_every:
             text += f"; copied anew every {recipe.reference.reset_every} steps"
         return [*facts, Fact("reference", text, f"beta = {row.beta:g} ({whose})")]

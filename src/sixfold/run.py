@@ -18,21 +18,24 @@ from typing import Any, Literal
 
 import torch
 
-from .algorithm.base import Algorithm, degenerate_fraction
+from .algorithm.base import batch_metrics
 from .assembly import World, build_world
 from .batch import Batch, Metrics, collate
 from .config import Recipe
 from .controller.loop import Controller
+from .controller.refill import mixed
 from .controller.stream import TaskStream, step_seed
 from .data.sources import TaskSet
 from .durable import write_json_atomic, write_text_atomic
-from .environment.preflight import preflight
+from .environment.preflight import BASELINE_TASKS, baseline_scores, expected_refill, preflight
+from .environment.scorer import RewardBudgetExceeded
 from .errors import UserError
 from .evaluation.evaluate import Evaluation, evaluate
 from .evaluation.statistics import Interval
 from .interrupts import Interrupts
+from .learners import Learners, build_learners, training_rollout
+from .plan_algorithm import resolve_algorithm
 from .recipe_io import dump_recipe, flat
-from .reference.frozen import FrozenReference, NoReference
 from .report.alarms import Alarms
 from .report.divergence import Divergence
 from .report.html import write_report
@@ -48,7 +51,6 @@ from .sft_stage import SftStage
 from .trainer.checkpoint import Checkpoint, discard_after, load_checkpoint, newest_checkpoint
 from .trainer.logprobs import score_batch
 from .trainer.mismatch import mismatch_metrics
-from .trainer.trainer import Trainer
 from .types import Group, Reward, Task
 
 SHOWN_SAMPLES = 8
@@ -137,17 +139,15 @@ class Run:
             if self.interrupts.exit_code:
                 self.progress.note(f"stopped before the first checkpoint; start over with: sixfold train --resume {self.run.path}")
                 return self.interrupts.exit_code
-        algorithm = self.world.algorithm()
-        reference = self.world.reference(algorithm)
-        trainer = self.world.trainer(self.recipe.trainer, self.recipe.run.steps)
-        if isinstance(reference, FrozenReference):
-            reference.check_apart(trainer.optimizer)
+        learners = build_learners(self.world)
         if checkpoint:
-            restore(checkpoint.tensors, self.state, self.world, trainer, reference)
+            restore(checkpoint.tensors, self.state, self.world, learners)
         else:
-            self._save(trainer, reference)
+            self._save(learners)
         if stop_after != "sft":
-            self._loop(algorithm, reference, trainer)
+            self._loop(learners)
+            if learners.critic:
+                learners.critic.save(self.run.path / "critic")
         if self.interrupts.exit_code:
             self.progress.note(f"stopped after step {self.state.step}; go on with: sixfold train --resume {self.run.path}")
             return self.interrupts.exit_code
@@ -189,6 +189,10 @@ class Run:
                 raise UserError(f"pre-flight: every check failed, the first with: {_first_error(groups)}")
             verdict = preflight(known)
             self.progress.note(f"pre-flight: {verdict.pass_rate:.0%} of {len(known)} rollouts solved, {verdict.label}: {verdict.advice}")
+            if rounds := resolve_algorithm(self.recipe.algorithm).dynamic_sampling:
+                extra, unfilled = expected_refill(sum(not mixed(g) for g in groups) / len(groups), rounds)
+                self.progress.note(f"dynamic sampling: expect about {extra:.0%} more rollouts, and {unfilled:.0%} of the groups never filled")
+            self.state.preflight = {"solved": verdict.pass_rate, "rollouts": len(known), "label": verdict.label, **self._baseline()}
         for trajectory in (t for g in groups for t in g.trajectories):
             trajectory.reward = trajectory.reward or Reward(0.0)
         batch = collate(groups).to(self.world.device)
@@ -202,32 +206,43 @@ class Run:
                 f"engine and trainer disagree by {gap:.2g} nats on the same tokens and weights (limit {limit:g}): this model cannot be trained here"
             )
 
-    def _loop(self, algorithm: Algorithm, reference: FrozenReference | NoReference, trainer: Trainer) -> None:
+    def _baseline(self) -> dict[str, object]:
+        """What the rewards pay for answers that know nothing, for the record. Never ends the run: a failing check pays nothing."""
+        try:
+            baseline = baseline_scores(self.world.environment.score, self.world.tasks.train[:BASELINE_TASKS], self.world.codec.plain)
+        except RewardBudgetExceeded as error:
+            self.progress.note(f"pre-flight: what random and constant answers earn is unknown: {error}")
+            return {}
+        if baseline.warning:
+            self.progress.note(f"pre-flight: {baseline.warning}")
+        return {"random_answer": baseline.random, "constant_answer": baseline.constant, "constant": baseline.answer, "warning": baseline.warning}
+
+    def _loop(self, learners: Learners) -> None:
         recipe = self.recipe
         loggers = Loggers(recipe, self.run, flat(recipe), self.state.step + 1)
         stream = TaskStream(self.world.tasks.train, recipe.rollout.prompts_per_step, recipe.run.seed)
         controller = Controller(
-            rollout=self.world.rollout(),
+            rollout=training_rollout(self.world),
             environment=self.world.environment,
-            reference=reference,
-            algorithm=algorithm,
-            trainer=trainer,
+            reference=learners.scorers,
+            algorithm=learners.algorithm,
+            trainer=learners.trainer,
             sync=self.world.sync,
             tasks=stream,
             seed=lambda step: step_seed(recipe.run.seed, step),
-            log=lambda step, groups, batch, metrics: self._log(loggers, trainer, step, groups, batch, metrics),
+            log=lambda step, groups, batch, metrics: self._log(loggers, learners, step, groups, batch, metrics),
             on_phase=self.progress.phase,
             device=self.world.device,
             steps_done=self.state.step,
         )
 
         def until(step: int, metrics: Metrics) -> bool:
-            every = recipe.reference.reset_every
-            if every and step % every == 0 and isinstance(reference, FrozenReference):
-                reference.reset(self.world.policy.model)
+            heldout = metrics.get("heldout/accuracy")
+            if why := learners.reset_reference(step, heldout if isinstance(heldout, float) else None):
+                self.progress.note(f"step {step}: the policy copied into the reference ({why})")
             done = self._done(step)
             if done or (recipe.checkpoint.every and step % recipe.checkpoint.every == 0):
-                self._save(trainer, reference)
+                self._save(learners)
             return done
 
         self.progress.stage("RL", recipe.run.steps)
@@ -242,24 +257,29 @@ class Run:
         reached = limits.target_reward > 0 and self.state.ema is not None and self.state.ema >= limits.target_reward
         return step >= limits.steps or late or reached or self.interrupts.exit_code != 0
 
-    def _log(self, loggers: Loggers, trainer: Trainer, step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics) -> None:
+    def _log(self, loggers: Loggers, learners: Learners, step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics) -> None:
         """The seventh step: complete the metrics, evaluate if it is time, write and show."""
         metrics |= reward_metrics(groups)
-        mean = metrics.get("reward/mean")
+        mean = metrics.get("dynamic/reward_mean", metrics.get("reward/mean"))
         if isinstance(mean, float):
             self.state.ema = mean if self.state.ema is None else 0.9 * self.state.ema + 0.1 * mean
             metrics["reward/ema"] = self.state.ema
         self.state.step = step
-        self.state.tokens_total += int(batch.mask.sum())
-        trained_at = trainer.version - (metrics["train/skipped"] == 0.0)
+        self.state.tokens_total += int(metrics["rollout/tokens"])  # type: ignore[arg-type]
+        trainer = learners.trainer
+        trained_at = trainer.version - int(metrics["train/updates"])  # type: ignore[arg-type]
         metrics |= {
-            "group/degenerate_frac": degenerate_fraction(batch),
+            **batch_metrics(batch),
             "tokens_total": float(self.state.tokens_total),
             "sync/version": float(self.world.engine.version),
             "sync/staleness": float(trained_at - int(batch.version[batch.mask].min())),
         }
         if trainer.skip_reason and metrics["train/skipped"]:
             self.progress.note(f"step {step}: update skipped, {trainer.skip_reason}")
+        if unfilled := metrics.get("dynamic/unfilled"):
+            self.progress.note(
+                f"step {step}: {unfilled:.0f} of {len(groups)} groups still have equal rewards after {metrics['dynamic/rounds']:.0f} rounds"
+            )
         every = self.recipe.eval.every
         if every and step % every == 0 and self.world.tasks.heldout:
             subset = self.world.tasks.heldout[: self.recipe.eval.tasks or None]
@@ -285,9 +305,9 @@ class Run:
     def _evaluate(self, tasks: Sequence[Task]) -> Evaluation:
         return evaluate(self.world.evaluator(), self.world.environment, tasks, self.recipe.run.seed)
 
-    def _save(self, trainer: Trainer, reference: FrozenReference | NoReference) -> None:
+    def _save(self, learners: Learners) -> None:
         self.state.seconds = time.perf_counter() - self.started
-        save(self.run, self.world, trainer, reference, self.state)
+        save(self.run, self.world, learners, self.state)
 
     def _finish(self, after_rl: bool) -> None:
         """Final evaluation, summary.json, samples.json, report.html, and the table on the screen."""
@@ -298,6 +318,7 @@ class Run:
             "seed": self.recipe.run.seed,
             "steps": self.state.step,
             "sft_steps": self.state.sft_steps,
+            **({"preflight": self.state.preflight} if self.state.preflight else {}),
         }
         after: list[Sample] = []
         if before:

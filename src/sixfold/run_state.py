@@ -13,10 +13,9 @@ from torch import Tensor
 
 from .assembly import World
 from .errors import UserError
-from .reference.frozen import FrozenReference, NoReference
+from .learners import Learners
 from .run_folder import RunFolder
-from .trainer.checkpoint import Checkpoint, load_optimizer_tensors, optimizer_tensors, prune, save_checkpoint
-from .trainer.trainer import Trainer
+from .trainer.checkpoint import Checkpoint, prune, save_checkpoint
 
 
 @dataclass
@@ -24,7 +23,7 @@ class RunState:
     """Counters of a run, as JSON in its checkpoints. Sampling noise and task order need no state: they are functions of seed and step.
 
     step: RL steps done. ema: of the reward, None before the first. seconds: wall time of the process(es) so far. before: the held-out
-    evaluation before RL and its samples.
+    evaluation before RL and its samples. preflight: what was found before that; empty where it was switched off. counters, steered: of the learners.
     """
 
     step: int = 0
@@ -33,7 +32,9 @@ class RunState:
     seconds: float = 0.0
     sft_steps: int = 0
     before: dict[str, Any] = field(default_factory=dict)
+    preflight: dict[str, Any] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
+    steered: dict[str, Any] = field(default_factory=dict)
     data_fingerprint: str = ""
     vocabulary_hash: str = ""
 
@@ -46,19 +47,12 @@ def data_fingerprint(world: World) -> str:
     return digest.hexdigest()[:16]
 
 
-def save(run: RunFolder, world: World, trainer: Trainer, reference: FrozenReference | NoReference, state: RunState) -> Path:
+def save(run: RunFolder, world: World, learners: Learners, state: RunState) -> Path:
     """Publish a checkpoint of this moment and delete the oldest ones."""
-    tensors: dict[str, Tensor] = {**optimizer_tensors(trainer.optimizer, trainer.model), **world.sync.tensors()}
-    if isinstance(reference, FrozenReference):
-        tensors |= reference.tensors()
-    state.counters = {
-        "version": trainer.version,
-        "engine_version": world.engine.version,
-        "steps": trainer.steps,
-        "skipped_total": trainer.skipped_total,
-        "skipped_in_a_row": trainer.skipped_in_a_row,
-    }
-    model_bytes = sum(p.nbytes for p in trainer.model.parameters())
+    tensors: dict[str, Tensor] = {**learners.tensors(), **world.sync.tensors()}
+    state.counters = {**learners.counters(), "engine_version": world.engine.version}
+    state.steered = learners.steered()
+    model_bytes = sum(p.nbytes for p in world.policy.model.parameters())
     path = save_checkpoint(run.checkpoints, state.step, write_model=world.policy.save, model_bytes=model_bytes, tensors=tensors, state=asdict(state))
     prune(run.checkpoints, world.recipe.checkpoint.keep)
     return path
@@ -77,13 +71,7 @@ def read_state(checkpoint: Checkpoint, world: World) -> RunState:
     return state
 
 
-def restore(tensors: Mapping[str, Tensor], state: RunState, world: World, trainer: Trainer, reference: FrozenReference | NoReference) -> None:
-    """Put optimizer, reference, engine and counters back. The model's weights are already the checkpoint's: it was loaded from there."""
-    load_optimizer_tensors(trainer.optimizer, trainer.model, tensors)
-    if isinstance(reference, FrozenReference):
-        if not any(name.startswith("reference/") for name in tensors):
-            raise UserError("the checkpoint holds no reference weights: it was made with algorithm.beta = 0")
-        reference.load(tensors)
+def restore(tensors: Mapping[str, Tensor], state: RunState, world: World, learners: Learners) -> None:
+    """Put the learners and the engine back. The model's weights are already the checkpoint's: it was loaded from there."""
+    learners.load(tensors, state.counters, state.steered)
     world.sync.load(tensors, state.counters["engine_version"])
-    trainer.version, trainer.steps = state.counters["version"], state.counters["steps"]
-    trainer.skipped_total, trainer.skipped_in_a_row = state.counters["skipped_total"], state.counters["skipped_in_a_row"]

@@ -71,13 +71,15 @@ class Reward:
     """What the environment says of one trajectory.
 
     value: the scalar that trains, or None when the checker failed: a recorded outcome that never becomes a zero. parts: named
-    components (correctness, format, ...). error: one line that says how the checker failed. seconds: time the checker took.
+    components (correctness, format, ...). error: one line that says how the checker failed. seconds: time the checker took. steps: process rewards,
+    each with the index in `tokens` of the last token it speaks of; they train beside `value`.
     """
 
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     seconds: float = 0.0
+    steps: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass
@@ -124,7 +126,9 @@ class Trajectory:
     def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
         """The inverse of `to_record`."""
         reward = record["reward"]
-        return cls(**{**record, "reward": None if reward is None else Reward(**reward)})
+        if reward is not None:
+            reward = Reward(**{**reward, "steps": tuple((int(i), float(v)) for i, v in reward.get("steps", ()))})
+        return cls(**{**record, "reward": reward})
 
 
 @dataclass

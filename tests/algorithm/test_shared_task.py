@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sixfold.algorithm.composed import make_algorithm
 from sixfold.algorithm.shared_task import COMPLETION_TOKENS, SharedTask, main
-from sixfold.algorithm.table import ALGORITHMS
-from sixfold.algorithm.zoo import ZOO, make_algorithm
+from sixfold.algorithm.zoo import ZOO
 
 torch.set_num_threads(1)
 
@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 def test_three_steps_update_the_weights_and_come_out_the_same_twice(name: str) -> None:
     runs = []
     for _ in range(2):
-        task = SharedTask(make_algorithm(ALGORITHMS[name], COMPLETION_TOKENS), sft_steps=12)
+        task = SharedTask(make_algorithm(ZOO[name], COMPLETION_TOKENS), sft_steps=12)
         loss = task.warm_up()
         before = [p.detach().clone() for p in task._model.parameters()]
         rewards = [r for _, r in zip(range(3), task.steps(), strict=False)]

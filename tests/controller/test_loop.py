@@ -42,6 +42,10 @@ class Fakes:
     def stats(self) -> dict[str, float]:
         return {"rollout/tokens": 2.0}
 
+    def start(self, groups: Sequence[Group]) -> None:
+        self.calls.append("start")
+        assert all(t.reward is None for g in groups for t in g.trajectories), "too late to be overlapped"
+
     def score(self, what: object) -> object:
         if isinstance(what, Batch):
             self.calls.append("reference")
@@ -87,15 +91,16 @@ class Fakes:
 def test_the_seven_steps_in_order() -> None:
     fakes = Fakes()
     fakes.controller().step()
-    assert fakes.calls == ["tasks 1", "generate step 1 101", "environment", "reference", "advantages", "train", "sync 1", "log 1"]
+    steps = ["tasks 1", "generate step 1 101", "start", "environment", "reference", "advantages", "train", "sync 1", "log 1"]
+    assert fakes.calls == steps
 
 
 def test_each_phase_is_announced_before_it_begins() -> None:
     fakes = Fakes()
     fakes.controller(on_phase=fakes.on_phase).step()
     assert fakes.calls == [
-        "(rollout)", "tasks 1", "generate step 1 101", "(environment)", "environment", "(reference)", "reference", "(algorithm)", "advantages",
-        "(trainer)", "train", "(sync)", "sync 1", "(log)", "log 1",
+        "(rollout)", "tasks 1", "generate step 1 101", "start", "(environment)", "environment", "(reference)", "reference",
+        "(algorithm)", "advantages", "(trainer)", "train", "(sync)", "sync 1", "(log)", "log 1",
     ]  # fmt: skip
 
 

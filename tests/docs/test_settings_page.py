@@ -9,7 +9,7 @@ from types import ModuleType
 
 from sixfold.algorithm.aggregation import AGGREGATIONS
 from sixfold.algorithm.kl import KL
-from sixfold.algorithm.table import ALGORITHMS
+from sixfold.algorithm.zoo import ZOO
 from sixfold.recipe_io import knobs
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -42,10 +42,10 @@ def test_the_table_of_algorithms_is_table_py() -> None:
     listed = {re.sub(r"\[(\w+)\]\(.*\)", r"\1", row[0]): row[1:] for row in rows if len(row) == 9 and row[0] != "name"}
     expected = {
         a.name: ["yes" if a.group_baseline else "no", _clip(a.clip_low), _clip(a.clip_high), f"{a.beta:g}", a.kl, a.kl_in, a.aggregation, a.paper]
-        for a in ALGORITHMS.values()
+        for a in ZOO.values()
     }
     assert listed == expected
-    for name in ALGORITHMS:
+    for name in ZOO:
         assert (DOCS / "algorithms" / f"{name}.md").is_file()
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,11 @@ def group(texts: Sequence[str], task: Task | None = None) -> Group:
     return Group(task or Task(id="t", prompt="q", answer=1), [trajectory(text, k) for k, text in enumerate(texts)])
 
 
+def unscored(groups: Sequence[Group]) -> list[Group]:
+    """The same groups before any check."""
+    return [Group(g.task, [replace(t, reward=None) for t in g.trajectories]) for g in groups]
+
+
 def rewards(group: Group) -> list[Reward]:
     return [t.reward for t in group.trajectories if t.reward is not None]
 
@@ -36,6 +42,7 @@ def test_scores_land_on_their_own_trajectories() -> None:
     with Environment(["arithmetic"], workers=2) as environment:
         environment.score(groups)
         assert all(g.rewards == [1.0, 0.0] for g in groups)
+        groups = unscored(groups)
         groups[7].trajectories[0].text = "#none"
         environment.score(groups)
         assert [sum(r or 0 for r in g.rewards) for g in groups] == [float(i != 7) for i in range(300)]
@@ -46,9 +53,9 @@ def test_512_cheap_checks_take_milliseconds() -> None:
     with Environment(["arithmetic"]) as environment:
         environment.score(groups)
         seconds = []
-        for _ in range(5):
+        for again in [unscored(groups) for _ in range(5)]:
             start = time.perf_counter()
-            environment.score(groups)
+            environment.score(again)
             seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.06  # about 16 ms on an idle core
 
@@ -79,8 +86,9 @@ def test_failures_are_outcomes_of_their_own_trajectory_only() -> None:
             "none": "told: TypeError: returned NoneType, not a number",
         }
         assert [t.reward.value for g in groups for t in g.trajectories if t.reward and t.text not in errors] == [1.0] * 6
-        environment.score([groups[1]])  # the pool is whole again
-        assert groups[1].rewards == [1.0, 1.0]
+        (again,) = unscored([groups[1]])
+        environment.score([again])  # the pool is whole again
+        assert again.rewards == [1.0, 1.0]
 
 
 def test_one_failing_reward_of_two_leaves_no_value_but_the_other_part() -> None:
@@ -109,6 +117,7 @@ def test_trl_functions_are_called_once_a_group() -> None:
         environment.score([first, second, skipped])
     assert (first.rewards, second.rewards) == ([2.0 + 4, 0.0 + 2], [1.0 + 4, 2.0 + 3])
     assert rewards(skipped)[0].parts == {"trl_async": 2.0}  # None: does not apply
+    (skipped,) = unscored([skipped])
     with Environment([f"{SAMPLE}:trl_letters"]) as environment:
         environment.score([skipped])
     assert rewards(skipped)[0].value is None and rewards(skipped)[0].error == "no reward function applies"
@@ -138,6 +147,45 @@ def test_a_hanging_trl_function_costs_its_group() -> None:
         environment.score(groups)
     assert [r.error for g in groups for r in rewards(g)] == ["trl_hang: timeout after 0.3 s"] * 3
     assert time.perf_counter() - start < 5
+
+
+def test_what_has_a_reward_is_not_checked_again() -> None:
+    """By any kind of reward; the group of a TRL function is then what is left of it."""
+    seen: list[str] = []
+
+    def local(completion: str, task: Task) -> float:
+        seen.append(completion)
+        return 1.0
+
+    given = [Reward(0.25), Reward(None, error="told: ValueError: once"), Reward(0.0)]
+    whole, half = group(["raise", "b"]), group(["raise", "aa", "ab"], Task(id="1", prompt="q", columns={"letter": "a"}))
+    for trajectory, reward in zip([*whole.trajectories, half.trajectories[0]], given, strict=True):
+        trajectory.reward = reward
+    with Environment([local, f"{SAMPLE}:told", f"{SAMPLE}:trl_letters"]) as environment:
+        environment.score([whole, half])
+        assert [rewards(whole)[0], rewards(whole)[1], rewards(half)[0]] == given
+        assert [r.parts for r in rewards(half)[1:]] == [{"local": 1.0, "told": 1.0, "trl_letters": n} for n in (2.0, 1.0)]
+        before = rewards(half)
+        environment.score([whole, half])
+    assert seen == ["aa", "ab"] and all(a is b for a, b in zip(rewards(half), before, strict=True))
+
+
+def test_a_step_scored_in_rounds_has_one_error_budget() -> None:
+    """A quarter may fail. Failures of the rounds before count with their checks; a trajectory that no reward applies to is no failure."""
+    first, second, third = group(["raise", *"abcdefg"]), group(["raise", "a"]), group(["raise", "raise"])
+    with Environment([f"{SAMPLE}:told"], error_budget=0.25) as environment:
+        environment.score([first])
+        environment.score([first, second])  # 2 of 10, where the round alone has 1 of 2
+        environment.score([first, second])  # nothing left to fail
+        with pytest.raises(RewardBudgetExceeded, match=r"4 of 12 reward checks failed"):
+            environment.score([first, second, third])
+        with pytest.raises(RewardBudgetExceeded, match=r"1 of 2 reward checks failed"):
+            environment.score(unscored([second]))
+    skipped = group(["x"] * 3, Task(id="3", prompt="q", columns={"letter": "?"}))
+    with Environment([f"{SAMPLE}:trl_letters"], error_budget=0.0) as environment:
+        environment.score([skipped])
+    with Environment([f"{SAMPLE}:told"], error_budget=0.25) as environment:
+        environment.score([skipped, group(["raise", "a"])])  # 1 of 5, not 4 of 5
 
 
 def test_callables_run_here_and_their_errors_are_recorded() -> None:

@@ -11,7 +11,7 @@ import torch
 from tests.conftest import ARCHITECTURES, VOCABULARY
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from sixfold.algorithm.zoo import make_algorithm
+from sixfold.algorithm.composed import make_algorithm
 from sixfold.batch import Batch, collate
 from sixfold.config import AlgorithmConfig, TrainerConfig
 from sixfold.engine.engine import Engine

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from sixfold.algorithm.table import ALGORITHMS
-from sixfold.algorithm.zoo import make_algorithm
+from sixfold.algorithm.composed import make_algorithm
+from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import collate
 from sixfold.config import TrainerConfig
 from sixfold.model.attention import NAME, register
@@ -58,7 +58,7 @@ def test_ten_steps_are_the_same(beta: float) -> None:
 
     losses = minimal.train(theirs, settings, given=lambda step: batches[step % STALE])
 
-    algorithm = make_algorithm(copy.copy(ALGORITHMS["grpo"]).__class__(**{**vars(ALGORITHMS["grpo"]), "beta": beta}), settings.max_new_tokens)
+    algorithm = make_algorithm(replace(ZOO["grpo"], beta=beta), settings.max_new_tokens)
     config = TrainerConfig(learning_rate=settings.learning_rate, max_tokens_per_microbatch=64)
     reference = FrozenReference(ours, Scoring(), 64, True) if beta else NoReference()
     trainer = Trainer(ours, config, Scoring(), STEPS)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from sixfold.algorithm.table import ALGORITHMS
-from sixfold.algorithm.zoo import make_algorithm
+from sixfold.algorithm.composed import make_algorithm
+from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, LossOutput, collate
 from sixfold.config import TrainerConfig
 from sixfold.model.attention import NAME, register
@@ -61,7 +61,7 @@ def _trainer(policy: PreTrainedModel) -> Trainer:
 
 
 def _train(trainer: Trainer, reference: FrozenReference, steps: int) -> None:
-    algorithm = make_algorithm(ALGORITHMS["grpo"], 16)
+    algorithm = make_algorithm(ZOO["grpo"], 16)
     for step in range(steps):
         trainer.train_step(algorithm.compute_advantages(reference.score(_batch(step))), algorithm.compute_loss)
 

@@ -42,10 +42,16 @@ def test_the_histogram_bins_are_the_trainers() -> None:
     assert schema.LOG_RATIO_EDGES == RATIO_EDGES
 
 
-@pytest.mark.parametrize("value", [True, "0.5", {"a": 1}, [1, "2"], b"1"])
+@pytest.mark.parametrize("value", [True, "0.5", {"a": 1}, [1, 2], b"1"])
 def test_a_value_that_is_no_number_is_refused_by_name(value: object) -> None:
     with pytest.raises(ValueError, match="train/loss"):
         schema.check({"train/loss": value})  # type: ignore[dict-item]
+
+
+def test_a_list_is_for_the_metrics_that_are_lists() -> None:
+    schema.check({"train/ratio_hist": [0, 1.5, None]})
+    with pytest.raises(ValueError, match="must be a list of Python ints or floats"):
+        schema.check({"train/ratio_hist": [1, "2"]})  # type: ignore[dict-item]
 
 
 def test_an_unknown_key_names_the_nearest() -> None:

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from sixfold.algorithm.zoo import make_algorithm
+from sixfold.algorithm.composed import make_algorithm
 from sixfold.batch import collate
 from sixfold.config import AlgorithmConfig, TrainerConfig
 from sixfold.engine.engine import Engine

@@ -98,3 +98,9 @@ def test_nearly_everything_is_annotated() -> None:
 def test_every_module_says_what_it_is(room: str) -> None:
     missing = [name for name, _, tree in modules() if name.split(".")[0] == room and not ast.get_docstring(tree)]
     assert missing == []
+
+
+def test_a_named_algorithm_fits_on_a_screen() -> None:
+    """At most 80 lines of code; the six first ones are held to half of that."""
+    sizes = {name: len(_code_lines(path, tree)) for name, path, tree in modules() if "Method = " in path.read_text() and name != "algorithm.method"}
+    assert len(sizes) >= 16 and max(sizes.values()) <= 40

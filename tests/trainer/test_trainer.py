@@ -30,8 +30,8 @@ from transformers import PreTrainedModel
 
 import sixfold
 from sixfold.algorithm.aggregation import AGGREGATIONS
-from sixfold.algorithm.table import ALGORITHMS
-from sixfold.algorithm.zoo import make_algorithm
+from sixfold.algorithm.composed import make_algorithm
+from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, LossOutput, collate
 from sixfold.engine.engine import Engine
 from sixfold.sync.sync import CopySync
@@ -254,7 +254,7 @@ def test_advantages_first() -> None:
 def test_metrics_by_hand(most: int) -> None:
     """Against the plain forward's tables, for one micro-batch and for many; groups 0 and 1 sampled by these weights, group 2 by older ones."""
     model = tiny_model()
-    algorithm = make_algorithm(replace(ALGORITHMS["grpo"], clip_low=0.1, clip_high=0.3, beta=0.02), 16)
+    algorithm = make_algorithm(replace(ZOO["grpo"], clip_low=0.1, clip_high=0.3, beta=0.02), 16)
     batch = on_policy(model, ragged_batch(0))
     noise = torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(3)) * 0.4
     version = torch.where(batch.group[:, None] == 2, 0, 1)
@@ -298,7 +298,7 @@ def test_metrics_by_hand(most: int) -> None:
 
 def test_first_step_on_policy_has_ratio_one() -> None:
     model = tiny_model()
-    algorithm = make_algorithm(ALGORITHMS["grpo"], 16)
+    algorithm = make_algorithm(ZOO["grpo"], 16)
     got = make_trainer(model).train_step(on_policy(model, ragged_batch(0)), algorithm.compute_loss)
     assert got["train/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
     assert got["train/clipped_frac"] == 0.0 and got["mismatch/max_abs_logp"] == pytest.approx(0.0, abs=1e-5)
@@ -307,7 +307,7 @@ def test_first_step_on_policy_has_ratio_one() -> None:
 def _second_step(recompute: bool) -> dict[str, object]:
     """Two steps on one batch; with `recompute`, old_logp is taken anew from the updated weights in between, which is the bug."""
     model = tiny_model()
-    algorithm = make_algorithm(ALGORITHMS["grpo"], 16)
+    algorithm = make_algorithm(ZOO["grpo"], 16)
     batch = on_policy(model, ragged_batch(0))
     trainer = make_trainer(model, learning_rate=2e-2)
     trainer.train_step(batch, algorithm.compute_loss)
@@ -342,7 +342,7 @@ def test_clipping_rises_with_the_staleness_of_the_sampler(every: int, low: float
     policy = tiny_model()
     engine = Engine(copy.deepcopy(policy).requires_grad_(False), kv_tokens=1024)
     trainer, sync = make_trainer(policy, learning_rate=1e-2), CopySync(policy, engine, every)
-    algorithm = make_algorithm(ALGORITHMS["grpo"], 8)
+    algorithm = make_algorithm(ZOO["grpo"], 8)
     clipped = []
     for step in range(8):
         batch = algorithm.compute_advantages(collate(_rollout(engine, step)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,8 +25,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from sixfold.algorithm.grpo import Grpo
-from sixfold.algorithm.table import AlgorithmDefaults
+from sixfold.algorithm.composed import Composed
+from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, Loss, collate
 from sixfold.config import TrainerConfig
 from sixfold.model.attention import NAME, register
@@ -104,12 +105,12 @@ def ragged_groups(seed: int = 0, groups: int = 3, samples: int = 4, longest: int
     return made
 
 
-def grpo(aggregation: str = "sequence", beta: float = 0.0, kl: str = "k3", kl_in: str = "loss") -> Grpo:
+def grpo(aggregation: str = "sequence", beta: float = 0.0, kl: str = "k3", kl_in: str = "loss") -> Composed:
     """GRPO with a band so wide that few tokens are clipped."""
-    return Grpo(AlgorithmDefaults("grpo", True, 0.9, 9.0, beta, kl, kl_in, aggregation, ""), horizon=16)
+    return Composed(replace(ZOO["grpo"], clip_low=0.9, clip_high=9.0, beta=beta, kl=kl, kl_in=kl_in, aggregation=aggregation), horizon=16)
 
 
-def ragged_batch(seed: int = 0, algorithm: Grpo | None = None, **sizes: int) -> Batch:
+def ragged_batch(seed: int = 0, algorithm: Composed | None = None, **sizes: int) -> Batch:
     """A ragged batch with advantages, weights and made-up ref_logp."""
     batch = collate(ragged_groups(seed, **sizes))
     ref = torch.rand(batch.tokens.shape, generator=torch.Generator().manual_seed(seed)) - 3.0

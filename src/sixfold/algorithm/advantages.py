@@ -1,6 +1,7 @@
 """Advantages from rewards, group by group. Pure functions on [B]: rewards and the number of each row's group in, advantages out.
 
-A row whose checker failed has reward NaN: it takes no part in its group's statistics and gets advantage 0.
+A row whose checker failed has a reward that is not finite: it takes no part in any mean, deviation or count and gets advantage 0. A group whose
+known rewards are all equal is degenerate: exactly 0. Below, sums, means and K are over the known rows of the row's group.
 """
 
 from __future__ import annotations
@@ -12,29 +13,25 @@ from torch import Tensor
 def group_statistics(rewards: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """rewards, group [B] -> (mean, population standard deviation, count) of each row's group over its finite rewards, [B] each."""
     _check(rewards, group)
-    groups = int(group.max()) + 1
     known = rewards.isfinite()
-    value = torch.where(known, rewards, 0.0)
-    zeros = rewards.new_zeros(groups)
-    count = zeros.index_add(0, group, known.to(rewards.dtype)).clamp_min(1.0)
-    mean = zeros.index_add(0, group, value) / count
-    centred = torch.where(known, rewards - mean[group], 0.0)
-    variance = zeros.index_add(0, group, centred**2) / count
-    return mean[group], variance.sqrt()[group], count[group]
+    count = _group_sum(known.to(rewards.dtype), group).clamp_min(1.0)
+    mean = _group_sum(torch.where(known, rewards, 0.0), group) / count
+    variance = _group_sum(torch.where(known, rewards - mean, 0.0) ** 2, group) / count
+    return mean, variance.sqrt(), count
 
 
 def degenerate(rewards: Tensor, group: Tensor) -> Tensor:
     """[B] True where all known rewards of the row's group are equal: nothing to learn from, advantage exactly 0."""
     _check(rewards, group)
     known = rewards.isfinite()
-    groups = int(group.max()) + 1
-    highest = rewards.new_full((groups,), -torch.inf).scatter_reduce(0, group, torch.where(known, rewards, -torch.inf), "amax")
-    lowest = rewards.new_full((groups,), torch.inf).scatter_reduce(0, group, torch.where(known, rewards, torch.inf), "amin")
-    return (highest <= lowest)[group]
+    return _group_max(rewards, known, group) <= -_group_max(-rewards, known, group)
 
 
 def group_mean(rewards: Tensor, group: Tensor) -> Tensor:
-    """A_i = r_i - mean of the group; [B] -> [B]. REINFORCE with the group mean as baseline (Williams 1992; Kool et al. 2019)."""
+    """A_i = r_i - mean; [B] -> [B]. REINFORCE with the group mean as baseline (Williams 1992; Kool et al. 2019), Dr. GRPO (arXiv:2503.20783, 3.2).
+
+    r_i is in its own baseline, so the gradient is short by (K - 1) / K; `leave_one_out` is not.
+    """
     mean, _, _ = group_statistics(rewards, group)
     return _cleaned(rewards - mean, rewards, group)
 
@@ -42,10 +39,143 @@ def group_mean(rewards: Tensor, group: Tensor) -> Tensor:
 def group_zscore(rewards: Tensor, group: Tensor, eps: float = 1e-6) -> Tensor:
     """A_i = (r_i - mean) / (std + eps), population std; [B] -> [B]. GRPO (arXiv:2402.03300, section 4.1.2).
 
-    Peers use the n - 1 form of std: same direction, smaller by sqrt((K - 1) / K).
+    Peers use the n - 1 form of std: same direction, smaller by sqrt((K - 1) / K). eps: verl 1e-6, TRL 1e-4, OpenRLHF 1e-9.
     """
     mean, std, _ = group_statistics(rewards, group)
     return _cleaned((rewards - mean) / (std + eps), rewards, group)
+
+
+def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
+    """A_i = r_i - mean of the others = K / (K - 1) (r_i - mean); [B] -> [B]. RLOO (arXiv:2402.14740, eq. 8).
+
+    Raises ValueError on a group of one row, which has no others (verl's rloo hands it its raw reward). Where failed checks left one row: 0.
+    """
+    mean, _, count = group_statistics(rewards, group)
+    if bool((_group_size(group) < 2).any()):
+        raise ValueError("leave_one_out needs at least 2 samples of every prompt, got a group of 1")
+    return _cleaned(count / (count - 1.0).clamp_min(1.0) * (rewards - mean), rewards, group)
+
+
+def batch_std(rewards: Tensor, group: Tensor, eps: float = 1e-6) -> Tensor:
+    """A_i = (r_i - mean of the group) / (std of all the batch's rewards + eps); [B] -> [B]. Lite PPO (arXiv:2508.08221).
+
+    A group that is nearly all right is not blown up by its own small std. Population std; TRL (scale_rewards="batch") uses n - 1 and eps 1e-4.
+    """
+    mean, _, _ = group_statistics(rewards, group)
+    _, std, _ = group_statistics(rewards, torch.zeros_like(group))
+    return _cleaned((rewards - mean) / (std + eps), rewards, group)
+
+
+def length_weighted(rewards: Tensor, group: Tensor, lengths: Tensor) -> Tensor:
+    """A_i = r_i - sum l_j r_j / sum l_j; [B] -> [B]. OPO (arXiv:2505.23585): the baseline of least variance if |grad log pi|^2 grows as the length.
+
+    lengths [B]: sampled tokens of each row. verl has the same formula, but hands a group of one its raw reward.
+    """
+    _check(rewards, group, lengths)
+    weight = torch.where(rewards.isfinite(), lengths.to(rewards.dtype), 0.0)
+    weighted = torch.where(rewards.isfinite(), weight * rewards, 0.0)
+    baseline = _group_sum(weighted, group) / _group_sum(weight, group).clamp_min(1.0)
+    return _cleaned(rewards - baseline, rewards, group)
+
+
+def maxrl(rewards: Tensor, group: Tensor) -> Tensor:
+    """A_i = (r_i - mean) / mean; [B] -> [B]. MaxRL (arXiv:2602.02710): the gradient of log p(right) rather than of p(right), as K grows.
+
+    Raises ValueError on a negative reward: a mean below 0 would turn every sign round. prime-rl's max_rl is the same without that check.
+    """
+    mean, _, _ = group_statistics(rewards, group)
+    if bool((rewards[rewards.isfinite()] < 0).any()):
+        raise ValueError("maxrl divides by the mean reward: rewards must not be negative")
+    return _cleaned((rewards - mean) / mean, rewards, group)
+
+
+def gpg(rewards: Tensor, group: Tensor) -> Tensor:
+    """A_i = B / (B - M) (r_i - mean), M of the B known rows being in degenerate groups; [B] -> [B]. GPG (arXiv:2504.02546), F_norm = 1.
+
+    The factor keeps the gradient's size where many groups teach nothing. verl takes the rows with a reward other than 0 for B - M.
+    """
+    known = rewards.isfinite()
+    useful = known & ~degenerate(rewards, group)
+    alpha = known.sum() / useful.sum().clamp_min(1).to(rewards.dtype)
+    return alpha * group_mean(rewards, group)
+
+
+def pass_at_k(rewards: Tensor, group: Tensor, k: int) -> Tensor:
+    """The z-score of "at least one of k is right", averaged over all draws of k that hold row i; rewards 0 or 1, [B] -> [B].
+
+    A_i = (C(W, k) / C(K, k) - [i is wrong] C(W - 1, k - 1) / C(K - 1, k - 1)) / sqrt(p (1 - p)), with W wrong of K and p = 1 - C(W, k) / C(K, k):
+    the closed form of Pass@k training (arXiv:2508.10751). 0 where every draw has a right one, or none has, or failed checks left fewer than k rows.
+    Raises ValueError on other rewards, and unless 1 <= k <= samples of every prompt. verl's grpo_passk is `top_gap`.
+    """
+    _check(rewards, group)
+    known = rewards.isfinite()
+    if bool((known & (rewards != 0) & (rewards != 1)).any()):
+        raise ValueError("pass_at_k needs rewards that are 0 (wrong) or 1 (right)")
+    if not 1 <= k <= int(_group_size(group).min()):
+        raise ValueError(f"pass_at_k needs 1 <= k <= samples of every prompt, got k={k} and a group of {int(_group_size(group).min())}")
+    wrong = known & (rewards == 0)
+    samples, misses = _group_sum(known.double(), group), _group_sum(wrong.double(), group)
+    fail = _all_among(misses, samples, k)
+    fail_with_me = torch.where(wrong, _all_among(misses - 1, samples - 1, k - 1), 0.0)
+    deviation = (fail * (1.0 - fail)).sqrt()
+    return torch.where(known & (deviation > 0), (fail - fail_with_me) / deviation, 0.0).to(rewards.dtype)
+
+
+def top_gap(rewards: Tensor, group: Tensor) -> Tensor:
+    """The group's best row gets r_max - r_second, the others 0; two that tie for best get 0; [B] -> [B]. Pass@k by arXiv:2503.19595.
+
+    verl's grpo_passk also divides by the std of the group unless told not to.
+    """
+    _check(rewards, group)
+    known = rewards.isfinite()
+    best = known & (rewards == _group_max(rewards, known, group))
+    alone = best & (_group_sum(best.to(rewards.dtype), group) == 1)
+    gap = rewards - _group_max(rewards, known & ~best, group)
+    return torch.where(alone, _cleaned(gap, rewards, group), 0.0)
+
+
+def greedy_baseline(rewards: Tensor, greedy: Tensor) -> Tensor:
+    """A_i = r_i - r(greedy answer to the same prompt); rewards, greedy [B] -> [B]. ReMax (arXiv:2310.10505). 0 where either is not finite."""
+    _check(rewards, greedy)
+    return torch.where(rewards.isfinite() & greedy.isfinite(), rewards - greedy, 0.0)
+
+
+def normalise_then_sum(parts: Tensor, weights: Tensor, group: Tensor, eps: float = 1e-6) -> Tensor:
+    """s_i = sum_n w_n zscore(r_i^n in the group), A_i = zscore(s_i in the batch); parts [B, R], weights [R] -> [B]. GDPO (arXiv:2601.05242).
+
+    Normalised before they are added, rewards of different scale or rarity all count. A row with one part that is not finite takes no part.
+    Population std in both; TRL (normalize_then_sum) uses n - 1 and eps 1e-4, and keeps a row that lacks a part; verl's second one is over tokens.
+    """
+    if parts.ndim != 2 or weights.shape != parts.shape[1:]:
+        raise ValueError(f"parts must be [B, R] and weights [R]: got {tuple(parts.shape)} and {tuple(weights.shape)}")
+    rows_known = parts.isfinite().all(-1)
+    known = torch.where(rows_known[:, None], parts, torch.nan)
+    total = torch.stack([group_zscore(part, group, eps) for part in known.unbind(-1)], -1) @ weights.to(parts.dtype)
+    across = group_zscore(torch.where(rows_known, total, torch.nan), torch.zeros_like(group), eps)
+    # Every group's z-scores sum to 0, and so does the batch: what its mean would add to a total of 0 is rounding.
+    return torch.where(total == 0, 0.0, across)
+
+
+def _group_sum(values: Tensor, group: Tensor) -> Tensor:
+    """[B]: the sum of `values` over each row's group."""
+    return values.new_zeros(int(group.max()) + 1).index_add(0, group, values)[group]
+
+
+def _group_max(values: Tensor, among: Tensor, group: Tensor) -> Tensor:
+    """[B]: the largest of `values` in each row's group where `among`; -inf if it has none."""
+    lowest = values.new_full((int(group.max()) + 1,), -torch.inf)
+    return lowest.scatter_reduce(0, group, torch.where(among, values, -torch.inf), "amax")[group]
+
+
+def _group_size(group: Tensor) -> Tensor:
+    """[B]: rows in each row's group, known or not."""
+    return _group_sum(torch.ones_like(group), group)
+
+
+def _all_among(some: Tensor, of: Tensor, k: int) -> Tensor:
+    """[B]: C(some, k) / C(of, k), the chance that k draws of `of` are all among `some`; 0 if k > some. A product: no factorial overflows."""
+    drawn = torch.arange(k, device=some.device)
+    return ((some[:, None] - drawn) / (of[:, None] - drawn).clamp_min(1.0)).prod(-1)
 
 
 def _cleaned(advantages: Tensor, rewards: Tensor, group: Tensor) -> Tensor:
@@ -53,6 +183,7 @@ def _cleaned(advantages: Tensor, rewards: Tensor, group: Tensor) -> Tensor:
     return torch.where(rewards.isfinite() & ~degenerate(rewards, group), advantages, 0.0)
 
 
-def _check(rewards: Tensor, group: Tensor) -> None:
-    if rewards.ndim != 1 or rewards.shape != group.shape:
-        raise ValueError(f"rewards and group must both be [B]: got {tuple(rewards.shape)} and {tuple(group.shape)}")
+def _check(*vectors: Tensor) -> None:
+    shapes = [tuple(v.shape) for v in vectors]
+    if vectors[0].ndim != 1 or len(set(shapes)) != 1:
+        raise ValueError(f"advantages take [B] tensors of one length (rewards, group, ...), got {shapes}")

@@ -40,7 +40,7 @@ def constant(mask: Tensor, group: Tensor, horizon: int) -> Tensor:
 
 def prompt_mean(mask: Tensor, group: Tensor, horizon: int) -> Tensor:
     """Mean over prompts of the token mean inside the prompt's group (ScaleRL, arXiv:2510.13786)."""
-    tokens = torch.zeros(int(group.max()) + 1, device=mask.device).index_add(0, group, mask.sum(-1).float())
+    tokens = torch.zeros(int(group.max()) + 1, dtype=torch.int64, device=mask.device).index_add(0, group, mask.sum(-1))
     return mask / tokens.clamp_min(1)[group][:, None] / (tokens > 0).sum().clamp_min(1)
 
 

@@ -1,41 +1,36 @@
-"""GRPO: group-relative policy optimisation (arXiv:2402.03300 eq. 3; DeepSeekMath).
+"""GRPO: group-relative policy optimisation (DeepSeekMath, arXiv:2402.03300 eq. 3).
 
-    A_i = (r_i - mean) / (std + 1e-6) over the group, population std
-    loss = mean_i mean_t -min(r_it A_i, clip(r_it, 1 - eps, 1 + eps) A_i) + beta k3(pi, ref),   r_it = pi(o_it) / pi_old(o_it)
+    A_i  = (r_i - mean) / (std + 1e-6) over the group, population std
+    loss = mean_i mean_t -min(rho_it A_i, clip(rho_it, 1 - eps, 1 + eps) A_i) + beta k3(pi, ref)
 
-Patches PPO in one line: the group's mean and std stand in for the critic, which halves the memory. It costs K samples a prompt, gives nothing on a
-group whose rewards are all equal, and its per-sequence mean favours short right answers and long wrong ones (Dr. GRPO, arXiv:2503.20783).
+Patches PPO in one line: the mean and std of K samples of the prompt stand in for the critic, which halves the memory. It costs K samples a
+prompt, gives nothing on a group whose rewards are all equal, and its mean over each sequence weighs a token by 1 / |o_i|: right answers are
+pulled towards being short, wrong ones are let off for being long (Dr. GRPO).
+
+The paper trains with beta = 0.04. The default here is 0: a verifier is not a reward model that one drifts away from, and without the KL no
+reference is kept. The ratio, the clip and the aggregation are PPO's and the paper's; the KL is a term of the loss.
 
 Runs alone on the shared task: python -m sixfold.algorithm.grpo
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
-from torch import Tensor
+from .method import Method
+from .ppo import PPO
 
-from ..batch import Batch, LossOutput
-from .advantages import group_zscore
-from .base import Settings, advantages_of
-from .losses import clipped_surrogate
-
-
-@dataclass(frozen=True)
-class Grpo(Settings):
-    """GRPO; clip, beta, KL and aggregation as the settings say."""
-
-    def compute_advantages(self, batch: Batch) -> Batch:
-        """A = (r - mean) / std of the group."""
-        return self.fill(batch, group_zscore(self.scores(batch), batch.group))
-
-    def compute_loss(self, batch: Batch, logp: Tensor) -> LossOutput:
-        """The clipped surrogate, and beta * KL."""
-        clip_low, clip_high = self.defaults.clip_low, self.defaults.clip_high
-        if clip_low is None or clip_high is None:
-            raise ValueError("GRPO needs clip_low and clip_high")
-        s = clipped_surrogate(logp, batch.old_logp, advantages_of(batch), clip_low, clip_high)
-        return self.assemble(batch, logp, s.loss, {"train/clipped_frac": s.outside.float(), "train/clip_active_frac": s.active.float()})
+GRPO: Method = replace(
+    PPO,
+    name="grpo",
+    patches="ppo",
+    paper="arXiv:2402.03300 eq. 3",
+    advantage="group_zscore",
+    aggregation="sequence",
+    kl="k3",
+    kl_in="loss",
+    epochs=1,
+)
 
 
 if __name__ == "__main__":

@@ -1,36 +1,30 @@
-"""REINFORCE with the group mean as baseline (Williams 1992, doi:10.1007/BF00992696; baseline: Kool, van Hoof, Welling 2019).
+"""REINFORCE (Williams 1992, doi:10.1007/BF00992696).
 
-    A_i = r_i - mean(r of the group)          loss = - (1 / B) sum_i A_i sum_t log pi(o_it)
+    A_i = r_i          loss = - (1 / B) sum_i A_i sum_t log pi(o_it)
 
-Patches plain REINFORCE in one line: the baseline. It leaves the gradient's direction and takes most of its variance; because r_i is in the mean, the
-gradient is short by the factor (K - 1) / K. No ratio and no clip: rollouts must come from the current weights.
+The root of the family: what is rewarded becomes likelier. Unbiased, and noisy: with rewards of 0 and 1 the failures teach nothing at all, and the
+successes push everything that happened to be sampled with them. No ratio and no clip, so every sample serves one update.
+
+A KL, where one is wanted, is k1 taken off the reward, the estimator whose score-function gradient is that of KL(policy || reference); as a loss
+term k1 has zero expected gradient. With `algorithm.advantage = "group_mean"` this is REINFORCE with a baseline (Kool, van Hoof, Welling 2019).
 
 Runs alone on the shared task: python -m sixfold.algorithm.reinforce
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from .method import Method
 
-from torch import Tensor
-
-from ..batch import Batch, LossOutput
-from .advantages import group_mean
-from .base import Settings, advantages_of
-from .losses import policy_gradient
-
-
-@dataclass(frozen=True)
-class Reinforce(Settings):
-    """REINFORCE with group mean, sequence-sum aggregation by default."""
-
-    def compute_advantages(self, batch: Batch) -> Batch:
-        """A = r - group mean."""
-        return self.fill(batch, group_mean(self.scores(batch), batch.group))
-
-    def compute_loss(self, batch: Batch, logp: Tensor) -> LossOutput:
-        """-A log pi."""
-        return self.assemble(batch, logp, policy_gradient(logp, advantages_of(batch)), {})
+REINFORCE: Method = Method(
+    name="reinforce",
+    patches="",
+    paper="Williams 1992, doi:10.1007/BF00992696",
+    advantage="no_baseline",
+    loss="policy_gradient",
+    aggregation="sequence-sum",
+    kl="k1",
+    kl_in="reward",
+)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from ..trainer.sft import example, sft_batch, sft_loss
 from ..trainer.trainer import Trainer
 from ..types import Group, Reward, SamplingParams, Task
 from .base import Algorithm
-from .table import ALGORITHMS
-from .zoo import make_algorithm
+from .table import ZOO
+from .composed import make_algorithm
 
 MODEL = ModelConfig(scratch=ScratchConfig(alphabet="0123456789+=", hidden_size=64, layers=2, heads=2, head_dim=32, intermediate_size=128))
 COMPLETION_TOKENS = 4
@@ -96,7 +96,7 @@ def _score(groups: list[Group]) -> float:
 def main(name: str, steps: int = 100) -> None:
     """Run the algorithm with its default settings and print how the reward goes up."""
     torch.set_num_threads(1)  # the model is too small for more
-    task = SharedTask(make_algorithm(ALGORITHMS[name], COMPLETION_TOKENS), sft_steps=SFT_STEPS)
+    task = SharedTask(make_algorithm(ZOO[name], COMPLETION_TOKENS), sft_steps=SFT_STEPS)
     print(f"{name} on one-digit sums: {SFT_STEPS} steps of SFT ... loss {task.warm_up():.3f}", flush=True)
     for step, reward in zip(range(1, steps + 1), task.steps(), strict=False):
         if step == 1 or step % 10 == 0:

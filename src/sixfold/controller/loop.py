@@ -2,7 +2,7 @@
 
     1 rollout      tasks        -> groups of K trajectories       (log-probs captured as sampled)
     2 environment  groups       -> groups with rewards
-    3 reference    batch        -> batch with ref_logp            (collated once)
+    3 reference    batch        -> batch with ref_logp            (may begin while 2 is at work)
     4 algorithm    batch        -> advantages and weights
     5 trainer      batch, loss  -> one optimizer step
     6 sync         version      -> fresh weights in the sampler
@@ -51,6 +51,7 @@ class Controller:
         started, number = time.perf_counter(), self.steps_done + 1
         with self._phase("rollout"):
             groups = self.rollout.generate(self.tasks(number), self.seed(number))
+        self.reference.start(groups)
         with self._phase("environment"):
             self.environment.score(groups)
         with self._phase("reference"):

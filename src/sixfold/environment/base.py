@@ -12,7 +12,7 @@ class EnvironmentRole(Protocol):
     """Trajectory -> reward. Sees text and tasks, never a logit."""
 
     def score(self, groups: Sequence[Group]) -> None:
-        """Fill `trajectory.reward` of every trajectory of `groups`.
+        """Fill `trajectory.reward` of every trajectory of `groups` that has none; one that has been scored is left as it is.
 
         A check that fails is a `Reward` whose value is None and whose error is one line; it never becomes a number.
         """

@@ -6,11 +6,17 @@ import random
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from sixfold.types import Task
+from sixfold.types import Group, Task, Trajectory
 
 CONSTANTS = ("", "0", "1", "#0", "#1", "42#", "\\boxed{0}", "\\boxed{1}", "The answer is 1.", "true", "A")
+
+BASELINE_TASKS = 8
+"""Tasks on which answers that know nothing are tried: 12 checks each."""
+
+FREE_ABOVE = 0.2
+"""Mean reward from which such an answer is worth a warning: with 8 tasks, a constant that happens to be right once is not, twice is."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,24 @@ class Verdict:
     pass_rate: float
     label: Literal["too hard", "borderline", "productive", "too easy"]
     advice: str
+
+
+class Baseline(NamedTuple):
+    """Mean reward of answers that know nothing. random: of random text. constant: of `answer`, the best-paid of CONSTANTS."""
+
+    random: float
+    constant: float
+    answer: str
+
+    @property
+    def warning(self) -> str:
+        """One line where `FREE_ABOVE` or more is had for nothing, else empty."""
+        earned = {
+            f"random text earns {self.random:.2g}": self.random,
+            f"the constant answer {self.answer!r} earns {self.constant:.2g}": self.constant,
+        }
+        free = [words for words, value in earned.items() if value >= FREE_ABOVE]
+        return f"the verifier pays for nothing: {' and '.join(free)} a task; training will find it" if free else ""
 
 
 def preflight(rewards: Sequence[float], solved_at: float = 0.5) -> Verdict:
@@ -39,13 +63,56 @@ def preflight(rewards: Sequence[float], solved_at: float = 0.5) -> Verdict:
     return Verdict(rate, "borderline", "it can work; many groups will have equal rewards and teach nothing")
 
 
-def baseline_scores(reward: Callable[[str, Task], float | None], tasks: Sequence[Task], seed: int = 0) -> dict[str, float]:
-    """Mean reward of answers that know nothing: `random` text, and the best `constant` one. Both should be about 0: what they earn is free."""
+def degenerate_probability(solved: float, samples: int) -> float:
+    """Chance that all of a group's `samples` rewards of 0 or 1 are equal, p^K + (1 - p)^K, for a task solved with probability `solved`.
+
+    Raises ValueError for a probability outside [0, 1] or a group without samples.
+    """
+    if not 0 <= solved <= 1 or samples < 1:
+        raise ValueError(f"degenerate_probability: solved = {solved} must be in [0, 1], samples = {samples} at least 1")
+    return float(solved**samples + (1 - solved) ** samples)
+
+
+def expected_refill(degenerate: float, max_rounds: int) -> tuple[float, float]:
+    """What dynamic sampling will cost where a group is degenerate with probability q: (extra groups sampled per group kept, share never filled).
+
+    A slot is still open after r rounds with probability q^r, and draws one group in each round that finds it open: it takes
+    1 + q + ... + q^(R-1) groups, and stays degenerate with probability q^R. Tasks differ: q is the mean over tasks of
+    `degenerate_probability`, not that of their mean pass rate, which is lower.
+    """
+    return sum(degenerate**r for r in range(1, max_rounds)), degenerate**max_rounds
+
+
+def baseline_scores(score: Callable[[Sequence[Group]], None], tasks: Sequence[Task], encode: Callable[[str], list[int]], seed: int = 0) -> Baseline:
+    """What answers that know nothing earn: random text, and the best-paid constant one. Both should earn about 0.
+
+    score: fills in rewards, as `Environment.score` does. encode: text to token ids, for rewards that look at them. A check that fails earns
+    nothing. Raises what `score` raises, ValueError for no tasks.
+    """
+    if not tasks:
+        raise ValueError("baseline_scores needs at least one task")
     rng = random.Random(seed)
-    babble = ["".join(rng.choices(string.printable, k=rng.randrange(1, 80))) for _ in tasks]
-    constants = [[constant] * len(tasks) for constant in CONSTANTS]
-    return {"random": _mean(reward, babble, tasks), "constant": max(_mean(reward, answers, tasks) for answers in constants)}
+    groups = []
+    for task in tasks:
+        babble = "".join(rng.choices(string.printable, k=rng.randrange(1, 80)))
+        groups.append(Group(task, [_answer(task, number, text, encode(text)) for number, text in enumerate((babble, *CONSTANTS))]))
+    score(groups)
+    babbled, *constants = (sum(earned or 0.0 for earned in column) / len(tasks) for column in zip(*(g.rewards for g in groups), strict=True))
+    best = max(range(len(CONSTANTS)), key=constants.__getitem__)
+    return Baseline(babbled, constants[best], CONSTANTS[best])
 
 
-def _mean(reward: Callable[[str, Task], float | None], answers: Sequence[str], tasks: Sequence[Task]) -> float:
-    return sum(reward(answer, task) or 0.0 for answer, task in zip(answers, tasks, strict=True)) / len(tasks)
+def _answer(task: Task, number: int, text: str, ids: list[int]) -> Trajectory:
+    """An answer that nobody sampled, after a prompt of one token that nobody looks at."""
+    count = len(ids)
+    return Trajectory(
+        task_id=task.id,
+        sample=number,
+        tokens=[0, *ids],
+        prompt_length=1,
+        mask=[False] + [True] * count,
+        logp=[0.0] * (count + 1),
+        version=[-1] + [0] * count,
+        finish_reason="stop",
+        text=text,
+    )

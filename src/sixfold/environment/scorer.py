@@ -2,8 +2,9 @@
 
 Cast: `Environment` turns groups into checks and outcomes into `Reward`s; `pool` runs the checks of named rewards in processes that can be
 killed; `rewards` knows how a function is called.
-Invariants: every trajectory leaves `score` with a `Reward`. A check that raises, hangs, crashes or returns no finite number makes a reward
-whose value is None, never 0, and touches no other trajectory. If too many fail, the run stops and says why.
+Invariants: every trajectory leaves `score` with a `Reward`, and one that came with a `Reward` keeps it. A check that raises, hangs, crashes
+or returns no finite number makes a reward whose value is None, never 0, and touches no other trajectory. If too many fail, the run stops and
+says why.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from sixfold.environment.rewards import RewardCallable, RewardFunction, check_sp
 from sixfold.environment.worker import Check, Outcome, run_check
 from sixfold.errors import UserError
 from sixfold.types import Group, Reward, Trajectory
+
+NOT_APPLICABLE = "no reward function applies"
+"""The error of a trajectory that no check spoke of. No check failed."""
 
 
 class RewardBudgetExceeded(UserError):
@@ -35,7 +39,7 @@ class _Verdict:
 
     def reward(self) -> Reward:
         if self.errors or not self.parts:
-            return Reward(None, self.parts, "; ".join(self.errors) or "no reward function applies", self.seconds)
+            return Reward(None, self.parts, "; ".join(self.errors) or NOT_APPLICABLE, self.seconds)
         return Reward(self.value, self.parts, None, self.seconds)
 
 
@@ -75,10 +79,17 @@ class Environment:
             self._pool.start()
 
     def score(self, groups: Sequence[Group]) -> None:
-        """Fill `trajectory.reward` of every trajectory. Raises RewardBudgetExceeded if too many checks fail (rewards are then not filled)."""
+        """Fill `trajectory.reward` of every trajectory that has none; the others are not checked again.
+
+        Those count in the error budget all the same (as one failed check where their check failed), so that a step whose groups arrive in
+        several rounds, each scored with all before it, has one budget. Raises RewardBudgetExceeded if too many checks fail (rewards are
+        then not filled).
+        """
+        given = [trajectory for group in groups for trajectory in group.trajectories]
+        groups = _unscored(groups)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         verdicts = [_Verdict() for _ in trajectories]
-        budget = _Budget(len(trajectories) * len(self._weights), self._error_budget)
+        budget = _Budget(len(given) * len(self._weights), self._error_budget, failed=sum(map(_failed, given)))
         names, takes_groups = self._rewards()
         for index, function in self._local.items():
             for check, members in _checks(groups, index, takes_groups[index]):
@@ -147,6 +158,17 @@ class _Budget:
             raise RewardBudgetExceeded(
                 f"{self.failed} of {self.checks} reward checks failed, more than environment.error_budget = {self.share:g} allows: {shown}"
             )
+
+
+def _unscored(groups: Sequence[Group]) -> list[Group]:
+    """What of the groups has no reward yet; groups without any such trajectory are left out."""
+    waiting = [Group(group.task, [t for t in group.trajectories if t.reward is None]) for group in groups]
+    return [group for group in waiting if group.trajectories]
+
+
+def _failed(trajectory: Trajectory) -> bool:
+    """True where an earlier check failed."""
+    return trajectory.reward is not None and trajectory.reward.error not in (None, NOT_APPLICABLE)
 
 
 def _checks(groups: Sequence[Group], reward: int, takes_groups: bool) -> list[tuple[Check, list[int]]]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 NAME = "sixfold"
 
@@ -85,6 +85,6 @@ def attention(
 
 
 def register() -> None:
-    """Make `attn_implementation="sixfold"` known to transformers. No mask tensor is ever built: layouts know who sees whom."""
+    """Make `attn_implementation="sixfold"` known to transformers, but no mask function of that name: without one it does no work on masks, which
+    layouts do not need."""
     AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)

@@ -17,6 +17,7 @@ from ..config import ModelConfig
 from ..errors import UserError
 from .attention import NAME, register
 from .causal_lm import check_split
+from .norms import fuse_norms
 from .scratch import scratch_model
 
 
@@ -36,20 +37,24 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
 
-def load_policy(config: ModelConfig, *, seed: int, device: str) -> Policy:
-    """The model that the recipe names, float32, in evaluation mode, on `device`. Raises UserError for anything that cannot be loaded."""
+def load_policy(config: ModelConfig, *, seed: int, device: str, setting: str = "model.path") -> Policy:
+    """The model that the recipe names, float32, in evaluation mode, on `device`. setting: where it names it, for the error messages.
+
+    Raises UserError for anything that cannot be loaded.
+    """
     register()
     disable_progress_bar()  # transformers draws one for every file; ours is the run's
-    model, tokenizer = from_disk(config.path) if config.path else scratch_model(config.scratch, seed)
+    model, tokenizer = from_disk(config.path, setting) if config.path else scratch_model(config.scratch, seed)
     model.set_attn_implementation(NAME)
     model = model.to(device).eval()  # type: ignore[arg-type]
+    fuse_norms(model)
     check_split(model)
     return Policy(model, tokenizer, context_of(model), stop_tokens(model, tokenizer), vocabulary_hash(tokenizer))
 
 
-def from_disk(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def from_disk(path: str, setting: str = "model.path") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a folder or a hub id. Only safetensors weights, no remote code. Dropout is off: log-probs must be the ones that sampled."""
-    _check_folder(path)
+    _check_folder(path, setting)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         for key in vars(config):
@@ -68,31 +73,31 @@ def from_disk(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"model.path = '{path}': cannot be loaded as a causal LM with tokenizer ({reason})") from error
+        raise UserError(f"{setting} = '{path}': cannot be loaded as a causal LM with tokenizer ({reason})") from error
     wrong = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
     if wrong:  # transformers gives such weights random values and goes on
-        raise UserError(f"model.path = '{path}': {len(wrong)} weights are missing or not of the shape that config.json says, first '{wrong[0]}'")
+        raise UserError(f"{setting} = '{path}': {len(wrong)} weights are missing or not of the shape that config.json says, first '{wrong[0]}'")
     return model, tokenizer
 
 
-def _check_folder(path: str) -> None:
+def _check_folder(path: str, setting: str) -> None:
     """Refuse a path that cannot hold a model. What may be a hub id ("owner/name") is left to the hub."""
     folder = Path(path)
     if not folder.exists():
         if path.startswith((".", "/", "~")) or len(folder.parts) > 2:
-            raise UserError(f"model.path = '{path}': no such folder")
+            raise UserError(f"{setting} = '{path}': no such folder")
         return
     if not folder.is_dir():
-        raise UserError(f"model.path = '{folder}' is a file: give the folder that holds config.json")
+        raise UserError(f"{setting} = '{folder}' is a file: give the folder that holds config.json")
     names = {p.name for p in folder.iterdir()}
     if "config.json" not in names:
-        raise UserError(f"model.path = '{folder}' has no config.json: is it a model folder? (found {sorted(names)[:5]})")
+        raise UserError(f"{setting} = '{folder}' has no config.json: is it a model folder? (found {sorted(names)[:5]})")
     if not any(n.endswith(".safetensors") for n in names):
         pickled = sorted(n for n in names if n.endswith((".bin", ".pt", ".pth")))
         why = f"only pickle weights {pickled}, which can run code; convert them to safetensors" if pickled else "no .safetensors weights"
-        raise UserError(f"model.path = '{folder}': {why}")
+        raise UserError(f"{setting} = '{folder}': {why}")
     if not names & {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}:
-        raise UserError(f"model.path = '{folder}' has no tokenizer files (tokenizer.json): save the tokenizer beside the model")
+        raise UserError(f"{setting} = '{folder}' has no tokenizer files (tokenizer.json): save the tokenizer beside the model")
 
 
 def context_of(model: PreTrainedModel) -> int:

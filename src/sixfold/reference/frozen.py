@@ -1,57 +1,100 @@
-"""Reference by a frozen copy, and none at all where the loss has no KL term."""
+"""Reference by a frozen model in this process (a copy of the policy, or a teacher), scored by itself or by the trainer; and none at all."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..batch import Batch
-from ..trainer.logprobs import Scoring, score_batch
+from ..trainer.logprobs import Scoring, score_batch, score_row
+from ..trainer.packing import PackedRow
+from ..types import Group
+from .weights import FrozenWeights
 
 
 class NoReference:
-    """For losses without a KL term: leaves the batch as it is."""
+    """For losses that look at no reference: leaves the batch as it is."""
+
+    scorer = None
+
+    def start(self, groups: Sequence[Group]) -> None:
+        """Nothing."""
 
     def score(self, batch: Batch) -> Batch:
         """The batch unchanged."""
         return batch
 
+    def tensors(self) -> dict[str, Tensor]:
+        """None."""
+        return {}
 
-class FrozenReference:
-    """A deep copy of the policy as it was, without gradients, in evaluation mode; scores as the trainer does, at the sampling temperature."""
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing."""
 
-    def __init__(self, policy: PreTrainedModel, scoring: Scoring, max_tokens: int, share_prefix: bool) -> None:
-        self.model = copy.deepcopy(policy).requires_grad_(False).eval()
+    def reset(self, policy: PreTrainedModel) -> None:
+        """Nothing."""
+
+    def check_apart(self, optimizer: torch.optim.Optimizer) -> None:
+        """Nothing can be trained."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class FrozenReference(FrozenWeights):
+    """A model without gradients, in evaluation mode; scores as the trainer does, at the sampling temperature.
+
+    copy: keep a deep copy of `model`, which goes on to be trained; False takes over the model itself, which nobody else may train.
+    """
+
+    scorer = None
+
+    def __init__(self, model: PreTrainedModel, scoring: Scoring, max_tokens: int, share_prefix: bool, *, copy: bool = True) -> None:
+        self.model = _frozen(model, copy)
+        super().__init__(dict(self.model.named_parameters()))
         self._scoring = scoring
         self._max_tokens = max_tokens
         self._share_prefix = share_prefix
+
+    def start(self, groups: Sequence[Group]) -> None:
+        """Nothing: this process is about to check answers."""
 
     def score(self, batch: Batch) -> Batch:
         """The batch with ref_logp [B, T], 0 where mask is False."""
         return batch.with_(ref_logp=score_batch(self.model, batch, self._scoring, self._max_tokens, self._share_prefix))
 
-    def check_apart(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises RuntimeError if a reference parameter requires gradients, or shares storage with one that the optimizer moves."""
-        moved = {p.data_ptr() for group in optimizer.param_groups for p in group["params"]}
-        for name, p in self.model.named_parameters():
-            if p.requires_grad or p.data_ptr() in moved:
-                raise RuntimeError(f"reference weight '{name}' would be trained: the reference must be a frozen copy")
+    def close(self) -> None:
+        """Nothing to end."""
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Weights by name, for a checkpoint; tied ones once."""
-        return {f"reference/{name}": p for name, p in self.model.named_parameters()}
+
+class FusedReference(FrozenWeights):
+    """The same, asked by the trainer for each micro-batch right before the policy's own forward: rows are packed once, and rows without a weight are
+    not scored. `ref_logp` is unknown until then, so nothing before the loss may read it."""
+
+    def __init__(self, model: PreTrainedModel, scoring: Scoring, *, copy: bool = True) -> None:
+        self.model = _frozen(model, copy)
+        super().__init__(dict(self.model.named_parameters()))
+        self._scoring = scoring
+
+    def start(self, groups: Sequence[Group]) -> None:
+        """Nothing."""
+
+    def score(self, batch: Batch) -> Batch:
+        """The batch unchanged: the trainer fills in ref_logp."""
+        return batch
 
     @torch.no_grad()
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put a checkpoint's reference weights back, in place."""
-        for name, p in self.model.named_parameters():
-            p.copy_(tensors[f"reference/{name}"])
+    def scorer(self, row: PackedRow) -> Tensor:
+        """Log-probs [S] of the row's scored tokens, in the order of row.target."""
+        return score_row(self.model, row, self._scoring)[0]
 
-    @torch.no_grad()
-    def reset(self, policy: PreTrainedModel) -> None:
-        """Copy the policy's weights in, in place."""
-        for mine, theirs in zip(self.model.parameters(), policy.parameters(), strict=True):
-            mine.copy_(theirs)
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def _frozen(model: PreTrainedModel, copy: bool) -> PreTrainedModel:
+    return (deepcopy(model) if copy else model).requires_grad_(False).eval()

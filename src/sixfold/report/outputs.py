@@ -6,15 +6,21 @@ from collections.abc import Mapping
 
 from ..config import Recipe
 from ..run_folder import RunFolder
+from .csv_logger import CsvLogger
 from .loggers import JsonlLogger, Logger, TensorBoardLogger, TrackioLogger, WandbLogger
 from .schema import Value
 
 
 class Loggers:
-    """metrics.jsonl always; TensorBoard, trackio and wandb where the recipe switches them on."""
+    """metrics.jsonl always; metrics.csv, TensorBoard, trackio and wandb where the recipe switches them on."""
 
     def __init__(self, recipe: Recipe, run: RunFolder, settings: Mapping[str, object], first_step: int) -> None:
-        self._loggers: list[Logger] = [JsonlLogger(run.metrics)]
+        self._loggers: list[Logger] = [JsonlLogger(run.metrics)]  # first: the table reads what it has written
+        table = run.path / "metrics.csv"
+        if recipe.log.csv:
+            self._loggers.append(CsvLogger(table, run.metrics))
+        else:
+            table.unlink(missing_ok=True)  # a resume may switch it off, and a table that is not kept up would contradict metrics.jsonl
         if recipe.log.tensorboard:
             self._loggers.append(TensorBoardLogger(run.path / "tensorboard", first_step))
         if recipe.log.trackio:

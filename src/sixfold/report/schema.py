@@ -21,16 +21,22 @@ _EDGES = ", ".join(f"{edge:g}" for edge in LOG_RATIO_EDGES)
 
 @dataclass(frozen=True)
 class Metric:
-    """One key. A key that ends in `*` stands for a family: the rest of the name is the run's own (a reward part)."""
+    """One key. A key that ends in `*` stands for a family: the rest of the name is the run's own (a reward part). is_list: its value is one."""
 
     key: str
     unit: str
     meaning: str
     formula: str
+    is_list: bool = False
+
+    @property
+    def is_family(self) -> bool:
+        """It stands for keys that only the run knows."""
+        return self.key.endswith("*")
 
     def matches(self, key: str) -> bool:
         """True when `key` is this metric or, for a family, a member with a non-empty name."""
-        if self.key.endswith("*"):
+        if self.is_family:
             return len(key) >= len(self.key) and key.startswith(self.key[:-1])
         return key == self.key
 
@@ -55,7 +61,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
     "Reward": (
         Metric("reward/mean", "reward", "mean reward of the step", "mean of r over trajectories whose check did not fail"),
         Metric("reward/std", "reward", "spread of the rewards", "population standard deviation of the same"),
-        Metric("reward/ema", "reward", "smoothed mean reward", "0.9 · previous + 0.1 · reward/mean; the first is reward/mean"),
+        Metric("reward/ema", "reward", "smoothed mean reward", "0.9 · previous + 0.1 · reward/mean (under dynamic sampling, dynamic/reward_mean)"),
         Metric("reward/error_frac", "share", "checks that failed", "trajectories whose reward is an error / trajectories"),
         Metric("reward/part/*", "reward", "mean of one named part of the reward", "mean of parts[NAME] over trajectories that have it"),
         Metric("group/degenerate_frac", "share", "groups that teach nothing", "groups whose rewards are all equal / groups"),
@@ -80,7 +86,8 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         Metric("train/learning_rate", "rate", "learning rate of the step", "schedule(step)"),
         Metric("train/tokens", "tokens", "tokens computed", "without padding; a prompt shared by its samples counts once"),
         Metric("train/microbatches", "count", "forward and backward passes", "micro-batches of the step"),
-        Metric("train/skipped", "0 or 1", "no update was made", "1 when loss or gradient was not finite, or no token had a weight"),
+        Metric("train/updates", "count", "updates made", "epochs x mini-batches, less those skipped"),
+        Metric("train/skipped", "count", "updates not made", "those whose loss or gradient was not finite; 1 if no token had a weight"),
         Metric("train/skipped_total", "count", "updates skipped as not finite since the run began", "running count"),
         Metric("train/tok_s", "tokens/s", "training speed", "train/tokens / time/trainer_s"),
     ),
@@ -89,7 +96,45 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         Metric("train/log_ratio_mean", "nats", "mean log-ratio; 0 when on-policy", "mean of logp - old_logp over sampled tokens"),
         Metric("train/clipped_frac", "share", "outside the clip band", "tokens with ratio < 1 - clip_low or > 1 + clip_high / sampled"),
         Metric("train/clip_active_frac", "share", "gradient removed by the clip", "tokens outside on the side A pushes to / sampled"),
-        Metric("train/ratio_hist", "counts", "histogram of the log-ratio", f"11 bins, the outer two open; edges {_EDGES}"),
+        Metric("train/ratio_hist", "counts", "histogram of the log-ratio", f"11 bins, the outer two open; edges {_EDGES}", is_list=True),
+    ),
+    "Off-policy correction": (
+        Metric("correction/weight", "ratio", "importance weight of the policy loss", "mean over sampled tokens of the weight that the rule gives"),
+        Metric("correction/dropped_frac", "share", "tokens without a policy loss", "tokens of weight 0 / sampled"),
+        Metric(
+            "correction/ess_frac",
+            "share",
+            "samples that still count; below 0.3 little is left",
+            "(Σ w)² / (n Σ w²), w = trainer / sampler, before any rule",
+        ),
+        Metric("correction/chi2", "ratio", "distance of trainer and sampler; trouble above 1", "mean of w² - 1 over sampled tokens"),
+    ),
+    "Steered by the algorithm": (
+        Metric("algorithm/beta", "weight", "weight of the KL, where it follows kl_target", "beta · (1 + clip(KL / target - 1, ± 0.2) · n / 10000)"),
+        Metric(
+            "algorithm/entropy_bonus", "weight", "weight of the entropy, where it follows entropy_target", "0 above the target; else ± 0.001 a step"
+        ),
+    ),
+    "Critic": (
+        Metric("critic/loss", "loss", "the critic's loss", "Σ weights · ½ max((V - R)², (clip(V, V_old ± eps) - R)²); mean over the step's updates"),
+        Metric("critic/grad_norm", "norm", "the critic's gradient before clipping", "√(Σ g²) over its parameters; mean over updates"),
+        Metric("critic/learning_rate", "rate", "the critic's learning rate", "that of the step's last update"),
+        Metric(
+            "critic/explained_variance",
+            "share",
+            "how much of the returns the critic foresaw",
+            "1 - Var(R - V) / Var(R) over sampled tokens, V at collection",
+        ),
+        Metric("critic/value_mean", "reward", "mean value at collection", "mean of V over the same tokens"),
+        Metric("critic/skipped", "count", "critic updates not made", "updates whose loss or gradient was not finite; 1 if nothing weighed"),
+    ),
+    "Dynamic sampling": (
+        Metric("dynamic/rounds", "count", "rounds of sampling in the step", "1 + rounds of further tasks"),
+        Metric("dynamic/extra_frac", "share", "what the refilling cost", "trajectories sampled / trajectories kept - 1"),
+        Metric("dynamic/kept_frac", "share", "groups that teach something", "groups sampled whose known rewards differ / groups sampled"),
+        Metric("dynamic/unfilled", "count", "groups kept although their rewards are equal", "slots that no round could fill"),
+        Metric("dynamic/check_s", "s", "checking inside the rollout", "wall clock of the checks of all rounds; part of time/rollout_s"),
+        Metric("dynamic/reward_mean", "reward", "mean reward of all that was sampled", "mean of known r over trajectories sampled, dropped ones too"),
     ),
     "Engine against trainer": (
         Metric("mismatch/max_abs_logp", "nats", "worst disagreement on one token", "max |engine logp - trainer logp| before the update"),
@@ -125,14 +170,16 @@ def find(key: str) -> Metric | None:
 
 
 def check(metrics: Mapping[str, Value]) -> None:
-    """Raise ValueError on a key that the schema does not know or a value that is not a number or a list of numbers."""
+    """Raise ValueError on a key that the schema does not know or a value that is not a number (or a list of numbers, where the schema says so)."""
     for key, value in metrics.items():
-        if find(key) is None:
+        metric = find(key)
+        if metric is None:
             hint = nearest(key, [metric.key for metric in METRICS])
             raise ValueError(f"metric {key!r} is not in the schema.{hint} Add it to sixfold/report/schema.py with its unit and formula.")
-        numbers = value if isinstance(value, list | tuple) else [value]
+        numbers = value if isinstance(value, list | tuple) and metric.is_list else [value]
         if not all(number is None or type(number) in (int, float) for number in numbers):
-            raise ValueError(f"metric {key!r} must be a Python int, float or list of them, got {type(value).__name__}: {value!r}")
+            kind = "a list of Python ints or floats" if metric.is_list else "a Python int or float"
+            raise ValueError(f"metric {key!r} must be {kind}, got {type(value).__name__}: {value!r}")
 
 
 def role_seconds(metrics: Mapping[str, Value]) -> dict[str, float]:

@@ -40,6 +40,10 @@ class PromptCodec:
         text = task.trace if task.trace is not None else str(task.answer)
         return [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
 
+    def plain(self, text: str) -> list[int]:
+        """Token ids of a text that stands for a completion; what it spells stays text."""
+        return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
     def render(self, task: Task) -> str:
         """The prompt as the text that is tokenized."""
         return self._template(self._turns(task)) if self.tokenizer.chat_template else self._bare(task)

@@ -8,9 +8,12 @@ from ..batch import Batch, Loss, Metrics
 
 
 class TrainerRole(Protocol):
-    """Holds parameters and optimizer; knows no algorithm. version: grows by one with every update."""
+    """Holds parameters and optimizer; knows no algorithm."""
 
-    version: int
+    @property
+    def version(self) -> int:
+        """Grows by one with every update; what rollouts are stamped with."""
+        ...
 
     def train_step(self, batch: Batch, loss: Loss) -> Metrics:
         """Train on the rows that weigh something; a step without any, or without a finite gradient, updates nothing and says so."""

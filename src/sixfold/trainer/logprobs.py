@@ -5,6 +5,7 @@ Where there are several chunks each is checkpointed: its logits are computed aga
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,21 +20,29 @@ from .packing import PackedRow, microbatches, pack
 
 @dataclass(frozen=True)
 class Scoring:
-    """How log-probs are computed: the sampling temperature, positions a chunk, and the precision of the body (None: the weights' own)."""
+    """How log-probs are computed: the sampling temperature, positions a chunk, and the precision of the body (None: the weights' own).
+
+    entropy_gradient: the entropies carry gradients too, which an entropy bonus needs.
+    """
 
     temperature: float = 1.0
     chunk: int = 1024
     autocast: torch.dtype | None = None
+    entropy_gradient: bool = False
 
 
-def score_chunk(model: PreTrainedModel, hidden: Tensor, target: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """hidden [C, hidden], target [C] -> (log-prob of the target, entropy without gradient), [C] each float32, under logits / temperature."""
+Score = Callable[[PreTrainedModel, PackedRow, Scoring], tuple[Tensor, Tensor]]
+"""What a model says of a packed row's scored tokens: their scores, with gradient, and their entropies; [S] each, float32, in row.target's order."""
+
+
+def score_chunk(model: PreTrainedModel, hidden: Tensor, target: Tensor, temperature: float, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+    """hidden [C, hidden], target [C] -> (log-prob of the target, entropy), [C] each float32, under logits / temperature."""
     logits = head_logits(model, hidden)
     if temperature != 1.0:
         logits = logits / temperature
     logp = logits.log_softmax(-1)
     chosen = logp.gather(-1, target[:, None])[:, 0]
-    with torch.no_grad():  # last, so that the recomputation in the backward pass stops before it
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):  # last, so that the recomputation in the backward pass stops before it
         entropy = -(logp.exp() * logp.clamp_min(-1e4)).sum(-1)  # clamped: 0 * -inf would be NaN
     return chosen, entropy
 
@@ -44,18 +53,25 @@ def score_row(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> tuple
         hidden = hidden_states(model, row.tokens, row.positions, row).index_select(0, row.predictor)
         chunks = list(zip(hidden.split(scoring.chunk), row.target.split(scoring.chunk), strict=True))
         if torch.is_grad_enabled() and len(chunks) > 1:  # a single chunk's logits exist once either way: nothing to save
-            scores = [checkpoint(score_chunk, model, h, t, scoring.temperature, use_reentrant=False) for h, t in chunks]
+            scores = [checkpoint(score_chunk, model, h, t, scoring.temperature, scoring.entropy_gradient, use_reentrant=False) for h, t in chunks]
         else:
-            scores = [score_chunk(model, h, t, scoring.temperature) for h, t in chunks]
+            scores = [score_chunk(model, h, t, scoring.temperature, scoring.entropy_gradient) for h, t in chunks]
     return torch.cat([logp for logp, _ in scores]), torch.cat([entropy for _, entropy in scores])
 
 
-@torch.no_grad()
 def score_batch(model: PreTrainedModel, batch: Batch, scoring: Scoring, max_tokens: int, share_prefix: bool) -> Tensor:
     """Log-probs of a whole batch without gradient: [B, T], 0 where mask is False."""
-    grid = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
+    return score_tables(model, batch, scoring, max_tokens, share_prefix)[0]
+
+
+@torch.no_grad()
+def score_tables(
+    model: PreTrainedModel, batch: Batch, scoring: Scoring, max_tokens: int, share_prefix: bool, score: Score = score_row
+) -> tuple[Tensor, Tensor]:
+    """Scores (log-probs, or what `score` gives) and entropies of a whole batch without gradient: [B, T] each, 0 where mask is False."""
+    logp, entropy = (torch.zeros(batch.tokens.shape, device=batch.tokens.device) for _ in range(2))
     rows = batch.mask.any(-1).nonzero()[:, 0].tolist()
     for part in microbatches(batch, rows, max_tokens, share_prefix):
         row = pack(batch, part, share_prefix)
-        grid[row.row, row.column] = score_row(model, row, scoring)[0]
-    return grid
+        logp[row.row, row.column], entropy[row.row, row.column] = score(model, row, scoring)
+    return logp, entropy

@@ -23,6 +23,13 @@ def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW
     )
 
 
+def reset_optimizer(optimizer: torch.optim.AdamW) -> None:
+    """Forget every moment and step count, in place: the next step is that of a new optimizer. The learning rate's schedule goes on."""
+    for state in optimizer.state.values():
+        for tensor in state.values():
+            tensor.zero_()
+
+
 def learning_rate(config: TrainerConfig, step: int, total: int) -> float:
     """Learning rate of optimizer step `step` (from 0) of `total`: linear warm-up, then the schedule down to 0 at the end."""
     if step < config.warmup_steps:

@@ -1,22 +1,25 @@
-"""One forward, one backward, one step, for any loss it is handed. The only place where backward runs.
+"""One forward, one backward, one update, for any loss it is handed. The only place where backward runs.
 
-The trainer knows no algorithm: a loss takes rows of the batch and their log-probs. It computes only the rows that weigh something, packed, a
-micro-batch at a time; because weights are fixed for the whole step, the gradient does not depend on the split.
+The trainer knows no algorithm: a loss takes rows of the batch and their scores (a policy's log-probs, a critic's values). It computes only the rows
+that weigh something, packed, a micro-batch at a time; because weights are fixed for the whole step, the gradient does not depend on the split.
+
+    step      what the loop calls: `epochs` passes over a batch, each of one update per mini-batch (`batch.minibatch`; one where it is not set)
+    update    what AdamW does once; the weight version counts these
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..batch import Batch, Loss, LossOutput, Metrics
+from ..batch import Batch, Loss, LossOutput, Metrics, filled
 from ..config import TrainerConfig
 from .checkpointing import apply_activation_checkpointing
-from .logprobs import Scoring, score_row
+from .logprobs import Score, Scoring, score_row
 from .mismatch import log_ratio_metrics, mismatch_metrics
 from .optimizer import learning_rate, make_optimizer
 from .packing import PackedRow, microbatches, pack
@@ -46,15 +49,30 @@ class _Totals:
 class Trainer:
     """Holds the model, the optimizer and the weight version.
 
-    version: grows by one with every optimizer step taken; what rollouts are stamped with. steps: optimizer steps attempted, which the learning rate
-    follows. total_steps: of the schedule. scoring: temperature, chunk and precision of the forward.
+    version: grows by one with every update made; what rollouts are stamped with. steps: updates attempted, which the learning rate follows.
+    total_steps: of the schedule, in updates. scoring: temperature, chunk and precision of the forward. epochs: passes over each batch. score: what
+    the model says of a packed row's scored tokens, with gradient, and their entropies. frozen: another model's log-probs [S] of the same, which
+    become the rows' `ref_logp`; None where they are filled in already, or nobody asks for them.
     """
 
-    def __init__(self, model: PreTrainedModel, config: TrainerConfig, scoring: Scoring, total_steps: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: TrainerConfig,
+        scoring: Scoring,
+        total_steps: int,
+        *,
+        epochs: int = 1,
+        score: Score = score_row,
+        frozen: Callable[[PackedRow], Tensor] | None = None,
+    ) -> None:
         self.model = model
         self.config = config
         self.scoring = scoring
         self.total_steps = total_steps
+        self.epochs = epochs
+        self.score = score
+        self.frozen = frozen
         apply_activation_checkpointing(model, config.activation_checkpointing)
         self.optimizer = make_optimizer(model, config)
         self.version = 0
@@ -64,33 +82,44 @@ class Trainer:
         self.skip_reason = ""
 
     def train_step(self, batch: Batch, loss: Loss) -> Metrics:
-        """One optimizer step on the batch. Gives the step's metrics; `train/skipped` says that no update was made (`skip_reason` why).
+        """Every update that the batch is good for. Gives the step's metrics; `train/skipped` counts updates that were not made (`skip_reason` why).
 
         Raises TrainingDiverged after `max_skipped_steps` skips in a row for non-finite gradients.
         """
         if batch.weights is None:
             raise ValueError("batch.weights is not filled in: compute advantages first")
-        rate = learning_rate(self.config, self.steps, self.total_steps)
-        rows = batch.weights.any(-1).nonzero()[:, 0].tolist()
-        if not rows:
-            self.skip_reason = "no trajectory carries a signal: in every group all rewards are equal"
+        updates = _minibatches(batch, batch.weights.any(-1).nonzero()[:, 0]) * self.epochs
+        if not updates:
+            self.skip_reason = "no trajectory carries a signal: every advantage is zero, as where all rewards are equal"
             return {
                 "train/skipped": 1.0,
                 "train/skipped_total": float(self.skipped_total),
-                "train/learning_rate": rate,
+                "train/learning_rate": learning_rate(self.config, self.steps, self.total_steps),
+                "train/updates": 0.0,
                 "train/tokens": 0.0,
                 "train/microbatches": 0.0,
             }
+        made, reasons = [], []
+        for rows in updates:
+            made.append(self._update(batch, rows, loss))
+            reasons += [self.skip_reason] * bool(self.skip_reason)
+        self.skip_reason = reasons[0] if reasons else ""
+        return merge_updates(made)
+
+    def _update(self, batch: Batch, rows: Sequence[int], loss: Loss) -> Metrics:
+        """One update on some rows of the batch."""
+        rate = learning_rate(self.config, self.steps, self.total_steps)
         parts = microbatches(batch, rows, self.config.max_tokens_per_microbatch, self.config.share_prefix)
         totals = self._accumulate(batch, parts, loss)
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        logp, old_logp, fresh = (torch.cat(t) for t in (totals.logp, totals.old_logp, totals.fresh))
         skipped = self._step(norm, totals, rate)
         metrics: Metrics = {**totals.sums, **{k: v / max(totals.tokens, 1) for k, v in totals.means.items()}}
-        logp, old_logp, fresh = (torch.cat(t) for t in (totals.logp, totals.old_logp, totals.fresh))
         metrics |= log_ratio_metrics(logp, old_logp) | mismatch_metrics(logp[fresh], old_logp[fresh])
         metrics |= {
             "train/grad_norm": float(norm),
             "train/learning_rate": rate,
+            "train/updates": float(not skipped),
             "train/tokens": float(totals.computed),
             "train/microbatches": float(len(parts)),
             "train/skipped": float(skipped),
@@ -103,32 +132,34 @@ class Trainer:
         totals = _Totals()
         for rows in parts:
             packed = pack(batch, rows, self.config.share_prefix)
-            local, logp, entropy = self._forward(batch, rows, packed)
+            local, logp = self._forward(batch, rows, packed)
             output = loss(local, logp)
             if bool(output.loss.isfinite()):
                 output.loss.backward()
             else:
                 totals.bad_rows += rows
-            self._count(totals, local, packed, logp, entropy, output)
+            self._count(totals, local, packed, logp, output)
         return totals
 
-    def _forward(self, batch: Batch, rows: Sequence[int], packed: PackedRow) -> tuple[Batch, Tensor, Tensor]:
-        """The rows as a batch of their own, their log-probs and entropies [len(rows), T]."""
+    def _forward(self, batch: Batch, rows: Sequence[int], packed: PackedRow) -> tuple[Batch, Tensor]:
+        """The rows as a batch of their own with their entropies filled in, and their log-probs [len(rows), T]."""
         index = torch.tensor(rows, device=batch.tokens.device)
-        scored_logp, scored_entropy = score_row(self.model, packed, self.scoring)
         local = batch.rows(index)
         at = torch.searchsorted(index, packed.row), packed.column
-        grid = torch.zeros(local.tokens.shape, device=scored_logp.device)
-        return local, grid.index_put(at, scored_logp), grid.index_put(at, scored_entropy)
+        grid = torch.zeros(local.tokens.shape, device=batch.tokens.device)
+        if self.frozen is not None:  # before the policy's forward, whose activations would be kept alive meanwhile
+            local = local.with_(ref_logp=grid.index_put(at, self.frozen(packed)))
+        scored_logp, scored_entropy = self.score(self.model, packed, self.scoring)
+        return local.with_(entropy=grid.index_put(at, scored_entropy)), grid.index_put(at, scored_logp)
 
-    def _count(self, totals: _Totals, local: Batch, packed: PackedRow, logp: Tensor, entropy: Tensor, output: LossOutput) -> None:
+    def _count(self, totals: _Totals, local: Batch, packed: PackedRow, logp: Tensor, output: LossOutput) -> None:
         mask = local.mask
         totals.tokens += int(mask.sum())
         totals.computed += len(packed.tokens)
         for name, value in output.sums.items():
             totals.add(name, float(value), totals.sums)
-        for name, table in {**output.means, "train/entropy": entropy}.items():
-            totals.add(name, float(table[mask].sum()), totals.means)
+        for name, table in {**output.means, "train/entropy": filled(local.entropy, "entropy")}.items():
+            totals.add(name, float(table.detach()[mask].sum()), totals.means)
         totals.logp.append(logp.detach()[mask])
         totals.old_logp.append(local.old_logp[mask])
         totals.fresh.append(local.version[mask] == self.version)
@@ -154,6 +185,33 @@ class Trainer:
         self.skipped_total += bool(self.skip_reason)
         if self.skipped_in_a_row >= self.config.max_skipped_steps:
             raise TrainingDiverged(
-                f"{self.skipped_in_a_row} steps in a row skipped: {self.skip_reason}. Lower trainer.learning_rate, or resume from a checkpoint"
+                f"{self.skipped_in_a_row} steps in a row skipped: {self.skip_reason}. Lower the learning rate, or resume from a checkpoint"
             )
         return bool(self.skip_reason)
+
+
+SUMMED = frozenset({"train/updates", "train/tokens", "train/microbatches", "train/skipped"})
+LAST = frozenset({"train/learning_rate", "train/skipped_total"})
+
+
+def merge_updates(made: Sequence[Metrics]) -> Metrics:
+    """A step's metrics from those of its updates: counts and histograms added, the learning rate and the running total of the last, else means."""
+    merged: Metrics = {}
+    for key in {k: None for metrics in made for k in metrics}:
+        values = [metrics[key] for metrics in made if key in metrics]
+        numbers = [v for v in values if isinstance(v, float)]
+        if not numbers:
+            merged[key] = [sum(column) for column in zip(*(v for v in values if isinstance(v, list)), strict=True)]
+        elif key in LAST:
+            merged[key] = numbers[-1]
+        else:
+            merged[key] = sum(numbers) / (1 if key in SUMMED else len(numbers))
+    return merged
+
+
+def _minibatches(batch: Batch, rows: Tensor) -> list[list[int]]:
+    """The rows of each update of a pass, in the mini-batches' order; those without a row are left out."""
+    if batch.minibatch is None:
+        return [rows.tolist()] if len(rows) else []
+    number = batch.minibatch[rows]
+    return [rows[number == m].tolist() for m in number.unique()]

@@ -1,0 +1,253 @@
+"""A row of the zoo as the two methods that the loop calls: `compute_advantages` before the first update, `compute_loss` in every one.
+
+    rewards -> shaped -> advantages [B, T] -> entropy rule, importance weights -> weights [B, T]      once, over all rows of the step
+    token loss -> held-back tokens -> entropy, KL -> (weights * loss).sum()                            for any rows of it
+
+Everything that looks across rows (group statistics, denominators, which tokens a rule picks) happens in the first, so that the second gives the same
+gradient for any split of the rows into micro-batches or ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch, LossOutput, filled, final_rewards
+from . import shaping
+from .aggregation import AGGREGATIONS, token_mean
+from .entropy import AdaptiveEntropy, clip_cov_tokens, kl_cov_tokens, sampled_entropy, top_entropy_tokens
+from .kl import KL, AdaptiveBeta, unbiased
+from .losses import clipped_value_loss, exp_clamped
+from .method import Method
+from .off_policy import CORRECTIONS, negative_sequence_mask
+from .parts import ADVANTAGES, CRITICS, LOSSES, Step, Terms, known, log_rho, old_policy
+from .returns import whiten
+
+CLIP_COV_FRACTION, CLIP_COV_BAND = 2e-4, (1.0, 5.0)
+KL_COV_FRACTION, KL_COV_BETA = 2e-3, 1.0
+TOP_ENTROPY_QUANTILE = 0.8
+"""The papers' settings of the entropy rules (arXiv:2505.22617, arXiv:2506.01939)."""
+
+ENTROPY_STEP, HIGHEST_ENTROPY_BONUS = 1e-3, 0.1
+"""How fast, and how far, an entropy bonus adapts to its target."""
+
+WHITEN_CLIP = 5.0
+
+
+@dataclass
+class Composed:
+    """The two-method algorithm of a row. horizon: the longest completion the run allows, in tokens.
+
+    beta, entropy_bonus: the row's own, or where the KL and the entropy have steered them by now.
+    """
+
+    method: Method
+    horizon: int
+    beta: float = field(init=False)
+    entropy_bonus: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        m = self.method
+        self.beta, self.entropy_bonus = m.beta, m.entropy_bonus
+        self._beta = AdaptiveBeta(m.beta, m.kl_target) if m.kl_target else None
+        highest = max(HIGHEST_ENTROPY_BONUS, m.entropy_bonus)
+        self._bonus = AdaptiveEntropy(m.entropy_bonus, m.entropy_target, ENTROPY_STEP, highest) if m.entropy_target else None
+        self._whiten = shaping.RunningWhiten(WHITEN_CLIP) if m.whiten != "none" else None
+        self._steps = 0
+
+    @property
+    def needs_reference(self) -> bool:
+        """`ref_logp` is read."""
+        return self.method.needs_reference
+
+    def compute_advantages(self, batch: Batch) -> Batch:
+        """Advantages, importance weights, loss weights, and what the critic learns, over all rows of the step at once."""
+        m = self.method
+        self._adapt(batch)
+        step = Step(batch, self._token_rewards(batch), m)
+        if m.needs_critic:
+            advantages, returns = CRITICS[m.advantage](step)
+            batch = batch.with_(returns=torch.where(known(step), returns, 0.0))
+            advantages = whiten(advantages, known(step))
+        else:
+            advantages = ADVANTAGES[m.advantage](step)
+        if advantages.ndim == 1:
+            advantages = advantages[:, None]
+        advantages = torch.where(known(step) | (m.needs_teacher & batch.mask), advantages, 0.0)
+        batch = batch.with_(advantages=advantages)
+        if m.correction in CORRECTIONS:
+            batch = batch.with_(correction=CORRECTIONS[m.correction](log_rho(batch), batch.mask, *m.band))
+        batch = self._entropy_rule(batch)
+        return self._weigh(batch.with_(minibatch=_minibatches(batch.group, m.minibatches)))
+
+    def compute_loss(self, batch: Batch, logp: Tensor) -> LossOutput:
+        """The row's loss for some rows of that batch; logp [B, T]."""
+        m, mask = self.method, batch.mask
+        weights = torch.where(mask, filled(batch.weights, "weights"), 0.0)
+        trained, old, advantages = (torch.where(mask, t, 0.0) for t in (logp, old_policy(batch), filled(batch.advantages, "advantages")))
+        s = LOSSES[m.loss](Terms(trained, old, advantages, mask), m)
+        token_loss, means = s.loss, dict[str, Tensor]()
+        if batch.marked is not None:
+            penalised = KL_COV_BETA * (trained - old).abs() - exp_clamped(trained - old) * advantages
+            token_loss = torch.where(batch.marked, penalised, token_loss)
+        if (importance := self._importance(batch, trained)) is not None:
+            token_loss = token_loss * importance
+            means |= {"correction/weight": importance, "correction/dropped_frac": (importance == 0).to(logp.dtype)}
+        if m.clip_low is not None or m.clip_high is not None:
+            means |= {"train/clipped_frac": s.outside.to(logp.dtype), "train/clip_active_frac": s.active.to(logp.dtype)}
+        policy_loss = loss = (weights * token_loss).sum()
+        if self.needs_reference:
+            kl = self._kl(trained, batch)
+            means["train/kl"] = kl.detach()
+            if m.kl_in_loss:
+                loss = loss + self.beta * (weights * kl).sum()
+        if m.entropy_in_loss:
+            loss = loss - self.entropy_bonus * (weights * torch.where(mask, filled(batch.entropy, "entropy"), 0.0)).sum()
+        means |= {f"algorithm/{k}": torch.full_like(weights, v) for k, v in self._steered().items()}
+        return LossOutput(loss, {"train/pg_loss": policy_loss.detach(), "train/loss": loss.detach()}, means)
+
+    def value_batch(self, batch: Batch) -> Batch:
+        """The batch as the critic trains on it: every scored token weighs the same, rows whose checker failed nothing."""
+        mask = batch.mask & batch.scores.isfinite()[:, None]
+        return batch.with_(weights=_per_minibatch(lambda rows: token_mean(mask[rows], batch.group[rows], self.horizon), batch, mask))
+
+    def compute_value_loss(self, batch: Batch, values: Tensor) -> LossOutput:
+        """The critic's clipped squared error (arXiv:1707.06347, as in OpenAI's baselines) for some rows of `value_batch`."""
+        tables = (values, filled(batch.values, "values"), filled(batch.returns, "returns"))
+        new, old, returns = (torch.where(batch.mask, t, 0.0) for t in tables)
+        token_loss = clipped_value_loss(new, old, returns, self.method.value_clip)
+        loss = (filled(batch.weights, "weights") * token_loss).sum()
+        return LossOutput(loss, {"train/loss": loss.detach()})
+
+    def state(self) -> dict[str, Any]:
+        """What has been steered so far, as plain JSON, for a checkpoint."""
+        whiten = self._whiten.state() if self._whiten else {}
+        return {"steps": self._steps, "beta": self.beta, "entropy_bonus": self._bonus.coefficient if self._bonus else 0.0, "whiten": whiten}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what `state` gave."""
+        self._steps, self.beta = state["steps"], state["beta"]
+        if self._beta:
+            self._beta.beta = self.beta
+        if self._bonus:
+            self._bonus.coefficient = state["entropy_bonus"]
+        if self._whiten:
+            self._whiten.load(state["whiten"])
+
+    def _adapt(self, batch: Batch) -> None:
+        """Steer beta by the KL at which the samples were drawn, the bonus by their entropy, and count their rewards."""
+        self._steps += 1
+        if self._beta:
+            gap = KL["k1"](batch.old_logp, filled(batch.ref_logp, "ref_logp"))
+            self._beta.update(float(torch.where(batch.mask, gap, 0.0).sum() / batch.mask.sum().clamp_min(1)), len(batch.tokens))
+            self.beta = self._beta.beta
+        if self._bonus:
+            entropy = float(sampled_entropy(batch.old_logp, batch.mask))
+            self._bonus.update(entropy)
+            self.entropy_bonus = self._bonus.applied(entropy)
+        if self._whiten:
+            self._whiten.update(self._shaped_scores(batch), self._sources(batch))
+
+    def _steered(self) -> dict[str, float]:
+        return ({"beta": self.beta} if self._beta else {}) | ({"entropy_bonus": self.entropy_bonus} if self._bonus else {})
+
+    def _sources(self, batch: Batch) -> Tensor:
+        return filled(batch.source, "source") if self.method.whiten == "source" else torch.zeros_like(batch.group)
+
+    def _token_rewards(self, batch: Batch) -> Tensor:
+        """[B, T] the rewards after shaping and whitening, less beta * KL on every token where the KL belongs in the reward."""
+        m, shaped = self.method, self._shaped_scores(batch)
+        if self._whiten:
+            shaped = self._whiten(shaped, self._sources(batch))
+        shift = torch.where(shaped.isfinite(), shaped - batch.scores, 0.0)
+        rewards = batch.rewards + final_rewards(shift, batch.mask)
+        if m.beta > 0 and m.kl_in == "reward":
+            kl = KL[m.kl](batch.old_logp, filled(batch.ref_logp, "ref_logp"))
+            rewards = rewards - self.beta * torch.where(batch.mask, kl, 0.0)
+        return rewards
+
+    def _shaped_scores(self, batch: Batch) -> Tensor:
+        """[B] the scores with the lengths of the completions in them."""
+        m, shaped = self.method, batch.scores
+        lengths = batch.lengths - batch.prompt_lengths
+        if m.length_penalty == "cosine":
+            shaped = shaping.cosine_length_reward(lengths, shaped > 0, self.horizon).to(shaped.dtype)
+        if m.length_penalty == "kimi":
+            shaped = shaped + shaping.kimi_length_reward(lengths, shaped > 0, batch.group)
+        if m.length_penalty == "stop-properly":
+            shaped = shaping.stop_properly(shaped, filled(batch.truncated, "truncated"), 0.0)
+        if m.overlong_buffer:
+            buffer = max(1, round(m.overlong_buffer * self.horizon))
+            cut_off = filled(batch.truncated, "truncated") if m.overlong_truncated_only else None
+            shaped = shaped + shaping.overlong_penalty(lengths, self.horizon, buffer, m.overlong_penalty, cut_off)
+        return torch.where(batch.scores.isfinite(), shaped, batch.scores)
+
+    def _entropy_rule(self, batch: Batch) -> Batch:
+        """Weight 0 for the tokens that the rule excludes, or a mark on those that it holds back; both count in the denominators still."""
+        rule, mask, advantages = self.method.entropy_rule, batch.mask, filled(batch.advantages, "advantages")
+        one = 1.0 / max(int(mask.sum()), 1)  # a share of a small batch may be less than a token: then it is one
+        if rule == "kl-cov":
+            return batch.with_(marked=kl_cov_tokens(advantages, old_policy(batch), mask, max(KL_COV_FRACTION, one)))
+        if rule == "clip-cov":
+            low, high = CLIP_COV_BAND
+            share = max(CLIP_COV_FRACTION, one)
+            kept = ~clip_cov_tokens(advantages, old_policy(batch), mask, share, low, high, excluded=None, seed=self._steps)
+        elif rule == "top-entropy":
+            kept = top_entropy_tokens(filled(batch.entropy, "entropy"), mask, TOP_ENTROPY_QUANTILE)
+        else:
+            return batch
+        importance = torch.ones_like(advantages) if batch.correction is None else batch.correction
+        return batch.with_(correction=torch.where(kept, importance, 0.0))
+
+    def _importance(self, batch: Batch, logp: Tensor) -> Tensor | None:
+        """[B, T] what each token's policy loss is multiplied by; None: nothing is."""
+        if self.method.correction != "negative-sequence":
+            return batch.correction
+        # Against the sampler, whatever the ratio is against: the rule asks how far the samples are from what the policy would say now.
+        keep = negative_sequence_mask(logp.detach(), batch.old_logp, filled(batch.advantages, "advantages"), batch.mask, self.method.band[1] or 0.0)
+        return keep[:, None] * (torch.ones_like(logp) if batch.correction is None else batch.correction)
+
+    def _kl(self, logp: Tensor, batch: Batch) -> Tensor:
+        sampler, ref_logp = (torch.where(batch.mask, t, 0.0) for t in (batch.old_logp, filled(batch.ref_logp, "ref_logp")))
+        return unbiased(logp, sampler, ref_logp) if self.method.kl == "k3-unbiased" else KL[self.method.kl](logp, ref_logp)
+
+    def _weigh(self, batch: Batch) -> Batch:
+        """Add the aggregation's weights.
+
+        Rows that cannot move the loss (no advantage and no regulariser, or a failed check) get weight 0 after the denominators are fixed: the
+        gradient is the same, and the trainer need not compute them.
+        """
+        aggregate = AGGREGATIONS[self.method.aggregation]
+        weights = _per_minibatch(lambda rows: aggregate(batch.mask[rows], batch.group[rows], self.horizon), batch, batch.mask)
+        signal = filled(batch.advantages, "advantages")
+        if batch.correction is not None:
+            signal = signal * batch.correction
+        idle = (signal == 0).all(-1)
+        failed = ~batch.scores.isfinite() & (not self.method.needs_teacher)
+        still = failed if self.method.regularised or batch.marked is not None else failed | idle
+        return batch.with_(weights=torch.where(still[:, None], 0.0, weights))
+
+
+def _minibatches(group: Tensor, count: int) -> Tensor:
+    """[B] the update of each row: whole groups, in order, in at most `count` parts as even as they come."""
+    numbers, rank = group.unique(return_inverse=True)
+    return rank * min(count, len(numbers)) // len(numbers)
+
+
+def _per_minibatch(weigh: Callable[[Tensor], Tensor], batch: Batch, mask: Tensor) -> Tensor:
+    """[B, T] weights whose denominators are those of each row's own update. weigh: row numbers -> their weights."""
+    number = filled(batch.minibatch, "minibatch")
+    weights = torch.zeros(mask.shape, dtype=batch.old_logp.dtype, device=mask.device)
+    for m in number.unique():
+        rows = (number == m).nonzero()[:, 0]
+        weights[rows] = weigh(rows).to(weights.dtype)
+    return weights
+
+
+def make_algorithm(method: Method, horizon: int) -> Composed:
+    """The algorithm of a resolved row. horizon: the longest completion the run allows, in tokens."""
+    return Composed(method, horizon)

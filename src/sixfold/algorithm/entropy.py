@@ -1,0 +1,138 @@
+"""Entropy of the policy: how it is measured, and the rules that keep it from collapsing. Nats. Tables are [B, T], mask bool.
+
+Where advantage and log-prob go together, entropy falls (arXiv:2505.22617): Clip-Cov and KL-Cov hold back the few tokens where the covariance is
+largest. What a rule selects is decided once over the whole step, never a micro-batch: the means and the count are the step's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+
+def entropy_of_logits(logits: Tensor) -> Tensor:
+    """H = logsumexp(z) - sum softmax(z) z, differentiable; [..., V] -> [...]. A logit of -inf (a masked token) adds nothing. Half precision is
+    worked out in float32.
+    """
+    logp = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    # 0 * -inf is NaN, in the value and in the gradient.
+    return -(logp.exp() * torch.where(logp.isneginf(), 0.0, logp)).sum(-1)
+
+
+def sampled_entropy(logp: Tensor, mask: Tensor) -> Tensor:
+    """-mean of logp over the sampled tokens: unbiased, and needs no logits; scalar, 0 where nothing was sampled.
+
+    A number to log, so detached: its gradient would not be the entropy's, for E[grad log pi] = 0.
+    """
+    _check(mask, logp)
+    return -torch.where(mask, logp.detach(), 0.0).sum() / mask.sum().clamp_min(1)
+
+
+@dataclass
+class AdaptiveEntropy:
+    """The coefficient of an entropy bonus that holds the entropy at `target` (Skywork-OR1, arXiv:2505.22312 section 4.2).
+
+    It grows by delta while the entropy is at or below the target, shrinks above it, stays in [0, highest], and applies only at or below the target.
+    The paper applies it to the step whose entropy was measured; TRL decides with the entropy of the step before. `coefficient` is all the state.
+    """
+
+    coefficient: float
+    target: float
+    delta: float
+    highest: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.coefficient <= self.highest or not self.delta > 0:
+            raise ValueError(
+                f"the coefficient must be in [0, highest] and delta positive: got {self.coefficient}, highest {self.highest}, delta {self.delta}"
+            )
+
+    def applied(self, entropy: float) -> float:
+        """The coefficient to use at this entropy: 0 above the target."""
+        return self.coefficient if entropy <= self.target else 0.0
+
+    def update(self, entropy: float) -> None:
+        """Move the coefficient by one step's entropy. Raises ValueError where that is not finite."""
+        if not isfinite(entropy):
+            raise ValueError(f"the entropy that steers the bonus must be finite: got {entropy}")
+        step = self.delta if entropy <= self.target else -self.delta
+        self.coefficient = min(max(self.coefficient + step, 0.0), self.highest)
+
+
+@torch.no_grad()
+def covariance(advantages: Tensor, logp: Tensor, mask: Tensor) -> Tensor:
+    """(A - mean A)(logp - mean logp), means over the sampled tokens, 0 elsewhere; [B, T] (arXiv:2505.22617 eq. 11)."""
+    _check(mask, advantages, logp)
+    sampled = mask.sum().clamp_min(1)
+
+    def centred(table: Tensor) -> Tensor:
+        value = torch.where(mask, table, 0.0)
+        return torch.where(mask, value - value.sum() / sampled, 0.0)
+
+    return centred(advantages) * centred(logp)
+
+
+def clip_cov_tokens(
+    advantages: Tensor, logp: Tensor, mask: Tensor, fraction: float, low: float, high: float, excluded: Tensor | None, seed: int
+) -> Tensor:
+    """Tokens that lose their gradient, bool [B, T] (Clip-Cov, arXiv:2505.22617 eq. 11-12; released: fraction 2e-4, low 1, high 5).
+
+    At most floor(fraction N) of the N sampled tokens, out of those with low < covariance < high that are not `excluded` (the ratio clip has them
+    already). Where more qualify, a pick that depends on the seed and the covariances, not on the order of rows. verl takes at least one.
+    """
+    cov = covariance(advantages, logp, mask)
+    candidates = mask & (cov > low) & (cov < high)
+    if excluded is not None:
+        _check(mask, excluded)
+        candidates &= ~excluded
+    index = candidates.flatten().nonzero().squeeze(-1)
+    index = index[cov.flatten()[index].argsort(stable=True)]
+    shuffled = torch.randperm(len(index), generator=torch.Generator().manual_seed(seed)).to(index.device)
+    return _marked(mask, index[shuffled][: _share(fraction, mask)])
+
+
+def kl_cov_tokens(advantages: Tensor, logp: Tensor, mask: Tensor, fraction: float) -> Tensor:
+    """Tokens to hold back with beta |logp - old_logp|, bool [B, T]: the floor(fraction N) of largest covariance (KL-Cov, arXiv:2505.22617 eq. 13-14).
+
+    Released: fraction 2e-4 to 2e-3, beta 1, and no ratio clip on any token. verl takes at least one.
+    """
+    cov = torch.where(mask, covariance(advantages, logp, mask), -torch.inf)
+    return _marked(mask, cov.flatten().argsort(descending=True, stable=True)[: _share(fraction, mask)])
+
+
+@torch.no_grad()
+def top_entropy_tokens(entropy: Tensor, mask: Tensor, quantile: float = 0.8) -> Tensor:
+    """Tokens that keep their gradient, bool [B, T]: sampled, and with an entropy at or above the quantile of the sampled ones
+    (linear interpolation; arXiv:2506.01939 trains on the top 20 %).
+    """
+    _check(mask, entropy)
+    if not 0 <= quantile <= 1:
+        raise ValueError(f"quantile must be in [0, 1], got {quantile}")
+    ordered = entropy[mask].sort().values
+    if len(ordered) == 0:
+        return mask.clone()
+    # Not torch.quantile: that refuses more than 16 million values, which is one step of long completions.
+    position = round(quantile * (len(ordered) - 1), 9)  # 0.55 * 100 is 55.00000000000001
+    below, above = ordered[int(position)], ordered[min(int(position) + 1, len(ordered) - 1)]
+    return mask & (entropy >= below + (above - below) * (position - int(position)))
+
+
+def _share(fraction: float, mask: Tensor) -> int:
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"fraction must be in [0, 1], got {fraction}")
+    # 0.29 * 100 is 28.999999999999996.
+    return int(fraction * int(mask.sum()) + 1e-9)
+
+
+def _marked(mask: Tensor, index: Tensor) -> Tensor:
+    """Bool of mask's shape, True at the flat positions `index`."""
+    return torch.zeros_like(mask).flatten().index_fill(0, index, True).view_as(mask)
+
+
+def _check(mask: Tensor, *tables: Tensor) -> None:
+    shapes = {tuple(t.shape) for t in (mask, *tables)}
+    if len(shapes) != 1 or mask.ndim != 2 or mask.dtype != torch.bool:
+        raise ValueError(f"tables and a bool mask must be [B, T] of one shape: got {sorted(shapes)}, mask {mask.dtype}")

@@ -1,0 +1,32 @@
+"""GMPO: geometric-mean policy optimisation (arXiv:2507.20673).
+
+    loss = mean_i -A_i exp(mean_t clip*(log rho_it, -0.4, 0.4)),   clip* one-sided: above where A > 0, below where A < 0
+
+Patches GRPO in one line: the arithmetic mean of the token ratios becomes their geometric mean, which one outlier cannot rule. As GSPO, but each
+token's log-ratio is clipped before the mean and the band is wide. It costs credit within an answer: a row's tokens share one factor.
+
+Runs alone on the shared task: python -m sixfold.algorithm.gmpo
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .grpo import GRPO
+from .method import Method
+
+GMPO: Method = replace(
+    GRPO,
+    name="gmpo",
+    patches="grpo",
+    paper="arXiv:2507.20673 eq. 4",
+    loss="geometric_surrogate",
+    clip_low=0.4,
+    clip_high=0.4,
+)
+
+
+if __name__ == "__main__":
+    from sixfold.algorithm.shared_task import main
+
+    main("gmpo")

@@ -1,0 +1,144 @@
+"""Corrections for tokens that another policy sampled: weights that multiply the policy loss, rho = pi_prox / pi_sampler.
+
+log_rho = prox_logp - old_logp [B, T]: the trainer's log-probs when the step began, less those of the sampler. With the ratio of the loss taken
+against prox_logp, the weight is the other half of the importance ratio pi / pi_sampler (decoupled PPO). Weights are constants [B, T]: 0 drops a
+token, 1 stands where there is nothing to correct, outside the mask too, and everywhere where the sampler was the proximal policy.
+
+A dropped token still counts in the denominators of `aggregation.py`, as in verl, TRL and OpenRLHF. Bounds are on rho; verl's token_k1 and
+seq_mean_k1 bound its inverse, so that unequal bounds are mirrored there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .losses import exp_clamped
+
+Correction = Callable[[Tensor, Tensor, float | None, float | None], Tensor]
+
+
+def truncated_token(log_rho: Tensor, mask: Tensor, cap: float) -> Tensor:
+    """min(rho_t, cap) (TIS, Yao et al. 2025, cap 2; verl advises 1.5 to 5)."""
+    _check(log_rho, mask, None, cap)
+    return _token_rho(log_rho, mask).clamp_max(cap)
+
+
+def truncated_sequence(log_rho: Tensor, mask: Tensor, cap: float) -> Tensor:
+    """min(prod_t rho_t, cap) on every token of the row (verl rollout_is=sequence, 2 to 10; TRL sequence_truncate)."""
+    _check(log_rho, mask, None, cap)
+    return torch.where(mask, _sequence_rho(log_rho, mask).clamp_max(cap), 1.0)
+
+
+def masked_token(log_rho: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
+    """rho_t where low <= rho_t <= high, else 0 (IcePop, arXiv:2510.18855: 0.5 and 5)."""
+    _check(log_rho, mask, low, high)
+    rho = _token_rho(log_rho, mask)
+    return torch.where(_outside(rho, low, high), 0.0, rho)
+
+
+def masked_sequence(log_rho: Tensor, mask: Tensor, low: float | None, high: float) -> Tensor:
+    """rho = prod_t rho_t on every token of the row where low <= rho <= high, else 0; low None: no lower bound.
+
+    MIS (Liu et al. 2025, "When Speed Kills Stability"). TRL's default, with high 3.
+    """
+    _check(log_rho, mask, low, high)
+    rho = _sequence_rho(log_rho, mask)
+    return torch.where(mask, torch.where(_outside(rho, low, high), 0.0, rho), 1.0)
+
+
+def geometric_mask(log_rho: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
+    """rho_t, or 0 on the whole row where exp(mean_t log rho_t) is outside [low, high] (NeMo-RL seq-mask-tis: 0.999 and 1.002).
+
+    The mean asks the same of a long row as of a short one; the product leaves any band as rows grow.
+    """
+    _check(log_rho, mask, low, high)
+    mean = _scored(log_rho, mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp_min(1)
+    return torch.where(mask & _outside(exp_clamped(mean), low, high), 0.0, _token_rho(log_rho, mask))
+
+
+def token_ratio(log_rho: Tensor, mask: Tensor, cap: float | None = None) -> Tensor:
+    """rho_t as it is; tokens above the cap are rejected, not truncated.
+
+    Decoupled PPO (arXiv:2110.00641; arXiv:2505.24298 eq. 5, without a cap; AReaL's code rejects above 5).
+    """
+    high = torch.inf if cap is None else cap
+    _check(log_rho, mask, None, high)
+    rho = _token_rho(log_rho, mask)
+    return torch.where(rho > high, 0.0, rho)
+
+
+CORRECTIONS: dict[str, Correction] = {
+    "truncated": lambda log_rho, mask, low, high: truncated_token(log_rho, mask, _given(high, "high")),
+    "truncated-sequence": lambda log_rho, mask, low, high: truncated_sequence(log_rho, mask, _given(high, "high")),
+    "masked": lambda log_rho, mask, low, high: masked_token(log_rho, mask, _given(low, "low"), _given(high, "high")),
+    "masked-sequence": lambda log_rho, mask, low, high: masked_sequence(log_rho, mask, low, _given(high, "high")),
+    "geometric": lambda log_rho, mask, low, high: geometric_mask(log_rho, mask, _given(low, "low"), _given(high, "high")),
+    "decoupled": lambda log_rho, mask, low, high: token_ratio(log_rho, mask, high),
+}
+"""Corrections by name, under one signature: (log_rho, mask, low, high). The high of the truncated ones and of decoupled is their cap."""
+
+
+@torch.no_grad()
+def negative_sequence_mask(logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, delta: float) -> Tensor:
+    """Rows to keep, bool [B]: all but those with A < 0 and mean_t (old_logp - logp) > delta (DeepSeek-V3.2, arXiv:2512.02556 eq. 9).
+
+    What the policy has already moved away from need not be pushed further. old_logp is the sampler's; a row's A is the mean over its
+    sampled tokens. The paper gives no delta; TRL suggests 0.5.
+    """
+    _check(logp, mask)
+    _check(old_logp, mask)
+    _check(advantages, mask)
+    length = mask.sum(-1).clamp_min(1)
+    gone = _scored(old_logp - logp, mask).sum(-1) / length > delta
+    return ~(gone & (_scored(advantages, mask).sum(-1) < 0))
+
+
+def effective_sample_size(weights: Tensor, mask: Tensor) -> Tensor:
+    """(sum w)^2 / (n sum w^2) over the n sampled tokens, in [0, 1]; scalar float64, NaN where nothing was sampled. Below 0.3 little is left to learn
+    from. Measure it on raw ratios: truncation hides what it is about.
+    """
+    _check(weights, mask)
+    w = weights[mask].double()
+    return w.sum().square() / w.square().sum().clamp_min(torch.finfo(torch.float64).tiny) / len(w)
+
+
+def chi2(weights: Tensor, mask: Tensor) -> Tensor:
+    """mean(w^2) - 1 over the sampled tokens, for raw ratios the chi-squared divergence of the two policies; scalar float64, NaN where nothing was
+    sampled. Trouble above 1.
+    """
+    _check(weights, mask)
+    return weights[mask].double().square().mean() - 1
+
+
+def _scored(table: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, table.detach(), 0.0)
+
+
+def _token_rho(log_rho: Tensor, mask: Tensor) -> Tensor:
+    return exp_clamped(_scored(log_rho, mask))
+
+
+def _sequence_rho(log_rho: Tensor, mask: Tensor) -> Tensor:
+    """[B, 1]."""
+    return exp_clamped(_scored(log_rho, mask).sum(-1, keepdim=True))
+
+
+def _outside(rho: Tensor, low: float | None, high: float) -> Tensor:
+    # Asked this way round, so that a NaN ratio is not outside: it reaches the loss and stops the run, rather than vanish as a dropped token.
+    return (rho > high) if low is None else (rho < low) | (rho > high)
+
+
+def _given(bound: float | None, name: str) -> float:
+    if bound is None:
+        raise ValueError(f"this correction needs its {name} bound")
+    return bound
+
+
+def _check(table: Tensor, mask: Tensor, low: float | None = None, high: float = torch.inf) -> None:
+    if table.shape != mask.shape or mask.ndim != 2 or mask.dtype != torch.bool:
+        raise ValueError(f"a table and its bool mask must be [B, T] of one shape: got {tuple(table.shape)}, {tuple(mask.shape)}, mask {mask.dtype}")
+    if not (low is None or 0 <= low <= 1) or not high >= 1:
+        raise ValueError(f"the bounds of a ratio must have 1, the ratio on-policy, between them: got {low} and {high}")

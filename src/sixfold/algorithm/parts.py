@@ -1,0 +1,153 @@
+"""What the names in a row stand for: advantages and token losses by name, each bound to the settings that it reads.
+
+The functions themselves, pure and on plain tensors, are in `advantages.py`, `returns.py`, `losses.py`, `sequence_losses.py`, `distillation.py`. One
+more way to make an advantage or a loss is one more line here, and one in `method.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch, filled
+from . import advantages as adv
+from . import returns as ret
+from .distillation import per_token_advantage
+from .losses import Surrogate, clipped_surrogate, clipped_weight, policy_gradient, soft_gate
+from .method import Method
+from .sequence_losses import (
+    geometric_surrogate,
+    length_scaled_sequence_surrogate,
+    mirror_descent,
+    power_weight,
+    sequence_surrogate,
+    sequence_token_surrogate,
+)
+
+PASS_AT_K = 4
+
+
+class Step(NamedTuple):
+    """What an advantage function may look at. rewards: [B, T] shaped, any KL taken off."""
+
+    batch: Batch
+    rewards: Tensor
+    method: Method
+
+    @property
+    def scores(self) -> Tensor:
+        """[B] sum of each row's rewards."""
+        return self.rewards.sum(-1)
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B] sampled tokens."""
+        return self.batch.mask.sum(-1)
+
+    @property
+    def values(self) -> Tensor:
+        """[B, T] the critic's, at collection."""
+        return filled(self.batch.values, "values")
+
+
+class Terms(NamedTuple):
+    """What a token loss looks at, [B, T] each, zero where nothing was sampled."""
+
+    logp: Tensor
+    old_logp: Tensor
+    advantages: Tensor
+    mask: Tensor
+
+
+def _no_baseline(s: Step) -> Tensor:
+    return torch.where(s.scores.isfinite(), s.scores, 0.0)
+
+
+def _process(s: Step) -> Tensor:
+    return ret.process_returns(s.rewards, filled(s.batch.step_ends, "step_ends"), s.batch.group, s.batch.mask)
+
+
+def _whitened_return(s: Step) -> Tensor:
+    return ret.whiten(ret.rewards_to_go(s.rewards, s.batch.mask, s.method.gamma), known(s))
+
+
+def _whitened_group_mean(s: Step) -> Tensor:
+    return ret.whiten(adv.group_mean(s.scores, s.batch.group)[:, None] * s.batch.mask, known(s))
+
+
+def _teacher(s: Step) -> Tensor:
+    return per_token_advantage(s.batch.old_logp, filled(s.batch.ref_logp, "ref_logp"), s.batch.mask)
+
+
+def known(s: Step) -> Tensor:
+    """[B, T] the sampled tokens of rows whose checker answered."""
+    return s.batch.mask & s.scores.isfinite()[:, None]
+
+
+ADVANTAGES: dict[str, Callable[[Step], Tensor]] = {
+    "no_baseline": _no_baseline,
+    "group_mean": lambda s: adv.group_mean(s.scores, s.batch.group),
+    "group_zscore": lambda s: adv.group_zscore(s.scores, s.batch.group),
+    "leave_one_out": lambda s: adv.leave_one_out(s.scores, s.batch.group),
+    "batch_std": lambda s: adv.batch_std(s.scores, s.batch.group),
+    "length_weighted": lambda s: adv.length_weighted(s.scores, s.batch.group, s.lengths),
+    "maxrl": lambda s: adv.maxrl(s.scores, s.batch.group),
+    "gpg": lambda s: adv.gpg(s.scores, s.batch.group),
+    "pass_at_k": lambda s: adv.pass_at_k(s.scores, s.batch.group, PASS_AT_K),
+    "top_gap": lambda s: adv.top_gap(s.scores, s.batch.group),
+    "process": _process,
+    "whitened_return": _whitened_return,
+    "whitened_group_mean": _whitened_group_mean,
+    "teacher": _teacher,
+}
+"""Advantages by name: [B], spread over each row's sampled tokens, or [B, T]."""
+
+CRITICS: dict[str, Callable[[Step], tuple[Tensor, Tensor]]] = {
+    "gae": lambda s: ret.gae(s.rewards, s.values, s.batch.mask, s.method.gamma, s.method.lam),
+    "vtrace": lambda s: ret.vtrace(s.rewards, s.values, log_rho(s.batch), s.batch.mask, s.method.gamma, s.method.lam, 1.0, 1.0),
+}
+"""Advantages that a critic makes: (advantages, returns), [B, T] each."""
+
+LOSSES: dict[str, Callable[[Terms, Method], Surrogate]] = {
+    "policy_gradient": lambda t, m: _unclipped(policy_gradient(t.logp, t.advantages)),
+    "clipped_surrogate": lambda t, m: clipped_surrogate(*t[:3], *_clip(m), dual_clip=m.dual_clip or None),
+    "sequence_surrogate": lambda t, m: sequence_surrogate(*t, *_clip(m)),
+    "sequence_token_surrogate": lambda t, m: sequence_token_surrogate(*t, *_clip(m)),
+    "length_scaled_sequence_surrogate": lambda t, m: length_scaled_sequence_surrogate(*t, *_clip(m)),
+    "clipped_weight": lambda t, m: clipped_weight(*t[:3], m.clip_low, _clip_high(m)),
+    "soft_gate": lambda t, m: soft_gate(*t[:3], m.tau or 1.0, m.tau_negative or 1.05),
+    "geometric_surrogate": lambda t, m: geometric_surrogate(*t, *_clip(m)),
+    "power_weight": lambda t, m: power_weight(*t, k_pos=2.0, lam_pos=3.0, k_neg=3.0, lam_neg=2.0),
+    "mirror_descent": lambda t, m: mirror_descent(*t, m.tau or 0.1),
+}
+"""Token losses by name."""
+
+
+def _unclipped(loss: Tensor) -> Surrogate:
+    nowhere = torch.zeros_like(loss, dtype=torch.bool)
+    return Surrogate(loss, torch.ones_like(loss), nowhere, nowhere)
+
+
+def _clip(method: Method) -> tuple[float, float]:
+    if method.clip_low is None:
+        raise ValueError(f"{method.loss} needs clip_low")
+    return method.clip_low, _clip_high(method)
+
+
+def _clip_high(method: Method) -> float:
+    if method.clip_high is None:
+        raise ValueError(f"{method.loss} needs clip_high")
+    return method.clip_high
+
+
+def old_policy(batch: Batch) -> Tensor:
+    """The policy that ratios are taken against: the trainer's own when the step began, where it was asked, else the sampler's."""
+    return batch.old_logp if batch.prox_logp is None else batch.prox_logp
+
+
+def log_rho(batch: Batch) -> Tensor:
+    """Trainer over sampler, when the step began."""
+    return filled(batch.prox_logp, "prox_logp") - batch.old_logp

@@ -1,0 +1,42 @@
+"""REINFORCE++ and its form with a group baseline (arXiv:2501.03262).
+
+    A_t = (G_t - mean) / std over all tokens of the batch,   G_t = sum of the token rewards from t on, k1 to the reference taken off each
+    baseline form: A_i = r_i - mean of the group, then standardised over all tokens of the batch
+
+Patches PPO in one line: the statistics of the whole batch stand in for the critic. One std for all prompts neither blows up a nearly solved
+prompt nor is biased by its own small group; one sample a prompt is enough. It costs the prompt's own difficulty: without the group mean an easy
+prompt's answers all look good. The baseline form puts that back and moves the KL into the loss, as k2.
+
+Runs alone on the shared task: python -m sixfold.algorithm.reinforce_pp
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .method import Method
+from .ppo import PPO
+
+REINFORCE_PP: Method = replace(
+    PPO,
+    name="reinforce_pp",
+    patches="ppo",
+    paper="arXiv:2501.03262",
+    advantage="whitened_return",
+    epochs=1,
+)
+
+REINFORCE_PP_BASELINE: Method = replace(
+    REINFORCE_PP,
+    name="reinforce_pp_baseline",
+    patches="reinforce_pp",
+    advantage="whitened_group_mean",
+    kl="k2",
+    kl_in="loss",
+)
+
+
+if __name__ == "__main__":
+    from sixfold.algorithm.shared_task import main
+
+    main("reinforce_pp")

@@ -1,0 +1,136 @@
+"""What follows a token: returns and advantages along a row. Pure functions on [B, T].
+
+Index t speaks of token t: its reward, and the value of the state before it. A token that the policy did not sample (mask False: prompt, tool output,
+padding) is skipped: the token after it follows the token before it directly, at one factor of gamma and lam. What lies under the mask is never
+read. A row with a reward that is not finite on a sampled token (its checker failed) gets advantage 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .advantages import group_zscore
+
+
+def known_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
+    """mask without the rows whose checker failed, those with a reward that is not finite on a sampled token; [B, T] bool.
+
+    The mask to `whiten` over: a failed row's zeros would pull the mean.
+    """
+    _check(mask, rewards)
+    return mask & torch.where(mask, rewards, 0.0).isfinite().all(-1, keepdim=True)
+
+
+def rewards_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """G_t = r_t + gamma G_(t+1); [B, T]. REINFORCE (Williams 1992); with the KL in the rewards and `whiten`, REINFORCE++ (arXiv:2501.03262).
+
+    Tokens that were not sampled are passed over: a turn before a tool call sees the final reward too.
+    """
+    scored = known_tokens(rewards, mask)
+    return _sum_from(torch.where(scored, rewards, 0.0), torch.full_like(rewards, gamma), scored)
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """delta_t = r_t + gamma V_(t+1) - V_t, A_t = delta_t + gamma lam A_(t+1), returns = A + V; all [B, T] -> (advantages, returns).
+
+    arXiv:1506.02438, eq. 16; arXiv:1707.06347, eq. 11. lam 0 is the TD error, lam 1 the Monte Carlo return minus V. After the last token V is 0.
+    Returns are those of the raw advantages: whiten afterwards (verl does so inside). A row whose checker failed has its values for returns.
+    """
+    _check(mask, rewards, values)
+    scored = known_tokens(rewards, mask)
+    delta = _td_error(rewards, values, scored, gamma)
+    advantages = _sum_from(delta, torch.full_like(delta, gamma * lam), scored)
+    return advantages, torch.where(mask, advantages + values, 0.0)
+
+
+def vtrace(
+    rewards: Tensor, values: Tensor, log_rho: Tensor, mask: Tensor, gamma: float, lam: float, rho_bar: float, c_bar: float
+) -> tuple[Tensor, Tensor]:
+    """GAE for tokens that another policy sampled; all [B, T] -> (advantages, returns). V-trace (Espeholt et al. 2018, arXiv:1802.01561).
+
+    With rho_t = min(rho_bar, e^log_rho), c_t = lam min(c_bar, e^log_rho), c_bar <= rho_bar, and delta as in `gae`:
+        returns v_t = V_t + x_t,  x_t = rho_t delta_t + gamma c_t x_(t+1)      (eq. 1)
+        A_t = rho_t (delta_t + gamma lam x_(t+1))                             (section 4.2; = rho_t (r_t + gamma v_(t+1) - V_t) at lam 1)
+    log_rho: log-prob now minus at sampling. A has its importance weight in it: give the loss no other. log_rho 0 and bars of 1 are `gae`.
+    """
+    _check(mask, rewards, values, log_rho)
+    scored = known_tokens(rewards, mask)
+    ratio = torch.where(scored, log_rho, 0.0).clamp(-20.0, 20.0).exp()
+    rho, c = ratio.clamp_max(rho_bar), lam * ratio.clamp_max(c_bar)
+    delta = _td_error(rewards, values, scored, gamma)
+    x = _sum_from(rho * delta, gamma * c, scored)
+    advantages = torch.where(scored, rho * (delta + gamma * lam * _following(x, scored)), 0.0)
+    return advantages, torch.where(mask, values + x, 0.0)
+
+
+def whiten(table: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
+    """(x - mean) / sqrt(var + eps) over all tokens of the mask, population variance; [B, T] -> [B, T]. Equal tokens: exactly 0.
+
+    Long rows weigh more, so the tokens' mean is 0 and the rows' is not. verl uses the n - 1 form; OpenRLHF this one, with var clamped at 1e-8.
+    """
+    _check(mask, table)
+    count = mask.sum().clamp_min(1)
+    mean = torch.where(mask, table, 0.0).sum() / count
+    centred = torch.where(mask, table - mean, 0.0)
+    # Equal floats can leave a residue of rounding, which 1 / sqrt(eps) would make 10,000 times larger.
+    flat = torch.where(mask, table, -torch.inf).max() <= torch.where(mask, table, torch.inf).min()
+    return torch.where(flat, 0.0, centred * (centred.square().sum() / count + eps).rsqrt())
+
+
+def process_returns(step_rewards: Tensor, step_mask: Tensor, group: Tensor, mask: Tensor, eps: float = 1e-6) -> Tensor:
+    """A_t = sum of the normalised rewards of the steps that end at t or later; [B, T]. GRPO with process rewards (arXiv:2402.03300, 4.1.3).
+
+    step_rewards [B, T]: a step's reward on its last token, where step_mask is True. All of a group's step rewards are normalised together, population
+    std. group [B]; mask [B, T]: the tokens that get an advantage.
+    """
+    _check(mask, step_rewards, step_mask)
+    if group.shape != mask.shape[:1]:
+        raise ValueError(f"group must be [B] with B = {mask.shape[0]}, got {tuple(group.shape)}")
+    known = known_tokens(step_rewards, step_mask)
+    rewards = torch.where(known, step_rewards, torch.nan)
+    normalised = group_zscore(rewards.flatten(), group[:, None].expand_as(rewards).flatten(), eps).view_as(rewards)
+    return torch.where(mask, normalised.flip(-1).cumsum(-1).flip(-1), 0.0)
+
+
+def scatter_turn_rewards(turn_rewards: Tensor, turn_ends: Tensor, width: int) -> Tensor:
+    """Each turn's reward on the turn's last sampled token, 0 elsewhere; turn_rewards [B, N] -> [B, width].
+
+    turn_ends [B, N] int64: index of that token; -1: no such turn, its reward is not read. Raises ValueError on an index outside the row.
+    """
+    _check(turn_ends, turn_rewards)
+    there = turn_ends >= 0
+    if bool(((turn_ends < -1) | (turn_ends >= width)).any()):
+        raise ValueError(f"turn_ends must be -1 (no turn) or an index below {width}, got {int(turn_ends.min())} to {int(turn_ends.max())}")
+    rewards = torch.where(there, turn_rewards, 0.0)
+    return rewards.new_zeros(len(rewards), width).scatter_add(1, turn_ends.clamp_min(0), rewards)
+
+
+def _td_error(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """[B, T]: r_t + gamma V_(t+1) - V_t, 0 off the mask."""
+    return torch.where(mask, rewards + gamma * _following(values, mask) - values, 0.0)
+
+
+def _following(table: Tensor, mask: Tensor) -> Tensor:
+    """[B, T]: the table at the next token of the mask after t, 0 where there is none."""
+    width = mask.shape[1]
+    own = torch.where(mask, torch.arange(width, device=mask.device), width)
+    from_here_on = own.flip(-1).cummin(-1).values.flip(-1)
+    return pad(table, (0, 1)).gather(1, pad(from_here_on, (0, 1), value=width)[:, 1:])
+
+
+def _sum_from(terms: Tensor, decay: Tensor, mask: Tensor) -> Tensor:
+    """[B, T]: y_t = terms_t + decay_t y_(next token of the mask), 0 off the mask. What terms and decay hold off the mask is not read."""
+    total = terms.new_zeros(len(terms))
+    sums = []
+    for t in reversed(range(terms.shape[1])):
+        total = torch.where(mask[:, t], terms[:, t] + decay[:, t] * total, total)
+        sums.append(total)
+    return torch.where(mask, torch.stack(sums[::-1], -1), 0.0)
+
+
+def _check(mask: Tensor, *tables: Tensor) -> None:
+    shapes = [tuple(t.shape) for t in (mask, *tables)]
+    if mask.ndim != 2 or len(set(shapes)) != 1:
+        raise ValueError(f"returns take [B, T] tensors of one shape, got {shapes}")

@@ -1,0 +1,35 @@
+"""SAPO: soft adaptive policy optimisation (arXiv:2511.20347 section 3).
+
+    loss = mean_i mean_t -f(rho_t) A_t,   f(rho) = 4 / tau sigmoid(tau (rho - 1)),   tau = 1.0 where A > 0, 1.05 where A < 0
+
+Patches GRPO in one line: the clip's edge becomes a slope. The gradient fades as the ratio leaves 1 (weight 4 p (1 - p) rho, p = sigmoid(tau (rho
+- 1))) instead of stopping at 1 +- eps, and fades a little sooner for punished tokens, whose probability mass has nowhere good to go. It costs a
+hard bound on how far one batch can push.
+
+Runs alone on the shared task: python -m sixfold.algorithm.sapo
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .grpo import GRPO
+from .method import Method
+
+SAPO: Method = replace(
+    GRPO,
+    name="sapo",
+    patches="grpo",
+    paper="arXiv:2511.20347 section 3",
+    loss="soft_gate",
+    clip_low=None,
+    clip_high=None,
+    tau=1.0,
+    tau_negative=1.05,
+)
+
+
+if __name__ == "__main__":
+    from sixfold.algorithm.shared_task import main
+
+    main("sapo")

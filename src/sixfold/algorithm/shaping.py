@@ -1,0 +1,142 @@
+"""Rewards reshaped before they become advantages. Everything is [B]; lengths count completion tokens.
+
+A reward that is NaN (the checker failed) stays NaN.
+"""
+
+from __future__ import annotations
+
+from math import pi, sqrt
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def overlong_penalty(lengths: Tensor, longest: int, buffer: int, penalty: float = 1.0, truncated: Tensor | None = None) -> Tensor:
+    """0 up to longest - buffer, then linear down to -penalty at longest and beyond; [B], to be added to the reward (DAPO, arXiv:2503.14476 eq. 13).
+
+    truncated: bool [B], or None. Where given, only rows cut off without an end of sequence pay; DAPO goes by the length alone.
+    """
+    _check(lengths, *([] if truncated is None else [truncated]))
+    if not 0 < buffer <= longest:
+        raise ValueError(f"the overlong buffer must be in (0, {longest}], got {buffer}")
+    shaped = -penalty * ((lengths - (longest - buffer)) / buffer).clamp(0.0, 1.0)
+    return shaped if truncated is None else torch.where(truncated, shaped, 0.0)
+
+
+def kimi_length_reward(lengths: Tensor, correct: Tensor, group: Tensor) -> Tensor:
+    """x = 0.5 - (length - shortest) / (longest - shortest) of the row's group; x for a right answer, min(0, x) for a wrong one, 0 in a group of one
+    length; [B] (Kimi k1.5, arXiv:2501.12599 section 2.3.3). correct: bool.
+    """
+    _check(lengths, correct, group)
+    size = lengths if lengths.is_floating_point() else lengths.to(torch.get_default_dtype())
+    groups = int(group.max()) + 1
+    longest = size.new_zeros(groups).scatter_reduce(0, group, size, "amax", include_self=False)[group]
+    shortest = size.new_zeros(groups).scatter_reduce(0, group, size, "amin", include_self=False)[group]
+    x = 0.5 - (size - shortest) / (longest - shortest).clamp_min(1)
+    return torch.where(longest == shortest, 0.0, torch.where(correct.bool(), x, x.clamp_max(0.0)))
+
+
+def cosine_length_reward(
+    lengths: Tensor,
+    correct: Tensor,
+    longest: int,
+    correct_short: float = 2.0,
+    correct_long: float = 1.0,
+    wrong_short: float = -10.0,
+    wrong_long: float = 0.0,
+    exceed: float = -10.0,
+) -> Tensor:
+    """From `short` at length 0 to `long` at `longest` along half a cosine, apart for right and wrong answers; `exceed` from `longest` on; [B].
+
+    arXiv:2502.03373 section 4.1, the defaults included: short right answers and long wrong ones are worth more. TRL's defaults are 1 to 0.5 and
+    -1 to -0.5, without `exceed`. correct: bool.
+    """
+    _check(lengths, correct)
+    short = (1 + (pi * lengths / longest).cos()) / 2
+    right = correct_long + (correct_short - correct_long) * short
+    wrong = wrong_long + (wrong_short - wrong_long) * short
+    return torch.where(lengths >= longest, exceed, torch.where(correct.bool(), right, wrong))
+
+
+def stop_properly(rewards: Tensor, truncated: Tensor, coefficient: float) -> Tensor:
+    """Rewards with those of truncated rows multiplied by the coefficient, 0 to 1, or replaced by it where it is negative; [B] (ProRL v2; OpenRLHF).
+
+    Multiplying a negative reward makes it better: with rewards below 0 use a negative coefficient.
+    """
+    _check(rewards, truncated)
+    if not coefficient <= 1:
+        raise ValueError(f"stop_properly multiplies by 0 to 1 or replaces by a negative number, got {coefficient}")
+    shaped = rewards * coefficient if coefficient >= 0 else torch.where(rewards.isnan(), rewards, coefficient)
+    return torch.where(truncated, shaped, rewards)
+
+
+class Moments(NamedTuple):
+    """What is known of one source's rewards. seen: how many. squares: sum of (reward - mean)^2."""
+
+    seen: float
+    mean: float
+    squares: float
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation."""
+        return sqrt(self.squares / max(self.seen, 1.0))
+
+    def merged(self, other: Moments) -> Moments:
+        """Of both sets of rewards together (Chan et al. 1979)."""
+        seen = max(self.seen + other.seen, 1.0)
+        gap = other.mean - self.mean
+        mean = self.mean + gap * other.seen / seen
+        return Moments(self.seen + other.seen, mean, self.squares + other.squares + gap**2 * self.seen * other.seen / seen)
+
+
+class RunningWhiten:
+    """(reward - mean) / std of the reward's source over the run so far, clamped to +-clip: sources of unlike scale then push alike.
+
+    With one scale for all, a reward model that drifts would decide the sign of a verifier's advantages. The statistics count rewards unclamped:
+    clamped ones would shrink the std that decides the clamping, and a rare success would fade to nothing.
+
+    Sources are numbers that mean the same source at every step.
+    """
+
+    def __init__(self, clip: float) -> None:
+        if not clip > 0:
+            raise ValueError(f"clip must be positive, got {clip}")
+        self.clip = clip
+        self.sources: dict[int, Moments] = {}
+
+    def update(self, rewards: Tensor, source: Tensor) -> None:
+        """Count rewards [B] of source [B] int64. Those that are not finite are left out."""
+        _check(rewards, source)
+        for number in source.unique().tolist():
+            values = rewards[(source == number) & rewards.isfinite()].double()
+            mean = float(values.mean()) if len(values) else 0.0
+            new = Moments(float(len(values)), mean, float((values - mean).square().sum()))
+            self.sources[number] = self.sources.get(number, Moments(0.0, 0.0, 0.0)).merged(new)
+
+    def __call__(self, rewards: Tensor, source: Tensor) -> Tensor:
+        """[B] whitened; NaN where the reward is not finite. Raises ValueError on a source that `update` has not seen."""
+        _check(rewards, source)
+        unseen = set(source.tolist()) - set(self.sources)
+        if unseen:
+            raise ValueError(f"no statistics of source {min(unseen)} yet: update first")
+        known = [self.sources[number] for number in source.tolist()]
+        mean = rewards.new_tensor([m.mean for m in known], dtype=torch.float64)
+        std = rewards.new_tensor([m.std for m in known], dtype=torch.float64).clamp_min(1e-6)
+        whitened = ((rewards.double() - mean) / std).clamp(-self.clip, self.clip)
+        return torch.where(rewards.isfinite(), whitened, torch.nan).to(rewards.dtype)
+
+    def state(self) -> dict[str, list[float]]:
+        """The statistics as plain JSON: source number -> [count, mean, sum of squares]."""
+        return {str(number): list(moments) for number, moments in self.sources.items()}
+
+    def load(self, state: dict[str, list[float]]) -> None:
+        """Take over what `state` gave."""
+        self.sources = {int(number): Moments(*moments) for number, moments in state.items()}
+
+
+def _check(first: Tensor, *others: Tensor) -> None:
+    shapes = {tuple(t.shape) for t in (first, *others)}
+    if len(shapes) != 1 or first.ndim != 1:
+        raise ValueError(f"reward shaping takes [B] tensors of one length, got {sorted(shapes)}")

@@ -1,0 +1,126 @@
+"""Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): a group whose rewards are all equal teaches nothing, so sample another in its place.
+
+`Refill` is a rollout role made of two: an inner rollout samples, the environment checks, and every slot of the step whose group is degenerate
+gets a further task in the next round, until every slot holds a mixed group or the rounds are used up.
+
+What it draws is a function of the step's tasks and seed (and of the weights): there is no cursor, and a resumed run draws the same.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from ..environment.base import EnvironmentRole
+from ..rollout.base import Rollout
+from ..types import Group, Task
+from .stream import step_seed
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One call of the inner rollout. stats: its own. sample_s, check_s: seconds it took to sample and to check."""
+
+    groups: list[Group]
+    stats: dict[str, float]
+    sample_s: float
+    check_s: float
+
+    @property
+    def trajectories(self) -> int:
+        return sum(len(g.trajectories) for g in self.groups)
+
+
+class Refill:
+    """A rollout whose groups come back scored, and mixed as far as `max_rounds` rounds of sampling allow (1: nothing is replaced).
+
+    tasks: every task of the run, to draw further ones from. Round 1 is the inner rollout with the step's own tasks and seed; a later round
+    has one further task for each open slot, never one already sampled in this step, and a seed of its own. A slot that is never filled keeps its own
+    degenerate group, so a step always has as many groups as tasks. Raises ValueError for max_rounds < 1.
+    """
+
+    def __init__(self, inner: Rollout, environment: EnvironmentRole, tasks: Sequence[Task], max_rounds: int) -> None:
+        if max_rounds < 1:
+            raise ValueError(f"max_rounds must be at least 1, got {max_rounds}")
+        self._inner = inner
+        self._environment = environment
+        self._tasks = tasks
+        self._max_rounds = max_rounds
+        self._stats: dict[str, float] = {}
+
+    def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
+        """One scored group a slot: slot i holds the group of `tasks[i]`, or the mixed one that took its place. The first mixed group of a round goes
+        to the first open slot."""
+        rounds = [self._round([], tasks, seed)]
+        slots = list(rounds[0].groups)
+        open_slots = deque(i for i, group in enumerate(slots) if not mixed(group))
+        further = self._further(tasks, seed)
+        while open_slots and len(rounds) < self._max_rounds and (chosen := list(islice(further, len(open_slots)))):
+            rounds.append(self._round(rounds, chosen, step_seed(seed, len(rounds) + 1)))
+            for group in filter(mixed, rounds[-1].groups):
+                slots[open_slots.popleft()] = group
+        self._stats = _rollout_stats(rounds) | _dynamic_stats(rounds, slots)
+        return slots
+
+    def stats(self) -> dict[str, float]:
+        """The inner rollout's metrics over all rounds of the last call, and what the refilling did and cost."""
+        return self._stats
+
+    def _round(self, before: Sequence[_Round], tasks: Sequence[Task], seed: int) -> _Round:
+        began = time.perf_counter()
+        groups = self._inner.generate(tasks, seed)
+        sampled = time.perf_counter()
+        # With the rounds before it: a failed check or two of a small late round is nothing to the error budget of the step.
+        self._environment.score([*_all_groups(before), *groups])
+        return _Round(groups, self._inner.stats(), sampled - began, time.perf_counter() - sampled)
+
+    def _further(self, tasks: Sequence[Task], seed: int) -> Iterator[Task]:
+        """Other tasks than the step's, in an order drawn from the step's seed: as many as the rounds can use, or all there are."""
+        taken = {task.id for task in tasks}
+        count = min(len(self._tasks), len(tasks) * (self._max_rounds - 1) + len(taken))
+        order = random.Random(f"{seed}/refill").sample(range(len(self._tasks)), count)
+        return (self._tasks[i] for i in order if self._tasks[i].id not in taken)
+
+
+def mixed(group: Group) -> bool:
+    """True where two known rewards of the group differ. A failed check is no reward: it makes no group mixed."""
+    return len({r for r in group.rewards if r is not None}) > 1
+
+
+def _all_groups(rounds: Sequence[_Round]) -> list[Group]:
+    return [group for r in rounds for group in r.groups]
+
+
+def _rollout_stats(rounds: Sequence[_Round]) -> dict[str, float]:
+    """The inner metrics of a step: over its rounds, counts are added, the longest is that of all, shares and means are weighed."""
+    merged: dict[str, float] = {}
+    for key in rounds[0].stats:
+        values = [r.stats[key] for r in rounds]
+        if key in ("rollout/tokens", "rollout/prompt_tokens"):
+            merged[key] = sum(values)
+        elif key == "rollout/length_max":
+            merged[key] = max(values)
+        elif key == "rollout/tok_s":
+            merged[key] = sum(r.stats["rollout/tokens"] for r in rounds) / max(sum(r.sample_s for r in rounds), 1e-9)
+        else:
+            weights = [r.stats["rollout/prompt_tokens"] if key == "rollout/reused_frac" else r.trajectories for r in rounds]
+            merged[key] = sum(w * v for w, v in zip(weights, values, strict=True)) / max(sum(weights), 1)
+    return merged
+
+
+def _dynamic_stats(rounds: Sequence[_Round], kept: Sequence[Group]) -> dict[str, float]:
+    groups = _all_groups(rounds)
+    kept_trajectories = sum(len(g.trajectories) for g in kept)
+    stats = {
+        "dynamic/rounds": float(len(rounds)),
+        "dynamic/extra_frac": sum(r.trajectories for r in rounds) / kept_trajectories - 1,
+        "dynamic/kept_frac": sum(map(mixed, groups)) / len(groups),
+        "dynamic/unfilled": float(sum(not mixed(g) for g in kept)),
+        "dynamic/check_s": sum(r.check_s for r in rounds),
+    }
+    known = [value for g in groups for value in g.rewards if value is not None]
+    return stats | ({"dynamic/reward_mean": sum(known) / len(known)} if known else {})

@@ -1,0 +1,102 @@
+"""V of the state before a token, in two forms, both run on packed rows through the policy's own architecture.
+
+    own       transformers' token-classification class of that architecture with one label: a copy of the policy's body under a value head
+    policy    a value head alone, on the policy's last hidden states; the body gets no gradient, so the policy cannot be moved by it
+
+Both heads begin at zero: before the first update every value is exactly 0, and advantages are those without a critic. The value of token t is read
+where its log-prob is, at the hidden state of t - 1: it may not have seen the token that it is a baseline for.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTokenClassification, PreTrainedConfig, PreTrainedModel
+
+from ..errors import UserError
+from ..model.attention import NAME
+from ..model.causal_lm import hidden_states
+from ..trainer.logprobs import Scoring
+from ..trainer.packing import PackedRow
+
+
+class PolicyValueHead(nn.Module):
+    """A linear value head on the policy's last hidden states. Its parameters are the head's alone."""
+
+    def __init__(self, policy: PreTrainedModel) -> None:
+        super().__init__()
+        # In a tuple: as a submodule the whole policy would be among parameters(), and the critic's optimizer would move it.
+        self._policy = (policy,)
+        self.score = nn.Linear(policy.get_output_embeddings().weight.shape[-1], 1, device=policy.device)
+        _zero(self.score)
+
+    @torch.no_grad()
+    def features(self, row: PackedRow) -> Tensor:
+        """The policy's hidden states of a packed row, [N, hidden], cut off from the policy's graph."""
+        return hidden_states(self._policy[0], row.tokens, row.positions, row)
+
+
+ValueModel = PreTrainedModel | PolicyValueHead
+"""Either form: a token-classification model with one label, or a head on the policy."""
+
+
+def make_value_model(policy: PreTrainedModel, body: Literal["own", "policy"]) -> ValueModel:
+    """The value model that `critic.body` names. Raises UserError where transformers has no body of its own for the policy's architecture."""
+    return PolicyValueHead(policy) if body == "policy" else _own_value_model(policy)
+
+
+def score_values(model: ValueModel, row: PackedRow, scoring: Scoring) -> tuple[Tensor, Tensor]:
+    """Value of every scored token of a packed row, and zeros for the entropies that a critic has not: [S] each, float32, in the order of row.target.
+
+    The body runs in `scoring.autocast`; the head always in float32, because returns differ by less than bfloat16 resolves.
+    """
+    with torch.autocast(row.tokens.device.type, scoring.autocast or torch.bfloat16, enabled=scoring.autocast is not None):
+        hidden = model.features(row) if isinstance(model, PolicyValueHead) else hidden_states(model, row.tokens, row.positions, row)
+    values = value_head(model)(hidden.index_select(0, row.predictor).float())[:, 0]
+    return values, torch.zeros_like(values)
+
+
+def value_head(model: ValueModel) -> nn.Linear:
+    """The head: `score` in most token-classification classes, `classifier` in GPT-2 and its kin; the one linear layer beside the body."""
+    (head,) = [child for child in model.children() if isinstance(child, nn.Linear)]
+    return head
+
+
+def _own_value_model(policy: PreTrainedModel) -> PreTrainedModel:
+    """The token-classification class of the policy's architecture: body weights copied, head zero, evaluation mode, our attention."""
+    config = _one_value_without_dropout(policy.config)
+    if type(config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+        raise _unsupported(policy, "transformers has no token-classification class for it")
+    with torch.random.fork_rng(devices=[]):  # the weights drawn here are all overwritten: the run's random numbers must not move for them
+        model = AutoModelForTokenClassification.from_config(config, dtype=policy.dtype, attn_implementation=NAME)
+    between = [child for child in model.children() if child is not model.base_model and not isinstance(child, nn.Dropout)]
+    if type(model.base_model) is not type(policy.base_model) or [type(child) for child in between] != [nn.Linear]:
+        raise _unsupported(policy, f"{type(model).__name__} is not the same body under one linear head")
+    model.base_model.load_state_dict(policy.base_model.state_dict())
+    _zero(value_head(model))
+    return model.to(policy.device).eval()
+
+
+def _one_value_without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A copy of the policy's settings with one label and every dropout 0."""
+    config = copy.deepcopy(config)
+    config.num_labels = 1
+    for key, value in vars(config).items():
+        if key.endswith(("dropout", "pdrop")) and isinstance(value, float):
+            setattr(config, key, 0.0)
+    # Named even where the settings lack it: token-classification classes read 0.1 into a missing one, and values of one state would differ.
+    config.classifier_dropout = 0.0
+    return config
+
+
+def _unsupported(policy: PreTrainedModel, why: str) -> UserError:
+    return UserError(f"critic.body = 'own': no value model for {type(policy).__name__} ({why}); use critic.body = 'policy'")
+
+
+@torch.no_grad()
+def _zero(head: nn.Linear) -> None:
+    for p in head.parameters():
+        p.zero_()

@@ -1,0 +1,125 @@
+"""What learns while RL runs, and what it is measured against: algorithm, policy trainer, critic, reference; built, saved and restored together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from .algorithm.composed import Composed, make_algorithm
+from .assembly import World
+from .controller.refill import Refill
+from .critic.actor_critic import ActorCritic
+from .critic.critic import Critic
+from .errors import UserError
+from .plan_algorithm import resolve_algorithm
+from .reference.base import KeptReference, Reference
+from .reference.chain import Chain
+from .reference.frozen import FrozenReference, FusedReference, NoReference
+from .reference.reset import ResetPolicy
+from .reference.teacher import load_teacher
+from .reference.worker_reference import WorkerReference
+from .rollout.base import Rollout
+from .trainer.checkpoint import load_optimizer_tensors, optimizer_tensors
+from .trainer.optimizer import reset_optimizer
+from .trainer.proximal import Proximal
+from .trainer.trainer import Trainer
+
+
+@dataclass
+class Learners:
+    """The roles of the loop that have a state. trainer: the policy's own, or critic and policy in turn. scorers: reference, critic, proximal pass."""
+
+    algorithm: Composed
+    policy: Trainer
+    reference: KeptReference
+    critic: Critic | None
+    trainer: Trainer | ActorCritic
+    scorers: Reference
+    resets: ResetPolicy
+    has_teacher: bool
+
+    def reset_reference(self, step: int, heldout: float | None) -> str:
+        """Copy the policy into the reference if it is time; on stagnation the optimizer starts afresh too. Says which, or nothing."""
+        why = self.resets.look(step, heldout)
+        if why and self.reference.tensors():
+            self.reference.reset(self.policy.model)
+            if why == "stagnation":
+                reset_optimizer(self.policy.optimizer)
+            return why
+        return ""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything but the policy's weights, for a checkpoint."""
+        tensors = optimizer_tensors(self.policy.optimizer, self.policy.model)
+        tensors |= {} if self.has_teacher else self.reference.tensors()  # a teacher never changes: its folder has it
+        return tensors | (self.critic.tensors() if self.critic else {})
+
+    def counters(self) -> dict[str, int]:
+        """Step counts and the like, as JSON."""
+        p = self.policy
+        counters = {"version": p.version, "steps": p.steps, "skipped_total": p.skipped_total, "skipped_in_a_row": p.skipped_in_a_row}
+        return counters | (self.critic.counters if self.critic else {})
+
+    def steered(self) -> dict[str, Any]:
+        """What the algorithm and the reset rule have adapted to, as JSON."""
+        return {"algorithm": self.algorithm.state(), "resets": self.resets.state()}
+
+    def load(self, tensors: Mapping[str, Tensor], counters: Mapping[str, int], steered: Mapping[str, Any]) -> None:
+        """Take over what a checkpoint holds. Raises UserError where it was made by another algorithm's parts."""
+        p = self.policy
+        load_optimizer_tensors(p.optimizer, p.model, tensors)
+        if self.reference.tensors() and not self.has_teacher:
+            if not any(name.startswith("reference/") for name in tensors):
+                raise UserError("the checkpoint holds no reference weights: it was made with algorithm.beta = 0")
+            self.reference.load(tensors)
+        if self.critic:
+            self.critic.load(tensors, counters)
+        p.version, p.steps = counters["version"], counters["steps"]
+        p.skipped_total, p.skipped_in_a_row = counters["skipped_total"], counters["skipped_in_a_row"]
+        self.algorithm.load(steered["algorithm"])
+        self.resets.load(steered["resets"])
+
+
+def build_learners(world: World) -> Learners:
+    """The recipe's algorithm and the models it needs beside the policy. Raises UserError for a teacher that does not fit."""
+    recipe, config = world.recipe, world.recipe.trainer
+    method = resolve_algorithm(recipe.algorithm)
+    algorithm = make_algorithm(method, recipe.rollout.max_new_tokens)
+    updates = recipe.run.steps * method.updates
+    warm_up = recipe.critic.warmup_steps * method.updates if method.needs_critic else 0
+    scoring = replace(world.scoring, entropy_gradient=method.entropy_in_loss)
+    budget = config.max_tokens_per_microbatch, config.share_prefix
+    reference = _reference(world) if method.needs_reference else NoReference()
+    policy = Trainer(world.policy.model, config, scoring, max(updates - warm_up, 0), epochs=method.epochs, frozen=reference.scorer)
+    reference.check_apart(policy.optimizer)
+    critic = Critic(world.policy.model, recipe.critic, config, world.scoring, updates, epochs=method.epochs) if method.needs_critic else None
+    trainer = ActorCritic(policy, critic, algorithm, recipe.critic.warmup_steps) if critic else policy
+    proximal = [Proximal(world.policy.model, world.scoring, *budget)] if method.needs_proximal else []
+    scorers = Chain(reference, [*([critic] if critic else []), *proximal])
+    resets = ResetPolicy(recipe.reference.reset_every, recipe.reference.reset_patience)
+    return Learners(algorithm, policy, reference, critic, trainer, scorers, resets, bool(recipe.reference.path))
+
+
+def training_rollout(world: World) -> Rollout:
+    """K samples of each task; groups whose rewards are all equal replaced where the algorithm samples dynamically."""
+    rounds = resolve_algorithm(world.recipe.algorithm).dynamic_sampling
+    return Refill(world.rollout(), world.environment, world.tasks.train, rounds) if rounds else world.rollout()
+
+
+def _reference(world: World) -> KeptReference:
+    """The teacher, or the policy as it is now, scored where the recipe says. It ends with the world."""
+    config, own = world.recipe.trainer, world.recipe.reference
+    model = load_teacher(own.path, world.policy, world.longest) if own.path else world.policy.model
+    budget, shared = config.max_tokens_per_microbatch, config.share_prefix
+    reference: KeptReference
+    if own.placement == "worker":
+        reference = WorkerReference(model, world.scoring, budget, shared, own.threads)
+    elif own.placement == "fused":
+        reference = FusedReference(model, world.scoring, copy=not own.path)
+    else:
+        reference = FrozenReference(model, world.scoring, budget, shared, copy=not own.path)
+    world.ending.callback(reference.close)
+    return reference

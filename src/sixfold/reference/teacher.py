@@ -1,0 +1,48 @@
+"""A teacher: another model whose log-probs of the policy's own samples are distilled into the policy. It scores as any `FrozenReference` does."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..config import ModelConfig
+from ..errors import UserError
+from ..model.loading import Policy, load_policy
+
+SETTING = "reference.path"
+
+
+def load_teacher(path: str, policy: Policy, longest: int) -> PreTrainedModel:
+    """The model at `path` (a folder or a hub id) on the policy's device, for `FrozenReference(..., copy=False)`.
+
+    longest: tokens of the longest sequence that it will score. Raises UserError for a model that cannot be loaded, cannot take `longest`
+    tokens, or does not mean the same as the policy by every token.
+    """
+    teacher = load_policy(ModelConfig(path=path), seed=0, device=str(policy.model.device), setting=SETTING)
+    where = f"{SETTING} = '{path}'"
+    if teacher.vocabulary_hash != policy.vocabulary_hash:
+        raise UserError(f"{where}: its tokenizer is not the policy's: {_difference(teacher.tokenizer, policy.tokenizer)}")
+    theirs, ours = (m.config.get_text_config().vocab_size for m in (teacher.model, policy.model))
+    if theirs < ours:  # the policy can sample an id that pads its vocabulary, and the teacher would have no row for it
+        raise UserError(f"{where}: it gives probabilities to {theirs} token ids, the policy to {ours}; a teacher needs at least as many")
+    if teacher.context < longest:
+        raise UserError(
+            f"{where}: its context of {teacher.context} tokens is too short for sequences of up to {longest}; lower rollout.max_new_tokens"
+        )
+    return teacher.model
+
+
+def _difference(teacher: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> str:
+    """What differs between two vocabularies, in words, with the first example by the policy's ids."""
+    theirs, ours = teacher.get_vocab(), policy.get_vocab()
+    moved = sorted((i, token) for token, i in ours.items() if theirs.get(token, i) != i)
+    missing = sorted((i, token) for token, i in ours.items() if token not in theirs)
+    more = len(theirs.keys() - ours.keys())
+    parts = []
+    if moved:
+        i, token = moved[0]
+        parts.append(f"{len(moved)} tokens have other ids, as {token!r}, {i} in the policy's and {theirs[token]} in the teacher's")
+    if missing:
+        parts.append(f"{len(missing)} tokens of the policy's are unknown to it, as {missing[0][1]!r}")
+    if more:
+        parts.append(f"{more} of its tokens are unknown to the policy")
+    return "; ".join(parts)

@@ -1,0 +1,146 @@
+"""A process that scores: `python -m sixfold.reference.worker REQUESTS REPLIES WEIGHTS` (file descriptors).
+
+Protocol. A message is a letter, a length and so many bytes, and every request has one reply. Requests: M, the model as JSON (see `Setup`);
+B, a batch (safetensors); W, the weights have changed. Replies: L, log-probs (safetensors); K, done; E, an error as text. It ends when the
+parent closes its end, however the parent ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import IO, Any
+
+import torch
+from safetensors.torch import load as tensors_of
+from safetensors.torch import save as bytes_of
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from ..batch import Batch
+from ..model.attention import NAME, register
+from ..trainer.logprobs import Scoring, score_batch
+from .shared_weights import DTYPES, Place, mapped
+
+HEADER = struct.Struct("!cQ")
+FIELDS = ("tokens", "mask", "lengths", "prompt_lengths", "group")
+"""What of a batch decides its log-probs."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The model to build, and how it scores. config: of the Hugging Face model, as JSON has it. autocast: a dtype by name, or none."""
+
+    architecture: str
+    config: dict[str, Any]
+    places: list[Place]
+    parameters: list[str]
+    device: str
+    threads: int
+    temperature: float
+    chunk: int
+    autocast: str
+    max_tokens: int
+    share_prefix: bool
+
+    def to_bytes(self) -> bytes:
+        """As JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Setup:
+        """The inverse of `to_bytes`."""
+        record = json.loads(data)
+        return cls(**{**record, "places": [Place(*place) for place in record["places"]]})
+
+
+def send(descriptor: int, letter: bytes, body: bytes = b"") -> None:
+    """Write one message. Raises BrokenPipeError when nobody reads."""
+    message = memoryview(HEADER.pack(letter, len(body)) + body)
+    while message:
+        message = message[os.write(descriptor, message) :]
+
+
+def receive(stream: IO[bytes]) -> tuple[bytes, bytes] | None:
+    """The next message, or None when the other side is gone."""
+    header = stream.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    letter, length = HEADER.unpack(header)
+    body = stream.read(length)
+    return (letter, body) if len(body) == length else None
+
+
+class Scorer:
+    """The frozen model in this process, on weights that the parent maps too."""
+
+    def __init__(self, setup: Setup, descriptor: int) -> None:
+        torch.set_num_threads(setup.threads)
+        self._setup = setup
+        self._shared = mapped(descriptor, setup.places)
+        self._model = _build(setup).to(setup.device)  # type: ignore[arg-type]
+        for name, buffer in self._model.named_buffers():
+            if name in self._shared:
+                buffer.copy_(self._shared[name])
+        self._scoring = Scoring(setup.temperature, setup.chunk, DTYPES[setup.autocast] if setup.autocast else None)
+        self.take_weights()
+
+    def take_weights(self) -> None:
+        """Use the shared weights as they are now: as they lie on a CPU, by a copy on another device."""
+        for name, parameter in self._model.named_parameters():
+            parameter.data = self._shared[name].to(self._setup.device)
+
+    def score(self, fields: dict[str, Tensor]) -> Tensor:
+        """Log-probs [B, T] of the batch that FIELDS make."""
+        fields = {name: tensor.to(self._setup.device) for name, tensor in fields.items()}
+        nothing = torch.zeros(fields["tokens"].shape, device=self._setup.device)
+        batch = Batch(**fields, old_logp=nothing, version=nothing, rewards=nothing)
+        return score_batch(self._model, batch, self._scoring, self._setup.max_tokens, self._setup.share_prefix).cpu()
+
+
+def _build(setup: Setup) -> PreTrainedModel:
+    """The architecture with random weights, and the same parameters as the parent's model. Raises ValueError where it comes out as another one."""
+    register()
+    config = AutoConfig.for_model(**setup.config)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    names = [name for name, _ in model.named_parameters()]
+    if type(model).__name__ != setup.architecture or names != setup.parameters:
+        raise ValueError(f"{setup.architecture} cannot be built from its configuration alone: reference.placement = 'inline' needs no second one")
+    model.set_attn_implementation(NAME)
+    return model.requires_grad_(False).eval()
+
+
+def serve(requests: IO[bytes], replies: int, weights: int) -> None:
+    """Answer until the parent closes its end."""
+    scorer: Scorer | None = None
+    while message := receive(requests):
+        letter, body = message
+        try:
+            if scorer is None:
+                scorer, reply = Scorer(Setup.from_bytes(body), weights), (b"K", b"")
+            elif letter == b"W":
+                scorer.take_weights()
+                reply = b"K", b""
+            else:
+                reply = b"L", bytes_of({"logp": scorer.score(tensors_of(body))})
+        except Exception:  # noqa: BLE001  the boundary: the parent raises it
+            reply = b"E", traceback.format_exc().encode()
+        send(replies, *reply)
+        if scorer is None:
+            return  # without a model there is nothing to answer
+
+
+def main() -> None:
+    """Entry point of the process."""
+    with os.fdopen(int(sys.argv[1]), "rb") as requests, suppress(BrokenPipeError):  # the parent went while this was scoring
+        serve(requests, int(sys.argv[2]), int(sys.argv[3]))
+    os._exit(0)  # there is nothing to flush, and an interpreter with torch takes a second to end
+
+
+if __name__ == "__main__":
+    main()

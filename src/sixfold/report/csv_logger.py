@@ -1,0 +1,74 @@
+"""metrics.csv: what metrics.jsonl holds, as a table for spreadsheets and data frames.
+
+It is a view. It is written anew from metrics.jsonl when a process opens it, so a crash at any byte and a resume from any checkpoint mend
+themselves, and the two files cannot tell different stories. After that each step appends a row.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from sixfold.durable import disk_errors, write_bytes_atomic
+from sixfold.report.loggers import read_metrics
+from sixfold.report.schema import METRICS, Value
+
+
+class CsvLogger:
+    """One row a step, on disk before `log` returns; list-valued metrics are left out.
+
+    Columns are every single-valued key of the schema in its order, whether this run measures it or not, so that they do not depend on what
+    the first step happened to measure. Members of a family (`reward/part/*`) join at its place as they turn up, which rewrites the file whole.
+    An empty cell was not measured in that step; `nan` is a number that was not finite (null in JSON). Floats read back bit for bit.
+
+    records: metrics.jsonl, to which a step has been written before it is logged here.
+    """
+
+    def __init__(self, path: Path, records: Path) -> None:
+        self._path = path
+        self._records = records
+        self._columns: list[str] = []
+        self._rewrite()
+
+    def log(self, step: int, metrics: Mapping[str, Value]) -> None:
+        """Append a row. UserError: disk full."""
+        row = {**metrics, "step": step}
+        if any(key not in self._columns and not isinstance(value, list | tuple) for key, value in row.items()):
+            self._rewrite()
+            return
+        with disk_errors(f"cannot write {self._path}"), self._path.open("ab") as file:
+            file.write(_table([_cells(row, self._columns)]))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Nothing is open between steps."""
+
+    def _rewrite(self) -> None:
+        records = read_metrics(self._records)
+        self._columns = columns({key for record in records for key in record})
+        write_bytes_atomic(self._path, _table([self._columns, *(_cells(record, self._columns) for record in records)]))
+
+
+def columns(seen: Iterable[str]) -> list[str]:
+    """Single-valued keys in the schema's order; of families, those seen, by name."""
+    keys = sorted(seen)
+    return [key for metric in METRICS if not metric.is_list for key in ([k for k in keys if metric.matches(k)] if metric.is_family else [metric.key])]
+
+
+def _cells(record: Mapping[str, Value], keys: Sequence[str]) -> list[str]:
+    return [_cell(record[key]) if key in record else "" for key in keys]
+
+
+def _cell(value: Value) -> str:
+    return repr(value) if isinstance(value, float | int) and math.isfinite(value) else "nan"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()

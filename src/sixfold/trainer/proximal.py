@@ -1,0 +1,27 @@
+"""The proximal pass: what the trainer's own weights say of the samples before the first update.
+
+Where the sampler's weights are older, or its numbers differ, ratios are taken against these log-probs and the step from sampler to trainer is an
+importance weight of its own (arXiv:2505.24298). It costs one forward pass over the step's samples.
+"""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from ..batch import Batch
+from .logprobs import Scoring, score_tables
+
+
+class Proximal:
+    """Scores with the live weights, so it must run before the step's first update."""
+
+    def __init__(self, model: PreTrainedModel, scoring: Scoring, max_tokens: int, share_prefix: bool) -> None:
+        self._model = model
+        self._scoring = scoring
+        self._max_tokens = max_tokens
+        self._share_prefix = share_prefix
+
+    def score(self, batch: Batch) -> Batch:
+        """The batch with prox_logp and entropy, [B, T], 0 where mask is False."""
+        logp, entropy = score_tables(self._model, batch, self._scoring, self._max_tokens, self._share_prefix)
+        return batch.with_(prox_logp=logp, entropy=entropy)

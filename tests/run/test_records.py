@@ -1,0 +1,80 @@
+"""What a run writes down besides its metrics: the table of them, and what the pre-flight found."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sixfold.cli import main
+from sixfold.recipe_io import parse_recipe
+from sixfold.run import train_run
+
+from .processes import tiny_recipe
+
+
+def train(folder: Path, *, resume: Path | None = None, **overrides: object) -> Path:
+    recipe = parse_recipe('run.name = "r"', "test", tiny_recipe(folder, run__name="r", data__heldout=2, eval__every=3, **overrides))
+    assert train_run(recipe, resume=resume) == 0
+    return folder / "r"
+
+
+def test_the_table_of_a_resumed_run_equals_its_lines(tmp_path: Path) -> None:
+    """The checkpoint is of step 4, the lines and the table reach step 5; held-out keys come with step 3."""
+    run = train(tmp_path, run__steps=5, log__csv=True, checkpoint__every=4)
+    (newest,) = (run / "checkpoints").glob("step-000005")
+    for file in sorted(newest.rglob("*"), reverse=True):
+        file.rmdir() if file.is_dir() else file.unlink()
+    newest.rmdir()
+    train(tmp_path, resume=run, run__steps=6, log__csv=True, checkpoint__every=4)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    with (run / "metrics.csv").open(newline="") as file:
+        rows = [{key: float(cell) for key, cell in row.items() if cell} for row in csv.DictReader(file)]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert rows == [{key: value for key, value in record.items() if not isinstance(value, list)} for record in records]
+    assert "heldout/accuracy" in rows[2] and "heldout/accuracy" not in rows[0] and "reward/part/arithmetic" in rows[0]
+
+
+def test_there_is_no_table_unless_asked_for_and_none_that_is_not_kept_up(tmp_path: Path) -> None:
+    run = train(tmp_path, run__steps=1)
+    assert not (run / "metrics.csv").exists()
+    train(tmp_path, resume=run, run__steps=2, log__csv=True)
+    assert len((run / "metrics.csv").read_text().splitlines()) == 3
+    train(tmp_path, resume=run, run__steps=3)
+    assert not (run / "metrics.csv").exists()
+
+
+def test_a_reward_that_pays_for_everything_is_called_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "free.py").write_text("def free(completion, task):\n    return 1.0\n")
+    (tmp_path / "r.toml").write_text('run.name = "r"\n')
+    settings = tiny_recipe(
+        tmp_path, run__name="r", run__steps=1, data__heldout=2, environment__rewards=f"{tmp_path}/free.py:free", environment__preflight=4
+    )
+    assert main(["train", str(tmp_path / "r.toml"), *settings]) == 0
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "pre-flight: the verifier pays for nothing: random text earns 1 and the constant answer '' earns 1 a task" in said
+    found = json.loads((tmp_path / "r" / "summary.json").read_text())["preflight"]
+    assert (found["solved"], found["random_answer"], found["constant_answer"]) == (1.0, 1.0, 1.0) and "pays for nothing" in found["warning"]
+
+
+def test_an_honest_reward_is_not_called_out_and_a_resume_keeps_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(tmp_path, run__steps=1, environment__preflight=4, data__arithmetic__digits=3)
+    train(tmp_path, resume=run, run__steps=2, environment__preflight=4, data__arithmetic__digits=3)
+    assert "pays for nothing" not in "".join(capsys.readouterr())
+    found = json.loads((run / "summary.json").read_text())["preflight"]
+    assert found["rollouts"] == 4 and (found["random_answer"], found["constant_answer"], found["warning"]) == (0.0, 0.0, "")
+
+
+def test_checks_that_fail_on_nonsense_do_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def strict(completion: str, task: object) -> float:
+        if not re.fullmatch(r"[0-9+\-*/=()<>#;:,.? a-z\n|]*", completion) or len(completion) < 2:
+            raise ValueError("not an answer")
+        return 0.5
+
+    recipe = parse_recipe('run.name = "r"', "test", tiny_recipe(tmp_path, run__name="r", run__steps=1, data__heldout=0, environment__preflight=4))
+    recipe = recipe.model_copy(update={"environment": recipe.environment.model_copy(update={"error_budget": 0.2})})
+    assert train_run(recipe, reward=strict) == 0
+    assert "what random and constant answers earn is unknown" in " ".join("".join(capsys.readouterr()).split())
