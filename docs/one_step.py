@@ -18,7 +18,8 @@ from sixfold.batch import Batch, Metrics, collate
 from sixfold.controller.stream import step_seed
 from sixfold.data.sources import TaskSet
 from sixfold.environment.arithmetic import arithmetic_reward
-from sixfold.plan import resolve_algorithm
+from sixfold.learners import build_learners
+from sixfold.plan_algorithm import resolve_algorithm
 from sixfold.recipe_io import parse_recipe
 from sixfold.trainer.logprobs import score_batch
 from sixfold.types import Group, Task
@@ -144,9 +145,8 @@ def main() -> None:
     """Build the roles, run the six calls of a step, print what each hands to the next."""
     recipe = parse_recipe(RECIPE, "docs/one_step.py")
     world = build_world(recipe, reward=arithmetic_reward, tasks=TaskSet(list(TASKS), []))
-    algorithm = world.algorithm()
-    reference = world.reference(algorithm)
-    trainer = world.trainer(recipe.trainer, total_steps=1)
+    learners = build_learners(world)
+    algorithm, reference, trainer = learners.algorithm, learners.scorers, learners.trainer
     rollout, sync = world.rollout(), world.sync
 
     groups = rollout.generate(TASKS, step_seed(recipe.run.seed, 1))

@@ -65,7 +65,7 @@ class Learners:
 
     def steered(self) -> dict[str, Any]:
         """What the algorithm and the reset rule have adapted to, as JSON."""
-        return {"algorithm": self.algorithm.state(), "resets": self.resets.state()}
+        return {"algorithm": self.algorithm.steering.state(), "resets": self.resets.state()}
 
     def load(self, tensors: Mapping[str, Tensor], counters: Mapping[str, int], steered: Mapping[str, Any]) -> None:
         """Take over what a checkpoint holds. Raises UserError where it was made by another algorithm's parts."""
@@ -79,7 +79,7 @@ class Learners:
             self.critic.load(tensors, counters)
         p.version, p.steps = counters["version"], counters["steps"]
         p.skipped_total, p.skipped_in_a_row = counters["skipped_total"], counters["skipped_in_a_row"]
-        self.algorithm.load(steered["algorithm"])
+        self.algorithm.steering.load(steered["algorithm"])
         self.resets.load(steered["resets"])
 
 

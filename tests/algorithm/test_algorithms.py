@@ -363,12 +363,12 @@ def test_what_has_been_steered_survives_a_checkpoint() -> None:
     ran, fresh, restored = (_make("reinforce", **changes) for _ in range(3))
     for seed in range(3):
         ran.compute_advantages(_random_batch(seed)[0])
-    restored.load(json.loads(json.dumps(ran.state())))
+    restored.steering.load(json.loads(json.dumps(ran.steering.state())))
     batch, logp = _random_batch(9)
     a, b, c = (_loss_and_gradient(x, batch, logp)[1] for x in (ran, restored, fresh))
     torch.testing.assert_close(a, b, rtol=0, atol=0)
     assert not torch.allclose(a, c)
-    assert ran.beta != 0.1 and ran.state()["entropy_bonus"] == pytest.approx(0.003)
+    assert ran.steering.beta != 0.1 and ran.steering.state()["entropy_bonus"] == pytest.approx(0.003)
 
 
 def test_the_critic_trains_on_every_scored_token_alike_and_its_loss_is_the_clipped_square() -> None:

@@ -11,53 +11,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..batch import Batch, LossOutput, filled, final_rewards
-from . import shaping
 from .aggregation import AGGREGATIONS, token_mean
-from .entropy import AdaptiveEntropy, clip_cov_tokens, kl_cov_tokens, sampled_entropy, top_entropy_tokens
-from .kl import KL, AdaptiveBeta, unbiased
+from .entropy import clip_cov_tokens, kl_cov_tokens, top_entropy_tokens
+from .kl import KL, unbiased
 from .losses import clipped_value_loss, exp_clamped
 from .method import Method
 from .off_policy import CORRECTIONS, negative_sequence_mask
-from .parts import ADVANTAGES, CRITICS, LOSSES, Step, Terms, known, log_rho, old_policy
+from .parts import ADVANTAGES, CRITICS, LOSSES, Step, Terms, known, log_rho, old_policy, shaped_scores
 from .returns import whiten
+from .steering import Steering
 
 CLIP_COV_FRACTION, CLIP_COV_BAND = 2e-4, (1.0, 5.0)
 KL_COV_FRACTION, KL_COV_BETA = 2e-3, 1.0
 TOP_ENTROPY_QUANTILE = 0.8
 """The papers' settings of the entropy rules (arXiv:2505.22617, arXiv:2506.01939)."""
 
-ENTROPY_STEP, HIGHEST_ENTROPY_BONUS = 1e-3, 0.1
-"""How fast, and how far, an entropy bonus adapts to its target."""
-
-WHITEN_CLIP = 5.0
-
 
 @dataclass
 class Composed:
-    """The two-method algorithm of a row. horizon: the longest completion the run allows, in tokens.
-
-    beta, entropy_bonus: the row's own, or where the KL and the entropy have steered them by now.
-    """
+    """The two-method algorithm of a row. horizon: the longest completion the run allows, in tokens. steering: what of the row adapts as it runs."""
 
     method: Method
     horizon: int
-    beta: float = field(init=False)
-    entropy_bonus: float = field(init=False)
+    steering: Steering = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        m = self.method
-        self.beta, self.entropy_bonus = m.beta, m.entropy_bonus
-        self._beta = AdaptiveBeta(m.beta, m.kl_target) if m.kl_target else None
-        highest = max(HIGHEST_ENTROPY_BONUS, m.entropy_bonus)
-        self._bonus = AdaptiveEntropy(m.entropy_bonus, m.entropy_target, ENTROPY_STEP, highest) if m.entropy_target else None
-        self._whiten = shaping.RunningWhiten(WHITEN_CLIP) if m.whiten != "none" else None
-        self._steps = 0
+        self.steering = Steering(self.method)
 
     @property
     def needs_reference(self) -> bool:
@@ -67,8 +51,9 @@ class Composed:
     def compute_advantages(self, batch: Batch) -> Batch:
         """Advantages, importance weights, loss weights, and what the critic learns, over all rows of the step at once."""
         m = self.method
-        self._adapt(batch)
-        step = Step(batch, self._token_rewards(batch), m)
+        scores = shaped_scores(batch, m, self.horizon)
+        self.steering.look(batch, scores)
+        step = Step(batch, self._token_rewards(batch, self.steering.whitened(batch, scores)), m)
         if m.needs_critic:
             advantages, returns = CRITICS[m.advantage](step)
             batch = batch.with_(returns=torch.where(known(step), returns, 0.0))
@@ -104,10 +89,10 @@ class Composed:
             kl = self._kl(trained, batch)
             means["train/kl"] = kl.detach()
             if m.kl_in_loss:
-                loss = loss + self.beta * (weights * kl).sum()
+                loss = loss + self.steering.beta * (weights * kl).sum()
         if m.entropy_in_loss:
-            loss = loss - self.entropy_bonus * (weights * torch.where(mask, filled(batch.entropy, "entropy"), 0.0)).sum()
-        means |= {f"algorithm/{k}": torch.full_like(weights, v) for k, v in self._steered().items()}
+            loss = loss - self.steering.entropy_bonus * (weights * torch.where(mask, filled(batch.entropy, "entropy"), 0.0)).sum()
+        means |= {key: torch.full_like(weights, value) for key, value in self.steering.metrics().items()}
         return LossOutput(loss, {"train/pg_loss": policy_loss.detach(), "train/loss": loss.detach()}, means)
 
     def value_batch(self, batch: Batch) -> Batch:
@@ -123,68 +108,15 @@ class Composed:
         loss = (filled(batch.weights, "weights") * token_loss).sum()
         return LossOutput(loss, {"train/loss": loss.detach()})
 
-    def state(self) -> dict[str, Any]:
-        """What has been steered so far, as plain JSON, for a checkpoint."""
-        whiten = self._whiten.state() if self._whiten else {}
-        return {"steps": self._steps, "beta": self.beta, "entropy_bonus": self._bonus.coefficient if self._bonus else 0.0, "whiten": whiten}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over what `state` gave."""
-        self._steps, self.beta = state["steps"], state["beta"]
-        if self._beta:
-            self._beta.beta = self.beta
-        if self._bonus:
-            self._bonus.coefficient = state["entropy_bonus"]
-        if self._whiten:
-            self._whiten.load(state["whiten"])
-
-    def _adapt(self, batch: Batch) -> None:
-        """Steer beta by the KL at which the samples were drawn, the bonus by their entropy, and count their rewards."""
-        self._steps += 1
-        if self._beta:
-            gap = KL["k1"](batch.old_logp, filled(batch.ref_logp, "ref_logp"))
-            self._beta.update(float(torch.where(batch.mask, gap, 0.0).sum() / batch.mask.sum().clamp_min(1)), len(batch.tokens))
-            self.beta = self._beta.beta
-        if self._bonus:
-            entropy = float(sampled_entropy(batch.old_logp, batch.mask))
-            self._bonus.update(entropy)
-            self.entropy_bonus = self._bonus.applied(entropy)
-        if self._whiten:
-            self._whiten.update(self._shaped_scores(batch), self._sources(batch))
-
-    def _steered(self) -> dict[str, float]:
-        return ({"beta": self.beta} if self._beta else {}) | ({"entropy_bonus": self.entropy_bonus} if self._bonus else {})
-
-    def _sources(self, batch: Batch) -> Tensor:
-        return filled(batch.source, "source") if self.method.whiten == "source" else torch.zeros_like(batch.group)
-
-    def _token_rewards(self, batch: Batch) -> Tensor:
-        """[B, T] the rewards after shaping and whitening, less beta * KL on every token where the KL belongs in the reward."""
-        m, shaped = self.method, self._shaped_scores(batch)
-        if self._whiten:
-            shaped = self._whiten(shaped, self._sources(batch))
-        shift = torch.where(shaped.isfinite(), shaped - batch.scores, 0.0)
+    def _token_rewards(self, batch: Batch, scores: Tensor) -> Tensor:
+        """[B, T] the rewards, adding up to `scores` in each row, less beta * KL on every token where the KL belongs in the reward."""
+        m = self.method
+        shift = torch.where(scores.isfinite(), scores - batch.scores, 0.0)
         rewards = batch.rewards + final_rewards(shift, batch.mask)
         if m.beta > 0 and m.kl_in == "reward":
             kl = KL[m.kl](batch.old_logp, filled(batch.ref_logp, "ref_logp"))
-            rewards = rewards - self.beta * torch.where(batch.mask, kl, 0.0)
+            rewards = rewards - self.steering.beta * torch.where(batch.mask, kl, 0.0)
         return rewards
-
-    def _shaped_scores(self, batch: Batch) -> Tensor:
-        """[B] the scores with the lengths of the completions in them."""
-        m, shaped = self.method, batch.scores
-        lengths = batch.lengths - batch.prompt_lengths
-        if m.length_penalty == "cosine":
-            shaped = shaping.cosine_length_reward(lengths, shaped > 0, self.horizon).to(shaped.dtype)
-        if m.length_penalty == "kimi":
-            shaped = shaped + shaping.kimi_length_reward(lengths, shaped > 0, batch.group)
-        if m.length_penalty == "stop-properly":
-            shaped = shaping.stop_properly(shaped, filled(batch.truncated, "truncated"), 0.0)
-        if m.overlong_buffer:
-            buffer = max(1, round(m.overlong_buffer * self.horizon))
-            cut_off = filled(batch.truncated, "truncated") if m.overlong_truncated_only else None
-            shaped = shaped + shaping.overlong_penalty(lengths, self.horizon, buffer, m.overlong_penalty, cut_off)
-        return torch.where(batch.scores.isfinite(), shaped, batch.scores)
 
     def _entropy_rule(self, batch: Batch) -> Batch:
         """Weight 0 for the tokens that the rule excludes, or a mark on those that it holds back; both count in the denominators still."""
@@ -195,7 +127,7 @@ class Composed:
         if rule == "clip-cov":
             low, high = CLIP_COV_BAND
             share = max(CLIP_COV_FRACTION, one)
-            kept = ~clip_cov_tokens(advantages, old_policy(batch), mask, share, low, high, excluded=None, seed=self._steps)
+            kept = ~clip_cov_tokens(advantages, old_policy(batch), mask, share, low, high, excluded=None, seed=self.steering.steps)
         elif rule == "top-entropy":
             kept = top_entropy_tokens(filled(batch.entropy, "entropy"), mask, TOP_ENTROPY_QUANTILE)
         else:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..batch import Batch, filled
 from . import advantages as adv
 from . import returns as ret
+from . import shaping
 from .distillation import per_token_advantage
 from .losses import Surrogate, clipped_surrogate, clipped_weight, policy_gradient, soft_gate
 from .method import Method
@@ -85,6 +86,24 @@ def _teacher(s: Step) -> Tensor:
 def known(s: Step) -> Tensor:
     """[B, T] the sampled tokens of rows whose checker answered."""
     return s.batch.mask & s.scores.isfinite()[:, None]
+
+
+def shaped_scores(batch: Batch, method: Method, horizon: int) -> Tensor:
+    """[B] each row's reward with the length of its completion in it, as the row of the zoo says. A failed check stays NaN."""
+    m, shaped = method, batch.scores
+    lengths = batch.lengths - batch.prompt_lengths
+    if m.length_penalty == "cosine":
+        shaped = shaping.cosine_length_reward(lengths, shaped > 0, horizon).to(shaped.dtype)
+    if m.length_penalty == "kimi":
+        apart = torch.where(shaped.isfinite(), batch.group, batch.group.max() + 1)  # a failed check's length is no measure of its group
+        shaped = shaped + shaping.kimi_length_reward(lengths, shaped > 0, apart)
+    if m.length_penalty == "stop-properly":
+        shaped = shaping.stop_properly(shaped, filled(batch.truncated, "truncated"), 0.0)
+    if m.overlong_buffer:
+        buffer = max(1, round(m.overlong_buffer * horizon))
+        cut_off = filled(batch.truncated, "truncated") if m.overlong_truncated_only else None
+        shaped = shaped + shaping.overlong_penalty(lengths, horizon, buffer, m.overlong_penalty, cut_off)
+    return torch.where(batch.scores.isfinite(), shaped, batch.scores)
 
 
 ADVANTAGES: dict[str, Callable[[Step], Tensor]] = {

@@ -1,0 +1,80 @@
+"""What an algorithm adapts from step to step: the weight of the KL, that of the entropy, and the statistics that whiten rewards.
+
+Everything here is measured on the samples as they were drawn, before any update, so a step's numbers do not depend on how it is split.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch, filled
+from .entropy import AdaptiveEntropy, sampled_entropy
+from .kl import AdaptiveBeta, k1
+from .method import Method
+from .shaping import RunningWhiten
+
+ENTROPY_STEP, HIGHEST_ENTROPY_BONUS = 1e-3, 0.1
+"""How fast, and how far, an entropy bonus adapts to its target."""
+
+WHITEN_CLIP = 5.0
+"""Whitened rewards are held to so many standard deviations."""
+
+
+class Steering:
+    """The numbers of a row that move while a run lasts. beta, entropy_bonus: as they are now; the row's own where nothing steers them.
+
+    steps: how many batches have been looked at.
+    """
+
+    def __init__(self, method: Method) -> None:
+        m = method
+        self.steps = 0
+        self.beta, self.entropy_bonus = m.beta, m.entropy_bonus
+        self._beta = AdaptiveBeta(m.beta, m.kl_target) if m.kl_target else None
+        highest = max(HIGHEST_ENTROPY_BONUS, m.entropy_bonus)
+        self._bonus = AdaptiveEntropy(m.entropy_bonus, m.entropy_target, ENTROPY_STEP, highest) if m.entropy_target else None
+        self._whiten = RunningWhiten(WHITEN_CLIP) if m.whiten != "none" else None
+        self._per_source = m.whiten == "source"
+
+    def look(self, batch: Batch, scores: Tensor) -> None:
+        """Adapt to a step's samples. scores: [B] their rewards, shaped."""
+        self.steps += 1
+        if self._beta:
+            gap = torch.where(batch.mask, k1(batch.old_logp, filled(batch.ref_logp, "ref_logp")), 0.0)
+            self._beta.update(float(gap.sum() / batch.mask.sum().clamp_min(1)), len(batch.tokens))
+            self.beta = self._beta.beta
+        if self._bonus:
+            entropy = float(sampled_entropy(batch.old_logp, batch.mask))
+            self._bonus.update(entropy)
+            self.entropy_bonus = self._bonus.applied(entropy)
+        if self._whiten:
+            self._whiten.update(scores, self._sources(batch))
+
+    def whitened(self, batch: Batch, scores: Tensor) -> Tensor:
+        """[B] the scores, standardised where the row says so."""
+        return self._whiten(scores, self._sources(batch)) if self._whiten else scores
+
+    def metrics(self) -> dict[str, float]:
+        """What is being steered, for the log."""
+        return ({"algorithm/beta": self.beta} if self._beta else {}) | ({"algorithm/entropy_bonus": self.entropy_bonus} if self._bonus else {})
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a resumed run must know, as plain JSON."""
+        seen = self._whiten.state() if self._whiten else {}
+        return {"steps": self.steps, "beta": self.beta, "entropy_bonus": self._bonus.coefficient if self._bonus else 0.0, "whiten": seen}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what `state` gave."""
+        self.steps, self.beta = state["steps"], state["beta"]
+        if self._beta:
+            self._beta.beta = self.beta
+        if self._bonus:
+            self._bonus.coefficient = state["entropy_bonus"]
+        if self._whiten:
+            self._whiten.load(state["whiten"])
+
+    def _sources(self, batch: Batch) -> Tensor:
+        return filled(batch.source, "source") if self._per_source else torch.zeros_like(batch.group)
