@@ -15,7 +15,7 @@ from sixfold.algorithm.zoo import ZOO
 from sixfold.config import AlgorithmConfig, Recipe
 from sixfold.errors import UserError
 from sixfold.plan import make_plan, microbatch_bound, resolve_algorithm
-from sixfold.plan_text import asked_settings, explain
+from sixfold.plan_text import Fact, asked_settings, explain, facts
 from sixfold.recipe_io import load_recipe, parse_recipe
 
 
@@ -89,7 +89,7 @@ def test_what_a_model_does_not_say_stays_unknown(tmp_path: Path) -> None:
 
 def test_contradictions_are_refused_with_their_reason(tmp_path: Path) -> None:
     assert refusal("--rollout.samples_per_prompt=1") == ("rollout.samples_per_prompt = 1 gives every sample zero advantage under grpo; use >= 2")
-    assert "under reinforce" in refusal("--rollout.samples_per_prompt=1", "--algorithm.name=reinforce")
+    assert "under rloo" in refusal("--rollout.samples_per_prompt=1", "--algorithm.name=rloo")
     assert refusal("--rollout.max_new_tokens=512") == (
         "rollout.max_new_tokens = 512 leaves no room for a prompt in the model's context of 512 tokens (model.scratch.context)"
     )
@@ -123,10 +123,6 @@ def test_an_algorithm_is_its_row_with_the_recipe_laid_over() -> None:
     changed = resolve_algorithm(AlgorithmConfig(beta=0.04, clip_high=0.28, aggregation="token"))
     assert (changed.beta, changed.clip_low, changed.clip_high, changed.aggregation, changed.kl) == (0.04, 0.2, 0.28, "token", "k3")
     assert make_plan(recipe("--algorithm.beta=0.04")).keeps_reference
-    with pytest.raises(UserError, match=r"^algorithm\.name: no algorithm 'gpro'\. Did you mean 'grpo'\? Known: reinforce, grpo$"):
-        resolve_algorithm(AlgorithmConfig(name="gpro"))
-    with pytest.raises(UserError, match=r"^algorithm\.clip_high: reinforce has no ratio to clip; remove it or use algorithm.name = 'grpo'$"):
-        resolve_algorithm(AlgorithmConfig(name="reinforce", clip_high=0.2))
 
 
 @settings(max_examples=300, deadline=None)
@@ -168,7 +164,7 @@ def test_the_explanation_says_the_numbers_and_why() -> None:
         "because a trajectory has at most 512 tokens and is never split; a prompt counts once for its completions (trainer.share_prefix)",
         "at most 8,192 blocks of 16 tokens; 256 MiB",
         "because engine.kv_tokens = 0: room for engine.max_running = 256 sequences of 512 tokens",
-        "a frozen copy is kept; KL k3 in the loss, weight 0.04",
+        "a frozen copy is kept, scored in the loop; KL k3 in the loss, weight 0.04",
         "because beta = 0.04 (algorithm.beta in the recipe)",
         "after 100 RL steps or after 5 minutes or once the moving average of the reward reaches 0.9, whichever is first",
         "training state: 12.1 MiB",
@@ -177,6 +173,77 @@ def test_the_explanation_says_the_numbers_and_why() -> None:
     ):
         assert line in text
     assert "none is kept" in explain(make_plan(Recipe()))
+
+
+def fact(topic: str, *flags: str) -> Fact | None:
+    """The line of the explanation on a topic, if there is one."""
+    found = [f for f in facts(make_plan(recipe(*flags))) if f.topic == topic]
+    assert len(found) < 2
+    return found[0] if found else None
+
+
+def says(topic: str, *flags: str) -> str:
+    found = fact(topic, *flags)
+    assert found is not None
+    return found.says
+
+
+def test_the_explanation_counts_optimizer_steps() -> None:
+    assert "64 trajectories, 1 optimizer step, at most 3 micro-batches of <= 4096 tokens" in says("step")
+    ppo = says("step", "--algorithm.name=ppo")
+    assert "2 epochs x 1 minibatch = 2 optimizer steps, at most 3 micro-batches of <= 4096 tokens in each epoch" in ppo
+    assert "computed a pass over the samples" in says("training", "--algorithm.name=ppo")
+    # 4 minibatches: each of them closes a micro-batch of its own
+    assert "1 epoch x 4 minibatches = 4 optimizer steps, at most 6 micro-batches" in says("step", "--algorithm.minibatches=4")
+
+
+def test_the_explanation_says_what_the_algorithm_is() -> None:
+    assert says("algorithm", "--algorithm.name=cispo").startswith("cispo: baseline: group mean; ratio and clip: token, weight <= 5; token losses")
+    assert "no ratio, no clip" in says("algorithm", "--algorithm.name=reinforce")
+    assert "ratio and clip: token, 0.8 to 1.3" in says("algorithm", "--algorithm.clip_high=0.3")
+
+
+def test_the_explanation_says_what_else_is_kept() -> None:
+    parameters = make_plan(Recipe()).model.parameters or 0
+    critic = says("critic", "--algorithm.name=ppo", "--critic.warmup_steps=3")
+    assert f"training state: about {16 * parameters / 2**20:.3g} MiB more; learning rate 1e-05; trained alone in the first 3 steps" in critic
+    assert "a value head on the policy's hidden states; training state: next to nothing" in says(
+        "critic", "--algorithm.name=ppo", "--critic.body=policy"
+    )
+    assert fact("critic") is None
+    teacher = says("teacher", "--algorithm.name=opd", "--reference.path=org/teacher", "--reference.placement=worker")
+    assert teacher.startswith("org/teacher is kept, scored by a process of its own while answers are checked; its log-probs less the policy's")
+    adapted = says("reference", "--algorithm.beta=0.02", "--algorithm.kl_target=0.1", "--reference.reset_every=7")
+    assert adapted.endswith("KL k3 in the loss, weight 0.02, adapted until the KL is 0.1; copied anew every 7 steps")
+
+
+def test_the_explanation_says_the_correction() -> None:
+    stale = ("--sync.mode=copy", "--sync.every=4")
+    found = fact("correction", "--algorithm.correction=masked", *stale)
+    assert found is not None and found.says.endswith("pi(start of the step) / pi(sampler), 0.5 to 5")
+    assert found.why == "algorithm.correction; sync.mode = copy, every = 4"
+    assert says("correction", "--algorithm.correction=truncated", "--algorithm.correction_high=4", *stale).endswith("up to 4")
+    assert "fallen by 0.5" in says("correction", "--algorithm.correction=negative-sequence", *stale)
+    assert fact("correction") is None
+
+
+def test_the_explanation_says_what_dynamic_sampling_will_cost() -> None:
+    found = fact("refill", "--algorithm.dynamic_sampling=3", "--rollout.samples_per_prompt=4")
+    assert found is not None
+    # q = p^4 + (1 - p)^4: 0.6562 for 0.1 and 0.9, 0.125 for 0.5; q + q^2 more groups, q^3 never mixed
+    costs = [(q + q**2, q**3) for q in (0.1**4 + 0.9**4, 2 * 0.5**4, 0.9**4 + 0.1**4)]
+    assert f"probability 0.1, 0.5, 0.9: {', '.join(f'{more:.2f}' for more, _ in costs)} groups more" in found.says
+    assert f"a share of {', '.join(f'{left:.3f}' for _, left in costs)} stays" in found.says
+    assert "in 3 rounds a step at most" in found.says and "p^4 + (1 - p)^4" in found.why
+    assert fact("refill") is None
+
+
+def test_the_explanation_says_the_overlong_buffer_in_tokens() -> None:
+    found = fact("overlong", "--algorithm.overlong_buffer=0.2", "--rollout.max_new_tokens=100")
+    assert found is not None
+    assert found.says == "the reward of every answer falls past 80 tokens, by 1 at 100"
+    assert found.why == "overlong_buffer = 0.2: the last 20 of 100 tokens"
+    assert fact("overlong") is None
 
 
 def test_asked_and_resolved_are_two_things() -> None:

@@ -14,5 +14,6 @@ def nearest(word: str, candidates: list[str]) -> str:
     """The hint " Did you mean 'x'?" for the closest of `candidates`, or an empty string when none is close."""
     from difflib import get_close_matches
 
-    close = get_close_matches(word, candidates, n=1, cutoff=0.6)
+    close = get_close_matches(word, candidates, n=3, cutoff=0.6)
+    close.sort(key=lambda candidate: sorted(candidate) != sorted(word))  # two letters swapped, as in "gpro", is the likeliest slip
     return f" Did you mean '{close[0]}'?" if close else ""

@@ -12,6 +12,8 @@ from sixfold.errors import UserError, nearest
 PASS_AT_K_SAMPLES = 4
 """Fewest samples of a prompt that pass_at_k can look at: its k, kept beside torch in `algorithm.composed`."""
 
+_WHOLE_REWARDS = "takes a reward above 0 for a right answer and 0 for a wrong one, as the verifier gives them"
+
 
 def resolve_algorithm(config: AlgorithmConfig) -> Method:
     """The named algorithm with the recipe's overrides laid over it.
@@ -27,6 +29,7 @@ def resolve_algorithm(config: AlgorithmConfig) -> Method:
     _check_clip(row, overrides)
     _check_kl(row, overrides)
     _check_idle(row, overrides)
+    _check_rewards(row)
     _check_band(row)
     if row.entropy_rule != "none" and LOSSES[row.loss].ratio == "sequence":
         raise UserError(f"algorithm.entropy_rule = '{row.entropy_rule}' picks tokens, and {row.loss} has one loss for a whole sequence: use 'none'")
@@ -47,6 +50,8 @@ def check_algorithm(recipe: Recipe, row: Method) -> None:
         raise UserError(f"algorithm.advantage = 'pass_at_k' looks at {PASS_AT_K_SAMPLES} samples of a prompt; rollout.samples_per_prompt = {samples}")
     if row.dynamic_sampling and samples < 2:
         raise UserError("algorithm.dynamic_sampling keeps groups whose rewards differ, and rollout.samples_per_prompt = 1 has none; use >= 2")
+    if row.dynamic_sampling and row.needs_teacher:
+        raise UserError(f"algorithm.dynamic_sampling chooses groups by their rewards, which {row.name} does not train on; use 0")
     if row.minibatches > prompts:
         raise UserError(f"algorithm.minibatches = {row.minibatches} splits whole prompts: rollout.prompts_per_step = {prompts} is too few")
     if row.needs_critic and recipe.critic.body == "none":
@@ -106,6 +111,24 @@ def _check_idle(row: Method, overrides: dict[str, object]) -> None:
     for key in ("correction_low", "correction_high"):
         if key in overrides and row.correction == "none":
             raise UserError(f"algorithm.{key} without a rule: set algorithm.correction, one of {', '.join(list(CORRECTION_BANDS)[1:])}")
+
+
+def _check_rewards(row: Method) -> None:
+    """What changes rewards, under an advantage that must have them as they are, or that never looks at them."""
+    whole = row.advantage in ("maxrl", "pass_at_k")
+    if not whole and not row.needs_teacher:
+        return
+    shaping = {"overlong_buffer": row.overlong_buffer or "", "length_penalty": row.length_penalty, "whiten": row.whiten}
+    for key, value in shaping.items():
+        if value not in ("", "none") and row.needs_teacher:
+            raise UserError(f"algorithm.{key} = {value!r} shapes rewards, and {row.name} reads none: its advantage is the teacher's; remove it")
+        if value not in ("", "none"):
+            raise UserError(f"algorithm.{key} = {value!r} shapes rewards, and advantage '{row.advantage}' {_WHOLE_REWARDS}; remove it")
+    if whole and row.beta > 0 and row.kl_in == "reward":
+        raise UserError(
+            f"algorithm.beta = {row.beta:g} with kl_in = 'reward' takes the KL off the reward, and advantage '{row.advantage}' {_WHOLE_REWARDS}; use "
+            "kl_in = 'loss'"
+        )
 
 
 def _check_correction(recipe: Recipe, row: Method) -> None:

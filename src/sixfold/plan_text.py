@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sixfold.algorithm.lineage import cells
+from sixfold.algorithm.method import Method
 from sixfold.config import Recipe
+from sixfold.environment.preflight import degenerate_probability, expected_refill
 from sixfold.plan import TRAINING_BYTES_PER_PARAMETER, Plan
 from sixfold.recipe_io import flat, knobs, toml_literal
 
@@ -15,6 +18,15 @@ _PLACEMENTS = {
     "worker": "by a process of its own while answers are checked",
     "fused": "by the trainer before each micro-batch",
 }
+
+
+_BODIES = {
+    "own": "a copy of the policy's body under a value head",
+    "policy": "a value head on the policy's hidden states",
+}
+
+_SOLVED = (0.1, 0.5, 0.9)
+"""Pass rates at which the cost of dynamic sampling is shown."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,9 @@ def facts(plan: Plan) -> list[Fact]:
         *_task_facts(plan),
         *_rollout_facts(plan),
         *_algorithm_facts(plan),
+        *_critic_facts(plan),
+        *_sampling_facts(plan),
+        *_reward_facts(plan),
         *_trainer_facts(plan),
         *_eval_facts(plan),
         *_end_facts(plan),
@@ -106,7 +121,11 @@ def _task_facts(plan: Plan) -> list[Fact]:
 
 def _rollout_facts(plan: Plan) -> list[Fact]:
     rollout, engine = plan.recipe.rollout, plan.recipe.engine
-    batches = "1 micro-batch" if plan.microbatches == 1 else f"{plan.microbatches} micro-batches"
+    row = plan.algorithm
+    # Every minibatch closes a micro-batch of its own, so that each but one may cost one more.
+    most = plan.microbatches + row.minibatches - 1
+    batches = "1 micro-batch" if most == 1 else f"{most} micro-batches"
+    a_pass = " in each epoch" if row.epochs > 1 else ""
     bound = "" if engine.kv_tokens else "at most "  # the run takes the longest prompt that there really is
     blocks = _UNKNOWN if plan.kv_blocks is None else f"{bound}{plan.kv_blocks:,} blocks of {engine.block_size} tokens"
     size = _UNKNOWN if plan.kv_bytes is None else _bytes(plan.kv_bytes)
@@ -119,11 +138,19 @@ def _rollout_facts(plan: Plan) -> list[Fact]:
         Fact(
             "step",
             f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples = {plan.trajectories} trajectories, "
-            f"1 optimizer step, at most {batches} of <= {plan.recipe.trainer.max_tokens_per_microbatch} tokens",
+            f"{_updates(row)}, at most {batches} of <= {plan.recipe.trainer.max_tokens_per_microbatch} tokens{a_pass}",
             _microbatch_reason(plan),
         ),
         Fact("KV cache", f"{blocks}; {size}, and up to as much again for what is being decoded", why),
     ]
+
+
+def _updates(row: Method) -> str:
+    if row.updates == 1:
+        return "1 optimizer step"
+    epochs = f"{row.epochs} epoch{'s' if row.epochs > 1 else ''}"
+    minibatches = f"{row.minibatches} minibatch{'es' if row.minibatches > 1 else ''}"
+    return f"{epochs} x {minibatches} = {row.updates} optimizer steps"
 
 
 def _microbatch_reason(plan: Plan) -> str:
@@ -138,27 +165,91 @@ def _microbatch_reason(plan: Plan) -> str:
 
 def _algorithm_facts(plan: Plan) -> list[Fact]:
     row, recipe = plan.algorithm, plan.recipe
-    clip = "no ratio, no clip" if row.clip_low is None else f"ratio clipped to [{1 - row.clip_low:g}, {1 + (row.clip_high or 0):g}]"
-    whose = "algorithm.beta in the recipe" if recipe.algorithm.beta is not None else f"{row.name}'s default"
-    facts = [Fact("algorithm", f"{row.name}: {clip}; token losses averaged by '{row.aggregation}' ({row.paper})")]
-    if plan.keeps_reference:
-        text = f"a frozen copy is kept, scored {_PLACEMENTS[recipe.reference.placement]}; KL {row.kl} in the {row.kl_in}, weight {row.beta:g}"
-        if recipe.reference.reset_every:
-            text += f"; copied anew every {recipe.reference.reset_every} steps"
-        return [*facts, Fact("reference", text, f"beta = {row.beta:g} ({whose})")]
-    idle = "; reference.reset_every has no effect" if recipe.reference.reset_every else ""
-    return [*facts, Fact("reference", f"none is kept{idle}", f"beta = 0 ({whose}), so nothing is measured against it")]
+    cell = cells(row)
+    ratio = "no ratio, no clip" if cell["ratio and clip"] == "none" else f"ratio and clip: {cell['ratio and clip']}"
+    text = f"{row.name}: baseline: {cell['baseline']}; {ratio}; token losses averaged by '{row.aggregation}' ({row.paper})"
+    return [Fact("algorithm", text), _reference_fact(plan), *_correction_facts(row, recipe)]
+
+
+def _reference_fact(plan: Plan) -> Fact:
+    row, config = plan.algorithm, plan.recipe.reference
+    whose = "algorithm.beta in the recipe" if plan.recipe.algorithm.beta is not None else f"{row.name}'s default"
+    if not plan.keeps_reference:
+        idle = "; reference.reset_every has no effect" if config.reset_every else ""
+        return Fact("reference", f"none is kept{idle}", f"beta = 0 ({whose}), so nothing is measured against it")
+    kept = f"{config.path} is kept" if config.path else "a frozen copy is kept"
+    scored = f"{kept}, scored {_PLACEMENTS[config.placement]}"
+    if row.needs_teacher:
+        return Fact("teacher", f"{scored}; its log-probs less the policy's are the advantage of each token", f"advantage = '{row.advantage}'")
+    weight = f"weight {row.beta:g}" + (f", adapted until the KL is {row.kl_target:g}" if row.kl_target else "")
+    reset = f"; copied anew every {config.reset_every} steps" if config.reset_every else ""
+    return Fact("reference", f"{scored}; KL {row.kl} in the {row.kl_in}, {weight}{reset}", f"beta = {row.beta:g} ({whose})")
+
+
+def _correction_facts(row: Method, recipe: Recipe) -> list[Fact]:
+    if row.correction == "none":
+        return []
+    low, high = row.band
+    if row.correction == "negative-sequence":
+        says = f"completions with A < 0 are dropped once their mean log-ratio to the sampler has fallen by {high:g}"
+    else:
+        bounds = f"{low:g} to {high:g}" if low is not None else f"up to {high:g}"
+        says = f"'{row.correction}': the policy loss is multiplied by pi(start of the step) / pi(sampler), {bounds}"
+    return [Fact("correction", says, f"algorithm.correction; sync.mode = {recipe.sync.mode}, every = {recipe.sync.every}")]
+
+
+def _critic_facts(plan: Plan) -> list[Fact]:
+    row, config = plan.algorithm, plan.recipe.critic
+    if not row.needs_critic:
+        return []
+    state = "next to nothing"
+    if config.body == "own":
+        size = plan.model.parameters
+        state = _UNKNOWN if size is None else f"about {_bytes(TRAINING_BYTES_PER_PARAMETER * size)} more"
+    alone = f"; trained alone in the first {config.warmup_steps} steps" if config.warmup_steps else ""
+    text = f"{_BODIES[config.body]}; training state: {state}; learning rate {config.learning_rate:g}{alone}"
+    return [Fact("critic", text, f"advantage = '{row.advantage}' needs the value of every state; critic.body = {config.body}")]
+
+
+def _sampling_facts(plan: Plan) -> list[Fact]:
+    rounds, samples = plan.algorithm.dynamic_sampling, plan.recipe.rollout.samples_per_prompt
+    if not rounds:
+        return []
+    costs = [expected_refill(degenerate_probability(p, samples), rounds) for p in _SOLVED]
+    more, left = (", ".join(f"{cost[i]:.{digits}f}" for cost in costs) for i, digits in ((0, 2), (1, 3)))
+    return [
+        Fact(
+            "refill",
+            f"groups whose rewards are all equal are sampled anew, in {rounds} rounds a step at most; where tasks are solved with probability "
+            f"{', '.join(map(str, _SOLVED))}: {more} groups more for each of the step, and a share of {left} stays as it is",
+            f"dynamic_sampling = {rounds}; {samples} rewards of 0 or 1 are all equal with probability p^{samples} + (1 - p)^{samples}",
+        )
+    ]
+
+
+def _reward_facts(plan: Plan) -> list[Fact]:
+    row, longest = plan.algorithm, plan.recipe.rollout.max_new_tokens
+    if not row.overlong_buffer:
+        return []
+    buffer = max(1, round(row.overlong_buffer * longest))
+    whose = "of answers cut off" if row.overlong_truncated_only else "of every answer"
+    text = f"the reward {whose} falls past {longest - buffer} tokens, by {row.overlong_penalty:g} at {longest}"
+    return [Fact("overlong", text, f"overlong_buffer = {row.overlong_buffer:g}: the last {buffer} of {longest} tokens")]
 
 
 def _trainer_facts(plan: Plan) -> list[Fact]:
     trainer, sft = plan.recipe.trainer, plan.recipe.sft
     rate = f"AdamW, learning rate {trainer.learning_rate:g} ({trainer.schedule}, {trainer.warmup_steps} warm-up steps)"
-    tokens = f"tokens computed a step: {_UNKNOWN}" if plan.step_tokens is None else f"at most {plan.step_tokens:,} tokens computed a step"
+    tokens = f"tokens computed a step: {_UNKNOWN}" if plan.step_tokens is None else f"at most {plan.step_tokens:,} tokens computed a {_pass(plan)}"
     facts = [Fact("training", f"{rate}; {tokens}", "every prompt and completion at its longest" if plan.step_tokens else "")]
     if sft.steps:
         end = f", or once {sft.stop_at_accuracy:.0%} of a probe set is solved (looked at every {sft.probe_every})" if sft.stop_at_accuracy else ""
         facts.insert(0, Fact("warm-up", f"at most {sft.steps} SFT steps of {sft.examples_per_step} examples{end}"))
     return facts
+
+
+def _pass(plan: Plan) -> str:
+    return "step" if plan.algorithm.epochs == 1 else "pass over the samples"
 
 
 def _eval_facts(plan: Plan) -> list[Fact]:

@@ -1,18 +1,26 @@
-"""The pages that repeat what the code says are equal to it: settings, and the table of algorithms."""
+"""The pages that repeat what the code says are equal to it: settings, the table of algorithms, and where their parts are."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
+import sixfold
 from sixfold.algorithm.aggregation import AGGREGATIONS
 from sixfold.algorithm.kl import KL
+from sixfold.algorithm.method import ADVANTAGES, LOSSES
 from sixfold.algorithm.zoo import ZOO
+from sixfold.cli.algorithms import markdown_table
 from sixfold.recipe_io import knobs
 
 DOCS = Path(__file__).parents[2] / "docs"
+ALGORITHMS = DOCS / "algorithms"
+PACKAGE = Path(sixfold.__file__).parent
 
 
 def load(name: str) -> ModuleType:
@@ -21,6 +29,11 @@ def load(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def choices(setting: str) -> tuple[str, ...]:
+    """What a setting of [algorithm] may be."""
+    return knobs()[f"algorithm.{setting}"].choices
 
 
 def table_rows(text: str) -> list[list[str]]:
@@ -37,23 +50,45 @@ def test_settings_page_is_the_schema() -> None:
     assert all(len(row) == 4 for row in table_rows(page))
 
 
-def test_the_table_of_algorithms_is_table_py() -> None:
-    rows = table_rows((DOCS / "algorithms" / "README.md").read_text(encoding="utf-8"))
-    listed = {re.sub(r"\[(\w+)\]\(.*\)", r"\1", row[0]): row[1:] for row in rows if len(row) == 9 and row[0] != "name"}
-    expected = {
-        a.name: ["yes" if a.group_baseline else "no", _clip(a.clip_low), _clip(a.clip_high), f"{a.beta:g}", a.kl, a.kl_in, a.aggregation, a.paper]
-        for a in ZOO.values()
-    }
-    assert listed == expected
-    for name in ZOO:
-        assert (DOCS / "algorithms" / f"{name}.md").is_file()
+def test_the_table_of_algorithms_is_the_one_that_the_command_prints() -> None:
+    page = (ALGORITHMS / "README.md").read_text(encoding="utf-8")
+    assert f"\n{markdown_table(list(ZOO.values()))}\n" in page, "copy the output of: sixfold algorithms --format markdown"
 
 
-def test_every_aggregation_and_every_estimator_has_its_row() -> None:
-    listed = {row[0].strip("`") for row in table_rows((DOCS / "algorithms" / "README.md").read_text(encoding="utf-8"))}
-    assert listed >= set(AGGREGATIONS)
-    assert {row[0].strip("`") for row in table_rows((DOCS / "algorithms" / "kl.md").read_text(encoding="utf-8"))} >= set(KL)
+PARTS: dict[str, set[str]] = {
+    "Advantages": set(ADVANTAGES),
+    "Token losses": set(LOSSES),
+    "Aggregation": set(AGGREGATIONS),
+    "KL": {*choices("kl"), "kl_target"},
+    "Entropy": {*choices("entropy_rule"), "entropy_bonus", "entropy_target"} - {"none"},
+    "Correction": {*choices("correction")} - {"none"},
+    "Shaping": {*choices("length_penalty"), "overlong_buffer", "whiten"} - {"none"},
+}
+"""Section of the page -> the choices that it must have a row for."""
 
 
-def _clip(value: float | None) -> str:
-    return "–" if value is None else f"{value:g}"
+@pytest.mark.parametrize("section", PARTS)
+def test_every_part_has_its_row_and_is_where_the_row_says(section: str) -> None:
+    page = (ALGORITHMS / "README.md").read_text(encoding="utf-8")
+    rows = table_rows(page.partition(f"\n## {section}\n")[2].partition("\n## ")[0])[1:]
+    assert sorted(row[0].strip("`") for row in rows) == sorted(PARTS[section])
+    for row in rows:
+        if section == "Aggregation":
+            assert AGGREGATIONS[row[0].strip("`")].__name__ == row[-1].strip("`")
+            continue
+        places = re.findall(r"((?:`\w+`, )*`\w+`) in `([\w/.]+)`", row[-1])
+        assert places, row
+        for names, file in places:
+            tree = ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
+            defined = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+            assert {name.strip("`") for name in names.split(", ")} <= defined, row
+
+
+def test_every_estimator_of_the_kl_has_its_row() -> None:
+    listed = {row[0].strip("`") for row in table_rows((ALGORITHMS / "kl.md").read_text(encoding="utf-8"))} - {"name"}
+    assert listed == set(choices("kl")) == {*KL, "k3-unbiased"}
+
+
+def test_every_page_about_algorithms_is_linked_from_the_index() -> None:
+    page = (ALGORITHMS / "README.md").read_text(encoding="utf-8")
+    assert {path.name for path in ALGORITHMS.glob("*.md")} - {"README.md"} == set(re.findall(r"\]\((\w+\.md)\)", page))

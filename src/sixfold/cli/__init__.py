@@ -19,13 +19,14 @@ VERBS = {
     "eval": "mean reward and pass@k of a checkpoint on held-out tasks, with 95 % intervals",
     "generate": "sample completions of one prompt",
     "explain": "what a recipe resolves to, in plain words, with reasons",
+    "algorithms": "the algorithms: who patches whom, one in full, what to set in another framework",
     "diff": "what differs between two runs",
     "report": "write a run's report.html",
 }
 
 HELP = f"""usage: sixfold VERB [ARGUMENTS] [--section.key VALUE ...]
 
-{chr(10).join(f"  {verb:<10}{line}" for verb, line in VERBS.items())}
+{chr(10).join(f"  {verb:<12}{line}" for verb, line in VERBS.items())}
 
   sixfold VERB --help   its arguments and, where it takes a recipe, every setting
   --debug               show the traceback behind an error

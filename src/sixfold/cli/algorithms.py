@@ -1,0 +1,200 @@
+"""`sixfold algorithms [NAME] [--convert FRAMEWORK]`: the lineage table, one algorithm in full, or what to set elsewhere for the same numbers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from textwrap import fill, indent
+
+from sixfold.algorithm.convert import FRAMEWORKS, Conversion, Sizes, convert
+from sixfold.algorithm.lineage import NAMING, cells, changes, docstring, home
+from sixfold.algorithm.method import ADVANTAGES, LOSSES, Method
+from sixfold.algorithm.zoo import ZOO
+from sixfold.cli.parsing import VerbParser
+from sixfold.config import Recipe
+from sixfold.errors import UserError, nearest
+from sixfold.recipe_io import knobs, toml_literal
+
+FIXED = {
+    "tau_negative": "the soft gate's temperature where A < 0",
+    "gamma": "discount of a token's reward",
+    "value_clip": "the critic's values move at most this far from those at collection",
+    "overlong_penalty": "what the reward falls by at the end of the overlong buffer",
+    "overlong_truncated_only": "the buffer counts only for answers that were cut off",
+}
+"""Choices of a row that are no setting of a recipe."""
+
+_SHELL = set(" $[]{}()\"'*?&|<>;")
+
+
+def parser() -> VerbParser:
+    """Arguments of the verb."""
+    arguments = VerbParser("algorithms", "The algorithms: who patches whom, one in full, and what to set in another framework for the same numbers.")
+    arguments.add_argument("name", metavar="NAME", nargs="?", help="one algorithm: its formula, its patch, every choice, the lines of a recipe")
+    arguments.add_argument("--convert", metavar="FRAMEWORK", choices=list(FRAMEWORKS), help="verl, trl or openrlhf: settings for the same numbers")
+    arguments.add_argument("--format", metavar="FORMAT", choices=["text", "markdown", "json"], default="text", help="text, markdown or json")
+    return arguments
+
+
+def run(argv: Sequence[str]) -> int:
+    """Parse and print."""
+    given, _ = parser().parse(argv)
+    if given.name is not None and given.name not in ZOO:
+        raise UserError(f"no algorithm '{given.name}'.{nearest(given.name, list(ZOO))} Known: {', '.join(ZOO)}")
+    rows = [ZOO[given.name]] if given.name else list(ZOO.values())
+    if given.format == "markdown" and (given.name or given.convert):
+        raise UserError("sixfold algorithms: --format markdown is of the table alone; use text or json with NAME or --convert")
+    if given.convert:
+        conversions = [convert(given.convert, row, default_sizes()) for row in rows]
+        print(_json([c.as_dict() for c in conversions]) if given.format == "json" else conversion_text(given.convert, conversions, _width()))
+    elif given.format == "json":
+        print(_json([_as_dict(row) for row in rows]))
+    elif given.name:
+        print(one(rows[0], _width()))
+    else:
+        print(markdown_table(rows) if given.format == "markdown" else text_table(rows, _width()))
+    return 0
+
+
+def _width() -> int:
+    return shutil.get_terminal_size(fallback=(160, 24)).columns
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2)
+
+
+def _as_dict(row: Method) -> dict[str, object]:
+    return {**cells(row), "choices": {name: getattr(row, name) for name in _choices(row)}, "changes": [c._asdict() for c in changes(row)]}
+
+
+def text_table(rows: Sequence[Method], width: int) -> str:
+    """The table in as many blocks as the width asks for, each beginning with the names."""
+    table = [cells(row) for row in rows]
+    widths = {column: max(len(column), *(len(line[column]) for line in table)) for column in table[0]}
+    blocks: list[list[str]] = [["name"]]
+    for column in list(widths)[1:]:
+        if sum(widths[c] + 2 for c in [*blocks[-1], column]) - 2 > width and len(blocks[-1]) > 1:
+            blocks.append(["name"])
+        blocks[-1].append(column)
+    head = {column: column for column in widths}
+    rule = {column: "-" * widths[column] for column in widths}
+    lines = ["\n".join("  ".join(line[c].ljust(widths[c]) for c in block).rstrip() for line in (head, rule, *table)) for block in blocks]
+    return "\n\n".join(lines)
+
+
+def markdown_table(rows: Sequence[Method]) -> str:
+    """The table for docs/algorithms/README.md, each name a link to the page of its file."""
+    table = [cells(row) for row in rows]
+    lines = [list(table[0]), ["---"] * len(table[0]), *([_linked(line["name"]), *list(line.values())[1:]] for line in table)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _linked(name: str) -> str:
+    return f"[{name}]({home(name).stem}.md)"
+
+
+def one(row: Method, width: int) -> str:
+    """One algorithm: its file's account, its patch, every choice with what it means, and the lines of a recipe."""
+    parts = [docstring(row.name), *_patch_text(row), _choices_text(row, width), "in a recipe\n" + indent("\n".join(recipe_lines(row)), "  ")]
+    return "\n\n".join(parts)
+
+
+def _patch_text(row: Method) -> Iterator[str]:
+    if row.patches:
+        lines = [f"  {c.field:<18}{_literal(c.before)} -> {_literal(c.after)}" for c in changes(row)]
+        yield "\n".join([f"what it changes of {row.patches}", *lines])
+
+
+def _choices(row: Method) -> list[str]:
+    return [field.name for field in fields(row) if field.name not in NAMING]
+
+
+def meaning(field: str) -> str:
+    """What a choice is, as the recipe's schema says it where it is a setting."""
+    knob = knobs().get(f"algorithm.{field}")
+    return knob.description if knob else f"{FIXED[field]} (no setting)"
+
+
+def _choices_text(row: Method, width: int) -> str:
+    extra = {
+        "advantage": "; baseline: {0.baseline}, divided by: {0.scale}".format(ADVANTAGES[row.advantage]),
+        "loss": f"; ratio: {LOSSES[row.loss].ratio}",
+    }
+    lines = ["every choice"]
+    for name in _choices(row):
+        start = f"  {name + ' = ' + _literal(getattr(row, name)):<42}"
+        lines.append(fill(meaning(name) + extra.get(name, ""), max(width, 80), initial_indent=start, subsequent_indent=" " * 44))
+    return "\n".join(lines)
+
+
+def recipe_lines(row: Method) -> list[str]:
+    """What to write in a recipe to train with it, besides what every recipe has."""
+    lines = ["[algorithm]", f'name = "{row.name}"']
+    if row.group_baseline or row.dynamic_sampling:
+        lines += ["", "[rollout]", f"samples_per_prompt = {default_sizes().samples}  # at least 2"]
+    if row.needs_critic:
+        lines += ["", "[critic]", f'body = "{Recipe().critic.body}"  # or "policy": a value head on the policy\'s features']
+    if row.needs_teacher:
+        lines += ["", "[reference]", 'path = "..."  # the teacher']
+    return lines
+
+
+def _literal(value: object) -> str:
+    return "none" if value is None else toml_literal(value)
+
+
+def default_sizes() -> Sizes:
+    """Those of a recipe that says nothing."""
+    rollout = Recipe().rollout
+    return Sizes(rollout.prompts_per_step, rollout.samples_per_prompt, rollout.max_new_tokens)
+
+
+def conversion_text(framework: str, conversions: Sequence[Conversion], width: int) -> str:
+    """What holds for all rows once, then each row's lines to paste and what they do not cover."""
+    peer, sizes = FRAMEWORKS[framework], default_sizes()
+    size = f"{sizes.prompts} prompts x {sizes.samples} samples a step, {sizes.horizon} tokens"
+    head = [f"{peer.title}, beside a recipe of {size}.", *peer.notes]
+    return "\n\n".join(["\n".join(fill(line, width, subsequent_indent="  ") for line in head), *(_conversion(c, width) for c in conversions)])
+
+
+def _conversion(c: Conversion, width: int) -> str:
+    write = {"verl": _hydra_lines, "trl": _python_lines, "openrlhf": _flag_lines}[c.framework]
+    lines = [f"{c.row} in {c.framework}", "", *write(c.entry, c.changed), *c.also]
+    if c.kept:
+        kept = ", ".join(f"{key} = {value!r}" for key, value in c.kept.items())
+        lines += ["", fill(f"counted on, and so by default: {kept}", width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)]
+    for title, notes in (("what differs", c.differs), ("no setting gives this", c.lacks)):
+        lines += [fill(f"{title}: {note}", width, subsequent_indent="  ") for note in notes]
+    return "\n".join(lines)
+
+
+def _hydra_lines(entry: str, settings: Mapping[str, object]) -> list[str]:
+    return _command(entry, [_quoted(f"{key}={_hydra(value)}") for key, value in settings.items()])
+
+
+def _hydra(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, tuple):
+        return f"[{','.join(map(str, value))}]"
+    return f'"{value}"' if isinstance(value, str) and value[:1].isdigit() else str(value)
+
+
+def _flag_lines(entry: str, settings: Mapping[str, object]) -> list[str]:
+    words = {key: value if isinstance(value, tuple) else () if value is True else (value,) for key, value in settings.items()}
+    return _command(entry, [" ".join([f"--{key}", *map(str, values)]) for key, values in words.items()])
+
+
+def _python_lines(entry: str, settings: Mapping[str, object]) -> list[str]:
+    return [f"{entry}(", *(f"    {key}={value!r}," for key, value in settings.items()), ")"]
+
+
+def _command(entry: str, words: Sequence[str]) -> list[str]:
+    return [f"{line} \\" for line in [entry, *(f"  {word}" for word in words)][:-1]] + [f"  {words[-1]}"]
+
+
+def _quoted(word: str) -> str:
+    return f"'{word}'" if _SHELL & set(word) else word
