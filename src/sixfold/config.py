@@ -187,8 +187,8 @@ class TrainerConfig(Section):
     """One forward, one backward, one step."""
 
     learning_rate: Real = knob(1e-6, "AdamW learning rate", gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = knob("constant", "learning rate after warm-up: constant, or decaying to 0 at the last step")
-    warmup_steps: int = knob(0, "steps over which the learning rate rises from 0", ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = knob("constant", "learning rate after warm-up: constant, or decaying to 0 at the last update")
+    warmup_steps: int = knob(0, "updates over which the learning rate rises from 0", ge=0)
     beta1: Real = knob(0.9, "AdamW beta 1", ge=0, lt=1)
     beta2: Real = knob(0.95, "AdamW beta 2: forgets a gradient spike in about 20 steps", ge=0, lt=1)
     epsilon: Real = knob(1e-8, "AdamW epsilon", gt=0)
@@ -198,7 +198,7 @@ class TrainerConfig(Section):
     logprob_chunk: int = knob(1024, "positions whose logits exist at one time", ge=16)
     activation_checkpointing: Literal["none", "selective", "full"] = knob("none", "recompute activations in the backward pass to save memory")
     share_prefix: bool = knob(True, "compute a prompt once for all its completions, forward and backward")
-    max_skipped_steps: int = knob(3, "stop after this many steps in a row whose gradient was not finite", ge=1)
+    max_skipped_steps: int = knob(3, "stop after this many updates in a row whose gradient was not finite", ge=1)
 
 
 class SftConfig(Section):

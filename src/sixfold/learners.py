@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .algorithm.base import Algorithm
 from .algorithm.composed import Composed, make_algorithm
 from .assembly import World
 from .controller.refill import Refill
@@ -32,7 +33,7 @@ from .trainer.trainer import Trainer
 class Learners:
     """The roles of the loop that have a state. trainer: the policy's own, or critic and policy in turn. scorers: reference, critic, proximal pass."""
 
-    algorithm: Composed
+    algorithm: Algorithm
     policy: Trainer
     reference: KeptReference
     critic: Critic | None
@@ -65,7 +66,8 @@ class Learners:
 
     def steered(self) -> dict[str, Any]:
         """What the algorithm and the reset rule have adapted to, as JSON."""
-        return {"algorithm": self.algorithm.steering.state(), "resets": self.resets.state()}
+        algorithm = self.algorithm.steering.state() if isinstance(self.algorithm, Composed) else {}
+        return {"algorithm": algorithm, "resets": self.resets.state()}
 
     def load(self, tensors: Mapping[str, Tensor], counters: Mapping[str, int], steered: Mapping[str, Any]) -> None:
         """Take over what a checkpoint holds. Raises UserError where it was made by another algorithm's parts."""
@@ -79,24 +81,31 @@ class Learners:
             self.critic.load(tensors, counters)
         p.version, p.steps = counters["version"], counters["steps"]
         p.skipped_total, p.skipped_in_a_row = counters["skipped_total"], counters["skipped_in_a_row"]
-        self.algorithm.steering.load(steered["algorithm"])
+        if isinstance(self.algorithm, Composed):
+            self.algorithm.steering.load(steered["algorithm"])
         self.resets.load(steered["resets"])
 
 
-def build_learners(world: World) -> Learners:
-    """The recipe's algorithm and the models it needs beside the policy. Raises UserError for a teacher that does not fit."""
+def build_learners(world: World, own: Algorithm | None = None) -> Learners:
+    """The recipe's algorithm and the models it needs beside the policy.
+
+    own: an algorithm in place of the recipe's; it is asked whether it needs a reference, and gets no critic.
+
+    Raises UserError for a teacher that does not fit.
+    """
     recipe, config = world.recipe, world.recipe.trainer
     method = resolve_algorithm(recipe.algorithm)
-    algorithm = make_algorithm(method, recipe.rollout.max_new_tokens)
+    named = make_algorithm(method, recipe.rollout.max_new_tokens)
+    algorithm, learns_values = own or named, method.needs_critic and own is None
     updates = recipe.run.steps * method.updates
-    warm_up = recipe.critic.warmup_steps * method.updates if method.needs_critic else 0
+    warm_up = recipe.critic.warmup_steps * method.updates if learns_values else 0
     scoring = replace(world.scoring, entropy_gradient=method.entropy_in_loss)
     budget = config.max_tokens_per_microbatch, config.share_prefix
-    reference = _reference(world) if method.needs_reference else NoReference()
+    reference = _reference(world) if algorithm.needs_reference else NoReference()
     policy = Trainer(world.policy.model, config, scoring, max(updates - warm_up, 0), epochs=method.epochs, frozen=reference.scorer)
     reference.check_apart(policy.optimizer)
-    critic = Critic(world.policy.model, recipe.critic, config, world.scoring, updates, epochs=method.epochs) if method.needs_critic else None
-    trainer = ActorCritic(policy, critic, algorithm, recipe.critic.warmup_steps) if critic else policy
+    critic = Critic(world.policy.model, recipe.critic, config, world.scoring, updates, epochs=method.epochs) if learns_values else None
+    trainer = ActorCritic(policy, critic, named, recipe.critic.warmup_steps) if critic else policy
     proximal = [Proximal(world.policy.model, world.scoring, *budget)] if method.needs_proximal else []
     scorers = Chain(reference, [*([critic] if critic else []), *proximal])
     resets = ResetPolicy(recipe.reference.reset_every, recipe.reference.reset_patience)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from .algorithm.base import batch_metrics
+from .algorithm.base import Algorithm, batch_metrics
 from .assembly import World, build_world
 from .batch import Batch, Metrics, collate
 from .config import Recipe
@@ -65,12 +65,13 @@ def train_run(
     overwrite: bool = False,
     stop_after: Literal["sft"] | None = None,
     reward: Callable[..., Any] | None = None,
+    algorithm: Algorithm | None = None,
     tasks: Sequence[Task] | None = None,
     heldout: Sequence[Task] = (),
 ) -> int:
     """Run a recipe, or go on with the run in `resume`. Gives the exit code: 0, or 130 / 143 when stopped by a signal.
 
-    reward, tasks, heldout: stand in for the recipe's rewards and dataset (see `sixfold.train`).
+    reward, algorithm, tasks, heldout: stand in for the recipe's rewards, algorithm and dataset (see `sixfold.train`).
 
     Raises UserError for everything that the user can mend.
     """
@@ -90,7 +91,7 @@ def train_run(
         if not resume:  # only now: a mistake in the recipe has left nothing behind, and deleted nothing
             run = stack.enter_context(create_run(directory, name, overwrite))
         interrupts = stack.enter_context(Interrupts(progress.note))
-        work = Run(recipe, run, world, progress, interrupts, started)
+        work = Run(recipe, run, world, progress, interrupts, started, algorithm)
         work.prepare(checkpoint)
         return work.go(checkpoint, stop_after)
 
@@ -114,6 +115,7 @@ class Run:
     progress: Progress
     interrupts: Interrupts
     started: float
+    algorithm: Algorithm | None
     state: RunState = field(default_factory=RunState)
     log_seconds: float = 0.0
     alarms: Alarms = field(default_factory=Alarms)
@@ -139,7 +141,7 @@ class Run:
             if self.interrupts.exit_code:
                 self.progress.note(f"stopped before the first checkpoint; start over with: sixfold train --resume {self.run.path}")
                 return self.interrupts.exit_code
-        learners = build_learners(self.world)
+        learners = build_learners(self.world, self.algorithm)
         if checkpoint:
             restore(checkpoint.tensors, self.state, self.world, learners)
         else:

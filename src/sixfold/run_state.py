@@ -50,7 +50,7 @@ def data_fingerprint(world: World) -> str:
 def save(run: RunFolder, world: World, learners: Learners, state: RunState) -> Path:
     """Publish a checkpoint of this moment and delete the oldest ones."""
     tensors: dict[str, Tensor] = {**learners.tensors(), **world.sync.tensors()}
-    state.counters = {**learners.counters(), "engine_version": world.engine.version}
+    state.counters = {**learners.counters(), "engine_version": world.engine.version, "sync_waited": world.sync.waited}
     state.steered = learners.steered()
     model_bytes = sum(p.nbytes for p in world.policy.model.parameters())
     path = save_checkpoint(run.checkpoints, state.step, write_model=world.policy.save, model_bytes=model_bytes, tensors=tensors, state=asdict(state))
@@ -74,4 +74,4 @@ def read_state(checkpoint: Checkpoint, world: World) -> RunState:
 def restore(tensors: Mapping[str, Tensor], state: RunState, world: World, learners: Learners) -> None:
     """Put the learners and the engine back. The model's weights are already the checkpoint's: it was loaded from there."""
     learners.load(tensors, state.counters, state.steered)
-    world.sync.load(tensors, state.counters["engine_version"])
+    world.sync.load(tensors, state.counters["engine_version"], state.counters["sync_waited"])

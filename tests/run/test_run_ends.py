@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 import sixfold
+from sixfold.algorithm.composed import make_algorithm
+from sixfold.algorithm.zoo import ZOO
+from sixfold.batch import Batch, LossOutput
 from sixfold.config import Recipe
 from sixfold.errors import UserError
 from sixfold.recipe_io import parse_recipe
@@ -62,6 +66,30 @@ def test_from_python_with_own_tasks_and_a_reward_in_trl_form(tmp_path: Path) -> 
     assert folder == tmp_path / "mine" and [m["step"] for m in metrics(folder)] == [1, 2]
     with pytest.raises(UserError, match="already holds a run"):
         sixfold.train(reward=rewards, tasks=tasks, settings=settings)
+
+
+def test_from_python_with_an_algorithm_of_ones_own(tmp_path: Path) -> None:
+    """The run is that of the named algorithm it computes the same as, resumed or not."""
+
+    class Mine:
+        needs_reference = False
+
+        def __init__(self) -> None:
+            self.inner = make_algorithm(ZOO["dr_grpo"], 12)
+
+        def compute_advantages(self, batch: Batch) -> Batch:
+            return self.inner.compute_advantages(batch)
+
+        def compute_loss(self, batch: Batch, logp: Tensor) -> LossOutput:
+            return self.inner.compute_loss(batch, logp)
+
+    def settings(name: str, **more: object) -> dict[str, object]:
+        flags = tiny_recipe(tmp_path, run__name=name, run__steps=4, algorithm__beta=0.1, **more)
+        return {flag.removeprefix("--"): value for flag, value in zip(flags[::2], flags[1::2], strict=True)}
+
+    own = sixfold.train(algorithm=Mine(), settings=settings("own"))
+    named = sixfold.train(settings=settings("named", algorithm__name="dr_grpo") | {"algorithm.beta": "0"})
+    assert metrics(own) == metrics(named) and any(m["train/updates"] for m in metrics(own))
 
 
 def test_one_heldout_task_with_a_real_valued_reward_has_no_interval(tmp_path: Path) -> None:

@@ -98,6 +98,15 @@ class TestCopySync:
             seen.append(versions(engine)[0])
         assert seen == [0, 0, 3, 3, 3, 6, 6]
 
+    def test_it_counts_steps_whatever_number_of_updates_each_makes(self, trained: PreTrainedModel, engine: Engine) -> None:
+        """Four updates a step, then none, then four: a copy every second step, none where nothing has changed since."""
+        sync, seen = CopySync(trained, engine, every=2), []
+        for version in (4, 8, 8, 8, 12, 16):
+            nudge(trained)
+            sync.sync(version)
+            seen.append(versions(engine)[0])
+        assert seen == [0, 8, 8, 8, 12, 12]
+
     def test_a_refresh_copies_under_the_number_that_is(self, trained: PreTrainedModel, engine: Engine) -> None:
         nudge(trained)
         sync = CopySync(trained, engine, every=5)
@@ -113,10 +122,14 @@ class TestCopySync:
             sync.sync(version)
         saved = {name: t.detach().clone() for name, t in sync.tensors().items()}
         resumed = make_engine(copy.deepcopy(trained).requires_grad_(False))
-        CopySync(trained, resumed, every=2).load(saved, 2)
+        again = CopySync(trained, resumed, every=2)
+        again.load(saved, 2, sync.waited)
         for p, q in zip(resumed.runner.model.parameters(), engine.runner.model.parameters(), strict=True):
             assert torch.equal(p, q)
         assert versions(resumed) == [2, 2]
+        nudge(trained)
+        again.sync(4)
+        assert versions(resumed) == [4, 4], "one of the two steps was before the checkpoint"
 
     def test_a_spoilt_copy_is_found_and_named(self, trained: PreTrainedModel, engine: Engine) -> None:
         sync = CopySync(trained, engine, every=1)

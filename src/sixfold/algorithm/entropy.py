@@ -23,7 +23,8 @@ def entropy_of_logits(logits: Tensor) -> Tensor:
 
 
 def sampled_entropy(logp: Tensor, mask: Tensor) -> Tensor:
-    """-mean of logp over the sampled tokens: unbiased, and needs no logits; scalar, 0 where nothing was sampled.
+    """-mean of logp over the sampled tokens; scalar, 0 where nothing was sampled. Needs no logits; unbiased where rows are of one length, else
+    short by O(1 / B).
 
     A number to log, so detached: its gradient would not be the entropy's, for E[grad log pi] = 0.
     """

@@ -2,7 +2,7 @@
 
 Values: k1 and k3 are unbiased, k2 is biased; k3 is never negative. As loss terms their gradients differ from what their values mean: k1 has zero
 expected gradient, k2 gives the gradient of KL(policy || reference), k3 that of KL(reference || policy) (arXiv:2510.01555). In the reward, k1
-is right; in the loss, k2, "k3+" or `unbiased`.
+is right; in the loss, k2, "k3+" or `unbiased`: each token's own KL, for in the loss no token answers for where it leads the later ones.
 
 Peers clamp more: verl k3 to +-10, OpenRLHF every estimator to +-10. Here only what is exponentiated is clamped, r to +-20.
 """

@@ -6,8 +6,6 @@ Patches REINFORCE in one line: the reward is a teacher's opinion of every token 
 discount. As dense as supervised learning and on the student's own states, so there is nothing to verify and no group. It costs a second model
 that shares the tokenizer (`reference.path`), and cannot go beyond it. The task's reward is logged, not trained on.
 
-Runs alone with the SFT base as its own teacher: a fixed point, where nothing moves.
-
 Runs alone on the shared task: python -m sixfold.algorithm.opd
 """
 

@@ -19,7 +19,12 @@ class SyncError(RuntimeError):
 
 
 class SharedSync:
-    """Trainer and engine are one module: a sync is a new version number, and the proof is that no tensor was swapped for another."""
+    """Trainer and engine are one module: a sync is a new version number, and the proof is that no tensor was swapped for another.
+
+    waited: steps since the last sync; always 0 here.
+    """
+
+    waited = 0
 
     def __init__(self, trainer: PreTrainedModel, engine: Engine) -> None:
         self._trainer = trainer
@@ -42,22 +47,29 @@ class SharedSync:
         """Nothing to save: the engine's weights are the trainer's."""
         return {}
 
-    def load(self, tensors: Mapping[str, Tensor], version: int) -> None:
+    def load(self, tensors: Mapping[str, Tensor], version: int, waited: int) -> None:
         """Go on at `version`."""
         self._engine.version = version
 
 
 class CopySync:
-    """The engine has weights of its own, overwritten in place every `every` versions (data_ptr stays, so nothing that points at them breaks)."""
+    """The engine has weights of its own, overwritten in place every `every` steps (data_ptr stays, so nothing that points at them breaks).
+
+    Steps, not versions: a step may make several updates, or none. waited: steps since the last copy.
+    """
 
     def __init__(self, trainer: PreTrainedModel, engine: Engine, every: int) -> None:
         self._trainer = trainer
         self._engine = engine
         self._every = every
+        self.waited = 0
 
     def sync(self, version: int) -> None:
-        """Copy if `every` versions have passed. Raises SyncError for non-finite weights or a copy that does not come out equal."""
-        if version - self._engine.version >= self._every:
+        """Called once a step: copy if `every` steps have passed and the weights are others. Raises SyncError for non-finite weights or a copy that
+        does not come out equal."""
+        self.waited += 1
+        if self.waited >= self._every and version != self._engine.version:
+            self.waited = 0
             self.refresh()
             self._engine.set_version(version)
 
@@ -78,8 +90,9 @@ class CopySync:
         return {f"engine/{name}": p for name, p in self._engine.runner.model.named_parameters()}
 
     @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor], version: int) -> None:
-        """Put a checkpoint's engine weights back, numbered `version`."""
+    def load(self, tensors: Mapping[str, Tensor], version: int, waited: int) -> None:
+        """Put a checkpoint's engine weights back, numbered `version`, `waited` steps after they were copied."""
+        self.waited = waited
         for name, p in self._engine.runner.model.named_parameters():
             p.copy_(tensors[f"engine/{name}"])
         self._engine.version = version

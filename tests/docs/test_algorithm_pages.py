@@ -1,0 +1,267 @@
+"""docs/algorithms/: what each page says of a row, its code, its metrics and its numbers is what the row, the code and the schema say."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sixfold.algorithm import advantages, composed, returns, steering
+from sixfold.algorithm.aggregation import AGGREGATIONS
+from sixfold.algorithm.composed import make_algorithm
+from sixfold.algorithm.lineage import NAMING, changes
+from sixfold.algorithm.method import CORRECTION_BANDS, Method
+from sixfold.algorithm.off_policy import CORRECTIONS
+from sixfold.algorithm.zoo import ZOO
+from sixfold.batch import Batch, final_rewards, last_sampled
+from sixfold.config import AlgorithmConfig
+from sixfold.plan_algorithm import resolve_algorithm
+from sixfold.report.schema import METRICS, find
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "algorithms"
+SOURCE = ROOT / "src" / "sixfold" / "algorithm"
+SECOND_FORMS = {"gspo_token": "gspo", "reinforce_pp_baseline": "reinforce_pp"}
+"""Rows that share the file and the page of their predecessor."""
+BENCHMARKED = ("reinforce", "ppo", "grpo", "rloo", "dapo", "dr_grpo")
+METRIC = re.compile(r"(train|reward|rollout|mismatch|sync|heldout|time|group|critic|dynamic|correction|algorithm)/[a-z][a-z_0-9/]*$")
+PAGES = sorted(FOLDER.glob("*.md"))
+
+
+def stem(name: str) -> str:
+    return SECOND_FORMS.get(name, name)
+
+
+def page(name: str) -> str:
+    return (FOLDER / f"{stem(name)}.md").read_text(encoding="utf-8")
+
+
+def section(text: str, heading: str) -> str:
+    """What stands under a second-level heading."""
+    found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"no section '{heading}'"
+    return found[1]
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """Every table as rows of cells, its header first; an escaped bar is no border."""
+    blocks = re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)
+    split = [[re.split(r"(?<!\\)\|", line)[1:-1] for line in block.splitlines() if not line.startswith("|---")] for block in blocks]
+    return [[[cell.strip() for cell in row] for row in table] for table in split]
+
+
+def words(text: str) -> set[str]:
+    """What stands between backticks."""
+    return set(re.findall(r"`([^`\n]+)`", text))
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def links(text: str) -> dict[str, Path]:
+    """Name -> file of every link to a name in a Python file."""
+    return {name: (FOLDER / path).resolve() for name, path in re.findall(r"\[`(\w+)`\]\(([\w./]+\.py)\)", text)}
+
+
+def names_in(file: Path) -> set[str]:
+    """Functions, classes and constants of a module, read without running it."""
+    names: set[str] = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []:
+            names |= {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+    return names
+
+
+def a_batch() -> Batch:
+    """Two groups of three with everything filled in that any row reads; rewards 1 0 0 and 1 1 0."""
+    mask = torch.tensor([[False, True, True, True]] * 5 + [[False, True, True, False]])
+    old = torch.where(mask, -1.0, 0.0)
+    return Batch(
+        tokens=torch.zeros(6, 4, dtype=torch.int64),
+        mask=mask,
+        old_logp=old,
+        version=torch.zeros(6, 4, dtype=torch.int64),
+        rewards=final_rewards([1.0, 0.0, 0.0, 1.0, 1.0, 0.0], mask),
+        step_ends=last_sampled(mask),
+        lengths=mask.sum(-1) + 1,
+        prompt_lengths=torch.ones(6, dtype=torch.int64),
+        group=torch.tensor([0, 0, 0, 1, 1, 1]),
+        truncated=torch.zeros(6, dtype=torch.bool),
+        ref_logp=old - 0.5,
+        values=torch.where(mask, 0.5, 0.0),
+    )
+
+
+def logged(row: Method) -> set[str]:
+    """The keys of the row's own that a step of it logs, apart from those that every algorithm has."""
+    algorithm = make_algorithm(row, horizon=5)
+    batch = algorithm.compute_advantages(a_batch())
+    keys = set(algorithm.compute_loss(batch, batch.old_logp).means)
+    rooms = ["critic"] * row.needs_critic + ["dynamic"] * bool(row.dynamic_sampling)
+    return keys | {metric.key for metric in METRICS if metric.key.split("/")[0] in rooms}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_row_is_quoted_and_the_table_is_what_it_changes(name: str) -> None:
+    row, patch = ZOO[name], section(page(name), "The patch")
+    source = (SOURCE / f"{stem(name)}.py").read_text(encoding="utf-8")
+    (quoted,) = [block for block in blocks(patch, "python") if f'name="{name}"' in block]
+    assert quoted in source, "the row has changed: copy it from the file"
+    listed = [rows for header, *rows in tables(patch) if header[:3] == ["choice", row.patches, name]]
+    said = [(cells[0].strip("`"), *(ast.literal_eval(cell.strip("`")) for cell in cells[1:3])) for rows in listed for cells in rows]
+    assert sorted(said) == sorted((c.field, c.before, c.after) for c in changes(row))
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_page_links_the_functions_that_the_row_names(name: str) -> None:
+    row, linked = ZOO[name], links(section(page(name), "Code"))
+    needed = {row.name.upper(), AGGREGATIONS[row.aggregation].__name__, row.loss}
+    needed |= {row.advantage} & (set(vars(advantages)) | set(vars(returns)))
+    assert needed <= set(linked)
+
+
+@pytest.mark.parametrize("file", PAGES, ids=lambda p: p.stem)
+def test_every_linked_name_is_in_its_file(file: Path) -> None:
+    for name, target in links(file.read_text(encoding="utf-8")).items():
+        assert name in names_in(target), f"{name} is not in {target.name}"
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_every_metric_that_the_row_logs_is_explained(name: str) -> None:
+    said = words(section(page(name), "Metrics"))
+    assert logged(ZOO[name]) <= said
+    unclipped = {"train/clipped_frac", "train/clip_active_frac"} - logged(ZOO[name])
+    assert not unclipped & {cells[0].strip("`") for table in tables(section(page(name), "Metrics")) for cells in table}, "not logged by this row"
+    assert "train/kl" in said, "what a KL would log"
+
+
+@pytest.mark.parametrize("file", PAGES, ids=lambda p: p.stem)
+def test_every_metric_named_is_in_the_schema(file: Path) -> None:
+    for word in words(file.read_text(encoding="utf-8")):
+        if METRIC.match(word):
+            assert find(word), f"{word}: no such metric"
+
+
+@pytest.mark.parametrize("room, file", [("critic", "critic.md"), ("dynamic", "dapo.md"), ("correction", "off_policy.md")])
+def test_a_room_of_metrics_has_its_table(room: str, file: str) -> None:
+    rows = [cells for table in tables(section((FOLDER / file).read_text(encoding="utf-8"), "Metrics")) for cells in table]
+    assert {m.key for m in METRICS if m.key.startswith(f"{room}/")} <= {cells[0].strip("`") for cells in rows if cells[1]}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_cost_peers_and_measurement(name: str) -> None:
+    row, text = ZOO[name], page(name)
+    cost = section(text, "Cost")
+    assert f"Models in memory: {row.models}" in cost
+    assert ("K ≥ 2" in cost) if row.group_baseline or row.dynamic_sampling else re.search(r"1 a prompt|One sample a prompt", cost)
+    notes = set(re.findall(r"^(\d+)\. ", (FOLDER / "peers.md").read_text(encoding="utf-8"), re.MULTILINE))
+    cited = set(re.findall(r"\[(\d+)\](?!\()", section(text, "Peers")))
+    assert cited and cited <= notes and "(peers.md" in section(text, "Peers")
+    measured = section(text, "Measured")
+    assert f"python -m sixfold.algorithm.{stem(name)}`" in measured
+    assert (f"![held-out accuracy](../../benchmarks/algorithms/plots/{name}.svg)" in measured) == (name in BENCHMARKED)
+
+
+def test_the_bands_of_off_policy_are_the_rules() -> None:
+    (table,) = tables(section((FOLDER / "off_policy.md").read_text(encoding="utf-8"), "The rules"))
+    said = {cells[0].strip("`"): tuple(None if cell == "–" else float(cell) for cell in cells[1:3]) for cells in table[1:]}
+    assert said == CORRECTION_BANDS and set(said) >= set(CORRECTIONS)
+
+
+def test_the_numbers_of_the_entropy_rules_are_the_code() -> None:
+    (table,) = tables(section((FOLDER / "entropy.md").read_text(encoding="utf-8"), "The five ways"))
+    rows = {cells[0].replace("`", ""): re.sub(r"arXiv:\S+", "", f"{cells[1]} {cells[2]}") for cells in table}
+
+    def numbers(setting: str) -> list[float]:
+        return [float(n) for n in re.findall(r"(?<![\w.])\d+(?:\.\d+)?", rows[f"algorithm.{setting}"])]
+
+    assert numbers("entropy_target = H*") == [steering.ENTROPY_STEP, 0.0, steering.HIGHEST_ENTROPY_BONUS]
+    assert numbers('entropy_rule = "clip-cov"') == [composed.CLIP_COV_FRACTION, *composed.CLIP_COV_BAND]
+    assert numbers('entropy_rule = "kl-cov"') == [composed.KL_COV_BETA, composed.KL_COV_FRACTION]
+    assert numbers('entropy_rule = "top-entropy"') == [composed.TOP_ENTROPY_QUANTILE]
+    assert f"held to ±{steering.WHITEN_CLIP:g}" in (FOLDER / "shaping.md").read_text(encoding="utf-8")
+    assert f"V_old − {ZOO['ppo'].value_clip:g}, V_old + {ZOO['ppo'].value_clip:g})" in (FOLDER / "critic.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_counts_the_zoo() -> None:
+    assert f"| {len(ZOO)} algorithms, " in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_arithmetic_of_the_pages() -> None:
+    """Figures that the prose works out."""
+
+    def fade(ratio: float) -> float:
+        p = 1 / (1 + math.exp(1 - ratio))
+        return 4 * p * (1 - p)
+
+    assert f"{fade(1.28):.2f} at ρ = 1.28,\n{fade(2):.2f} at ρ = 2 and {fade(5):.2f} at ρ = 5" in page("sapo")
+    assert f"with {2 * fade(2):.2f} times" in page("sapo")
+    degenerate = 0.9**4 + 0.1**4
+    assert f"= {degenerate:.3f}: {1 / (1 - degenerate):.1f} groups" in page("dapo")
+    assert f"e^(−0.4) = {math.exp(-0.4):.2f}" in page("gmpo") and f"e^0.4 = {math.exp(0.4):.2f}" in page("gmpo")
+    rewards, group = torch.tensor([1.0] + [0.0] * 15), torch.zeros(16, dtype=torch.int64)
+    maxrl, zscore, mean = (f(rewards, group)[0].item() for f in (advantages.maxrl, advantages.group_zscore, advantages.group_mean))
+    assert f"has A = {maxrl:g} here, {zscore:.2f} under GRPO and {mean:.2f} under Dr. GRPO" in page("maxrl")
+    assert f"{zscore:.2f} at K = 16" in page("grpo")
+    rewards, group = torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.zeros(4, dtype=torch.int64)
+    for f in (advantages.group_zscore, advantages.group_mean):
+        assert ", ".join(f"{a:.2f}" for a in f(rewards, group).tolist()).replace("-", "−") in page("dr_grpo")
+    assert [f"{k / (k - 1):.3g}" for k in (2, 4, 16)] == re.findall(r"(\d[\d.]*) at K =", page("rloo"))
+
+
+@pytest.fixture(scope="module")
+def own() -> dict[str, Any]:
+    """The page's programs, run but for the last."""
+    names: dict[str, Any] = {}
+    for block in blocks((FOLDER / "writing_your_own.md").read_text(encoding="utf-8"), "python")[:2]:
+        exec(compile(block, "writing_your_own.md", "exec"), names)
+    return names
+
+
+def test_the_recipe_of_the_page_is_its_row(own: dict[str, Any]) -> None:
+    (text,) = blocks((FOLDER / "writing_your_own.md").read_text(encoding="utf-8"), "toml")
+    row = resolve_algorithm(AlgorithmConfig(**tomllib.loads(text)["algorithm"]))
+    assert all(getattr(row, f.name) == getattr(own["HOUSE"], f.name) for f in fields(Method) if f.name not in NAMING)
+    assert own["algorithm"].method == own["HOUSE"] and own["algorithm"].horizon == 64
+
+
+def test_the_object_of_the_page_learns_what_is_above_average(own: dict[str, Any]) -> None:
+    """Rows 0, 3 and 4 have reward 1 in a mixed group: 9 tokens, each with gradient -1/9, whatever lies under the mask and in any split."""
+    mine = own["AboveAverage"](horizon=5)
+    batch = a_batch()
+    failed = batch.rewards.clone()
+    failed[4, 3] = torch.nan
+    for scores, rows in ((batch.rewards, [0, 3, 4]), (failed, [0, 3])):
+        ready = mine.compute_advantages(batch.with_(rewards=scores))
+        expected = torch.zeros(6, 4)
+        expected[rows] = torch.where(batch.mask, -1.0 / (3 * len(rows)), 0.0)[rows]
+        for split in ([range(6)], [[0, 5], [1, 2, 3, 4]]):
+            logp = torch.where(batch.mask, -0.7, torch.nan).requires_grad_()
+            outputs = [mine.compute_loss(ready.rows(torch.tensor(list(part))), logp[list(part)]) for part in split]
+            sum(output.loss for output in outputs).backward()
+            torch.testing.assert_close(logp.grad, expected)
+            assert sum(float(output.sums["train/loss"]) for output in outputs) == pytest.approx(0.7)
+    assert not mine.compute_advantages(batch.with_(rewards=final_rewards([1.0] * 6, batch.mask))).weights.any()
+
+
+def test_the_object_of_the_page_runs_on_the_shared_task(
+    own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    block = blocks((FOLDER / "writing_your_own.md").read_text(encoding="utf-8"), "python")[2]
+    short = block.replace("range(60)", "range(2)").replace("seed=0)", "seed=0, steps=2)")
+    assert "range(2)" in short and "steps=2" in short
+    exec(compile(short, "writing_your_own.md", "exec"), own)
+    assert isinstance(own["task"].learners.algorithm, own["AboveAverage"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [step for step, _ in lines] == ["0", "1"] and all(0 <= float(reward) <= 1 for _, reward in lines)
