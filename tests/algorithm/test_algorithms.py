@@ -107,8 +107,8 @@ def test_golden_grpo_with_k3(theirs: str) -> None:
 def test_the_policy_gradient_of_grpo_and_reinforce_with_ratio_one_differ_only_in_the_advantage() -> None:
     """GRPO with REINFORCE's weights, on policy: gradient = REINFORCE's divided by the group's std."""
     batch, _ = _random_batch(0, rows=3)
-    _, grpo = _loss_and_gradient(_grpo(aggregation="sequence-sum"), batch, old_policy(batch))
-    _, reinforce = _loss_and_gradient(_make("reinforce", advantage="group_mean"), batch, old_policy(batch))
+    _, grpo = _loss_and_gradient(_grpo(aggregation="sequence-sum"), batch, batch.old_logp)
+    _, reinforce = _loss_and_gradient(_make("reinforce", advantage="group_mean"), batch, batch.old_logp)
     std = batch.scores.std(correction=0) + 1e-6
     torch.testing.assert_close(grpo, reinforce / std, atol=1e-6, rtol=1e-5)
 
@@ -315,7 +315,7 @@ def test_dapo_with_its_four_switches_off_is_grpo() -> None:
 @pytest.mark.parametrize("switch", [{"clip_high": 0.28}, {"aggregation": "token"}, {"overlong_buffer": 0.4}])
 def test_each_switch_of_dapo_changes_something_by_itself(switch: dict[str, object]) -> None:
     batch, _ = _random_batch(8)
-    logp = old_policy(batch) + math.log(1.25)  # between the symmetric clip and clip-higher
+    logp = batch.old_logp + math.log(1.25)  # between the symmetric clip and clip-higher
     _, grpo = _loss_and_gradient(_grpo(), batch, logp)
     _, patched = _loss_and_gradient(_grpo(**switch), batch, logp)
     assert not torch.allclose(grpo, patched)
@@ -328,7 +328,7 @@ def test_a_group_of_equal_rewards_gives_exactly_zero(algorithm: Composed) -> Non
     if not m.group_baseline or m.regularised or m.length_penalty != "none" or (m.beta and m.kl_in == "reward") or m.overlong_buffer:
         pytest.skip("not only the group's rewards make this gradient")
     batch, _ = _random_batch(2, rewards=[0.3] * 3 + [0.7] * 3)
-    loss, gradient = _loss_and_gradient(algorithm, batch, old_policy(batch))
+    loss, gradient = _loss_and_gradient(algorithm, batch, old_policy(batch, algorithm.method))
     assert float(loss) == 0.0 and not gradient.any()
 
 
@@ -338,7 +338,7 @@ def test_on_policy_every_loss_has_reinforces_gradient_for_its_advantage(name: st
     batch, _ = _random_batch(4)
     algorithm = _make(name)
     filled = algorithm.compute_advantages(batch)
-    _, gradient = _loss_and_gradient(algorithm, batch, old_policy(batch))
+    _, gradient = _loss_and_gradient(algorithm, batch, old_policy(batch, algorithm.method))
     assert filled.weights is not None and filled.advantages is not None
     expected = -filled.weights * filled.advantages
     if name == "kimi":  # each token carries its row's squared residual: the row's |o| weights of 1 / |o| add up to 1

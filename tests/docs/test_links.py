@@ -21,7 +21,9 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "be
 YOURS = {"rewards.py", "my.toml", "mine.toml", "recipe.toml"}
 """File names that stand for a user's own, or for a file of a run."""
 A_RUNS_FILE = re.compile(r"\.(json|jsonl|html|safetensors)$")
-METRIC = re.compile(r"(step|tokens_total)$|(train|reward|rollout|mismatch|sync|heldout|time|group)/[a-z][a-z_0-9/]*$")
+METRIC = re.compile(
+    r"(step|tokens_total)$|(train|reward|rollout|mismatch|sync|heldout|time|group|critic|dynamic|correction|algorithm)/[a-z][a-z_0-9/]*$"
+)
 
 
 def prose(page: Path) -> str:

@@ -73,7 +73,7 @@ class Composed:
         """The row's loss for some rows of that batch; logp [B, T]."""
         m, mask = self.method, batch.mask
         weights = torch.where(mask, filled(batch.weights, "weights"), 0.0)
-        trained, old, advantages = (torch.where(mask, t, 0.0) for t in (logp, old_policy(batch), filled(batch.advantages, "advantages")))
+        trained, old, advantages = (torch.where(mask, t, 0.0) for t in (logp, old_policy(batch, m), filled(batch.advantages, "advantages")))
         s = LOSSES[m.loss](Terms(trained, old, advantages, mask), m)
         token_loss, means = s.loss, dict[str, Tensor]()
         if batch.marked is not None:
@@ -120,18 +120,18 @@ class Composed:
 
     def _entropy_rule(self, batch: Batch) -> Batch:
         """Weight 0 for the tokens that the rule excludes, or a mark on those that it holds back; both count in the denominators still."""
-        rule, mask, advantages = self.method.entropy_rule, batch.mask, filled(batch.advantages, "advantages")
+        rule, advantages = self.method.entropy_rule, filled(batch.advantages, "advantages")
+        if rule == "none":
+            return batch
+        mask = batch.mask & batch.scores.isfinite()[:, None]
         one = 1.0 / max(int(mask.sum()), 1)  # a share of a small batch may be less than a token: then it is one
         if rule == "kl-cov":
-            return batch.with_(marked=kl_cov_tokens(advantages, old_policy(batch), mask, max(KL_COV_FRACTION, one)))
+            return batch.with_(marked=kl_cov_tokens(advantages, filled(batch.prox_logp, "prox_logp"), mask, max(KL_COV_FRACTION, one)))
         if rule == "clip-cov":
-            low, high = CLIP_COV_BAND
-            share = max(CLIP_COV_FRACTION, one)
-            kept = ~clip_cov_tokens(advantages, old_policy(batch), mask, share, low, high, excluded=None, seed=self.steering.steps)
-        elif rule == "top-entropy":
-            kept = top_entropy_tokens(filled(batch.entropy, "entropy"), mask, TOP_ENTROPY_QUANTILE)
+            share, logp = max(CLIP_COV_FRACTION, one), filled(batch.prox_logp, "prox_logp")
+            kept = ~clip_cov_tokens(advantages, logp, mask, share, *CLIP_COV_BAND, excluded=None, seed=self.steering.steps)
         else:
-            return batch
+            kept = top_entropy_tokens(filled(batch.entropy, "entropy"), mask, TOP_ENTROPY_QUANTILE)
         importance = torch.ones_like(advantages) if batch.correction is None else batch.correction
         return batch.with_(correction=torch.where(kept, importance, 0.0))
 

@@ -151,9 +151,14 @@ class Method:
         return self.beta > 0 and self.kl_in == "loss"
 
     @property
+    def ratio_from_trainer(self) -> bool:
+        """Ratios are against the trainer's own log-probs when the step began; what led there from the sampler is an importance weight."""
+        return self.correction not in ("none", "negative-sequence") or self.advantage == "vtrace"
+
+    @property
     def needs_proximal(self) -> bool:
         """A pass over the samples with the trainer's weights before the first update: what corrections and entropy rules are computed from."""
-        return self.correction not in ("none", "negative-sequence") or self.entropy_rule != "none" or self.advantage == "vtrace"
+        return self.ratio_from_trainer or self.entropy_rule != "none"
 
     @property
     def entropy_in_loss(self) -> bool:

@@ -162,9 +162,9 @@ def _clip_high(method: Method) -> float:
     return method.clip_high
 
 
-def old_policy(batch: Batch) -> Tensor:
-    """The policy that ratios are taken against: the trainer's own when the step began, where it was asked, else the sampler's."""
-    return batch.old_logp if batch.prox_logp is None else batch.prox_logp
+def old_policy(batch: Batch, method: Method) -> Tensor:
+    """The policy that ratios are taken against: the sampler, or the trainer's own when the step began where the way there is corrected for."""
+    return filled(batch.prox_logp, "prox_logp") if method.ratio_from_trainer else batch.old_logp
 
 
 def log_rho(batch: Batch) -> Tensor:

@@ -68,9 +68,9 @@ class Steering:
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over what `state` gave."""
-        self.steps, self.beta = state["steps"], state["beta"]
+        self.steps = state["steps"]
         if self._beta:
-            self._beta.beta = self.beta
+            self.beta = self._beta.beta = state["beta"]
         if self._bonus:
             self._bonus.coefficient = state["entropy_bonus"]
         if self._whiten:

@@ -122,9 +122,9 @@ class Critic:
 def explained_variance(values: Tensor, returns: Tensor) -> float:
     """1 - Var(R - V) / Var(R), population variances over tokens, [S] each: 1 is a perfect critic, 0 one no better than a constant, below 0 worse.
 
-    0 where all returns are equal (or there are none): nothing was there to explain.
+    0 where all returns are equal but for rounding (or there are none): nothing was there to explain.
     """
-    if len(returns) == 0 or bool((returns == returns[0]).all()):
-        return 0.0
     values, returns = values.double(), returns.double()
+    if len(returns) == 0 or float(returns.std(correction=0)) <= 1e-6 * max(1.0, float(returns.abs().max())):
+        return 0.0
     return float(1.0 - (returns - values).var(correction=0) / returns.var(correction=0))
