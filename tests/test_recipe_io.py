@@ -39,7 +39,8 @@ MISTAKES = {
     "wrong section": ("\ngrad_clip = 1.0", "'grad_clip' belongs under 'trainer' (trainer.grad_clip) (demo.toml, line 2)"),
     "two right sections": (
         "learning_rate = 1e-6",
-        "'learning_rate' belongs under 'trainer' (trainer.learning_rate) or 'sft' (sft.learning_rate) (demo.toml, line 1)",
+        "'learning_rate' belongs under 'critic' (critic.learning_rate) or 'trainer' (trainer.learning_rate) "
+        "or 'sft' (sft.learning_rate) (demo.toml, line 1)",
     ),
     "word for integer": (
         '[trainer]\nmax_skipped_steps = "ten"',
@@ -67,15 +68,18 @@ MISTAKES = {
         "rollout.samples_per_prompt: expected an integer >= 1, got 0 (demo.toml, line 2)",
     ),
     "at an open bound": (
-        "algorithm.clip_low = 1.0",
-        "algorithm.clip_low: expected a finite number > 0 and < 1, got 1.0 (demo.toml, line 1)",
+        "algorithm.overlong_buffer = 1.0",
+        "algorithm.overlong_buffer: expected a finite number >= 0 and < 1, got 1.0 (demo.toml, line 1)",
     ),
     "inline table": ("[model]\nscratch = { layers = 0 }", "model.scratch.layers: expected an integer >= 1, got 0 (demo.toml, line 2)"),
     "bad choice": (
         'run.device = "cpuu"',
         "run.device: expected one of 'auto', 'cpu', 'cuda', got 'cpuu'. Did you mean 'cpu'? (demo.toml, line 1)",
     ),
-    "bad optional choice": ('algorithm.kl = "x"', "algorithm.kl: expected one of 'k1', 'k2', 'k3', got 'x' (demo.toml, line 1)"),
+    "bad optional choice": (
+        'algorithm.kl = "x"',
+        "algorithm.kl: expected one of 'k1', 'k2', 'k3', 'k3+', 'k3-unbiased', got 'x' (demo.toml, line 1)",
+    ),
     "nan": ("trainer.learning_rate = nan", "trainer.learning_rate: expected a finite number > 0, got nan (demo.toml, line 1)"),
     "inf in an optional": ("algorithm.beta = inf", "algorithm.beta: expected a finite number >= 0, got inf (demo.toml, line 1)"),
     "nan in a list": (
