@@ -1,0 +1,72 @@
+"""A table of block hashes: a full block is found by the hash of its tokens and of all before them, as a chain.
+
+Kwon et al. 2023, "Efficient memory management for large language model serving with PagedAttention", and vLLM's automatic prefix caching.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+from .block_manager import BlockManager
+from .prefix_cache import Prefix
+
+
+class BlockHashCache:
+    """Whole blocks only. The chain begins with the number of times that the cache was cleared, so no hash of older weights is ever met again."""
+
+    def __init__(self, blocks: BlockManager) -> None:
+        self._blocks = blocks
+        self._epoch = 0
+        self._block_of: OrderedDict[bytes, int] = OrderedDict()
+        """By hash, those used least recently first; of one text, its end first."""
+
+    def match(self, tokens: Sequence[int]) -> Prefix:
+        """The longest run of whole blocks from the start of `tokens` that is remembered; it counts as used now."""
+        known = []
+        for digest in self._chain(tokens):
+            if digest not in self._block_of:
+                break
+            known.append(digest)
+        self._touch(known)
+        return Prefix([self._block_of[digest] for digest in known], len(known) * self._blocks.block_size)
+
+    def insert(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
+        """Remember the full blocks among `blocks`, which hold `tokens`. What is known already stays where it is."""
+        chain = list(self._chain(tokens))
+        for digest, block in zip(chain, blocks, strict=False):
+            if digest not in self._block_of:
+                self._blocks.keep([block])
+                self._block_of[digest] = block
+        self._touch(chain)
+
+    def evict(self, count: int) -> None:
+        """Free `count` idle blocks, or all there are if they are fewer."""
+        wanted = min(count, self._blocks.idle)
+        chosen: list[bytes] = []
+        for digest, block in self._block_of.items():
+            if len(chosen) == wanted:
+                break
+            if self._blocks.is_idle(block):
+                chosen.append(digest)
+        self._blocks.forget([self._block_of.pop(digest) for digest in chosen])
+
+    def clear(self) -> None:
+        """Give up every block."""
+        self._blocks.forget(list(self._block_of.values()))
+        self._block_of.clear()
+        self._epoch += 1
+
+    def _chain(self, tokens: Sequence[int]) -> Iterator[bytes]:
+        """The hash of each full block, over its own tokens and the hash before."""
+        size = self._blocks.block_size
+        digest = self._epoch.to_bytes(16, "little")
+        for i in range(0, len(tokens) - size + 1, size):
+            digest = blake2b(digest + array("q", tokens[i : i + size]).tobytes(), digest_size=16).digest()
+            yield digest
+
+    def _touch(self, chain: list[bytes]) -> None:
+        for digest in reversed(chain):
+            self._block_of.move_to_end(digest)
