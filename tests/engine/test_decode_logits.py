@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import sixfold.engine.engine as engine_module
 from sixfold.engine.engine import Engine
 from sixfold.engine.noise import uniforms
 from sixfold.engine.sampler import sample
+from sixfold.engine.sequence import Sequence as EngineSequence
 from sixfold.types import SamplingParams
 
 PROMPTS = [[(7 * i + 3 * j + 2) % VOCABULARY for j in range(n)] for i, n in enumerate((1, 3, 7, 8, 9, 15, 16, 17, 24, 31))]
@@ -59,6 +61,49 @@ def test_decoding_with_the_cache_gives_the_logits_of_the_full_forward(
         noise = uniforms(1, s.request.key, s.sample, len(drawn)).tolist()
         again, _ = sample(full[start - 1 : -1], [params] * len(drawn), noise, [[0]] * len(drawn))
         assert torch.equal(again, drawn)  # each position its own noise
+
+
+def _assert_full_forward(model: PreTrainedModel, finished: Sequence[EngineSequence], seen: Seen) -> None:
+    by_history = {tuple(tokens): row for tokens, row in seen}
+    for s in finished:
+        with torch.no_grad():
+            full = model(torch.tensor([s.tokens]), use_cache=False).logits[0].float()
+        start = len(s.request.prompt)
+        ours = torch.stack([by_history[tuple(s.tokens[:t])] for t in range(start, s.length)])
+        torch.testing.assert_close(ours, full[start - 1 : -1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("batch", [1, 13, 256])
+def test_any_batch_on_shuffled_blocks_gives_them_too(
+    name: str, batch: int, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel], seen: Seen
+) -> None:
+    """Prompts behind cached beginnings, tables of blocks in no order."""
+    engine = Engine(tiny(name), kv_tokens=batch * 24, block_size=8, max_running=batch, prefill_tokens=50)
+    random.Random(batch).shuffle(engine.scheduler.blocks._free)
+    for i in range(batch):
+        prompt = [*[5, 4, 3, 2, 5, 4, 3, 2, 6][: 9 - i % 3], i % VOCABULARY, i // VOCABULARY]
+        engine.add(str(i), prompt, SamplingParams(max_tokens=5, seed=1), [0])
+    most, finished = 0, []
+    while engine.busy:
+        finished += engine.step()
+        most = max(most, len(engine.scheduler.running))
+    assert most == batch
+    assert engine.stats.reused_tokens > 0 or batch == 1
+    _assert_full_forward(plain(name), finished[:40], seen)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_prompts_in_pieces_and_preempted_sequences_give_them_too(
+    name: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel], seen: Seen
+) -> None:
+    engine = Engine(tiny(name), kv_tokens=76, block_size=4, prefill_tokens=40, chunked_prefill=True, preemption=True)
+    random.Random(0).shuffle(engine.scheduler.blocks._free)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(str(i), prompt, SamplingParams(max_tokens=12, seed=1), [0])
+    finished = engine.run()
+    assert engine.stats.preemptions > 1 and engine.stats.recomputed_tokens > 20
+    _assert_full_forward(plain(name), finished, seen)
 
 
 def test_greedy_decoding_is_that_of_transformers(tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel]) -> None:

@@ -1,4 +1,4 @@
-"""Same seed, same tokens and the same bits of log-prob, whatever the engine's sizes, the order of arrival and the company."""
+"""Same seed, same tokens and the same bits of log-prob, whatever the engine's sizes and switches, the order of arrival and the company."""
 
 from __future__ import annotations
 
@@ -10,53 +10,97 @@ from tests.conftest import END, VOCABULARY
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
+from sixfold.engine.stats import EngineStats
 from sixfold.types import SamplingParams
 
 PROMPTS = [[(5 * i + 3 * j + 2) % VOCABULARY for j in range(n)] for i, n in enumerate((1, 7, 8, 15, 16, 17, 33))]
+PROMPTS += [[*PROMPTS[6], 7, 8, 9], [*PROMPTS[6][:20], 4, 4], [(3 * j * j + 2) % VOCABULARY for j in range(150)]]
+PROMPTS += [PROMPTS[9][:130] + [11] * 5, list(PROMPTS[9])]
+"""Some begin alike, one is another's twin; the long ones are more than two tiles of a prefill."""
 Drawn = dict[tuple[str, int], tuple[list[int], list[float]]]
 
 
-def draw(model: PreTrainedModel, order: list[int], seed: int = 2, alone: bool = False, **sizes: int) -> Drawn:
+def draw(model: PreTrainedModel, order: list[int], seed: int = 2, alone: bool = False, **sizes: object) -> Drawn:
     """Tokens and log-probs by (task, sample); alone: one request after another."""
+    return draw_and_count(model, order, seed, alone, **sizes)[0]
+
+
+def draw_and_count(model: PreTrainedModel, order: list[int], seed: int = 2, alone: bool = False, **sizes: object) -> tuple[Drawn, EngineStats]:
     engine = Engine(model, **{"kv_tokens": 4000, **sizes})  # type: ignore[arg-type]
     drawn: Drawn = {}
     for i in order:
         # Every third prompt asks for other parameters: mixed rows in one batch.
-        params = SamplingParams(max_tokens=24, temperature=0.7 if i % 3 else 1.0, top_p=1.0 if i % 3 else 0.9, stop_token_ids=(END,), seed=seed)
+        params = SamplingParams(max_tokens=20, temperature=0.7 if i % 3 else 1.0, top_p=1.0 if i % 3 else 0.9, stop_token_ids=(END,), seed=seed)
         engine.add(f"task-{i}", PROMPTS[i], params, [0, 1])
         if alone:
             drawn |= {(s.request.key, s.sample): (s.tokens, s.logp) for s in engine.run()}
-    return drawn | {(s.request.key, s.sample): (s.tokens, s.logp) for s in engine.run()}
+    drawn |= {(s.request.key, s.sample): (s.tokens, s.logp) for s in engine.run()}
+    return drawn, engine.stats
 
 
-SIZES: list[dict[str, int]] = [
+SIZES: list[dict[str, object]] = [
+    dict(prefix_cache="none"),
     dict(max_running=1),
-    dict(max_running=2, block_size=4),
+    dict(max_running=2, block_size=4, prefix_cache="hash"),
     dict(max_running=7, block_size=64),
     dict(block_size=1),
-    dict(block_size=5, max_running=20),
+    dict(block_size=5, max_running=20, prefix_cache="none"),
     dict(prefill_tokens=1),
     dict(prefill_tokens=23, block_size=8),
-    dict(kv_tokens=57),
-    dict(kv_tokens=200, block_size=3, max_running=9),
+    dict(kv_tokens=190),
+    dict(kv_tokens=300, block_size=3, max_running=9),
+    dict(chunked_prefill=True, prefill_tokens=40),
+    dict(chunked_prefill=True, prefill_tokens=7, block_size=8, prefix_cache="none"),
+    dict(preemption=True, kv_tokens=240, block_size=8),
+    dict(preemption=True, kv_tokens=190, block_size=4, prefix_cache="none"),
+    dict(preemption=True, kv_tokens=210, block_size=4, prefix_cache="hash", chunked_prefill=True, prefill_tokens=33),
+    dict(preemption=True, kv_tokens=200, block_size=3, chunked_prefill=True, prefill_tokens=50),
 ]
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
-def test_trajectories_do_not_depend_on_the_engine(name: str, tiny: Callable[[str], PreTrainedModel]) -> None:
+UNSHARED = sum(len(prompt) for prompt in PROMPTS)
+
+
+@pytest.mark.parametrize(("name", "every"), [("qwen3", 1), ("gemma2", 2), ("gpt2", 2)])
+def test_trajectories_do_not_depend_on_the_engine(name: str, every: int, tiny: Callable[[str], PreTrainedModel]) -> None:
     order = list(range(len(PROMPTS)))
     reference = draw(tiny(name), order)
     assert len({tuple(tokens) for tokens, _ in reference.values()}) == 2 * len(PROMPTS)
-    for i, sizes in enumerate(SIZES):
+    for i, sizes in list(enumerate(SIZES))[::-every]:
         random.Random(i).shuffle(order)
-        assert draw(tiny(name), order, **sizes) == reference, sizes
+        drawn, stats = draw_and_count(tiny(name), order, **sizes)
+        assert drawn == reference, sizes
+        # Or the equality would be that of nothing with nothing.
+        assert (stats.prefill_tokens < UNSHARED) == (sizes.get("prefix_cache") != "none") or sizes.get("preemption")
+        assert (stats.recomputed_tokens > 0) == bool(sizes.get("preemption"))
     assert draw(tiny(name), order, alone=True) == reference
+
+
+def test_a_conversation_goes_on_as_if_computed_anew(tiny: Callable[[str], PreTrainedModel]) -> None:
+    """Turns on cached blocks: the same tokens. The log-probs to rounding only: sampled tokens were computed one by one, not as a prompt."""
+    talks: dict[str, list[tuple[list[int], list[float]]]] = {}
+    for kind in ("none", "radix", "hash"):
+        engine = Engine(tiny("qwen3"), kv_tokens=2000, block_size=8, prefix_cache=kind)
+        text, talks[kind] = PROMPTS[6], []
+        for turn in range(4):
+            engine.add(f"turn-{turn}", text, SamplingParams(max_tokens=20, seed=turn), [0])
+            (s,) = engine.run(same_weights=turn > 0)
+            talks[kind].append((s.tokens, s.logp))
+            text = [*s.tokens, 5, 6, 7, 8, 9]
+    for kind in ("radix", "hash"):
+        assert [tokens for tokens, _ in talks[kind]] == [tokens for tokens, _ in talks["none"]]
+        for (_, logp), (_, expected) in zip(talks[kind], talks["none"], strict=True):
+            assert logp == pytest.approx(expected, abs=1e-5)
 
 
 def test_mixtures_of_experts_draw_the_same_tokens(tiny: Callable[[str], PreTrainedModel]) -> None:
     """Log-probs to rounding only: how many rows an expert gets depends on the company, and kernels for very few rows round in their own way."""
     reference = draw(tiny("qwen3_moe"), [0, 2, 4, 6])
-    for sizes in (dict(max_running=1), dict(block_size=5, max_running=4)):
+    for sizes in (
+        dict(max_running=1),
+        dict(block_size=5, max_running=4),
+        dict(kv_tokens=90, preemption=True, chunked_prefill=True, prefill_tokens=9),
+    ):
         other = draw(tiny("qwen3_moe"), [6, 2, 0, 4], **sizes)
         assert {k: v[0] for k, v in other.items()} == {k: v[0] for k, v in reference.items()}
         for key, (_, logp) in reference.items():

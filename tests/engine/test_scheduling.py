@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
-from sixfold.engine.sequence import Request, Sequence
+from sixfold.engine.sequence import Chunk, Request, Sequence
 from sixfold.types import SamplingParams
 
 VOCABULARY = 7
@@ -34,11 +34,23 @@ class BookRunner:
                 if source * self.size + i in self.slots:
                     self.slots[target * self.size + i] = self.slots[source * self.size + i]
 
-    def prefill(self, requests: list[Request]) -> Tensor:
-        for request in requests:
-            for i, token in enumerate(request.prompt):
-                self.slots[request.blocks[i // self.size] * self.size + i % self.size] = token
-        return torch.stack([self.logits(r.prompt) for r in requests])
+    def prefill(self, chunks: list[Chunk]) -> Tensor:
+        for c in chunks:
+            for i in range(max(c.start, c.known), c.prompt_stop):
+                self.slots[c.blocks[i // self.size] * self.size + i % self.size] = c.ticket.tokens[i]
+        for c in chunks:  # after all writes: a prompt may stand on what another writes in this very step
+            self.read(c.blocks, c.ticket.tokens[: c.prompt_stop])
+        return torch.stack([self.logits(c.ticket.tokens[: c.prompt_stop]) for c in chunks])
+
+    def replay(self, chunks: list[Chunk]) -> None:
+        for c in chunks:
+            for i in range(max(c.prompt_stop, c.known), c.stop):
+                self.slots[c.blocks[i // self.size] * self.size + i % self.size] = c.ticket.tokens[i]
+            self.read(c.blocks, c.ticket.tokens[: c.stop])
+
+    def read(self, blocks: list[int], tokens: list[int]) -> None:
+        past = [self.slots[blocks[i // self.size] * self.size + i % self.size] for i in range(len(tokens))]
+        assert past == tokens, "the cache holds another sequence's tokens"
 
     def decode(self, sequences: list[Sequence], revision: int, members: int) -> Tensor:
         for s in sequences:
@@ -46,19 +58,21 @@ class BookRunner:
             self.slots[s.blocks[i // self.size] * self.size + i % self.size] = s.tokens[-1]
         rows = []
         for s in sequences:
-            past = [self.slots[s.blocks[i // self.size] * self.size + i % self.size] for i in range(s.length)]
-            assert past == s.tokens, "the cache holds another sequence's tokens"
-            rows.append(self.logits(past))
+            self.read(s.blocks, s.tokens)
+            rows.append(self.logits(s.tokens))
         self.check(sequences)
         return torch.stack(rows)
 
     def check(self, sequences: list[Sequence]) -> None:
         """Nobody writes where another reads: the block of a sequence's newest token is its own."""
+        scheduler = self.engine.scheduler
         newest = [s.blocks[(s.length - 1) // self.size] for s in sequences]
         for s, block in zip(sequences, newest, strict=True):
             assert sum(block in other.blocks for other in sequences) == 1
+            assert not scheduler.blocks._cached[block]
             assert len(s.blocks) == -(-s.length // self.size)
-        assert len({b for s in sequences for b in s.blocks}) <= self.engine.scheduler.blocks.count - self.engine.scheduler.blocks.free
+        held = {b for s in scheduler.running for b in s.blocks} | {b for t in scheduler.waiting for b in t.blocks}
+        assert len(held) == scheduler.blocks.used  # nobody holds a block for nothing
 
     @staticmethod
     def logits(tokens: list[int]) -> Tensor:
@@ -66,7 +80,7 @@ class BookRunner:
         return torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(hash(tuple(tokens)) % 2**31))
 
 
-def book_engine(model: PreTrainedModel, **sizes: int) -> Engine:
+def book_engine(model: PreTrainedModel, **sizes: object) -> Engine:
     engine = Engine(model, **sizes)  # type: ignore[arg-type]
     engine.runner = BookRunner(engine, engine.scheduler.blocks.block_size)  # type: ignore[assignment]
     return engine
@@ -74,70 +88,128 @@ def book_engine(model: PreTrainedModel, **sizes: int) -> Engine:
 
 def assert_empty(engine: Engine) -> None:
     scheduler = engine.scheduler
-    assert scheduler.blocks.free == scheduler.blocks.count
-    assert scheduler._reserved == 0
-    assert not scheduler.waiting and not scheduler.running and not scheduler.copies
+    assert scheduler.blocks.used == 0
+    scheduler.cache.evict(scheduler.blocks.count)
+    assert scheduler.blocks.free == scheduler.blocks.count  # every idle block could be had
+    assert scheduler.reservation.reserved == 0
+    assert not scheduler.waiting and not scheduler.running
+
+
+def _prompt(length: int, like: int) -> list[int]:
+    """Prompts of one `like` have their beginning in common, and differ soon or late by length."""
+    return [(like + j) % VOCABULARY for j in range(max(0, length - 2))] + [length % VOCABULARY, like % VOCABULARY][: min(2, length)]
 
 
 @st.composite
-def _mixes(draw: st.DrawFn) -> dict[str, object]:
-    size = draw(st.integers(1, 5))
+def _mixes(draw: st.DrawFn) -> dict:
     requests = draw(
         st.lists(
-            st.tuples(st.integers(1, 11), st.integers(1, 8), st.integers(1, 4)),  # prompt, max_tokens, samples
+            # prompt, max_tokens, samples, which prompts it is like, priority
+            st.tuples(st.integers(1, 11), st.integers(1, 8), st.integers(1, 4), st.integers(0, 2), st.integers(0, 1)),
             min_size=1,
             max_size=7,
         )
     )
-    longest = max(p + m for p, m, _ in requests)
+    longest = max(p + m for p, m, *_ in requests)
     return dict(
-        block_size=size, requests=requests, kv_tokens=longest + draw(st.integers(0, 40)), max_running=draw(st.integers(1, 9)),
-        prefill_tokens=draw(st.integers(1, 30)),
+        block_size=draw(st.integers(1, 5)), requests=requests, kv_tokens=longest + draw(st.integers(0, 40)), max_running=draw(st.integers(1, 9)),
+        prefill_tokens=draw(st.integers(1, 30)), prefix_cache=draw(st.sampled_from(["none", "radix", "hash"])),
+        chunked_prefill=draw(st.booleans()), preemption=draw(st.booleans()),
     )  # fmt: skip
 
 
+def _add(engine: Engine, i: int, request: tuple[int, int, int, int, int]) -> Request:
+    prompt, tokens, samples, like, priority = request
+    params = SamplingParams(max_tokens=tokens, stop_token_ids=(END,), seed=4)
+    return engine.add(str(i), _prompt(prompt, like), params, list(range(samples)), priority)
+
+
+def _watch(engine: Engine, mix: dict) -> None:
+    """What holds after every step."""
+    scheduler = engine.scheduler
+    assert len(scheduler.running) <= mix["max_running"]
+    assert scheduler.blocks.used <= scheduler.blocks.count - scheduler.blocks.free
+    assert [t.rank for t in scheduler.waiting] == sorted(t.rank for t in scheduler.waiting)
+    if not mix["preemption"]:
+        assert scheduler.blocks.used <= scheduler.reservation.reserved <= scheduler.blocks.count
+    usage, size = engine.usage(), scheduler.blocks.block_size
+    assert usage.used + usage.idle + usage.free == scheduler.blocks.count
+    filled = {(s.blocks[i // size], i % size) for s in scheduler.running for i in range(s.length - 1)}
+    filled |= {(t.blocks[i // size], i % size) for t in scheduler.waiting for i in range(t.computed)}
+    assert usage.wasted_slots == usage.used * size - len(filled)
+    assert usage.fragmentation == pytest.approx(usage.wasted_slots / max(1, usage.used * size))
+
+
 @given(_mixes())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_mix_runs_through_and_leaves_nothing_behind(tiny: Callable[[str], PreTrainedModel], mix: dict) -> None:
-    requests = mix.pop("requests")
-    engine = book_engine(tiny("qwen3"), **mix)
-    for i, (prompt, tokens, samples) in enumerate(requests):
-        params = SamplingParams(max_tokens=tokens, stop_token_ids=(END,), seed=4)
-        engine.add(str(i), [(i + j) % VOCABULARY for j in range(prompt)], params, list(range(samples)))
-    finished = []
+    requests = mix["requests"]
+    engine = book_engine(tiny("qwen3"), **{k: v for k, v in mix.items() if k != "requests"})
+    for i, request in enumerate(requests):
+        _add(engine, i, request)
+    finished: list[Sequence] = []
     while engine.busy:
         finished += engine.step()
-        scheduler = engine.scheduler
-        assert len(scheduler.running) <= mix["max_running"]
-        assert scheduler.blocks.count - scheduler.blocks.free <= scheduler._reserved <= scheduler.blocks.count
-    assert sorted((s.request.key, s.sample) for s in finished) == [(str(i), k) for i, (_, _, n) in enumerate(requests) for k in range(n)]
+        _watch(engine, mix)
+    assert sorted((s.request.key, s.sample) for s in finished) == [(str(i), k) for i, r in enumerate(requests) for k in range(r[2])]
     for s in finished:
-        prompt, tokens, _ = requests[int(s.request.key)]
+        prompt, tokens, *_ = requests[int(s.request.key)]
         completion = s.tokens[prompt:]
         assert 1 <= len(completion) <= tokens and END not in completion[:-1]
         assert s.finish_reason == ("stop" if completion[-1] == END else "length")
         assert len(completion) == tokens or completion[-1] == END
     assert_empty(engine)
-    assert engine.stats.prefill_tokens == sum(p for p, _, _ in requests)
-    assert engine.stats.reused_tokens == sum(p * (n - 1) for p, _, n in requests)
+    asked = sum(p * n for p, _, n, *_ in requests)
+    computed = engine.stats.prefill_tokens + engine.stats.reused_tokens
+    assert computed >= asked if mix["preemption"] else computed == asked
+    if mix["prefix_cache"] == "none" and not mix["preemption"]:
+        assert engine.stats.prefill_tokens == sum(p for p, *_ in requests)
     assert engine.stats.decoded_tokens == sum(len(s.logp) for s in finished)
+    assert mix["preemption"] or engine.stats.preemptions == engine.stats.recomputed_tokens == 0
 
 
 @given(_mixes())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_sample_draws_the_same_tokens_in_any_schedule(tiny: Callable[[str], PreTrainedModel], mix: dict) -> None:
     requests = mix.pop("requests")
 
-    def run(order: list[int], **sizes: int) -> dict[tuple[str, int], list[int]]:
+    def run(order: list[int], **sizes: object) -> dict[tuple[str, int], list[int]]:
         engine = book_engine(tiny("qwen3"), **sizes)
         for i in order:
-            prompt, tokens, samples = requests[i]
-            params = SamplingParams(max_tokens=tokens, stop_token_ids=(END,), seed=4)
-            engine.add(str(i), [(i + j) % VOCABULARY for j in range(prompt)], params, list(range(samples)))
+            _add(engine, i, requests[i])
         return {(s.request.key, s.sample): s.tokens for s in engine.run()}
 
-    roomy = run(list(range(len(requests))), kv_tokens=2000, block_size=16, max_running=64, prefill_tokens=1000)
+    roomy = run(list(range(len(requests))), kv_tokens=2000, block_size=16, max_running=64, prefill_tokens=1000, prefix_cache="none")
     assert run(list(reversed(range(len(requests)))), **mix) == roomy
+
+
+@given(_mixes(), st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=4))
+@settings(max_examples=80, deadline=None)
+def test_an_abort_frees_what_the_request_held_and_nothing_else(
+    tiny: Callable[[str], PreTrainedModel], mix: dict, aborts: list[tuple[int, int]]
+) -> None:
+    requests = mix["requests"]
+    engine = book_engine(tiny("qwen3"), **{k: v for k, v in mix.items() if k != "requests"})
+    asked = [_add(engine, i, r) for i, r in enumerate(requests)]
+    gone: set[str] = set()
+    seen: list[Sequence] = []
+    step = 0
+    while engine.busy:
+        for request in (asked[i % len(asked)] for at, i in aborts if at == step):
+            begun = engine.abort(request)
+            assert all(s.finish_reason == "aborted" and s.request is request and not s.blocks for s in begun)
+            assert not any(s.request is request for s in engine.scheduler.running)
+            assert not any(t.request is request for t in engine.scheduler.waiting)
+            gone.add(request.key)
+            seen += begun
+            _watch(engine, mix)
+        if engine.busy:
+            seen += engine.step()
+            _watch(engine, mix)
+        step += 1
+    assert_empty(engine)
+    assert all(sum(s.request is r for s in seen) == requests[int(r.key)][2] for r in asked if r.key not in gone)
+    assert engine.stats.aborted == sum(r[2] for r in requests) - sum(s.finish_reason in ("stop", "length") for s in seen)
 
 
 def test_a_prompt_is_computed_once_for_all_its_samples(tiny: Callable[[str], PreTrainedModel]) -> None:
@@ -198,7 +270,7 @@ def test_a_finished_sequence_makes_room_at_once(tiny: Callable[[str], PreTrained
 def test_prompts_in_one_step_stay_within_the_budget_but_for_one_longer_than_it(tiny: Callable[[str], PreTrainedModel]) -> None:
     engine = book_engine(tiny("qwen3"), kv_tokens=1000, block_size=4, prefill_tokens=20)
     for i, n in enumerate([8, 8, 8, 50, 3]):
-        engine.add(str(i), [2] * n, SamplingParams(max_tokens=1), [0])
+        engine.add(str(i), [i] * n, SamplingParams(max_tokens=1), [0])
     computed = []
     while engine.busy:
         before = engine.stats.prefill_tokens
@@ -224,3 +296,154 @@ def test_a_sequence_that_can_never_fit_is_refused_when_it_is_added(tiny: Callabl
 def test_nothing_to_do_is_refused(tiny: Callable[[str], PreTrainedModel], prompt: list[int], tokens: int, samples: list[int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         book_engine(tiny("qwen3"), kv_tokens=16).add("t", prompt, SamplingParams(max_tokens=tokens), samples)
+
+
+def test_a_long_prompt_in_pieces_never_holds_up_what_runs(tiny: Callable[[str], PreTrainedModel]) -> None:
+    """With chunking a token a step for the running sequence, whatever else arrives; without it, none while the prompt is computed."""
+    pieces: dict[bool, list[tuple[int, int]]] = {}
+    for chunked in (False, True):
+        engine = book_engine(tiny("qwen3"), kv_tokens=400, block_size=4, prefill_tokens=8, chunked_prefill=chunked)
+        engine.add("runs", [1, 2], SamplingParams(max_tokens=12), [0])
+        engine.step()
+        engine.add("long", [3] * 30, SamplingParams(max_tokens=2), [0])
+        pieces[chunked] = []
+        while engine.busy:
+            before, (running, *_) = engine.stats.prefill_tokens, engine.scheduler.running
+            length = running.length
+            engine.step()
+            pieces[chunked].append((engine.stats.prefill_tokens - before, running.length - length))
+    assert pieces[False][:2] == [(30, 0), (0, 1)]
+    assert pieces[True][:5] == [(8, 1), (8, 1), (8, 1), (6, 1), (0, 1)]
+
+
+def test_room_for_the_prompt_is_enough_where_sequences_may_be_preempted(tiny: Callable[[str], PreTrainedModel]) -> None:
+    """Eight sequences that may get long: reserving the worst case runs two at a time."""
+    at_first = {}
+    for preemption in (False, True):
+        engine = book_engine(tiny("qwen3"), kv_tokens=80, block_size=4, preemption=preemption)
+        for i in range(8):
+            engine.add(str(i), [i % VOCABULARY] * 4, SamplingParams(max_tokens=30), [0])
+        engine.step()
+        at_first[preemption] = len(engine.scheduler.running)
+        engine.run()
+        assert_empty(engine)
+        assert (engine.stats.preemptions > 0) == preemption
+    assert at_first == {False: 2, True: 8}
+
+
+def test_the_last_to_come_is_preempted_and_the_first_to_go_on(tiny: Callable[[str], PreTrainedModel]) -> None:
+    engine = book_engine(tiny("qwen3"), kv_tokens=36, block_size=4, preemption=True, prefix_cache="none")
+    for key in ("a", "b", "c"):
+        engine.add(key, [ord(key) % VOCABULARY] * 8, SamplingParams(max_tokens=12), [0])
+    finished, order = [], []
+    while engine.busy:
+        before = {s.request.key for s in engine.scheduler.running}
+        finished += [s.request.key for s in engine.step()]
+        order += sorted(before - {s.request.key for s in engine.scheduler.running} - set(finished), reverse=True)
+    assert order[0] == "c" and "a" not in order
+    assert finished == ["a", "b", "c"]
+    assert engine.stats.preemptions == len(order) and engine.stats.recomputed_tokens > 8
+
+
+def test_a_larger_priority_goes_first_and_keeps_its_blocks(tiny: Callable[[str], PreTrainedModel]) -> None:
+    engine = book_engine(tiny("qwen3"), kv_tokens=36, block_size=4, preemption=True)
+    engine.add("low", [1] * 8, SamplingParams(max_tokens=20), [0, 1])
+    engine.step()
+    engine.add("later", [2] * 8, SamplingParams(max_tokens=2), [0])
+    engine.add("high", [3] * 8, SamplingParams(max_tokens=20), [0], priority=1)
+    order = [s.request.key for s in engine.run()]
+    assert order.index("high") == 0 and order.index("later") > 0
+    assert engine.stats.preemptions > 0
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize(("kind", "again"), [("none", 20), ("hash", 4), ("radix", 1)])
+def test_turns_of_a_conversation_are_not_computed_twice(tiny: Callable[[str], PreTrainedModel], kind: str, again: int) -> None:
+    """Turn 2: the 12 prompt tokens and 8 sampled ones of turn 1, the last of which was never cached, and 5 new. `again` of the 20 are computed."""
+    engine = book_engine(tiny("qwen3"), kv_tokens=400, block_size=4, prefix_cache=kind)
+    engine.add("turn 1", [2, 3, 4] * 4, SamplingParams(max_tokens=8), [0])
+    (turn,) = engine.run()
+    before = engine.stats.prefill_tokens
+    engine.add("turn 2", [*turn.tokens, 5, 5, 5, 5, 5], SamplingParams(max_tokens=3), [0])
+    engine.run(same_weights=True)
+    assert engine.stats.prefill_tokens - before == again + 5
+
+
+def test_prompts_with_a_common_beginning_compute_it_once_in_one_step_too(tiny: Callable[[str], PreTrainedModel]) -> None:
+    engine = book_engine(tiny("qwen3"), kv_tokens=2000, block_size=4)
+    for i in range(6):
+        engine.add(str(i), [2] * 40 + [i], SamplingParams(max_tokens=2), [0, 1])
+    engine.run()
+    assert engine.stats.prefill_tokens == 41 + 5
+    assert engine.stats.hit_rate == pytest.approx(1 - 46 / (12 * 41))
+
+
+def test_a_prompt_that_is_cached_to_its_end_computes_one_token(tiny: Callable[[str], PreTrainedModel]) -> None:
+    for length in (8, 10):  # ends with a block, or within one
+        engine = book_engine(tiny("qwen3"), kv_tokens=200, block_size=4)
+        for _ in range(3):
+            before = engine.stats.prefill_tokens
+            engine.add("t", [2, 3] * (length // 2), SamplingParams(max_tokens=6, seed=1), [0, 1])
+            done = [s.tokens for s in engine.run(same_weights=True)]
+            computed = engine.stats.prefill_tokens - before
+        assert computed == 1 and len(done) == 2
+
+
+def test_sixteen_samples_of_512_tokens_compute_and_hold_the_prompt_once(tiny: Callable[[str], PreTrainedModel]) -> None:
+    """Blocks: the prompt's, and those of 16 completions of 33 tokens, whose last token is never cached."""
+    engine = book_engine(tiny("qwen3"), kv_tokens=20_000, block_size=16)
+    engine.add("t", [2, 3] * 256, SamplingParams(max_tokens=33), list(range(16)))
+    engine.run()
+    assert engine.stats.prefill_tokens == 512
+    assert engine.stats.reused_tokens == 15 * 512
+    assert engine.stats.peak_blocks == 512 // 16 + 16 * 2
+
+
+def test_a_block_that_this_step_writes_is_shared_but_never_copied(tiny: Callable[[str], PreTrainedModel]) -> None:
+    """The second prompt parts from the first within a block of which nothing is in the cache yet: that block is computed again."""
+    engine = book_engine(tiny("qwen3"), kv_tokens=200, block_size=4)
+    engine.add("a", [1, 2, 3, 4, 5, 6, 0, 1, 2], SamplingParams(max_tokens=2), [0])
+    engine.add("b", [1, 2, 3, 4, 5, 6, 6, 6, 6], SamplingParams(max_tokens=2), [0])
+    engine.step()
+    assert engine.stats.prefill_tokens == 9 + 5
+    engine.add("c", [1, 2, 3, 4, 5, 6, 5, 5, 5], SamplingParams(max_tokens=2), [0])
+    engine.run()
+    assert engine.stats.prefill_tokens == 9 + 5 + 3  # a step later it can be copied
+
+
+def test_a_prompt_does_not_stand_on_sampled_tokens_that_are_computed_after_it(tiny: Callable[[str], PreTrainedModel]) -> None:
+    engine = book_engine(tiny("qwen3"), kv_tokens=200, block_size=2, preemption=True)
+    engine.add("a", [1, 2], SamplingParams(max_tokens=12, seed=1), [0])
+    for _ in range(9):
+        engine.step()
+    (victim,) = engine.scheduler.running
+    engine.scheduler._make_room()
+    engine.prefixes.clear()
+    engine.add("b", [*victim.tokens[:-1], 3], SamplingParams(max_tokens=2), [0])
+    engine.step()  # both get on in it
+    assert engine.stats.recomputed_tokens == 10 and engine.stats.prefill_tokens == 2 + 9
+    engine.run()
+    assert_empty(engine)
+
+
+def test_an_aborted_request_gives_up_a_half_computed_prompt_and_samples_that_wait(tiny: Callable[[str], PreTrainedModel]) -> None:
+    for sizes in (dict(chunked_prefill=True, prefill_tokens=5), dict(max_running=1)):
+        engine = book_engine(tiny("qwen3"), kv_tokens=200, block_size=4, prefix_cache="none", **sizes)
+        request = engine.add("t", [2] * 11, SamplingParams(max_tokens=9), [0, 1, 2])
+        engine.step()
+        assert engine.scheduler.waiting[0].blocks
+        begun = engine.abort(request)
+        assert len(begun) == sizes.get("max_running", 0) and engine.stats.aborted == 3
+        assert not engine.busy
+        assert_empty(engine)
+
+
+@pytest.mark.parametrize("preemption", [False, True])
+def test_samples_that_wait_give_up_their_prompt_for_a_larger_priority(tiny: Callable[[str], PreTrainedModel], preemption: bool) -> None:
+    """Both fit the cache alone, but not one beside the other's prompt."""
+    engine = book_engine(tiny("qwen3"), kv_tokens=40, block_size=4, max_running=1, preemption=preemption)
+    engine.add("low", [2] * 15, SamplingParams(max_tokens=3), [0, 1])
+    engine.step()
+    engine.add("high", [3] * 30, SamplingParams(max_tokens=8), [0], priority=1)
+    assert [s.request.key for s in engine.run()] == ["low", "high", "low"]
+    assert_empty(engine)

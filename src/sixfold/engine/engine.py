@@ -1,13 +1,12 @@
 """The engine: requests in, completions out. `step()` is schedule, run, commit.
 
 A sequence's tokens are a function of (weights, prompt, parameters, seed, task, sample) alone: not of who runs beside it, of the order of
-arrival or of the batch size.
+arrival, of the batch size or of what is cached.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,30 +16,19 @@ from ..types import SamplingParams
 from .block_manager import BlockManager
 from .kv_cache import KVCache
 from .model_runner import ModelRunner
+from .prefix_cache import make_prefix_cache
 from .sampler import sample
 from .scheduler import Scheduler, Work
 from .sequence import Request, Sequence
-
-
-@dataclass
-class EngineStats:
-    """Counters since the engine was made.
-
-    prefill_tokens: prompt tokens computed. reused_tokens: prompt tokens that samples shared instead. decoded_tokens: sampled.
-    peak_blocks: cache blocks in use at the fullest moment.
-    """
-
-    prefill_tokens: int = 0
-    reused_tokens: int = 0
-    decoded_tokens: int = 0
-    steps: int = 0
-    peak_blocks: int = 0
+from .stats import EngineStats, Usage
 
 
 class Engine:
     """Continuous batching over a paged KV cache, on a Hugging Face causal LM whose attention is ours.
 
     kv_tokens: tokens of running sequences that the cache holds. max_running: sequences decoded together. prefill_tokens: prompt tokens in one step.
+    prefix_cache: none, radix or hash (`prefix_cache.py`). chunked_prefill, preemption: see `scheduler.py`. With any of them on or off the same tokens
+    come out.
     """
 
     def __init__(
@@ -51,17 +39,24 @@ class Engine:
         block_size: int = 16,
         max_running: int = 256,
         prefill_tokens: int = 4096,
+        prefix_cache: str = "radix",
+        chunked_prefill: bool = False,
+        preemption: bool = False,
         autocast: torch.dtype | None = None,
     ) -> None:
         # One block more: the partly filled one of the prompt whose samples are still starting, which they copy.
         manager = BlockManager(-(-kv_tokens // block_size) + 1, block_size)
-        self.scheduler = Scheduler(manager, max_running, prefill_tokens)
+        self.stats = EngineStats()
+        self.prefixes = make_prefix_cache(prefix_cache, manager)
+        self.scheduler = Scheduler(
+            manager, max_running, prefill_tokens, cache=self.prefixes, chunked=chunked_prefill, preempt=preemption, stats=self.stats
+        )
         self.runner = ModelRunner(model, KVCache(manager.count, block_size), autocast)
         self.version = 0
-        self.stats = EngineStats()
 
-    def add(self, key: str, prompt: list[int], params: SamplingParams, samples: list[int]) -> Request:
-        """Queue one prompt. key: names the task in the noise. samples: which sample indices to draw.
+    def add(self, key: str, prompt: list[int], params: SamplingParams, samples: list[int], priority: int = 0) -> Request:
+        """Queue one prompt. key: names the task in the noise. samples: which sample indices to draw. priority: a larger one is
+        served first.
 
         Raises ValueError for an empty prompt, no room to generate, or a sequence that cannot fit the cache.
         """
@@ -69,12 +64,18 @@ class Engine:
             raise ValueError("empty prompt: the model needs at least one token to continue")
         if params.max_tokens < 1 or not samples:
             raise ValueError(f"nothing to generate: max_tokens={params.max_tokens}, samples={samples}")
-        request = Request(key, prompt, params, list(samples))
+        request = Request(key, prompt, params, list(samples), priority)
         self.scheduler.add(request)
         return request
 
-    def run(self) -> list[Sequence]:
-        """Step until nothing waits or runs; the finished sequences in the order they ended."""
+    def run(self, *, same_weights: bool = False) -> list[Sequence]:
+        """Step until nothing waits or runs; the finished sequences in the order they ended.
+
+        same_weights: the caller vouches that the weights are still those of the call before, so the prefix cache is kept (the next turn of a
+        conversation). They may change without a new version, as in supervised training: otherwise nothing from before this call is believed.
+        """
+        if not same_weights and not self.scheduler.running:
+            self.prefixes.clear()
         finished: list[Sequence] = []
         while self.busy:
             finished += self.step()
@@ -98,31 +99,54 @@ class Engine:
             raise RuntimeError("weights changed while sequences are in flight")
         if version <= self.version:
             raise RuntimeError(f"weight version must grow: {self.version} -> {version}")
+        self.prefixes.clear()
         self.version = version
+
+    def abort(self, request: Request) -> list[Sequence]:
+        """Give up a request: its blocks are free at once. Gives back its sequences that had begun, as far as they came, with reason "aborted"."""
+        begun = self.scheduler.abort(request)
+        for sequence in begun:
+            sequence.seconds = time.perf_counter() - sequence.started
+        return begun
+
+    def usage(self) -> Usage:
+        """How full the engine is now."""
+        blocks, running = self.scheduler.blocks, self.scheduler.running
+        wasted = sum(len(s.blocks) * blocks.block_size - (s.length - 1) for s in running)
+        wasted += sum(len(t.blocks) * blocks.block_size - t.computed for t in self.scheduler.waiting)
+        share = wasted / max(1, blocks.used * blocks.block_size)
+        return Usage(len(self.scheduler.waiting), len(running), blocks.used, blocks.idle, blocks.free, wasted, share)
 
     def release_memory(self) -> None:
         """Drop the cache's buffers; the next step makes them anew. Raises RuntimeError while sequences are in flight: they live there."""
         if self.busy:
             raise RuntimeError("KV memory released while sequences are in flight")
+        self.prefixes.clear()
         self.runner.cache.pools.clear()
         self.runner.window.clear()
 
     def _forward(self, work: Work) -> Tensor:
-        if work.prompts:
-            for request, row in zip(work.prompts, self.runner.prefill(work.prompts), strict=True):
-                request.logits = row
-                self.stats.prefill_tokens += len(request.prompt)
-        if work.sequences is self.scheduler.running:
-            for sequence in work.sequences:
-                self.scheduler.grow(sequence)
-            return self.runner.decode(work.sequences, self.scheduler.revision, self.scheduler.members)
-        self.runner.cache.copy_blocks(self.scheduler.copies)
-        self.scheduler.copies.clear()
-        self.stats.reused_tokens += sum(s.length for s in work.sequences) - sum(len(r.prompt) for r in work.prompts)
-        return torch.stack([s.request.logits for s in work.sequences])  # type: ignore[misc]
+        """Logits [starting + decoding, V]."""
+        cache = self.runner.cache
+        cache.copy_blocks(work.tails)
+        prompts = [chunk for chunk in work.chunks if chunk.start < chunk.prompt_stop]
+        if prompts:
+            for chunk, row in zip(prompts, self.runner.prefill(prompts), strict=True):
+                chunk.ticket.logits = row
+        self.runner.replay(work.chunks)  # after the prompts, which stand before it
+        cache.copy_blocks(work.copies)
+        rows = [ticket.logits for ticket in work.tickets if ticket.logits is not None]
+        logits = [torch.stack(rows)] if rows else []
+        if work.decoding:
+            logits.append(self.runner.decode(work.decoding, work.revision, work.members))
+        return torch.cat(logits) if len(logits) > 1 else logits[0] if logits else torch.empty(0)
 
     def _commit(self, work: Work, logits: Tensor) -> list[Sequence]:
-        sequences = list(work.sequences)
+        self.stats.steps += 1
+        self.stats.peak_blocks = max(self.stats.peak_blocks, self.scheduler.blocks.used)
+        sequences = work.starting + work.decoding
+        if not sequences:
+            return []
         noise = [s.noise[len(s.logp)] for s in sequences]
         tokens, logps = sample(logits, [s.request.params for s in sequences], noise, [s.tokens for s in sequences])
         finished: list[Sequence] = []
@@ -137,9 +161,6 @@ class Engine:
             if sequence.finish_reason:
                 sequence.seconds = time.perf_counter() - sequence.started
                 finished.append(sequence)
-        self.stats.steps += 1
         self.stats.decoded_tokens += len(sequences)
-        self.stats.peak_blocks = max(self.stats.peak_blocks, self.scheduler.blocks.count - self.scheduler.blocks.free)
-        self.scheduler.release_prompts(work)
         self.scheduler.retire(finished)
         return finished

@@ -1,4 +1,4 @@
-"""The paged KV cache and the two ways a forward lays out tokens over it: prefill (whole prompts) and decode (one token a sequence).
+"""The paged KV cache and the two ways a forward lays out tokens over it: prefill (prompts, whole or in pieces) and decode (one token a sequence).
 
 Keys and values of a layer are one pool [kv_heads, blocks + 1, block_size, D]; the extra last block is scratch for padding rows. A pool keeps its
 buffer for the engine's life.
@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..model.attention import Kernel, causal_attention
+from ..model.attention import Kernel, masked_attention
 
+TILE = 64
+"""Query positions that a prefill attends for at a time."""
 WINDOW_SLACK = 64
 """Tokens that a decode window has room for beyond what it was made for."""
 
@@ -57,18 +59,61 @@ class KVCache:
 
 
 @dataclass(frozen=True)
+class Tiles:
+    """Queries of prompts, TILE of them at a time: those at positions [t * TILE, (t + 1) * TILE) of a sequence, over all keys up to there.
+
+    rows: [n, TILE] where in the forward's row each query is (any valid row where there is none). keys: [n, (t + 1) * TILE] cache slots. at: [M] which
+    of the n * TILE results are wanted. to: [M] their rows.
+    """
+
+    rows: Tensor
+    keys: Tensor
+    at: Tensor
+    to: Tensor
+
+
+@dataclass(frozen=True)
 class PrefillLayout:
-    """Whole prompts one after another in a row. slots: [N] cache slot of each token. spans: each prompt's place in the row."""
+    """Pieces of prompts one after another in a row, each behind what the cache holds of its own sequence. slots: [N] cache slot of each token.
+
+    Tiles have the same shape whatever piece of a prompt is computed, and whatever stood in the cache before: so a token's numbers are the same bits
+    when its prompt is computed whole, in pieces, or behind a cached prefix.
+    """
 
     cache: KVCache
     slots: Tensor
-    spans: list[tuple[int, int]]
+    tiles: list[Tiles]
+    _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
-        """Write keys and values, then attend causally within each prompt."""
-        self.cache.write(kernel.layer, k[0], v[0], self.slots)
-        spans = [causal_attention(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], kernel) for a, b in self.spans]
-        return torch.cat(spans, dim=2).transpose(1, 2)
+        """Write keys and values, then attend causally to one's own sequence: q [1, H, N, D] -> [1, N, H, D]."""
+        pools = self.cache.write(kernel.layer, k[0], v[0], self.slots)
+        out = q.new_zeros(q.shape[2], q.shape[1], q.shape[3], dtype=pools[1].dtype)
+        for tile in self.tiles:
+            n, width = tile.keys.shape
+            queries = q[0].index_select(1, tile.rows.view(-1)).view(q.shape[1], n, TILE, -1).transpose(0, 1)
+            keys, values = (
+                pool.view(pool.shape[0], -1, pool.shape[-1]).index_select(1, tile.keys.view(-1)).view(pool.shape[0], n, width, -1).transpose(0, 1)
+                for pool in pools
+            )
+            seen = masked_attention(queries.to(keys.dtype), keys, values, kernel, mask=self._mask(width, kernel.window))
+            out.index_copy_(0, tile.to, seen.transpose(1, 2).reshape(n * TILE, q.shape[1], -1).index_select(0, tile.at).to(out.dtype))
+        return out[None]
+
+    def _mask(self, width: int, window: int | None) -> Tensor:
+        """[TILE, width]: what the last TILE of `width` positions see."""
+        if (width, window) not in self._masks:
+            keys = torch.arange(width, device=self.slots.device)
+            queries = keys[-TILE:, None]
+            seen = keys <= queries
+            self._masks[width, window] = seen if window is None else seen & (queries - keys < window)
+        return self._masks[width, window]
+
+
+def gather(pool: Tensor, table: Tensor) -> Tensor:
+    """One side of a layer's pools, table [B, M] of blocks -> [B, kv_heads, M * block_size, D]."""
+    taken = pool.index_select(1, table.reshape(-1))
+    return taken.view(pool.shape[0], table.shape[0], -1, pool.shape[-1]).transpose(0, 1)
 
 
 class DecodeWindow:
@@ -110,8 +155,7 @@ class DecodeWindow:
             if layer in self._filled:
                 buffer[torch.arange(batch, device=positions.device), :, positions] = token.transpose(0, 1).to(buffer.dtype)
             else:
-                gathered = pool.index_select(1, table.reshape(-1)).view(pool.shape[0], batch, width, -1)
-                buffer[:batch, :, :width] = gathered.transpose(0, 1)
+                buffer[:batch, :, :width] = gather(pool, table)
         self._filled.add(layer)
         keys, values = self._buffers[layer]
         return keys[:batch], values[:batch]
@@ -119,13 +163,13 @@ class DecodeWindow:
 
 @dataclass(frozen=True)
 class DecodeLayout:
-    """One new token for each of B sequences.
+    """One new token for each of B sequences; or, without a window, B tokens of any sequences, that have been decoded before.
 
     slots: [B] where it goes. table: [B, M] blocks of each sequence, padded with scratch; attention is M * block_size keys wide. positions: [B].
     """
 
     cache: KVCache
-    window: DecodeWindow
+    window: DecodeWindow | None
     slots: Tensor
     table: Tensor
     positions: Tensor
@@ -134,7 +178,10 @@ class DecodeLayout:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
         """Write the new keys and values, then attend over each sequence's own: q [1, H, B, D] -> [1, B, H, D]."""
         pools = self.cache.write(kernel.layer, k[0], v[0], self.slots)
-        keys, values = self.window.update(kernel.layer, pools, (k[0], v[0]), self.table, self.positions)
+        if self.window is None:
+            keys, values = (gather(pool, self.table) for pool in pools)
+        else:
+            keys, values = self.window.update(kernel.layer, pools, (k[0], v[0]), self.table, self.positions)
         width = self.table.shape[1] * self.cache.block_size
         keys, values = keys[:, :, :width], values[:, :, :width]
         batch, heads, kv_heads = q.shape[2], q.shape[1], k.shape[1]

@@ -2,8 +2,8 @@
 
 On the CPU a row of a matrix product comes out bit for bit the same whatever the other rows are, except in the kernels for very few rows; a column
 likewise, except at a ragged end. So a forward is padded to at least MIN_ROWS tokens, and the keys that a decode looks at to a multiple of MIN_ROWS:
-a sequence's logits then do not depend on its company, and neither do its tokens. (Mixtures of experts: to rounding only, as an expert may get very
-few rows.)
+a sequence's logits then do not depend on its company, and neither do its tokens. Prompts attend in tiles of
+one shape, whole or in pieces. (Mixtures of experts: to rounding only, as an expert may get very few rows.)
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..model.causal_lm import head_logits, hidden_states
-from .kv_cache import DecodeLayout, DecodeWindow, KVCache, PrefillLayout
-from .sequence import Request, Sequence
+from .kv_cache import TILE, DecodeLayout, DecodeWindow, KVCache, PrefillLayout, Tiles
+from .sequence import Chunk, Sequence
 
 MIN_ROWS = 16
+TILE_KEYS = 1 << 16
+"""Keys that are gathered at most for one attention of a prefill (but always those of one tile)."""
+REPLAY_ROWS = 32
+"""Sampled tokens of a preempted sequence computed at a time; each gathers the keys of its whole sequence."""
 
 
 class ModelRunner:
@@ -34,22 +38,50 @@ class ModelRunner:
         self._members = -1
         self._table: tuple[int, int, np.ndarray] = (-1, 0, np.zeros((0, 0), dtype=np.int64))
 
-    def prefill(self, requests: list[Request]) -> Tensor:
-        """Compute the prompts, fill their blocks -> logits [len(requests), V] float32 that predict each first token."""
+    def prefill(self, chunks: list[Chunk]) -> Tensor:
+        """Compute the prompt tokens of each chunk, fill their blocks -> logits [len(chunks), V] float32 after the last of them."""
+        pieces = [(c, c.start, c.prompt_stop) for c in chunks]
+        tokens = [t for c, start, stop in pieces for t in c.ticket.tokens[start:stop]]
+        positions = [i for _, start, stop in pieces for i in range(start, stop)]
+        slots = np.concatenate([self._slots(c.blocks, start, stop, c.known) for c, start, stop in pieces])
+        stops = np.cumsum([stop - start for _, start, stop in pieces]).tolist()
+        short = max(0, MIN_ROWS - len(tokens))
+        padding = self.cache.scratch_slot + np.arange(short) % self.cache.block_size
+        layout = PrefillLayout(self.cache, self._tensor(np.concatenate([slots, padding])), self._tiles(pieces))
+        return self._logits(tokens + [0] * short, positions + [0] * short, layout, rows=[s - 1 for s in stops])
+
+    def _slots(self, blocks: list[int], start: int, stop: int, known: int = 0) -> np.ndarray:
+        """Cache slots of positions [start, stop); scratch for those below `known`, and where there is no block."""
         size = self.cache.block_size
-        tokens = [t for r in requests for t in r.prompt]
-        positions = [i for r in requests for i in range(len(r.prompt))]
-        slots = [r.blocks[i // size] * size + i % size for r in requests for i in range(len(r.prompt))]
-        stops = np.cumsum([len(r.prompt) for r in requests]).tolist()
-        spans = list(zip([0, *stops[:-1]], stops, strict=True))
-        short = MIN_ROWS - len(tokens)
-        if short > 0:
-            spans.append((len(tokens), MIN_ROWS))
-            tokens += [0] * short
-            positions += [0] * short
-            slots += [self.cache.scratch_slot + i % size for i in range(short)]
-        layout = PrefillLayout(self.cache, self._tensor(slots), spans)
-        return self._logits(tokens, positions, layout, rows=[s - 1 for s in stops])
+        at = np.arange(start, stop)
+        table = np.append(np.asarray(blocks, dtype=np.int64), self.cache.blocks)
+        slots = table[np.minimum(at // size, len(blocks))] * size + at % size
+        return np.where(at < known, self.cache.scratch_slot + at % size, slots)
+
+    def _tiles(self, pieces: list[tuple[Chunk, int, int]]) -> list[Tiles]:
+        """Cut pieces of prompts at multiples of TILE; tiles of one index are attended for together, up to TILE_KEYS keys."""
+        by_index: dict[int, list[tuple[int, int, int, Chunk]]] = {}
+        row = 0
+        for chunk, start, stop in pieces:
+            for t in range(start // TILE, -(-stop // TILE)):
+                low, high = max(start, t * TILE), min(stop, (t + 1) * TILE)
+                by_index.setdefault(t, []).append((low - t * TILE, high - low, row, chunk))
+                row += high - low
+        tiles = []
+        for t, cut in by_index.items():
+            width = (t + 1) * TILE
+            many = max(1, TILE_KEYS // width)
+            tiles += [self._tile(cut[i : i + many], width) for i in range(0, len(cut), many)]
+        return tiles
+
+    def _tile(self, cut: list[tuple[int, int, int, Chunk]], width: int) -> Tiles:
+        """cut: (first query in the tile, queries, their first row, chunk) for each of n tiles."""
+        rows = np.zeros((len(cut), TILE), dtype=np.int64)
+        for line, (first, count, row, _) in zip(rows, cut, strict=True):
+            line[first : first + count] = np.arange(row, row + count)
+        keys = np.stack([self._slots(chunk.blocks, 0, width) for *_, chunk in cut])
+        at = np.concatenate([np.arange(i * TILE + first, i * TILE + first + count) for i, (first, count, _, _) in enumerate(cut)])
+        return Tiles(self._tensor(rows), self._tensor(keys), self._tensor(at), self._tensor(rows.reshape(-1)[at]))
 
     def decode(self, sequences: list[Sequence], revision: int, members: int) -> Tensor:
         """One token further for every sequence -> logits [B, V] float32.
@@ -72,20 +104,43 @@ class ModelRunner:
         layout = DecodeLayout(self.cache, self.window, self._tensor(slots), self._tensor(table), self._tensor(positions))
         return self._logits(tokens, positions, layout, rows=None)[:count]
 
+    def replay(self, chunks: list[Chunk]) -> None:
+        """Compute again the sampled tokens of each chunk, REPLAY_ROWS at a time, by a decode's arithmetic, row for row: the same bits."""
+        size = self.cache.block_size
+        for chunk in chunks:
+            for start in range(chunk.prompt_stop, chunk.stop, REPLAY_ROWS):
+                positions = np.arange(start, min(chunk.stop, start + REPLAY_ROWS))
+                short = max(0, MIN_ROWS - len(positions))
+                columns = self._columns(len(chunk.blocks))
+                table = np.full((len(positions) + short, columns), self.cache.blocks, dtype=np.int64)
+                table[: len(positions), : len(chunk.blocks)] = chunk.blocks
+                tokens = [chunk.ticket.tokens[i] for i in positions] + [0] * short
+                positions = np.append(positions, np.zeros(short, dtype=np.int64))
+                slots = table[np.arange(len(table)), positions // size] * size + positions % size
+                layout = DecodeLayout(self.cache, None, self._tensor(slots), self._tensor(table), self._tensor(positions))
+                self._hidden(tokens, positions, layout)
+
     def _block_table(self, sequences: list[Sequence], padded: int, revision: int) -> np.ndarray:
         """[padded, M] blocks of every sequence, scratch where it has fewer; M * block_size is a multiple of MIN_ROWS. Kept until a table changes."""
         if self._table[:2] != (revision, padded):
-            step = math.lcm(self.cache.block_size, MIN_ROWS) // self.cache.block_size
-            columns = -(-max(len(s.blocks) for s in sequences) // step) * step
-            table = np.full((padded, columns), self.cache.blocks, dtype=np.int64)
+            table = np.full((padded, self._columns(max(len(s.blocks) for s in sequences))), self.cache.blocks, dtype=np.int64)
             for row, s in zip(table, sequences, strict=False):
                 row[: len(s.blocks)] = s.blocks
             self._table = (revision, padded, table)
         return self._table[2]
 
-    def _logits(self, tokens: object, positions: object, layout: PrefillLayout | DecodeLayout, rows: list[int] | None) -> Tensor:
+    def _columns(self, blocks: int) -> int:
+        """Columns of a decode's table with room for `blocks`: their slots are a multiple of MIN_ROWS."""
+        step = math.lcm(self.cache.block_size, MIN_ROWS) // self.cache.block_size
+        return -(-blocks // step) * step
+
+    def _hidden(self, tokens: object, positions: object, layout: PrefillLayout | DecodeLayout) -> Tensor:
         with torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None):
-            hidden = hidden_states(self.model, self._tensor(tokens), self._tensor(positions), layout)
+            return hidden_states(self.model, self._tensor(tokens), self._tensor(positions), layout)
+
+    def _logits(self, tokens: object, positions: object, layout: PrefillLayout | DecodeLayout, rows: list[int] | None) -> Tensor:
+        hidden = self._hidden(tokens, positions, layout)
+        with torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None):
             if rows is None:
                 return head_logits(self.model, hidden)
             # Padded for the head's product, for the reason in the module docstring.

@@ -1,128 +1,305 @@
-"""Who runs next. Waiting samples start as soon as there is room (continuous batching); a step is a prefill or a decode, never both.
+"""Who runs next. Waiting samples start as soon as there is room (continuous batching), first come first served within a priority.
 
-Admission reserves the worst case: a sequence starts only if its longest possible self fits into the cache beside those already running. So
-nothing that started ever has to stop for lack of blocks.
+A step computes waiting prompts or decodes what runs. `chunked`: it may do both, and a prompt longer than the step's budget is computed in pieces, so
+that nothing that runs waits for longer than one budget of prompt tokens.
+
+Admission reserves the worst case (`admission.py`). `preempt`: it asks for room for the prompt only; where blocks run out later, the last in rank
+gives up its own, goes to the head of its class in the queue, and is computed again from its tokens.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from dataclasses import dataclass
+from bisect import insort
+from dataclasses import dataclass, field
 
+from .admission import Reservation
 from .block_manager import BlockManager
 from .noise import uniforms
-from .sequence import Request, Sequence
+from .prefix_cache import NoCache, Prefix, PrefixCache
+from .sequence import Chunk, Request, Sequence, Ticket
+from .stats import EngineStats
+
+EVICT_AT_LEAST = 32
+"""Idle blocks freed at a time: finding the least recently used ones costs more than freeing them."""
 
 
 @dataclass
 class Work:
-    """One engine step. prompts: requests to prefill, empty in a decode step. sequences: those that sample a token in it."""
+    """One engine step. In this order: tails are copied, chunks computed, copies made; then starting sequences sample from their ticket's logits, and
+    decoding ones go one token further.
 
-    prompts: list[Request]
-    sequences: list[Sequence]
+    tails, copies: (from, to) blocks. tickets: of the starting sequences. resuming: preempted sequences that run again from the next step on.
+    """
+
+    budget: int
+    chunks: list[Chunk] = field(default_factory=list)
+    tails: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    starting: list[Sequence] = field(default_factory=list)
+    tickets: list[Ticket] = field(default_factory=list)
+    resuming: list[Sequence] = field(default_factory=list)
+    decoding: list[Sequence] = field(default_factory=list)
+    revision: int = 0
+    members: int = 0
+    fresh: set[int] = field(default_factory=set)
+    """Blocks that this step writes: they may be shared, but their contents are not there to be copied yet."""
+
+    @property
+    def admits(self) -> bool:
+        """Something in the queue gets on."""
+        return bool(self.chunks or self.starting or self.resuming)
 
 
 class Scheduler:
-    """Holds waiting requests and running sequences; hands out blocks through the block manager.
+    """Holds the queue and the running sequences; hands out blocks through the block manager and the prefix cache.
 
-    copies: (from, to) blocks that the runner must copy before the starting sequences use them. revision: changes whenever a block table does.
-    members: changes whenever who runs does.
+    revision: changes whenever a block table does. members: changes whenever who runs does.
     """
 
-    def __init__(self, blocks: BlockManager, max_running: int, prefill_tokens: int) -> None:
+    def __init__(
+        self,
+        blocks: BlockManager,
+        max_running: int,
+        prefill_tokens: int,
+        *,
+        cache: PrefixCache | None = None,
+        chunked: bool = False,
+        preempt: bool = False,
+        stats: EngineStats | None = None,
+    ) -> None:
         self.blocks = blocks
+        self.cache = cache or NoCache()
         self.max_running = max_running
         self.prefill_tokens = prefill_tokens
-        self.waiting: deque[Request] = deque()
+        self.chunked = chunked
+        self.preempt = preempt
+        self.stats = stats or EngineStats()
+        self.waiting: list[Ticket] = []
         self.running: list[Sequence] = []
-        self.copies: list[tuple[int, int]] = []
+        self.reservation = Reservation(blocks)
         self.revision = 0
         self.members = 0
-        self._reserved = 0
+        self._arrivals = 0
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError if even one of its samples could never fit the cache."""
-        worst = self._needed(request)
+        worst = self.reservation.worst(request)
         if worst > self.blocks.count:
             raise ValueError(
                 f"a sequence of {request.limit} tokens needs {worst} blocks, the KV cache has {self.blocks.count}: raise engine.kv_tokens"
             )
-        self.waiting.append(request)
+        request.arrival, self._arrivals = self._arrivals, self._arrivals + 1
+        self._queue(Ticket(request, request.prompt))
 
     def schedule(self) -> Work:
-        """Start what fits, else decode what runs. Prompts are computed once, whatever the number of samples."""
-        prompts: list[Request] = []
-        starting: list[Sequence] = []
-        budget = self.prefill_tokens
-        while self.waiting and len(self.running) + len(starting) < self.max_running:
-            request = self.waiting[0]
-            fresh = not request.blocks
-            if fresh and prompts and len(request.prompt) > budget:
-                break
-            if self._reserved + self._needed(request) > self.blocks.count:
-                break
-            if fresh:
-                request.blocks = self.blocks.allocate(self.blocks.blocks_for(len(request.prompt)))
-                self._reserved += len(request.blocks)
-                prompts.append(request)
-                budget -= len(request.prompt)
-            starting.append(self._start(request))
-            if not request.samples:
-                self.waiting.popleft()
-        self.running += starting
-        self.revision += len(starting)
-        self.members += len(starting)
-        return Work(prompts, starting or self.running)
-
-    def grow(self, sequence: Sequence) -> None:
-        """Give the sequence a block for its newest token if it has none yet."""
-        if self.blocks.blocks_for(sequence.length) > len(sequence.blocks):
-            sequence.blocks += self.blocks.allocate(1)
-            self.revision += 1
+        """What this step does. A prompt is computed once, whatever the number of samples."""
+        work = Work(self.prefill_tokens)
+        if self._grow():
+            self._admit(work)
+            if self.waiting and not work.admits and not self.running:
+                for ticket in self.waiting[1:]:  # the head has no room because others in the queue hold blocks
+                    self._drop(ticket)
+                self._admit(work)
+                if not work.admits:
+                    raise RuntimeError("the engine's queue is stuck: its head does not fit an empty cache")
+        if self.chunked or not work.admits:
+            work.decoding = self.running.copy()
+        work.revision, work.members = self.revision, self.members
+        joining = work.starting + work.resuming
+        self.running += joining
+        self.revision += len(joining)
+        self.members += len(joining)
+        return work
 
     def retire(self, finished: list[Sequence]) -> None:
-        """Take finished sequences out and free what they alone own."""
+        """Take finished sequences out; their tokens stay in the prefix cache, as long as there is room."""
         for sequence in finished:
-            self.blocks.release(sequence.blocks)
-            self._reserved -= self._own_blocks(sequence.request)
-            sequence.blocks = []
             sequence.request.unfinished -= 1
-            if sequence.request.unfinished == 0:  # the prompt's full blocks were shared by all samples: reserved once, given back once
-                self._reserved -= self._full_blocks(sequence.request)
+            if not self.preempt:
+                self.reservation.retire(sequence)
+            self._leave(sequence)
         if finished:
             self.running = [s for s in self.running if s.finish_reason is None]
             self.revision += 1
             self.members += 1
 
-    def release_prompts(self, work: Work) -> None:
-        """Drop the requests' own hold on prompts whose samples have all started."""
-        for request in {id(s.request): s.request for s in work.sequences}.values():
-            if not request.samples and request.blocks:
-                self.blocks.release(request.blocks)
-                request.blocks, request.logits = [], None
+    def abort(self, request: Request) -> list[Sequence]:
+        """Give up a request: its blocks are free at once. Gives back its sequences that had begun and not ended."""
+        begun = [s for s in self.running if s.request is request]
+        for ticket in [t for t in self.waiting if t.request is request]:
+            if ticket.sequence is not None:
+                begun.append(ticket.sequence)
+                request.unfinished -= 1
+            self.waiting.remove(ticket)
+            self.stats.aborted += len(request.samples) if ticket.sequence is None else 0
+            if ticket.sequence is None:
+                request.unfinished -= len(request.samples)
+                request.samples = []
+            self._drop(ticket)
+        for sequence in begun:
+            sequence.finish_reason = "aborted"
+        self.retire([s for s in begun if s.blocks])
+        self.stats.aborted += len(begun)
+        return begun
 
-    def _full_blocks(self, request: Request) -> int:
-        """Blocks that the prompt fills: every sample shares them. A partly filled one is copied by all samples but the last, which takes it over."""
-        return len(request.prompt) // self.blocks.block_size
+    def _queue(self, ticket: Ticket) -> None:
+        insort(self.waiting, ticket, key=lambda t: t.rank)
+        self.stats.peak_waiting = max(self.stats.peak_waiting, len(self.waiting))
 
-    def _own_blocks(self, request: Request) -> int:
-        """Most blocks a sample can come to own beside the prompt's full ones."""
-        return self.blocks.blocks_for(request.limit) - self._full_blocks(request)
+    def _grow(self) -> bool:
+        """Give every running sequence a block for its newest token if it has none yet; False if one had to be preempted for it."""
+        size = self.blocks.block_size
+        short = [s for s in self.running if len(s.tokens) > len(s.blocks) * size]
+        before = self.stats.preemptions
+        for sequence in sorted(short, key=lambda s: s.rank) if self.preempt else short:
+            while sequence.blocks and not self._room(1):
+                self._make_room()
+            if sequence.blocks:
+                sequence.blocks += self.blocks.allocate(1)
+        self.revision += len(short)
+        return self.stats.preemptions == before
 
-    def _needed(self, request: Request) -> int:
-        """Blocks to reserve before the request's next sample can start: its own, and the prompt's unless they are reserved already."""
-        prompt = self.blocks.blocks_for(len(request.prompt))
-        partial = prompt - self._full_blocks(request) if len(request.samples) == 1 else 0
-        return self._own_blocks(request) - partial + (0 if request.blocks else prompt)
+    def _make_room(self) -> None:
+        """Blocks ran out. First what only waits gives up its own, from the end of the queue; then the running sequence that is last in rank."""
+        if not self.preempt:
+            raise RuntimeError("KV cache: a running sequence outgrew its reservation")
+        held = next((t for t in reversed(self.waiting) if t.blocks), None)
+        if held is not None:
+            self._drop(held)
+            return
+        victim = max(self.running, key=lambda s: s.rank)
+        self.running.remove(victim)
+        self._leave(victim)
+        self._queue(Ticket(victim.request, victim.tokens[:-1], victim))
+        self.stats.preemptions += 1
+        self.revision += 1
+        self.members += 1
 
-    def _start(self, request: Request) -> Sequence:
-        """A new sequence on the request's prompt: shares its full blocks; copies the partly filled one, or takes it over as the last sample."""
-        self._reserved += self._needed(request)
-        sample = request.samples.pop(0)
-        shared = request.blocks[: self._full_blocks(request)] if request.samples else request.blocks
-        own = self.blocks.allocate(len(request.blocks) - len(shared))
+    def _leave(self, sequence: Sequence) -> None:
+        """A sequence stops running: the prefix cache may keep its blocks, it does not. The newest token was never computed."""
+        cached = sequence.length - 1
+        self.cache.insert(sequence.tokens[:cached], sequence.blocks[: self.blocks.blocks_for(cached)])
+        self.blocks.release(sequence.blocks)
+        sequence.blocks = []
+
+    def _drop(self, ticket: Ticket) -> None:
+        """A waiting ticket gives up what was computed of it."""
+        self.blocks.release(ticket.blocks)
+        ticket.blocks, ticket.computed, ticket.logits = [], 0, None
+        if not self.preempt:
+            self.reservation.drop(ticket.request)
+
+    def _room(self, count: int) -> bool:
+        """True when `count` blocks are free, after evicting idle ones if need be."""
+        short = count - self.blocks.free
+        if short > 0:
+            self.cache.evict(max(short, EVICT_AT_LEAST))
+        return count <= self.blocks.free
+
+    def _admit(self, work: Work) -> None:
+        """Compute and start from the head of the queue, until something does not fit."""
+        while self.waiting and self._running_with(work) < self.max_running:
+            ticket = self.waiting[0]
+            if not ticket.ready and not self._advance(ticket, work):
+                return
+            if not ticket.ready:
+                return  # its next piece is for the next step
+            started = self._resume(ticket, work) if ticket.sequence is not None else self._start(ticket, work)
+            if not started:
+                return
+
+    def _running_with(self, work: Work) -> int:
+        return len(self.running) + len(work.starting) + len(work.resuming)
+
+    def _advance(self, ticket: Ticket, work: Work) -> bool:
+        """Take what the prefix cache has of the ticket's tokens, and schedule the rest or a piece of it. False if it must wait."""
+        if not self.preempt and not self.reservation.fits(ticket.request):
+            return False
+        shared, tail, known = self._reusable(ticket, work)
+        # A prompt cached to its end computes its last token again: the logits after it are wanted.
+        start = min(known, len(ticket.tokens) - (ticket.sequence is None))
+        stop = min(len(ticket.tokens), start + work.budget) if self.chunked else len(ticket.tokens)
+        if stop == start < len(ticket.tokens) or (not self.chunked and work.chunks and stop - start > work.budget):
+            return False
+        if not self._take(ticket, shared, stop, tail, work):
+            return False
+        self._count(ticket, start, stop)
+        if stop > start:
+            work.chunks.append(Chunk(ticket, ticket.blocks, start, stop, known))
+            work.budget -= stop - start
+        ticket.computed = stop
+        work.fresh |= set(ticket.blocks[known // self.blocks.block_size :])
+        if not self.preempt:
+            self.reservation.claim(ticket.request)
+        # Sampled tokens are computed after all prompts of the step, too late for another prompt to read them.
+        whole = min(stop, len(ticket.request.prompt)) // self.blocks.block_size
+        self.cache.insert(ticket.tokens[: whole * self.blocks.block_size], ticket.blocks[:whole])
+        return True
+
+    def _reusable(self, ticket: Ticket, work: Work) -> tuple[list[int], int | None, int]:
+        """Of the ticket's tokens: full blocks to own, a block to copy the next tokens from, and how many tokens that makes."""
+        prefix: Prefix = self.cache.match(ticket.tokens)
+        full = prefix.length // self.blocks.block_size
+        tail = prefix.blocks[full] if full < len(prefix.blocks) else None
+        if tail in work.fresh:
+            tail = None
+        length = prefix.length if tail is not None else full * self.blocks.block_size
+        return (prefix.blocks[:full], tail, length) if length > ticket.computed else (ticket.blocks, None, ticket.computed)
+
+    def _take(self, ticket: Ticket, shared: list[int], stop: int, tail: int | None, work: Work) -> bool:
+        """Make the ticket's table `shared` and new blocks, up to `stop` tokens. False, and nothing changed, if there is no room."""
+        needed = self.blocks.blocks_for(stop) - len(shared)
+        spare = self._running_with(work) if self.preempt else 0  # so that what runs can go on for a while
         self.blocks.share(shared)
-        self.copies += zip(request.blocks[len(shared) :], own, strict=True)
-        noise = uniforms(request.params.seed, request.key, sample, request.params.max_tokens)
-        return Sequence(request, sample, noise, list(request.prompt), shared + own, started=time.perf_counter())
+        if not self._room(max(0, needed) + spare):
+            self.blocks.release(shared)
+            return False
+        own = self.blocks.allocate(max(0, needed))
+        self.blocks.release(ticket.blocks)
+        ticket.blocks = shared + own
+        if tail is not None and own:
+            work.tails.append((tail, own[0]))
+        return True
+
+    def _count(self, ticket: Ticket, start: int, stop: int) -> None:
+        if ticket.sequence is None:
+            self.stats.reused_tokens += start - ticket.computed
+            self.stats.prefill_tokens += stop - start
+        else:
+            self.stats.recomputed_tokens += stop - start
+
+    def _resume(self, ticket: Ticket, work: Work) -> bool:
+        assert ticket.sequence is not None
+        ticket.sequence.blocks = ticket.blocks
+        work.resuming.append(ticket.sequence)
+        self.waiting.pop(0)
+        return True
+
+    def _start(self, ticket: Ticket, work: Work) -> bool:
+        """Start samples on a computed prompt: they share its full blocks; each copies the partly filled one, but the last takes it over. False if
+        some must wait."""
+        request = ticket.request
+        full = len(request.prompt) // self.blocks.block_size
+        while request.samples:
+            last = len(request.samples) == 1
+            own = 0 if last else len(ticket.blocks) - full
+            spare = self._running_with(work) if self.preempt and own else 0
+            if self._running_with(work) >= self.max_running or not self._may_start(request) or not self._room(own + spare):
+                return False
+            if not self.preempt:
+                self.reservation.start(request)
+            sample = request.samples.pop(0)
+            table = ticket.blocks if last else ticket.blocks[:full] + self.blocks.allocate(own)
+            if not last:
+                self.blocks.share(table[:full])
+                work.copies += zip(ticket.blocks[full:], table[full:], strict=True)
+                self.stats.reused_tokens += len(request.prompt)
+            noise = uniforms(request.params.seed, request.key, sample, request.params.max_tokens)
+            work.starting.append(Sequence(request, sample, noise, list(request.prompt), table, started=time.perf_counter()))
+            work.tickets.append(ticket)
+        self.waiting.pop(0)
+        return True
+
+    def _may_start(self, request: Request) -> bool:
+        return self.preempt or self.reservation.fits(request)

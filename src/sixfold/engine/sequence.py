@@ -1,7 +1,7 @@
-"""What is asked of the engine and where each completion stands, as a few integers.
+"""What is asked of the engine, where it stands in the queue, and where each completion stands, as a few integers.
 
-Inequality chain of a running sequence: 0 < prompt_length <= cached < length <= limit, where `cached` tokens have their keys and values in the
-cache: all but the newest, which the next decode step computes.
+Inequality chain of a running sequence: 0 < prompt <= cached < length <= limit, where `cached` tokens have their keys and values in the cache: all but
+the newest, which the next decode step computes. Of a ticket: 0 <= computed <= tokens, and sampling goes on when they are equal.
 """
 
 from __future__ import annotations
@@ -13,22 +13,26 @@ from torch import Tensor
 
 from ..types import FinishReason, SamplingParams
 
+Rank = tuple[int, int, int, int]
+"""Smaller goes first: (-priority, preempted before new, arrival, sample)."""
+
 
 @dataclass(eq=False)
 class Request:
-    """One prompt and the samples wanted of it. The prompt is computed once; its blocks are shared by the samples until all have started.
+    """One prompt and the samples wanted of it.
 
-    key: names the task in the sampling noise. samples: sample indices still to start. blocks: the prompt's, once computed. logits: [V], predicts the
-    first token, once computed. unfinished: samples that have not ended.
+    key: names the task in the sampling noise. samples: sample indices still to start. priority: a larger one goes first. arrival: place in the order
+    of arrival. unfinished: samples that have not ended. claimed: its prompt's blocks are part of the reservation.
     """
 
     key: str
     prompt: list[int]
     params: SamplingParams
     samples: list[int]
-    blocks: list[int] = field(default_factory=list)
-    logits: Tensor | None = None
+    priority: int = 0
+    arrival: int = 0
     unfinished: int = 0
+    claimed: bool = False
 
     def __post_init__(self) -> None:
         self.unfinished = len(self.samples)
@@ -58,3 +62,54 @@ class Sequence:
     def length(self) -> int:
         """Tokens so far, prompt included."""
         return len(self.tokens)
+
+    @property
+    def rank(self) -> Rank:
+        """The last in this order is the first to be preempted."""
+        return (-self.request.priority, 0, self.request.arrival, self.sample)
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A place in the queue: tokens that must be in the cache before sampling can begin, or go on.
+
+    Of a request: its prompt, computed once and shared by the samples until all have started. Of a preempted sequence: all its tokens but the newest.
+    blocks: those of the tokens computed so far. logits: [V], predicts the token after a computed prompt.
+    """
+
+    request: Request
+    tokens: list[int]
+    sequence: Sequence | None = None
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    logits: Tensor | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Everything is in the cache."""
+        return self.computed == len(self.tokens)
+
+    @property
+    def rank(self) -> Rank:
+        """Where it belongs in the queue."""
+        return (-self.request.priority, 1, self.request.arrival, 0) if self.sequence is None else self.sequence.rank
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Positions [start, stop) of a ticket's tokens, to be computed in this step.
+
+    blocks: the ticket's table. known: positions before it are in the cache already and must not be written again (a prompt that was cached to its end
+    computes its last token once more, for the logits).
+    """
+
+    ticket: Ticket
+    blocks: list[int]
+    start: int
+    stop: int
+    known: int
+
+    @property
+    def prompt_stop(self) -> int:
+        """Tokens before it are the prompt's; those from it on were sampled, before a preemption."""
+        return max(self.start, min(self.stop, len(self.ticket.request.prompt)))

@@ -1,0 +1,49 @@
+"""What the engine has done and how full it is, as plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class EngineStats:
+    """Counters since the engine was made.
+
+    prefill_tokens: prompt tokens computed. reused_tokens: prompt tokens that were not, because samples share a prompt or the prefix cache had them.
+    recomputed_tokens: tokens of preempted sequences computed once more. decoded_tokens: sampled. preemptions: sequences stopped for lack of blocks,
+    to go on later. aborted: sequences given up by the caller, begun or not. peak_blocks: cache blocks that requests held at the fullest moment.
+    peak_waiting: requests and preempted sequences in the queue at its longest.
+    """
+
+    prefill_tokens: int = 0
+    reused_tokens: int = 0
+    recomputed_tokens: int = 0
+    decoded_tokens: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    aborted: int = 0
+    peak_blocks: int = 0
+    peak_waiting: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens, over all samples, that were not computed."""
+        return self.reused_tokens / max(1, self.prefill_tokens + self.reused_tokens)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The engine at one moment.
+
+    waiting: requests and preempted sequences in the queue. running: sequences. used: blocks that requests hold. idle: blocks that the prefix cache
+    alone holds; they are given up when room is needed. free: the rest. wasted_slots: token slots of used blocks that hold nothing yet.
+    fragmentation: wasted slots as a share of all slots in used blocks; less than one block a sequence.
+    """
+
+    waiting: int
+    running: int
+    used: int
+    idle: int
+    free: int
+    wasted_slots: int
+    fragmentation: float
