@@ -118,6 +118,8 @@ def make_engine(recipe: Recipe, policy: Policy, longest: int, autocast: torch.dt
         block_size=config.block_size,
         max_running=config.max_running,
         prefill_tokens=config.prefill_tokens_per_step,
+        prefix_cache=config.prefix_cache,
+        preemption=config.preemption,
         autocast=autocast,
     )
 

@@ -128,6 +128,8 @@ class EngineConfig(Section):
     max_running: int = knob(256, "sequences decoded together", ge=1)
     kv_tokens: int = knob(0, "tokens that the KV cache holds (0: enough for max_running full-length sequences)", ge=0)
     prefill_tokens_per_step: int = knob(4096, "prompt tokens computed in one engine step", ge=1)
+    prefix_cache: Literal["radix", "hash", "none"] = knob("radix", "how beginnings that prompts have in common are found, to be computed once")
+    preemption: bool = knob(False, "admit by the room for the prompt and stop sequences when blocks run out, instead of reserving the worst case")
     release_kv: bool = knob(False, "give the cache's memory back while the trainer works (a GPU shared by both may need it)")
 
 
