@@ -93,8 +93,8 @@ def test_eval_generate_and_report_hand_on_their_arguments(calls: Calls, run_dir:
 
 
 MISTAKES = {
-    "trian demo": "unknown command 'trian'. Did you mean 'train'? Commands: train, sft, eval, generate, explain, algorithms, diff, report",
-    "--verbose": "unknown option '--verbose'. Commands: train, sft, eval, generate, explain, algorithms, diff, report",
+    "trian demo": "unknown command 'trian'. Did you mean 'train'? Commands: train, sft, eval, generate, serve, explain, algorithms, diff, report",
+    "--verbose": "unknown option '--verbose'. Commands: train, sft, eval, generate, serve, explain, algorithms, diff, report",
     "train": "sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two",
     "train demo --resume x": "sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two",
     "train --resume x --overwrite": "sixfold train: --resume keeps the run and --overwrite deletes it; give one of them",

@@ -12,7 +12,10 @@ from source import imports, modules
 IMPORTS = {name: imports(name, path, tree) for name, path, tree in modules()}
 OURS = {name: {i[1:] for i in found if i.startswith(".") and i != "."} for name, found in IMPORTS.items()}
 
-COMPOSERS = {"run", "assembly", "run_state", "sft_stage", "learners", "evaluation.command", "rollout.generate", "algorithm.shared_task"}
+COMPOSERS = {
+    *("run", "assembly", "run_state", "sft_stage", "learners"),
+    *("evaluation.command", "rollout.generate", "server.command", "algorithm.shared_task"),
+}
 """Where rooms are put together: they may import any of them. `algorithm.shared_task` is the loop that an algorithm's file runs alone on."""
 
 ALGORITHMS = {
@@ -37,6 +40,7 @@ ALLOWED = {
     "critic": {"batch", "config", "errors", "model", "trainer"},
     "sync": {"engine"},
     "rollout": {"engine", "errors", "types"},
+    "server": {"engine", "errors", "rollout", "types"},
     "controller": {"algorithm", "batch", "environment", "reference", "rollout", "sync", "trainer", "types"},
 }
 """Room or leaf module -> what of ours it may import besides itself."""

@@ -18,6 +18,7 @@ VERBS = {
     "sft": "only the supervised warm-up of a recipe",
     "eval": "mean reward and pass@k of a checkpoint on held-out tasks, with 95 % intervals",
     "generate": "sample completions of one prompt",
+    "serve": "answer OpenAI-compatible requests for a model",
     "explain": "what a recipe resolves to, in plain words, with reasons",
     "algorithms": "the algorithms: who patches whom, one in full, what to set in another framework",
     "diff": "what differs between two runs",

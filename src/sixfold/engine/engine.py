@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..types import SamplingParams
+from ..types import FinishReason, SamplingParams
 from .block_manager import BlockManager
 from .kv_cache import KVCache
 from .model_runner import ModelRunner
@@ -101,6 +101,14 @@ class Engine:
             raise RuntimeError(f"weight version must grow: {self.version} -> {version}")
         self.prefixes.clear()
         self.version = version
+
+    def end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a running sequence between two steps: its blocks are free at once. Raises ValueError if it has ended."""
+        if sequence.finish_reason is not None:
+            raise ValueError(f"the sequence has ended already: {sequence.finish_reason}")
+        sequence.finish_reason = reason
+        sequence.seconds = time.perf_counter() - sequence.started
+        self.scheduler.retire([sequence])
 
     def abort(self, request: Request) -> list[Sequence]:
         """Give up a request: its blocks are free at once. Gives back its sequences that had begun, as far as they came, with reason "aborted"."""

@@ -1,0 +1,57 @@
+"""`sixfold serve MODEL`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from sixfold.cli.parsing import VerbParser, at_least
+from sixfold.errors import UserError
+
+KEY_VARIABLE = "SIXFOLD_API_KEY"
+
+
+def parser() -> VerbParser:
+    """Arguments of the verb."""
+    arguments = VerbParser("serve", "Answer OpenAI-compatible requests for a model.")
+    arguments.add_argument("model", metavar="MODEL_OR_RUN", help="a run, a checkpoint, or a Hugging Face model")
+    arguments.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="where to listen (default 127.0.0.1: this machine only)")
+    arguments.add_argument("--port", metavar="N", type=at_least(0), default=8000, help="0: any free one (default 8000)")
+    arguments.add_argument("--name", metavar="NAME", default="", help="what requests call the model (default: MODEL_OR_RUN as given)")
+    arguments.add_argument("--api-key", metavar="KEY", default="", help=f"ask every request for it; better in the variable {KEY_VARIABLE}")
+    arguments.add_argument("--max-queue", metavar="N", type=at_least(1), default=256, help="prompts that may wait; beyond it: 429 (default 256)")
+    arguments.add_argument("--record", metavar="FOLDER", default="", help="keep every exchange there, as trajectories that can be trained on")
+    arguments.add_argument("--max-tokens", metavar="N", type=at_least(1), default=1024, help="of a completion that names no limit (default 1024)")
+    arguments.add_argument("--kv-tokens", metavar="N", type=at_least(16), default=32768, help="tokens that the KV cache holds (default 32768)")
+    arguments.add_argument("--max-running", metavar="N", type=at_least(1), default=64, help="completions sampled together (default 64)")
+    arguments.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs (default auto)")
+    arguments.add_argument("--grace", metavar="SECONDS", type=at_least(0), default=10, help="for running requests to end when stopped (default 10)")
+    return arguments
+
+
+def run(argv: Sequence[str]) -> int:
+    """Parse and serve."""
+    given, _ = parser().parse(argv)
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise UserError(f"sixfold serve needs {' and '.join(missing)}: pip install 'sixfold[serve]'")
+    from sixfold.server.command import ServeOptions, serve_command
+
+    return serve_command(
+        ServeOptions(
+            model=given.model,
+            host=given.host,
+            port=given.port,
+            name=given.name or given.model,
+            key=given.api_key or os.environ.get(KEY_VARIABLE, ""),
+            max_queue=given.max_queue,
+            record=Path(given.record) if given.record else None,
+            max_tokens=given.max_tokens,
+            kv_tokens=given.kv_tokens,
+            max_running=given.max_running,
+            device=given.device,
+            grace=given.grace,
+        )
+    )

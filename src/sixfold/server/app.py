@@ -1,0 +1,299 @@
+"""The HTTP side: routes, the key, body limits, streams, and what becomes of a request whose client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import anyio
+from anyio.to_thread import run_sync
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .api_error import ApiError, bad_request
+from .chat import ChatCodec
+from .engine_thread import EngineThread
+from .job import Job
+from .metrics import Metrics
+from .replies import ChatReply, Reply, TextReply
+from .requests import MAX_CHOICES, Ask, ChatAsk, Limits, TextAsk, parse_ask, parse_json
+
+log = logging.getLogger("sixfold.server")
+T = TypeVar("T")
+
+MAX_BODY = 4 << 20
+"""Bytes of a request's body."""
+BODY_SECONDS = 30.0
+"""Longest that a body may take to arrive."""
+CLOSE_SECONDS = 30.0
+"""Longest wait for the engine's last step when the server stops."""
+CLIENT_GONE = 499
+"""Status under which a request is counted whose client left; nobody receives it."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is served. name: the model's, in requests. stop_token_ids: what ends a completion. piece: one token as text. key: the API key, or ""."""
+
+    name: str
+    engine: EngineThread
+    codec: ChatCodec
+    piece: Callable[[int], str]
+    limits: Limits
+    stop_token_ids: tuple[int, ...]
+    key: str = ""
+
+
+def make_app(served: Served) -> ASGIApp:
+    """The ASGI application. It starts the engine's thread with the event loop, and ends it with it."""
+    endpoints = Endpoints(served)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        served.engine.start()
+        yield
+        if not await run_sync(served.engine.close, CLOSE_SECONDS):
+            log.error("the engine did not end its step in %g s", CLOSE_SECONDS)
+
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+            Route("/v1/completions", endpoints.text, methods=["POST"]),
+            Route("/v1/models", endpoints.models),
+            Route("/v1/models/{model:path}", endpoints.model),
+            Route("/health", endpoints.health),
+            Route("/metrics", endpoints.metrics),
+        ],
+        exception_handlers={ApiError: _refusal, HTTPException: _http_refusal, ClientDisconnect: _gone, Exception: _bug},
+        lifespan=lifespan,
+    )
+    return Gate(app, served.key, endpoints.counts)
+
+
+class Gate:
+    """Around the application: asks for the key, and counts what is answered."""
+
+    def __init__(self, app: Starlette, key: str, counts: Metrics) -> None:
+        self._app = app
+        self._key = f"Bearer {key}".encode() if key else b""
+        self._counts = counts
+        self._paths = {route.path for route in app.routes if isinstance(route, Route)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, or the server's start and end."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"] if scope["path"] in self._paths else "other"  # not the client's words: each would be a series of its own
+
+        async def count(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._counts.answers[path, message["status"]] += 1
+            await send(message)
+
+        app: ASGIApp = self._app if self._admits(scope) else _response(ApiError(401, "wrong or missing API key", code="invalid_api_key"))
+        await app(scope, receive, count)
+
+    def _admits(self, scope: Scope) -> bool:
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        return not self._key or scope["path"] == "/health" or hmac.compare_digest(given, self._key)
+
+
+class Endpoints:
+    """The routes."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.counts = Metrics()
+        self._created = int(time.time())
+        self._encoder = anyio.CapacityLimiter(1)  # one at a time: a fast tokenizer is not safe in two threads
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        ask = parse_ask(ChatAsk, await self._body(request))
+        self._known(ask.model)
+        messages, tools = ask.shown_messages(), ask.shown_tools()
+        prompt = await run_sync(self.served.codec.encode_chat, messages, tools, limiter=self._encoder)
+        job = self._job("chatcmpl", ask, [prompt], {"endpoint": "chat", "prompt": messages, "tools": tools})
+        return await self._answer(request, job, ChatReply(job, ask, self.served.piece))
+
+    async def text(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        ask = parse_ask(TextAsk, await self._body(request))
+        self._known(ask.model)
+        given = ask.prompts()
+        if len(given) * ask.n > MAX_CHOICES:
+            raise bad_request(f"{len(given)} prompts times n = {ask.n} is over {MAX_CHOICES} completions", "n")
+        prompts = [await run_sync(self._tokens, prompt, limiter=self._encoder) for prompt in given]
+        job = self._job("cmpl", ask, prompts, {"endpoint": "text", "prompt": ask.prompt})
+        return await self._answer(request, job, TextReply(job, ask, self.served.piece))
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME."""
+        self._known(request.path_params["model"])
+        return JSONResponse(self._card())
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: 200 as long as the engine lives."""
+        failed = self.served.engine.failure is not None
+        return JSONResponse({"status": "failed" if failed else "ok"}, status_code=503 if failed else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        return Response(self.counts.text(self.served.engine), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        # Also a wall: a web page that the user visits can post text to a loopback server without asking, but not JSON.
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise ApiError(415, "send the body as application/json", code="unsupported_media_type")
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                return parse_json(await _read(request))
+        except TimeoutError as error:
+            raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
+
+    def _known(self, model: str) -> None:
+        if model != self.served.name:
+            raise ApiError(404, f"the model '{model}' does not exist here; '{self.served.name}' is served", param="model", code="model_not_found")
+
+    def _card(self) -> dict[str, Any]:
+        owner = {"id": self.served.name, "object": "model", "created": self._created, "owned_by": "sixfold"}
+        return owner | {"max_model_len": self.served.limits.context}
+
+    def _tokens(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            tokens = self.served.codec.encode_text(prompt)
+            if not tokens:
+                raise bad_request("prompt is empty: the model needs at least one token to continue", "prompt")
+            return tokens
+        if max(prompt) >= self.served.limits.vocabulary:
+            raise bad_request(f"prompt: the vocabulary has {self.served.limits.vocabulary} tokens, {max(prompt)} is none of them", "prompt")
+        return prompt
+
+    def _job(self, kind: str, ask: Ask, prompts: list[list[int]], asked: dict[str, Any]) -> Job:
+        max_tokens = self.served.limits.max_tokens(ask, max(map(len, prompts)))
+        params = ask.sampling(max_tokens, self.served.stop_token_ids, secrets.randbits(63))
+        name = f"{kind}-{secrets.token_hex(12)}"
+        asked |= {"model": ask.model, "n": ask.n, "stop": ask.stops, "metadata": ask.metadata}
+        return Job(name, prompts, params, ask.n, ask.stops, ask.stream, ask.metadata.get("task_id", name), asked)
+
+    async def _answer(self, request: Request, job: Job, reply: Reply) -> Response:
+        self.served.engine.submit(job)
+        if job.stream:
+            return JobStream(self._events(job, reply), job, self.served.engine)
+        try:
+            answers = await _unless_gone(request, job.answers())
+        finally:
+            self.served.engine.abort(job)
+        self._answered(job)
+        return JSONResponse(reply.whole(answers))
+
+    async def _events(self, job: Job, reply: Reply) -> AsyncIterator[str]:
+        for chunk in reply.opening():
+            yield _event(chunk)
+        try:
+            async for delta in job.deltas():
+                yield _event(reply.chunk(delta))
+        except ApiError as error:  # the status is sent already: the stream says it
+            yield _event(error.body)
+        else:
+            self._answered(job)
+            for chunk in reply.closing():
+                yield _event(chunk)
+        yield "data: [DONE]\n\n"
+
+    def _answered(self, job: Job) -> None:
+        self.counts.seconds += time.time() - job.created
+        self.counts.generations += 1
+
+
+class JobStream(StreamingResponse):
+    """Server-sent events of a job. However the sending ends, the engine stops working for it."""
+
+    def __init__(self, events: AsyncIterator[str], job: Job, engine: EngineThread) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._job = job
+        self._engine = engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._engine.abort(self._job)
+
+
+async def _read(request: Request) -> bytes:
+    """The body. Raises ApiError as soon as it is known to be too long."""
+    too_long = ApiError(413, f"the body has over {MAX_BODY} bytes", code="body_too_large")
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced) > MAX_BODY:
+        raise too_long
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY:
+            raise too_long
+    return bytes(body)
+
+
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """The work's result. Raises ClientDisconnect when the client leaves before it is there."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+def _event(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data, allow_nan=False, ensure_ascii=False)}\n\n"
+
+
+def _response(error: ApiError) -> Response:
+    return JSONResponse(error.body, status_code=error.status, headers=dict(error.headers or {}))
+
+
+async def _refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _response(error)
+
+
+async def _http_refusal(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such path, or not this method."""
+    assert isinstance(error, HTTPException)
+    message = f"no such path: {request.method} {request.url.path}" if error.status_code == 404 else f"{request.method} is not for {request.url.path}"
+    return _response(ApiError(error.status_code, message, headers=error.headers))
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    return _response(ApiError(500, "an error in the server: see its log"))

@@ -1,0 +1,64 @@
+"""Chat messages, tools included, to prompt tokens through the tokenizer's own template.
+
+Special tokens come from the template alone: what a message, a tool's result or a tool's description spells stays text (`rollout/special_texts.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from ..rollout.special_texts import SpecialTexts
+from .api_error import bad_request
+
+
+class ChatCodec:
+    """Encodes what a request asks. Not safe to use from two threads at once: a fast tokenizer is not."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._special = SpecialTexts(tokenizer)
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's turn. Raises ApiError for what the template cannot render."""
+        if not self.tokenizer.chat_template:
+            raise bad_request("the model has no chat template: use /v1/completions", "messages")
+        text = self._render(messages, tools)
+        if tools and text == self._render(messages, ()):
+            raise bad_request("the model's chat template has no place for tools", "tools")
+        ids: list[int] = []
+        for piece, spelled in self._special.split(text):
+            ids += self.tokenizer(piece, add_special_tokens=False, split_special_tokens=spelled)["input_ids"]
+        return self._known(ids, "messages")
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a bare prompt, with the tokens that the tokenizer itself puts around a text."""
+        return self._known(list(self.tokenizer(text, split_special_tokens=True)["input_ids"]), "prompt")
+
+    def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    self._marked(list(messages)), tools=self._marked(list(tools)) or None, tokenize=False, add_generation_prompt=True
+                )
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:  # a template may do anything with what it does not expect
+            raise bad_request(f"the model's chat template refuses these messages: {error}", "messages") from error
+
+    def _marked(self, value: Any) -> Any:
+        """The value with every text in it marked."""
+        if isinstance(value, str):
+            return self._special.mark(value)
+        if isinstance(value, list):
+            return [self._marked(item) for item in value]
+        return {self._special.mark(key): self._marked(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+    def _known(self, ids: list[int], param: str) -> list[int]:
+        unknown = self.tokenizer.unk_token_id
+        # Where the unknown token is a boundary token too (GPT-2, OLMo), the alphabet is bytes and nothing is unknown.
+        if unknown in ids and unknown not in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
+            raise bad_request(f"{param} has characters that the model's tokenizer lacks", param)
+        return ids

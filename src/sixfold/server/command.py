@@ -1,0 +1,89 @@
+"""`sixfold serve`: load a model and answer for it until told to stop."""
+
+from __future__ import annotations
+
+import copy
+import socket
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+import torch
+import uvicorn
+
+from ..config import ModelConfig
+from ..engine.engine import Engine
+from ..errors import UserError
+from ..evaluation.command import model_folder
+from ..model.loading import Policy, load_policy
+from ..rollout.prompts import PromptCodec
+from .app import Served, make_app
+from .chat import ChatCodec
+from .engine_thread import EngineThread
+from .record import Recorder
+from .requests import Limits
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What the command line says.
+
+    model: a run, a checkpoint, a model folder or a hub id. name: what requests call it. key: the API key, or "". max_queue: prompts that may wait.
+    record: folder for the exchanges, or None. max_tokens: of a completion that names no limit. kv_tokens, max_running: the engine's. grace: seconds
+    that running requests get to end when the server is told to stop.
+    """
+
+    model: str
+    host: str
+    port: int
+    name: str
+    key: str
+    max_queue: int
+    record: Path | None
+    max_tokens: int
+    kv_tokens: int
+    max_running: int
+    device: str
+    grace: int
+
+
+def serve_command(options: ServeOptions) -> int:
+    """Serve until SIGINT or SIGTERM. Gives the exit code; uvicorn raises the signal again once everything is closed."""
+    listener = listen(options.host, options.port)  # before the model: a port in use should not cost its loading
+    device = _device(options.device)
+    policy = load_policy(ModelConfig(path=model_folder(options.model)), seed=0, device=device, setting="MODEL")
+    served = make_served(policy, options)
+    config = uvicorn.Config(make_app(served), log_level="warning", access_log=False, timeout_graceful_shutdown=options.grace, lifespan="on")
+    host, port = listener.getsockname()[:2]
+    print(f"serving '{served.name}' on {device} at http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
+    if not options.key and not ip_address(host).is_loopback:
+        print("warning: anyone who can reach this machine can use it: no --api-key is set", flush=True)
+    uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def make_served(policy: Policy, options: ServeOptions) -> Served:
+    """Model, engine, record and limits, put together."""
+    engine = Engine(policy.model, kv_tokens=options.kv_tokens, max_running=options.max_running)
+    # Two copies of the tokenizer: the engine's thread decodes with one while the event loop's threads encode and decode with the others.
+    decoder, pieces = (PromptCodec(copy.deepcopy(policy.tokenizer)) for _ in range(2))
+    recorder = Recorder(options.record) if options.record is not None else None
+    thread = EngineThread(engine, decoder.decode, options.max_queue, recorder)
+    vocabulary = int(policy.model.config.get_text_config().vocab_size)
+    limits = Limits(vocabulary, policy.context, options.max_tokens)
+    return Served(options.name, thread, ChatCodec(policy.tokenizer), pieces.piece, limits, policy.stop_token_ids, options.key)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises UserError for an address that cannot be had."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+def _device(wanted: str) -> str:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: no CUDA device found; use --device cpu, or auto")
+    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"

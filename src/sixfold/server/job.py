@@ -1,0 +1,133 @@
+"""One HTTP request inside the server: its prompts, the choices being sampled for it, and what goes back to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..engine.sequence import Request
+from ..engine.sequence import Sequence as EngineSequence
+from ..types import FinishReason, SamplingParams, Trajectory
+from .text_stream import StopStrings, TextStream
+
+
+@dataclass
+class Delta:
+    """What one choice gained. tokens, logp and version speak of the same sampled tokens; text may lag behind them. finish_reason: set on its last."""
+
+    index: int
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)
+    version: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(eq=False)
+class Job:
+    """prompts: token ids; each is sampled n times, choice index = prompt * n + sample. task_id, asked: for the record. stream: deltas are wanted as
+    they come. inbox: filled by the event loop on the engine thread's behalf. open: choices that have not ended, as the reader has seen it."""
+
+    id: str
+    prompts: list[list[int]]
+    params: SamplingParams
+    n: int
+    stops: tuple[str, ...] = ()
+    stream: bool = False
+    task_id: str = ""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    inbox: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
+    created: float = field(default_factory=time.time)
+    open: int = 0
+
+    def __post_init__(self) -> None:
+        self.open = self.choices
+
+    @property
+    def choices(self) -> int:
+        """Completions of the job."""
+        return len(self.prompts) * self.n
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """What the choices gain, until all have ended. Raises what ended the job otherwise."""
+        while self.open:
+            item = await self.inbox.get()
+            if isinstance(item, Exception):
+                self.open = 0
+                raise item
+            self.open -= item.finish_reason is not None
+            yield item
+
+    async def answers(self) -> list[Delta]:
+        """Every choice whole, in order. For a job that does not stream."""
+        return sorted([delta async for delta in self.deltas()], key=lambda delta: delta.index)
+
+
+class Choice:
+    """The engine thread's side of one choice: turns a growing sequence into deltas.
+
+    watched: it must be looked at after every step, as its text is streamed or may hold a stop string.
+    """
+
+    def __init__(self, job: Job, index: int, stream: TextStream) -> None:
+        self.job = job
+        self.index = index
+        self.watched = job.stream or bool(job.stops)
+        self.text = ""
+        self._stream = stream
+        self._stops = StopStrings(job.stops)
+        self._delta = Delta(index)
+        self._seen = 0
+
+    def advance(self, sequence: EngineSequence) -> bool:
+        """Take the sequence's new tokens in. True when they complete a stop string."""
+        at = len(sequence.request.prompt) + self._seen
+        new = sequence.tokens[at:]
+        self._delta.tokens += new
+        self._delta.logp += sequence.logp[self._seen :]
+        self._delta.version += sequence.version[self._seen :]
+        self._seen += len(new)
+        text, stopped = self._stops.push(self._stream.push(new))
+        if not stopped and sequence.finish_reason is not None:
+            rest, stopped = self._stops.push(self._stream.finish())
+            text += rest + ("" if stopped else self._stops.finish())
+        self._delta.text += text
+        self.text += text
+        return stopped
+
+    def take(self, finish_reason: FinishReason | None = None) -> Delta:
+        """What has gathered since the last call."""
+        delta, self._delta = self._delta, Delta(self.index)
+        delta.finish_reason = finish_reason
+        return delta
+
+    @property
+    def has_text(self) -> bool:
+        """True when there is something to stream. Tokens whose text is held back wait for it."""
+        return bool(self._delta.text)
+
+    def trajectory(self, sequence: EngineSequence, reason: FinishReason) -> Trajectory:
+        """The exchange as training takes it; its text is what the client was given."""
+        prompt, sampled = len(sequence.request.prompt), len(sequence.logp)
+        return Trajectory(
+            task_id=self.job.task_id,
+            sample=self.index,
+            tokens=list(sequence.tokens),
+            prompt_length=prompt,
+            mask=[False] * prompt + [True] * sampled,
+            logp=[0.0] * prompt + sequence.logp,
+            version=[-1] * prompt + sequence.version,
+            finish_reason=reason,
+            text=self.text,
+            turns=[prompt],
+            seconds=sequence.seconds,
+        )
+
+
+def noise_key(prompt: Sequence[int]) -> str:
+    """What names a prompt in the sampling noise: with the same seed, the same prompt gets the same answers, and another prompt other noise."""
+    return "serve:" + ",".join(map(str, prompt))

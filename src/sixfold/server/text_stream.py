@@ -1,0 +1,87 @@
+"""From tokens to text as they come: text that later tokens can change is held back, and so is what may turn out to be a stop string.
+
+Whatever the pieces the tokens come in, the texts given out add up to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+WINDOW = 64
+"""Tokens decoded together at most before the older ones are let go."""
+CONTEXT = 16
+"""Tokens kept then: what a token looks like may depend on those before it."""
+REPLACEMENT = "\ufffd"
+
+
+class TextStream:
+    """Incremental decoding. decode: token ids -> text; all tokens decoded at once give the same text."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._window: list[int] = []
+        self._given = 0
+        self._waiting = 0
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens settle."""
+        self._window += tokens
+        text = self._decode(self._window)
+        settled = max(self._given, len(text) - self._unsettled(text, len(tokens)))
+        new = text[self._given : settled]
+        self._given = settled
+        if len(self._window) > WINDOW:
+            self._shorten(text)
+        return new
+
+    def finish(self) -> str:
+        """What was held back."""
+        return self._decode(self._window)[self._given :]
+
+    def _unsettled(self, text: str, tokens: int) -> int:
+        """Characters at the end that the next token may change: replacement characters, while a character of four bytes may still be under way.
+
+        Until its last byte is there, decoders with a token a byte (Llama 2, Gemma) show replacement characters for all bytes before it too.
+        """
+        unsettled = len(text) - len(text.rstrip(REPLACEMENT))
+        self._waiting = self._waiting + tokens if unsettled else 0
+        if self._waiting > 3:
+            unsettled = min(unsettled, 3)
+        return unsettled
+
+    def _shorten(self, text: str) -> None:
+        """Let old tokens go, at a place where what is left still decodes to the end of the text: not inside a character."""
+        pending = len(text) - self._given
+        for size in range(CONTEXT, CONTEXT + 4):
+            tail = self._decode(self._window[-size:])
+            if text.endswith(tail) and len(tail) >= pending:
+                self._window, self._given = self._window[-size:], len(tail) - pending
+                return
+
+
+class StopStrings:
+    """Cuts a text before the stop string that is completed first."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """(text that no stop string can reach back into any more, whether one is complete: then the text ends there)."""
+        held = self._held + text
+        ends = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
+        if ends:
+            self._held = ""
+            return held[: min(ends)[1]], True
+        keep = max((_overlap(held, stop) for stop in self._stops), default=0)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep], False
+
+    def finish(self) -> str:
+        """What was held back: the start of a stop string that never came to its end."""
+        return self._held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest proper prefix of `stop` that `text` ends with."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,26 @@
+"""A model that can talk of tools, and a server of it for the tests of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from serving import ALPHABET, TEMPLATE, Running, running
+
+from sixfold.config import ModelConfig, ScratchConfig
+from sixfold.model.loading import Policy, load_policy
+
+
+@pytest.fixture(scope="session")
+def chat_policy(scratch_config: ScratchConfig) -> Policy:
+    """A scratch model whose alphabet holds JSON and whose template knows tools."""
+    made = load_policy(ModelConfig(scratch=scratch_config.model_copy(update={"alphabet": ALPHABET, "context": 512})), seed=3, device="cpu")
+    made.tokenizer.chat_template = TEMPLATE
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(chat_policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One server for the tests of a file, which records."""
+    with running(chat_policy, record=tmp_path_factory.mktemp("record")) as it:
+        yield it

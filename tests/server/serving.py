@@ -1,0 +1,83 @@
+"""A real server on a loopback port, on a scratch model, in a thread of the test's process: uvicorn, the engine's thread, the `openai` client."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import httpx
+import uvicorn
+from openai import OpenAI
+
+from sixfold.engine.engine import Engine
+from sixfold.model.loading import Policy
+from sixfold.server.app import Served, make_app
+from sixfold.server.command import ServeOptions, listen, make_served
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-*/=()<>#;:,.? \n\"'{}[]_|&"
+TEMPLATE = (
+    "{% if tools %}<|system|>{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}{{ '<|' + (m.role if m.role in ('system', 'assistant') else 'user') + '|>' + m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ '<tool_call>' + c.function.name + (c.function.arguments | tojson) + '</tool_call>' }}{% endfor %}"
+    "{% if m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+OPTIONS = ServeOptions(
+    model="", host="127.0.0.1", port=0, name="tiny", key="", max_queue=256, record=None, max_tokens=16, kv_tokens=4096, max_running=64,
+    device="cpu", grace=3,
+)  # fmt: skip
+
+
+@dataclass
+class Running:
+    """A server under test."""
+
+    url: str
+    served: Served
+    uvicorn: uvicorn.Server
+    thread: threading.Thread
+
+    @property
+    def engine(self) -> Engine:
+        return self.served.engine.engine
+
+    def client(self, key: str = "none") -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
+
+    def idle(self, seconds: float = 10.0) -> None:
+        """Wait until nothing waits or runs, then check that not a block is missing."""
+        until = time.monotonic() + seconds
+        while (self.engine.busy or self.served.engine.waiting or self.served.engine._choices) and time.monotonic() < until:
+            time.sleep(0.01)
+        scheduler = self.engine.scheduler
+        assert not self.engine.busy and self.served.engine.waiting == 0 and not self.served.engine._choices
+        assert (scheduler.blocks.used, scheduler.reservation.reserved) == (0, 0)
+        assert scheduler.blocks.free + scheduler.blocks.idle == scheduler.blocks.count
+
+    def metric(self, name: str) -> float:
+        """One number of /metrics."""
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return float(next(line.split()[-1] for line in lines if line.startswith(f"sixfold_{name} ")))
+
+
+@contextmanager
+def running(policy: Policy, prepare: Callable[[Engine], None] = lambda engine: None, **changes: object) -> Iterator[Running]:
+    """A server with these options, ended afterwards. prepare: is given the engine before it starts."""
+    served = make_served(copy.copy(policy), replace(OPTIONS, **changes))  # type: ignore[arg-type]
+    prepare(served.engine.engine)
+    listener = listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(make_app(served), log_level="error", timeout_graceful_shutdown=OPTIONS.grace, lifespan="on"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    until = time.monotonic() + 20
+    while not server.started and time.monotonic() < until:
+        time.sleep(0.01)
+    try:
+        yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", served, server, thread)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+    assert not thread.is_alive(), "the server did not stop"
