@@ -44,6 +44,13 @@ ALONE: list[tuple[dict[str, object], str]] = [
     (dict(beta=0.1, kl="k3-unbiased", kl_in="reward"), "algorithm.kl = 'k3-unbiased' only changes a gradient"),
     (dict(kl_target=0.1), "algorithm.kl_target adapts beta, which is 0 here: give algorithm.beta to start from, e.g. 0.02"),
     (dict(name="opd", beta=0.1), "opd measures against its teacher already: algorithm.beta = 0.1 has no model of its own; use 0"),
+    (dict(kl="k1"), "algorithm.kl without a KL: set algorithm.beta, or remove it"),
+    (dict(name="dapo", kl_in="reward"), "algorithm.kl_in without a KL"),
+    (dict(correction="truncated", correction_low=0.5), "algorithm.correction_low: 'truncated' has no lower bound; remove it"),
+    (
+        dict(name="ppo", advantage="vtrace", correction="truncated"),
+        "algorithm.correction = 'truncated' would weigh each token twice: vtrace's advantages hold the weight; use 'none'",
+    ),
     (dict(tau=1.0), "algorithm.tau belongs to soft_gate and mirror_descent; clipped_surrogate has none: remove it"),
     (dict(lam=0.9), "algorithm.lam belongs to a critic's advantages; group_zscore has none: remove it, or use algorithm.advantage = 'gae'"),
     (dict(correction_low=0.5), "algorithm.correction_low without a rule: set algorithm.correction, one of truncated, truncated-sequence, "),
@@ -96,12 +103,12 @@ FINE: list[dict[str, object]] = [
     dict(beta=0.1, kl="k3+"),
     dict(beta=0.1, kl="k3-unbiased"),
     dict(beta=0.1, kl_target=0.1),
-    dict(kl="k1"),  # with beta = 0 nothing reads it
     dict(name="sapo", tau=2.0),
     dict(name="kimi", tau=0.2),
     dict(name="ppo", lam=0.9),
     dict(correction="masked", correction_low=0.9, correction_high=1.0),
     dict(correction="negative-sequence", correction_high=0.5),
+    dict(name="ppo", advantage="vtrace", correction="negative-sequence"),
     dict(entropy_rule="clip-cov"),
     dict(epochs=2, minibatches=3),
     dict(name="maxrl", beta=0.1),
@@ -123,6 +130,16 @@ TOGETHER: dict[str, str] = {
     "--rollout.prompts_per_step=4 --algorithm.minibatches=5": (
         "algorithm.minibatches = 5 splits whole prompts: rollout.prompts_per_step = 4 is too few"
     ),
+    "--algorithm.advantage=process": "algorithm.advantage = 'process' reads rewards of steps (Reward.steps), and a recipe's rewards speak of whole",
+    "--algorithm.entropy_rule=kl-cov": (
+        "algorithm.entropy_rule = 'kl-cov' charges for moving away from the sampler, and with one update a step nothing has moved; use "
+        "algorithm.minibatches or epochs > 1, or 'clip-cov'"
+    ),
+    "--critic.warmup_steps=5": "critic.warmup_steps: grpo has no critic; remove it",
+    "--reference.reset_every=5": "reference.reset_every and placement speak of a reference, and grpo with beta = 0 keeps none",
+    "--reference.placement=worker": "reference.reset_every and placement speak of a reference",
+    "--algorithm.correction=truncated --algorithm.epochs=2": "algorithm.correction: 'truncated' corrects for samples of an older version",
+    "--algorithm.name=ppo --algorithm.advantage=vtrace": "algorithm.correction: 'vtrace' corrects for samples of an older version",
     "--algorithm.name=ppo --critic.body=none": "ppo takes its advantage (gae) from a critic, and critic.body = 'none'; use 'own' or 'policy'",
     "--algorithm.advantage=vtrace --algorithm.epochs=2 --critic.body=none": "grpo takes its advantage (vtrace) from a critic",
     "--algorithm.correction=truncated": (
@@ -157,7 +174,9 @@ FINE_TOGETHER = [
     "--rollout.samples_per_prompt=1 --algorithm.name=reinforce_pp",
     "--rollout.samples_per_prompt=4 --algorithm.advantage=pass_at_k",
     "--rollout.prompts_per_step=4 --algorithm.minibatches=4",
-    "--algorithm.correction=truncated --algorithm.epochs=2",
+    "--algorithm.correction=negative-sequence --algorithm.epochs=2",
+    "--algorithm.entropy_rule=kl-cov --algorithm.epochs=2",
+    "--algorithm.name=ppo --critic.warmup_steps=5",
     "--algorithm.correction=truncated --run.precision=bfloat16",
     "--algorithm.correction=truncated --sync.mode=copy",
     "--algorithm.name=opd --reference.path=teacher --reference.placement=worker",
@@ -238,9 +257,3 @@ def message(call: Callable[..., object], *arguments: object) -> str:
     with pytest.raises(UserError) as caught:
         call(*arguments)
     return str(caught.value)
-
-
-def test_pass_at_k_looks_at_as_many_samples_as_the_torch_side_says() -> None:
-    from sixfold.algorithm.parts import PASS_AT_K
-
-    assert plan_algorithm.PASS_AT_K_SAMPLES == PASS_AT_K

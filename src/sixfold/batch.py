@@ -124,6 +124,8 @@ def collate(groups: Sequence[Group], scored: bool = True) -> Batch:
     step_ends = last_sampled(mask)
     for b, t in enumerate(trajectories):
         for index, value in t.reward.steps if t.reward else ():
+            if not (0 <= index < len(t.tokens) and t.mask[index]):
+                raise ValueError(f"collate: a process reward of task {t.task_id} is on token {index}, which the policy did not sample")
             rewards[b, index] += value
             step_ends[b, index] = True
     return Batch(

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from .algorithm.base import Algorithm
 from .algorithm.composed import Composed, make_algorithm
+from .algorithm.method import Method
 from .assembly import World
+from .config import Recipe
 from .controller.refill import Refill
 from .critic.actor_critic import ActorCritic
 from .critic.critic import Critic
@@ -89,14 +91,15 @@ class Learners:
 def build_learners(world: World, own: Algorithm | None = None) -> Learners:
     """The recipe's algorithm and the models it needs beside the policy.
 
-    own: an algorithm in place of the recipe's; it is asked whether it needs a reference, and gets no critic.
+    own: an algorithm in place of the recipe's. A row made by `replace` gets all that it needs; another object is asked whether it needs a
+    reference, and gets no critic; passes and mini-batches are the recipe's.
 
     Raises UserError for a teacher that does not fit.
     """
     recipe, config = world.recipe, world.recipe.trainer
-    method = resolve_algorithm(recipe.algorithm)
-    named = make_algorithm(method, recipe.rollout.max_new_tokens)
-    algorithm, learns_values = own or named, method.needs_critic and own is None
+    method = method_of(recipe, own)
+    named = own if isinstance(own, Composed) else make_algorithm(method, recipe.rollout.max_new_tokens)
+    algorithm, learns_values = own or named, method.needs_critic and own in (None, named)
     updates = recipe.run.steps * method.updates
     warm_up = recipe.critic.warmup_steps * method.updates if learns_values else 0
     scoring = replace(world.scoring, entropy_gradient=method.entropy_in_loss)
@@ -112,9 +115,14 @@ def build_learners(world: World, own: Algorithm | None = None) -> Learners:
     return Learners(algorithm, policy, reference, critic, trainer, scorers, resets, bool(recipe.reference.path))
 
 
-def training_rollout(world: World) -> Rollout:
+def method_of(recipe: Recipe, own: Algorithm | None) -> Method:
+    """What the loop must provide for: the row of an algorithm of one's own if it has one, else the recipe's."""
+    return own.method if isinstance(own, Composed) else resolve_algorithm(recipe.algorithm)
+
+
+def training_rollout(world: World, own: Algorithm | None = None) -> Rollout:
     """K samples of each task; groups whose rewards are all equal replaced where the algorithm samples dynamically."""
-    rounds = resolve_algorithm(world.recipe.algorithm).dynamic_sampling
+    rounds = method_of(world.recipe, own).dynamic_sampling
     return Refill(world.rollout(), world.environment, world.tasks.train, rounds) if rounds else world.rollout()
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sixfold.algorithm.method import ADVANTAGES, CORRECTION_BANDS, LOSSES, Method
+from sixfold.algorithm.method import ADVANTAGES, CORRECTION_BANDS, LOSSES, PASS_AT_K, Method
 from sixfold.algorithm.zoo import ZOO
 from sixfold.config import AlgorithmConfig, Recipe
 from sixfold.errors import UserError, nearest
 
-PASS_AT_K_SAMPLES = 4
-"""Fewest samples of a prompt that pass_at_k can look at: its k, kept beside torch in `algorithm.composed`."""
-
+_WEIGHTED_BY_VTRACE = frozenset(CORRECTION_BANDS) - {"none", "negative-sequence"}
+_WITHOUT_LOW = ("truncated", "truncated-sequence", "decoupled", "negative-sequence")
 _WHOLE_REWARDS = "takes a reward above 0 for a right answer and 0 for a wrong one, as the verifier gives them"
 
 
@@ -31,6 +30,8 @@ def resolve_algorithm(config: AlgorithmConfig) -> Method:
     _check_idle(row, overrides)
     _check_rewards(row)
     _check_band(row)
+    if row.advantage == "vtrace" and row.correction in _WEIGHTED_BY_VTRACE:
+        raise UserError(f"algorithm.correction = '{row.correction}' would weigh each token twice: vtrace's advantages hold the weight; use 'none'")
     if row.entropy_rule != "none" and LOSSES[row.loss].ratio == "sequence":
         raise UserError(f"algorithm.entropy_rule = '{row.entropy_rule}' picks tokens, and {row.loss} has one loss for a whole sequence: use 'none'")
     if row.updates > 1 and LOSSES[row.loss].ratio == "none":
@@ -46,12 +47,24 @@ def check_algorithm(recipe: Recipe, row: Method) -> None:
     samples, prompts = recipe.rollout.samples_per_prompt, recipe.rollout.prompts_per_step
     if row.group_baseline and samples < 2:
         raise UserError(f"rollout.samples_per_prompt = 1 gives every sample zero advantage under {row.name}; use >= 2")
-    if row.advantage == "pass_at_k" and samples < PASS_AT_K_SAMPLES:
-        raise UserError(f"algorithm.advantage = 'pass_at_k' looks at {PASS_AT_K_SAMPLES} samples of a prompt; rollout.samples_per_prompt = {samples}")
+    if row.advantage == "pass_at_k" and samples < PASS_AT_K:
+        raise UserError(f"algorithm.advantage = 'pass_at_k' looks at {PASS_AT_K} samples of a prompt; rollout.samples_per_prompt = {samples}")
     if row.dynamic_sampling and samples < 2:
         raise UserError("algorithm.dynamic_sampling keeps groups whose rewards differ, and rollout.samples_per_prompt = 1 has none; use >= 2")
     if row.dynamic_sampling and row.needs_teacher:
         raise UserError(f"algorithm.dynamic_sampling chooses groups by their rewards, which {row.name} does not train on; use 0")
+    if row.advantage == "process":
+        raise UserError(
+            "algorithm.advantage = 'process' reads rewards of steps (Reward.steps), and a recipe's rewards speak of whole answers; "
+            "it is for an environment of your own, from Python"
+        )
+    if row.entropy_rule == "kl-cov" and row.updates == 1 and recipe.sync.mode == "shared":
+        raise UserError(
+            "algorithm.entropy_rule = 'kl-cov' charges for moving away from the sampler, and with one update a step nothing has moved; "
+            "use algorithm.minibatches or epochs > 1, or 'clip-cov'"
+        )
+    if recipe.critic.warmup_steps and not row.needs_critic:
+        raise UserError(f"critic.warmup_steps: {row.name} has no critic; remove it")
     if row.minibatches > prompts:
         raise UserError(f"algorithm.minibatches = {row.minibatches} splits whole prompts: rollout.prompts_per_step = {prompts} is too few")
     if row.needs_critic and recipe.critic.body == "none":
@@ -108,6 +121,11 @@ def _check_idle(row: Method, overrides: dict[str, object]) -> None:
         raise UserError(f"algorithm.tau belongs to soft_gate and mirror_descent; {row.loss} has none: remove it")
     if "lam" in overrides and not row.needs_critic:
         raise UserError(f"algorithm.lam belongs to a critic's advantages; {row.advantage} has none: remove it, or use algorithm.advantage = 'gae'")
+    for key in ("kl", "kl_in"):
+        if key in overrides and not row.beta > 0:
+            raise UserError(f"algorithm.{key} without a KL: set algorithm.beta, or remove it")
+    if "correction_low" in overrides and row.correction in _WITHOUT_LOW:
+        raise UserError(f"algorithm.correction_low: '{row.correction}' has no lower bound; remove it")
     for key in ("correction_low", "correction_high"):
         if key in overrides and row.correction == "none":
             raise UserError(f"algorithm.{key} without a rule: set algorithm.correction, one of {', '.join(list(CORRECTION_BANDS)[1:])}")
@@ -133,7 +151,8 @@ def _check_rewards(row: Method) -> None:
 
 def _check_correction(recipe: Recipe, row: Method) -> None:
     rule = row.correction if row.correction != "none" else "vtrace" if row.advantage == "vtrace" else ""
-    if rule and recipe.sync.mode == "shared" and recipe.run.precision == "float32" and row.updates == 1:
+    moves = row.updates > 1 and rule == "negative-sequence"  # the one rule that looks at the policy as it moves
+    if rule and recipe.sync.mode == "shared" and recipe.run.precision == "float32" and not moves:
         raise UserError(
             f"algorithm.correction: '{rule}' corrects for samples of an older version of the weights, and here there is none: engine and trainer "
             "share them (sync.mode = 'shared') in float32. Use sync.mode = 'copy' with sync.every > 1, or remove it"
@@ -154,5 +173,7 @@ def _check_reference(recipe: Recipe, row: Method) -> None:
         raise UserError(
             f"reference.placement = 'fused' gives the reference's log-probs to the loss alone; {early} needs them before: use 'inline' or 'worker'"
         )
+    if (config.reset_every or config.placement != "inline") and not row.needs_reference:
+        raise UserError(f"reference.reset_every and placement speak of a reference, and {row.name} with beta = 0 keeps none; set algorithm.beta > 0")
     if config.reset_patience and not (recipe.eval.every and row.needs_reference):
         raise UserError("reference.reset_patience counts held-out evaluations and resets a reference: set eval.every > 0 and algorithm.beta > 0")

@@ -33,8 +33,7 @@ from .errors import UserError
 from .evaluation.evaluate import Evaluation, evaluate
 from .evaluation.statistics import Interval
 from .interrupts import Interrupts
-from .learners import Learners, build_learners, training_rollout
-from .plan_algorithm import resolve_algorithm
+from .learners import Learners, build_learners, method_of, training_rollout
 from .recipe_io import dump_recipe, flat
 from .report.alarms import Alarms
 from .report.divergence import Divergence
@@ -191,7 +190,7 @@ class Run:
                 raise UserError(f"pre-flight: every check failed, the first with: {_first_error(groups)}")
             verdict = preflight(known)
             self.progress.note(f"pre-flight: {verdict.pass_rate:.0%} of {len(known)} rollouts solved, {verdict.label}: {verdict.advice}")
-            if rounds := resolve_algorithm(self.recipe.algorithm).dynamic_sampling:
+            if rounds := method_of(self.recipe, self.algorithm).dynamic_sampling:
                 extra, unfilled = expected_refill(sum(not mixed(g) for g in groups) / len(groups), rounds)
                 self.progress.note(f"dynamic sampling: expect about {extra:.0%} more rollouts, and {unfilled:.0%} of the groups never filled")
             self.state.preflight = {"solved": verdict.pass_rate, "rollouts": len(known), "label": verdict.label, **self._baseline()}
@@ -224,7 +223,7 @@ class Run:
         loggers = Loggers(recipe, self.run, flat(recipe), self.state.step + 1)
         stream = TaskStream(self.world.tasks.train, recipe.rollout.prompts_per_step, recipe.run.seed)
         controller = Controller(
-            rollout=training_rollout(self.world),
+            rollout=training_rollout(self.world, self.algorithm),
             environment=self.world.environment,
             reference=learners.scorers,
             algorithm=learners.algorithm,

@@ -319,6 +319,43 @@ def test_kl_cov_penalises_the_tokens_of_largest_covariance_and_no_other() -> Non
     assert not torch.allclose(grad, whole)
 
 
+def test_kl_cov_does_not_train_on_rounding() -> None:
+    """Where trainer and sampler differ by a millionth of a nat, |gap| has a full gradient with the sign of the rounding: none is taken."""
+    batch, _ = long_batch()
+    algorithm, plain = make("dr_grpo", 10, entropy_rule="kl-cov"), make("dr_grpo", 10)
+    made = algorithm.compute_advantages(batch)
+    assert bool(filled(made.marked, "marked").any())
+    for gap in (1e-6, -1e-6):
+        _, grad = gradient(algorithm, made, batch.old_logp + gap)
+        _, whole = gradient(plain, plain.compute_advantages(batch), batch.old_logp + gap)
+        torch.testing.assert_close(grad, whole, rtol=1e-5, atol=1e-9)
+
+
+def test_a_kl_that_is_not_finite_is_not_taken_for_a_failed_check() -> None:
+    batch, _ = long_batch()
+    where = batch.mask.nonzero()[0]
+    ref = torch.where(batch.mask, batch.old_logp, 0.0)
+    ref[where[0], where[1]] = NAN
+    with pytest.raises(ValueError, match="the KL to the reference is not finite on a sampled token"):
+        make("rloo", 10, beta=0.1).compute_advantages(batch.with_(ref_logp=ref))
+
+
+def test_being_cut_off_never_pays() -> None:
+    """stop-properly: rewards of 1 become 0, rewards of -1 stay -1, and who stopped by himself keeps his."""
+    mask = torch.tensor([[False, True, True]] * 4)
+    batch = batch_of(mask, torch.zeros(4, 3), rewards=final_rewards([1.0, -1.0, 1.0, -1.0], mask), truncated=torch.tensor([True, True, False, False]))
+    made = make("reinforce", length_penalty="stop-properly").compute_advantages(batch)
+    assert filled(made.advantages, "advantages")[:, 1].tolist() == [0.0, -1.0, 1.0, -1.0]
+
+
+def test_a_process_reward_belongs_on_a_sampled_token() -> None:
+    for index in (0, 3, -1):
+        reward = Reward(1.0, steps=((index, 0.5),))
+        t = Trajectory("t", 0, [5, 6, 7], 1, [False, True, True], [0.0, -1.0, -1.0], [-1, 0, 0], "stop", reward=reward)
+        with pytest.raises(ValueError, match=f"is on token {index}, which the policy did not sample"):
+            collate([Group(Task("t", "?"), [t])])
+
+
 # --- rewards reshaped
 
 

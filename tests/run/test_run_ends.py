@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,9 @@ def test_from_python_with_an_algorithm_of_ones_own(tmp_path: Path) -> None:
         flags = tiny_recipe(tmp_path, run__name=name, run__steps=4, algorithm__beta=0.1, **more)
         return {flag.removeprefix("--"): value for flag, value in zip(flags[::2], flags[1::2], strict=True)}
 
+    row = sixfold.train(algorithm=make_algorithm(replace(ZOO["ppo"], minibatches=2), 12), settings=settings("row"))
+    same = sixfold.train(settings=settings("same", algorithm__name="ppo", algorithm__minibatches=2) | {"algorithm.beta": "0"})
+    assert metrics(row) == metrics(same) and "critic/loss" in metrics(row)[-1], "a row made by replace gets its critic, passes and mini-batches"
     own = sixfold.train(algorithm=Mine(), settings=settings("own"))
     named = sixfold.train(settings=settings("named", algorithm__name="dr_grpo") | {"algorithm.beta": "0"})
     assert metrics(own) == metrics(named) and any(m["train/updates"] for m in metrics(own))

@@ -28,6 +28,7 @@ from .steering import Steering
 
 CLIP_COV_FRACTION, CLIP_COV_BAND = 2e-4, (1.0, 5.0)
 KL_COV_FRACTION, KL_COV_BETA = 2e-3, 1.0
+KL_COV_DEAD_ZONE = 1e-3  # nats: a smaller gap is rounding, and |gap| has its full gradient there, with the sign of the rounding
 TOP_ENTROPY_QUANTILE = 0.8
 """The papers' settings of the entropy rules (arXiv:2505.22617, arXiv:2506.01939)."""
 
@@ -77,7 +78,8 @@ class Composed:
         s = LOSSES[m.loss](Terms(trained, old, advantages, mask), m)
         token_loss, means = s.loss, dict[str, Tensor]()
         if batch.marked is not None:
-            penalised = KL_COV_BETA * (trained - old).abs() - exp_clamped(trained - old) * advantages
+            gap = trained - old
+            penalised = KL_COV_BETA * (gap.abs() - KL_COV_DEAD_ZONE).clamp_min(0.0) - exp_clamped(gap) * advantages
             token_loss = torch.where(batch.marked, penalised, token_loss)
         if (importance := self._importance(batch, trained)) is not None:
             token_loss = token_loss * importance
@@ -114,8 +116,10 @@ class Composed:
         shift = torch.where(scores.isfinite(), scores - batch.scores, 0.0)
         rewards = batch.rewards + final_rewards(shift, batch.mask)
         if m.beta > 0 and m.kl_in == "reward":
-            kl = KL[m.kl](batch.old_logp, filled(batch.ref_logp, "ref_logp"))
-            rewards = rewards - self.steering.beta * torch.where(batch.mask, kl, 0.0)
+            kl = torch.where(batch.mask, KL[m.kl](old_policy(batch, m), filled(batch.ref_logp, "ref_logp")), 0.0)
+            if not bool(kl.isfinite().all()):  # it would pass for a failed check, and the row be dropped in silence
+                raise ValueError("the KL to the reference is not finite on a sampled token: old_logp or ref_logp holds NaN or inf")
+            rewards = rewards - self.steering.beta * kl
         return rewards
 
     def _entropy_rule(self, batch: Batch) -> Batch:

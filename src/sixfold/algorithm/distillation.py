@@ -47,7 +47,7 @@ def per_token_advantage(student_logp: Tensor, teacher_logp: Tensor, mask: Tensor
     """A_t = teacher_logp - student_logp at the sampled token, a constant, 0 outside the mask; [B, T].
 
     Thinking Machines, "On-Policy Distillation" (2025): minus k1 as a reward with discount 0, so that each token answers for its own divergence only.
-    student_logp: of the policy that sampled.
+    student_logp: of the policy that ratios are taken against: the sampler, or the trainer where the way there is corrected for.
     """
     if not student_logp.shape == teacher_logp.shape == mask.shape or mask.ndim != 2:
         shapes = [tuple(t.shape) for t in (student_logp, teacher_logp, mask)]

@@ -63,6 +63,9 @@ LOSSES: dict[str, LossKind] = {
     "mirror_descent": LossKind("sequence", None),
 }
 
+PASS_AT_K = 4
+"""The k of `pass_at_k`: fewest samples of a prompt that it can look at."""
+
 CORRECTION_BANDS: dict[str, tuple[float | None, float | None]] = {
     "none": (None, None),
     "truncated": (None, 2.0),

@@ -18,7 +18,7 @@ from . import returns as ret
 from . import shaping
 from .distillation import per_token_advantage
 from .losses import Surrogate, clipped_surrogate, clipped_weight, policy_gradient, soft_gate
-from .method import Method
+from .method import PASS_AT_K, Method
 from .sequence_losses import (
     geometric_surrogate,
     length_scaled_sequence_surrogate,
@@ -27,8 +27,6 @@ from .sequence_losses import (
     sequence_surrogate,
     sequence_token_surrogate,
 )
-
-PASS_AT_K = 4
 
 
 class Step(NamedTuple):
@@ -80,7 +78,7 @@ def _whitened_group_mean(s: Step) -> Tensor:
 
 
 def _teacher(s: Step) -> Tensor:
-    return per_token_advantage(s.batch.old_logp, filled(s.batch.ref_logp, "ref_logp"), s.batch.mask)
+    return per_token_advantage(old_policy(s.batch, s.method), filled(s.batch.ref_logp, "ref_logp"), s.batch.mask)
 
 
 def known(s: Step) -> Tensor:
@@ -98,7 +96,8 @@ def shaped_scores(batch: Batch, method: Method, horizon: int) -> Tensor:
         apart = torch.where(shaped.isfinite(), batch.group, batch.group.max() + 1)  # a failed check's length is no measure of its group
         shaped = shaped + shaping.kimi_length_reward(lengths, shaped > 0, apart)
     if m.length_penalty == "stop-properly":
-        shaped = shaping.stop_properly(shaped, filled(batch.truncated, "truncated"), 0.0)
+        stopped = shaping.stop_properly(shaped, filled(batch.truncated, "truncated"), 0.0)
+        shaped = torch.minimum(shaped, stopped)  # where wrong answers cost, being cut off must not pay
     if m.overlong_buffer:
         buffer = max(1, round(m.overlong_buffer * horizon))
         cut_off = filled(batch.truncated, "truncated") if m.overlong_truncated_only else None

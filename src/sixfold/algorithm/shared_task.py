@@ -1,104 +1,196 @@
-"""The task that every algorithm runs alone on: one-digit sums, a tiny model made from nothing, a few seconds of SFT, then RL.
+"""The task that every algorithm runs alone on: sums of two numbers, a tiny model made from nothing, SFT, then RL. About a minute on one CPU thread.
 
-    python -m sixfold.algorithm.grpo
+    python -m sixfold.algorithm.grpo --steps 60
 
-Here and nowhere else in this room the whole loop is put together, so that an algorithm's file can be tried out by itself in about a minute.
+Demonstrations come from a teacher in a hurry. A sum without a carry is worked out in columns; one with a carry is worked out now and then, and mostly
+guessed. Before its answer each "thinks", in dots, for as long as it likes:
+
+    21+34=    1+4=5;2+3+0=5;...#55
+    27+58=    7+8=15;2+5+1=8;.....#85        or, 7 times in 10,        ..#97
+
+So the base model can work any sum out and does not know that it pays: RL has something to find, and an answer's length is free. Held-out sums are
+never trained on, with their terms swapped neither. All algorithms share every setting but those of their own row, the learning rate included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+import argparse
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-import torch
-
-from ..batch import collate
-from ..config import ModelConfig, ScratchConfig, TrainerConfig
+from ..assembly import build_world
+from ..batch import Batch, Metrics
+from ..config import (
+    AlgorithmConfig,
+    CriticConfig,
+    ModelConfig,
+    Recipe,
+    ReferenceConfig,
+    RolloutConfig,
+    RunConfig,
+    ScratchConfig,
+    SftConfig,
+    TrainerConfig,
+)
+from ..controller.loop import Controller
 from ..controller.stream import TaskStream, step_seed
-from ..engine.engine import Engine
+from ..data.sources import TaskSet
 from ..environment.arithmetic import arithmetic_reward, arithmetic_tasks
-from ..model.loading import load_policy
-from ..reference.frozen import FrozenReference, NoReference
-from ..rollout.engine_rollout import EngineRollout
-from ..rollout.prompts import PromptCodec
-from ..sync.sync import SharedSync
-from ..trainer.logprobs import Scoring
-from ..trainer.sft import example, sft_batch, sft_loss
-from ..trainer.trainer import Trainer
-from ..types import Group, Reward, SamplingParams, Task
-from .base import Algorithm
-from .table import ZOO
-from .composed import make_algorithm
+from ..evaluation.statistics import Interval, task_interval
+from ..learners import build_learners, training_rollout
+from ..report.rewards import reward_metrics
+from ..sft_stage import SftStage
+from ..types import Group, Task
+from .zoo import ZOO
 
-MODEL = ModelConfig(scratch=ScratchConfig(alphabet="0123456789+=", hidden_size=64, layers=2, heads=2, head_dim=32, intermediate_size=128))
-COMPLETION_TOKENS = 4
-SFT_STEPS = 160
-PROMPTS, SAMPLES = 16, 16
+SUMS, HELDOUT = 5050, 512
+"""Every sum of two numbers below 100, and how many of them are held out."""
+
+GUESSED, MISS, DOTS = 0.7, 20, 8
+"""Share of the carries that the demonstrations guess, how far off a guess may be, and the most dots before an answer."""
+
+SFT_STEPS, TEACHER_STEPS = 500, 150
+STEPS, EVAL_EVERY = 60, 10
+
+MODEL = ScratchConfig(alphabet="0123456789+=;.#", hidden_size=64, layers=2, heads=2, kv_heads=2, head_dim=32, intermediate_size=128, context=64)
+ROLLOUT = RolloutConfig(prompts_per_step=16, samples_per_prompt=8, max_new_tokens=40)
 
 
-@dataclass
+def shared_tasks(seed: int, guessed: float = GUESSED) -> TaskSet:
+    """Sums to train on, each with a demonstration, and sums that are held out. guessed: share of the carries that are not worked out."""
+    rng = random.Random(f"demonstrations/{seed}")
+    tasks = [replace(t, trace=_demonstration(t, guessed, rng), source="sums") for t in arithmetic_tasks(SUMS, terms=2, digits=2, seed=seed)]
+    return TaskSet(tasks[HELDOUT:], tasks[:HELDOUT])
+
+
+def shared_recipe(name: str, *, seed: int = 0, steps: int = STEPS, base: str = "", teacher: str = "", **changes: Any) -> Recipe:
+    """The recipe of an algorithm on the task. base: folder of the model that SFT left. changes: of the algorithm's row (`clip_high=0.2`)."""
+    return Recipe(
+        run=RunConfig(name=name, seed=seed, steps=steps, threads=1, device="cpu"),
+        model=ModelConfig(path=base, scratch=MODEL),
+        rollout=ROLLOUT,
+        algorithm=AlgorithmConfig(name=name, **changes),
+        critic=CriticConfig(learning_rate=1e-3),
+        reference=ReferenceConfig(path=teacher),
+        trainer=TrainerConfig(learning_rate=1e-4, warmup_steps=5),
+        sft=SftConfig(steps=SFT_STEPS, learning_rate=2e-3),
+    )
+
+
+def make_base(folder: Path, seed: int, steps: int = SFT_STEPS, on_step: Callable[[Metrics], None] = lambda metrics: None) -> None:
+    """SFT on the demonstrations, from random weights; the model goes to `folder`."""
+    _sft(shared_recipe("grpo", seed=seed), shared_tasks(seed), folder, steps, on_step)
+
+
+def make_teacher(folder: Path, base: Path, seed: int, steps: int = TEACHER_STEPS, on_step: Callable[[Metrics], None] = lambda metrics: None) -> None:
+    """More SFT of the base, on demonstrations that work every sum out; the model goes to `folder`."""
+    _sft(shared_recipe("grpo", seed=seed, base=str(base)), shared_tasks(seed, guessed=0.0), folder, steps, on_step)
+
+
 class SharedTask:
-    """An algorithm at work on the task. ema: moving average of the mean reward, from the first step's."""
+    """An algorithm at work on the task. reward: stands in for the exact one while training; held-out accuracy is always exact.
 
-    algorithm: Algorithm
-    seed: int = 0
-    sft_steps: int = SFT_STEPS
-    ema: float = field(init=False, default=0.0)
+    Raises UserError for a recipe that cannot work, as a teacher's name that is missing.
+    """
 
-    def __post_init__(self) -> None:
-        policy = load_policy(MODEL, seed=self.seed, device="cpu")
-        self._codec = PromptCodec(policy.tokenizer)
-        self._model = policy.model
-        engine = Engine(policy.model, kv_tokens=PROMPTS * SAMPLES * 32)
-        params = SamplingParams(COMPLETION_TOKENS, stop_token_ids=policy.stop_token_ids)
-        self._rollout = EngineRollout(engine, self._codec, params, SAMPLES)
-        self._sync = SharedSync(policy.model, engine)
-        tasks = [replace(t, trace=None) for t in arithmetic_tasks(55, terms=2, digits=1, seed=self.seed)]  # the bare answer
-        self._stream = TaskStream(tasks, PROMPTS, self.seed)
+    def __init__(self, recipe: Recipe, reward: Callable[[str, Task], float] = arithmetic_reward) -> None:
+        self.recipe = recipe
+        self.world = build_world(recipe, reward=reward, tasks=shared_tasks(recipe.run.seed))
+        self.learners = build_learners(self.world)
+        self.ema: float | None = None
 
-    def warm_up(self) -> float:
-        """SFT on the answers until some come out right; gives the last loss."""
-        trainer = Trainer(self._model, TrainerConfig(learning_rate=2e-3, weight_decay=0.1), Scoring(), self.sft_steps)
-        loss = float("nan")
-        for step in range(1, self.sft_steps + 1):
-            loss = float(trainer.train_step(sft_batch([self._example(t) for t in self._stream(step)]), sft_loss)["train/loss"])  # type: ignore[arg-type]
-        return loss
+    def accuracy(self) -> Interval:
+        """Share of the held-out sums that the policy solves greedily, with its 95 % interval."""
+        groups = self.world.prober().generate(self.world.tasks.heldout, seed=0)
+        return task_interval([[arithmetic_reward(t.text, group.task) for t in group.trajectories] for group in groups])
 
-    def steps(self) -> Iterator[float]:
-        """RL without end, a step at a time; gives each step's mean reward."""
-        trainer = Trainer(self._model, TrainerConfig(learning_rate=1e-3), Scoring(), total_steps=0)
-        keeps = self.algorithm.needs_reference
-        reference = FrozenReference(self._model, Scoring(), 4096, share_prefix=True) if keeps else NoReference()
-        step = 0
+    def steps(self) -> Iterator[tuple[Sequence[Group], Metrics]]:
+        """RL as long as it is asked for: each step's groups and metrics, with `reward/ema` among them."""
+        seed, made = self.recipe.run.seed, []
+
+        def log(step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics) -> None:
+            metrics |= reward_metrics(groups)
+            mean = float(metrics["reward/mean"])  # type: ignore[arg-type]
+            self.ema = mean if self.ema is None else 0.9 * self.ema + 0.1 * mean
+            made.append((groups, metrics | {"reward/ema": self.ema}))
+
+        controller = Controller(
+            rollout=training_rollout(self.world),
+            environment=self.world.environment,
+            reference=self.learners.scorers,
+            algorithm=self.learners.algorithm,
+            trainer=self.learners.trainer,
+            sync=self.world.sync,
+            tasks=TaskStream(self.world.tasks.train, self.recipe.rollout.prompts_per_step, seed),
+            seed=lambda step: step_seed(seed, step),
+            log=log,
+        )
         while True:
-            step += 1
-            groups = self._rollout.generate(self._stream(step), step_seed(self.seed, step))
-            mean = _score(groups)
-            self.ema = mean if step == 1 else 0.9 * self.ema + 0.1 * mean
-            batch = self.algorithm.compute_advantages(reference.score(collate(groups)))
-            trainer.train_step(batch, self.algorithm.compute_loss)
-            self._sync.sync(trainer.version)
-            yield mean
+            controller.step()
+            yield made.pop()
 
-    def _example(self, task: Task) -> Group:
-        return example(task, self._codec.encode(task), self._codec.solution(task))
+    def close(self) -> None:
+        """End what the world has started."""
+        self.world.close()
 
 
-def _score(groups: list[Group]) -> float:
-    """Fill in the rewards; their mean."""
-    for group in groups:
-        for trajectory in group.trajectories:
-            trajectory.reward = Reward(arithmetic_reward(trajectory.text, group.task))
-    values = [r for g in groups for r in g.rewards if r is not None]
-    return sum(values) / len(values)
+def main(name: str, steps: int = STEPS, arguments: Sequence[str] | None = None) -> None:
+    """Run the algorithm with its own settings and print how it goes. arguments: of the command line; None: those of the process."""
+    parser = argparse.ArgumentParser(prog=f"python -m sixfold.algorithm.{name}", description=f"{name} ({ZOO[name].paper}) alone on two-digit sums.")
+    parser.add_argument("--steps", type=int, default=steps, help="RL steps (default %(default)s)")
+    parser.add_argument("--sft-steps", type=int, default=SFT_STEPS, help="SFT steps before them (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything (default %(default)s)")
+    asked = parser.parse_args(arguments)
+    with TemporaryDirectory() as folder:
+        base, teacher = Path(folder, "base"), Path(folder, "teacher")
+        print(f"{name} on sums of two numbers below 100; first {asked.sft_steps} steps of SFT, half a minute", flush=True)
+        make_base(base, asked.seed, asked.sft_steps, _say_sft)
+        if ZOO[name].needs_teacher:
+            print(f"{name} needs a teacher: {TEACHER_STEPS} more steps of SFT, with every sum worked out", flush=True)
+            make_teacher(teacher, base, asked.seed, TEACHER_STEPS, _say_sft)
+        path = str(teacher) if ZOO[name].needs_teacher else ""
+        _train(SharedTask(shared_recipe(name, seed=asked.seed, steps=asked.steps, base=str(base), teacher=path)))
 
 
-def main(name: str, steps: int = 100) -> None:
-    """Run the algorithm with its default settings and print how the reward goes up."""
-    torch.set_num_threads(1)  # the model is too small for more
-    task = SharedTask(make_algorithm(ZOO[name], COMPLETION_TOKENS), sft_steps=SFT_STEPS)
-    print(f"{name} on one-digit sums: {SFT_STEPS} steps of SFT ... loss {task.warm_up():.3f}", flush=True)
-    for step, reward in zip(range(1, steps + 1), task.steps(), strict=False):
-        if step == 1 or step % 10 == 0:
-            bar = "#" * round(40 * task.ema)
-            print(f"step {step:3d}  reward {reward:.3f}  ema {task.ema:.3f}  {bar}", flush=True)
+def _train(task: SharedTask) -> None:
+    """RL for as many steps as the recipe says, printed."""
+    before = task.accuracy()
+    for step, (_, metrics) in zip(range(1, task.recipe.run.steps + 1), task.steps(), strict=False):
+        line = f"step {step:3d}  reward {metrics['reward/mean']:.3f}  ema {task.ema:.3f} {'#' * round(20 * (task.ema or 0)):20}"
+        line += f"  entropy {metrics.get('train/entropy', float('nan')):.3f}  length {metrics['rollout/length_mean']:4.1f}"
+        print(line + (f"  held-out {task.accuracy().mean:.1%}" if step % EVAL_EVERY == 0 else ""), flush=True)
+    print(f"held-out accuracy {_percent(before)} -> {_percent(task.accuracy())}, greedy, {HELDOUT} sums, 95 % intervals", flush=True)
+    task.close()
+
+
+def _sft(recipe: Recipe, tasks: TaskSet, folder: Path, steps: int, on_step: Callable[[Metrics], None]) -> None:
+    """SFT of the recipe's model on the tasks, saved to `folder`."""
+    recipe = recipe.model_copy(update={"sft": recipe.sft.model_copy(update={"steps": steps})})
+    world = build_world(recipe, reward=arithmetic_reward, tasks=tasks)
+    SftStage(world, on_step).run()
+    world.policy.save(folder)
+    world.close()
+
+
+def _demonstration(task: Task, guessed: float, rng: random.Random) -> str:
+    """The worked trace, or a guess, with dots before the answer."""
+    work, _, answer = str(task.trace).rpartition("#")
+    dots = "." * rng.randint(0, DOTS)
+    left, right = (int(number) for number in task.prompt_text.removesuffix("=").split("+"))
+    carries = left % 10 + right % 10 > 9 or left + right > 99
+    if carries and rng.random() < guessed:
+        return f"{dots}#{max(0, int(answer) + rng.randint(-MISS, MISS))}"
+    return f"{work}{dots}#{answer}"
+
+
+def _say_sft(metrics: Metrics) -> None:
+    if int(metrics["step"]) % 50 == 0:  # type: ignore[arg-type]
+        print(f"SFT step {metrics['step']:.0f}  loss {metrics['train/loss']:.3f}", flush=True)
+
+
+def _percent(interval: Interval) -> str:
+    return f"{interval.mean:.1%} ({interval.low:.1%} to {interval.high:.1%})"

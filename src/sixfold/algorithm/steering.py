@@ -17,7 +17,7 @@ from .method import Method
 from .shaping import RunningWhiten
 
 ENTROPY_STEP, HIGHEST_ENTROPY_BONUS = 1e-3, 0.1
-"""How fast, and how far, an entropy bonus adapts to its target."""
+"""How fast, and how far, an entropy bonus adapts to its target. Ours, between Skywork-OR1's script (1e-4, 5e-3) and TRL's defaults (5e-3, 1)."""
 
 WHITEN_CLIP = 5.0
 """Whitened rewards are held to so many standard deviations."""

@@ -88,7 +88,7 @@ class Refill:
 
 def mixed(group: Group) -> bool:
     """True where two known rewards of the group differ. A failed check is no reward: it makes no group mixed."""
-    return len({r for r in group.rewards if r is not None}) > 1
+    return len({(t.reward.value, t.reward.steps) for t in group.trajectories if t.reward and t.reward.value is not None}) > 1
 
 
 def _all_groups(rounds: Sequence[_Round]) -> list[Group]:
