@@ -432,7 +432,7 @@ def _entropy_after(**changes: Any) -> tuple[Tensor, float]:
             rows = torch.multinomial(toy.probability(theta), SAMPLES, replacement=True, generator=generator).flatten()
             old = toy.log_probs(theta)[group, rows]
         rewards = (torch.rand(len(rows), generator=generator) < pays[group, rows]).double()
-        batch = algorithm.compute_advantages(toy.batch(rows, group, old, rewards))
+        batch = algorithm.compute_advantages(toy.batch(rows, group, old, rewards).with_(prox_logp=old))
         for _ in range(8):
             entropy = entropy_of_logits(theta)[group].expand_as(old) * batch.mask
             optimizer.zero_grad()

@@ -287,7 +287,6 @@ def test_fused_is_refused_where_the_loss_is_not_the_first_to_ask() -> None:
     with pytest.raises(UserError, match=r"reference\.placement = 'fused'.*use 'inline' or 'worker'"):
         make_plan(parse_recipe("run.seed = 0", "test", [*settings, "reward"]))
     make_plan(parse_recipe("run.seed = 0", "test", [*settings, "loss"]))
-    make_plan(parse_recipe("run.seed = 0", "test", ["--reference.placement", "fused", "--algorithm.kl_in", "reward"]))  # beta = 0: nobody asks
     with pytest.raises(UserError, match=r"an adaptive beta \(algorithm.kl_target\) needs them before"):
         make_plan(parse_recipe("run.seed = 0", "test", [*settings, "loss", "--algorithm.kl_target", "0.1"]))
     teacher = ["--reference.placement", "fused", "--reference.path", "teacher", "--algorithm.name", "opd"]
