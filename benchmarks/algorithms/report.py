@@ -278,6 +278,10 @@ def plots(runs: Runs) -> dict[str, str]:
 
     steps = range(0, grid("accuracy", "grpo", 5)[-1] + 1, 5)
     made = {"accuracy": ("held-out accuracy", [curve(runs["accuracy", n], heldout, steps, n, i) for i, n in enumerate(SIX)], percent)}
+    tens = range(0, steps[-1] + 1, 10)
+    for name in (name for study, name in runs if study == "zoo"):
+        lines = [curve(runs["zoo", name], heldout, tens, name, 0), curve(runs["accuracy", "grpo"], heldout, steps, "grpo", 2)]
+        made[name] = ("held-out accuracy", lines, percent)
     for file, study, arms, column, title in (
         ("length", "accuracy", ("grpo", "dr_grpo"), "wrong_length", "length of wrong answers, tokens"),
         ("hole", "hole", ("beta 0", "beta 0.1", "beta 0.3"), "accuracy", "exact accuracy of the samples, verifier with a hole"),
