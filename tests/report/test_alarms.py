@@ -34,6 +34,14 @@ def test_a_fault_rings_once_and_again_after_it_has_passed(fault: dict[str, float
         assert [line for _ in range(2 * WINDOW) for line in alarms.look(HEALTHY)] == []
 
 
+def test_microseconds_are_not_a_fault() -> None:
+    """Twice as slow, and nobody would notice: checks of 5 and then of 10 microseconds."""
+    alarms = Alarms()
+    for _ in range(WARM_UP + BASELINE + WINDOW):
+        assert alarms.look({**HEALTHY, "time/check_p99_s": 5e-6}) == []
+    assert [line for _ in range(3 * WINDOW) for line in alarms.look({**HEALTHY, "time/check_p99_s": 1e-5})] == []
+
+
 def test_less_than_a_fifth_is_not_a_fault() -> None:
     alarms = after_baseline()
     assert [line for _ in range(3 * WINDOW) for line in alarms.look({**HEALTHY, "time/trainer_s": 1.35, "rollout/tok_s": 830.0})] == []

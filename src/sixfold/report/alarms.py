@@ -15,6 +15,8 @@ BASELINE = 20
 WINDOW = 10
 CREEP = 0.2
 """Share by which the median of the last WINDOW steps may be worse than that of the BASELINE steps."""
+NOTICEABLE_S = 1e-3
+"""Seconds by which something timed must be slower too: a check of 5 microseconds is a fifth slower for no reason at all."""
 DEGENERATE = 0.5
 """Share of groups without spread above which most of the sampling is wasted."""
 
@@ -56,8 +58,8 @@ class Alarms:
             return None
         words, unit, sign = _WATCHED[key]
         before, now = median(first), median(last)
-        worse = sign * (now / before - 1)
-        return self._ring(key, worse > CREEP, f"{words} {now:.3g} {unit}, {before:.3g} {unit} at the start of the run")
+        worse = sign * (now / before - 1) > CREEP and (unit != "s" or now - before > NOTICEABLE_S)
+        return self._ring(key, worse, f"{words} {now:.3g} {unit}, {before:.3g} {unit} at the start of the run")
 
     def _degenerate(self, share: float) -> str | None:
         last = self._last.setdefault("degenerate", deque(maxlen=WINDOW))
