@@ -11,7 +11,9 @@ from torch import Tensor
 
 from sixfold.batch import Batch
 
-CASES: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "golden_loop.json").read_text())
+DATA = Path(__file__).parents[1] / "data"
+CASES: dict[str, Any] = json.loads((DATA / "golden_loop.json").read_text())
+ALGORITHM_CASES: dict[str, Any] = {case["name"]: case for case in json.loads((DATA / "golden_algorithms.json").read_text())["cases"]}
 AGGREGATIONS = {
     "token-mean": "token",
     "seq-mean-token-mean": "sequence",

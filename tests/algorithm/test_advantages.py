@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
+from golden import ALGORITHM_CASES as GOLDEN
 from golden import close, table
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -33,7 +32,6 @@ from sixfold.algorithm.advantages import (
 
 torch.set_num_threads(1)
 NAN = float("nan")
-GOLDEN = {case["name"]: case for case in json.loads((Path(__file__).parents[1] / "data" / "golden_algorithms.json").read_text())["cases"]}
 Advantage = Callable[[Tensor, Tensor], Tensor]
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from golden import AGGREGATIONS as OURS
+from golden import ALGORITHM_CASES as CASES
 from golden import batch_of, close, spread
 from torch import Tensor
 
@@ -22,7 +21,6 @@ from sixfold.types import Group, Reward, Task, Trajectory
 
 torch.set_num_threads(1)
 NAN = float("nan")
-CASES: dict[str, Any] = {c["name"]: c for c in json.loads((Path(__file__).parents[1] / "data" / "golden_algorithms.json").read_text())["cases"]}
 
 
 def make(name: str, horizon: int = 5, **changes: Any) -> Composed:

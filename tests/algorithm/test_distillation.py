@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from golden import ALGORITHM_CASES as CASES
 from golden import close
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +15,6 @@ from torch import Tensor
 from sixfold.algorithm.distillation import forward_kl, generalised_jsd, per_token_advantage, reverse_kl
 
 torch.set_num_threads(1)
-CASES: dict[str, Any] = {c["name"]: c for c in json.loads((Path(__file__).parents[1] / "data" / "golden_algorithms.json").read_text())["cases"]}
 
 
 def _table(case: str, name: str, side: str = "inputs") -> Tensor:

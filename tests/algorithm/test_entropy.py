@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from golden import ALGORITHM_CASES as CASES
 from golden import close, spread
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +24,6 @@ from sixfold.algorithm.entropy import (
 from sixfold.algorithm.losses import clipped_surrogate
 
 torch.set_num_threads(1)
-CASES: dict[str, Any] = {c["name"]: c for c in json.loads((Path(__file__).parents[1] / "data" / "golden_algorithms.json").read_text())["cases"]}
 
 
 def _table(case: str, name: str, side: str = "inputs") -> Tensor:

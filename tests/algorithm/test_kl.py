@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from golden import AGGREGATIONS as OURS
+from golden import ALGORITHM_CASES as CASES
 from golden import close, spread, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +21,6 @@ from sixfold.batch import final_rewards
 
 torch.set_num_threads(1)
 EXACT = "kl_gradient_bias_exact"
-CASES: dict[str, Any] = {c["name"]: c for c in json.loads((Path(__file__).parents[1] / "data" / "golden_algorithms.json").read_text())["cases"]}
 
 
 def _policy() -> tuple[Tensor, Tensor, Tensor]:

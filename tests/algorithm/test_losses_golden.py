@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from golden import AGGREGATIONS as OURS
+from golden import ALGORITHM_CASES as CASES
 from golden import close, spread
 from torch import Tensor
 
@@ -20,7 +18,6 @@ from sixfold.algorithm.losses import Surrogate
 
 torch.set_num_threads(1)
 
-CASES: dict[str, Any] = {c["name"]: c for c in json.loads((Path(__file__).parents[1] / "data" / "golden_algorithms.json").read_text())["cases"]}
 
 Inputs = dict[str, Tensor]
 Loss = Callable[[Inputs, dict[str, float]], Surrogate | Tensor]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from golden import AGGREGATIONS as OURS
+from golden import ALGORITHM_CASES as CASES
 from golden import close, spread
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +31,6 @@ from sixfold.algorithm.off_policy import (
 )
 
 torch.set_num_threads(1)
-CASES: dict[str, Any] = {c["name"]: c for c in json.loads((Path(__file__).parents[1] / "data" / "golden_algorithms.json").read_text())["cases"]}
 Params = dict[str, Any]
 
 PUBLISHED: dict[str, Callable[[Tensor, Tensor, Params], Tensor]] = {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
+from golden import ALGORITHM_CASES as GOLDEN
 from golden import close
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +19,6 @@ from sixfold.batch import final_rewards
 
 torch.set_num_threads(1)
 NAN, INF = float("nan"), float("inf")
-GOLDEN = {case["name"]: case for case in json.loads((Path(__file__).parents[1] / "data" / "golden_algorithms.json").read_text())["cases"]}
 seeds = st.integers(0, 9999)
 factors = st.sampled_from([0.0, 0.5, 0.95, 1.0])
 

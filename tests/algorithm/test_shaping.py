@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from golden import ALGORITHM_CASES as CASES
 from golden import close
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +18,6 @@ from sixfold.algorithm.advantages import group_mean
 from sixfold.algorithm.shaping import RunningWhiten, cosine_length_reward, kimi_length_reward, overlong_penalty, stop_properly
 
 torch.set_num_threads(1)
-CASES: dict[str, Any] = {c["name"]: c for c in json.loads((Path(__file__).parents[1] / "data" / "golden_algorithms.json").read_text())["cases"]}
 
 
 def _vector(case: str, name: str, side: str = "inputs") -> Tensor:
