@@ -20,6 +20,7 @@ from sixfold.config import ModelConfig, TrainerConfig
 from sixfold.controller.loop import Controller
 from sixfold.engine.engine import Engine
 from sixfold.environment.scorer import Environment
+from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import load_policy
 from sixfold.reference.frozen import FrozenReference, NoReference
 from sixfold.rollout.engine_rollout import EngineRollout
@@ -44,7 +45,7 @@ def build(job: Job) -> Controller:
     codec = PromptCodec(policy.tokenizer)
     trajectories = job.prompts_per_step * job.samples_per_prompt
     longest = max(len(codec.encode(t)) for t in tasks) + job.max_new_tokens
-    engine = Engine(policy.model, kv_tokens=trajectories * (longest + 16), max_running=trajectories)
+    engine = Engine(CausalLM(policy.model), kv_tokens=trajectories * (longest + 16), max_running=trajectories)
     config = TrainerConfig(learning_rate=job.learning_rate, max_tokens_per_microbatch=MICROBATCH_TOKENS)
     scoring = Scoring(chunk=MICROBATCH_TOKENS)
     trainer = Trainer(policy.model, config, scoring, job.steps)

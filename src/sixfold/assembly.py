@@ -15,6 +15,7 @@ from .data.sources import TaskSet, load_tasks
 from .engine.engine import Engine
 from .environment.scorer import Environment
 from .errors import UserError
+from .model.causal_lm import CausalLM
 from .model.loading import Policy, load_policy
 from .rollout.engine_rollout import EngineRollout
 from .rollout.prompts import PromptCodec, check_lengths
@@ -113,7 +114,7 @@ def make_engine(recipe: Recipe, policy: Policy, longest: int, autocast: torch.dt
         model = copy.deepcopy(model).requires_grad_(False)
     blocks = -(-longest // config.block_size)
     return Engine(
-        model,
+        CausalLM(model),
         kv_tokens=config.kv_tokens or config.max_running * blocks * config.block_size,
         block_size=config.block_size,
         max_running=config.max_running,

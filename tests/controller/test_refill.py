@@ -13,6 +13,7 @@ from sixfold.controller.refill import Refill, mixed
 from sixfold.engine.engine import Engine
 from sixfold.environment.preflight import degenerate_probability, expected_refill
 from sixfold.environment.scorer import Environment, RewardBudgetExceeded
+from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.rollout.engine_rollout import EngineRollout
 from sixfold.rollout.prompts import PromptCodec
@@ -214,7 +215,7 @@ def test_on_the_engine_the_metrics_are_of_everything_sampled(policy: Policy) -> 
         return float(len(completion) % 2)
 
     def run() -> tuple[Engine, Refill, list[Group]]:
-        engine = Engine(policy.model, kv_tokens=2048, max_running=16)
+        engine = Engine(CausalLM(policy.model), kv_tokens=2048, max_running=16)
         params = SamplingParams(max_tokens=5, stop_token_ids=policy.stop_token_ids)
         inner = EngineRollout(engine, PromptCodec(policy.tokenizer), params, samples=2)
         tasks = [Task(f"t{i}", f"{i}+{i}=") for i in range(30)]

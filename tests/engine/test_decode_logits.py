@@ -17,6 +17,7 @@ from sixfold.engine.engine import Engine
 from sixfold.engine.noise import uniforms
 from sixfold.engine.sampler import sample
 from sixfold.engine.sequence import Sequence as EngineSequence
+from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
 
 PROMPTS = [[(7 * i + 3 * j + 2) % VOCABULARY for j in range(n)] for i, n in enumerate((1, 3, 7, 8, 9, 15, 16, 17, 24, 31))]
@@ -42,7 +43,7 @@ def test_decoding_with_the_cache_gives_the_logits_of_the_full_forward(
     name: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel], seen: Seen
 ) -> None:
     # Few blocks and few at a time: samples start late, copy a prompt's last block, and blocks are used again.
-    engine = Engine(tiny(name), kv_tokens=120, block_size=8, max_running=6, prefill_tokens=40)
+    engine = Engine(CausalLM(tiny(name)), kv_tokens=120, block_size=8, max_running=6, prefill_tokens=40)
     params = SamplingParams(max_tokens=20, temperature=0.9, stop_token_ids=(END,), seed=1)
     for i, prompt in enumerate(PROMPTS):
         engine.add(str(i), prompt, params, [0, 1])
@@ -79,7 +80,7 @@ def test_any_batch_on_shuffled_blocks_gives_them_too(
     name: str, batch: int, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel], seen: Seen
 ) -> None:
     """Prompts behind cached beginnings, tables of blocks in no order."""
-    engine = Engine(tiny(name), kv_tokens=batch * 24, block_size=8, max_running=batch, prefill_tokens=50)
+    engine = Engine(CausalLM(tiny(name)), kv_tokens=batch * 24, block_size=8, max_running=batch, prefill_tokens=50)
     random.Random(batch).shuffle(engine.scheduler.blocks._free)
     for i in range(batch):
         prompt = [*[5, 4, 3, 2, 5, 4, 3, 2, 6][: 9 - i % 3], i % VOCABULARY, i // VOCABULARY]
@@ -97,7 +98,7 @@ def test_any_batch_on_shuffled_blocks_gives_them_too(
 def test_prompts_in_pieces_and_preempted_sequences_give_them_too(
     name: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel], seen: Seen
 ) -> None:
-    engine = Engine(tiny(name), kv_tokens=76, block_size=4, prefill_tokens=40, chunked_prefill=True, preemption=True)
+    engine = Engine(CausalLM(tiny(name)), kv_tokens=76, block_size=4, prefill_tokens=40, chunked_prefill=True, preemption=True)
     random.Random(0).shuffle(engine.scheduler.blocks._free)
     for i, prompt in enumerate(PROMPTS):
         engine.add(str(i), prompt, SamplingParams(max_tokens=12, seed=1), [0])
@@ -107,7 +108,7 @@ def test_prompts_in_pieces_and_preempted_sequences_give_them_too(
 
 
 def test_greedy_decoding_is_that_of_transformers(tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel]) -> None:
-    engine = Engine(tiny("qwen3"), kv_tokens=2000, block_size=4)
+    engine = Engine(CausalLM(tiny("qwen3")), kv_tokens=2000, block_size=4)
     for i, prompt in enumerate(PROMPTS):
         engine.add(str(i), prompt, SamplingParams(max_tokens=12, temperature=0.0, stop_token_ids=(END,)), [0])
     for s in engine.run():
@@ -121,7 +122,7 @@ def test_new_weights_are_used_at_once(plain: Callable[[str], PreTrainedModel], t
     import copy
 
     model = copy.deepcopy(tiny("llama"))
-    engine, params = Engine(model, kv_tokens=400, block_size=8), SamplingParams(max_tokens=6, seed=5)
+    engine, params = Engine(CausalLM(model), kv_tokens=400, block_size=8), SamplingParams(max_tokens=6, seed=5)
     engine.add("t", PROMPTS[5], params, [0, 1])
     before = [s.tokens for s in engine.run()]
     with torch.no_grad():
@@ -130,6 +131,6 @@ def test_new_weights_are_used_at_once(plain: Callable[[str], PreTrainedModel], t
     engine.set_version(1)
     engine.add("t", PROMPTS[5], params, [0, 1])
     after = [s.tokens for s in engine.run()]
-    fresh = Engine(model, kv_tokens=400, block_size=8)
+    fresh = Engine(CausalLM(model), kv_tokens=400, block_size=8)
     fresh.add("t", PROMPTS[5], params, [0, 1])
     assert after == [s.tokens for s in fresh.run()] != before

@@ -8,11 +8,12 @@ import pytest
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
+from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
 
 
 def test_one_sequence_may_be_ended_with_a_reason_and_its_siblings_go_on(tiny: Callable[[str], PreTrainedModel]) -> None:
-    engine, whole = (Engine(tiny("qwen3"), kv_tokens=200, block_size=4) for _ in range(2))
+    engine, whole = (Engine(CausalLM(tiny("qwen3")), kv_tokens=200, block_size=4) for _ in range(2))
     for e in (engine, whole):
         e.add("t", [2, 3, 4, 5, 6], SamplingParams(max_tokens=9), [0, 1, 2])
     engine.step()

@@ -10,12 +10,13 @@ from tests.conftest import END
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
+from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
 
 
 @pytest.fixture
 def engine(tiny: Callable[[str], PreTrainedModel]) -> Engine:
-    return Engine(tiny("qwen3"), kv_tokens=2000, block_size=8)
+    return Engine(CausalLM(tiny("qwen3")), kv_tokens=2000, block_size=8)
 
 
 def test_a_completion_ends_with_its_stop_token_and_nothing_after_it(engine: Engine) -> None:
@@ -99,7 +100,7 @@ def test_the_cache_keeps_its_buffers_for_the_engines_life(engine: Engine) -> Non
 def test_stale_blocks_do_not_leak_into_a_sequence(tiny: Callable[[str], PreTrainedModel]) -> None:
     """Blocks are not wiped when they are freed: what an earlier sequence left in them must count for nothing."""
     params = SamplingParams(max_tokens=5)
-    fresh, used = (Engine(tiny("qwen3"), kv_tokens=64, block_size=16) for _ in range(2))
+    fresh, used = (Engine(CausalLM(tiny("qwen3")), kv_tokens=64, block_size=16) for _ in range(2))
     used.add("filler", [3] * 17, SamplingParams(max_tokens=40), [0])
     used.run()
     with torch.inference_mode():
@@ -115,11 +116,11 @@ def test_stale_blocks_do_not_leak_into_a_sequence(tiny: Callable[[str], PreTrain
 
 
 def test_bfloat16_samples_in_bfloat16_and_records_float32(tiny: Callable[[str], PreTrainedModel]) -> None:
-    engine = Engine(tiny("qwen3"), kv_tokens=64, autocast=torch.bfloat16)
+    engine = Engine(CausalLM(tiny("qwen3")), kv_tokens=64, autocast=torch.bfloat16)
     engine.add("t", [2, 3, 4], SamplingParams(max_tokens=12, seed=1), [0])
     (s,) = engine.run()
     assert {side.dtype for pool in engine.runner.cache.pools.values() for side in pool} == {torch.bfloat16}
-    exact = Engine(tiny("qwen3"), kv_tokens=64)
+    exact = Engine(CausalLM(tiny("qwen3")), kv_tokens=64)
     exact.add("t", s.tokens[:-1], SamplingParams(max_tokens=1, seed=1), [0])
     with torch.no_grad():
         full = tiny("qwen3")(torch.tensor([s.tokens]), use_cache=False).logits[0].log_softmax(-1)

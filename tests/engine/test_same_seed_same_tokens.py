@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
 from sixfold.engine.stats import EngineStats
+from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
 
 PROMPTS = [[(5 * i + 3 * j + 2) % VOCABULARY for j in range(n)] for i, n in enumerate((1, 7, 8, 15, 16, 17, 33))]
@@ -26,7 +27,7 @@ def draw(model: PreTrainedModel, order: list[int], seed: int = 2, alone: bool = 
 
 
 def draw_and_count(model: PreTrainedModel, order: list[int], seed: int = 2, alone: bool = False, **sizes: object) -> tuple[Drawn, EngineStats]:
-    engine = Engine(model, **{"kv_tokens": 4000, **sizes})  # type: ignore[arg-type]
+    engine = Engine(CausalLM(model), **{"kv_tokens": 4000, **sizes})  # type: ignore[arg-type]
     drawn: Drawn = {}
     for i in order:
         # Every third prompt asks for other parameters: mixed rows in one batch.
@@ -80,7 +81,7 @@ def test_a_conversation_goes_on_as_if_computed_anew(tiny: Callable[[str], PreTra
     """Turns on cached blocks: the same tokens. The log-probs to rounding only: sampled tokens were computed one by one, not as a prompt."""
     talks: dict[str, list[tuple[list[int], list[float]]]] = {}
     for kind in ("none", "radix", "hash"):
-        engine = Engine(tiny("qwen3"), kv_tokens=2000, block_size=8, prefix_cache=kind)
+        engine = Engine(CausalLM(tiny("qwen3")), kv_tokens=2000, block_size=8, prefix_cache=kind)
         text, talks[kind] = PROMPTS[6], []
         for turn in range(4):
             engine.add(f"turn-{turn}", text, SamplingParams(max_tokens=20, seed=turn), [0])

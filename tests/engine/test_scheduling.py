@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Chunk, Request, Sequence
+from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
 
 VOCABULARY = 7
@@ -81,7 +82,7 @@ class BookRunner:
 
 
 def book_engine(model: PreTrainedModel, **sizes: object) -> Engine:
-    engine = Engine(model, **sizes)  # type: ignore[arg-type]
+    engine = Engine(CausalLM(model), **sizes)  # type: ignore[arg-type]
     engine.runner = BookRunner(engine, engine.scheduler.blocks.block_size)  # type: ignore[assignment]
     return engine
 

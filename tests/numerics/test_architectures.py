@@ -15,6 +15,7 @@ from sixfold.algorithm.composed import make_algorithm
 from sixfold.batch import Batch, collate
 from sixfold.config import AlgorithmConfig, TrainerConfig
 from sixfold.engine.engine import Engine
+from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy, context_of, stop_tokens, vocabulary_hash
 from sixfold.model.scratch import character_tokenizer
 from sixfold.plan import resolve_algorithm
@@ -57,7 +58,7 @@ def test_from_rollout_to_a_saved_model(
     name: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel], tmp_path: Path
 ) -> None:
     model = copy.deepcopy(tiny(name))
-    engine = Engine(model, kv_tokens=600, block_size=8, max_running=5)
+    engine = Engine(CausalLM(model), kv_tokens=600, block_size=8, max_running=5)
     # Micro-batches of a few trajectories, prompts shared.
     trainer = Trainer(model, TrainerConfig(learning_rate=1e-2, max_tokens_per_microbatch=96), Scoring(temperature=TEMPERATURE, chunk=16), 2)
     batch = ALGORITHM.compute_advantages(collate(sampled(model, engine, seed=0)))
@@ -91,7 +92,7 @@ def test_from_rollout_to_a_saved_model(
 def test_sampler_trainer_and_transformers_agree_on_every_token(
     name: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel]
 ) -> None:
-    batch = collate(sampled(tiny(name), Engine(tiny(name), kv_tokens=600, block_size=8, max_running=5), seed=2))
+    batch = collate(sampled(tiny(name), Engine(CausalLM(tiny(name)), kv_tokens=600, block_size=8, max_running=5), seed=2))
     truth = padded_log_probs(plain(name), batch)
     torch.testing.assert_close(batch.old_logp, truth, rtol=0, atol=2e-5)
     for share_prefix in (True, False):

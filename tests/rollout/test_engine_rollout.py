@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sixfold.engine.engine import Engine
+from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.rollout.engine_rollout import EngineRollout
 from sixfold.rollout.prompts import PromptCodec
@@ -17,7 +18,7 @@ TASKS = [Task(f"t{i}", f"{i}+{'7' * i}=") for i in (3, 0, 1, 12)]
 
 
 def make_rollout(policy: Policy, samples: int = 3, release_kv: bool = False, **sizes: int) -> EngineRollout:
-    engine = Engine(policy.model, **{"kv_tokens": 2000, **sizes})  # type: ignore[arg-type]
+    engine = Engine(CausalLM(policy.model), **{"kv_tokens": 2000, **sizes})  # type: ignore[arg-type]
     params = SamplingParams(max_tokens=10, temperature=0.8, stop_token_ids=policy.stop_token_ids)
     return EngineRollout(engine, PromptCodec(policy.tokenizer), params, samples, release_kv)
 
@@ -109,7 +110,7 @@ def test_a_model_that_only_ends_gives_empty_texts_with_one_scored_token(policy: 
         return torch.full_like(logits, -50.0).index_fill_(-1, torch.tensor([end]), 50.0)
 
     model.get_output_embeddings().register_forward_hook(only_end)
-    engine = Engine(model, kv_tokens=500)
+    engine = Engine(CausalLM(model), kv_tokens=500)
     params = SamplingParams(max_tokens=10, stop_token_ids=(end,))
     for group in EngineRollout(engine, PromptCodec(policy.tokenizer), params, 2).generate(TASKS, 0):
         for t in group.trajectories:

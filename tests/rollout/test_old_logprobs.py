@@ -10,6 +10,7 @@ from sixfold.algorithm.composed import make_algorithm
 from sixfold.batch import collate
 from sixfold.config import AlgorithmConfig, TrainerConfig
 from sixfold.engine.engine import Engine
+from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.plan import resolve_algorithm
 from sixfold.rollout.engine_rollout import EngineRollout
@@ -21,7 +22,7 @@ from sixfold.types import Reward, SamplingParams, Task
 
 def test_recomputed_old_log_probs_hide_staleness(policy: Policy) -> None:
     model = copy.deepcopy(policy.model)
-    rollout = EngineRollout(Engine(model, kv_tokens=2000), PromptCodec(policy.tokenizer), SamplingParams(max_tokens=8), 4)
+    rollout = EngineRollout(Engine(CausalLM(model), kv_tokens=2000), PromptCodec(policy.tokenizer), SamplingParams(max_tokens=8), 4)
     groups = rollout.generate([Task("a", "1+1="), Task("b", "2+2=")], seed=0)
     for group in groups:
         for t in group.trajectories:

@@ -10,6 +10,7 @@ from serving import Running
 
 from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Sequence
+from sixfold.model.causal_lm import CausalLM
 from sixfold.rollout.prompts import PromptCodec
 from sixfold.server.job import noise_key
 from sixfold.server.record import read_trajectories
@@ -21,7 +22,7 @@ OURS = {"return_token_ids": True}
 
 def direct(server: Running, prompt: list[int], n: int, **params: Any) -> list[Sequence]:
     """The same completions from an engine of one's own."""
-    engine = Engine(server.engine.runner.model, kv_tokens=4096)
+    engine = Engine(CausalLM(server.engine.runner.model.module), kv_tokens=4096)
     sampling = SamplingParams(**({"max_tokens": 16, "stop_token_ids": server.served.stop_token_ids} | params))
     engine.add(noise_key(prompt), prompt, sampling, list(range(n)))
     return sorted(engine.run(), key=lambda s: s.sample)

@@ -30,7 +30,7 @@ class Script:
     def __init__(self, engine: Engine, tokens: list[int]) -> None:
         self.cache = engine.runner.cache
         self.tokens = tokens
-        self.vocabulary = engine.runner.model.config.vocab_size
+        self.vocabulary = engine.runner.model.module.config.vocab_size
         self.prompts: list[list[int]] = []
 
     def prefill(self, chunks: list[Chunk]) -> Tensor:

@@ -10,6 +10,7 @@ from sixfold.algorithm.composed import make_algorithm
 from sixfold.batch import collate
 from sixfold.config import AlgorithmConfig, TrainerConfig
 from sixfold.engine.engine import Engine
+from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.plan import resolve_algorithm
 from sixfold.rollout.engine_rollout import EngineRollout
@@ -25,7 +26,7 @@ TASKS = [Task(f"t{i}", f"{i}+{i}=") for i in range(4)]
 def clipped_fractions(policy: Policy, every: int, steps: int = 8) -> tuple[list[float], list[int]]:
     """train/clipped_frac and the staleness in versions of each step."""
     model = copy.deepcopy(policy.model)
-    engine = Engine(copy.deepcopy(model).requires_grad_(False), kv_tokens=1000)
+    engine = Engine(CausalLM(copy.deepcopy(model).requires_grad_(False)), kv_tokens=1000)
     rollout = EngineRollout(engine, PromptCodec(policy.tokenizer), SamplingParams(max_tokens=8), samples=4)
     algorithm = make_algorithm(resolve_algorithm(AlgorithmConfig(name="grpo")), 8)
     trainer = Trainer(model, TrainerConfig(learning_rate=3e-3), Scoring(), steps)

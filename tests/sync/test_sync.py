@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
+from sixfold.model.causal_lm import CausalLM
 from sixfold.sync.sync import CopySync, SharedSync, SyncError
 from sixfold.types import SamplingParams
 
@@ -21,7 +22,7 @@ def trained(tiny: Callable[[str], PreTrainedModel]) -> PreTrainedModel:
 
 
 def make_engine(model: PreTrainedModel) -> Engine:
-    return Engine(model, kv_tokens=200, block_size=8)
+    return Engine(CausalLM(model), kv_tokens=200, block_size=8)
 
 
 def nudge(model: PreTrainedModel, by: float = 1.01) -> None:
@@ -49,7 +50,7 @@ class TestSharedSync:
         assert versions(engine) == [1, 1]
         sync.sync(1)  # a step without an update: nothing new
         assert versions(engine) == [1, 1]
-        assert [p.data_ptr() for p in engine.runner.model.parameters()] == storage
+        assert [p.data_ptr() for p in engine.runner.model.module.parameters()] == storage
 
     def test_a_version_never_falls(self, trained: PreTrainedModel) -> None:
         engine = make_engine(trained)
@@ -77,7 +78,7 @@ class TestCopySync:
         return make_engine(copy.deepcopy(trained).requires_grad_(False))
 
     def test_weights_are_copied_bit_for_bit_into_the_same_storage(self, trained: PreTrainedModel, engine: Engine) -> None:
-        sampler = engine.runner.model
+        sampler = engine.runner.model.module
         storage = [p.data_ptr() for p in sampler.parameters()]
         assert not set(storage) & {p.data_ptr() for p in trained.parameters()}
         nudge(trained)
@@ -94,7 +95,7 @@ class TestCopySync:
             sync.sync(version)
             if version in (3, 6):
                 old = weights(trained)
-            assert all(torch.equal(p, old[name]) for name, p in engine.runner.model.named_parameters())
+            assert all(torch.equal(p, old[name]) for name, p in engine.runner.model.module.named_parameters())
             seen.append(versions(engine)[0])
         assert seen == [0, 0, 3, 3, 3, 6, 6]
 
@@ -124,7 +125,7 @@ class TestCopySync:
         resumed = make_engine(copy.deepcopy(trained).requires_grad_(False))
         again = CopySync(trained, resumed, every=2)
         again.load(saved, 2, sync.waited)
-        for p, q in zip(resumed.runner.model.parameters(), engine.runner.model.parameters(), strict=True):
+        for p, q in zip(resumed.runner.model.module.parameters(), engine.runner.model.module.parameters(), strict=True):
             assert torch.equal(p, q)
         assert versions(resumed) == [2, 2]
         nudge(trained)
@@ -136,31 +137,31 @@ class TestCopySync:
         sync.sync(1)
         sync.prove()
         with torch.no_grad():
-            engine.runner.model.model.layers[0].self_attn.k_proj.weight.mul_(1.001)
+            engine.runner.model.module.model.layers[0].self_attn.k_proj.weight.mul_(1.001)
         with pytest.raises(SyncError, match=r"'model.layers.0.self_attn.k_proj.weight' of the engine differs"):
             sync.prove()
 
     def test_one_bit_of_one_weight_is_enough(self, trained: PreTrainedModel, engine: Engine) -> None:
         sync = CopySync(trained, engine, every=1)
         with torch.no_grad():
-            engine.runner.model.model.norm.weight.view(torch.int32)[5] ^= 1
+            engine.runner.model.module.model.norm.weight.view(torch.int32)[5] ^= 1
         with pytest.raises(SyncError, match=r"'model\.norm.weight'"):
             sync.prove()
 
     @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
     def test_weights_that_are_not_finite_leave_the_engine_as_it_was(self, trained: PreTrainedModel, engine: Engine, bad: float) -> None:
-        before = weights(engine.runner.model)
+        before = weights(engine.runner.model.module)
         nudge(trained)
         with torch.no_grad():
             trained.model.norm.weight[7] = bad  # the last one: all others could be copied before it is met
         with pytest.raises(SyncError, match=r"'model\.norm.weight' is not finite"):
             CopySync(trained, engine, every=1).sync(1)
-        assert all(torch.equal(p, before[name]) for name, p in engine.runner.model.named_parameters())
+        assert all(torch.equal(p, before[name]) for name, p in engine.runner.model.module.named_parameters())
         assert engine.version == 0
 
     def test_an_engine_in_bfloat16_gets_the_rounded_weights(self, trained: PreTrainedModel) -> None:
         engine = make_engine(copy.deepcopy(trained).bfloat16())
         nudge(trained)
         CopySync(trained, engine, every=1).sync(1)
-        for p, q in zip(trained.parameters(), engine.runner.model.parameters(), strict=True):
+        for p, q in zip(trained.parameters(), engine.runner.model.module.parameters(), strict=True):
             assert torch.equal(p.bfloat16(), q)

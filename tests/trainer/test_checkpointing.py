@@ -12,6 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sixfold.engine.engine import Engine
 from sixfold.errors import UserError
+from sixfold.model.causal_lm import CausalLM
 from sixfold.trainer.checkpointing import apply_activation_checkpointing
 from sixfold.trainer.logprobs import Scoring, score_batch, score_row
 from sixfold.trainer.packing import pack
@@ -96,7 +97,7 @@ def test_the_engine_decodes_the_same_tokens() -> None:
     for mode in MODES:
         model = tiny_model()
         make_trainer(model, activation_checkpointing=mode)
-        engine = Engine(model, kv_tokens=512)
+        engine = Engine(CausalLM(model), kv_tokens=512)
         engine.add("t", [3, 4, 5], SamplingParams(12, seed=1), [0, 1])
         completions.append({s.sample: (s.tokens, s.logp) for s in engine.run()})
     assert completions[0] == completions[1] == completions[2]

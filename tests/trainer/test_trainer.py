@@ -34,6 +34,7 @@ from sixfold.algorithm.composed import make_algorithm
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, LossOutput, collate
 from sixfold.engine.engine import Engine
+from sixfold.model.causal_lm import CausalLM
 from sixfold.sync.sync import CopySync
 from sixfold.trainer.logprobs import Scoring, score_batch
 from sixfold.trainer.mismatch import RATIO_EDGES
@@ -340,7 +341,7 @@ def _rollout(engine: Engine, step: int) -> list[Group]:
 def test_clipping_rises_with_the_staleness_of_the_sampler(every: int, low: float, high: float) -> None:
     """Engine with weights of its own, brought over every step or every fourth: fresh rollouts are never clipped, stale ones are."""
     policy = tiny_model()
-    engine = Engine(copy.deepcopy(policy).requires_grad_(False), kv_tokens=1024)
+    engine = Engine(CausalLM(copy.deepcopy(policy).requires_grad_(False)), kv_tokens=1024)
     trainer, sync = make_trainer(policy, learning_rate=1e-2), CopySync(policy, engine, every)
     algorithm = make_algorithm(ZOO["grpo"], 8)
     clipped = []

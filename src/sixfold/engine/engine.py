@@ -10,11 +10,11 @@ import time
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ..types import FinishReason, SamplingParams
 from .block_manager import BlockManager
 from .kv_cache import KVCache
+from .language_model import LanguageModel
 from .model_runner import ModelRunner
 from .prefix_cache import make_prefix_cache
 from .sampler import sample
@@ -24,7 +24,7 @@ from .stats import EngineStats, Usage
 
 
 class Engine:
-    """Continuous batching over a paged KV cache, on a Hugging Face causal LM whose attention is ours.
+    """Continuous batching over a paged KV cache, on a causal LM that brings its attention to us.
 
     kv_tokens: tokens of running sequences that the cache holds. max_running: sequences decoded together. prefill_tokens: prompt tokens in one step.
     prefix_cache: none, radix or hash (`prefix_cache.py`). chunked_prefill, preemption: see `scheduler.py`. With any of them on or off the same tokens
@@ -33,7 +33,7 @@ class Engine:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: LanguageModel,
         *,
         kv_tokens: int,
         block_size: int = 16,

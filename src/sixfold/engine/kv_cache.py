@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..model.attention import Kernel, masked_attention
+from .language_model import AttentionLayer
 
 TILE = 64
 """Query positions that a prefill attends for at a time."""
@@ -85,7 +85,7 @@ class PrefillLayout:
     tiles: list[Tiles]
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Write keys and values, then attend causally to one's own sequence: q [1, H, N, D] -> [1, N, H, D]."""
         pools = self.cache.write(kernel.layer, k[0], v[0], self.slots)
         out = q.new_zeros(q.shape[2], q.shape[1], q.shape[3], dtype=pools[1].dtype)
@@ -96,7 +96,7 @@ class PrefillLayout:
                 pool.view(pool.shape[0], -1, pool.shape[-1]).index_select(1, tile.keys.view(-1)).view(pool.shape[0], n, width, -1).transpose(0, 1)
                 for pool in pools
             )
-            seen = masked_attention(queries.to(keys.dtype), keys, values, kernel, mask=self._mask(width, kernel.window))
+            seen = kernel.attend(queries.to(keys.dtype), keys, values, self._mask(width, kernel.window))
             out.index_copy_(0, tile.to, seen.transpose(1, 2).reshape(n * TILE, q.shape[1], -1).index_select(0, tile.at).to(out.dtype))
         return out[None]
 
@@ -175,7 +175,7 @@ class DecodeLayout:
     positions: Tensor
     _biases: dict[int | None, Tensor] = field(default_factory=dict)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Write the new keys and values, then attend over each sequence's own: q [1, H, B, D] -> [1, B, H, D]."""
         pools = self.cache.write(kernel.layer, k[0], v[0], self.slots)
         if self.window is None:

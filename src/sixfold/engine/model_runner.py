@@ -13,10 +13,9 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from ..model.causal_lm import head_logits, hidden_states
 from .kv_cache import TILE, DecodeLayout, DecodeWindow, KVCache, PrefillLayout, Tiles
+from .language_model import LanguageModel
 from .sequence import Chunk, Sequence
 
 MIN_ROWS = 16
@@ -29,10 +28,10 @@ REPLAY_ROWS = 32
 class ModelRunner:
     """Owns the KV cache and the model it runs. precision: dtype of the forward (autocast when it is not the weights' own)."""
 
-    def __init__(self, model: PreTrainedModel, cache: KVCache, autocast: torch.dtype | None) -> None:
+    def __init__(self, model: LanguageModel, cache: KVCache, autocast: torch.dtype | None) -> None:
         self.model = model
         self.cache = cache
-        self.device = next(model.parameters()).device
+        self.device = next(model.module.parameters()).device
         self._autocast = autocast
         self.window = DecodeWindow()
         self._members = -1
@@ -136,16 +135,16 @@ class ModelRunner:
 
     def _hidden(self, tokens: object, positions: object, layout: PrefillLayout | DecodeLayout) -> Tensor:
         with torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None):
-            return hidden_states(self.model, self._tensor(tokens), self._tensor(positions), layout)
+            return self.model.hidden(self._tensor(tokens), self._tensor(positions), layout)
 
     def _logits(self, tokens: object, positions: object, layout: PrefillLayout | DecodeLayout, rows: list[int] | None) -> Tensor:
         hidden = self._hidden(tokens, positions, layout)
         with torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None):
             if rows is None:
-                return head_logits(self.model, hidden)
+                return self.model.logits(hidden)
             # Padded for the head's product, for the reason in the module docstring.
             wanted = rows + rows[-1:] * max(0, MIN_ROWS - len(rows))
-            return head_logits(self.model, hidden[self._tensor(wanted)])[: len(rows)]
+            return self.model.logits(hidden[self._tensor(wanted)])[: len(rows)]
 
     def _tensor(self, values: object) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)

@@ -27,6 +27,10 @@ class Kernel:
     window: int | None = None
     softcap: float | None = None
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """`masked_attention` with this layer's scale and soft cap."""
+        return masked_attention(q, k, v, self, mask=mask)
+
 
 class Layout(Protocol):
     """How the tokens of one forward are arranged, and how they attend to one another."""

@@ -34,6 +34,21 @@ def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
+class CausalLM:
+    """The two halves of a model as the engine takes them (its `LanguageModel`). module: the Hugging Face model, whose attention is ours."""
+
+    def __init__(self, module: PreTrainedModel) -> None:
+        self.module = module
+
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        """tokens, positions [N] -> [N, hidden]."""
+        return hidden_states(self.module, tokens, positions, layout)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> float32 [N, V]."""
+        return head_logits(self.module, hidden)
+
+
 @dataclass(frozen=True)
 class _Segments:
     """Several texts one after another in a row, each attending to itself alone. spans: their [start, stop). layers: that attended, in order."""

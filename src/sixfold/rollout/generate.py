@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..config import ModelConfig
 from ..engine.engine import Engine
 from ..errors import UserError
+from ..model.causal_lm import CausalLM
 from ..model.loading import load_policy
 from ..types import SamplingParams, Task
 from .engine_rollout import EngineRollout
@@ -19,7 +20,7 @@ def generate(model: str, prompt: str, params: SamplingParams, n: int) -> list[st
     length = len(codec.encode(task)) + params.max_tokens
     if length > policy.context:
         raise UserError(f"prompt and max-tokens need {length} tokens, the model's context has {policy.context}: lower --max-tokens")
-    engine = Engine(policy.model, kv_tokens=(length + 32) * n)
+    engine = Engine(CausalLM(policy.model), kv_tokens=(length + 32) * n)
     sampling = SamplingParams(params.max_tokens, params.temperature, stop_token_ids=policy.stop_token_ids)
     (group,) = EngineRollout(engine, codec, sampling, n).generate([task], params.seed)
     return [t.text for t in group.trajectories]

@@ -15,6 +15,7 @@ from ..config import ModelConfig
 from ..engine.engine import Engine
 from ..errors import UserError
 from ..evaluation.command import model_folder
+from ..model.causal_lm import CausalLM
 from ..model.loading import Policy, load_policy
 from ..rollout.prompts import PromptCodec
 from .app import Served, make_app
@@ -64,7 +65,7 @@ def serve_command(options: ServeOptions) -> int:
 
 def make_served(policy: Policy, options: ServeOptions) -> Served:
     """Model, engine, record and limits, put together."""
-    engine = Engine(policy.model, kv_tokens=options.kv_tokens, max_running=options.max_running)
+    engine = Engine(CausalLM(policy.model), kv_tokens=options.kv_tokens, max_running=options.max_running)
     # Two copies of the tokenizer: the engine's thread decodes with one while the event loop's threads encode and decode with the others.
     decoder, pieces = (PromptCodec(copy.deepcopy(policy.tokenizer)) for _ in range(2))
     recorder = Recorder(options.record) if options.record is not None else None

@@ -34,7 +34,7 @@ class SharedSync:
         """Stamp the engine with `version`. Raises SyncError if a tensor is not the trainer's own storage."""
         if version == self._engine.version:
             return
-        theirs = dict(self._engine.runner.model.named_parameters())
+        theirs = dict(self._engine.runner.model.module.named_parameters())
         for name, mine in self._trainer.named_parameters():
             if theirs[name].data_ptr() != mine.data_ptr():
                 raise SyncError(f"weight '{name}' is no longer shared between trainer and engine")
@@ -80,26 +80,26 @@ class CopySync:
         for name, source in weights.items():  # all of them before the first copy: the engine keeps its old weights whole
             if not bool(source.isfinite().all()):
                 raise SyncError(f"weight '{name}' is not finite: not handed to the engine")
-        targets = dict(self._engine.runner.model.named_parameters())
+        targets = dict(self._engine.runner.model.module.named_parameters())
         for name, source in weights.items():
             targets[name].copy_(source)
         self.prove()
 
     def tensors(self) -> dict[str, Tensor]:
         """The engine's weights by name, for a checkpoint: they may be older than the trainer's."""
-        return {f"engine/{name}": p for name, p in self._engine.runner.model.named_parameters()}
+        return {f"engine/{name}": p for name, p in self._engine.runner.model.module.named_parameters()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], version: int, waited: int) -> None:
         """Put a checkpoint's engine weights back, numbered `version`, `waited` steps after they were copied."""
         self.waited = waited
-        for name, p in self._engine.runner.model.named_parameters():
+        for name, p in self._engine.runner.model.module.named_parameters():
             p.copy_(tensors[f"engine/{name}"])
         self._engine.version = version
 
     def prove(self) -> None:
         """Raises SyncError naming the first weight in which the engine differs from the trainer (after the cast to the engine's type)."""
-        targets = dict(self._engine.runner.model.named_parameters())
+        targets = dict(self._engine.runner.model.module.named_parameters())
         for name, source in self._trainer.named_parameters():
             if not torch.equal(targets[name], source.to(targets[name].dtype)):
                 raise SyncError(f"weight '{name}' of the engine differs from the trainer's after the sync")

@@ -1,0 +1,51 @@
+"""What the engine runs, and what its layouts are asked by it. The engine knows no model: whoever makes one brings a `LanguageModel`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor, nn
+
+
+class AttentionLayer(Protocol):
+    """One attention layer's wishes. layer: its index. scale: of the scores (None: 1 / sqrt(D)). window: keys that a query sees at most, itself
+    included (None: all before it). softcap: scores become softcap * tanh(scores / softcap)."""
+
+    @property
+    def layer(self) -> int: ...
+
+    @property
+    def scale(self) -> float | None: ...
+
+    @property
+    def window(self) -> int | None: ...
+
+    @property
+    def softcap(self) -> float | None: ...
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """q [B, H, Q, D] over k, v [B, H_kv, S, D]; mask: True = may look, broadcast to [B, 1, Q, S] -> [B, H, Q, D]."""
+        ...
+
+
+class Layout(Protocol):
+    """How the tokens of one forward are arranged, and how they attend to one another."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
+        """q [1, heads, N, D], k and v [1, kv_heads, N, D] -> [1, N, heads, D]."""
+        ...
+
+
+class LanguageModel(Protocol):
+    """A causal LM in two halves. In every attention layer it calls the layout's `attend`. module: holds the weights."""
+
+    @property
+    def module(self) -> nn.Module: ...
+
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        """tokens, positions [N] -> [N, hidden]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> float32 [N, V]."""
+        ...
