@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .cpu_kernels import CPUKernels, cpu_kernels
 from .language_model import AttentionLayer
 
 TILE = 64
@@ -35,14 +36,18 @@ class KVCache:
     def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Put k, v [kv_heads, N, D] into `slots` [N]; gives back the layer's pools, [kv_heads, blocks + 1, block_size, D]."""
         k = k.to(v.dtype)  # under autocast rotated keys come as float32
+        keys, values = self.layer_pools(layer, k, v)
+        keys.view(k.shape[0], -1, k.shape[-1]).index_copy_(1, slots, k)
+        values.view(v.shape[0], -1, v.shape[-1]).index_copy_(1, slots, v)
+        return keys, values
+
+    def layer_pools(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's pools, made for keys and values [kv_heads, N, D] like these if it has none yet."""
         if layer not in self.pools:
             shape = (k.shape[0], self.blocks + 1, self.block_size)
             # Zeros, not empty: a masked slot still enters attention as 0 * value, and 0 * NaN is NaN.
             self.pools[layer] = (k.new_zeros(*shape, k.shape[-1]), v.new_zeros(*shape, v.shape[-1]))
-        keys, values = self.pools[layer]
-        keys.view(k.shape[0], -1, k.shape[-1]).index_copy_(1, slots, k)
-        values.view(v.shape[0], -1, v.shape[-1]).index_copy_(1, slots, v)
-        return keys, values
+        return self.pools[layer]
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to) in every layer."""
@@ -161,6 +166,11 @@ class DecodeWindow:
         return keys[:batch], values[:batch]
 
 
+def decode_kernels(values: Tensor) -> CPUKernels | None:
+    """The compiled paged attention, where these values are what it takes."""
+    return cpu_kernels() if values.dtype == torch.float32 and values.device.type == "cpu" else None
+
+
 @dataclass(frozen=True)
 class DecodeLayout:
     """One new token for each of B sequences; or, without a window, B tokens of any sequences, that have been decoded before.
@@ -177,6 +187,17 @@ class DecodeLayout:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Write the new keys and values, then attend over each sequence's own: q [1, H, B, D] -> [1, B, H, D]."""
+        kernels = decode_kernels(v)
+        if kernels is not None and q.dtype == k.dtype == v.dtype and k.shape[-1] == v.shape[-1]:
+            pools = self.cache.layer_pools(kernel.layer, k[0], v[0])
+            queries, keys, values = (t[0].transpose(0, 1) for t in (q, k, v))
+            scale = q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale
+            options = (scale, kernel.window, kernel.softcap)
+            return kernels.paged_attention(queries, keys, values, pools, self.slots, self.table, self.positions, *options)[None]
+        return self._reference(q, k, v, kernel)
+
+    def _reference(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
+        """The same by PyTorch's operations."""
         pools = self.cache.write(kernel.layer, k[0], v[0], self.slots)
         if self.window is None:
             keys, values = (gather(pool, self.table) for pool in pools)

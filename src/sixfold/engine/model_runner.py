@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .fused_decoder import fused_decoder
 from .kv_cache import TILE, DecodeLayout, DecodeWindow, KVCache, PrefillLayout, Tiles
 from .language_model import LanguageModel
 from .sequence import Chunk, Sequence
@@ -34,6 +35,7 @@ class ModelRunner:
         self.device = next(model.module.parameters()).device
         self._autocast = autocast
         self.window = DecodeWindow()
+        self._body = (fused_decoder(model) if autocast is None else None) or model
         self._members = -1
         self._table: tuple[int, int, np.ndarray] = (-1, 0, np.zeros((0, 0), dtype=np.int64))
 
@@ -135,7 +137,7 @@ class ModelRunner:
 
     def _hidden(self, tokens: object, positions: object, layout: PrefillLayout | DecodeLayout) -> Tensor:
         with torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None):
-            return self.model.hidden(self._tensor(tokens), self._tensor(positions), layout)
+            return self._body.hidden(self._tensor(tokens), self._tensor(positions), layout)
 
     def _logits(self, tokens: object, positions: object, layout: PrefillLayout | DecodeLayout, rows: list[int] | None) -> Tensor:
         hidden = self._hidden(tokens, positions, layout)

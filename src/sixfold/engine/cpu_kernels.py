@@ -1,0 +1,149 @@
+"""The engine's CPU kernels: `kernels.c`, compiled once by the machine's own C compiler and called through ctypes.
+
+They exist because a decode step of a small batch is sixty small operations a layer, each of which costs more to call than to compute. Where there is
+no compiler, or SIXFOLD_KERNELS=torch says so, the engine runs on PyTorch's operations alone: the same results to rounding, slower.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("kernels.c")
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
+_COMPILE_S = 60
+
+
+class CPUKernels:
+    """Typed calls into the compiled library. Tensors are float32 (indices int64), on the CPU; rows lie one after another."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        pointer, integer, real, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
+        self._rms_norm = _typed(library.rms_norm, pointer, pointer, real, pointer, integer, integer, threads)
+        self._silu_mul = _typed(library.silu_mul, pointer, pointer, integer, threads)
+        self._rotate = _typed(library.rotate, pointer, *[integer] * 5, pointer, pointer, real, *[pointer] * 3, threads)
+        layout = [pointer, integer, pointer, pointer, integer, *[pointer] * 3, integer, pointer, pointer, integer, pointer]
+        self._attention = _typed(library.paged_attention, *layout, *[integer] * 5, real, integer, real, pointer, integer, threads)
+        self._scratch = torch.empty(0)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> Tensor:
+        """x / rms(x) * weight over the last dimension of x [N, C]."""
+        self._rms_norm(x.data_ptr(), weight.data_ptr(), epsilon, out.data_ptr(), x.shape[0], x.shape[1], torch.get_num_threads())
+        return out
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """gate becomes silu(gate) * up."""
+        self._silu_mul(gate.data_ptr(), up.data_ptr(), gate.numel(), torch.get_num_threads())
+        return gate
+
+    def rotate(
+        self, qkv: Tensor, heads: int, kv_heads: int, norms: tuple[Tensor, Tensor, float] | None, table: tuple[Tensor, Tensor], positions: Tensor
+    ) -> None:
+        """Queries and keys of qkv [N, (heads + 2 kv_heads) D] in place: each head's RMSNorm (weights of q and k, epsilon), then its rotation.
+
+        table: cosines and sines, [P, D / 2]. positions: [N].
+        """
+        q, k, epsilon = (norms[0].data_ptr(), norms[1].data_ptr(), norms[2]) if norms else (0, 0, 0.0)
+        cosine, sine = table
+        width = 2 * cosine.shape[1]
+        args = (qkv.data_ptr(), qkv.stride(0), qkv.shape[0], heads, kv_heads, width, q, k, epsilon)
+        self._rotate(*args, cosine.data_ptr(), sine.data_ptr(), positions.data_ptr(), torch.get_num_threads())
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        pools: tuple[Tensor, Tensor],
+        slots: Tensor,
+        table: Tensor,
+        positions: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """Write k, v [N, kv_heads, D] into `slots` [N] of the pools [kv_heads, blocks, block_size, D]; then each row of q [N, heads, D] attends over
+        its own table [N, M] up to its position [N], within the window -> [N, heads, D].
+
+        q, k, v may be parts of longer rows.
+        """
+        rows, heads, width = q.shape
+        q, k, v = (t if t.stride()[1:] == (width, 1) else t.contiguous() for t in (q, k, v))
+        if k.stride(0) != v.stride(0):
+            k, v = k.contiguous(), v.contiguous()
+        kv_heads, blocks, block_size, _ = pools[0].shape
+        out = torch.empty(rows, heads, width)
+        threads = torch.get_num_threads()
+        room = heads // kv_heads * table.shape[1] * block_size
+        if len(self._scratch) < threads * room:
+            self._scratch = torch.empty(2 * threads * room)
+        self._attention(
+            *(q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(), k.stride(0), out.data_ptr()),
+            *(pools[0].data_ptr(), pools[1].data_ptr(), blocks * block_size * width, slots.data_ptr()),
+            *(table.data_ptr(), table.shape[1], positions.data_ptr(), rows, heads, kv_heads, width, block_size),
+            *(scale, window or 0, softcap or 0.0, self._scratch.data_ptr(), room, threads),
+        )
+        return out
+
+
+def _typed(function: Callable[..., None], *types: type) -> Callable[..., None]:
+    function.argtypes, function.restype = types, None  # type: ignore[attr-defined]
+    return function
+
+
+@cache
+def cpu_kernels() -> CPUKernels | None:
+    """The compiled kernels; None where there is no working C compiler, or SIXFOLD_KERNELS=torch. Compiles at most once a machine."""
+    if os.environ.get("SIXFOLD_KERNELS") == "torch":
+        return None
+    for compiler in filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")):
+        path = shutil.which(compiler)
+        library = path and _library(path)
+        if library:
+            return CPUKernels(library)
+    return None
+
+
+def _library(compiler: str) -> ctypes.CDLL | None:
+    # What "native" means is part of the name: a home folder may be shared by machines.
+    cpu = Path("/proc/cpuinfo")
+    machine = cpu.read_text().split("\n\n")[0] if cpu.exists() else platform.processor()
+    flags = [line for line in machine.splitlines() if line.startswith(("flags", "model name", "Features"))] or [machine]
+    key = hashlib.sha256("\0".join([SOURCE.read_text(), compiler, *FLAGS, platform.platform(), *flags]).encode()).hexdigest()[:16]
+    for folder in (Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sixfold", Path(tempfile.gettempdir()) / f"sixfold-{os.getuid()}"):
+        target = folder / f"kernels-{key}.so"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.stat().st_uid != os.getuid():
+                continue  # somebody else's: what lies there is not ours to run
+            if not target.exists():
+                _compile(compiler, target)
+            return ctypes.CDLL(str(target))
+        except (OSError, subprocess.SubprocessError):
+            continue
+    return None
+
+
+def _compile(compiler: str, target: Path) -> None:
+    """With OpenMP where the compiler has it, else for one thread."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made, library = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
+        for openmp in (["-fopenmp"], []):
+            done = subprocess.run([compiler, *FLAGS, *openmp, "-c", str(SOURCE), "-o", str(made)], capture_output=True, timeout=_COMPILE_S, check=False)
+            if done.returncode == 0:
+                break
+        # Linked without -fopenmp: the OpenMP that torch has loaded serves both. Two of them would wait for each other's spinning threads.
+        subprocess.run([compiler, "-shared", str(made), "-o", str(library), "-lm"], capture_output=True, timeout=_COMPILE_S, check=True)
+        ctypes.CDLL(str(library))  # OSError if its symbols are not to be had
+        library.replace(target)
