@@ -35,6 +35,7 @@ class CPUKernels:
         self._rotate = _typed(library.rotate, pointer, *[integer] * 5, pointer, pointer, real, *[pointer] * 3, threads)
         layout = [pointer, integer, pointer, pointer, integer, *[pointer] * 3, integer, pointer, pointer, integer, pointer]
         self._attention = _typed(library.paged_attention, *layout, *[integer] * 5, real, integer, real, pointer, integer, threads)
+        self._sample = _typed(library.sample, pointer, *[integer] * 3, *[pointer] * 5, threads)
         self._scratch = torch.empty(0)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> Tensor:
@@ -86,15 +87,29 @@ class CPUKernels:
         out = torch.empty(rows, heads, width)
         threads = torch.get_num_threads()
         room = heads // kv_heads * table.shape[1] * block_size
-        if len(self._scratch) < threads * room:
-            self._scratch = torch.empty(2 * threads * room)
+        scratch = self._room(threads * room)
         self._attention(
             *(q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(), k.stride(0), out.data_ptr()),
             *(pools[0].data_ptr(), pools[1].data_ptr(), blocks * block_size * width, slots.data_ptr()),
             *(table.data_ptr(), table.shape[1], positions.data_ptr(), rows, heads, kv_heads, width, block_size),
-            *(scale, window or 0, softcap or 0.0, self._scratch.data_ptr(), room, threads),
+            *(scale, window or 0, softcap or 0.0, scratch, room, threads),
         )
         return out
+
+    def sample(self, logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """One token of each row from softmax(logits / temperature), logits [B, V], temperature [B] (0: the most probable), noise [B] float64 in
+        [0, 1) -> (tokens [B], log-probs [B]; at temperature 1 where it is 0)."""
+        rows, vocabulary = logits.shape
+        tokens, logp = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+        threads = torch.get_num_threads()
+        inputs = (logits.data_ptr(), logits.stride(0), rows, vocabulary, temperature.data_ptr(), noise.data_ptr())
+        self._sample(*inputs, tokens.data_ptr(), logp.data_ptr(), self._room(threads * vocabulary), threads)
+        return tokens, logp
+
+    def _room(self, floats: int) -> int:
+        if len(self._scratch) < floats:
+            self._scratch = torch.empty(2 * floats)
+        return self._scratch.data_ptr()
 
 
 def _typed(function: Callable[..., None], *types: type) -> Callable[..., None]:
@@ -104,46 +119,52 @@ def _typed(function: Callable[..., None], *types: type) -> Callable[..., None]:
 
 @cache
 def cpu_kernels() -> CPUKernels | None:
-    """The compiled kernels; None where there is no working C compiler, or SIXFOLD_KERNELS=torch. Compiles at most once a machine."""
-    if os.environ.get("SIXFOLD_KERNELS") == "torch":
+    """The compiled kernels; None where there is no working C compiler (Windows counts as that), or SIXFOLD_KERNELS=torch. Compiles once a machine."""
+    if os.environ.get("SIXFOLD_KERNELS") == "torch" or os.name != "posix":
         return None
-    for compiler in filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")):
-        path = shutil.which(compiler)
-        library = path and _library(path)
-        if library:
+    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
+        compiler = shutil.which(name) if name else None
+        library = _library(compiler) if compiler else None
+        if library is not None:
             return CPUKernels(library)
     return None
 
 
 def _library(compiler: str) -> ctypes.CDLL | None:
-    # What "native" means is part of the name: a home folder may be shared by machines.
-    cpu = Path("/proc/cpuinfo")
-    machine = cpu.read_text().split("\n\n")[0] if cpu.exists() else platform.processor()
-    flags = [line for line in machine.splitlines() if line.startswith(("flags", "model name", "Features"))] or [machine]
-    key = hashlib.sha256("\0".join([SOURCE.read_text(), compiler, *FLAGS, platform.platform(), *flags]).encode()).hexdigest()[:16]
-    for folder in (Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sixfold", Path(tempfile.gettempdir()) / f"sixfold-{os.getuid()}"):
-        target = folder / f"kernels-{key}.so"
+    """The library as this compiler makes it, kept in the user's cache folder; None if it fails."""
+    name = f"kernels-{_key(compiler)}.so"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for folder in (home / "sixfold", Path(tempfile.gettempdir()) / f"sixfold-{os.getuid()}"):
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if folder.stat().st_uid != os.getuid():
                 continue  # somebody else's: what lies there is not ours to run
-            if not target.exists():
-                _compile(compiler, target)
-            return ctypes.CDLL(str(target))
+            if not (folder / name).exists():
+                _compile(compiler, folder / name)
+            return ctypes.CDLL(str(folder / name))
         except (OSError, subprocess.SubprocessError):
             continue
     return None
 
 
+def _key(compiler: str) -> str:
+    """Of the source, the compiler and the CPU: a home folder may be shared by machines, and "native" means another thing on each."""
+    cpu = Path("/proc/cpuinfo")
+    text = cpu.read_text().split("\n\n")[0] if cpu.exists() else platform.processor()
+    traits = [line for line in text.splitlines() if line.startswith(("flags", "model name", "Features"))]
+    parts = [SOURCE.read_text(), compiler, *FLAGS, platform.platform(), *traits]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
 def _compile(compiler: str, target: Path) -> None:
-    """With OpenMP where the compiler has it, else for one thread."""
+    """With OpenMP where the compiler has it, else for one thread. The file appears whole. Raises SubprocessError or OSError."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made, library = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
         for openmp in (["-fopenmp"], []):
-            done = subprocess.run([compiler, *FLAGS, *openmp, "-c", str(SOURCE), "-o", str(made)], capture_output=True, timeout=_COMPILE_S, check=False)
-            if done.returncode == 0:
+            command = [compiler, *FLAGS, *openmp, "-c", str(SOURCE), "-o", str(made)]
+            if subprocess.run(command, capture_output=True, timeout=_COMPILE_S, check=False).returncode == 0:
                 break
         # Linked without -fopenmp: the OpenMP that torch has loaded serves both. Two of them would wait for each other's spinning threads.
         subprocess.run([compiler, "-shared", str(made), "-o", str(library), "-lm"], capture_output=True, timeout=_COMPILE_S, check=True)
-        ctypes.CDLL(str(library))  # OSError if its symbols are not to be had
+        ctypes.CDLL(str(library))  # OSError if a symbol is not to be had
         library.replace(target)

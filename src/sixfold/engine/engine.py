@@ -158,17 +158,19 @@ class Engine:
         noise = [s.noise[len(s.logp)] for s in sequences]
         tokens, logps = sample(logits, [s.request.params for s in sequences], noise, [s.tokens for s in sequences])
         finished: list[Sequence] = []
+        version = self.version
         for sequence, token, logp in zip(sequences, tokens.tolist(), logps.tolist(), strict=True):
             sequence.tokens.append(token)
             sequence.logp.append(logp)
-            sequence.version.append(self.version)
-            if token in sequence.request.params.stop_token_ids:
+            sequence.version.append(version)
+            if token in sequence.stops:
                 sequence.finish_reason = "stop"
-            elif sequence.length >= sequence.request.limit:
+            elif len(sequence.tokens) >= sequence.limit:
                 sequence.finish_reason = "length"
-            if sequence.finish_reason:
-                sequence.seconds = time.perf_counter() - sequence.started
-                finished.append(sequence)
+            else:
+                continue
+            sequence.seconds = time.perf_counter() - sequence.started
+            finished.append(sequence)
         self.stats.decoded_tokens += len(sequences)
         self.scheduler.retire(finished)
         return finished

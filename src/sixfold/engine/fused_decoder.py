@@ -89,7 +89,7 @@ class FusedDecoder:
         q_width, kv_width = self._heads * self._width, self._kv_heads * self._width
         qkv = x.new_empty(count, q_width + 2 * kv_width)
         q, k, v = qkv.split((q_width, kv_width, kv_width), dim=1)
-        by_head = [part.view(1, count, -1, self._width).transpose(1, 2) for part in (q, k, v)]
+        queries, keys, values = (part.view(1, count, -1, self._width).transpose(1, 2) for part in (q, k, v))
         gate, up = x.new_empty(2, count, self._inner)
         for layer, attention in zip(self._layers, self._attention, strict=True):
             kernels.rms_norm(x, layer.before_attention.weight, layer.before_attention.epsilon, normed)
@@ -97,7 +97,7 @@ class FusedDecoder:
                 layer.project(name, normed, out)
             norms = layer.heads and (layer.heads[0].weight, layer.heads[1].weight, layer.heads[0].epsilon)
             kernels.rotate(qkv, self._heads, self._kv_heads, norms, table, positions)
-            layer.add("o_proj", layout.attend(*by_head, attention).view(count, q_width), x)
+            layer.add("o_proj", layout.attend(queries, keys, values, attention).view(count, q_width), x)
             kernels.rms_norm(x, layer.before_mlp.weight, layer.before_mlp.epsilon, normed)
             layer.project("gate_proj", normed, gate)
             layer.project("up_proj", normed, up)
@@ -181,7 +181,7 @@ def _layer_has_parts(block: nn.Module) -> bool:
 
 def _layer(block: nn.Module) -> _Layer:
     attention = block.get_submodule("self_attn")
-    linear = {name: block.get_submodule(f"{room}.{name}")._parameters for room, names in LINEARS.items() for name in names}
+    linear: dict[str, Weights] = {name: block.get_submodule(f"{room}.{name}")._parameters for room, names in LINEARS.items() for name in names}
     heads = (_norm(attention.get_submodule("q_norm")), _norm(attention.get_submodule("k_norm"))) if "q_norm" in attention._modules else None
     return _Layer(linear, _norm(block.get_submodule("input_layernorm")), _norm(block.get_submodule("post_attention_layernorm")), heads)
 

@@ -54,8 +54,13 @@ void rms_norm(const float *x, const float *weight, float epsilon, float *out, i6
 
 /* gate = silu(gate) * up */
 void silu_mul(float *gate, const float *up, i64 count, int threads) {
-#pragma omp parallel for simd num_threads(threads) if (count > 16384)
-    for (i64 i = 0; i < count; i++) gate[i] = gate[i] / (1.0f + exp_(-gate[i])) * up[i];
+    const i64 piece = 4096;
+#pragma omp parallel for num_threads(threads) if (count > 4 * piece)
+    for (i64 from = 0; from < count; from += piece) {
+        i64 to = from + piece < count ? from + piece : count;
+#pragma omp simd
+        for (i64 i = from; i < to; i++) gate[i] = gate[i] / (1.0f + exp_(-gate[i])) * up[i];
+    }
 }
 
 /* Queries and keys of each row, in place: RMSNorm of each head where there is a weight, then the rotation of halves (Su et al. 2021) by the row's
@@ -84,35 +89,89 @@ void rotate(float *qkv, i64 stride, i64 rows, i64 heads, i64 kv_heads, i64 D, co
     }
 }
 
-/* One row's G query heads of one KV head over its keys [from, to), which `table` finds in the pools. scores: room for G * (to - from). */
-LINE void attend_row(const float *q, float *out, const float *keys, const float *values, const i64 *table, i64 block, i64 from, i64 to, i64 G, i64 D,
-                     float scale, float softcap, float *scores) {
-    i64 n = to - from;
-    for (i64 t = from; t < to; t++) {
-        const float *key = keys + (table[t / block] * block + t % block) * D;
-        for (i64 g = 0; g < G; g++) scores[g * n + t - from] = dot(q + g * D, key, D) * scale;
-    }
-    for (i64 g = 0; g < G; g++) {
-        float *s = scores + g * n, top = -INFINITY, sum = 0;
-        if (softcap > 0)
-            for (i64 t = 0; t < n; t++) s[t] = softcap * tanhf(s[t] / softcap);
+/* Sixteen floats at a time; the compiler cuts them to what the machine has. */
+typedef float lanes __attribute__((vector_size(64)));
+
+LINE lanes load(const float *p) {
+    lanes v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+LINE float sum(lanes v) {
+    typedef float eight __attribute__((vector_size(32)));
+    typedef float four __attribute__((vector_size(16)));
+    eight halves[2];
+    memcpy(halves, &v, sizeof v);
+    halves[0] += halves[1];
+    four quarters[2];
+    memcpy(quarters, halves, sizeof quarters);
+    quarters[0] += quarters[1];
+    return (quarters[0][0] + quarters[0][2]) + (quarters[0][1] + quarters[0][3]);
+}
+
+/* For each position t of [from, to): `row` is its key or value in one head's pool, `next` the one a block further on. */
+#define EACH(pool) \
+    for (i64 b = from / block; b * block < to; b++) \
+        for (i64 t = b * block < from ? from : b * block, stop = (b + 1) * block < to ? (b + 1) * block : to; t < stop; t++) \
+            for (const float *row = (pool) + (table[b] * block + t - b * block) * D, \
+                             *next = stop < to ? row + (table[b + 1] - table[b]) * block * D : row, *once = row; once; once = 0)
+
+LINE void softmax(float *s, i64 n, float softcap) {
+    float top = -INFINITY, total = 0;
+    if (softcap > 0)
+        for (i64 t = 0; t < n; t++) s[t] = softcap * tanhf(s[t] / softcap);
 #pragma omp simd reduction(max : top)
-        for (i64 t = 0; t < n; t++) top = s[t] > top ? s[t] : top;
-#pragma omp simd reduction(+ : sum)
-        for (i64 t = 0; t < n; t++) sum += s[t] = exp_(s[t] - top);
-        float inverse = 1.0f / sum;
+    for (i64 t = 0; t < n; t++) top = s[t] > top ? s[t] : top;
+#pragma omp simd reduction(+ : total)
+    for (i64 t = 0; t < n; t++) total += s[t] = exp_(s[t] - top);
+    float inverse = 1.0f / total;
 #pragma omp simd
-        for (i64 t = 0; t < n; t++) s[t] *= inverse;
-    }
-    memset(out, 0, sizeof(float) * G * D);
-    for (i64 t = from; t < to; t++) {
-        const float *value = values + (table[t / block] * block + t % block) * D;
-        for (i64 g = 0; g < G; g++) {
-            float w = scores[g * n + t - from], *o = out + g * D;
-#pragma omp simd
-            for (i64 i = 0; i < D; i++) o[i] += w * value[i];
+    for (i64 t = 0; t < n; t++) s[t] *= inverse;
+}
+
+/* One query over its keys [from, to), for D = 16 * W: the sums stay in registers. `G` queries read a key together. scores: room for G * (to - from). */
+LINE void attend(const float *q, float *out, const float *keys, const float *values, const i64 *table, i64 block, i64 from, i64 to, int G, int W,
+                 float scale, float softcap, float *scores) {
+    i64 n = to - from, D = 16 * W;
+    lanes query[G * W], mine[G * W];
+    for (int i = 0; i < G * W; i++) query[i] = load(q + 16 * i) * scale;
+    EACH(keys) {
+        for (int i = 0; i < W; i++) __builtin_prefetch(next + 16 * i);
+#pragma GCC unroll 8
+        for (int g = 0; g < G; g++) {
+            lanes s = query[g * W] * load(row);
+#pragma GCC unroll 16
+            for (int i = 1; i < W; i++) s += query[g * W + i] * load(row + 16 * i);
+            scores[g * n + t - from] = sum(s);
         }
     }
+    for (int g = 0; g < G; g++) softmax(scores + g * n, n, softcap);
+    for (int i = 0; i < G * W; i++) mine[i] = (lanes){0};
+    EACH(values) {
+        for (int i = 0; i < W; i++) __builtin_prefetch(next + 16 * i);
+#pragma GCC unroll 8
+        for (int g = 0; g < G; g++)
+#pragma GCC unroll 16
+            for (int i = 0; i < W; i++) mine[g * W + i] += scores[g * n + t - from] * load(row + 16 * i);
+    }
+    memcpy(out, mine, sizeof(float) * G * D);
+}
+
+/* The same for any D and G. */
+LINE void attend_any(const float *q, float *out, const float *keys, const float *values, const i64 *table, i64 block, i64 from, i64 to, i64 G, i64 D,
+                     float scale, float softcap, float *scores) {
+    i64 n = to - from;
+    EACH(keys)
+        for (i64 g = 0; g < G; g++) scores[g * n + t - from] = dot(q + g * D, row, D) * scale;
+    for (i64 g = 0; g < G; g++) softmax(scores + g * n, n, softcap);
+    memset(out, 0, sizeof(float) * G * D);
+    EACH(values)
+        for (i64 g = 0; g < G; g++) {
+            float weight = scores[g * n + t - from], *o = out + g * D;
+#pragma omp simd
+            for (i64 i = 0; i < D; i++) o[i] += weight * row[i];
+        }
 }
 
 /* Write each row's new key and value into the pools, then attend: row r over positions [max(0, p - window + 1), p] of its own table, p = positions[r].
@@ -133,11 +192,56 @@ void paged_attention(const float *q, i64 q_stride, const float *k, const float *
         const float *query = q + r * q_stride + h * G * D, *mine = keys + h * pool, *theirs = values + h * pool;
         float *to_row = out + (r * heads + h * G) * D, *scores = scratch + omp_get_thread_num() * room;
         const i64 *own = table + r * columns;
-#define WITH(g, d) attend_row(query, to_row, mine, theirs, own, block, from, to, g, d, scale, softcap, scores)
-        if (D == 64 && G == 2) WITH(2, 64);
-        else if (D == 64) WITH(G, 64);
-        else if (D == 128) WITH(G, 128);
-        else if (D == 32) WITH(G, 32);
-        else WITH(G, D);
+#define WITH(fn, g, d) fn(query, to_row, mine, theirs, own, block, from, to, g, d, scale, softcap, scores)
+#define GROUPS(w) \
+    if (G == 1) WITH(attend, 1, w); \
+    else if (G == 2) WITH(attend, 2, w); \
+    else if (G == 4) WITH(attend, 4, w); \
+    else for (i64 g = 0; g < G; g++, query += D, to_row += D) WITH(attend, 1, w);
+        if (D == 128) { GROUPS(8) }
+        else if (D == 64) { GROUPS(4) }
+        else if (D == 32) { GROUPS(2) }
+        else WITH(attend_any, G, D);
+    }
+}
+
+LINE double piece_sum(const float *e, i64 n) {
+    double s = 0;
+#pragma omp simd reduction(+ : s)
+    for (i64 i = 0; i < n; i++) s += e[i];
+    return s;
+}
+
+/* Draw a token of each row from softmax(logits / temperature) by inverse transform: the first whose running sum of probabilities passes noise * total.
+   Temperature 0 takes the most probable one. logp: of the token; at temperature 1 where it is 0. Sums over the vocabulary are in double precision: in
+   single precision they would lose the rare tokens. scratch: [threads, V]. */
+void sample(const float *logits, i64 stride, i64 rows, i64 V, const float *temperature, const double *noise, i64 *tokens, float *logp, float *scratch,
+            int threads) {
+    const i64 piece = 64;
+#pragma omp parallel for num_threads(threads) if (rows * V > 16384)
+    for (i64 r = 0; r < rows; r++) {
+        const float *x = logits + r * stride;
+        float *e = scratch + omp_get_thread_num() * V, T = temperature[r] > 0 ? temperature[r] : 1.0f, top = -INFINITY;
+        for (i64 i = 0; i < V; i++) e[i] = x[i] / T;
+#pragma omp simd reduction(max : top)
+        for (i64 i = 0; i < V; i++) top = e[i] > top ? e[i] : top;
+#pragma omp simd
+        for (i64 i = 0; i < V; i++) e[i] = exp_(e[i] - top);
+        double total = 0, passed = 0;
+        i64 token = 0, last = 0;
+        for (i64 from = 0; from < V; from += piece) total += piece_sum(e + from, V - from < piece ? V - from : piece);
+        double wanted = noise[r] * total;
+        if (temperature[r] > 0) {
+            i64 from = 0;
+            for (double s; from + piece < V && passed + (s = piece_sum(e + from, piece)) <= wanted; from += piece) passed += s;
+            for (token = last = from; token < V; token++) {
+                last = e[token] > 0 ? token : last;
+                if ((passed += e[token]) > wanted) break;
+            }
+            if (token == V) token = last; /* rounding left the sum below the noise: the last token that can be drawn */
+        } else
+            while (token < V - 1 && e[token] < 1.0f) token++;
+        tokens[r] = token;
+        logp[r] = x[token] / T - top - (float)log(total);
     }
 }

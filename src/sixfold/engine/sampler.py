@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..types import SamplingParams
+from .cpu_kernels import cpu_kernels
 
 
 def sample(logits: Tensor, params: Sequence[SamplingParams], noise: Sequence[float], history: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
@@ -20,6 +21,23 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], noise: Sequence[flo
     A greedy row (temperature 0) takes the most probable token; its log-prob is at temperature 1. With truncation on, the log-prob is that of the
     truncated and renormalised distribution.
     """
+    kernels = cpu_kernels() if logits.device.type == "cpu" and logits.stride(-1) == 1 else None
+    alike = params[0] if len(set(map(id, params))) == 1 else None
+    # Row by row, not by what the batch happens to hold: a row's token must not depend on its company, and two ways may differ in the last bit.
+    plain = [not p.truncates for p in params] if alike is None else [not alike.truncates] * len(params)
+    if kernels is None or not any(plain):
+        return _sample(logits, params, noise, history)
+    drawn = kernels.sample(logits, torch.tensor([p.temperature for p in params]), torch.tensor(noise, dtype=torch.float64))
+    if not all(plain):
+        others = [b for b, is_plain in enumerate(plain) if not is_plain]
+        slow = _sample(logits[others], [params[b] for b in others], [noise[b] for b in others], [history[b] for b in others])
+        for all_rows, rows in zip(drawn, slow, strict=True):
+            all_rows[others] = rows
+    return drawn
+
+
+def _sample(logits: Tensor, params: Sequence[SamplingParams], noise: Sequence[float], history: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    """The same by PyTorch's operations."""
     first = params[0]
     uniform_params = all(p is first or p == first for p in params)
     logits = _adjust(logits, params, history, uniform_params)

@@ -45,7 +45,8 @@ class Request:
 
 @dataclass(eq=False)
 class Sequence:
-    """One completion being sampled. tokens holds prompt and completion; logp and version speak of the completion only."""
+    """One completion being sampled. tokens holds prompt and completion; logp and version speak of the completion only. limit, stops: the
+    request's."""
 
     request: Request
     sample: int
@@ -57,6 +58,11 @@ class Sequence:
     version: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     seconds: float = 0.0
+    limit: int = 0
+    stops: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.limit, self.stops = self.request.limit, frozenset(self.request.params.stop_token_ids)
 
     @property
     def length(self) -> int:
