@@ -41,6 +41,8 @@ def draw_and_count(model: PreTrainedModel, order: list[int], seed: int = 2, alon
 
 SIZES: list[dict[str, object]] = [
     dict(prefix_cache="none"),
+    dict(continuous=False, max_running=5),
+    dict(continuous=False, max_running=20, chunked_prefill=True, prefill_tokens=40, preemption=True, kv_tokens=240, block_size=8),
     dict(max_running=1),
     dict(max_running=2, block_size=4, prefix_cache="hash"),
     dict(max_running=7, block_size=64),

@@ -53,7 +53,7 @@ class BookRunner:
         past = [self.slots[blocks[i // self.size] * self.size + i % self.size] for i in range(len(tokens))]
         assert past == tokens, "the cache holds another sequence's tokens"
 
-    def decode(self, sequences: list[Sequence], revision: int, members: int) -> Tensor:
+    def decode(self, sequences: list[Sequence], revision: int, members: int, slots: int) -> Tensor:
         for s in sequences:
             i = s.length - 1
             self.slots[s.blocks[i // self.size] * self.size + i % self.size] = s.tokens[-1]
@@ -255,17 +255,33 @@ def test_the_default_room_lets_max_running_sequences_run_together(tiny: Callable
 
 
 def test_a_finished_sequence_makes_room_at_once(tiny: Callable[[str], PreTrainedModel]) -> None:
-    """Long-tailed lengths: static batches of 4 would take the sum of their longest."""
-    lengths = [40, 1, 2, 3, 40, 2, 1, 3, 40, 3, 2, 1, 40, 1, 1, 1]
-    engine = book_engine(tiny("qwen3"), kv_tokens=4 * 48, block_size=8, max_running=4)
-    for i, n in enumerate(lengths):
-        engine.add(str(i), [i % VOCABULARY] * 3, SamplingParams(max_tokens=n), [0])
-    engine.run()
-    static = sum(max(lengths[i : i + 4]) for i in range(0, len(lengths), 4))
-    assert static == 160
-    assert engine.stats.steps < 0.5 * static
-    utilisation = engine.stats.decoded_tokens / (engine.stats.steps * 4)
-    assert utilisation > 2 * sum(lengths) / (static * 4)
+    """Long-tailed lengths: static batches of 4 take the sum of their longest."""
+    lengths = [40, 2, 2, 3, 40, 2, 2, 3, 40, 3, 2, 2, 40, 2, 2, 2]
+    continuous, static = (book_engine(tiny("qwen3"), kv_tokens=4 * 48, block_size=8, max_running=4, continuous=way) for way in (True, False))
+    drawn = []
+    for engine in (continuous, static):
+        for i, n in enumerate(lengths):
+            engine.add(str(i), [i % VOCABULARY] * 3, SamplingParams(max_tokens=n), [0])
+        drawn.append({s.request.key: (s.tokens, s.logp) for s in engine.run()})
+    assert drawn[0] == drawn[1]
+    # Of a batch's steps the first is its prefill, from which each sequence has its first token.
+    assert static.stats.steps == 4 * 40
+    assert continuous.stats.steps < 0.5 * static.stats.steps
+    assert static.stats.decode_slots == 4 * 4 * 39
+    assert static.stats.padding_waste == pytest.approx(1 - sum(n - 1 for n in lengths) / (4 * 4 * 39))
+    assert continuous.stats.padding_waste == 0
+
+
+def test_a_static_batch_fills_up_over_several_prefills_and_then_admits_nobody(tiny: Callable[[str], PreTrainedModel]) -> None:
+    engine = book_engine(tiny("qwen3"), kv_tokens=400, block_size=4, max_running=3, prefill_tokens=6, continuous=False)
+    for i, n in enumerate([5, 2, 9, 4, 4]):
+        engine.add(str(i), [i] * 6, SamplingParams(max_tokens=n), [0])
+    sizes = []
+    while engine.busy:
+        engine.step()
+        sizes.append(len(engine.scheduler.running))
+    # Three prefills, then the first batch runs down (5, 2 and 9 tokens); two prefills, then the second.
+    assert sizes == [1, 2, 3, 2, 2, 2, 1, 1, 1, 1, 0, 1, 2, 2, 2, 0]
 
 
 def test_prompts_in_one_step_stay_within_the_budget_but_for_one_longer_than_it(tiny: Callable[[str], PreTrainedModel]) -> None:

@@ -27,8 +27,8 @@ class Engine:
     """Continuous batching over a paged KV cache, on a causal LM that brings its attention to us.
 
     kv_tokens: tokens of running sequences that the cache holds. max_running: sequences decoded together. prefill_tokens: prompt tokens in one step.
-    prefix_cache: none, radix or hash (`prefix_cache.py`). chunked_prefill, preemption: see `scheduler.py`. With any of them on or off the same tokens
-    come out.
+    prefix_cache: none, radix or hash (`prefix_cache.py`). continuous, chunked_prefill, preemption: see `scheduler.py`. With any
+    of them on or off the same tokens come out.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Engine:
         max_running: int = 256,
         prefill_tokens: int = 4096,
         prefix_cache: str = "radix",
+        continuous: bool = True,
         chunked_prefill: bool = False,
         preemption: bool = False,
         autocast: torch.dtype | None = None,
@@ -49,7 +50,14 @@ class Engine:
         self.stats = EngineStats()
         self.prefixes = make_prefix_cache(prefix_cache, manager)
         self.scheduler = Scheduler(
-            manager, max_running, prefill_tokens, cache=self.prefixes, chunked=chunked_prefill, preempt=preemption, stats=self.stats
+            manager,
+            max_running,
+            prefill_tokens,
+            cache=self.prefixes,
+            continuous=continuous,
+            chunked=chunked_prefill,
+            preempt=preemption,
+            stats=self.stats,
         )
         self.runner = ModelRunner(model, KVCache(manager.count, block_size), autocast)
         self.version = 0
@@ -146,11 +154,13 @@ class Engine:
         rows = [ticket.logits for ticket in work.tickets if ticket.logits is not None]
         logits = [torch.stack(rows)] if rows else []
         if work.decoding:
-            logits.append(self.runner.decode(work.decoding, work.revision, work.members))
+            logits.append(self.runner.decode(work.decoding, work.revision, work.members, work.slots))
         return torch.cat(logits) if len(logits) > 1 else logits[0] if logits else torch.empty(0)
 
     def _commit(self, work: Work, logits: Tensor) -> list[Sequence]:
         self.stats.steps += 1
+        self.stats.decode_rows += len(work.decoding)
+        self.stats.decode_slots += work.slots
         self.stats.peak_blocks = max(self.stats.peak_blocks, self.scheduler.blocks.used)
         sequences = work.starting + work.decoding
         if not sequences:

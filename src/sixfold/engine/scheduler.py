@@ -3,6 +3,9 @@
 A step computes waiting prompts or decodes what runs. `chunked`: it may do both, and a prompt longer than the step's budget is computed in pieces, so
 that nothing that runs waits for longer than one budget of prompt tokens.
 
+Not `continuous`: a batch is filled, and runs until its last sequence has ended; rows that ended before are computed as padding. That is what a loop
+over padded batches does, and is here to be measured against.
+
 Admission reserves the worst case (`admission.py`). `preempt`: it asks for room for the prompt only; where blocks run out later, the last in rank
 gives up its own, goes to the head of its class in the queue, and is computed again from its tokens.
 """
@@ -42,6 +45,8 @@ class Work:
     decoding: list[Sequence] = field(default_factory=list)
     revision: int = 0
     members: int = 0
+    slots: int = 0
+    """Rows of the decoding batch, those of sequences that have ended included."""
     fresh: set[int] = field(default_factory=set)
     """Blocks that this step writes: they may be shared, but their contents are not there to be copied yet."""
 
@@ -64,6 +69,7 @@ class Scheduler:
         prefill_tokens: int,
         *,
         cache: PrefixCache | None = None,
+        continuous: bool = True,
         chunked: bool = False,
         preempt: bool = False,
         stats: EngineStats | None = None,
@@ -72,6 +78,7 @@ class Scheduler:
         self.cache = cache or NoCache()
         self.max_running = max_running
         self.prefill_tokens = prefill_tokens
+        self.continuous = continuous
         self.chunked = chunked
         self.preempt = preempt
         self.stats = stats or EngineStats()
@@ -81,6 +88,7 @@ class Scheduler:
         self.revision = 0
         self.members = 0
         self._arrivals = 0
+        self._slots = 0
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError if even one of its samples could never fit the cache."""
@@ -95,7 +103,9 @@ class Scheduler:
     def schedule(self) -> Work:
         """What this step does. A prompt is computed once, whatever the number of samples."""
         work = Work(self.prefill_tokens)
-        if self._grow():
+        if not self.running:
+            self._slots = 0  # the batch has ended, if it was one
+        if self._grow() and not self._slots:
             self._admit(work)
             if self.waiting and not work.admits and not self.running:
                 for ticket in self.waiting[1:]:  # the head has no room because others in the queue hold blocks
@@ -105,6 +115,8 @@ class Scheduler:
                     raise RuntimeError("the engine's queue is stuck: its head does not fit an empty cache")
         if self.chunked or not work.admits:
             work.decoding = self.running.copy()
+            self._slots = 0 if self.continuous else max(self._slots, len(self.running))
+        work.slots = max(len(work.decoding), self._slots)
         work.revision, work.members = self.revision, self.members
         joining = work.starting + work.resuming
         self.running += joining

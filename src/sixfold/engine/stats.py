@@ -10,6 +10,7 @@ class EngineStats:
     """Counters since the engine was made.
 
     prefill_tokens: prompt tokens computed. reused_tokens: prompt tokens that were not, because samples share a prompt or the prefix cache had them.
+    decode_rows, decode_slots: rows of decode steps that went one token further, and all of them, those of ended sequences in a static batch included.
     recomputed_tokens: tokens of preempted sequences computed once more. decoded_tokens: sampled. preemptions: sequences stopped for lack of blocks,
     to go on later. aborted: sequences given up by the caller, begun or not. peak_blocks: cache blocks that requests held at the fullest moment.
     peak_waiting: requests and preempted sequences in the queue at its longest.
@@ -20,6 +21,8 @@ class EngineStats:
     recomputed_tokens: int = 0
     decoded_tokens: int = 0
     steps: int = 0
+    decode_rows: int = 0
+    decode_slots: int = 0
     preemptions: int = 0
     aborted: int = 0
     peak_blocks: int = 0
@@ -29,6 +32,11 @@ class EngineStats:
     def hit_rate(self) -> float:
         """Share of prompt tokens, over all samples, that were not computed."""
         return self.reused_tokens / max(1, self.prefill_tokens + self.reused_tokens)
+
+    @property
+    def padding_waste(self) -> float:
+        """Share of the rows of decode steps that no sequence needed."""
+        return 1 - self.decode_rows / max(1, self.decode_slots)
 
 
 @dataclass(frozen=True)
