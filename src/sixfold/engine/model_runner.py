@@ -84,14 +84,14 @@ class ModelRunner:
         at = np.concatenate([np.arange(i * TILE + first, i * TILE + first + count) for i, (first, count, _, _) in enumerate(cut)])
         return Tiles(self._tensor(rows), self._tensor(keys), self._tensor(at), self._tensor(rows.reshape(-1)[at]))
 
-    def decode(self, sequences: list[Sequence], revision: int, members: int, slots: int) -> Tensor:
+    def decode(self, sequences: list[Sequence], revision: int, members: int, at_least: int) -> Tensor:
         """One token further for every sequence -> logits [B, V] float32.
 
-        revision: changes whenever a block table does. members: changes whenever who runs, or in which order, does. slots: rows to compute at least.
+        revision: changes whenever a block table does. members: changes whenever who runs, or in which order, does. at_least: rows to compute.
         """
         size = self.cache.block_size
         count = len(sequences)
-        padded = max(count, slots, MIN_ROWS)
+        padded = max(count, at_least, MIN_ROWS)
         tokens = np.zeros(padded, dtype=np.int64)
         positions = np.zeros(padded, dtype=np.int64)
         tokens[:count] = [s.tokens[-1] for s in sequences]
