@@ -117,6 +117,11 @@ FINE: list[dict[str, object]] = [
 
 # flags -> how the refusal begins
 TOGETHER: dict[str, str] = {
+    "--rollout.samples_per_prompt=1 --algorithm.name=reinforce --rollout.oversample=4": "rollout.oversample keeps samples whose rewards differ, and",
+    "--rollout.oversample=8": "rollout.oversample = 8 starts no more samples of a task than the 8 that are kept; use more than",
+    "--algorithm.name=opd --reference.path=t --rollout.oversample=12": (
+        "rollout.oversample chooses samples by their rewards, which opd does not train on; use 0"
+    ),
     "--rollout.samples_per_prompt=1": "rollout.samples_per_prompt = 1 gives every sample zero advantage under grpo; use >= 2",
     "--rollout.samples_per_prompt=3 --algorithm.advantage=pass_at_k": (
         "algorithm.advantage = 'pass_at_k' looks at 4 samples of a prompt; rollout.samples_per_prompt = 3"
@@ -169,6 +174,7 @@ TOGETHER: dict[str, str] = {
 }
 
 FINE_TOGETHER = [
+    "--rollout.oversample=9",
     "--rollout.samples_per_prompt=1 --algorithm.name=reinforce",
     "--rollout.samples_per_prompt=1 --algorithm.name=ppo --critic.body=policy",
     "--rollout.samples_per_prompt=1 --algorithm.name=reinforce_pp",

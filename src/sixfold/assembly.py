@@ -45,9 +45,10 @@ class World:
     ending: ExitStack = field(default_factory=ExitStack)
 
     def rollout(self) -> EngineRollout:
-        """The rollout role of training: K samples at the recipe's temperature."""
+        """The rollout role of training: K samples at the recipe's temperature, or as many as are to be started."""
         r = self.recipe.rollout
-        return EngineRollout(self.engine, self.codec, self._params(r.temperature), r.samples_per_prompt, release_kv=self.recipe.engine.release_kv)
+        samples = r.oversample or r.samples_per_prompt
+        return EngineRollout(self.engine, self.codec, self._params(r.temperature), samples, release_kv=self.recipe.engine.release_kv)
 
     def evaluator(self) -> EngineRollout:
         """The rollout role of held-out evaluation."""

@@ -117,6 +117,7 @@ class RolloutConfig(Section):
 
     prompts_per_step: int = knob(8, "tasks per step", ge=1)
     samples_per_prompt: int = knob(8, "completions per task (K)", ge=1)
+    oversample: int = knob(0, "samples to start of a task, of which the first K that teach something are kept (0: K)", ge=0)
     max_new_tokens: int = knob(64, "longest completion in tokens", ge=1)
     temperature: Real = knob(1.0, "sampling temperature; scoring uses the same", gt=0)
 

@@ -13,6 +13,7 @@ from .algorithm.composed import Composed, make_algorithm
 from .algorithm.method import Method
 from .assembly import World
 from .config import Recipe
+from .controller.oversample import Oversample
 from .controller.refill import Refill
 from .critic.actor_critic import ActorCritic
 from .critic.critic import Critic
@@ -121,9 +122,12 @@ def method_of(recipe: Recipe, own: Algorithm | None) -> Method:
 
 
 def training_rollout(world: World, own: Algorithm | None = None) -> Rollout:
-    """K samples of each task; groups whose rewards are all equal replaced where the algorithm samples dynamically."""
+    """K samples of each task, out of more where the recipe starts more; groups whose rewards are all equal replaced where the algorithm samples
+    dynamically."""
     rounds = method_of(world.recipe, own).dynamic_sampling
-    return Refill(world.rollout(), world.environment, world.tasks.train, rounds) if rounds else world.rollout()
+    sampler, config = world.rollout(), world.recipe.rollout
+    rollout = Oversample(sampler, world.environment, config.samples_per_prompt) if config.oversample else sampler
+    return Refill(rollout, world.environment, world.tasks.train, rounds) if rounds else rollout
 
 
 def _reference(world: World) -> KeptReference:

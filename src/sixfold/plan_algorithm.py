@@ -49,6 +49,15 @@ def check_algorithm(recipe: Recipe, row: Method) -> None:
         raise UserError(f"rollout.samples_per_prompt = 1 gives every sample zero advantage under {row.name}; use >= 2")
     if row.advantage == "pass_at_k" and samples < PASS_AT_K:
         raise UserError(f"algorithm.advantage = 'pass_at_k' looks at {PASS_AT_K} samples of a prompt; rollout.samples_per_prompt = {samples}")
+    if recipe.rollout.oversample and samples < 2:
+        raise UserError("rollout.oversample keeps samples whose rewards differ, and rollout.samples_per_prompt = 1 keeps one; use >= 2")
+    if 0 < recipe.rollout.oversample <= samples:
+        raise UserError(
+            f"rollout.oversample = {recipe.rollout.oversample} starts no more samples of a task than the {samples} that are kept; "
+            f"use more than rollout.samples_per_prompt, or 0"
+        )
+    if recipe.rollout.oversample and row.needs_teacher:
+        raise UserError(f"rollout.oversample chooses samples by their rewards, which {row.name} does not train on; use 0")
     if row.dynamic_sampling and samples < 2:
         raise UserError("algorithm.dynamic_sampling keeps groups whose rewards differ, and rollout.samples_per_prompt = 1 has none; use >= 2")
     if row.dynamic_sampling and row.needs_teacher:

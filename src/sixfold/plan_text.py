@@ -212,18 +212,29 @@ def _critic_facts(plan: Plan) -> list[Fact]:
 
 
 def _sampling_facts(plan: Plan) -> list[Fact]:
-    rounds, samples = plan.algorithm.dynamic_sampling, plan.recipe.rollout.samples_per_prompt
+    rounds, samples, started = plan.algorithm.dynamic_sampling, plan.recipe.rollout.samples_per_prompt, plan.recipe.rollout.oversample
+    facts = []
+    if started:
+        facts.append(
+            Fact(
+                "oversample",
+                f"{started} samples of a task are started; its group is whole once {samples} have ended and their rewards differ, the others are "
+                "aborted and reach no loss. Short answers end first: this favours them",
+                f"rollout.oversample = {started}, samples_per_prompt = {samples}",
+            )
+        )
     if not rounds:
-        return []
+        return facts
     costs = [expected_refill(degenerate_probability(p, samples), rounds) for p in _SOLVED]
     more, left = (", ".join(f"{cost[i]:.{digits}f}" for cost in costs) for i, digits in ((0, 2), (1, 3)))
     return [
+        *facts,
         Fact(
             "refill",
             f"groups whose rewards are all equal are sampled anew, in {rounds} rounds a step at most; where tasks are solved with probability "
             f"{', '.join(map(str, _SOLVED))}: {more} groups more for each of the step, and a share of {left} stays as it is",
             f"dynamic_sampling = {rounds}; {samples} rewards of 0 or 1 are all equal with probability p^{samples} + (1 - p)^{samples}",
-        )
+        ),
     ]
 
 

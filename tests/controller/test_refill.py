@@ -148,7 +148,7 @@ def test_speed_is_tokens_over_the_seconds_of_sampling_and_checks_are_timed_apart
         return ["0", "0"]
 
     class Slow:
-        def score(self, groups: Sequence[Group]) -> None:
+        def score(self, groups: Sequence[Group], *, expected: int = 0) -> None:
             clock[0] += 5.0
             _environment().score(groups)
 

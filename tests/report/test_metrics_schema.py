@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from sixfold.report import schema
+from sixfold.report.rewards import reward_metrics
 from sixfold.trainer.mismatch import RATIO_EDGES
+from sixfold.types import Group, Reward, Task, Trajectory
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,3 +72,18 @@ def test_the_room_needs_no_torch() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'tensorboard', 'trackio', 'wandb', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_length_that_solved_tasks_need() -> None:
+    """Nearest rank: of 60 solved answers of lengths 1 to 60 the 59th; what was not solved, however long, says nothing."""
+
+    def answer(length: int, value: float | None) -> Trajectory:
+        reward = Reward(value, error=None if value is not None else "broken")
+        return Trajectory(
+            "t", 0, [0] * (1 + length), 1, [False] + [True] * length, [0.0] * (1 + length), [0] * (1 + length), "stop", "", reward=reward
+        )
+
+    solved = [answer(n, 1.0 if n % 2 else 0.5) for n in range(1, 61)]
+    group = Group(Task("t", ""), [*solved, answer(500, 0.4), answer(600, None)])
+    assert reward_metrics([group])["rollout/solved_length_p98"] == 59
+    assert "rollout/solved_length_p98" not in reward_metrics([Group(Task("t", ""), [answer(5, 0.0)])])

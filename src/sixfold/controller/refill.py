@@ -95,6 +95,10 @@ def _all_groups(rounds: Sequence[_Round]) -> list[Group]:
     return [group for r in rounds for group in r.groups]
 
 
+def _tokens(groups: Sequence[Group]) -> float:
+    return float(sum(t.completion_length for g in groups for t in g.trajectories))
+
+
 def _rollout_stats(rounds: Sequence[_Round]) -> dict[str, float]:
     """The inner metrics of a step: over its rounds, counts are added, the longest is that of all, shares and means are weighed."""
     merged: dict[str, float] = {}
@@ -115,7 +119,11 @@ def _rollout_stats(rounds: Sequence[_Round]) -> dict[str, float]:
 def _dynamic_stats(rounds: Sequence[_Round], kept: Sequence[Group]) -> dict[str, float]:
     groups = _all_groups(rounds)
     kept_trajectories = sum(len(g.trajectories) for g in kept)
+    begun = sum(r.trajectories / r.stats.get("rollout/kept_frac", 1.0) for r in rounds)
+    dropped = _tokens(groups) - _tokens(kept) + sum(r.stats.get("rollout/dropped_tokens", 0.0) for r in rounds)
     stats = {
+        "rollout/kept_frac": kept_trajectories / begun,
+        "rollout/dropped_tokens": dropped,
         "dynamic/rounds": float(len(rounds)),
         "dynamic/extra_frac": sum(r.trajectories for r in rounds) / kept_trajectories - 1,
         "dynamic/kept_frac": sum(map(mixed, groups)) / len(groups),

@@ -7,6 +7,7 @@ arrival, of the batch size or of what is cached.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -76,8 +77,10 @@ class Engine:
         self.scheduler.add(request)
         return request
 
-    def run(self, *, same_weights: bool = False) -> list[Sequence]:
+    def run(self, *, same_weights: bool = False, on_end: Callable[[Sequence], None] = lambda _: None) -> list[Sequence]:
         """Step until nothing waits or runs; the finished sequences in the order they ended.
+
+        on_end: told of each, between two steps; it may abort others.
 
         same_weights: the caller vouches that the weights are still those of the call before, so the prefix cache is kept (the next turn of a
         conversation). They may change without a new version, as in supervised training: otherwise nothing from before this call is believed.
@@ -86,7 +89,10 @@ class Engine:
             self.prefixes.clear()
         finished: list[Sequence] = []
         while self.busy:
-            finished += self.step()
+            ended = self.step()
+            finished += ended
+            for sequence in ended:
+                on_end(sequence)
         return finished
 
     @property

@@ -11,8 +11,10 @@ from sixfold.types import Group
 class EnvironmentRole(Protocol):
     """Trajectory -> reward. Sees text and tasks, never a logit."""
 
-    def score(self, groups: Sequence[Group]) -> None:
+    def score(self, groups: Sequence[Group], *, expected: int = 0) -> None:
         """Fill `trajectory.reward` of every trajectory of `groups` that has none; one that has been scored is left as it is.
+
+        expected: trajectories that the step will come to, where these are a part of them.
 
         A check that fails is a `Reward` whose value is None and whose error is one line; it never becomes a number.
         """

@@ -73,6 +73,19 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         Metric("rollout/length_mean", "tokens", "mean completion length", "mean of sampled tokens per trajectory"),
         Metric("rollout/length_max", "tokens", "longest completion", "max of sampled tokens per trajectory"),
         Metric("rollout/truncated_frac", "share", "completions cut by the limit", "those with finish_reason 'length' / trajectories"),
+        Metric(
+            "rollout/kept_frac",
+            "share",
+            "begun samples that reach the loss; about 1 without dynamic K or sampling, 0.5 to 0.95 is healthy with them, below they waste",
+            "trajectories of the step / samples begun for it",
+        ),
+        Metric("rollout/dropped_tokens", "tokens", "sampled in vain", "those of rollout/tokens whose trajectories are not in the step"),
+        Metric(
+            "rollout/solved_length_p98",
+            "tokens",
+            "length that solved tasks need: rollout.max_new_tokens far above it buys no reward",
+            "98th percentile (nearest rank) of sampled tokens over trajectories with a reward of at least 0.5; absent if there is none",
+        ),
         Metric("rollout/reused_frac", "share", "prompt tokens not recomputed", "1 - prompt tokens computed / rollout/prompt_tokens"),
     ),
     "Training": (
