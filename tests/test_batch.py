@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from sixfold.algorithm.advantages import group_statistics, group_zscore
 from sixfold.batch import Batch, collate, final_rewards
-from sixfold.types import Group, Reward, Task, Trajectory
+from sixfold.types import Group, Kept, Reward, Task, Trajectory
 
 torch.set_num_threads(1)
 
@@ -122,6 +123,42 @@ def test_rows_picks_the_same_rows_of_every_table(groups: list[Group]) -> None:
             assert mine is None
         else:
             torch.testing.assert_close(mine, table[index], rtol=0, atol=0, equal_nan=True)
+
+
+def _kept(sets: list[list[int]]) -> Kept:
+    made = Kept()
+    for ids in sets:
+        made.add(array("i", ids), 0.5)
+    return made
+
+
+def test_kept_sets_of_unlike_rows_by_hand() -> None:
+    """Tool output between sampled tokens, a row that drew from everything, a token that did among ones that did not; whole, in rows and in parts."""
+    a = Trajectory("a", 0, [9, 8, 7, 6], 1, [False, True, False, True], [0.0] * 4, [-1] * 4, "stop", reward=Reward(1.0))
+    b = Trajectory("b", 0, [4, 3], 1, [False, True], [0.0] * 2, [-1] * 2, "stop", reward=Reward(1.0))
+    c = Trajectory("c", 0, [5, 2, 1], 1, [False, True, True], [0.0] * 3, [-1] * 3, "stop", reward=Reward(1.0))
+    a.kept, c.kept = _kept([[0, 8], [1, 5, 6]]), _kept([[], [1]])
+    batch = collate([Group(Task(t.task_id, "?"), [t]) for t in (a, b, c)])
+    sets = batch.kept
+    assert sets is not None
+    assert sets.ids.tolist() == [0, 8, 1, 5, 6, 1] and sets.ids.dtype == torch.int32
+    assert sets.count.tolist() == [[0, 2, 0, 3], [0, 0, 0, 0], [0, 0, 1, 0]]
+    part = batch.rows(torch.tensor([2, 0])).kept
+    assert part is not None and part.ids is sets.ids
+    tokens = part[batch.mask[[2, 0]]]
+    assert tokens.count.tolist() == [0, 1, 2, 3]
+    assert [m.tolist() for m in tokens.members()] == [[1, 2, 2, 3, 3, 3], [1, 0, 8, 1, 5, 6]]
+    halves = [half.excluded(9) for half in tokens.split(3)]
+    assert [(~row).nonzero()[:, 0].tolist() for half in halves for row in half] == [list(range(9)), [1], [0, 8], [1, 5, 6]]
+    moved = batch.to("meta").kept
+    assert moved is not None and moved.start.device.type == moved.ids.device.type == "meta"
+
+
+def test_a_token_outside_its_own_set_is_refused() -> None:
+    row = _trajectory([False, False, True, True], 1.0)
+    row.kept = _kept([[2, 7], [2, 7]])
+    with pytest.raises(ValueError, match="trajectory 0 of task t: token 3 is not in its kept set"):
+        collate([Group(Task("t", "?"), [row])])
 
 
 def test_with_leaves_the_original_alone() -> None:

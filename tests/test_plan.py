@@ -101,6 +101,11 @@ def test_contradictions_are_refused_with_their_reason(tmp_path: Path) -> None:
     assert make_plan(recipe("--engine.kv_tokens=512")).kv_blocks == 32
     assert make_plan(recipe("--engine.kv_tokens=513")).kv_blocks == 33
     assert refusal("--eval.samples=4").startswith("eval.samples = 4 at eval.temperature = 0 draws the same greedy answer each time")
+    assert refusal("--rollout.top_k=1").startswith("rollout.top_k = 1 leaves one token to draw: its log-prob is 0 whatever the weights are")
+    assert refusal("--rollout.top_k=4", "--algorithm.entropy_target=1.4") == (
+        "algorithm.entropy_target = 1.4 nats is out of reach: a choice of rollout.top_k = 4 tokens has an entropy of at most ln 4 = 1.39"
+    )
+    make_plan(recipe("--rollout.top_k=4", "--algorithm.entropy_target=1.3"))
     assert "alphabet has 'ab' more than once" in refusal("--model.scratch.alphabet=abcba")
     assert "head_dim = 33 is odd" in refusal("--model.scratch.head_dim=33")
     folder = write_model(tmp_path / "m", QWEN, {"w": [2]})
@@ -215,6 +220,14 @@ def test_the_explanation_says_what_else_is_kept() -> None:
     assert teacher.startswith("org/teacher is kept, scored by a process of its own while answers are checked; its log-probs less the policy's")
     adapted = says("reference", "--algorithm.beta=0.02", "--algorithm.kl_target=0.1", "--reference.reset_every=7")
     assert adapted.endswith("KL k3 in the loss, weight 0.02, adapted until the KL is 0.1; copied anew every 7 steps")
+
+
+def test_the_explanation_says_what_is_kept_of_the_distribution() -> None:
+    assert fact("sampling") is None
+    assert says("sampling", "--rollout.top_p=0.9").startswith("from the fewest that reach a probability of 0.9, renormalised; trainer and reference")
+    all_three = says("sampling", "--rollout.top_p=0.9", "--rollout.top_k=50", "--rollout.min_p=0.05")
+    assert "the 50 most probable tokens, of these the fewest that reach a probability of 0.9, of these those at least 0.05 times as pro" in all_three
+    assert "costs at most 200 bytes a sampled token" in all_three
 
 
 def test_the_explanation_says_the_correction() -> None:

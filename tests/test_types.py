@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+from array import array
 from dataclasses import replace
 
 import pytest
 
-from sixfold.types import Group, Reward, SamplingParams, Task, Trajectory
+from sixfold.types import Group, Kept, Reward, SamplingParams, Task, Trajectory
 
 WHOLE = Trajectory(
     task_id="t",
@@ -68,11 +70,37 @@ def test_prompt_text_of_text_and_of_a_chat() -> None:
     assert Task("t", chat).prompt_text == "2+2?"  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("knob", [{"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}, {"repetition_penalty": 1.1}])
-def test_params_that_change_the_distribution_say_so(knob: dict[str, float]) -> None:
-    plain = SamplingParams(8, temperature=0.7)
-    assert not plain.truncates
+@pytest.mark.parametrize("knob", [{"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_params_that_keep_some_tokens_from_being_drawn_say_so(knob: dict[str, float]) -> None:
+    plain = SamplingParams(8, temperature=0.7, repetition_penalty=1.1)
+    assert not plain.truncates and not plain.is_plain
     assert replace(plain, **knob).truncates  # type: ignore[arg-type]
+    assert replace(plain, repetition_penalty=1.0).is_plain and not replace(plain, repetition_penalty=1.0, **knob).is_plain  # type: ignore[arg-type]
+
+
+def kept(*sets: list[int]) -> Kept:
+    made = Kept()
+    for n, ids in enumerate(sets):
+        made.add(array("i", ids), 0.5 + n / 8)
+    return made
+
+
+def test_kept_sets_survive_json_and_a_record_without_them_stays_as_it_was() -> None:
+    """Mass null is how a dump writes NaN."""
+    before = replace(WHOLE, kept=kept([1, 7, 9], [8]))
+    record = json.loads(json.dumps(before.to_record()))
+    assert record["kept"] == {"ids": [1, 7, 9, 8], "counts": [3, 1], "mass": [0.5, 0.625]}
+    assert Trajectory.from_record(record) == before
+    assert Trajectory.from_record({**record, "pieces": ["x"]}) == before
+    assert "kept" not in WHOLE.to_record()
+    broken = Trajectory.from_record({**record, "kept": {**record["kept"], "mass": [None, 0.5]}})
+    assert broken.kept is not None and math.isnan(broken.kept.mass[0])
+
+
+@pytest.mark.parametrize("wrong", [kept([7]), kept([7], [8], [8]), Kept(array("i", [7]), array("i", [1, 1]), array("d", [1.0, 1.0]))])
+def test_kept_sets_must_speak_of_the_sampled_tokens(wrong: Kept) -> None:
+    with pytest.raises(ValueError, match="kept sets do not speak of the sampled tokens"):
+        replace(WHOLE, kept=wrong)
 
 
 def test_types_do_not_import_torch() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -45,10 +45,11 @@ class World:
     ending: ExitStack = field(default_factory=ExitStack)
 
     def rollout(self) -> EngineRollout:
-        """The rollout role of training: K samples at the recipe's temperature, or as many as are to be started."""
+        """The rollout role of training: K samples at the recipe's temperature and truncation, or as many as are to be started."""
         r = self.recipe.rollout
+        params = replace(self._params(r.temperature), top_p=r.top_p, top_k=r.top_k, min_p=r.min_p)
         samples = r.oversample or r.samples_per_prompt
-        return EngineRollout(self.engine, self.codec, self._params(r.temperature), samples, release_kv=self.recipe.engine.release_kv)
+        return EngineRollout(self.engine, self.codec, params, samples, release_kv=self.recipe.engine.release_kv)
 
     def evaluator(self) -> EngineRollout:
         """The rollout role of held-out evaluation."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,42 @@ from .types import Group, Trajectory
 
 Metrics = dict[str, float | list[float]]
 """What a step logs, by key; every key is documented in docs/metrics.md."""
+
+
+@dataclass(frozen=True)
+class KeptSets:
+    """Which token ids could have been drawn where tokens were: for tokens of any shape [...], ids[start : start + count].
+
+    ids: int32, one pool that every selection of tokens shares. start, count: [...] int64; count 0: all of the vocabulary.
+    """
+
+    ids: Tensor
+    start: Tensor
+    count: Tensor
+
+    def __getitem__(self, index: Tensor | tuple[Tensor, ...]) -> KeptSets:
+        """The sets of some of the tokens."""
+        return replace(self, start=self.start[index], count=self.count[index])
+
+    def to(self, device: torch.device | str) -> KeptSets:
+        """The sets on `device`."""
+        return KeptSets(self.ids.to(device), self.start.to(device), self.count.to(device))
+
+    def split(self, size: int) -> list[KeptSets]:
+        """Sets of tokens [N], `size` tokens at a time."""
+        return [replace(self, start=s, count=c) for s, c in zip(self.start.split(size), self.count.split(size), strict=True)]
+
+    def members(self) -> tuple[Tensor, Tensor]:
+        """Of tokens [N]: (token number, id) of every member of their sets, both int64."""
+        token = torch.arange(len(self.count), device=self.count.device).repeat_interleave(self.count)
+        rank = torch.arange(len(token), device=token.device) - (self.count.cumsum(0) - self.count)[token]
+        return token, self.ids[self.start[token] + rank].long()
+
+    def excluded(self, vocabulary: int) -> Tensor:
+        """Of tokens [N]: bool [N, vocabulary], True for what could not have been drawn."""
+        excluded = (self.count > 0)[:, None].repeat(1, vocabulary)
+        excluded[self.members()] = False
+        return excluded
 
 
 @dataclass(frozen=True)
@@ -35,6 +72,9 @@ class Batch:
 
     ref_logp: of the reference or teacher. prox_logp: the trainer's own log-probs when the step began (the proximal policy). values: the critic's,
     of the state before token t. entropy: of the distribution that token t was drawn from.
+
+    kept: what truncated sampling kept of each token; all log-probs and entropies above are then of the distribution over that set, renormalised.
+    None: nothing was truncated.
 
     advantages. weights: how much each token's loss counts, so that a loss is always (weights * token_loss).sum() and any split of the rows gives the
     same gradient. returns: what the critic learns. correction: importance weight of each token's policy loss. marked: bool, tokens that KL-Cov
@@ -62,21 +102,24 @@ class Batch:
     correction: Tensor | None = None
     marked: Tensor | None = None
     minibatch: Tensor | None = None
+    kept: KeptSets | None = None
 
     def with_(self, **fields: Tensor) -> Batch:
         """A copy with some fields filled in."""
-        return replace(self, **fields)
+        changed: dict[str, Any] = dict(fields)
+        return replace(self, **changed)
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch with every tensor on `device`."""
-        return self._map(lambda t: t.to(device))
+        return self._map(lambda t: t.to(device), None if self.kept is None else self.kept.to(device))
 
     def rows(self, index: Tensor) -> Batch:
         """The rows `index` [R] as a batch of their own, same T."""
-        return self._map(lambda t: t[index])
+        return self._map(lambda t: t[index], None if self.kept is None else self.kept[index])
 
-    def _map(self, f: Callable[[Tensor], Tensor]) -> Batch:
-        return replace(self, **{name: f(t) for name, t in vars(self).items() if t is not None})
+    def _map(self, f: Callable[[Tensor], Tensor], kept: KeptSets | None) -> Batch:
+        changed: dict[str, Any] = {name: f(t) for name, t in vars(self).items() if isinstance(t, Tensor)}
+        return replace(self, kept=kept, **changed)
 
     @property
     def scores(self) -> Tensor:
@@ -106,7 +149,7 @@ class Loss(Protocol):
 def collate(groups: Sequence[Group], scored: bool = True) -> Batch:
     """Groups, scored by the environment, to one right-padded batch. scored: False before it has, and rewards are then NaN.
 
-    Raises ValueError on an empty list or, if scored, on a trajectory without a reward.
+    Raises ValueError on an empty list, on a trajectory whose kept sets lack a sampled token, or, if scored, on one without a reward.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     if not trajectories:
@@ -119,6 +162,7 @@ def collate(groups: Sequence[Group], scored: bool = True) -> Batch:
             out[b, : len(t.tokens)] = torch.tensor(getattr(t, stream), dtype=dtype)
         return out
 
+    tokens = padded("tokens", 0, torch.int64)
     mask = padded("mask", 0, torch.bool)
     rewards = final_rewards([_score(t) if scored else math.nan for t in trajectories], mask)
     step_ends = last_sampled(mask)
@@ -129,7 +173,7 @@ def collate(groups: Sequence[Group], scored: bool = True) -> Batch:
             rewards[b, index] += value
             step_ends[b, index] = True
     return Batch(
-        tokens=padded("tokens", 0, torch.int64),
+        tokens=tokens,
         mask=mask,
         old_logp=padded("logp", 0, torch.float32),
         version=padded("version", -1, torch.int64),
@@ -140,7 +184,27 @@ def collate(groups: Sequence[Group], scored: bool = True) -> Batch:
         group=torch.tensor([g for g, group in enumerate(groups) for _ in group.trajectories]),
         source=torch.tensor([crc32(group.task.source.encode()) for group in groups for _ in group.trajectories]),
         truncated=torch.tensor([t.finish_reason == "length" for t in trajectories]),
+        kept=_kept_sets(trajectories, tokens, mask) if any(t.kept for t in trajectories) else None,
     )
+
+
+def _kept_sets(trajectories: Sequence[Trajectory], tokens: Tensor, mask: Tensor) -> KeptSets:
+    """The trajectories' sets, one pool in the order of rows and tokens. Raises ValueError where a token is not in its own set: its log-prob would be
+    -inf."""
+    count = torch.zeros_like(tokens)
+    for b, t in enumerate(trajectories):
+        if t.kept:
+            count[b, mask[b]] = torch.from_numpy(np.asarray(t.kept.counts)).long()
+    ids = torch.from_numpy(np.concatenate([np.asarray(t.kept.ids) for t in trajectories if t.kept]))
+    sets = KeptSets(ids, (count.flatten().cumsum(0) - count.flatten()).view_as(count), count)
+    sampled = sets[mask]
+    token, member = sampled.members()
+    found = torch.zeros_like(sampled.count).index_add_(0, token, (member == tokens[mask][token]).long())
+    missing = mask.nonzero()[(sampled.count > 0) & (found == 0)]
+    if len(missing):
+        b, index = missing[0].tolist()
+        raise ValueError(f"collate: trajectory {trajectories[b].sample} of task {trajectories[b].task_id}: token {index} is not in its kept set")
+    return sets
 
 
 def filled(field_: Tensor | None, name: str) -> Tensor:

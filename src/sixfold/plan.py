@@ -71,6 +71,7 @@ def make_plan(recipe: Recipe) -> Plan:
     algorithm = resolve_algorithm(recipe.algorithm)
     check_algorithm(recipe, algorithm)
     _check_eval(recipe)
+    _check_truncation(recipe, algorithm)
     model = model_shape(recipe)
     prompt, longest = _lengths(recipe, model.context)
     trajectories = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
@@ -100,6 +101,20 @@ def _check_eval(recipe: Recipe) -> None:
         raise UserError(
             f"eval.samples = {recipe.eval.samples} at eval.temperature = 0 draws the same greedy answer each time; "
             "set eval.temperature > 0 or eval.samples = 1"
+        )
+
+
+def _check_truncation(recipe: Recipe, algorithm: Method) -> None:
+    top_k = recipe.rollout.top_k
+    if top_k == 1:
+        raise UserError(
+            "rollout.top_k = 1 leaves one token to draw: its log-prob is 0 whatever the weights are, so nothing can be learned; use >= 2, "
+            "or 0 for all tokens"
+        )
+    if top_k and algorithm.entropy_target >= math.log(top_k):
+        raise UserError(
+            f"algorithm.entropy_target = {algorithm.entropy_target:g} nats is out of reach: a choice of rollout.top_k = {top_k} tokens has an "
+            f"entropy of at most ln {top_k} = {math.log(top_k):.3g}"
         )
 
 

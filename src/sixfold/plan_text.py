@@ -141,7 +141,27 @@ def _rollout_facts(plan: Plan) -> list[Fact]:
             f"{_updates(row)}, at most {batches} of <= {plan.recipe.trainer.max_tokens_per_microbatch} tokens{a_pass}",
             _microbatch_reason(plan),
         ),
+        *_truncation_facts(plan),
         Fact("KV cache", f"{blocks}; {size}, and up to as much again for what is being decoded", why),
+    ]
+
+
+def _truncation_facts(plan: Plan) -> list[Fact]:
+    rollout = plan.recipe.rollout
+    top_k = f"the {rollout.top_k} most probable tokens" if rollout.top_k else ""
+    top_p = f"the fewest that reach a probability of {rollout.top_p:g}" if rollout.top_p < 1 else ""
+    min_p = f"those at least {rollout.min_p:g} times as probable as the best" if rollout.min_p else ""
+    rules = [rule for rule in (top_k, top_p, min_p) if rule]
+    if not rules:
+        return []
+    bound = f"at most {4 * rollout.top_k} bytes" if rollout.top_k else "4 bytes for each kept token"
+    return [
+        Fact(
+            "sampling",
+            f"from {', of these '.join(rules)}, renormalised; trainer and reference score each token over the set that the sampler kept, which "
+            f"costs {bound} a sampled token",
+            f"rollout.top_k = {rollout.top_k}, top_p = {rollout.top_p:g}, min_p = {rollout.min_p:g}; evaluation draws from all tokens",
+        )
     ]
 
 

@@ -6,7 +6,9 @@ turns Groups into tensors. Nothing here imports torch or anything of ours but `e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypedDict
 
@@ -46,8 +48,9 @@ class Task:
 class SamplingParams:
     """How one completion is drawn. Temperature is part of the policy: sampling and scoring both use logits / temperature.
 
-    temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off; with any of them on, the recorded log-prob is
-    that of the truncated, renormalised distribution that was sampled from (so it is not the trainer's: train with them off).
+    temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. With one of the first three on, the recorded log-prob is
+    that of the truncated, renormalised distribution that was sampled from, and what was kept is recorded beside it (`Kept`), so that a trainer can
+    score the same. The penalty depends on all tokens before, which no trainer here follows: train with it off.
     seed: the noise of a token is a function of (seed, task id, sample index, position) and of nothing else.
     """
 
@@ -62,8 +65,13 @@ class SamplingParams:
 
     @property
     def truncates(self) -> bool:
-        """True when the sampled distribution is not softmax(logits / temperature)."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0 or self.repetition_penalty != 1.0
+        """True when some tokens cannot be drawn: what is kept is then recorded."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """True when the sampled distribution is softmax(logits / temperature)."""
+        return not self.truncates and self.repetition_penalty == 1.0
 
 
 @dataclass(frozen=True)
@@ -83,13 +91,47 @@ class Reward:
 
 
 @dataclass
+class Kept:
+    """Which token ids truncated sampling could have drawn, for each sampled token in order. Ragged: token n has the next `counts[n]` of `ids`.
+
+    ids: int32, ascending within a token. counts: int32; 0 means that the token was drawn from the full distribution. mass: probability that the set
+    had before it was renormalised.
+    """
+
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    counts: array[int] = field(default_factory=lambda: array("i"))
+    mass: array[float] = field(default_factory=lambda: array("d"))
+
+    def __len__(self) -> int:
+        """Sampled tokens."""
+        return len(self.counts)
+
+    def add(self, ids: array[int], mass: float) -> None:
+        """One more sampled token."""
+        self.ids.extend(ids)
+        self.counts.append(len(ids))
+        self.mass.append(mass)
+
+    def to_record(self) -> dict[str, list[int] | list[float]]:
+        """Three flat lists: under the dumps' compression as small as packed bytes, and readable."""
+        return {"ids": self.ids.tolist(), "counts": self.counts.tolist(), "mass": self.mass.tolist()}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Sequence[Any]]) -> Kept:
+        """The inverse of `to_record`; a mass of null, as dumps write what is not finite, is NaN."""
+        mass = array("d", [math.nan if m is None else m for m in record["mass"]])
+        return cls(array("i", record["ids"]), array("i", record["counts"]), mass)
+
+
+@dataclass
 class Trajectory:
     """One sampled answer, token for token. `tokens`, `mask`, `logp` and `version` are streams of one length, T.
 
     tokens: prompt and everything after it. mask: True exactly where the policy sampled the token (the end-of-sequence token is
     sampled; prompt and environment tokens are not). logp: log-prob of the token under the distribution that sampled it, 0 where
     mask is False. version: the weights that sampled it, -1 where mask is False. text: the completion as text, special tokens left out.
-    turns: start of each turn in `tokens`. seconds: wall clock from admission to the last token.
+    turns: start of each turn in `tokens`. seconds: wall clock from admission to the last token. kept: what truncated sampling kept of each sampled
+    token; None where all were drawn from the full distribution.
     """
 
     task_id: str
@@ -104,6 +146,7 @@ class Trajectory:
     turns: list[int] = field(default_factory=list)
     seconds: float = 0.0
     reward: Reward | None = None
+    kept: Kept | None = None
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -112,6 +155,9 @@ class Trajectory:
             raise ValueError(f"trajectory streams differ in length: {lengths}")
         if not 0 < self.prompt_length <= n or any(self.mask[: self.prompt_length]):
             raise ValueError(f"prompt_length {self.prompt_length} of {n} tokens: at least 1, and no prompt token is sampled")
+        if self.kept and not (len(self.kept) == len(self.kept.mass) == sum(self.mask) and sum(self.kept.counts) == len(self.kept.ids)):
+            lengths = dict(sampled=sum(self.mask), counts=len(self.kept), mass=len(self.kept.mass), ids=len(self.kept.ids))
+            raise ValueError(f"kept sets do not speak of the sampled tokens: {lengths}, counts add up to {sum(self.kept.counts)}")
 
     @property
     def completion_length(self) -> int:
@@ -119,16 +165,22 @@ class Trajectory:
         return len(self.tokens) - self.prompt_length
 
     def to_record(self) -> dict[str, Any]:
-        """A JSON-ready dict; `from_record` gives the trajectory back, field for field."""
-        return asdict(self)
+        """A JSON-ready dict; `from_record` gives the trajectory back, field for field. Without `kept` where there is none."""
+        record = asdict(self)
+        del record["kept"]
+        return record | ({"kept": self.kept.to_record()} if self.kept else {})
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
-        """The inverse of `to_record`."""
-        reward = record["reward"]
+        """The inverse of `to_record`; what else the record holds is ignored.
+
+        Raises KeyError, TypeError, ValueError or OverflowError on another form.
+        """
+        fields = {name: record[name] for name in cls.__dataclass_fields__ if name != "kept"}
+        reward, kept = fields["reward"], record.get("kept")
         if reward is not None:
-            reward = Reward(**{**reward, "steps": tuple((int(i), float(v)) for i, v in reward.get("steps", ()))})
-        return cls(**{**record, "reward": reward})
+            fields["reward"] = Reward(**{**reward, "steps": tuple((int(i), float(v)) for i, v in reward.get("steps", ()))})
+        return cls(**fields, kept=None if kept is None else Kept.from_record(kept))
 
 
 @dataclass

@@ -60,7 +60,7 @@ def test_decoding_with_the_cache_gives_the_logits_of_the_full_forward(
         expected = (full[start - 1 : -1] / 0.9).log_softmax(-1).gather(-1, drawn[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(s.logp), expected, rtol=0, atol=1e-5)
         noise = uniforms(1, s.request.key, s.sample, len(drawn)).tolist()
-        again, _ = sample(full[start - 1 : -1], [params] * len(drawn), noise, [[0]] * len(drawn))
+        again, _, _ = sample(full[start - 1 : -1], [params] * len(drawn), noise, [[0]] * len(drawn))
         assert torch.equal(again, drawn)  # each position its own noise
 
 

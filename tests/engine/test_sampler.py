@@ -77,7 +77,7 @@ def test_matches_the_slow_version_for_any_mix_of_parameters_in_a_batch() -> None
         history = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 6))] for _ in range(rows)]
         noise = [rng.random() for _ in range(rows)]
         before = logits.clone()
-        tokens, logps = sample(logits, params, noise, history)
+        tokens, logps, _ = sample(logits, params, noise, history)
         assert torch.equal(logits, before)  # the engine keeps a prompt's logits for its later samples
         for b in range(rows):
             token, logp = slow_sample(logits[b].numpy(), params[b], noise[b], history[b])
@@ -90,7 +90,7 @@ def test_a_row_draws_the_same_alone_and_in_mixed_company() -> None:
     params = [random_params(rng) for _ in range(16)]
     logits = torch.randn(16, VOCABULARY, generator=torch.Generator().manual_seed(1))
     noise, history = [rng.random() for _ in params], [[b % VOCABULARY] for b in range(16)]
-    tokens, logps = sample(logits, params, noise, history)
+    tokens, logps, _ = sample(logits, params, noise, history)
     for b in range(16):
         alone = sample(logits[b : b + 1], params[b : b + 1], noise[b : b + 1], history[b : b + 1])
         assert (alone[0][0], alone[1][0]) == (tokens[b], logps[b])
@@ -102,7 +102,7 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
     logits = torch.randn(size, generator=torch.Generator().manual_seed(5))
     noise = uniforms(3, f"chi-square {temperature}", 0, n).tolist()
     params = [SamplingParams(max_tokens=1, temperature=temperature)] * n
-    tokens, _ = sample(logits.expand(n, size), params, noise, [[0]] * n)
+    tokens, _, _ = sample(logits.expand(n, size), params, noise, [[0]] * n)
     expected = n * (logits.double() / temperature).softmax(-1)
     statistic = ((tokens.bincount(minlength=size) - expected) ** 2 / expected).sum()
     assert statistic < 31.3  # 11 degrees of freedom, 0.1 %
@@ -112,7 +112,7 @@ def test_draws_follow_the_truncated_distribution_and_only_that() -> None:
     n, size = 20_000, 12
     logits = torch.randn(size, generator=torch.Generator().manual_seed(6))
     p = SamplingParams(max_tokens=1, temperature=1.3, top_k=7, top_p=0.9, min_p=0.1)
-    tokens, logps = sample(logits.expand(n, size), [p] * n, uniforms(3, "truncated", 0, n).tolist(), [[0]] * n)
+    tokens, logps, _ = sample(logits.expand(n, size), [p] * n, uniforms(3, "truncated", 0, n).tolist(), [[0]] * n)
     probs = slow_distribution(logits.numpy(), p, [])
     kept = probs > 0
     assert 1 < kept.sum() < 7
@@ -126,7 +126,7 @@ def test_draws_follow_the_truncated_distribution_and_only_that() -> None:
 def test_recorded_log_prob_is_the_log_softmax_of_the_tempered_logits() -> None:
     logits = torch.randn(64, VOCABULARY, generator=torch.Generator().manual_seed(2)) * 3
     noise = uniforms(0, "logp", 0, 64).tolist()
-    tokens, logps = sample(logits, [SamplingParams(max_tokens=1, temperature=0.7)] * 64, noise, [[0]] * 64)
+    tokens, logps, _ = sample(logits, [SamplingParams(max_tokens=1, temperature=0.7)] * 64, noise, [[0]] * 64)
     expected = (logits / 0.7).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
     torch.testing.assert_close(logps, expected, rtol=0, atol=1e-6)  # the kernel sums in another order than log_softmax
 
@@ -135,7 +135,7 @@ def test_recorded_log_prob_is_the_log_softmax_of_the_tempered_logits() -> None:
 def test_the_ends_of_the_noise_never_draw_an_impossible_token(u: float) -> None:
     impossible = float("-inf")
     logits = torch.tensor([[impossible, impossible, 0.0, 0.0, impossible, impossible]])
-    token, logp = sample(logits, [SamplingParams(max_tokens=1)], [float(u)], [[0]])
+    token, logp, _ = sample(logits, [SamplingParams(max_tokens=1)], [float(u)], [[0]])
     assert token.item() == (2 if u == 0.0 else 3)
     assert logp.item() == pytest.approx(math.log(0.5))
 
@@ -145,12 +145,12 @@ def test_rare_tokens_of_a_large_vocabulary_can_be_drawn() -> None:
     logits = torch.full((1, 50_001), math.log(0.001 / 50_000))
     logits[0, 0] = math.log(0.999)
     noise = [0.9995 + 2e-8 * k for k in range(12)]
-    tokens, _ = sample(logits.expand(12, -1), [SamplingParams(max_tokens=1)] * 12, noise, [[0]] * 12)
+    tokens, _, _ = sample(logits.expand(12, -1), [SamplingParams(max_tokens=1)] * 12, noise, [[0]] * 12)
     assert tokens.diff().tolist() == [1] * 11
 
 
 def test_greedy_takes_the_best_and_records_its_probability_at_temperature_1() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
-    token, logp = sample(logits, [SamplingParams(max_tokens=1, temperature=0.0)], [0.999], [[0]])
+    token, logp, _ = sample(logits, [SamplingParams(max_tokens=1, temperature=0.0)], [0.999], [[0]])
     assert token.item() == 1
     assert logp.item() == pytest.approx(3 - math.log(math.e + math.e**3 + math.e**2), abs=1e-6)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from sixfold.reference.frozen import FrozenReference, FusedReference
 from sixfold.reference.worker_reference import ReferenceFailed, WorkerReference
 from sixfold.trainer.logprobs import Scoring
 from sixfold.trainer.trainer import Trainer
-from sixfold.types import Group, Reward, Task, Trajectory
+from sixfold.types import Group, Kept, Reward, Task, Trajectory
 
 torch.set_num_threads(1)
 SCORING = Scoring(temperature=0.8, chunk=16)
@@ -127,6 +128,22 @@ def workers() -> Iterator[dict[str, WorkerReference]]:
     yield made
     for one in made.values():
         one.close()
+
+
+def test_a_worker_scores_over_the_sets_that_sampling_kept(workers: dict[str, WorkerReference]) -> None:
+    """Begun on one set, asked about another: the answer is that of the batch it is asked about."""
+    groups = groups_of(0)
+    for t in (t for g in groups for t in g.trajectories):
+        t.kept = Kept()
+        for token in t.tokens[t.prompt_length :]:
+            t.kept.add(array("i", sorted({token, 3, 4, 5})), 0.5)
+    cut, full = collate(groups), batch_of(0)
+    expected = scores(inline(model("llama")), cut)
+    assert not torch.allclose(expected, scores(inline(model("llama")), full), atol=0.1)
+    workers["llama"].start(unscored(groups_of(0)))
+    assert torch.equal(scores(workers["llama"], cut), expected)
+    workers["llama"].start(unscored(groups))
+    assert torch.equal(scores(workers["llama"], cut), expected)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import zstandard
 
 from sixfold.errors import UserError
 from sixfold.report.rollouts import dumped_steps, read_rollouts, write_rollouts
-from sixfold.types import Group, Reward, Task, Trajectory
+from sixfold.report.token_view import trajectories
+from sixfold.types import Group, Kept, Reward, Task, Trajectory
 
 
 def group(logp: float = -0.5) -> Group:
@@ -25,11 +27,24 @@ def test_round_trip(tmp_path: Path) -> None:
     path, written = tmp_path / "step-000003.jsonl.zst", group()
     write_rollouts(path, [written], [[0.5, [0.0, 0.0, -0.5]]], decode=lambda token: f"<{token}>")
     records = read_rollouts(path)
-    fields = Trajectory.__dataclass_fields__
-    assert [Trajectory.from_record({name: record[name] for name in fields}) for record in records] == written.trajectories
+    assert [Trajectory.from_record(record) for record in records] == written.trajectories
     assert [record["advantage"] for record in records] == [0.5, [0.0, 0.0, -0.5]]
     assert [record["pieces"] for record in records] == [["<7>", "<8>", "<9>"], ["<7>", "<8>", "<10>"]]
     assert {(record["prompt"], record["answer"], record["source"]) for record in records} == {("2+2=", 4, "sums")}
+
+
+def test_what_truncated_sampling_kept_is_dumped_read_back_and_shown(tmp_path: Path) -> None:
+    written = group()
+    for trajectory in written.trajectories:
+        trajectory.kept = Kept(array("i", [3, trajectory.tokens[-1]]), array("i", [2]), array("d", [0.75]))
+    write_rollouts(tmp_path / "d", [written], [[0.5, -0.5]])
+    records = read_rollouts(tmp_path / "d")
+    assert [Trajectory.from_record(record) for record in records] == written.trajectories
+    assert "one of 2 kept (p 0.75)" in trajectories(3, records)
+    raw = json.dumps({**records[0], "kept": {**records[0]["kept"], "ids": [2**40, 9]}})
+    (tmp_path / "d").write_bytes(zstandard.ZstdCompressor().compress(raw.encode()))
+    with pytest.raises(UserError, match="line 1 is not a trajectory"):
+        read_rollouts(tmp_path / "d")
 
 
 def test_without_decode_there_are_no_pieces(tmp_path: Path) -> None:

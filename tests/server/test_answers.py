@@ -191,6 +191,18 @@ def test_every_exchange_is_recorded_as_it_was_returned(server: Running) -> None:
     assert (line["prompt"], line["model"], line["task_id"]) == ("abc", "tiny", line["exchange"])
 
 
+def test_the_record_of_a_truncated_exchange_says_what_was_kept(server: Running) -> None:
+    recorder = server.served.engine._recorder
+    assert recorder is not None
+    server.client().completions.create(model="tiny", prompt="abc", max_tokens=9, top_p=0.7, stop="b")
+    t = read_trajectories(recorder.path)[-1]
+    assert t.kept is not None and len(t.kept) == len(t.tokens) - 3
+    at = 0
+    for token, count, mass in zip(t.tokens[3:], t.kept.counts, t.kept.mass, strict=True):
+        assert token in t.kept.ids[at : at + count] and 0.7 <= mass <= 1.0 + 1e-12
+        at += count
+
+
 def test_models_health_and_metrics(server: Running) -> None:
     client = server.client()
     assert [m.id for m in client.models.list()] == ["tiny"] == [client.models.retrieve("tiny").id]

@@ -20,6 +20,13 @@ from ..rollout.base import Rollout
 from ..types import Group, Task
 from .stream import step_seed
 
+_MEAN_OVER = {
+    "rollout/reused_frac": "rollout/prompt_tokens",
+    "rollout/kept_mean": "rollout/tokens",
+    "rollout/kept_mass_frac": "rollout/tokens",
+}
+"""Means of a call that are not over its trajectories."""
+
 
 @dataclass(frozen=True)
 class _Round:
@@ -111,7 +118,7 @@ def _rollout_stats(rounds: Sequence[_Round]) -> dict[str, float]:
         elif key == "rollout/tok_s":
             merged[key] = sum(r.stats["rollout/tokens"] for r in rounds) / max(sum(r.sample_s for r in rounds), 1e-9)
         else:
-            weights = [r.stats["rollout/prompt_tokens"] if key == "rollout/reused_frac" else r.trajectories for r in rounds]
+            weights = [r.stats[_MEAN_OVER[key]] if key in _MEAN_OVER else r.trajectories for r in rounds]
             merged[key] = sum(w * v for w, v in zip(weights, values, strict=True)) / max(sum(weights), 1)
     return merged
 

@@ -172,7 +172,7 @@ class Engine:
         if not sequences:
             return []
         noise = [s.noise[len(s.logp)] for s in sequences]
-        tokens, logps = sample(logits, [s.request.params for s in sequences], noise, [s.tokens for s in sequences])
+        tokens, logps, cut = sample(logits, [s.request.params for s in sequences], noise, [s.tokens for s in sequences])
         finished: list[Sequence] = []
         version = self.version
         for sequence, token, logp in zip(sequences, tokens.tolist(), logps.tolist(), strict=True):
@@ -187,6 +187,9 @@ class Engine:
                 continue
             sequence.seconds = time.perf_counter() - sequence.started
             finished.append(sequence)
+        if cut is not None:
+            for row, ids, mass in cut.sets():
+                sequences[row].kept.add(ids, mass)
         self.stats.decoded_tokens += len(sequences)
         self.scheduler.retire(finished)
         return finished

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from ..types import FinishReason, SamplingParams
+from ..types import FinishReason, Kept, SamplingParams
 
 Rank = tuple[int, int, int, int]
 """Smaller goes first: (-priority, preempted before new, arrival, sample)."""
@@ -45,8 +45,8 @@ class Request:
 
 @dataclass(eq=False)
 class Sequence:
-    """One completion being sampled. tokens holds prompt and completion; logp and version speak of the completion only. limit, stops: the
-    request's."""
+    """One completion being sampled. tokens holds prompt and completion; logp and version speak of the completion only, and so does kept, which stays
+    empty without truncation. limit, stops: the request's."""
 
     request: Request
     sample: int
@@ -56,6 +56,7 @@ class Sequence:
     started: float
     logp: list[float] = field(default_factory=list)
     version: list[int] = field(default_factory=list)
+    kept: Kept = field(default_factory=Kept)
     finish_reason: FinishReason | None = None
     seconds: float = 0.0
     limit: int = 0

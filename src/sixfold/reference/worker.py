@@ -22,14 +22,15 @@ from safetensors.torch import save as bytes_of
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ..batch import Batch
+from ..batch import Batch, KeptSets
 from ..model.attention import NAME, register
 from ..trainer.logprobs import Scoring, score_batch
 from .shared_weights import DTYPES, Place, mapped
 
 HEADER = struct.Struct("!cQ")
 FIELDS = ("tokens", "mask", "lengths", "prompt_lengths", "group")
-"""What of a batch decides its log-probs."""
+"""What of a batch decides its log-probs; and, where sampling was truncated, what it kept."""
+KEPT = ("ids", "start", "count")
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,11 @@ class Scorer:
             parameter.data = self._shared[name].to(self._setup.device)
 
     def score(self, fields: dict[str, Tensor]) -> Tensor:
-        """Log-probs [B, T] of the batch that FIELDS make."""
+        """Log-probs [B, T] of the batch that FIELDS, and perhaps KEPT, make."""
         fields = {name: tensor.to(self._setup.device) for name, tensor in fields.items()}
         nothing = torch.zeros(fields["tokens"].shape, device=self._setup.device)
-        batch = Batch(**fields, old_logp=nothing, version=nothing, rewards=nothing)
+        kept = KeptSets(*(fields.pop(name) for name in KEPT)) if KEPT[0] in fields else None
+        batch = Batch(**fields, old_logp=nothing, version=nothing, rewards=nothing, kept=kept)
         return score_batch(self._model, batch, self._scoring, self._setup.max_tokens, self._setup.share_prefix).cpu()
 
 

@@ -75,7 +75,7 @@ class WorkerReference(FrozenWeights):
     def score(self, batch: Batch) -> Batch:
         """The batch with ref_logp [B, T], 0 where mask is False: what `start` began if that was this very batch. Raises ReferenceFailed."""
         fields = _fields(batch)
-        if self._asked is None or any(not torch.equal(self._asked[name], fields[name]) for name in FIELDS):
+        if self._asked is None or not _same(self._asked, fields):
             self._ask(fields)
         body = self._collect()
         self._asked = None
@@ -151,7 +151,12 @@ class WorkerReference(FrozenWeights):
 
 
 def _fields(batch: Batch) -> dict[str, Tensor]:
-    return {name: tensor.cpu() for name, tensor in vars(batch).items() if name in FIELDS}
+    kept = {name: tensor.cpu() for name, tensor in vars(batch.kept).items()} if batch.kept else {}
+    return {name: tensor.cpu() for name, tensor in vars(batch).items() if name in FIELDS} | kept
+
+
+def _same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def _spawn(weights: int, threads: int) -> tuple[subprocess.Popen[bytes], int, IO[bytes]]:

@@ -60,10 +60,10 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
 def _check(path: Path, number: int, record: Any) -> None:
     """Streams of one length and a reward of the known form, so that readers may index."""
     try:
-        trajectory = Trajectory.from_record({name: record[name] for name in Trajectory.__dataclass_fields__})
+        trajectory = Trajectory.from_record(record)
         if trajectory.reward and not isinstance(trajectory.reward.parts, dict):
             raise TypeError("reward.parts is not an object")
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{path}, line {number} is not a trajectory ({error!r}); delete the file") from error
 
 

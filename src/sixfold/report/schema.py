@@ -87,6 +87,8 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
             "98th percentile (nearest rank) of sampled tokens over trajectories with a reward of at least 0.5; absent if there is none",
         ),
         Metric("rollout/reused_frac", "share", "prompt tokens not recomputed", "1 - prompt tokens computed / rollout/prompt_tokens"),
+        Metric("rollout/kept_mean", "tokens", "tokens that truncated sampling left to draw from", "mean over sampled tokens of the kept set's size"),
+        Metric("rollout/kept_mass_frac", "share", "probability of those tokens together", "mean over sampled tokens of the kept set's probability"),
     ),
     "Training": (
         Metric("train/loss", "nats", "the loss that was differentiated", "Σ weights · token_loss"),

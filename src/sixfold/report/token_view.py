@@ -66,27 +66,36 @@ def _sample(record: Record, scale: float) -> str:
 def _tokens(record: Record, start: int, stop: int, scale: float) -> str:
     ids, mask, logp, version = (_stream(record, name) for name in ("tokens", "mask", "logp", "version"))
     pieces = record.get("pieces")
-    advantages = _advantages(record)
+    advantages, kept = _advantages(record), _kept(record)
     last = min(stop, start + TOKENS_SHOWN)
     spans = []
     for t in range(start, last):
         text = _piece(pieces[t] if isinstance(pieces, list) and t < len(pieces) else None, ids[t])
         if mask[t]:
             advantage = advantages[t] if len(advantages) == len(ids) else advantages[0] if advantages else None
-            spans.append(_sampled(text, ids[t], logp[t], version[t], advantage, scale))
+            spans.append(_sampled(text, ids[t], logp[t], version[t], advantage, scale, kept.get(t, "")))
         else:
             spans.append(f'<span class="grey" data-t="id {escape(ids[t])} · not sampled">{text}</span>')
     more = f'<span class="grey"> … {stop - last} more tokens</span>' if stop > last else ""
     return "".join(spans) + more
 
 
-def _sampled(text: str, token: object, logp: float | None, version: object, advantage: float | None, scale: float) -> str:
+def _sampled(text: str, token: object, logp: float | None, version: object, advantage: float | None, scale: float, kept: str) -> str:
     if isinstance(logp, float | int):
         surprise, probability = _surprise(logp), f"log-prob {logp:.4f} (p {math.exp(min(logp, 0.0)):.3g})"
     else:
         surprise, probability = 4, "log-prob not finite"
-    tip = f"id {token} · {probability} · version {version} · advantage {_figure(advantage)}"
+    tip = f"id {token} · {probability} · version {version} · advantage {_figure(advantage)}{kept}"
     return f'<span class="{_shade(advantage, scale)} p{surprise}" data-t="{escape(tip)}">{text}</span>'
+
+
+def _kept(record: Record) -> dict[int, str]:
+    """Index in the tokens -> what truncated sampling left there, in words; empty where nothing was truncated."""
+    kept = record.get("kept")
+    if not kept:
+        return {}
+    sampled = [t for t, is_sampled in enumerate(_stream(record, "mask")) if is_sampled]
+    return {t: f" · one of {n} kept (p {_figure(mass)})" for t, n, mass in zip(sampled, kept["counts"], kept["mass"], strict=True)}
 
 
 def _surprise(logp: float) -> int:

@@ -84,6 +84,7 @@ class EngineRollout:
             text=self.codec.decode(completion),
             turns=[prompt],
             seconds=sequence.seconds,
+            kept=sequence.kept or None,
         )
 
     def _measure(self, groups: list[Group], begun: Sequence[EngineSequence], seconds: float, before: EngineStats) -> dict[str, float]:
@@ -92,6 +93,11 @@ class EngineRollout:
         lengths = [t.completion_length for t in trajectories]
         sampled = sum(len(s.logp) for s in begun)
         prefilled, reused = self.engine.stats.prefill_tokens - before.prefill_tokens, self.engine.stats.reused_tokens - before.reused_tokens
+        kept = [t.kept for t in trajectories if t.kept]
+        cut = {
+            "rollout/kept_mean": sum(len(k.ids) for k in kept) / max(1, sum(map(len, kept))),
+            "rollout/kept_mass_frac": sum(sum(k.mass) for k in kept) / max(1, sum(map(len, kept))),
+        }
         return {
             "rollout/tokens": float(sampled),
             "rollout/prompt_tokens": float(prefilled + reused),
@@ -102,4 +108,5 @@ class EngineRollout:
             "rollout/truncated_frac": sum(t.finish_reason == "length" for t in trajectories) / max(1, len(trajectories)),
             "rollout/kept_frac": len(trajectories) / max(1, len(begun)),
             "rollout/dropped_tokens": float(sampled - sum(lengths)),
+            **(cut if kept else {}),
         }

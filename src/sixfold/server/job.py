@@ -125,6 +125,7 @@ class Choice:
             text=self.text,
             turns=[prompt],
             seconds=sequence.seconds,
+            kept=sequence.kept or None,
         )
 
 

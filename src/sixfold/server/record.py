@@ -44,6 +44,5 @@ def read_trajectories(path: Path) -> list[Trajectory]:
     """The trajectories of a record, aborted ones left out: their ends are the client's doing. A last line cut short by a kill is left out too."""
     lines = path.read_bytes().split(b"\n")[:-1]
     records = [json.loads(line) for line in lines]
-    fields = Trajectory.__dataclass_fields__
-    trajectories = [Trajectory.from_record({name: record[name] for name in fields}) for record in records]
+    trajectories = [Trajectory.from_record(record) for record in records]
     return [t for t in trajectories if t.finish_reason != "aborted"]

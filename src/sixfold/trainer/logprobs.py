@@ -1,6 +1,9 @@
 """Log-probs and entropies of scored tokens, a chunk of positions at a time: logits exist for one chunk, never as [B, T, V].
 
 Where there are several chunks each is checkpointed: its logits are computed again in the backward pass, where they would otherwise all be kept.
+
+A token that was drawn from a truncated distribution is scored under the same one: of the weights at hand, over the set that the sampler kept. Every
+model that goes through here, the reference and the proximal policy too, so ratios and KL compare distributions over one set.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from ..batch import Batch
+from ..batch import Batch, KeptSets
 from ..model.causal_lm import head_logits, hidden_states
 from .packing import PackedRow, microbatches, pack
 
@@ -35,11 +38,18 @@ Score = Callable[[PreTrainedModel, PackedRow, Scoring], tuple[Tensor, Tensor]]
 """What a model says of a packed row's scored tokens: their scores, with gradient, and their entropies; [S] each, float32, in row.target's order."""
 
 
-def score_chunk(model: PreTrainedModel, hidden: Tensor, target: Tensor, temperature: float, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-    """hidden [C, hidden], target [C] -> (log-prob of the target, entropy), [C] each float32, under logits / temperature."""
+def score_chunk(
+    model: PreTrainedModel, hidden: Tensor, target: Tensor, temperature: float, entropy_gradient: bool = False, kept: KeptSets | None = None
+) -> tuple[Tensor, Tensor]:
+    """hidden [C, hidden], target [C] -> (log-prob of the target, entropy), [C] each float32, under logits / temperature.
+
+    kept: [C]; the log-prob is then logit(target) - logsumexp of the logits kept, with the gradient of both, and 0 for what was not.
+    """
     logits = head_logits(model, hidden)
     if temperature != 1.0:
         logits = logits / temperature
+    if kept is not None:
+        logits = logits.masked_fill(kept.excluded(logits.shape[-1]), -torch.inf)
     logp = logits.log_softmax(-1)
     chosen = logp.gather(-1, target[:, None])[:, 0]
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):  # last, so that the recomputation in the backward pass stops before it
@@ -51,11 +61,13 @@ def score_row(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> tuple
     """Log-prob and entropy of every scored token of a packed row, [S] each, float32, in the order of row.target."""
     with torch.autocast(row.tokens.device.type, scoring.autocast or torch.bfloat16, enabled=scoring.autocast is not None):
         hidden = hidden_states(model, row.tokens, row.positions, row).index_select(0, row.predictor)
-        chunks = list(zip(hidden.split(scoring.chunk), row.target.split(scoring.chunk), strict=True))
+        hiddens, targets = hidden.split(scoring.chunk), row.target.split(scoring.chunk)
+        kept = [None] * len(targets) if row.kept is None else row.kept.split(scoring.chunk)
+        chunks = [(model, h, t, scoring.temperature, scoring.entropy_gradient, k) for h, t, k in zip(hiddens, targets, kept, strict=True)]
         if torch.is_grad_enabled() and len(chunks) > 1:  # a single chunk's logits exist once either way: nothing to save
-            scores = [checkpoint(score_chunk, model, h, t, scoring.temperature, scoring.entropy_gradient, use_reentrant=False) for h, t in chunks]
+            scores = [checkpoint(score_chunk, *chunk, use_reentrant=False) for chunk in chunks]
         else:
-            scores = [score_chunk(model, h, t, scoring.temperature, scoring.entropy_gradient) for h, t in chunks]
+            scores = [score_chunk(*chunk) for chunk in chunks]
     return torch.cat([logp for logp, _ in scores]), torch.cat([entropy for _, entropy in scores])
 
 

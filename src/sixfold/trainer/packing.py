@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..batch import Batch
+from ..batch import Batch, KeptSets
 from ..model.attention import Kernel
 from .segments import AttentionPlan, Segment, plan_attention
 
@@ -23,7 +23,7 @@ class PackedRow:
     """One micro-batch as a row of N tokens, and as a layout for the model's attention.
 
     tokens, positions: [N]. attention: who sees whom. predictor: [S] row index whose hidden state predicts a scored token. target: [S] the scored
-    token. row, column: [S] its place in [B, T].
+    token. row, column: [S] its place in [B, T]. kept: [S] what could have been drawn there; None: everything.
     """
 
     tokens: Tensor
@@ -33,6 +33,7 @@ class PackedRow:
     target: Tensor
     row: Tensor
     column: Tensor
+    kept: KeptSets | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
         """q [1, H, N, D] -> [1, N, H, D]."""
@@ -84,6 +85,7 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
         target=batch.tokens[row_index, column],
         row=row_index,
         column=column,
+        kept=None if batch.kept is None else batch.kept[row_index, column],
     )
 
 
