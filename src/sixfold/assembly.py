@@ -17,9 +17,14 @@ from .environment.scorer import Environment
 from .errors import UserError
 from .model.causal_lm import CausalLM
 from .model.loading import Policy, load_policy
+from .outside import start_outside
+from .rollout.backend import parse_backend
 from .rollout.engine_rollout import EngineRollout
+from .rollout.outside_engine import OutsideEngine
+from .rollout.outside_rollout import OutsideRollout
 from .rollout.prompts import PromptCodec, check_lengths
 from .sync.sync import CopySync, SharedSync
+from .sync.versioned import VersionedSync
 from .trainer.logprobs import Scoring
 from .trainer.trainer import Trainer
 from .types import SamplingParams
@@ -36,35 +41,52 @@ class World:
     policy: Policy
     tasks: TaskSet
     codec: PromptCodec
-    engine: Engine
+    engine: Engine | OutsideEngine
     environment: Environment
     scoring: Scoring
-    sync: SharedSync | CopySync
+    sync: SharedSync | CopySync | VersionedSync
     device: str
     longest: int
     ending: ExitStack = field(default_factory=ExitStack)
 
-    def rollout(self) -> EngineRollout:
-        """The rollout role of training: K samples at the recipe's temperature and truncation, or as many as are to be started."""
+    @property
+    def outside(self) -> bool:
+        """True where an engine in another process samples."""
+        return not isinstance(self.engine, Engine)
+
+    def rollout(self) -> EngineRollout | OutsideRollout:
+        """The rollout role of training: K samples at the recipe's temperature and truncation."""
         r = self.recipe.rollout
         params = replace(self._params(r.temperature), top_p=r.top_p, top_k=r.top_k, min_p=r.min_p)
-        samples = r.oversample or r.samples_per_prompt
-        return EngineRollout(self.engine, self.codec, params, samples, release_kv=self.recipe.engine.release_kv)
+        return self._rollout(params, r.samples_per_prompt, self.recipe.engine.release_kv)
 
-    def evaluator(self) -> EngineRollout:
+    def oversampler(self) -> EngineRollout:
+        """The same with all the samples that the recipe starts of a task. Raises TypeError where an engine in another process samples."""
+        r = self.recipe.rollout
+        rollout = self.rollout()
+        if not isinstance(rollout, EngineRollout):
+            raise TypeError("only the embedded engine gives up samples on the way")
+        return EngineRollout(rollout.engine, self.codec, rollout.params, r.oversample, self.recipe.engine.release_kv)
+
+    def evaluator(self) -> EngineRollout | OutsideRollout:
         """The rollout role of held-out evaluation."""
-        return EngineRollout(self.engine, self.codec, self._params(self.recipe.eval.temperature), self.recipe.eval.samples)
+        return self._rollout(self._params(self.recipe.eval.temperature), self.recipe.eval.samples)
 
-    def prober(self) -> EngineRollout:
+    def prober(self) -> EngineRollout | OutsideRollout:
         """Greedy, one sample a task: what SFT's progress is measured by."""
-        return EngineRollout(self.engine, self.codec, self._params(0.0), 1)
+        return self._rollout(self._params(0.0), 1)
 
     def trainer(self, config: TrainerConfig, total_steps: int) -> Trainer:
         """A trainer with a fresh optimizer on the policy's weights."""
         return Trainer(self.policy.model, config, self.scoring, total_steps)
 
     def _params(self, temperature: float) -> SamplingParams:
-        return SamplingParams(max_tokens=self.recipe.rollout.max_new_tokens, temperature=temperature, stop_token_ids=self.policy.stop_token_ids)
+        return SamplingParams(self.recipe.rollout.max_new_tokens, temperature, stop_token_ids=self.policy.stop_token_ids)
+
+    def _rollout(self, params: SamplingParams, samples: int, release_kv: bool = False) -> EngineRollout | OutsideRollout:
+        if isinstance(self.engine, Engine):
+            return EngineRollout(self.engine, self.codec, params, samples, release_kv)
+        return OutsideRollout(self.engine, self.codec, params, samples)
 
     def close(self) -> None:
         """End the processes that check answers, and what else is in `ending`."""
@@ -101,11 +123,22 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
         longest = _fit_prompts(recipe, tasks, codec, policy.context) + recipe.rollout.max_new_tokens
         autocast = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
         scoring = Scoring(recipe.rollout.temperature, recipe.trainer.logprob_chunk, autocast)
-        engine = make_engine(recipe, policy, longest, autocast)
+        ending = on_failure.enter_context(ExitStack())
+        engine, sync = _engine_and_sync(recipe, policy, longest, autocast, ending)
         on_failure.pop_all()
+    return World(recipe, policy, tasks, codec, engine, environment, scoring, sync, device, longest, ending)
+
+
+def _engine_and_sync(
+    recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None, ending: ExitStack
+) -> tuple[Engine, SharedSync | CopySync] | tuple[OutsideEngine, VersionedSync]:
+    """Who samples, and how the trainer's weights get there. ending: told how to end an engine in another process."""
+    backend = parse_backend(recipe.rollout.backend)
+    if backend.kind != "engine":
+        return start_outside(recipe, backend, policy, longest, ending)
+    engine = make_engine(recipe, policy, longest, autocast)
     shared = recipe.sync.mode == "shared"
-    sync = SharedSync(policy.model, engine) if shared else CopySync(policy.model, engine, recipe.sync.every)
-    return World(recipe, policy, tasks, codec, engine, environment, scoring, sync, device, longest)
+    return engine, SharedSync(policy.model, engine) if shared else CopySync(policy.model, engine, recipe.sync.every)
 
 
 def make_engine(recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None) -> Engine:

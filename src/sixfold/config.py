@@ -123,6 +123,7 @@ class RolloutConfig(Section):
     top_p: Real = knob(1.0, "sample from the fewest tokens that reach this probability; scoring uses the same set (1: off)", gt=0, le=1)
     top_k: int = knob(0, "sample from the k most probable tokens; scoring uses the same set (0: off)", ge=0)
     min_p: Real = knob(0.0, "sample from tokens at least this share as probable as the best; scoring uses the same set (0: off)", ge=0, lt=1)
+    backend: str = knob("engine", "who samples: engine (the embedded one), vllm, vllm:/path/to/python, or sglang:http://host:port")
 
 
 class EngineConfig(Section):

@@ -125,8 +125,8 @@ def training_rollout(world: World, own: Algorithm | None = None) -> Rollout:
     """K samples of each task, out of more where the recipe starts more; groups whose rewards are all equal replaced where the algorithm samples
     dynamically."""
     rounds = method_of(world.recipe, own).dynamic_sampling
-    sampler, config = world.rollout(), world.recipe.rollout
-    rollout = Oversample(sampler, world.environment, config.samples_per_prompt) if config.oversample else sampler
+    config = world.recipe.rollout
+    rollout = Oversample(world.oversampler(), world.environment, config.samples_per_prompt) if config.oversample else world.rollout()
     return Refill(rollout, world.environment, world.tasks.train, rounds) if rounds else rollout
 
 

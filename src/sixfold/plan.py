@@ -17,6 +17,7 @@ from sixfold.algorithm.method import Method
 from sixfold.config import Recipe, ScratchConfig
 from sixfold.errors import UserError
 from sixfold.plan_algorithm import check_algorithm, resolve_algorithm
+from sixfold.rollout.backend import parse_backend
 
 SCRATCH_SPECIAL_TOKENS = 6
 """Tokens of the character tokenizer besides the alphabet: as many as `model.scratch.SPECIAL`, which torch keeps out of reach here."""
@@ -72,6 +73,7 @@ def make_plan(recipe: Recipe) -> Plan:
     check_algorithm(recipe, algorithm)
     _check_eval(recipe)
     _check_truncation(recipe, algorithm)
+    _check_backend(recipe)
     model = model_shape(recipe)
     prompt, longest = _lengths(recipe, model.context)
     trajectories = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
@@ -115,6 +117,20 @@ def _check_truncation(recipe: Recipe, algorithm: Method) -> None:
         raise UserError(
             f"algorithm.entropy_target = {algorithm.entropy_target:g} nats is out of reach: a choice of rollout.top_k = {top_k} tokens has an "
             f"entropy of at most ln {top_k} = {math.log(top_k):.3g}"
+        )
+
+
+def _check_backend(recipe: Recipe) -> None:
+    """What an engine in another process cannot do."""
+    r = recipe.rollout
+    if parse_backend(r.backend).kind == "engine":
+        return
+    if r.oversample:
+        raise UserError(f"rollout.oversample gives up samples on the way, which rollout.backend = '{r.backend}' does not; use 0, or backend 'engine'")
+    if r.top_p < 1 or r.top_k or r.min_p:
+        raise UserError(
+            f"rollout.top_p, top_k and min_p: rollout.backend = '{r.backend}' does not say which tokens it kept, so the trainer could not score the "
+            f"distribution that was sampled; switch them off, or use backend 'engine'"
         )
 
 
@@ -163,11 +179,11 @@ def _local_shape(folder: Path) -> ModelShape:
         origin=f"{kind} model in {folder}",
         parameters=_stored_parameters(folder),
         context=config.get("max_position_embeddings", config.get("n_positions")),
-        kv_numbers_per_token=_kv_numbers(config),
+        kv_numbers_per_token=kv_numbers_per_token(config),
     )
 
 
-def _kv_numbers(config: dict[str, Any]) -> int | None:
+def kv_numbers_per_token(config: dict[str, Any]) -> int | None:
     """Keys and values of one token in all layers, where config.json has the fields that most architectures share."""
     layers, heads, hidden = (config.get(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
     if layers is None or heads is None or hidden is None:

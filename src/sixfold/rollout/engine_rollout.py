@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from ..engine.engine import Engine
 from ..engine.sequence import Sequence as EngineSequence
-from ..engine.stats import EngineStats
 from ..types import Group, SamplingParams, Task, Trajectory
 from .base import Enough
 from .prompts import PromptCodec
+from .trajectories import completed, rollout_metrics
 
 
 class EngineRollout:
@@ -57,7 +57,9 @@ class EngineRollout:
         if self.release_kv:
             self.engine.release_memory()
         groups = [Group(t, whole[t.id]) for t in tasks]
-        self._stats = self._measure(groups, begun, time.perf_counter() - started, before)
+        stats, seconds = self.engine.stats, time.perf_counter() - started
+        prefilled, reused = stats.prefill_tokens - before.prefill_tokens, stats.reused_tokens - before.reused_tokens
+        self._stats = rollout_metrics(groups, seconds, prefilled, reused, [len(s.logp) for s in begun])
         return groups
 
     def _all(self, task: Task, ended: Sequence[Trajectory]) -> list[Trajectory] | None:
@@ -68,45 +70,19 @@ class EngineRollout:
         return self._stats
 
     def _trajectory(self, sequence: EngineSequence) -> Trajectory:
-        prompt = len(sequence.request.prompt)
-        completion = sequence.tokens[prompt:]
+        prompt = sequence.request.prompt
+        completion = sequence.tokens[len(prompt) :]
         if sequence.finish_reason is None:
             raise RuntimeError(f"engine gave back an unfinished sequence of task {sequence.request.key}")
-        return Trajectory(
-            task_id=sequence.request.key,
-            sample=sequence.sample,
-            tokens=sequence.tokens,
-            prompt_length=prompt,
-            mask=[False] * prompt + [True] * len(completion),
-            logp=[0.0] * prompt + sequence.logp,
-            version=[-1] * prompt + sequence.version,
-            finish_reason=sequence.finish_reason,
-            text=self.codec.decode(completion),
-            turns=[prompt],
-            seconds=sequence.seconds,
-            kept=sequence.kept or None,
+        return completed(
+            sequence.request.key,
+            sequence.sample,
+            list(prompt),
+            completion,
+            sequence.logp,
+            sequence.version,
+            sequence.finish_reason,
+            self.codec.decode(completion),
+            sequence.seconds,
+            sequence.kept or None,
         )
-
-    def _measure(self, groups: list[Group], begun: Sequence[EngineSequence], seconds: float, before: EngineStats) -> dict[str, float]:
-        """begun: every sequence that was, in the groups or not; tokens and speed are of all of them."""
-        trajectories = [t for g in groups for t in g.trajectories]
-        lengths = [t.completion_length for t in trajectories]
-        sampled = sum(len(s.logp) for s in begun)
-        prefilled, reused = self.engine.stats.prefill_tokens - before.prefill_tokens, self.engine.stats.reused_tokens - before.reused_tokens
-        kept = [t.kept for t in trajectories if t.kept]
-        cut = {
-            "rollout/kept_mean": sum(len(k.ids) for k in kept) / max(1, sum(map(len, kept))),
-            "rollout/kept_mass_frac": sum(sum(k.mass) for k in kept) / max(1, sum(map(len, kept))),
-        }
-        return {
-            "rollout/tokens": float(sampled),
-            "rollout/prompt_tokens": float(prefilled + reused),
-            "rollout/reused_frac": reused / max(1, prefilled + reused),
-            "rollout/tok_s": sampled / max(seconds, 1e-9),
-            "rollout/length_mean": sum(lengths) / max(1, len(lengths)),
-            "rollout/length_max": float(max(lengths, default=0)),
-            "rollout/truncated_frac": sum(t.finish_reason == "length" for t in trajectories) / max(1, len(trajectories)),
-            "rollout/kept_frac": len(trajectories) / max(1, len(begun)),
-            "rollout/dropped_tokens": float(sampled - sum(lengths)),
-            **(cut if kept else {}),
-        }

@@ -18,6 +18,15 @@ class SyncError(RuntimeError):
     """The engine would sample from other weights than the trainer's."""
 
 
+def finite_weights(trainer: PreTrainedModel) -> dict[str, Tensor]:
+    """The trainer's weights by name. Raises SyncError for one that is not finite: nothing is copied then, and the engine keeps its old ones whole."""
+    weights: dict[str, Tensor] = dict(trainer.named_parameters())
+    for name, source in weights.items():
+        if not bool(source.isfinite().all()):
+            raise SyncError(f"weight '{name}' is not finite: not handed to the engine")
+    return weights
+
+
 class SharedSync:
     """Trainer and engine are one module: a sync is a new version number, and the proof is that no tensor was swapped for another.
 
@@ -76,10 +85,7 @@ class CopySync:
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy now, under the number that the engine has (before RL begins every number is 0). Raises SyncError as `sync` does."""
-        weights = dict(self._trainer.named_parameters())
-        for name, source in weights.items():  # all of them before the first copy: the engine keeps its old weights whole
-            if not bool(source.isfinite().all()):
-                raise SyncError(f"weight '{name}' is not finite: not handed to the engine")
+        weights = finite_weights(self._trainer)
         targets = dict(self._engine.runner.model.module.named_parameters())
         for name, source in weights.items():
             targets[name].copy_(source)

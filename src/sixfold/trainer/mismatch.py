@@ -7,6 +7,9 @@ from torch import Tensor
 
 from ..batch import Metrics
 
+PARITY_LIMIT = {"float32": 1e-3, "bfloat16": 0.2}
+"""Largest disagreement between engine and trainer, in nats on one token, with which a run starts."""
+
 # Log-ratio edges of train/ratio_hist: 11 bins, the outer two open.
 RATIO_EDGES = (-1.0, -0.5, -0.2, -0.1, -0.01, 0.01, 0.1, 0.2, 0.5, 1.0)
 

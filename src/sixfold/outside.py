@@ -1,0 +1,65 @@
+"""From a recipe to an engine in another process: vLLM started, or SGLang found, and given the policy's weights."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from .config import Recipe
+from .errors import UserError
+from .model.loading import Policy
+from .plan import kv_numbers_per_token
+from .rollout.backend import Backend
+from .rollout.outside_engine import OutsideEngine
+from .rollout.sglang_server import SglangServer
+from .rollout.vllm_process import VllmProcess, vllm_config
+from .sync.sync import SyncError
+from .sync.versioned import VersionedSync
+from .trainer.mismatch import PARITY_LIMIT
+
+VLLM_BLOCK = 128
+"""Tokens in a block of vLLM's cache on a CPU; smaller elsewhere."""
+
+
+def start_outside(recipe: Recipe, backend: Backend, policy: Policy, longest: int, ending: ExitStack) -> tuple[OutsideEngine, VersionedSync]:
+    """The engine and its sync, proven to compute what the policy computes. ending: is told how to end the engine.
+
+    Raises UserError where it cannot be had, or computes something else.
+    """
+    config = vllm_config(policy.model.config, type(policy.model).__name__)
+    dtype = torch.bfloat16 if recipe.run.precision == "bfloat16" else torch.float32
+    engine: OutsideEngine
+    if backend.kind == "sglang":
+        engine = SglangServer(backend.url, config, dtype)
+    else:
+        engine = VllmProcess(config, dtype, _vllm_arguments(recipe, policy, longest, dtype), backend.python, torch.get_num_threads())
+    ending.callback(engine.close)
+    sync = VersionedSync(policy.model, engine, recipe.sync.every, PARITY_LIMIT[recipe.run.precision], longest)
+    try:
+        sync.refresh()
+    except SyncError as error:
+        raise UserError(f"rollout.backend = '{recipe.rollout.backend}': {error}: this model cannot be trained with it") from error
+    return engine, sync
+
+
+def _vllm_arguments(recipe: Recipe, policy: Policy, longest: int, dtype: torch.dtype) -> dict[str, Any]:
+    """The [engine] settings in vLLM's words."""
+    settings = recipe.engine
+    arguments: dict[str, Any] = {
+        "max_model_len": longest,
+        "max_num_seqs": settings.max_running,
+        "max_num_batched_tokens": max(settings.prefill_tokens_per_step, settings.max_running, longest),
+        "enable_prefix_caching": settings.prefix_cache != "none",
+    }
+    numbers = kv_numbers_per_token(json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False)))
+    if numbers:  # else vLLM takes what it finds free
+        tokens = _whole_blocks(settings.kv_tokens) or settings.max_running * _whole_blocks(longest)
+        arguments["kv_cache_memory_bytes"] = (tokens + VLLM_BLOCK) * numbers * dtype.itemsize  # one block of it stays empty
+    return arguments
+
+
+def _whole_blocks(tokens: int) -> int:
+    return -(-tokens // VLLM_BLOCK) * VLLM_BLOCK

@@ -1,0 +1,61 @@
+"""Rollout by an engine in another process: what `EngineRollout` is to the embedded one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from ..types import Group, SamplingParams, Task
+from .outside_engine import OutsideEngine, Sampled
+from .prompts import PromptCodec
+from .trajectories import completed, rollout_metrics
+
+
+class OutsideRollout:
+    """Tasks in, groups out. params: how completions are drawn; every sample gets a seed of its own."""
+
+    def __init__(self, engine: OutsideEngine, codec: PromptCodec, params: SamplingParams, samples: int) -> None:
+        self.engine = engine
+        self.codec = codec
+        self.params = params
+        self.samples = samples
+        self._stats: dict[str, float] = {}
+
+    def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
+        """K trajectories of every task from the engine's current weights. Raises ValueError on repeated task ids: their seeds would be the same;
+        RuntimeError where the engine says that other weights sampled."""
+        if len({t.id for t in tasks}) != len(tasks):
+            raise ValueError("generate: task ids repeat within one call")
+        started = time.perf_counter()
+        asked = [(task, k) for task in tasks for k in range(self.samples)]
+        prompts = {task.id: self.codec.encode(task) for task in tasks}
+        seeds = [sample_seed(seed, task.id, k) for task, k in asked]
+        done = self.engine.generate([prompts[task.id] for task, _ in asked], self.params, seeds)
+        self._check_versions(done)
+        trajectories = [
+            completed(
+                task.id, k, prompts[task.id], s.tokens, s.logp, s.version, s.finish_reason, self.codec.decode(s.tokens), s.seconds
+            )
+            for (task, k), s in zip(asked, done, strict=True)
+        ]  # fmt: skip
+        groups = [Group(task, trajectories[i * self.samples : (i + 1) * self.samples]) for i, task in enumerate(tasks)]
+        reused = sum(s.reused for s in done)
+        total = sum(len(prompts[task.id]) for task, _ in asked)
+        self._stats = rollout_metrics(groups, time.perf_counter() - started, total - reused, reused)
+        return groups
+
+    def stats(self) -> dict[str, float]:
+        """Metrics of the last call."""
+        return self._stats
+
+    def _check_versions(self, done: Sequence[Sampled]) -> None:
+        """Nothing is handed over within a call, so every token must come from the weights that were handed over before it."""
+        found = {v for s in done for v in s.version}
+        if found - {self.engine.version}:
+            raise RuntimeError(f"the engine sampled from weights {sorted(found)}, it was given {self.engine.version}")
+
+
+def sample_seed(seed: int, task_id: str, sample: int) -> int:
+    """The seed (48 bits) of one sample: a function of these three alone, so that no batch, order or restart changes what is drawn."""
+    return int.from_bytes(blake2b(f"{seed}\x00{task_id}\x00{sample}".encode(), digest_size=6).digest(), "little")

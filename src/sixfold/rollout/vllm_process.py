@@ -1,0 +1,219 @@
+"""vLLM in a process of its own, under an interpreter that may be another environment's, as an `OutsideEngine`.
+
+Cast: `VllmProcess` asks and waits; `vllm_worker.py` is the process. Weights go over as a safetensors file, in memory (/dev/shm) where it has the
+room, which is gone once the worker has read it.
+Invariants: every wait has an end. Whatever goes wrong in a request ends the process, so no reply is ever taken for another request's. It is
+started by exec in a group of its own, where Ctrl-C at the terminal does not reach it: the run finishes its step, then closes it. Not even `kill -9`
+of the run leaves it behind.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from ..errors import UserError
+from ..types import SamplingParams
+from .outside_engine import Sampled, stored
+
+START_S = 900.0
+"""A large model with compiled kernels takes minutes to start."""
+
+SILENCE_S = 300.0
+"""Longest time without a sign of life: one step of the engine, or one hand-over of weights."""
+
+_LAST_LINES = 5
+
+
+class VllmProcess:
+    """A running vLLM. config: of the model, in Hugging Face form. dtype: of its weights. engine: arguments of `vllm.LLM`. python: the interpreter
+    that has vLLM, empty for this one. threads: on a CPU.
+
+    Raises UserError where there is no vLLM, where it does not start, and from then on wherever it dies or falls silent.
+    """
+
+    def __init__(self, config: PreTrainedConfig, dtype: torch.dtype, engine: Mapping[str, Any], python: str = "", threads: int = 1) -> None:
+        self.version = -1
+        self._dtype = dtype
+        self._python = python or sys.executable
+        if shutil.which(self._python) is None:
+            raise UserError(f"rollout.backend = 'vllm:{python}': no such interpreter; give the path of a python that has vllm")
+        self._log = tempfile.TemporaryFile(prefix="sixfold-vllm-log-")  # noqa: SIM115  a pipe would fill up and block the process
+        self._unread = b""
+        self._open = True
+        self._process, self._requests, self._replies = self._spawn(threads)
+        with tempfile.TemporaryDirectory(prefix="sixfold-vllm-") as folder:
+            config.save_pretrained(folder)
+            name = str(dtype).removeprefix("torch.")
+            self.vllm_version = str(self._ask({"do": "start", "model": folder, "engine": {"dtype": name, **engine}}, START_S)["vllm"])
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Sampled]:
+        """One completion of each prompt; the noise of each depends on its seed alone."""
+        drawn = {
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "top_k": params.top_k,
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "repetition_penalty": params.repetition_penalty,
+            "stop_token_ids": list(params.stop_token_ids),
+        }
+        request = {"do": "generate", "prompts": [list(p) for p in prompts], "seeds": list(seeds), "params": drawn}
+        return [Sampled(**sample) for sample in self._ask(request)["samples"]]
+
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Hand weights over, in the dtype of this engine. It samples from the old ones until this begins, and from the new ones once it returns."""
+        own, tied = stored(weights, self._dtype)
+        with tempfile.TemporaryDirectory(prefix="sixfold-weights-", dir=_memory(sum(t.nbytes for t in own.values()))) as folder:
+            path = Path(folder, "model.safetensors")
+            save_file(own, path)
+            self._ask({"do": "load", "path": str(path), "tied": tied, "version": version})
+        self.version = version
+
+    def score(self, tokens: Sequence[int]) -> list[float]:
+        """Log-probs of every token but the first, at temperature 1."""
+        return list(self._ask({"do": "score", "tokens": list(tokens)})["logp"])
+
+    def close(self, grace_s: float = 5.0) -> None:
+        """End the process: by closing its pipe, then by force."""
+        if not self._open:
+            return
+        self._open = False
+        os.close(self._requests)
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)  # it leads a group of its own: what vLLM started goes with it
+            self._process.wait()
+        os.close(self._replies)
+        self._log.close()
+
+    def _ask(self, request: dict[str, Any], patience_s: float | None = None) -> dict[str, Any]:
+        """The reply to a request. Any other outcome ends the process. patience_s: longest silence; none given: SILENCE_S."""
+        patience_s = patience_s or SILENCE_S
+        if not self._open:
+            raise UserError("vLLM's process has ended: start the run again with --resume")
+        try:
+            self._write(json.dumps(request).encode() + b"\n", patience_s)
+            while not (reply := self._read(patience_s)):
+                pass  # a sign of life
+            if "error" in reply:
+                raise self._refusal(reply)
+            return reply
+        except BaseException:
+            self.close(grace_s=0.0)
+            raise
+
+    def _write(self, data: bytes, patience_s: float) -> None:
+        """All of it, unless the process stops reading."""
+        rest = memoryview(data)
+        try:
+            while rest:
+                if not select.select([], [self._requests], [], patience_s)[1]:
+                    raise self._silence(patience_s)
+                rest = rest[os.write(self._requests, rest) :]
+        except BrokenPipeError as error:
+            raise self._death() from error
+
+    def _read(self, patience_s: float) -> dict[str, Any]:
+        """The next line, as an object."""
+        until = time.monotonic() + patience_s
+        while b"\n" not in self._unread:
+            if not select.select([self._replies], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise self._silence(patience_s)
+            data = os.read(self._replies, 1 << 20)
+            if not data:
+                raise self._death()
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return dict(json.loads(line))
+
+    def _refusal(self, reply: Mapping[str, Any]) -> UserError:
+        if reply["missing"]:
+            return UserError(
+                f"rollout.backend = 'vllm': {self._python} has no vllm: pip install 'sixfold[vllm]', or give the interpreter of an environment "
+                "that has it: 'vllm:/path/to/python'"
+            )
+        return UserError(f"vLLM failed:\n{_tail(reply['error'])}")
+
+    def _silence(self, patience_s: float) -> UserError:
+        return UserError(f"vLLM's process has given no sign of life for {patience_s:g} s; it said last:\n{self._last_words()}")
+
+    def _death(self) -> UserError:
+        try:
+            code = self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            return UserError(f"vLLM's process closed its pipe; it said last:\n{self._last_words()}")
+        how = f"ended with exit code {code}" + (f" ({signal.Signals(-code).name})" if code < 0 else "")
+        memory = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
+        return UserError(f"vLLM's process {how}{memory}: go on with --resume. It said last:\n{self._last_words()}")
+
+    def _last_words(self) -> str:
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 8192))
+        return _tail(self._log.read().decode(errors="replace"))
+
+    def _spawn(self, threads: int) -> tuple[subprocess.Popen[bytes], int, int]:
+        """The process, where to write requests and where to read replies."""
+        requests_read, requests = os.pipe()
+        replies, replies_write = os.pipe()
+        os.set_blocking(requests, False)
+        script = str(Path(__file__).with_name("vllm_worker.py"))
+        try:
+            process = subprocess.Popen(
+                # -P: files beside the script must not stand in for modules
+                [self._python, "-P", script, str(requests_read), str(replies_write), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=(requests_read, replies_write),
+                process_group=0,
+                env={**_ENVIRONMENT, **os.environ, "OMP_NUM_THREADS": str(threads)},
+            )
+        finally:
+            os.close(requests_read)
+            os.close(replies_write)
+        return process, requests, replies
+
+
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its engine in the process that we started, not in a child of it
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # it would pin its threads to cores that ours are on
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",  # what it needs of the model we hand it
+}
+"""Unless the user's own environment says otherwise."""
+
+
+def vllm_config(config: PreTrainedConfig, architecture: str) -> PreTrainedConfig:
+    """The model's configuration as its folder would hold it: with the architecture's name, which a model made from scratch lacks."""
+    own = copy.deepcopy(config)
+    own.architectures = [architecture]
+    return own
+
+
+def _memory(size: int) -> str | None:
+    """The folder for a file of `size` bytes: in memory if it fits, else where temporary files go. A container's /dev/shm is often 64 MB."""
+    shared = Path("/dev/shm")
+    return str(shared) if shared.is_dir() and shutil.disk_usage(shared).free > 1.1 * size + (1 << 20) else None
+
+
+def _tail(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.strip().splitlines()[-_LAST_LINES:]) or "  (nothing)"
