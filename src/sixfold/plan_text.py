@@ -10,6 +10,7 @@ from sixfold.config import Recipe
 from sixfold.environment.preflight import degenerate_probability, expected_refill
 from sixfold.plan import TRAINING_BYTES_PER_PARAMETER, Plan
 from sixfold.recipe_io import flat, knobs, toml_literal
+from sixfold.rollout.backend import parse_backend
 
 _UNKNOWN = "unknown until the model is loaded"
 
@@ -87,7 +88,6 @@ def _model_facts(plan: Plan) -> list[Fact]:
         size, memory = _UNKNOWN, _UNKNOWN
     else:
         size, memory = _count(model.parameters), _bytes(TRAINING_BYTES_PER_PARAMETER * model.parameters)
-    copies = "engine and trainer share one set of weights" if plan.recipe.sync.mode == "shared" else "the engine has its own copy of the weights"
     return [
         Fact(
             "model",
@@ -96,7 +96,24 @@ def _model_facts(plan: Plan) -> list[Fact]:
         ),
         Fact("context", f"{model.context or _UNKNOWN}" + (" tokens, prompt and completion together" if model.context else "")),
         Fact("memory", f"training state: {memory}", "float32 weights, gradient and two AdamW moments are 16 bytes a parameter"),
-        Fact("weights", f"{copies}; forward passes in {run.precision} on device {run.device}", f"sync.mode = {plan.recipe.sync.mode}"),
+        *_sampler_facts(plan.recipe),
+    ]
+
+
+def _sampler_facts(recipe: Recipe) -> list[Fact]:
+    """Who samples, and how the weights get there."""
+    backend, sync = parse_backend(recipe.rollout.backend), recipe.sync
+    where = f"forward passes in {recipe.run.precision} on device {recipe.run.device}"
+    if backend.kind == "engine":
+        copies = "engine and trainer share one set of weights" if sync.mode == "shared" else "the engine has its own copy of the weights"
+        return [Fact("weights", f"{copies}; {where}", f"sync.mode = {sync.mode}")]
+    who = (
+        f"SGLang at {backend.url}, which must be running" if backend.url else f"vLLM in a process of its own, under {backend.python or 'this Python'}"
+    )
+    when = f"every {sync.every} steps" if sync.every > 1 else "after every step"
+    return [
+        Fact("sampler", who, f"rollout.backend = {recipe.rollout.backend}"),
+        Fact("weights", f"the sampler has its own copy, handed over {when}; trainer: {where}", "it shares no memory with the trainer"),
     ]
 
 
@@ -142,7 +159,7 @@ def _rollout_facts(plan: Plan) -> list[Fact]:
             _microbatch_reason(plan),
         ),
         *_truncation_facts(plan),
-        Fact("KV cache", f"{blocks}; {size}, and up to as much again for what is being decoded", why),
+        *([Fact("KV cache", f"{blocks}; {size}, and up to as much again for what is being decoded", why)] if rollout.backend == "engine" else []),
     ]
 
 

@@ -1,0 +1,180 @@
+"""SGLang by its HTTP interface, held to tests/data/sglang/contract.json: requests and replies in the form that its source has (0.5, November 2026).
+
+SGLang itself does not run in these tests: a loopback server checks every request against the next of the contract and answers with the reply beside it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sixfold.errors import UserError
+from sixfold.model.loading import Policy
+from sixfold.rollout import sglang_server
+from sixfold.rollout.sglang_server import SglangServer
+from sixfold.rollout.vllm_process import vllm_config
+from sixfold.types import SamplingParams
+
+CONTRACT = json.loads((Path(__file__).parents[1] / "data/sglang/contract.json").read_text())
+PARAMS = SamplingParams(max_tokens=4, temperature=0.8, stop_token_ids=(1,))
+
+
+class Recorded(ThreadingHTTPServer):
+    """Answers the exchanges of a contract in their order. wrong: what was asked otherwise. folder: files of the last weights handed over."""
+
+    def __init__(self, exchanges: list[dict[str, Any]]) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.exchanges = copy.deepcopy(exchanges)
+        self.wrong: list[str] = []
+        self.weights: dict[str, torch.Tensor] = {}
+        self.config: dict[str, Any] = {}
+        self.pause = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def reply_to(self, asked: dict[str, Any]) -> dict[str, Any]:
+        exchange = self.exchanges.pop(0)
+        body = asked.get("body", {})
+        if "model_path" in body:
+            folder = Path(body["model_path"])
+            self.weights = load_file(folder / "model.safetensors")
+            self.config = json.loads((folder / "config.json").read_text())
+            body["model_path"] = "<folder>"
+        if asked != exchange["request"]:
+            self.wrong.append(f"{exchange['what']}: {asked}")
+        if exchange.get("slow"):
+            self.pause.wait(5)
+        return dict(exchange["reply"])
+
+
+class Answer(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: Recorded
+
+    def do_GET(self) -> None:
+        self._answer({"method": "GET", "path": self.path})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._answer({"method": "POST", "path": self.path, "body": body})
+
+    def _answer(self, asked: dict[str, Any]) -> None:
+        reply = self.server.reply_to(asked)
+        body = reply.get("body", "")
+        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        self.send_response(reply["status"])
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: stderr is the test's."""
+
+
+@pytest.fixture
+def recorded() -> Iterator[Any]:
+    servers: list[Recorded] = []
+
+    def start(*exchanges: dict[str, Any]) -> Recorded:
+        servers.append(Recorded(list(exchanges)))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.pause.set()
+        server.shutdown()
+        server.server_close()
+
+
+def connect(server: Recorded, policy: Policy, dtype: torch.dtype = torch.float32) -> SglangServer:
+    return SglangServer(server.url, vllm_config(policy.model.config, type(policy.model).__name__), dtype)
+
+
+def changed(exchange: dict[str, Any], **reply: Any) -> dict[str, Any]:
+    return {**exchange, "reply": {**exchange["reply"], **reply}}
+
+
+def test_the_whole_contract_in_order(recorded: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # of no concern to an address that was given
+    server = recorded(*CONTRACT)
+    engine = connect(server, policy)
+    assert engine.version == -1
+    engine.load(dict(policy.model.named_parameters(remove_duplicate=False)), 7)
+    stop, length = engine.generate([[5, 6, 7], [5, 6, 7]], PARAMS, [11, 12])
+    scores = engine.score([9, 8, 7])
+    assert server.wrong == [] and server.exchanges == []
+
+    assert engine.version == 7
+    assert (stop.tokens, stop.logp, stop.version) == ([40, 41, 1], [-0.5, -1.25, -0.0625], [7, 7, 7])
+    assert (stop.finish_reason, stop.reused, stop.seconds) == ("stop", 0, 0.21)
+    # No spans in the reply, as of older servers: all tokens are of the one version.
+    assert (length.tokens, length.version, length.finish_reason, length.reused) == ([42, 43, 44, 45], [7] * 4, "length", 2)
+    assert scores == [-4.5, -0.75]
+    expected = dict(policy.model.named_parameters())
+    assert server.weights.keys() == expected.keys() and all(torch.equal(server.weights[k], expected[k]) for k in expected)
+    assert server.config["architectures"] == [type(policy.model).__name__]
+
+
+def test_spans_of_two_versions_are_kept_apart(recorded: Any, policy: Policy) -> None:
+    exchange = copy.deepcopy(CONTRACT[3])
+    exchange["reply"]["body"][0]["meta_info"]["weight_versions"] = [{"version": "6", "start": 0, "end": 2}, {"version": "7", "start": 2, "end": 3}]
+    engine = connect(recorded(CONTRACT[0], exchange), policy)
+    assert engine.generate([[5, 6, 7], [5, 6, 7]], PARAMS, [11, 12])[0].version == [6, 6, 7]
+
+
+def test_an_aborted_completion_is_data(recorded: Any, policy: Policy) -> None:
+    exchange = copy.deepcopy(CONTRACT[3])
+    exchange["reply"]["body"][0]["meta_info"]["finish_reason"] = {"type": "abort", "message": "Abort in waiting queue"}
+    engine = connect(recorded(CONTRACT[0], exchange), policy)
+    assert engine.generate([[5, 6, 7], [5, 6, 7]], PARAMS, [11, 12])[0].finish_reason == "aborted"
+
+
+def test_weights_go_over_in_the_dtype_of_the_run(recorded: Any, policy: Policy) -> None:
+    server = recorded(*CONTRACT[:3])
+    connect(server, policy, torch.bfloat16).load(dict(policy.model.named_parameters()), 7)
+    assert {t.dtype for t in server.weights.values()} == {torch.bfloat16}
+
+
+def test_no_server_says_how_to_start_one(policy: Policy) -> None:
+    with pytest.raises(UserError, match=r"no SGLang server at http://127.0.0.1:9 \(.*\): start one with python -m sglang.launch_server"):
+        SglangServer("http://127.0.0.1:9", policy.model.config, torch.float32)
+
+
+def test_refusals_carry_what_the_server_said(recorded: Any, policy: Policy) -> None:
+    refused = changed(CONTRACT[1], status=400, body={"success": False, "message": "Failed to get weights iterator", "num_paused_requests": 0})
+    engine = connect(recorded(CONTRACT[0], refused), policy)
+    with pytest.raises(UserError, match=r"answered POST /update_weights_from_disk with 400: .*Failed to get weights iterator"):
+        engine.load(dict(policy.model.named_parameters()), 7)
+    assert engine.version == -1
+
+
+def test_a_server_that_kept_the_old_number_is_found_out(recorded: Any, policy: Policy) -> None:
+    stale = changed(CONTRACT[2], body={**CONTRACT[2]["reply"]["body"], "weight_version": "default"})
+    engine = connect(recorded(CONTRACT[0], CONTRACT[1], stale), policy)
+    with pytest.raises(UserError, match="says that it has weights 'default' after loading '7'"):
+        engine.load(dict(policy.model.named_parameters()), 7)
+    assert engine.version == -1
+
+
+def test_something_else_on_that_port_is_named(recorded: Any, policy: Policy) -> None:
+    with pytest.raises(UserError, match=r"what answers GET /health at .* is no SGLang server"):
+        connect(recorded(changed(CONTRACT[0], body="<html>")), policy)
+
+
+def test_an_answer_that_does_not_come_has_an_end(recorded: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sglang_server, "SHORT_S", 0.2)
+    with pytest.raises(UserError, match=r"has not answered GET /health within 0.2 s"):
+        connect(recorded({**CONTRACT[0], "slow": True}), policy)

@@ -1,0 +1,227 @@
+"""Our side of vLLM's process and the worker script itself, on a stand-in for vLLM: what goes over the pipe, and every way in which it can end."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from vllm_processes import log_probs, start, use_fake, weights
+
+from sixfold.errors import UserError
+from sixfold.model.loading import Policy
+from sixfold.rollout import vllm_process
+from sixfold.rollout.outside_rollout import OutsideRollout, sample_seed
+from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.vllm_process import VllmProcess
+from sixfold.types import SamplingParams, Task
+
+TASKS = [Task(f"t{i}", f"{i}+{'7' * i}=") for i in (3, 0, 1, 12)]
+Change = Callable[[str], None]
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        use_fake(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def engine(fake: None, policy: Policy) -> Iterator[VllmProcess]:
+    """One process for the tests that leave it well."""
+    process = start(policy)
+    process.load(weights(policy), 4)
+    yield process
+    process.close()
+
+
+def make_rollout(policy: Policy, engine: VllmProcess, samples: int = 3) -> OutsideRollout:
+    params = SamplingParams(max_tokens=10, temperature=0.8, stop_token_ids=policy.stop_token_ids)
+    return OutsideRollout(engine, PromptCodec(policy.tokenizer), params, samples)
+
+
+def test_streams_are_those_of_the_policy_at_the_sampling_temperature(policy: Policy, engine: VllmProcess) -> None:
+    codec = PromptCodec(policy.tokenizer)
+    groups = make_rollout(policy, engine).generate(TASKS, seed=1)
+    assert [g.task for g in groups] == TASKS
+    for group in groups:
+        assert [t.sample for t in group.trajectories] == [0, 1, 2]
+        prompt = codec.encode(group.task)
+        for t in group.trajectories:
+            n, p = len(t.tokens), len(prompt)
+            assert t.task_id == group.task.id and t.tokens[:p] == prompt and t.turns == [p]
+            assert t.mask == [False] * p + [True] * (n - p) and t.version == [-1] * p + [4] * (n - p)
+            assert t.finish_reason == ("stop" if t.tokens[-1] in policy.stop_token_ids else "length")
+            assert t.finish_reason == "stop" or n - p == 10
+            assert t.logp[p:] == pytest.approx(log_probs(policy, t.tokens, 0.8)[p - 1 :].tolist(), abs=1e-5)
+            assert t.text == codec.decode(t.tokens[p:]) and t.seconds > 0
+    assert {t.finish_reason for g in groups for t in g.trajectories} == {"stop", "length"}
+
+
+def test_a_sample_is_a_function_of_seed_task_and_index_alone(policy: Policy, engine: VllmProcess) -> None:
+    def drawn(tasks: list[Task], seed: int, samples: int = 3) -> dict[tuple[str, int], list[int]]:
+        groups = make_rollout(policy, engine, samples).generate(tasks, seed)
+        return {(t.task_id, t.sample): t.tokens for g in groups for t in g.trajectories}
+
+    first = drawn(TASKS, 1)
+    assert drawn(TASKS[::-1], 1) == first
+    assert drawn(TASKS[1:2], 1, 2) == {(TASKS[1].id, k): first[TASKS[1].id, k] for k in range(2)}
+    assert all(drawn(TASKS, 2)[key] != tokens for key, tokens in first.items())
+
+
+def test_seeds_are_frozen_and_differ_in_every_argument() -> None:
+    """A change of the formula would change every run. The three values were computed once with hashlib alone."""
+    assert [sample_seed(*a) for a in ((0, "t", 0), (0, "t", 1), (7, "prompt", 15))] == SEEDS
+    many = {sample_seed(s, f"{t}", k) for s in range(10) for t in range(10) for k in range(10)}
+    assert len(many) == 1000 and max(many) < 1 << 48
+
+
+SEEDS = [256115168291305, 15660987455161, 19405941780198]
+
+
+def test_metrics_count_one_call(policy: Policy, engine: VllmProcess) -> None:
+    rollout = make_rollout(policy, engine)
+    trajectories = [t for g in rollout.generate(TASKS, 1) for t in g.trajectories]
+    stats = rollout.stats()
+    assert stats["rollout/tokens"] == sum(t.completion_length for t in trajectories)
+    assert stats["rollout/prompt_tokens"] == sum(t.prompt_length for t in trajectories)
+    assert stats["rollout/reused_frac"] == pytest.approx(12 / stats["rollout/prompt_tokens"])  # the stand-in says 1 token a request
+
+
+def test_scores_are_at_temperature_one(policy: Policy, engine: VllmProcess) -> None:
+    tokens = [7, 9, 11, 6, 30, 8]
+    assert engine.score(tokens) == pytest.approx(log_probs(policy, tokens).tolist(), abs=1e-5)
+
+
+def test_one_task_twice_in_a_call_is_refused(policy: Policy, engine: VllmProcess) -> None:
+    with pytest.raises(ValueError, match="task ids repeat"):
+        make_rollout(policy, engine).generate([TASKS[0], TASKS[0]], 1)
+
+
+def test_tokens_of_other_weights_than_those_handed_over_are_refused(policy: Policy, engine: VllmProcess) -> None:
+    engine.version = 5  # on our side alone
+    try:
+        with pytest.raises(RuntimeError, match=r"sampled from weights \[4\], it was given 5"):
+            make_rollout(policy, engine).generate(TASKS, 1)
+    finally:
+        engine.version = 4
+
+
+def test_a_load_changes_what_is_computed_and_the_stamp_and_leaves_no_file(policy: Policy, engine: VllmProcess, tmp_path: Path) -> None:
+    other = replace(policy, model=copy.deepcopy(policy.model))
+    with torch.no_grad():
+        for p in other.model.parameters():
+            p.mul_(1.3)
+    tokens = [7, 9, 11, 6, 30, 8]
+    before = set(Path("/dev/shm").glob("sixfold-*"))
+    try:
+        engine.load(weights(other), 9)
+        assert engine.version == 9
+        assert engine.score(tokens) == pytest.approx(log_probs(other, tokens).tolist(), abs=1e-5)
+        assert {v for g in make_rollout(other, engine).generate(TASKS, 1) for t in g.trajectories for v in t.version[t.prompt_length :]} == {9}
+    finally:
+        engine.load(weights(policy), 4)
+    assert set(Path("/dev/shm").glob("sixfold-*")) == before
+    assert engine.score(tokens) == pytest.approx(log_probs(policy, tokens).tolist(), abs=1e-5)
+
+
+# How it can end
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> Change:
+    return lambda kind: use_fake(monkeypatch, kind)
+
+
+def test_an_interpreter_that_is_not_there_is_refused(policy: Policy) -> None:
+    with pytest.raises(UserError, match=r"rollout.backend = 'vllm:/no/such/python': no such interpreter"):
+        start(policy, "/no/such/python")
+
+
+def test_an_interpreter_without_vllm_says_how_to_get_it(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with pytest.raises(UserError, match=re.escape(f"{sys.executable} has no vllm: pip install 'sixfold[vllm]', or give")):
+        start(policy)
+
+
+def test_a_vllm_that_cannot_be_imported_says_why(policy: Policy, fault: Change) -> None:
+    fault("broken")
+    with pytest.raises(UserError, match=r"vLLM failed:\n(.*\n)*.*ImportError: libnothing.so"):
+        start(policy)
+
+
+def test_a_death_is_told_with_its_last_words_and_is_final(policy: Policy, fault: Change) -> None:
+    fault("die")
+    engine = start(policy)
+    with pytest.raises(UserError, match=r"exit code 3: go on with --resume. It said last:\n(.*\n)*  MemoryError: no room for the cache"):
+        make_rollout(policy, engine).generate(TASKS, 1)
+    with pytest.raises(UserError, match="has ended"):
+        engine.score([1, 2])
+    engine.close()
+
+
+def test_a_kill_is_named(policy: Policy, fake: None) -> None:
+    engine = start(policy)
+    engine._process.kill()
+    engine._process.wait()
+    with pytest.raises(UserError, match=r"exit code -9 \(SIGKILL\); the machine may be out of memory"):
+        engine.score([1, 2])
+
+
+def test_silence_has_an_end_and_signs_of_life_put_it_off(policy: Policy, fault: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_process, "SILENCE_S", 1.5)
+    fault("hang")
+    hung = start(policy)
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"no sign of life for 1.5 s"):
+        hung.score([1, 2])
+    assert time.monotonic() - began < 10
+    assert hung._process.poll() == -signal.SIGKILL
+    fault("slow")  # six steps of 0.4 s, a sign of life a second
+    slow = start(policy)
+    monkeypatch.setattr(vllm_process, "SILENCE_S", 30.0)
+    slow.load(weights(policy), 0)  # imports torch, which is nothing to measure patience by
+    monkeypatch.setattr(vllm_process, "SILENCE_S", 1.5)
+    began = time.monotonic()
+    slow.generate([[7, 8]], SamplingParams(max_tokens=6), [1])
+    assert time.monotonic() - began > 2
+    slow.close()
+
+
+def test_weights_that_do_not_fit_are_named(policy: Policy, fake: None) -> None:
+    engine = start(policy)
+    with pytest.raises(UserError, match=r"KeyError: 'no.such.weight'"):
+        engine.load({"no.such.weight": torch.zeros(2)}, 1)
+    assert engine.version == -1
+
+
+def test_the_process_does_not_outlive_a_killed_parent(policy: Policy, fake: None) -> None:
+    told, tell = os.pipe()
+    parent = os.fork()
+    if not parent:
+        os.write(tell, str(start(policy)._process.pid).encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.close(tell)
+    pid = int(os.read(told, 100))
+    os.close(told)
+    assert os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1]) == -signal.SIGKILL
+    until = time.monotonic() + 5
+    while _alive(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not _alive(pid)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,45 @@
+"""vLLM processes for tests: the stand-in of `fake_vllm/` everywhere, the real one where SIXFOLD_VLLM_PYTHON names an interpreter that has it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from sixfold.model.loading import Policy
+from sixfold.rollout.vllm_process import VllmProcess, vllm_config
+
+FAKE = Path(__file__).parent / "fake_vllm"
+ARGUMENTS = {
+    "max_model_len": 64,
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 256,
+    "enable_prefix_caching": True,
+    "kv_cache_memory_bytes": 64 << 20,
+}
+
+
+def use_fake(patch: pytest.MonkeyPatch, fault: str = "") -> None:
+    """Make `import vllm` in a process started from now on find the stand-in, with a fault or none."""
+    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(FAKE), os.environ.get("PYTHONPATH", "")])))
+    patch.setenv("FAKE_VLLM", fault)
+
+
+def start(policy: Policy, python: str = "", dtype: torch.dtype = torch.float32) -> VllmProcess:
+    """A process on the policy's architecture, with no weights of the policy yet."""
+    return VllmProcess(vllm_config(policy.model.config, type(policy.model).__name__), dtype, ARGUMENTS, python)
+
+
+def weights(policy: Policy) -> dict[str, Tensor]:
+    """As a sync hands them over: tied ones under each name."""
+    return dict(policy.model.named_parameters(remove_duplicate=False))
+
+
+@torch.no_grad()
+def log_probs(policy: Policy, tokens: list[int], temperature: float = 1.0) -> Tensor:
+    """[T - 1] of every token but the first, by transformers' own forward."""
+    logits = policy.model(torch.tensor([tokens]), use_cache=False).logits[0, :-1].float() / temperature
+    return logits.log_softmax(-1).gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0]
