@@ -204,11 +204,17 @@ def test_weights_that_do_not_fit_are_named(policy: Policy, fake: None) -> None:
     assert engine.version == -1
 
 
-def test_the_process_does_not_outlive_a_killed_parent(policy: Policy, fake: None) -> None:
+@pytest.mark.parametrize("kind", ["", "hang"])
+def test_the_process_does_not_outlive_a_killed_parent(kind: str, policy: Policy, fault: Change) -> None:
+    """Neither when it waits for a request, nor in the middle of one, where it reads no pipe."""
+    fault(kind)
     told, tell = os.pipe()
     parent = os.fork()
     if not parent:
-        os.write(tell, str(start(policy)._process.pid).encode())
+        engine = start(policy)
+        if kind:
+            engine._write(b'{"do": "score", "tokens": [1, 2]}\n', 1.0)
+        os.write(tell, str(engine._process.pid).encode())
         os.kill(os.getpid(), signal.SIGKILL)
     os.close(tell)
     pid = int(os.read(told, 100))
