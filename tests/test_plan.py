@@ -87,6 +87,16 @@ def test_what_a_model_does_not_say_stays_unknown(tmp_path: Path) -> None:
     assert bounded.longest_tokens == 100 and bounded.kv_tokens == 256 * 112
 
 
+@pytest.mark.parametrize("backend", ["vllm", "sglang:http://localhost:30000"])
+def test_what_only_the_embedded_engine_does_is_refused_with_another(backend: str) -> None:
+    other = f"--rollout.backend={backend}"
+    assert refusal(other, "--rollout.oversample=12").startswith(
+        f"rollout.oversample gives up samples on the way, which rollout.backend = '{backend}'"
+    )
+    for flag in ("top_p=0.9", "top_k=5", "min_p=0.1"):
+        assert refusal(other, f"--rollout.{flag}").startswith(f"rollout.top_p, top_k and min_p: rollout.backend = '{backend}' does not say which")
+
+
 def test_contradictions_are_refused_with_their_reason(tmp_path: Path) -> None:
     assert refusal("--rollout.samples_per_prompt=1") == ("rollout.samples_per_prompt = 1 gives every sample zero advantage under grpo; use >= 2")
     assert "under rloo" in refusal("--rollout.samples_per_prompt=1", "--algorithm.name=rloo")

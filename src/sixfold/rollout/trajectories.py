@@ -37,9 +37,7 @@ def completed(
     )
 
 
-def rollout_metrics(
-    groups: Sequence[Group], seconds: float, prefilled: int, reused: int, begun: Sequence[int] | None = None
-) -> dict[str, float]:
+def rollout_metrics(groups: Sequence[Group], seconds: float, prefilled: int, reused: int, begun: Sequence[int] | None = None) -> dict[str, float]:
     """Metrics of one call. prefilled, reused: prompt tokens that the engine computed, and that it had in its cache. begun: sampled tokens of every
     sample that was begun, in the groups or not (None: those of the groups are all)."""
     trajectories = [t for g in groups for t in g.trajectories]
@@ -59,5 +57,8 @@ def rollout_metrics(
     }
     if cut:
         positions = max(1, sum(map(len, cut)))
-        metrics |= {"rollout/kept_mean": sum(len(k.ids) for k in cut) / positions, "rollout/kept_mass_frac": sum(sum(k.mass) for k in cut) / positions}
+        metrics |= {
+            "rollout/kept_mean": sum(len(k.ids) for k in cut) / positions,
+            "rollout/kept_mass_frac": sum(sum(k.mass) for k in cut) / positions,
+        }
     return metrics
