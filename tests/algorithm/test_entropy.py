@@ -141,7 +141,7 @@ def test_golden_clip_cov() -> None:
     advantages, logp = spread(_table(case, "advantages"), mask), _table(case, "logp")
     close(covariance(advantages, logp, mask), _table(case, "cov", "expected"))
     clipped = clipped_surrogate(logp.requires_grad_(), _table(case, "old_logp"), advantages, p["eps"], p["eps"])
-    chosen = clip_cov_tokens(advantages, logp, mask, p["ratio"], p["lb"], p["ub"], clipped.active, seed=0)
+    chosen = clip_cov_tokens(advantages, logp, mask, p["ratio"], p["lb"], p["ub"], seed=0) & ~clipped.active
     assert _cells(chosen) == CASES[case]["expected"]["candidates"]
     loss = torch.where(mask & ~chosen, clipped.loss, 0.0).sum() / mask.sum()
     close(loss.detach(), _table(case, "loss_token_mean_if_all_candidates_clipped", "expected"))
@@ -173,19 +173,18 @@ def test_top_entropy_is_the_quantile(seed: int, quantile: float) -> None:
     assert torch.equal(top_entropy_tokens(entropy, mask, quantile), expected)
 
 
-def test_clip_cov_is_strict_excludes_and_stops_at_its_share() -> None:
+def test_clip_cov_is_strict_and_stops_at_its_share() -> None:
     """By hand: log-probs centred on 0 and A = +-1, so the covariances are known."""
     logp = torch.tensor([[4.0, 2.0, 1.0, 0.0, -2.0, -5.0]])
     advantages = torch.tensor([[1.0, 1.0, 1.0, -1.0, -1.0, -1.0]])
     mask = torch.ones(1, 6, dtype=torch.bool)
     assert covariance(advantages, logp, mask).tolist() == [[4.0, 2.0, 1.0, 0.0, 2.0, 5.0]]
 
-    def chosen(fraction: float, excluded: Tensor | None = None, seed: int = 0) -> list[int]:
-        found = clip_cov_tokens(advantages, logp, mask, fraction, 1.0, 5.0, excluded, seed)
+    def chosen(fraction: float, seed: int = 0) -> list[int]:
+        found = clip_cov_tokens(advantages, logp, mask, fraction, 1.0, 5.0, seed)
         return [column for _, column in _cells(found)]
 
     assert chosen(1.0) == [0, 1, 4]
-    assert chosen(1.0, excluded=torch.tensor([[True, False, False, False, True, True]])) == [1]
     assert all(len(chosen(2 / 6, seed=seed)) == 2 for seed in range(10))
     assert chosen(0.16) == []
     picks = {tuple(chosen(1 / 6, seed=seed)) for seed in range(40)}
@@ -218,7 +217,7 @@ def test_selections_ignore_padding_junk_and_the_order_of_rows(seed: int, junk: f
 
     wide = torch.cat([mask, torch.zeros(len(mask), 2, dtype=torch.bool)], -1)[order]
     rules = {
-        "clip-cov": lambda a, p, m: clip_cov_tokens(a, p, m, 0.1, -1.0, 5.0, None, seed),
+        "clip-cov": lambda a, p, m: clip_cov_tokens(a, p, m, 0.1, -1.0, 5.0, seed),
         "kl-cov": lambda a, p, m: kl_cov_tokens(a, p, m, 0.2),
         "top-entropy": lambda a, p, m: top_entropy_tokens(p, m),
     }
@@ -232,7 +231,7 @@ def test_selections_ignore_padding_junk_and_the_order_of_rows(seed: int, junk: f
 def test_nothing_sampled_selects_nothing() -> None:
     empty, table = torch.zeros(2, 3, dtype=torch.bool), torch.ones(2, 3)
     assert not covariance(table, table, empty).any()
-    assert not clip_cov_tokens(table, table, empty, 1.0, -1.0, 1.0, None, 0).any()
+    assert not clip_cov_tokens(table, table, empty, 1.0, -1.0, 1.0, 0).any()
     assert not kl_cov_tokens(table, table, empty, 1.0).any() and not top_entropy_tokens(table, empty).any()
 
 
@@ -242,7 +241,7 @@ def test_refusals() -> None:
         lambda: covariance(table, table[:1], mask),
         lambda: sampled_entropy(table, mask.float()),
         lambda: top_entropy_tokens(table[0], mask[0]),
-        lambda: clip_cov_tokens(table, table, mask, 0.5, 1.0, 5.0, mask[:1], 0),
+        lambda: clip_cov_tokens(table, table, mask[:1], 0.5, 1.0, 5.0, 0),
     ):
         with pytest.raises(ValueError, match="one shape"):
             call()

@@ -269,7 +269,7 @@ def test_clip_cov(seed: int) -> None:
 
     def ours(logp: Tensor) -> Tensor:
         surrogate = losses.clipped_surrogate(logp, t.old_logp, t.token_advantages, 0.2, 0.2)
-        tokens = entropy.clip_cov_tokens(t.token_advantages, logp.detach(), t.mask, 1.0, 0.1, 1.5, surrogate.active, seed)
+        tokens = entropy.clip_cov_tokens(t.token_advantages, logp.detach(), t.mask, 1.0, 0.1, 1.5, seed) & ~surrogate.active
         assert tokens.any()
         return aggregated(torch.where(tokens, 0.0, surrogate.loss), t, "token")
 
@@ -295,7 +295,7 @@ def test_verls_covariance_rules_take_at_least_one_token() -> None:
     # A share of 1e-6 of a few dozen tokens: none here. verl still drops one gradient, and still penalises one token.
     t = make_tables(0)
     assert not entropy.kl_cov_tokens(t.token_advantages, t.logp, t.mask, 1e-6).any()
-    assert not entropy.clip_cov_tokens(t.token_advantages, t.logp, t.mask, 1e-6, 0.1, 9.0, None, 0).any()
+    assert not entropy.clip_cov_tokens(t.token_advantages, t.logp, t.mask, 1e-6, 0.1, 9.0, 0).any()
     plain = losses.clipped_surrogate(t.logp, t.old_logp, t.token_advantages, float("inf"), float("inf")).loss
     worst = torch.where(t.mask, entropy.covariance(t.token_advantages, t.logp, t.mask), -torch.inf).argmax()
     penalty = (t.logp - t.old_logp).abs().flatten()[worst]

@@ -133,7 +133,7 @@ class Composed:
             return batch.with_(marked=kl_cov_tokens(advantages, filled(batch.prox_logp, "prox_logp"), mask, max(KL_COV_FRACTION, one)))
         if rule == "clip-cov":
             share, logp = max(CLIP_COV_FRACTION, one), filled(batch.prox_logp, "prox_logp")
-            kept = ~clip_cov_tokens(advantages, logp, mask, share, *CLIP_COV_BAND, excluded=None, seed=self.steering.steps)
+            kept = ~clip_cov_tokens(advantages, logp, mask, share, *CLIP_COV_BAND, seed=self.steering.steps)
         else:
             kept = top_entropy_tokens(filled(batch.entropy, "entropy"), mask, TOP_ENTROPY_QUANTILE)
         importance = torch.ones_like(advantages) if batch.correction is None else batch.correction

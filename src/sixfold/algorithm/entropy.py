@@ -76,19 +76,15 @@ def covariance(advantages: Tensor, logp: Tensor, mask: Tensor) -> Tensor:
     return centred(advantages) * centred(logp)
 
 
-def clip_cov_tokens(
-    advantages: Tensor, logp: Tensor, mask: Tensor, fraction: float, low: float, high: float, excluded: Tensor | None, seed: int
-) -> Tensor:
+def clip_cov_tokens(advantages: Tensor, logp: Tensor, mask: Tensor, fraction: float, low: float, high: float, seed: int) -> Tensor:
     """Tokens that lose their gradient, bool [B, T] (Clip-Cov, arXiv:2505.22617 eq. 11-12; released: fraction 2e-4, low 1, high 5).
 
-    At most floor(fraction N) of the N sampled tokens, out of those with low < covariance < high that are not `excluded` (the ratio clip has them
-    already). Where more qualify, a pick that depends on the seed and the covariances, not on the order of rows. verl takes at least one.
+    At most floor(fraction N) of the N sampled tokens, out of those with low < covariance < high. Where more qualify, a pick that depends on the seed
+    and the covariances, not on the order of rows. verl takes at least one, and picks anew in every update among those that the ratio clip
+    does not have; here the pick is the step's, before the first update, and does not ask the clip.
     """
     cov = covariance(advantages, logp, mask)
     candidates = mask & (cov > low) & (cov < high)
-    if excluded is not None:
-        _check(mask, excluded)
-        candidates &= ~excluded
     index = candidates.flatten().nonzero().squeeze(-1)
     index = index[cov.flatten()[index].argsort(stable=True)]
     shuffled = torch.randperm(len(index), generator=torch.Generator().manual_seed(seed)).to(index.device)
