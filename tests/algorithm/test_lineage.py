@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from sixfold.algorithm.lineage import cells, changes, docstring
+from sixfold.algorithm.lineage import cells, changes, docstring, home
 from sixfold.algorithm.zoo import ZOO
 
 PUBLISHED = {
@@ -97,3 +98,13 @@ def test_the_account_is_that_of_the_file_that_holds_the_row() -> None:
     assert docstring("dapo") == (dapo.__doc__ or "").strip()
     assert docstring("gspo_token") == docstring("gspo") == (gspo.__doc__ or "").strip()
     assert docstring("reinforce_pp_baseline") == (reinforce_pp.__doc__ or "").strip()
+
+
+@pytest.mark.parametrize("name", [name for name, row in ZOO.items() if row.patches and home(name).stem == name])
+def test_the_account_names_what_the_row_changes(name: str) -> None:
+    """'Patches GRPO in advantage and aggregation.' in the docstring is `changes`, in its order; no file says it in other words."""
+    account = " ".join(docstring(name).split())
+    ((predecessor, listed),) = re.findall(r"Patches (\w+) in (\w[\w ,]*)\.", account)
+    assert ZOO[name].patches == predecessor.lower()
+    assert re.split(r", | and ", listed) == [change.field for change in changes(ZOO[name])]
+    assert "one line" not in account and "two lines" not in account

@@ -1,4 +1,6 @@
-"""DAPO: decoupled clip and dynamic sampling (arXiv:2503.14476). Four patches on GRPO, each a switch of its own; all four off is GRPO exactly.
+"""DAPO: decoupled clip and dynamic sampling (arXiv:2503.14476).
+
+Patches GRPO in aggregation, clip_high, overlong_buffer and dynamic_sampling. Each is a switch of its own; all four off is GRPO exactly.
 
     clip-higher        clip(rho, 1 - 0.2, 1 + 0.28)        eq. 10   a token of probability 0.01 may grow to 0.0128, not 0.012: entropy lasts longer
     dynamic sampling   0 < #right < K in every group       eq. 11   no prompt of the step is wasted; costs the samples that are thrown away

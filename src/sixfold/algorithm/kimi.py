@@ -2,9 +2,9 @@
 
     loss = mean_i (r_i - mean - tau sum_t (log pi - log pi_old))^2
 
-Patches REINFORCE in its loss and its baseline: a regression instead of a score function. The optimum of "reward minus tau KL(pi || pi_old)" has
-log pi / pi_old equal to (r - mean) / tau up to a constant, and the square pulls there. On-policy its gradient is that of REINFORCE with the group
-mean, times 2 tau; off-policy the square itself holds the policy back, without a clip. It costs tau, which is not published; 0.1 here.
+Patches REINFORCE in advantage, loss, aggregation and tau. A regression instead of a score function: the optimum of "reward minus tau KL(pi ||
+pi_old)" has log pi / pi_old equal to (r - mean) / tau up to a constant, and the square pulls there. On-policy its gradient is that of REINFORCE with
+the group mean, times 2 tau; off-policy the square itself holds the policy back, without a clip. It costs tau, which is not published; 0.1 here.
 
 Runs alone on the shared task: python -m sixfold.algorithm.kimi
 """
