@@ -28,9 +28,8 @@ class PromptCodec:
     def encode(self, task: Task) -> list[int]:
         """Token ids of the task's prompt, ready to be continued. Raises UserError for characters that the tokenizer does not have."""
         if task.id not in self._cache:
-            ids, unknown = self._tokenize(task), self.tokenizer.unk_token_id
-            # Where the unknown token is a boundary token too (GPT-2, OLMo), the alphabet is bytes and nothing is unknown.
-            if unknown in ids and unknown not in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
+            ids = self._tokenize(task)
+            if self._special.misses(ids):
                 raise UserError(f"task {task.id}: the prompt has characters that the tokenizer lacks: {task.prompt_text[:60]!r}")
             self._cache[task.id] = ids
         return list(self._cache[task.id])
@@ -52,13 +51,10 @@ class PromptCodec:
         if not self.tokenizer.chat_template:
             text = self._bare(task)
             self.escaped += self._special.spelled_in(text)
-            return list(self.tokenizer(text, split_special_tokens=True)["input_ids"])
+            return self._special.encode_bare(text)
         turns = self._turns(task)
         self.escaped += any(self._special.spelled_in(content) for _, content in turns)
-        ids: list[int] = []
-        for text, spelled in self._special.split(self._template([(role, self._special.mark(content)) for role, content in turns])):
-            ids += self.tokenizer(text, add_special_tokens=False, split_special_tokens=spelled)["input_ids"]
-        return ids
+        return self._special.encode_rendered(self._template([(role, self._special.mark(content)) for role, content in turns]))
 
     def _bare(self, task: Task) -> str:
         if not isinstance(task.prompt, str):

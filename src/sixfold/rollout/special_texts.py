@@ -1,4 +1,7 @@
-"""Text that spells a special token. In a prompt it must stay text: as a token, "<|im_end|>" would end the user's turn and speak in another role."""
+"""Text that spells a special token. In a prompt it must stay text: as a token, "<|im_end|>" would end the user's turn and speak in another role.
+
+Training's prompts and a server's are tokenized here, both by the same rules.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ class SpecialTexts:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
         special = sorted((t.content for t in tokenizer.added_tokens_decoder.values() if t.special), key=len, reverse=True)
         self._marks = {text: chr(0xF0000 + i) for i, text in enumerate(special)}
         self._texts = {mark: text for text, mark in self._marks.items()}
@@ -28,6 +32,19 @@ class SpecialTexts:
         """The text with a mark for every special token it spells."""
         return self._any_text.sub(lambda found: self._marks[found[0]], text)
 
-    def split(self, text: str) -> list[tuple[str, bool]]:
-        """Marked text in pieces: (text, False) as it is, (special text, True) where a mark stood."""
-        return [(self._texts.get(piece, piece), piece in self._texts) for piece in self._any_mark.split(text) if piece]
+    def encode_rendered(self, text: str) -> list[int]:
+        """Token ids of what a chat template made of marked text: special where the template wrote it, plain where a mark stands."""
+        ids: list[int] = []
+        for piece in filter(None, self._any_mark.split(text)):
+            ids += self._tokenizer(self._texts.get(piece, piece), add_special_tokens=False, split_special_tokens=piece in self._texts)["input_ids"]
+        return ids
+
+    def encode_bare(self, text: str) -> list[int]:
+        """Token ids of a text without a template, with the tokens that the tokenizer itself puts around one."""
+        return list(self._tokenizer(text, split_special_tokens=True)["input_ids"])
+
+    def misses(self, ids: list[int]) -> bool:
+        """True when the text held characters that the tokenizer does not have."""
+        unknown = self._tokenizer.unk_token_id
+        # Where the unknown token is a boundary token too (GPT-2, OLMo), the alphabet is bytes and nothing is unknown.
+        return unknown in ids and unknown not in (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id)

@@ -29,14 +29,11 @@ class ChatCodec:
         text = self._render(messages, tools)
         if tools and text == self._render(messages, ()):
             raise bad_request("the model's chat template has no place for tools", "tools")
-        ids: list[int] = []
-        for piece, spelled in self._special.split(text):
-            ids += self.tokenizer(piece, add_special_tokens=False, split_special_tokens=spelled)["input_ids"]
-        return self._known(ids, "messages")
+        return self._known(self._special.encode_rendered(text), "messages")
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of a bare prompt, with the tokens that the tokenizer itself puts around a text."""
-        return self._known(list(self.tokenizer(text, split_special_tokens=True)["input_ids"]), "prompt")
+        return self._known(self._special.encode_bare(text), "prompt")
 
     def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
         try:
@@ -57,8 +54,6 @@ class ChatCodec:
         return {self._special.mark(key): self._marked(item) for key, item in value.items()} if isinstance(value, dict) else value
 
     def _known(self, ids: list[int], param: str) -> list[int]:
-        unknown = self.tokenizer.unk_token_id
-        # Where the unknown token is a boundary token too (GPT-2, OLMo), the alphabet is bytes and nothing is unknown.
-        if unknown in ids and unknown not in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
+        if self._special.misses(ids):
             raise bad_request(f"{param} has characters that the model's tokenizer lacks", param)
         return ids
