@@ -51,7 +51,8 @@ class SamplingParams:
     temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. With one of the first three on, the recorded log-prob is
     that of the truncated, renormalised distribution that was sampled from, and what was kept is recorded beside it (`Kept`), so that a trainer can
     score the same. The penalty depends on all tokens before, which no trainer here follows: train with it off.
-    seed: the noise of a token is a function of (seed, task id, sample index, position) and of nothing else.
+    seed: the noise of a token is a function of (seed, task id, sample index, position) and of nothing else. top_logprobs: how many of the likeliest
+    tokens are kept at every position, with their log-probs in the distribution that was sampled from.
     """
 
     max_tokens: int
@@ -62,6 +63,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
+    top_logprobs: int = 0
 
     @property
     def truncates(self) -> bool:

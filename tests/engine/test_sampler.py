@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from sixfold.engine.noise import uniforms
-from sixfold.engine.sampler import sample
+from sixfold.engine.sampler import likeliest, sample
 from sixfold.types import SamplingParams
 
 VOCABULARY = 23
@@ -83,6 +84,29 @@ def test_matches_the_slow_version_for_any_mix_of_parameters_in_a_batch() -> None
             token, logp = slow_sample(logits[b].numpy(), params[b], noise[b], history[b])
             assert tokens[b] == token, params[b]
             assert logps[b].item() == pytest.approx(logp, abs=1e-5), params[b]
+
+
+def test_the_likeliest_tokens_are_those_of_the_distribution_sampled_from_and_only_where_asked() -> None:
+    rng = random.Random(3)
+    for trial in range(30):
+        plain = SamplingParams(max_tokens=4, temperature=0.6)  # the rows that a kernel draws, whose last bit is another than PyTorch's
+        params = [rng.choice([plain, random_params(rng)]) for _ in range(5)]
+        params = [replace(p, top_logprobs=rng.choice([0, 0, 1, 4, VOCABULARY, 99])) for p in params]
+        if trial % 3 == 0:
+            params = params[:1] * 5
+        logits = torch.randn(5, VOCABULARY, generator=torch.Generator().manual_seed(trial)) * 2
+        noise, history = [rng.random() for _ in params], [[rng.randrange(VOCABULARY)] for _ in params]
+        tokens, logps, _ = sample(logits, params, noise, history)
+        before = logits.clone()
+        found = likeliest(logits, params, history, tokens, logps)
+        assert torch.equal(logits, before)
+        assert set(found) == {b for b, p in enumerate(params) if p.top_logprobs}
+        for b, top in found.items():
+            probs = slow_distribution(logits[b].numpy(), params[b], history[b])
+            best = [t for t in np.argsort(-probs)[: params[b].top_logprobs].tolist() if probs[t] > 0]
+            assert list(top) == best, params[b]
+            assert list(top.values()) == pytest.approx([math.log(probs[t]) for t in best], abs=1e-5)
+            assert top.get(int(tokens[b]), logps[b].item()) == logps[b].item()
 
 
 def test_a_row_draws_the_same_alone_and_in_mixed_company() -> None:

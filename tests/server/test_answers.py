@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -57,6 +58,67 @@ def test_chat_equals_the_engine_token_for_token(server: Running) -> None:
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), sum(lengths))
     assert answer.usage.total_tokens == len(prompt) + sum(lengths)
+
+
+def test_chat_shows_the_likeliest_tokens(server: Running) -> None:
+    prompt = chat_tokens(server)
+    piece = codec(server).piece
+    create = server.client().chat.completions.create
+    asked: dict[str, Any] = dict(model="tiny", messages=HELLO, seed=5, max_tokens=12, temperature=0.8, logprobs=True)
+    (expected,) = direct(server, prompt, 1, max_tokens=12, temperature=0.8, seed=5, top_logprobs=3)
+    assert len(expected.top) == len(expected.logp) and all(len(top) == 3 for top in expected.top)
+    shown = [[(piece(t), p) for t, p in top.items()] for top in expected.top]
+    whole = create(**asked, top_logprobs=3).choices[0].logprobs
+    streamed = [c.logprobs for chunk in create(**asked, top_logprobs=3, stream=True) for c in chunk.choices]
+    for contents in ([whole], streamed):
+        tokens = [token for logprobs in contents if logprobs for token in logprobs.content or ()]
+        assert [[(t.token, t.logprob) for t in token.top_logprobs] for token in tokens] == shown
+        assert [token.logprob for token in tokens] == expected.logp
+        assert all(bytes(t.bytes or ()).decode() == t.token for token in tokens for t in token.top_logprobs)
+    plain = create(**asked).choices[0].logprobs
+    assert plain is not None and plain.content is not None and [t.top_logprobs for t in plain.content] == [[]] * len(expected.logp)
+
+
+def test_the_likeliest_token_is_what_greedy_takes_and_truncation_leaves_fewer(server: Running) -> None:
+    create = server.client().chat.completions.create
+    greedy = create(model="tiny", messages=HELLO, max_tokens=8, temperature=0, logprobs=True, top_logprobs=20).choices[0].logprobs
+    assert greedy is not None
+    for token in greedy.content or ():
+        assert len(token.top_logprobs) == 20 and (token.top_logprobs[0].token, token.top_logprobs[0].logprob) == (token.token, token.logprob)
+    two = create(model="tiny", messages=HELLO, max_tokens=8, logprobs=True, top_logprobs=20, extra_body={"top_k": 2}).choices[0].logprobs
+    assert two is not None
+    for token in two.content or ():
+        assert len(token.top_logprobs) == 2 and sum(math.exp(t.logprob) for t in token.top_logprobs) == pytest.approx(1, abs=1e-5)
+
+
+def test_completions_show_the_likeliest_and_the_sampled_token(server: Running) -> None:
+    prompt = list(server.served.codec.encode_text("count"))
+    asked: dict[str, Any] = dict(max_tokens=12, top_k=3)
+    drawn = ((seed, s) for seed in range(50) for s in direct(server, prompt, 1, seed=seed, top_logprobs=2, **asked))
+    seed, expected = next(
+        (seed, s) for seed, s in drawn if {t in top for t, top in zip(s.tokens[len(prompt) :], s.top, strict=True)} == {True, False}
+    )
+    answer = server.client().completions.create(model="tiny", prompt="count", seed=seed, logprobs=2, extra_body=asked)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    sampled = zip(expected.tokens[len(prompt) :], expected.logp, expected.top, strict=True)
+    assert logprobs.top_logprobs == [{codec(server).piece(t): p for t, p in (top | {token: logp}).items()} for token, logp, top in sampled]
+    assert {len(top) for top in logprobs.top_logprobs or ()} == {2, 3}, "a token outside of the best two is added"
+
+
+def test_nobody_pays_for_what_another_asks(server: Running) -> None:
+    """In one batch: who asks for alternatives gets them, who does not keeps none, and both get the tokens that they get alone."""
+    prompt = chat_tokens(server)
+    engine = Engine(server.engine.runner.model, kv_tokens=4096)
+    params = [SamplingParams(max_tokens=9, seed=1, top_logprobs=n) for n in (0, 2)]
+    for k, p in enumerate(params):
+        engine.add(f"{k}", prompt, p, [0])
+    plain, asking = sorted(engine.run(), key=lambda s: s.request.key)
+    assert plain.top == [] and [len(top) for top in asking.top] == [2] * len(asking.logp)
+    for k, sequence in enumerate((plain, asking)):
+        engine.add(f"{k}", prompt, params[0], [0])
+        (alone,) = engine.run()
+        assert (alone.tokens, alone.logp) == (sequence.tokens, sequence.logp)
 
 
 def test_completions_take_texts_and_tokens_and_number_their_choices(server: Running) -> None:

@@ -107,7 +107,10 @@ BAD: list[tuple[str, dict[str, Any] | bytes, int, str | None, str]] = [
     (CHAT, chat(stream_options={"include_usage": True}), 400, "stream_options", "stream = true"),
     (CHAT, chat(stream=True, stream_options={"x": 1}), 400, "stream_options.x", "unknown parameter"),
     (CHAT, chat(logprobs=3), 400, "logprobs", "valid boolean"),
-    (CHAT, chat(logprobs=True, top_logprobs=5), 400, "top_logprobs", "not supported here: leave it out, or 0"),
+    (CHAT, chat(logprobs=True, top_logprobs=21), 400, "top_logprobs", "less than or equal to 20"),
+    (CHAT, chat(logprobs=True, top_logprobs=-1), 400, "top_logprobs", "greater than or equal to 0"),
+    (CHAT, chat(logprobs=True, top_logprobs=True), 400, "top_logprobs", "valid integer"),
+    (CHAT, chat(top_logprobs=5), 400, "top_logprobs", "is for logprobs = true"),
     (CHAT, chat(logit_bias={"5": 100}), 400, "logit_bias", "not supported here"),
     (CHAT, chat(presence_penalty=0.5), 400, "presence_penalty", "not supported here"),
     (CHAT, chat(response_format={"type": "json_object"}), 400, "response_format", "not supported here"),
@@ -124,7 +127,12 @@ BAD: list[tuple[str, dict[str, Any] | bytes, int, str | None, str]] = [
     (TEXT, text(prompt="a" * 600), 400, "prompt", "the model's context is 512 tokens: the prompt has 600"),
     (TEXT, text(prompt=["a"] * 300), 400, "prompt", "the queue holds 256"),
     (TEXT, text(prompt=["a"] * 200, n=100), 400, "n", "over 1024 completions"),
-    (TEXT, text(logprobs=2), 400, "logprobs", "0"),
+    (TEXT, text(logprobs=6), 400, "logprobs", "less than or equal to 5"),
+    (TEXT, text(logprobs=-1), 400, "logprobs", "greater than or equal to 0"),
+    (TEXT, text(logprobs=True), 400, "logprobs", "valid integer"),
+    (TEXT, text(top_logprobs=2), 400, "top_logprobs", "unknown parameter"),
+    (TEXT, text(prompt={"text": "x"}), 400, "prompt", "expected a text, token ids"),
+    (TEXT, text(prompt=None), 400, "prompt", "missing parameter 'prompt'"),
     (TEXT, text(echo=True), 400, "echo", "not supported here"),
     (TEXT, text(suffix="x"), 400, "suffix", "not supported here"),
     (TEXT, text(best_of=3), 400, "best_of", "not supported here"),
@@ -152,10 +160,11 @@ def test_a_bad_request_is_refused_in_openais_form(
     error = check(httpx.post(server.url + path, content=content, headers={"content-type": "application/json"}, timeout=30), status)
     assert error["param"] == param
     assert words in error["message"]
+    assert httpx.post(server.url + TEXT, json=text(max_tokens=1), timeout=30).status_code == 200
 
 
 def test_there_are_sixty_and_the_server_still_serves(server: Running) -> None:
-    assert len(BAD) >= 60
+    assert len({(path, repr(body)) for path, body, *_ in BAD}) == len(BAD) >= 60
     server.idle()
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
     assert server.client().completions.create(model="tiny", prompt="a", max_tokens=3, seed=0).usage is not None

@@ -18,7 +18,7 @@ from .kv_cache import KVCache
 from .language_model import LanguageModel
 from .model_runner import ModelRunner
 from .prefix_cache import make_prefix_cache
-from .sampler import sample
+from .sampler import likeliest, sample
 from .scheduler import Scheduler, Work
 from .sequence import Request, Sequence
 from .stats import EngineStats, Usage
@@ -172,7 +172,10 @@ class Engine:
         if not sequences:
             return []
         noise = [s.noise[len(s.logp)] for s in sequences]
-        tokens, logps, cut = sample(logits, [s.request.params for s in sequences], noise, [s.tokens for s in sequences])
+        params, history = [s.request.params for s in sequences], [s.tokens for s in sequences]
+        tokens, logps, cut = sample(logits, params, noise, history)
+        for row, top in likeliest(logits, params, history, tokens, logps).items():
+            sequences[row].top.append(top)
         finished: list[Sequence] = []
         version = self.version
         for sequence, token, logp in zip(sequences, tokens.tolist(), logps.tolist(), strict=True):

@@ -51,11 +51,7 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], noise: Sequence[flo
 
 def _sample(logits: Tensor, params: Sequence[SamplingParams], noise: Sequence[float], history: Sequence[list[int]]) -> Draw:
     """The same by PyTorch's operations."""
-    first = params[0]
-    uniform_params = all(p is first or p == first for p in params)
-    logits = _adjust(logits, params, history, uniform_params)
-    cut = truncate(logits, params) if (first.truncates if uniform_params else any(p.truncates for p in params)) else None
-    logp = (logits if cut is None else cut.apply(logits)).log_softmax(-1)
+    logp, cut = _distribution(logits, params, history)
     # float64: in float32 the running sum over a large vocabulary loses the rare tokens.
     cumulative = logp.exp().cumsum(-1, dtype=torch.float64)
     threshold = torch.tensor(noise, dtype=torch.float64, device=logp.device)[:, None] * cumulative[:, -1:]
@@ -64,6 +60,37 @@ def _sample(logits: Tensor, params: Sequence[SamplingParams], noise: Sequence[fl
     if bool(greedy.any()):
         token = torch.where(greedy, logp.argmax(-1), token)
     return Draw(token, logp.gather(-1, token[:, None])[:, 0], cut)
+
+
+def likeliest(
+    logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]], tokens: Tensor, logps: Tensor
+) -> dict[int, dict[int, float]]:
+    """Of each row that asks (`top_logprobs`) the likeliest tokens, with their log-probs in the distribution that `sample` drew from, best first.
+
+    tokens, logps: what `sample` gave; of a token drawn the log-prob is that very one. Truncation may leave fewer tokens than are asked for.
+    """
+    if not params[0].top_logprobs and len(set(map(id, params))) == 1:
+        return {}
+    rows = [b for b, p in enumerate(params) if p.top_logprobs]
+    if not rows:
+        return {}
+    asking = [params[b] for b in rows]
+    logp, _ = _distribution(logits[rows], asking, [history[b] for b in rows])
+    logp[range(len(rows)), tokens[rows]] = logps[rows]  # a kernel's last bit may be another
+    best = logp.topk(min(max(p.top_logprobs for p in asking), logp.shape[-1]), dim=-1)
+    top = {}
+    for b, p, ids, values in zip(rows, asking, best.indices.tolist(), best.values.tolist(), strict=True):
+        top[b] = {token: value for token, value in zip(ids[: p.top_logprobs], values, strict=False) if value > -torch.inf}
+    return top
+
+
+def _distribution(logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]]) -> tuple[Tensor, Truncation | None]:
+    """[B, V] log-probs of what is sampled from, and what truncation kept."""
+    first = params[0]
+    uniform_params = all(p is first or p == first for p in params)
+    logits = _adjust(logits, params, history, uniform_params)
+    cut = truncate(logits, params) if (first.truncates if uniform_params else any(p.truncates for p in params)) else None
+    return (logits if cut is None else cut.apply(logits)).log_softmax(-1), cut
 
 
 def _adjust(logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]], uniform_params: bool) -> Tensor:

@@ -46,7 +46,9 @@ class Request:
 @dataclass(eq=False)
 class Sequence:
     """One completion being sampled. tokens holds prompt and completion; logp and version speak of the completion only, and so does kept, which stays
-    empty without truncation. limit, stops: the request's."""
+    empty without truncation, and top: the likeliest tokens at each position and their log-probs, where the request asks for them. limit, stops: the
+    request's.
+    """
 
     request: Request
     sample: int
@@ -57,6 +59,7 @@ class Sequence:
     logp: list[float] = field(default_factory=list)
     version: list[int] = field(default_factory=list)
     kept: Kept = field(default_factory=Kept)
+    top: list[dict[int, float]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     seconds: float = 0.0
     limit: int = 0

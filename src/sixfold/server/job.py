@@ -16,13 +16,16 @@ from .text_stream import StopStrings, TextStream
 
 @dataclass
 class Delta:
-    """What one choice gained. tokens, logp and version speak of the same sampled tokens; text may lag behind them. finish_reason: set on its last."""
+    """What one choice gained. tokens, logp and version speak of the same sampled tokens, and so does top, the likeliest at each position, where
+    asked for; text may lag behind them. finish_reason: set on its last.
+    """
 
     index: int
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
     version: list[int] = field(default_factory=list)
+    top: list[dict[int, float]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
 
@@ -90,6 +93,7 @@ class Choice:
         self._delta.tokens += new
         self._delta.logp += sequence.logp[self._seen :]
         self._delta.version += sequence.version[self._seen :]
+        self._delta.top += sequence.top[self._seen :]
         self._seen += len(new)
         text, stopped = self._stops.push(self._stream.push(new))
         if not stopped and sequence.finish_reason is not None:

@@ -80,13 +80,21 @@ class TextReply(Reply):
     kind = chunk_kind = "text_completion"
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
-        logprobs = None
-        if self.ask.wants_logprobs:
-            logprobs = {"tokens": [self._piece(t) for t in delta.tokens], "token_logprobs": delta.logp, "top_logprobs": None, "text_offset": None}
-        return {"index": delta.index, "text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish_reason}
+        return {"index": delta.index, "text": delta.text, "logprobs": self._logprobs(delta), "finish_reason": delta.finish_reason}
 
     def _part(self, delta: Delta) -> dict[str, Any]:
         return self._choice(delta)
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        if not self.ask.wants_logprobs:
+            return None
+        top = [self._alternatives(t, p, top) for t, p, top in zip(delta.tokens, delta.logp, delta.top, strict=True)] if delta.top else None
+        return {"tokens": [self._piece(t) for t in delta.tokens], "token_logprobs": delta.logp, "top_logprobs": top, "text_offset": None}
+
+    def _alternatives(self, token: int, logp: float, top: dict[int, float]) -> dict[str, float]:
+        """By text, as the form has it; the sampled token is among them. Of tokens that look alike the likeliest is shown, so it is written last."""
+        ordered = sorted(({token: logp} | top).items(), key=lambda item: item[1])
+        return {self._piece(t): p for t, p in ordered}
 
 
 class ChatReply(Reply):
@@ -138,9 +146,14 @@ class ChatReply(Reply):
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if not self.ask.wants_logprobs:
             return None
-        return {"content": [self._token(t, p) for t, p in zip(delta.tokens, delta.logp, strict=True)], "refusal": None}
+        tops = delta.top or [{}] * len(delta.tokens)
+        content = [
+            self._token(token, logp) | {"top_logprobs": [self._token(t, p) for t, p in top.items()]}
+            for token, logp, top in zip(delta.tokens, delta.logp, tops, strict=True)
+        ]
+        return {"content": content, "refusal": None}
 
     def _token(self, token: int, logp: float) -> dict[str, Any]:
         text = self._piece(token)
         whole = "\ufffd" not in text  # a token may hold a part of a character, whose bytes its text does not show
-        return {"token": text, "logprob": logp, "bytes": list(text.encode()) if whole else None, "top_logprobs": []}
+        return {"token": text, "logprob": logp, "bytes": list(text.encode()) if whole else None}

@@ -32,7 +32,6 @@ NEUTRAL: dict[str, list[Any]] = {
     "response_format": [{"type": "text"}],
     "modalities": [["text"]],
     "tool_choice": ["auto", "none"],
-    "top_logprobs": [0],
 }
 """Fields taken only with these values."""
 
@@ -90,6 +89,11 @@ class Ask(BaseModel):
         """True when the answer carries log-probs in OpenAI's form."""
         raise NotImplementedError
 
+    @property
+    def alternatives(self) -> int:
+        """How many of the likeliest tokens the answer shows at every position."""
+        raise NotImplementedError
+
     def sampling(self, max_tokens: int, stop_token_ids: tuple[int, ...], seed: int) -> SamplingParams:
         """The engine's parameters. seed: where the request has none."""
         return SamplingParams(
@@ -101,6 +105,7 @@ class Ask(BaseModel):
             repetition_penalty=self.repetition_penalty,
             stop_token_ids=(*stop_token_ids, *self.stop_token_ids),
             seed=seed if self.seed is None else self.seed,
+            top_logprobs=self.alternatives,
         )
 
 
@@ -175,6 +180,7 @@ class ChatAsk(Ask):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     tools: Annotated[list[Tool], Field(min_length=1, max_length=128)] | None = None
     tool_choice: Literal["auto", "none"] = "auto"
 
@@ -187,6 +193,11 @@ class ChatAsk(Ask):
     def wants_logprobs(self) -> bool:
         """OpenAI's flag."""
         return self.logprobs
+
+    @property
+    def alternatives(self) -> int:
+        """OpenAI's number."""
+        return self.top_logprobs
 
     @property
     def uses_tools(self) -> bool:
@@ -206,12 +217,17 @@ class TextAsk(Ask):
     """The body of /v1/completions. prompt: one or several, each as text or as token ids."""
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
-    logprobs: Literal[0] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
     @property
     def wants_logprobs(self) -> bool:
-        """OpenAI's number of alternatives, of which none are kept: 0 asks for the sampled tokens' log-probs."""
+        """OpenAI's number of alternatives: 0 asks for the sampled tokens' log-probs alone."""
         return self.logprobs is not None
+
+    @property
+    def alternatives(self) -> int:
+        """The same number."""
+        return self.logprobs or 0
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts one by one. Raises ApiError when there is none, or an empty one."""
@@ -281,6 +297,8 @@ def parse_ask(form: type[AskT], body: Mapping[str, Any]) -> AskT:
         raise _first(error, form) from error
     if isinstance(ask, ChatAsk) and ask.max_tokens and ask.max_completion_tokens and ask.max_tokens != ask.max_completion_tokens:
         raise bad_request("max_tokens and max_completion_tokens mean the same and differ: give one", "max_tokens")
+    if isinstance(ask, ChatAsk) and ask.top_logprobs and not ask.logprobs:
+        raise bad_request("top_logprobs is for logprobs = true", "top_logprobs")
     if ask.stream_options is not None and not ask.stream:
         raise bad_request("stream_options is for stream = true", "stream_options")
     return ask
