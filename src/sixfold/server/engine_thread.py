@@ -19,6 +19,7 @@ from ..engine.sequence import Sequence as EngineSequence
 from ..types import FinishReason
 from .api_error import ApiError, bad_request
 from .job import Choice, Delta, Job, noise_key
+from .rate import Rate
 from .record import Recorder
 from .text_stream import TextStream
 
@@ -28,12 +29,17 @@ _FAILED = ApiError(500, "the engine has failed: see the server's log")
 
 
 class EngineThread:
-    """max_queue: prompts that may wait to start; beyond it a request is refused. decode: token ids -> text, called by this thread alone."""
+    """max_queue: prompts that may wait to start; beyond it a request is refused. decode: token ids -> text, called by this thread alone.
+
+    aborted: requests given up. rate: of sampled tokens. usage: how full the engine was after its last step, for readers in other threads.
+    """
 
     def __init__(self, engine: Engine, decode: Callable[[Sequence[int]], str], max_queue: int, recorder: Recorder | None = None) -> None:
         self.engine = engine
         self.max_queue = max_queue
         self.aborted = 0
+        self.rate = Rate()
+        self.usage = engine.usage()
         self.failure: BaseException | None = None
         self._decode = decode
         self._recorder = recorder
@@ -89,6 +95,7 @@ class EngineThread:
                 self._take_commands()
                 if self.engine.busy:
                     self._step()
+                self.usage = self.engine.usage()
                 self._deliver()
             self._end_all(ApiError(503, "the server is stopping"))
         except Exception as error:  # the thread's boundary: whoever waits must hear of it, and nobody else would
@@ -123,8 +130,9 @@ class EngineThread:
                 self._choices[request, k] = Choice(job, i * job.n + k, TextStream(self._decode))
 
     def _step(self) -> None:
-        before = len(self.engine.scheduler.waiting)
+        before, sampled = len(self.engine.scheduler.waiting), self.engine.stats.decoded_tokens
         finished = self.engine.step()
+        self.rate.add(self.engine.stats.decoded_tokens - sampled)
         self._left(before - len(self.engine.scheduler.waiting))
         for sequence in finished:
             self._finish(sequence)

@@ -8,7 +8,7 @@ from .engine_thread import EngineThread
 
 
 class Metrics:
-    """Counts answers by path and status. seconds: spent on answered generations."""
+    """Counts answers by path and status. seconds: from request to last token, over answered generations."""
 
     def __init__(self) -> None:
         self.answers: Counter[tuple[str, int]] = Counter()
@@ -17,24 +17,46 @@ class Metrics:
 
     def text(self, engine: EngineThread) -> str:
         """The page. Numbers of the engine are those of its last step."""
-        stats, scheduler = engine.engine.stats, engine.engine.scheduler
-        lines = ["# HELP sixfold_http_answers_total Answers by path and status.", "# TYPE sixfold_http_answers_total counter"]
-        lines += [f'sixfold_http_answers_total{{path="{path}",status="{status}"}} {count}' for (path, status), count in sorted(self.answers.items())]
-        for name, kind, what, value in (
-            ("generation_seconds_sum", "counter", "Seconds from request to last token, over answered generations.", self.seconds),
-            ("generation_seconds_count", "counter", "Answered generations.", self.generations),
-            ("aborted_total", "counter", "Requests given up because the client left or the server stopped.", engine.aborted),
-            ("prefill_tokens_total", "counter", "Prompt tokens computed.", stats.prefill_tokens),
-            ("reused_tokens_total", "counter", "Prompt tokens shared by samples or found in the prefix cache instead.", stats.reused_tokens),
-            ("decoded_tokens_total", "counter", "Tokens sampled.", stats.decoded_tokens),
-            ("steps_total", "counter", "Engine steps.", stats.steps),
-            ("waiting_prompts", "gauge", "Prompts with samples that have not started.", engine.waiting),
-            ("queue_prompts", "gauge", "Prompts that may wait.", engine.max_queue),
-            ("running_sequences", "gauge", "Completions being sampled.", len(scheduler.running)),
-            ("kv_blocks_used", "gauge", "Cache blocks in use.", scheduler.blocks.used),
-            ("kv_blocks_idle", "gauge", "Cache blocks that only the prefix cache holds.", scheduler.blocks.idle),
-            ("kv_blocks", "gauge", "Cache blocks.", scheduler.blocks.count),
-            ("weight_version", "gauge", "Version of the weights.", engine.engine.version),
-        ):
-            lines += [f"# HELP sixfold_{name} {what}", f"# TYPE sixfold_{name} {kind}", f"sixfold_{name} {value}"]
+        answers = [f'http_answers_total{{path="{path}",status="{status}"}} {count}' for (path, status), count in sorted(self.answers.items())]
+        lines = _metric("http_answers_total", "counter", "Answers by path and status.", answers)
+        seconds = [f"generation_seconds_sum {self.seconds}", f"generation_seconds_count {self.generations}"]
+        lines += _metric("generation_seconds", "summary", "From request to last token, of answered generations.", seconds)
+        for name, what, value in _counters(engine):
+            lines += _metric(name, "counter", what, [f"{name} {value}"])
+        for name, what, value in _gauges(engine):
+            lines += _metric(name, "gauge", what, [f"{name} {value}"])
         return "\n".join(lines) + "\n"
+
+
+def _metric(name: str, kind: str, what: str, samples: list[str]) -> list[str]:
+    return [f"# HELP sixfold_{name} {what}", f"# TYPE sixfold_{name} {kind}", *(f"sixfold_{sample}" for sample in samples)]
+
+
+def _counters(engine: EngineThread) -> list[tuple[str, str, float]]:
+    stats = engine.engine.stats
+    return [
+        ("aborted_total", "Requests given up because the client left or the server stopped.", engine.aborted),
+        ("steps_total", "Engine steps.", stats.steps),
+        ("decoded_tokens_total", "Tokens sampled.", stats.decoded_tokens),
+        ("prefill_tokens_total", "Prompt tokens computed.", stats.prefill_tokens),
+        ("reused_tokens_total", "Prompt tokens shared by samples or found in the prefix cache instead.", stats.reused_tokens),
+        ("recomputed_tokens_total", "Tokens of preempted completions computed once more.", stats.recomputed_tokens),
+        ("preemptions_total", "Completions stopped for lack of blocks, to go on later.", stats.preemptions),
+    ]
+
+
+def _gauges(engine: EngineThread) -> list[tuple[str, str, float]]:
+    usage = engine.usage
+    return [
+        ("tokens_per_second", "Tokens sampled a second, over about the last 10 s.", engine.rate.value()),
+        ("prefix_hit_ratio", "Share of all prompt tokens so far that were not computed.", engine.engine.stats.hit_rate),
+        ("waiting_prompts", "Prompts with samples that have not started.", engine.waiting),
+        ("queue_prompts", "Prompts that may wait.", engine.max_queue),
+        ("running_sequences", "Completions being sampled.", usage.running),
+        ("kv_blocks_used", "Cache blocks that requests hold.", usage.used),
+        ("kv_blocks_idle", "Cache blocks that only the prefix cache holds.", usage.idle),
+        ("kv_blocks_free", "Cache blocks that hold nothing.", usage.free),
+        ("kv_blocks", "Cache blocks.", usage.used + usage.idle + usage.free),
+        ("kv_fragmentation_ratio", "Share of the token slots in used blocks that hold nothing.", usage.fragmentation),
+        ("weight_version", "Version of the weights.", engine.engine.version),
+    ]
