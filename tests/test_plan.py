@@ -177,7 +177,7 @@ def test_the_explanation_says_the_numbers_and_why() -> None:
     for line in (
         "8 prompts x 8 samples = 64 trajectories, 1 optimizer step, at most 3 micro-batches of <= 4096 tokens",
         "because a trajectory has at most 512 tokens and is never split; a prompt counts once for its completions (trainer.share_prefix)",
-        "at most 8,192 blocks of 16 tokens; 256 MiB",
+        "at most 131,072 tokens in 8,192 blocks of 16; 256 MiB",
         "because engine.kv_tokens = 0: room for engine.max_running = 256 sequences of 512 tokens",
         "a frozen copy is kept, scored in the loop; KL k3 in the loss, weight 0.04",
         "because beta = 0.04 (algorithm.beta in the recipe)",
@@ -201,6 +201,21 @@ def says(topic: str, *flags: str) -> str:
     found = fact(topic, *flags)
     assert found is not None
     return found.says
+
+
+def test_the_explanation_says_how_the_engine_admits_and_what_it_computes_once() -> None:
+    plain = says("prefill")
+    assert plain.startswith(
+        "a prompt is computed once for its 8 samples; what prompts begin with in common is computed once too, found in a radix tree"
+    )
+    assert "at most 4096 prompt tokens in an engine step" in plain
+    assert "is computed for each; at most 100 prompt" in says("prefill", "--engine.prefix_cache=none", "--engine.prefill_tokens_per_step=100")
+    assert "by whole blocks" in says("prefill", "--engine.prefix_cache=hash")
+    assert says("prefill", "--rollout.samples_per_prompt=1", "--algorithm.name=reinforce").startswith("a prompt has one sample;")
+    assert says("prefill", "--rollout.oversample=12").startswith("a prompt is computed once for its 12 samples;")
+    assert "none has to stop" in says("admission")
+    assert "the last in line stops and goes on later, to the same tokens" in says("admission", "--engine.preemption=true")
+    assert says("KV cache", "--engine.kv_tokens=1000", "--engine.block_size=8").startswith("1,000 tokens in 125 blocks of 8; 1.95 MiB")
 
 
 def test_the_explanation_counts_optimizer_steps() -> None:

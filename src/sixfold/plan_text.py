@@ -26,6 +26,17 @@ _BODIES = {
     "policy": "a value head on the policy's hidden states",
 }
 
+_PREFIXES = {
+    "radix": "what prompts begin with in common is computed once too, found in a radix tree",
+    "hash": "what prompts begin with in common is computed once too, by whole blocks, found by their hashes",
+    "none": "what prompts begin with in common is computed for each",
+}
+
+_ADMISSION = {
+    False: "a completion starts once the longest that it may become fits beside those that run, so none has to stop",
+    True: "a completion starts once its prompt fits; where blocks run out, the last in line stops and goes on later, to the same tokens",
+}
+
 _SOLVED = (0.1, 0.5, 0.9)
 """Pass rates at which the cost of dynamic sampling is shown."""
 
@@ -136,20 +147,11 @@ def _task_facts(plan: Plan) -> list[Fact]:
 
 
 def _rollout_facts(plan: Plan) -> list[Fact]:
-    rollout, engine = plan.recipe.rollout, plan.recipe.engine
-    row = plan.algorithm
+    rollout, row = plan.recipe.rollout, plan.algorithm
     # Every minibatch closes a micro-batch of its own, so that each but one may cost one more.
     most = plan.microbatches + row.minibatches - 1
     batches = "1 micro-batch" if most == 1 else f"{most} micro-batches"
     a_pass = " in each epoch" if row.epochs > 1 else ""
-    bound = "" if engine.kv_tokens else "at most "  # the run takes the longest prompt that there really is
-    blocks = _UNKNOWN if plan.kv_blocks is None else f"{bound}{plan.kv_blocks:,} blocks of {engine.block_size} tokens"
-    size = _UNKNOWN if plan.kv_bytes is None else _bytes(plan.kv_bytes)
-    why = (
-        f"engine.kv_tokens = {engine.kv_tokens}"
-        if engine.kv_tokens
-        else f"engine.kv_tokens = 0: room for engine.max_running = {engine.max_running} sequences of {_tokens(plan.longest_tokens)}"
-    )
     return [
         Fact(
             "step",
@@ -158,7 +160,30 @@ def _rollout_facts(plan: Plan) -> list[Fact]:
             _microbatch_reason(plan),
         ),
         *_truncation_facts(plan),
-        *([Fact("KV cache", f"{blocks}; {size}, and up to as much again for what is being decoded", why)] if rollout.backend == "engine" else []),
+        *(_engine_facts(plan) if rollout.backend == "engine" else []),
+    ]
+
+
+def _engine_facts(plan: Plan) -> list[Fact]:
+    engine, samples = plan.recipe.engine, plan.recipe.rollout.oversample or plan.recipe.rollout.samples_per_prompt
+    bound = "" if engine.kv_tokens else "at most "  # the run takes the longest prompt that there really is
+    room = _UNKNOWN if plan.kv_blocks is None else f"{bound}{plan.kv_tokens:,} tokens in {plan.kv_blocks:,} blocks of {engine.block_size}"
+    size = _UNKNOWN if plan.kv_bytes is None else _bytes(plan.kv_bytes)
+    full_length = f"engine.kv_tokens = 0: room for engine.max_running = {engine.max_running} sequences of {_tokens(plan.longest_tokens)}"
+    shared = f"a prompt is computed once for its {samples} samples" if samples > 1 else "a prompt has one sample"
+    return [
+        Fact(
+            "KV cache",
+            f"{room}; {size}, and up to as much again for what is being decoded",
+            f"engine.kv_tokens = {engine.kv_tokens}" if engine.kv_tokens else full_length,
+        ),
+        Fact(
+            "prefill",
+            f"{shared}; {_PREFIXES[engine.prefix_cache]}; at most {engine.prefill_tokens_per_step} prompt tokens in an engine step, "
+            "or one longer prompt, while what runs waits",
+            f"engine.prefix_cache = {engine.prefix_cache}; engine.prefill_tokens_per_step = {engine.prefill_tokens_per_step}",
+        ),
+        Fact("admission", _ADMISSION[engine.preemption], f"engine.preemption = {str(engine.preemption).lower()}"),
     ]
 
 

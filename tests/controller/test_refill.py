@@ -45,6 +45,10 @@ class Sampler:
             "rollout/length_mean": sum(lengths) / len(lengths),
             "rollout/length_max": float(max(lengths)),
             "rollout/truncated_frac": 0.5 / len(self.calls),
+            "rollout/preemptions": float(len(self.calls)),
+            "rollout/recomputed_tokens": 10.0 * len(self.calls),
+            "rollout/kv_peak_frac": (0.25, 0.75, 0.5)[len(self.calls) % 3],
+            "rollout/queue_peak": float(len(tasks)),
         }
         return groups
 
@@ -135,6 +139,8 @@ def test_rounds_ask_for_what_is_missing_with_new_tasks_and_new_noise() -> None:
     assert (stats["rollout/tokens"], stats["rollout/prompt_tokens"], stats["rollout/length_max"]) == (6 * 3, 6 + 2 * 4 + 3 * 2, 2)
     assert stats["rollout/length_mean"] == 1.5
     assert stats["rollout/truncated_frac"] == pytest.approx((6 * 0.5 + 4 * 0.25 + 2 * 0.5 / 3) / 12)
+    assert (stats["rollout/preemptions"], stats["rollout/recomputed_tokens"]) == (1 + 2 + 3, 10 + 20 + 30)
+    assert (stats["rollout/kv_peak_frac"], stats["rollout/queue_peak"]) == (0.75, 3)
     shares = [seed % 7 for seed in seeds]
     assert stats["rollout/reused_frac"] == pytest.approx((6 * shares[0] + 8 * shares[1] + 6 * shares[2]) / 20)
 

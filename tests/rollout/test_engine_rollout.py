@@ -102,6 +102,50 @@ def test_metrics_count_one_call(policy: Policy) -> None:
         assert stats["rollout/truncated_frac"] == sum(t.finish_reason == "length" for t in trajectories) / len(trajectories)
 
 
+SMALL = Task("a", "1=")
+"""4 tokens: one block of the tests below. Its two samples get 8 more each, so both need 1 + 2 + 2 blocks in the end."""
+
+
+def small_engine(policy: Policy, blocks: int, preemption: bool, prefix_cache: str = "none") -> EngineRollout:
+    engine = Engine(CausalLM(policy.model), kv_tokens=4 * (blocks - 1), block_size=4, preemption=preemption, prefix_cache=prefix_cache)
+    assert engine.scheduler.blocks.count == blocks  # the engine adds one
+    return EngineRollout(engine, PromptCodec(policy.tokenizer), SamplingParams(max_tokens=8), 2)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "preemption", "prefix_cache", "expected"),
+    [
+        # The ninth token of both wants a block and one is left: the second sample stops, to compute its 8 tokens again once the first has ended.
+        (4, True, "none", (1, 8, 3 / 4, 1)),
+        (4, True, "radix", (1, 0, 3 / 4, 1)),  # the cache has kept them: the first sample's end did not need their blocks
+        (4, False, "none", (0, 0, 3 / 4, 1)),  # one after the other
+        (5, True, "none", (0, 0, 1.0, 1)),
+    ],
+)
+def test_preemptions_and_peaks_by_hand(
+    policy: Policy, blocks: int, preemption: bool, prefix_cache: str, expected: tuple[float, float, float, float]
+) -> None:
+    rollout = small_engine(policy, blocks, preemption, prefix_cache)
+    roomy = make_rollout(policy, samples=2)
+    roomy.params = rollout.params
+    for _ in range(2):  # a call's own, not the engine's since it was made
+        (group,) = rollout.generate([SMALL], seed=4)
+        (wanted,) = roomy.generate([SMALL], seed=4)
+        assert [t.tokens for t in group.trajectories] == [t.tokens for t in wanted.trajectories]
+        assert [(t.prompt_length, t.completion_length) for t in group.trajectories] == [(4, 8)] * 2
+        stats = rollout.stats()
+        names = ("preemptions", "recomputed_tokens", "kv_peak_frac", "queue_peak")
+        assert tuple(stats[f"rollout/{name}"] for name in names) == expected
+
+
+def test_the_peaks_are_of_the_last_call(policy: Policy) -> None:
+    rollout = small_engine(policy, blocks=40, preemption=False)
+    rollout.generate([SMALL, Task("b", "2="), Task("c", "3=")], seed=4)
+    assert (rollout.stats()["rollout/queue_peak"], rollout.stats()["rollout/kv_peak_frac"]) == (3, 15 / 40)
+    rollout.generate([SMALL], seed=4)
+    assert (rollout.stats()["rollout/queue_peak"], rollout.stats()["rollout/kv_peak_frac"]) == (1, 5 / 40)
+
+
 def test_a_model_that_only_ends_gives_empty_texts_with_one_scored_token(policy: Policy) -> None:
     model = copy.deepcopy(policy.model)
     end = policy.stop_token_ids[0]

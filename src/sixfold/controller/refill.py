@@ -107,13 +107,13 @@ def _tokens(groups: Sequence[Group]) -> float:
 
 
 def _rollout_stats(rounds: Sequence[_Round]) -> dict[str, float]:
-    """The inner metrics of a step: over its rounds, counts are added, the longest is that of all, shares and means are weighed."""
+    """The inner metrics of a step: over its rounds, counts are added, peaks are those of all, shares and means are weighed."""
     merged: dict[str, float] = {}
     for key in rounds[0].stats:
         values = [r.stats[key] for r in rounds]
-        if key in ("rollout/tokens", "rollout/prompt_tokens"):
+        if key in ("rollout/tokens", "rollout/prompt_tokens", "rollout/preemptions", "rollout/recomputed_tokens"):
             merged[key] = sum(values)
-        elif key == "rollout/length_max":
+        elif key in ("rollout/length_max", "rollout/kv_peak_frac", "rollout/queue_peak"):
             merged[key] = max(values)
         elif key == "rollout/tok_s":
             merged[key] = sum(r.stats["rollout/tokens"] for r in rounds) / max(sum(r.sample_s for r in rounds), 1e-9)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class EngineStats:
-    """Counters since the engine was made.
+    """Counters since the engine was made, and peaks since `restart_peaks`.
 
     prefill_tokens: prompt tokens computed. reused_tokens: prompt tokens that were not, because samples share a prompt or the prefix cache had them.
     decode_rows, decode_slots: rows of decode steps that went one token further, and all of them, those of ended sequences in a static batch included.
@@ -27,6 +27,10 @@ class EngineStats:
     aborted: int = 0
     peak_blocks: int = 0
     peak_waiting: int = 0
+
+    def restart_peaks(self) -> None:
+        """The peaks are of what comes from here on."""
+        self.peak_blocks = self.peak_waiting = 0
 
     @property
     def hit_rate(self) -> float:

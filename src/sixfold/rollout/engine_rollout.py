@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..engine.engine import Engine
 from ..engine.sequence import Sequence as EngineSequence
+from ..engine.stats import EngineStats
 from ..types import Group, SamplingParams, Task, Trajectory
 from .base import Enough
 from .prompts import PromptCodec
@@ -36,6 +37,7 @@ class EngineRollout:
         if len({t.id for t in tasks}) != len(tasks):
             raise ValueError("generate: task ids repeat within one call")
         started, before = time.perf_counter(), replace(self.engine.stats)
+        self.engine.stats.restart_peaks()
         params = replace(self.params, seed=seed)
         requests = {t.id: (t, self.engine.add(t.id, self.codec.encode(t), params, list(range(self.samples)))) for t in tasks}
         ended: dict[str, list[Trajectory]] = {t.id: [] for t in tasks}
@@ -57,9 +59,7 @@ class EngineRollout:
         if self.release_kv:
             self.engine.release_memory()
         groups = [Group(t, whole[t.id]) for t in tasks]
-        stats, seconds = self.engine.stats, time.perf_counter() - started
-        prefilled, reused = stats.prefill_tokens - before.prefill_tokens, stats.reused_tokens - before.reused_tokens
-        self._stats = rollout_metrics(groups, seconds, prefilled, reused, [len(s.logp) for s in begun])
+        self._stats = self._measure(groups, begun, time.perf_counter() - started, before)
         return groups
 
     def _all(self, task: Task, ended: Sequence[Trajectory]) -> list[Trajectory] | None:
@@ -86,3 +86,14 @@ class EngineRollout:
             sequence.seconds,
             sequence.kept or None,
         )
+
+    def _measure(self, groups: list[Group], begun: Sequence[EngineSequence], seconds: float, before: EngineStats) -> dict[str, float]:
+        """before: the engine's counters at the start of the call, when its peaks were restarted."""
+        now = self.engine.stats
+        prefilled, reused = now.prefill_tokens - before.prefill_tokens, now.reused_tokens - before.reused_tokens
+        return rollout_metrics(groups, seconds, prefilled, reused, [len(s.logp) for s in begun]) | {
+            "rollout/preemptions": float(now.preemptions - before.preemptions),
+            "rollout/recomputed_tokens": float(now.recomputed_tokens - before.recomputed_tokens),
+            "rollout/kv_peak_frac": now.peak_blocks / self.engine.scheduler.blocks.count,
+            "rollout/queue_peak": float(now.peak_waiting),
+        }
