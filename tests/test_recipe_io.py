@@ -86,13 +86,27 @@ MISTAKES = {
         "environment.weights = [nan]",
         "environment.weights: expected a list of finite numbers, got [nan] (demo.toml, line 1)",
     ),
+    "one beta": ("trainer.betas = [0.9]", "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9] (demo.toml, line 1)"),
+    "a beta that is text": (
+        'trainer.betas = [0.9, "0.95"]',
+        "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9, '0.95'] (demo.toml, line 1)",
+    ),
+    "one logger as text": (
+        'log.to = "csv"',
+        "log.to: expected a list out of 'csv', 'tensorboard', 'trackio', 'wandb', got 'csv' (demo.toml, line 1)",
+    ),
+    "an old name": ("[log]\nwandb = true", "unknown key 'log.wandb': 'wandb' is a value of log.to (demo.toml, line 2)"),
+    "another old name": ("trainer.beta2 = 0.95", "unknown key 'trainer.beta2'. Did you mean 'trainer.betas'? (demo.toml, line 1)"),
     "duplicate key": ("[run]\nseed = 1\nname = 'x'\nseed = 2", "duplicate key 'run.seed' (demo.toml, lines 2 and 4)"),
     "duplicate table": ("[run]\nseed = 1\n[run]\nname = 'x'", "duplicate key 'run' (demo.toml, lines 1 and 3)"),
     "unquoted text": (
         "[run]\ndevice = cpu",
         'demo.toml is not valid TOML: Invalid value (at line 2, column 10); text needs quotes: device = "cpu"',
     ),
-    "Python's True": ("log.wandb = True", "demo.toml is not valid TOML: Invalid value (at line 1, column 13); write log.wandb = true"),
+    "Python's True": (
+        "engine.preemption = True",
+        "demo.toml is not valid TOML: Invalid value (at line 1, column 21); write engine.preemption = true",
+    ),
     "YAML": ("run:\n  seed: 1", "demo.toml is not valid TOML: Expected '=' after a key in a key/value pair (at line 1, column 4)"),
     "deep nesting": ("a = " + "[" * 5000, "demo.toml is nested too deeply for a recipe"),
     "endless integer": ("run.seed = " + "1" * 5000, "demo.toml holds an integer with too many digits"),
@@ -116,11 +130,22 @@ FLAG_MISTAKES = {
     ("--run.seed", "-1"): "run.seed: expected an integer >= 0, got -1 (--run.seed)",
     ("--run.steps", "ten"): "run.steps: expected an integer >= 0, got 'ten' (--run.steps)",
     ("--run.seed",): "--run.seed needs a value: an integer >= 0 (one that starts with -- is written --run.seed=VALUE)",
-    ("--log.wandb", "--run.seed"): "--log.wandb needs a value: true or false (one that starts with -- is written --log.wandb=VALUE)",
+    ("--engine.preemption", "--run.seed"): "--engine.preemption needs a value: true or false "
+    "(one that starts with -- is written --engine.preemption=VALUE)",
+    ("--log.to", "tensorbord"): "log.to: expected a list out of 'csv', 'tensorboard', 'trackio', 'wandb', got ['tensorbord']. "
+    "Did you mean 'tensorboard'? (--log.to)",
+    ("--log.to=csv,tracki",): "log.to: expected a list out of 'csv', 'tensorboard', 'trackio', 'wandb', got ['csv', 'tracki']. "
+    "Did you mean 'trackio'? (--log.to)",
+    ("--log.csv", "true"): "unknown key 'log.csv': 'csv' is a value of log.to (--log.csv)",
+    ("--trainer.beta1", "0.9"): "unknown key 'trainer.beta1'. Did you mean 'trainer.betas'? (--trainer.beta1)",
+    ("--trainer.betas", "0.9"): "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9] (--trainer.betas)",
+    ("--trainer.betas=0.9,0.95,0.99",): "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9, 0.95, 0.99] (--trainer.betas)",
+    ("--trainer.betas=0.9,1",): "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9, 1.0] (--trainer.betas)",
+    ("--trainer.betas=0.9,nan",): "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9, nan] (--trainer.betas)",
     ("--run.seed=1", "--run.seed=2"): "--run.seed is given twice",
     (
         "--trainer=1",
-        "--trainer.beta1=0.5",
+        "--trainer.betas=0.5,0.5",
     ): "'trainer' is a section, not a setting; set what is in it, e.g. trainer.learning_rate (--trainer)",
     ("oops",): "unexpected argument 'oops'; settings are written --section.key value",
     ("--run.dir=\udcff",): "--run.dir: the value is not valid UTF-8",
@@ -145,7 +170,7 @@ def test_a_misspelt_token_count_is_not_taken_for_a_secret() -> None:
 
 
 def test_flags_are_laid_over_the_file_with_the_type_of_their_knob() -> None:
-    flags = ["--trainer.learning_rate", "1e-6", "--run.steps=7", "--run.name", "5", "--log.tensorboard", "true", "--run.max_minutes", ".5"]
+    flags = ["--trainer.learning_rate", "1e-6", "--run.steps=7", "--run.name", "5", "--log.to", "tensorboard,csv", "--run.max_minutes", ".5"]
     flags += [
         "--environment.rewards",
         "math, my.py:f",
@@ -156,9 +181,9 @@ def test_flags_are_laid_over_the_file_with_the_type_of_their_knob() -> None:
         r'"\n"',
     ]
     flags += ["--data.reasoning_gym.tasks", '["chain_sum", "gcd"]', "--algorithm.beta=0.04", "--run.dir=--x", "--data.answer_after=####"]
-    recipe = parse_recipe('run.steps = 3\nrun.seed = 9\ntrainer = { beta1 = 0.8 }\n[sync]\nmode = "copy"', "x.toml", flags)
+    recipe = parse_recipe('run.steps = 3\nrun.seed = 9\ntrainer = { betas = [0.8, 0] }\n[sync]\nmode = "copy"', "x.toml", flags)
     assert (recipe.trainer.learning_rate, recipe.run.steps, recipe.run.name, recipe.run.seed) == (1e-6, 7, "5", 9)
-    assert recipe.log.tensorboard is True and recipe.run.max_minutes == 0.5 and recipe.trainer.beta1 == 0.8
+    assert recipe.log.to == ("tensorboard", "csv") and recipe.run.max_minutes == 0.5 and recipe.trainer.betas == (0.8, 0.0)
     assert recipe.environment.rewards == ("math", "my.py:f") and recipe.environment.weights == (1.0, 0.5)
     assert recipe.trainer.grad_clip == 2.0 and isinstance(recipe.trainer.grad_clip, float)
     assert recipe.data.prompt_suffix == "\n" and recipe.data.reasoning_gym.tasks == ("chain_sum", "gcd")
@@ -217,7 +242,10 @@ def test_names_mean_shipped_recipes_and_local_ones(tmp_path: Path, monkeypatch: 
 def _values(knob: Knob) -> st.SearchStrategy[Any]:
     """Valid values of a knob, from the words that describe them."""
     if knob.choices:
-        return st.sampled_from(knob.choices)
+        one = st.sampled_from(knob.choices)
+        return st.lists(one, unique=True) if knob.kind == "array" else one
+    if knob.key == "trainer.betas":
+        return st.lists(st.floats(0, 1, exclude_max=True), min_size=2, max_size=2)
     if knob.key == "run.name":
         return st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,9}\Z")
     low, high = (re.search(rf"{sign} (\d+)", knob.accepts) for sign in (">=", "<="))

@@ -19,6 +19,7 @@ def _finite(x: float) -> float:
 
 
 Real = Annotated[float, AfterValidator(_finite)]
+Decay = Annotated[Real, Field(ge=0, lt=1)]
 
 
 def knob(default: Any, description: str, **bounds: Any) -> Any:
@@ -196,8 +197,7 @@ class TrainerConfig(Section):
     learning_rate: Real = knob(1e-6, "AdamW learning rate", gt=0)
     schedule: Literal["constant", "linear", "cosine"] = knob("constant", "learning rate after warm-up: constant, or decaying to 0 at the last update")
     warmup_steps: int = knob(0, "updates over which the learning rate rises from 0", ge=0)
-    beta1: Real = knob(0.9, "AdamW beta 1", ge=0, lt=1)
-    beta2: Real = knob(0.95, "AdamW beta 2: forgets a gradient spike in about 20 steps", ge=0, lt=1)
+    betas: tuple[Decay, Decay] = knob((0.9, 0.95), "AdamW's betas; with 0.95 the second forgets a gradient spike in about 20 steps")
     epsilon: Real = knob(1e-8, "AdamW epsilon", gt=0)
     weight_decay: Real = knob(0.0, "AdamW weight decay; the KL cannot see the drift it causes, so 0 for RL", ge=0)
     grad_clip: Real = knob(1.0, "largest gradient norm", gt=0)
@@ -244,12 +244,12 @@ class CheckpointConfig(Section):
 
 
 class LogConfig(Section):
-    """Where metrics go besides metrics.jsonl. Nothing leaves the machine unless wandb is switched on."""
+    """Where metrics go besides metrics.jsonl. Nothing leaves the machine unless wandb is named."""
 
-    csv: bool = knob(False, "write metrics.csv too: metrics.jsonl as a table")
-    tensorboard: bool = knob(False, "write TensorBoard events (extra: tensorboard)")
-    trackio: bool = knob(False, "log to trackio, locally (extra: trackio)")
-    wandb: bool = knob(False, "log to Weights & Biases (extra: wandb)")
+    to: tuple[Literal["csv", "tensorboard", "trackio", "wandb"], ...] = knob(
+        (),
+        "csv: metrics.csv, metrics.jsonl as a table; tensorboard: event files; trackio: locally; wandb: to Weights & Biases (extras of their names)",
+    )
     rollouts_every: int = knob(1, "steps between dumps of every trajectory (0: never)", ge=0)
 
 

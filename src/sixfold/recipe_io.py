@@ -31,13 +31,18 @@ _BOUNDS = {"minimum": ">=", "ge": ">=", "exclusiveMinimum": ">", "gt": ">", "max
 
 @dataclass(frozen=True)
 class Knob:
-    """One setting, as `--help` shows it. accepts: the valid values in words. kind: its JSON type. choices: empty unless enumerated."""
+    """One setting, as `--help` shows it.
+
+    accepts: the valid values in words. kind: its JSON type. item: that of a list's items. choices: the values, or a list's items, where they are
+    enumerated, else empty.
+    """
 
     key: str
     default: Any
     description: str
     accepts: str
     kind: str
+    item: str = ""
     choices: tuple[str, ...] = ()
 
     @property
@@ -73,17 +78,29 @@ def sections() -> frozenset[str]:
 
 def _knob(key: str, spec: Mapping[str, Any]) -> Knob:
     core = next((s for s in spec.get("anyOf", ()) if s["type"] != "null"), spec)  # `float | None`: None is "not set", never written
-    choices = tuple(core.get("enum", ()))
-    return Knob(key, spec["default"], spec["description"], _in_words(core), core["type"], choices)
+    item = _item(core)
+    return Knob(key, spec["default"], spec["description"], _in_words(core), core["type"], item.get("type", ""), tuple((item or core).get("enum", ())))
+
+
+def _item(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a list's items must be, all alike; empty for what is no list."""
+    fixed = spec.get("prefixItems", ())
+    return fixed[0] if fixed else spec.get("items", {})
 
 
 def _in_words(spec: Mapping[str, Any]) -> str:
-    """`an integer >= 1`, `one of 'a', 'b'`: what a value must be."""
+    """`an integer >= 1`, `one of 'a', 'b'`, `a list of texts`: what a value must be."""
     if "enum" in spec:
         return "one of " + ", ".join(f"'{c}'" for c in spec["enum"])
     if spec["type"] == "array":
-        return "a list of " + {"string": "texts", "number": "finite numbers"}[spec["items"]["type"]]
-    words = {"integer": "an integer", "number": "a finite number", "boolean": "true or false", "string": "text"}[spec["type"]]
+        item, count = _item(spec), f"{spec['minItems']} " if "minItems" in spec else ""
+        if "enum" in item:
+            return "a list out of " + ", ".join(f"'{c}'" for c in item["enum"])
+        return f"a list of {count}" + _bounded({"string": "texts", "number": "finite numbers"}[item["type"]], item)
+    return _bounded({"integer": "an integer", "number": "a finite number", "boolean": "true or false", "string": "text"}[spec["type"]], spec)
+
+
+def _bounded(words: str, spec: Mapping[str, Any]) -> str:
     bounds = [f"{sign} {spec[name]}" for name, sign in _BOUNDS.items() if name in spec]
     if "pattern" in spec:
         bounds.append(f"matching {spec['pattern']}")
@@ -202,7 +219,7 @@ def _flag_value(key: str, raw: str) -> Any:
         return _number(value)
     if knob.kind == "array" and not isinstance(value, list):
         items = [item.strip() for item in raw.split(",")] if raw.strip() else []
-        return [_toml_value(item) for item in items] if knob.accepts == "a list of finite numbers" else items
+        return [_number(item) for item in items] if knob.item == "number" else items
     return value
 
 
@@ -253,6 +270,9 @@ def _unknown_key(key: str, value: Any) -> str:
     homes = [knob for knob in knobs().values() if knob.name == name]
     if homes:
         return f"'{key}' belongs under " + " or ".join(f"'{knob.section}' ({knob.key})" for knob in homes)
+    takers = [knob.key for knob in knobs().values() if name in knob.choices and knob.section == key.rpartition(".")[0]]
+    if takers:
+        return f"unknown key '{key}': '{name}' is a value of {takers[0]}"
     # names are compared without their section: a long shared prefix would make any two keys look alike
     everywhere = {knob.name: knob.key for knob in reversed(list(knobs().values()))}
     siblings = {child.rpartition(".")[2]: child for child in [*knobs(), *sections()] if child.rpartition(".")[0] == key.rpartition(".")[0]}
@@ -277,7 +297,8 @@ def _bad_value(knob: Knob, asked: Mapping[str, Any]) -> str:
     value: Any = asked
     for part in knob.key.split("."):
         value = value[part]
-    near = nearest(value, list(knob.choices)) if isinstance(value, str) else ""
+    wrong = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str) and item not in knob.choices]
+    near = nearest(wrong[0], list(knob.choices)) if wrong else ""
     return f"{knob.key}: expected {knob.accepts}, got {_shown(value)}{near and '.' + near}"
 
 

@@ -116,10 +116,10 @@ def test_corrections_keep_their_band() -> None:
 def test_the_optimizer_is_the_default_recipes() -> None:
     trainer, critic = Recipe().trainer, Recipe().critic
     verl = settings(convert("verl", ZOO["ppo"], SIZES))
-    assert verl[f"{ACTOR}optim.betas"] == (trainer.beta1, trainer.beta2) == verl["critic.optim.betas"]
+    assert verl[f"{ACTOR}optim.betas"] == trainer.betas == verl["critic.optim.betas"]
     assert verl[f"{ACTOR}optim.weight_decay"] == trainer.weight_decay == verl["critic.optim.weight_decay"]
     assert verl["critic.optim.lr"] == critic.learning_rate == settings(convert("openrlhf", ZOO["ppo"], SIZES))["critic.adam.lr"]
-    assert settings(convert("trl", ZOO["grpo"], SIZES))["adam_beta2"] == trainer.beta2
+    assert settings(convert("trl", ZOO["grpo"], SIZES))["adam_beta2"] == trainer.betas[1]
     assert (trainer.learning_rate, trainer.grad_clip, trainer.schedule) == (1e-6, 1.0, "constant")
 
 

@@ -51,10 +51,10 @@ def test_a_head_alone_learns_what_is_linear_in_the_policys_features(tiny: Tiny) 
 
 
 def gradient(critic: Critic, batch: Batch) -> Tensor:
-    """Of one update: AdamW's first moment after its first step is (1 - beta1) times it."""
+    """Of one update: AdamW's first moment after its first step is (1 - beta 1) times it."""
     assert critic.update(batch, squared_error)["critic/skipped"] == 0.0
     state = critic.trainer.optimizer.state
-    return torch.cat([state[p]["exp_avg"].flatten() for p in critic.model.parameters()]) / (1 - critic.trainer.config.beta1)
+    return torch.cat([state[p]["exp_avg"].flatten() for p in critic.model.parameters()]) / (1 - critic.trainer.config.betas[0])
 
 
 def relative(a: Tensor, b: Tensor) -> float:

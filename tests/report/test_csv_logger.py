@@ -90,7 +90,7 @@ def test_a_crash_at_any_byte_of_either_file_mends_itself(tmp_path: Path) -> None
         (tmp_path / "metrics.csv").write_bytes(whole[:cut])
         CsvLogger(tmp_path / "metrics.csv", tmp_path / "metrics.jsonl")
         assert (tmp_path / "metrics.csv").read_bytes() == whole
-    (tmp_path / "metrics.csv").unlink()  # log.csv was switched on for the resume
+    (tmp_path / "metrics.csv").unlink()  # csv was asked for at the resume
     CsvLogger(tmp_path / "metrics.csv", tmp_path / "metrics.jsonl")
     assert (tmp_path / "metrics.csv").read_bytes() == whole
 

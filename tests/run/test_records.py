@@ -24,12 +24,12 @@ def train(folder: Path, *, resume: Path | None = None, **overrides: object) -> P
 
 def test_the_table_of_a_resumed_run_equals_its_lines(tmp_path: Path) -> None:
     """The checkpoint is of step 4, the lines and the table reach step 5; held-out keys come with step 3."""
-    run = train(tmp_path, run__steps=5, log__csv=True, checkpoint__every=4)
+    run = train(tmp_path, run__steps=5, log__to=["csv"], checkpoint__every=4)
     (newest,) = (run / "checkpoints").glob("step-000005")
     for file in sorted(newest.rglob("*"), reverse=True):
         file.rmdir() if file.is_dir() else file.unlink()
     newest.rmdir()
-    train(tmp_path, resume=run, run__steps=6, log__csv=True, checkpoint__every=4)
+    train(tmp_path, resume=run, run__steps=6, log__to=["csv"], checkpoint__every=4)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     with (run / "metrics.csv").open(newline="") as file:
         rows = [{key: float(cell) for key, cell in row.items() if cell} for row in csv.DictReader(file)]
@@ -41,7 +41,7 @@ def test_the_table_of_a_resumed_run_equals_its_lines(tmp_path: Path) -> None:
 def test_there_is_no_table_unless_asked_for_and_none_that_is_not_kept_up(tmp_path: Path) -> None:
     run = train(tmp_path, run__steps=1)
     assert not (run / "metrics.csv").exists()
-    train(tmp_path, resume=run, run__steps=2, log__csv=True)
+    train(tmp_path, resume=run, run__steps=2, log__to=["csv"])
     assert len((run / "metrics.csv").read_text().splitlines()) == 3
     train(tmp_path, resume=run, run__steps=3)
     assert not (run / "metrics.csv").exists()

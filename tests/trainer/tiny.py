@@ -128,12 +128,12 @@ def make_trainer(model: PreTrainedModel, scoring: Scoring | None = None, **value
 
 
 def step_gradient(model: PreTrainedModel, batch: Batch, loss: Loss, scoring: Scoring | None = None, **values: Any) -> Tensor:
-    """Gradient of one step of the trainer on a copy of the model, flat: AdamW's first moment after its first step is (1 - beta1) times it."""
+    """Gradient of one step of the trainer on a copy of the model, flat: AdamW's first moment after its first step is (1 - beta 1) times it."""
     trainer = make_trainer(copy.deepcopy(model), scoring, **values)
     metrics = trainer.train_step(batch, loss)
     assert metrics["train/skipped"] == 0.0, trainer.skip_reason
     state = trainer.optimizer.state
-    return torch.cat([state[p]["exp_avg"].flatten() for p in trainer.model.parameters()]) / (1 - trainer.config.beta1)
+    return torch.cat([state[p]["exp_avg"].flatten() for p in trainer.model.parameters()]) / (1 - trainer.config.betas[0])
 
 
 def plain_logits(model: PreTrainedModel, batch: Batch, implementation: str = "eager") -> Tensor:

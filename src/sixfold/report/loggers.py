@@ -140,7 +140,7 @@ class TrackioLogger:
     def __init__(self, project: str, name: str, config: Mapping[str, Any]) -> None:
         elsewhere = [variable for variable in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL") if os.environ.get(variable)]
         if elsewhere:
-            raise UserError(f"log.trackio stays on this machine, but {elsewhere[0]} is set: unset it, or use log.wandb to log to a server")
+            raise UserError(f"log.to: trackio stays on this machine, but {elsewhere[0]} is set: unset it, or use wandb to log to a server")
         trackio = _extra("trackio", "trackio")
         self._run = trackio.init(project=project, name=name, config=dict(config), resume="allow", embed=False, auto_log_gpu=False)
 
@@ -171,4 +171,4 @@ def _extra(module: str, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != extra:
             raise
-        raise UserError(f"log.{extra} = true needs the package {extra}: pip install 'sixfold[{extra}]'") from error
+        raise UserError(f"log.to: '{extra}' needs the package {extra}: pip install 'sixfold[{extra}]'") from error

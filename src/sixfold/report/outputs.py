@@ -12,20 +12,20 @@ from .schema import Value
 
 
 class Loggers:
-    """metrics.jsonl always; metrics.csv, TensorBoard, trackio and wandb where the recipe switches them on."""
+    """metrics.jsonl always; metrics.csv, TensorBoard, trackio and wandb where the recipe names them."""
 
     def __init__(self, recipe: Recipe, run: RunFolder, settings: Mapping[str, object], first_step: int) -> None:
         self._loggers: list[Logger] = [JsonlLogger(run.metrics)]  # first: the table reads what it has written
         table = run.path / "metrics.csv"
-        if recipe.log.csv:
+        if "csv" in recipe.log.to:
             self._loggers.append(CsvLogger(table, run.metrics))
         else:
             table.unlink(missing_ok=True)  # a resume may switch it off, and a table that is not kept up would contradict metrics.jsonl
-        if recipe.log.tensorboard:
+        if "tensorboard" in recipe.log.to:
             self._loggers.append(TensorBoardLogger(run.path / "tensorboard", first_step))
-        if recipe.log.trackio:
+        if "trackio" in recipe.log.to:
             self._loggers.append(TrackioLogger("sixfold", recipe.run.name, settings))
-        if recipe.log.wandb:
+        if "wandb" in recipe.log.to:
             self._loggers.append(WandbLogger("sixfold", recipe.run.name, settings, run.path))
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None:

@@ -16,7 +16,7 @@ def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW
     return torch.optim.AdamW(
         parameters,
         lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
+        betas=config.betas,
         eps=config.epsilon,
         weight_decay=config.weight_decay,
         fused=True,
