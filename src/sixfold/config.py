@@ -217,7 +217,6 @@ class SftConfig(Section):
     warmup_steps: int = knob(10, "steps over which the learning rate rises from 0", ge=0)
     weight_decay: Real = knob(0.1, "AdamW weight decay", ge=0)
     stop_at_accuracy: Real = knob(0.0, "end the warm-up once this share of a probe set is solved greedily (0: run all steps)", ge=0, le=1)
-    probe_every: int = knob(10, "SFT steps between probes", ge=1)
 
 
 class SyncConfig(Section):

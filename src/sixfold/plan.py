@@ -22,6 +22,8 @@ from sixfold.rollout.backend import parse_backend
 SCRATCH_SPECIAL_TOKENS = 6
 """Tokens of the character tokenizer besides the alphabet: as many as `model.scratch.SPECIAL`, which torch keeps out of reach here."""
 
+SFT_PROBE_EVERY = 10
+"""SFT steps between two looks at the probe set that may end the warm-up."""
 TRAINING_BYTES_PER_PARAMETER = 16
 """float32 weights, gradient and AdamW's two moments."""
 

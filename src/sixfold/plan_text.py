@@ -8,7 +8,7 @@ from sixfold.algorithm.lineage import cells
 from sixfold.algorithm.method import Method
 from sixfold.config import Recipe
 from sixfold.environment.preflight import degenerate_probability, expected_refill
-from sixfold.plan import TRAINING_BYTES_PER_PARAMETER, Plan
+from sixfold.plan import SFT_PROBE_EVERY, TRAINING_BYTES_PER_PARAMETER, Plan
 from sixfold.recipe_io import flat, knobs, toml_literal
 from sixfold.rollout.backend import parse_backend
 
@@ -315,7 +315,7 @@ def _trainer_facts(plan: Plan) -> list[Fact]:
     tokens = f"tokens computed a step: {_UNKNOWN}" if plan.step_tokens is None else f"at most {plan.step_tokens:,} tokens computed a {_pass(plan)}"
     facts = [Fact("training", f"{rate}; {tokens}", "every prompt and completion at its longest" if plan.step_tokens else "")]
     if sft.steps:
-        end = f", or once {sft.stop_at_accuracy:.0%} of a probe set is solved (looked at every {sft.probe_every})" if sft.stop_at_accuracy else ""
+        end = f", or once {sft.stop_at_accuracy:.0%} of a probe set is solved (looked at every {SFT_PROBE_EVERY} steps)" if sft.stop_at_accuracy else ""
         facts.insert(0, Fact("warm-up", f"at most {sft.steps} SFT steps of {sft.examples_per_step} examples{end}"))
     return facts
 

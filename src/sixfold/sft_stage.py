@@ -11,6 +11,7 @@ from .batch import Batch, Metrics
 from .controller.stream import TaskStream
 from .errors import UserError
 from .evaluation.evaluate import evaluate
+from .plan import SFT_PROBE_EVERY
 from .trainer.sft import example, sft_batch, sft_loss
 from .types import Task
 
@@ -49,7 +50,7 @@ class SftStage:
             total += int(batch.mask.sum())
             metrics |= {"step": float(step), "train/tok_s": total / (time.perf_counter() - started)}
             solved = False
-            if probe and step % sft.probe_every == 0:
+            if probe and step % SFT_PROBE_EVERY == 0:
                 metrics |= self._probe(probe)
                 solved = float(metrics["heldout/accuracy"]) >= sft.stop_at_accuracy  # type: ignore[arg-type]
             self.on_step(metrics)
