@@ -315,7 +315,8 @@ def _trainer_facts(plan: Plan) -> list[Fact]:
     tokens = f"tokens computed a step: {_UNKNOWN}" if plan.step_tokens is None else f"at most {plan.step_tokens:,} tokens computed a {_pass(plan)}"
     facts = [Fact("training", f"{rate}; {tokens}", "every prompt and completion at its longest" if plan.step_tokens else "")]
     if sft.steps:
-        end = f", or once {sft.stop_at_accuracy:.0%} of a probe set is solved (looked at every {SFT_PROBE_EVERY} steps)" if sft.stop_at_accuracy else ""
+        pace = f"looked at every {SFT_PROBE_EVERY} steps"
+        end = f", or once {sft.stop_at_accuracy:.0%} of a probe set is solved ({pace})" if sft.stop_at_accuracy else ""
         facts.insert(0, Fact("warm-up", f"at most {sft.steps} SFT steps of {sft.examples_per_step} examples{end}"))
     return facts
 
