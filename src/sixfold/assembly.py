@@ -13,6 +13,7 @@ import torch
 from .config import Recipe, TrainerConfig
 from .data.sources import TaskSet, load_tasks
 from .engine.engine import Engine
+from .engine.speculative import Speculation
 from .environment.scorer import Environment
 from .errors import UserError
 from .model.causal_lm import CausalLM
@@ -157,6 +158,7 @@ def make_engine(recipe: Recipe, policy: Policy, longest: int, autocast: torch.dt
         prefix_cache=config.prefix_cache,
         preemption=config.preemption,
         autocast=autocast,
+        speculation=Speculation() if config.speculation == "ngram" else None,
     )
 
 

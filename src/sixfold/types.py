@@ -114,6 +114,10 @@ class Kept:
         self.counts.append(len(ids))
         self.mass.append(mass)
 
+    def cut(self, tokens: int) -> None:
+        """Forget all but the first `tokens` sampled tokens."""
+        del self.ids[sum(self.counts[:tokens]) :], self.counts[tokens:], self.mass[tokens:]
+
     def to_record(self) -> dict[str, list[int] | list[float]]:
         """Three flat lists: under the dumps' compression as small as packed bytes, and readable."""
         return {"ids": self.ids.tolist(), "counts": self.counts.tolist(), "mass": self.mass.tolist()}

@@ -87,7 +87,9 @@ def test_eval_generate_and_report_hand_on_their_arguments(calls: Calls, run_dir:
     sampled = load_recipe("demo", ["--eval.samples=4", "--eval.temperature=1"])
     assert calls.pop() == ("evaluate_command", (sampled, "a", "b"), {})
     assert main(["generate", "runs/demo", "--prompt", "1+1=", "--n", "3", "--temperature", "0", "--max-tokens", "9", "--seed", "4"]) == 7
-    assert calls.pop() == ("generate_command", ("runs/demo", "1+1="), {"n": 3, "temperature": 0.0, "max_tokens": 9, "seed": 4})
+    assert calls.pop() == ("generate_command", ("runs/demo", "1+1="), {"n": 3, "temperature": 0.0, "max_tokens": 9, "seed": 4, "speculation": "none"})
+    assert main(["generate", "runs/demo", "--prompt", "1+1=", "--speculation", "ngram"]) == 7
+    assert calls.pop()[2]["speculation"] == "ngram"
     assert main(["report", str(run_dir)]) == 0
     assert calls.pop() == ("write_report", (run_dir,), {})
 
@@ -112,6 +114,7 @@ MISTAKES = {
     "generate m --prompt x --temperature nan": (
         "sixfold generate: argument --temperature: expected a finite number >= 0, got 'nan'. See sixfold generate --help"
     ),
+    "serve m --draft d --speculation ngram": "sixfold serve: --draft and --speculation ngram are two ways to guess; give one of them",
     "generate m --prompt=": "sixfold generate: --prompt is empty; give the text to complete",
     "explain nope.toml": "recipe not found: nope.toml",
     "explain demo --hf_token hf_abcdefgh": (

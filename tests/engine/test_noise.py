@@ -64,3 +64,10 @@ def test_seed_and_task_do_not_run_together() -> None:
 def test_noise_is_frozen() -> None:
     """A change of these numbers changes every run: it needs a major version and a word in the log."""
     assert uniforms(0, "0", 0, 3).tolist() == [0.5254656645412419, 0.8700555289095644, 0.12083238532728369]
+
+
+def test_each_purpose_has_a_stream_of_its_own() -> None:
+    n = 20_000
+    streams = [uniforms(7, "task-3", 2, n, purpose) for purpose in ("", "accept", "residual")]
+    assert (streams[0] == uniforms(7, "task-3", 2, n)).all()
+    assert np.abs(np.corrcoef(streams) - np.eye(3)).max() < 4 / np.sqrt(n)

@@ -17,6 +17,9 @@ def parser() -> VerbParser:
     arguments.add_argument("--temperature", metavar="T", type=temperature, default=1.0, help="0: greedy (default 1)")
     arguments.add_argument("--max-tokens", metavar="N", type=at_least(1), default=256, help="longest completion in tokens (default 256)")
     arguments.add_argument("--seed", metavar="N", type=at_least(0), default=0, help="of the sampling noise (default 0)")
+    arguments.add_argument(
+        "--speculation", choices=("none", "ngram"), default="none", help="guess tokens from what the text repeats; same tokens (default none)"
+    )
     return arguments
 
 
@@ -27,4 +30,12 @@ def run(argv: Sequence[str]) -> int:
         raise UserError("sixfold generate: --prompt is empty; give the text to complete")
     from sixfold.rollout.generate import generate_command
 
-    return generate_command(given.model, given.prompt, n=given.n, temperature=given.temperature, max_tokens=given.max_tokens, seed=given.seed)
+    return generate_command(
+        given.model,
+        given.prompt,
+        n=given.n,
+        temperature=given.temperature,
+        max_tokens=given.max_tokens,
+        seed=given.seed,
+        speculation=given.speculation,
+    )

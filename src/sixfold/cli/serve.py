@@ -26,6 +26,10 @@ def parser() -> VerbParser:
     arguments.add_argument("--max-tokens", metavar="N", type=at_least(1), default=1024, help="of a completion that names no limit (default 1024)")
     arguments.add_argument("--kv-tokens", metavar="N", type=at_least(16), default=32768, help="tokens that the KV cache holds (default 32768)")
     arguments.add_argument("--max-running", metavar="N", type=at_least(1), default=64, help="completions sampled together (default 64)")
+    arguments.add_argument(
+        "--speculation", choices=("none", "ngram"), default="none", help="guess tokens from what the text repeats; same tokens (default none)"
+    )
+    arguments.add_argument("--draft", metavar="MODEL_OR_RUN", default="", help="guess tokens with this smaller model, of the same tokenizer")
     arguments.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs (default auto)")
     arguments.add_argument("--grace", metavar="SECONDS", type=at_least(0), default=10, help="for running requests to end when stopped (default 10)")
     return arguments
@@ -34,6 +38,8 @@ def parser() -> VerbParser:
 def run(argv: Sequence[str]) -> int:
     """Parse and serve."""
     given, _ = parser().parse(argv)
+    if given.draft and given.speculation != "none":
+        raise UserError("sixfold serve: --draft and --speculation ngram are two ways to guess; give one of them")
     missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
     if missing:
         raise UserError(f"sixfold serve needs {' and '.join(missing)}: pip install 'sixfold[serve]'")
@@ -51,6 +57,8 @@ def run(argv: Sequence[str]) -> int:
             max_tokens=given.max_tokens,
             kv_tokens=given.kv_tokens,
             max_running=given.max_running,
+            speculation=given.speculation,
+            draft=given.draft,
             device=given.device,
             grace=given.grace,
         )

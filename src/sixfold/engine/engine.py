@@ -16,11 +16,12 @@ from ..types import FinishReason, SamplingParams
 from .block_manager import BlockManager
 from .kv_cache import KVCache
 from .language_model import LanguageModel
-from .model_runner import ModelRunner
+from .model_runner import ModelRunner, fill
 from .prefix_cache import make_prefix_cache
 from .sampler import likeliest, sample
 from .scheduler import Scheduler, Work
 from .sequence import Request, Sequence
+from .speculative import Run, Speculation, Speculator, make_speculator
 from .stats import EngineStats, Usage
 
 
@@ -29,7 +30,7 @@ class Engine:
 
     kv_tokens: tokens of running sequences that the cache holds. max_running: sequences decoded together. prefill_tokens: prompt tokens in one step.
     prefix_cache: none, radix or hash (`prefix_cache.py`). continuous, chunked_prefill, preemption: see `scheduler.py`. With any
-    of them on or off the same tokens come out.
+    of them on or off the same tokens come out. speculation: see `speculative.py`; None: one token a step.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Engine:
         chunked_prefill: bool = False,
         preemption: bool = False,
         autocast: torch.dtype | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         # One block more: the partly filled one of the prompt whose samples are still starting, which they copy.
         manager = BlockManager(-(-kv_tokens // block_size) + 1, block_size)
@@ -61,6 +63,7 @@ class Engine:
             stats=self.stats,
         )
         self.runner = ModelRunner(model, KVCache(manager.count, block_size), autocast)
+        self.speculator = make_speculator(speculation, self.scheduler, self.runner, autocast) if speculation else None
         self.version = 0
 
     def add(self, key: str, prompt: list[int], params: SamplingParams, samples: list[int], priority: int = 0) -> Request:
@@ -102,8 +105,10 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
-        """One token for each scheduled sequence; gives back those that ended with it."""
+        """One token for each scheduled sequence, with speculation one or more; gives back those that ended with it."""
         work = self.scheduler.schedule()
+        if self.speculator is not None:
+            return self._speculate(work, self.speculator)
         logits = self._forward(work)
         return self._commit(work, logits)
 
@@ -146,17 +151,13 @@ class Engine:
         self.prefixes.clear()
         self.runner.cache.pools.clear()
         self.runner.window.clear()
+        if self.speculator is not None:
+            self.speculator.proposer.release_memory()
 
     def _forward(self, work: Work) -> Tensor:
         """Logits [starting + decoding, V]."""
-        cache = self.runner.cache
-        cache.copy_blocks(work.tails)
-        prompts = [chunk for chunk in work.chunks if chunk.start < chunk.prompt_stop]
-        if prompts:
-            for chunk, row in zip(prompts, self.runner.prefill(prompts), strict=True):
-                chunk.ticket.logits = row
-        self.runner.replay(work.chunks)  # after the prompts, which stand before it
-        cache.copy_blocks(work.copies)
+        for chunk, row in fill(self.runner, work):
+            chunk.ticket.logits = row
         rows = [ticket.logits for ticket in work.tickets if ticket.logits is not None]
         logits = [torch.stack(rows)] if rows else []
         if work.decoding:
@@ -196,3 +197,39 @@ class Engine:
         self.stats.decoded_tokens += len(sequences)
         self.scheduler.retire(finished)
         return finished
+
+    def _speculate(self, work: Work, speculator: Speculator) -> list[Sequence]:
+        """A step in which what runs goes further by as many guessed tokens as stand, and one."""
+        running, work.decoding = work.decoding, []
+        logits = self._forward(work)
+        speculator.proposer.follow(work)
+        finished = self._commit(work, logits)
+        runs = speculator.decode(running)
+        self.stats.peak_blocks = max(self.stats.peak_blocks, self.scheduler.blocks.used)
+        for run in runs:
+            grown = self._extend(run)
+            self.stats.decoded_tokens += grown
+            self.stats.pass_tokens += grown
+            self.stats.accepted_tokens += min(grown, run.guessed)
+        self.stats.target_passes += len(runs)
+        self.stats.decode_rows += len(runs)
+        self.scheduler.give_back(running)
+        ended = [s for s in running if s.finish_reason]
+        self.scheduler.retire(ended)
+        return finished + ended
+
+    def _extend(self, run: Run) -> int:
+        """Some tokens further, up to a stop token -> how many. They do not pass the limit."""
+        sequence, tokens = run.sequence, run.tokens
+        stop = next((i for i, token in enumerate(tokens) if token in sequence.stops), None)
+        grown = len(tokens) if stop is None else stop + 1
+        sequence.tokens += tokens[:grown]
+        sequence.logp += run.logps[:grown]
+        sequence.version += [self.version] * grown
+        for ids, mass in run.kept[:grown]:
+            sequence.kept.add(ids, mass)
+        sequence.top += run.top[:grown]
+        if stop is not None or sequence.length >= sequence.limit:
+            sequence.finish_reason = "length" if stop is None else "stop"
+            sequence.seconds = time.perf_counter() - sequence.started
+        return grown

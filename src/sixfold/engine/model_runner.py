@@ -17,6 +17,7 @@ from torch import Tensor
 from .fused_decoder import fused_decoder
 from .kv_cache import TILE, DecodeLayout, DecodeWindow, KVCache, PrefillLayout, Tiles
 from .language_model import LanguageModel
+from .scheduler import Work
 from .sequence import Chunk, Sequence
 
 MIN_ROWS = 16
@@ -107,19 +108,31 @@ class ModelRunner:
 
     def replay(self, chunks: list[Chunk]) -> None:
         """Compute again the sampled tokens of each chunk, REPLAY_ROWS at a time, by a decode's arithmetic, row for row: the same bits."""
-        size = self.cache.block_size
         for chunk in chunks:
             for start in range(chunk.prompt_stop, chunk.stop, REPLAY_ROWS):
-                positions = np.arange(start, min(chunk.stop, start + REPLAY_ROWS))
-                short = max(0, MIN_ROWS - len(positions))
-                columns = self._columns(len(chunk.blocks))
-                table = np.full((len(positions) + short, columns), self.cache.blocks, dtype=np.int64)
-                table[: len(positions), : len(chunk.blocks)] = chunk.blocks
-                tokens = [chunk.ticket.tokens[i] for i in positions] + [0] * short
-                positions = np.append(positions, np.zeros(short, dtype=np.int64))
-                slots = table[np.arange(len(table)), positions // size] * size + positions % size
-                layout = DecodeLayout(self.cache, None, self._tensor(slots), self._tensor(table), self._tensor(positions))
-                self._hidden(tokens, positions, layout)
+                stop = min(chunk.stop, start + REPLAY_ROWS)
+                tokens = np.array(chunk.ticket.tokens[start:stop])
+                self._hidden(*self._rows([chunk.blocks], np.zeros(stop - start, dtype=np.int64), tokens, np.arange(start, stop)))
+
+    def decode_rows(self, tables: list[list[int]], owner: np.ndarray, tokens: np.ndarray, positions: np.ndarray) -> Tensor:
+        """Any number of tokens of each sequence, by a decode's arithmetic, row for row -> logits [N, V] float32.
+
+        tables: blocks of each sequence. owner, tokens, positions: [N], whose a row is, its token, and where that stands.
+        """
+        return self._logits(*self._rows(tables, owner, tokens, positions), rows=None)[: len(tokens)]
+
+    def _rows(
+        self, tables: list[list[int]], owner: np.ndarray, tokens: np.ndarray, positions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, DecodeLayout]:
+        """Padded tokens and positions, and the layout with a table for each row; a row sees what the same forward writes before its position."""
+        size, short = self.cache.block_size, (0, max(0, MIN_ROWS - len(tokens)))
+        table = np.full((len(tables) + 1, self._columns(max(map(len, tables)))), self.cache.blocks, dtype=np.int64)
+        for row, blocks in zip(table, tables, strict=False):  # the last is the padding's, all scratch
+            row[: len(blocks)] = blocks
+        table = table[np.pad(owner, short, constant_values=len(tables))]
+        tokens, positions = np.pad(tokens, short), np.pad(positions, short)
+        slots = table[np.arange(len(table)), positions // size] * size + positions % size
+        return tokens, positions, DecodeLayout(self.cache, None, self._tensor(slots), self._tensor(table), self._tensor(positions))
 
     def _block_table(self, sequences: list[Sequence], padded: int, revision: int) -> np.ndarray:
         """[padded, M] blocks of every sequence, scratch where it has fewer; M * block_size is a multiple of MIN_ROWS. Kept until a table changes."""
@@ -150,3 +163,13 @@ class ModelRunner:
 
     def _tensor(self, values: object) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
+
+
+def fill(runner: ModelRunner, work: Work) -> list[tuple[Chunk, Tensor]]:
+    """Bring the runner's cache to where a step's waiting prompts and preempted sequences want it -> each prompt's chunk and its logits [V]."""
+    runner.cache.copy_blocks(work.tails)
+    prompts = [chunk for chunk in work.chunks if chunk.start < chunk.prompt_stop]
+    logits = list(zip(prompts, runner.prefill(prompts), strict=True)) if prompts else []
+    runner.replay(work.chunks)  # after the prompts, which stand before it
+    runner.cache.copy_blocks(work.copies)
+    return logits

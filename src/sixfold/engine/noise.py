@@ -26,9 +26,12 @@ def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     return np.stack([c0, c1, c2, c3], axis=1)
 
 
-def uniforms(seed: int, task: str, sample: int, positions: int) -> np.ndarray:
-    """[positions] float64 in [0, 1): the noise of completion positions 0, 1, ... of one sample of one task."""
-    digest = blake2b(f"{seed}\x00{task}".encode(), digest_size=16).digest()
+def uniforms(seed: int, task: str, sample: int, positions: int, purpose: str = "") -> np.ndarray:
+    """[positions] float64 in [0, 1): the noise of completion positions 0, 1, ... of one sample of one task.
+
+    purpose: at most 16 bytes; each has a stream of its own, independent of the others. The empty one draws tokens.
+    """
+    digest = blake2b(f"{seed}\x00{task}".encode(), digest_size=16, person=purpose.encode()).digest()
     k0, k1, word2, word3 = (int.from_bytes(digest[i : i + 4], "little") for i in (0, 4, 8, 12))
     counter = np.empty((positions, 4), dtype=np.uint64)
     counter[:, 0] = np.arange(positions)

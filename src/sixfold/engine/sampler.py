@@ -51,15 +51,33 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], noise: Sequence[flo
 
 def _sample(logits: Tensor, params: Sequence[SamplingParams], noise: Sequence[float], history: Sequence[list[int]]) -> Draw:
     """The same by PyTorch's operations."""
-    logp, cut = _distribution(logits, params, history)
-    # float64: in float32 the running sum over a large vocabulary loses the rare tokens.
-    cumulative = logp.exp().cumsum(-1, dtype=torch.float64)
-    threshold = torch.tensor(noise, dtype=torch.float64, device=logp.device)[:, None] * cumulative[:, -1:]
-    token = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp_max(logits.shape[-1] - 1)
-    greedy = torch.tensor([p.temperature == 0 for p in params], device=logits.device)
-    if bool(greedy.any()):
-        token = torch.where(greedy, logp.argmax(-1), token)
+    logp, cut = distribution(logits, params, history)
+    token = draw(logp, params, noise)
     return Draw(token, logp.gather(-1, token[:, None])[:, 0], cut)
+
+
+def distribution(logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]]) -> tuple[Tensor, Truncation | None]:
+    """logits [B, V] float32 -> log-probs [B, V] that tokens are sampled from (at temperature 1 in a greedy row), and what truncating rows kept."""
+    first = params[0]
+    uniform_params = all(p is first or p == first for p in params)
+    logits = _adjust(logits, params, history, uniform_params)
+    cut = truncate(logits, params) if (first.truncates if uniform_params else any(p.truncates for p in params)) else None
+    return (logits if cut is None else cut.apply(logits)).log_softmax(-1), cut
+
+
+def draw(logp: Tensor, params: Sequence[SamplingParams], noise: Sequence[float]) -> Tensor:
+    """A token from each row of logp [B, V], with noise [B] in [0, 1) -> [B]. The most probable one in a greedy row."""
+    token = inverse_transform(logp.exp(), torch.as_tensor(noise, dtype=torch.float64, device=logp.device))
+    greedy = torch.tensor([p.temperature == 0 for p in params], device=logp.device)
+    return torch.where(greedy, logp.argmax(-1), token) if bool(greedy.any()) else token
+
+
+def inverse_transform(mass: Tensor, noise: Tensor) -> Tensor:
+    """mass [B, V], not necessarily normalised, noise [B] float64 in [0, 1) -> token [B]: where the running sum passes that share of the whole."""
+    # float64: in float32 the running sum over a large vocabulary loses the rare tokens.
+    cumulative = mass.cumsum(-1, dtype=torch.float64)
+    threshold = noise[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp_max(mass.shape[-1] - 1)
 
 
 def likeliest(
@@ -75,22 +93,13 @@ def likeliest(
     if not rows:
         return {}
     asking = [params[b] for b in rows]
-    logp, _ = _distribution(logits[rows], asking, [history[b] for b in rows])
+    logp, _ = distribution(logits[rows], asking, [history[b] for b in rows])
     logp[range(len(rows)), tokens[rows]] = logps[rows]  # a kernel's last bit may be another
     best = logp.topk(min(max(p.top_logprobs for p in asking), logp.shape[-1]), dim=-1)
     top = {}
     for b, p, ids, values in zip(rows, asking, best.indices.tolist(), best.values.tolist(), strict=True):
         top[b] = {token: value for token, value in zip(ids[: p.top_logprobs], values, strict=False) if value > -torch.inf}
     return top
-
-
-def _distribution(logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]]) -> tuple[Tensor, Truncation | None]:
-    """[B, V] log-probs of what is sampled from, and what truncation kept."""
-    first = params[0]
-    uniform_params = all(p is first or p == first for p in params)
-    logits = _adjust(logits, params, history, uniform_params)
-    cut = truncate(logits, params) if (first.truncates if uniform_params else any(p.truncates for p in params)) else None
-    return (logits if cut is None else cut.apply(logits)).log_softmax(-1), cut
 
 
 def _adjust(logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]], uniform_params: bool) -> Tensor:

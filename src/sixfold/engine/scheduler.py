@@ -124,6 +124,26 @@ class Scheduler:
         self.members += len(joining)
         return work
 
+    def look_ahead(self, sequences: list[Sequence], wanted: list[int]) -> list[int]:
+        """Blocks for `wanted` tokens behind each sequence's newest -> how many there is room for. Nobody is preempted for a guess."""
+        counts, size = [], self.blocks.block_size
+        for sequence, count in zip(sequences, wanted, strict=True):
+            short = self.blocks.blocks_for(sequence.length + count) - len(sequence.blocks)
+            if short > 0 and self._room(short):
+                sequence.blocks += self.blocks.allocate(short)
+                self.revision += 1
+            counts.append(min(count, len(sequence.blocks) * size - sequence.length))
+        return counts
+
+    def give_back(self, sequences: list[Sequence]) -> None:
+        """Free the blocks of guesses that did not stand: all beyond the tokens that are cached."""
+        for sequence in sequences:
+            kept = self.blocks.blocks_for(sequence.length - 1)
+            if len(sequence.blocks) > kept:
+                self.blocks.release(sequence.blocks[kept:])
+                del sequence.blocks[kept:]
+                self.revision += 1
+
     def retire(self, finished: list[Sequence]) -> None:
         """Take finished sequences out; their tokens stay in the prefix cache, as long as there is room."""
         for sequence in finished:

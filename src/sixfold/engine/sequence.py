@@ -73,6 +73,12 @@ class Sequence:
         """Tokens so far, prompt included."""
         return len(self.tokens)
 
+    def cut(self, length: int) -> None:
+        """Forget the sampled tokens from position `length` on. For a sequence that ends here."""
+        sampled = length - len(self.request.prompt)
+        del self.tokens[length:], self.logp[sampled:], self.version[sampled:], self.top[sampled:]
+        self.kept.cut(sampled)
+
     @property
     def rank(self) -> Rank:
         """The last in this order is the first to be preempted."""

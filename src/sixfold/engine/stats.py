@@ -14,6 +14,9 @@ class EngineStats:
     recomputed_tokens: tokens of preempted sequences computed once more. decoded_tokens: sampled. preemptions: sequences stopped for lack of blocks,
     to go on later. aborted: sequences given up by the caller, begun or not. peak_blocks: cache blocks that requests held at the fullest moment.
     peak_waiting: requests and preempted sequences in the queue at its longest.
+
+    Of speculation: proposed_tokens, guessed and checked; accepted_tokens, those that a completion took over; target_passes, how often a sequence was
+    checked; pass_tokens, what completions grew by in them.
     """
 
     prefill_tokens: int = 0
@@ -27,6 +30,10 @@ class EngineStats:
     aborted: int = 0
     peak_blocks: int = 0
     peak_waiting: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
+    target_passes: int = 0
+    pass_tokens: int = 0
 
     def restart_peaks(self) -> None:
         """The peaks are of what comes from here on."""
@@ -41,6 +48,16 @@ class EngineStats:
     def padding_waste(self) -> float:
         """Share of the rows of decode steps that no sequence needed."""
         return 1 - self.decode_rows / max(1, self.decode_slots)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of guessed tokens that completions took over."""
+        return self.accepted_tokens / max(1, self.proposed_tokens)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens that a sequence goes further by one pass through the model; 1 without speculation."""
+        return self.pass_tokens / self.target_passes if self.target_passes else 1.0
 
 
 @dataclass(frozen=True)

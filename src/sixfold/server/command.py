@@ -13,6 +13,7 @@ import uvicorn
 
 from ..config import ModelConfig
 from ..engine.engine import Engine
+from ..engine.speculative import Speculation
 from ..errors import UserError
 from ..evaluation.command import model_folder
 from ..model.causal_lm import CausalLM
@@ -30,8 +31,8 @@ class ServeOptions:
     """What the command line says.
 
     model: a run, a checkpoint, a model folder or a hub id. name: what requests call it. key: the API key, or "". max_queue: prompts that may wait.
-    record: folder for the exchanges, or None. max_tokens: of a completion that names no limit. kv_tokens, max_running: the engine's. grace: seconds
-    that running requests get to end when the server is told to stop.
+    record: folder for the exchanges, or None. max_tokens: of a completion that names no limit. kv_tokens, max_running: the engine's. speculation:
+    none or ngram. draft: a model that guesses, or "". grace: seconds that running requests get to end when the server is told to stop.
     """
 
     model: str
@@ -44,6 +45,8 @@ class ServeOptions:
     max_tokens: int
     kv_tokens: int
     max_running: int
+    speculation: str
+    draft: str
     device: str
     grace: int
 
@@ -65,7 +68,8 @@ def serve_command(options: ServeOptions) -> int:
 
 def make_served(policy: Policy, options: ServeOptions) -> Served:
     """Model, engine, record and limits, put together."""
-    engine = Engine(CausalLM(policy.model), kv_tokens=options.kv_tokens, max_running=options.max_running)
+    speculation = _speculation(policy, options)
+    engine = Engine(CausalLM(policy.model), kv_tokens=options.kv_tokens, max_running=options.max_running, speculation=speculation)
     # Two copies of the tokenizer: the engine's thread decodes with one while the event loop's threads encode and decode with the others.
     decoder, pieces = (PromptCodec(copy.deepcopy(policy.tokenizer)) for _ in range(2))
     recorder = Recorder(options.record) if options.record is not None else None
@@ -73,6 +77,19 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
     vocabulary = int(policy.model.config.get_text_config().vocab_size)
     limits = Limits(vocabulary, policy.context, options.max_tokens)
     return Served(options.name, thread, ChatCodec(policy.tokenizer), pieces.piece, limits, policy.stop_token_ids, options.key)
+
+
+def _speculation(policy: Policy, options: ServeOptions) -> Speculation | None:
+    """Raises UserError for a draft model that does not read and write the model's tokens, in texts as long."""
+    if not options.draft:
+        return Speculation() if options.speculation == "ngram" else None
+    draft = load_policy(ModelConfig(path=model_folder(options.draft)), seed=0, device=str(policy.model.device), setting="--draft")
+    same_size = draft.model.config.get_text_config().vocab_size == policy.model.config.get_text_config().vocab_size
+    if not same_size or draft.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise UserError(f"--draft {options.draft}: its vocabulary is not the model's; a draft needs the same tokenizer")
+    if draft.context < policy.context:
+        raise UserError(f"--draft {options.draft}: its context of {draft.context} tokens is shorter than the model's, {policy.context}")
+    return Speculation(draft=CausalLM(draft.model))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -87,21 +87,32 @@ class Choice:
         self._seen = 0
 
     def advance(self, sequence: EngineSequence) -> bool:
-        """Take the sequence's new tokens in. True when they complete a stop string."""
-        at = len(sequence.request.prompt) + self._seen
-        new = sequence.tokens[at:]
+        """Take the sequence's new tokens in. True when they complete a stop string; those behind it, where a step drew several, are cut off."""
+        text, stopped = self._read(sequence)
+        new = sequence.tokens[len(sequence.request.prompt) + self._seen :]
         self._delta.tokens += new
         self._delta.logp += sequence.logp[self._seen :]
         self._delta.version += sequence.version[self._seen :]
         self._delta.top += sequence.top[self._seen :]
         self._seen += len(new)
-        text, stopped = self._stops.push(self._stream.push(new))
         if not stopped and sequence.finish_reason is not None:
             rest, stopped = self._stops.push(self._stream.finish())
             text += rest + ("" if stopped else self._stops.finish())
         self._delta.text += text
         self.text += text
         return stopped
+
+    def _read(self, sequence: EngineSequence) -> tuple[str, bool]:
+        """The text that the new tokens settle, and whether a stop string ends it."""
+        at = len(sequence.request.prompt) + self._seen
+        new, text = sequence.tokens[at:], ""
+        for piece in [[token] for token in new] if self.job.stops else [new]:
+            settled, stopped = self._stops.push(self._stream.push(piece))
+            at, text = at + len(piece), text + settled
+            if stopped:
+                sequence.cut(at)
+                return text, True
+        return text, False
 
     def take(self, finish_reason: FinishReason | None = None) -> Delta:
         """What has gathered since the last call."""

@@ -41,6 +41,8 @@ def _counters(engine: EngineThread) -> list[tuple[str, str, float]]:
         ("prefill_tokens_total", "Prompt tokens computed.", stats.prefill_tokens),
         ("reused_tokens_total", "Prompt tokens shared by samples or found in the prefix cache instead.", stats.reused_tokens),
         ("recomputed_tokens_total", "Tokens of preempted completions computed once more.", stats.recomputed_tokens),
+        ("proposed_tokens_total", "Tokens guessed by speculation and checked.", stats.proposed_tokens),
+        ("accepted_tokens_total", "Guessed tokens that completions took over.", stats.accepted_tokens),
         ("preemptions_total", "Completions stopped for lack of blocks, to go on later.", stats.preemptions),
     ]
 
@@ -50,6 +52,8 @@ def _gauges(engine: EngineThread) -> list[tuple[str, str, float]]:
     return [
         ("tokens_per_second", "Tokens sampled a second, over about the last 10 s.", engine.rate.value()),
         ("prefix_hit_ratio", "Share of all prompt tokens so far that were not computed.", engine.engine.stats.hit_rate),
+        ("acceptance_ratio", "Share of guessed tokens so far that completions took over.", engine.engine.stats.acceptance_rate),
+        ("tokens_per_pass", "Tokens that a completion grows by in one pass through the model.", engine.engine.stats.tokens_per_pass),
         ("waiting_prompts", "Prompts with samples that have not started.", engine.waiting),
         ("queue_prompts", "Prompts that may wait.", engine.max_queue),
         ("running_sequences", "Completions being sampled.", usage.running),
