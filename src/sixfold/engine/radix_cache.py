@@ -10,6 +10,7 @@ Zheng et al. 2023, "SGLang: efficient execution of structured language model pro
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,13 +24,15 @@ Key = tuple[int, ...]
 
 @dataclass(eq=False)
 class _Node:
-    """An edge and what lies below it. keys: the tokens of each of `blocks`. touched: when it was last used. children: by their first key."""
+    """An edge and what lies below it. keys: the tokens of each of `blocks`. touched: when it was last used. children: by their first key. order: those keys,
+    sorted."""
 
     keys: list[Key]
     blocks: list[int]
     parent: _Node | None
     touched: int = 0
     children: dict[Key, _Node] = field(default_factory=dict)
+    order: list[Key] = field(default_factory=list)
 
 
 class RadixCache:
@@ -64,6 +67,7 @@ class RadixCache:
             self._blocks.keep(fresh)
             leaf = _Node(keys, fresh, node)
             node.children[keys[0]] = leaf
+            insort(node.order, keys[0])
             node = leaf
         self._touch(node)
 
@@ -111,7 +115,10 @@ class RadixCache:
         """Of the blocks that follow a place in the tree, the one that begins with most of `tokens`: (how many, block)."""
         if within < len(node.keys):
             return _common(tokens, node.keys[within]), node.blocks[within]
-        return max(((_common(tokens, key), child.blocks[0]) for key, child in node.children.items()), default=(0, -1))
+        # In sorted order the key that begins with most of `tokens` stands right before or after their own place.
+        place = bisect_left(node.order, tuple(tokens[: self._blocks.block_size]))
+        beside = node.order[max(0, place - 1) : place + 1]
+        return max(((_common(tokens, key), node.children[key].blocks[0]) for key in beside), default=(0, -1))
 
     def _split(self, node: _Node, at: int) -> _Node:
         """Cut an edge after `at` blocks; the upper half keeps its place and is given back."""
@@ -120,6 +127,7 @@ class RadixCache:
         upper.parent.children[upper.keys[0]] = upper  # type: ignore[union-attr]
         node.keys, node.blocks, node.parent = node.keys[at:], node.blocks[at:], upper
         upper.children[node.keys[0]] = node
+        upper.order.append(node.keys[0])
         return upper
 
     def _touch(self, node: _Node) -> None:
@@ -145,6 +153,7 @@ class RadixCache:
             parent = leaf.parent
             assert parent is not None
             del parent.children[first]
+            del parent.order[bisect_left(parent.order, first)]
             if parent.parent is not None and not parent.children:
                 heapq.heappush(self._leaves, (parent.touched, next(self._clock), parent))
         return freed
