@@ -30,7 +30,7 @@ ALLOWED = {
     "config": set(),
     "errors": set(),
     "batch": {"types"},
-    "engine": {"types"},
+    "engine": {"errors", "types"},
     "model": {"config", "errors"},
     "algorithm": {"batch", "types"},
     "environment": {"types", "errors"},

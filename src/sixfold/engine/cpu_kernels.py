@@ -13,16 +13,25 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ..errors import UserError
+
 SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
 _COMPILE_S = 60
+
+
+class _Scratch(threading.local):
+    """Room for the kernels' sums. Each Python thread has its own: a call lets the others run."""
+
+    floats = torch.empty(0)
 
 
 class CPUKernels:
@@ -36,7 +45,7 @@ class CPUKernels:
         layout = [pointer, integer, pointer, pointer, integer, *[pointer] * 3, integer, pointer, pointer, integer, pointer]
         self._attention = _typed(library.paged_attention, *layout, *[integer] * 5, real, integer, real, pointer, integer, threads)
         self._sample = _typed(library.sample, pointer, *[integer] * 3, *[pointer] * 5, threads)
-        self._scratch = torch.empty(0)
+        self._scratch = _Scratch()
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> Tensor:
         """x / rms(x) * weight over the last dimension of x [N, C]."""
@@ -107,9 +116,9 @@ class CPUKernels:
         return tokens, logp
 
     def _room(self, floats: int) -> int:
-        if len(self._scratch) < floats:
-            self._scratch = torch.empty(2 * floats)
-        return self._scratch.data_ptr()
+        if len(self._scratch.floats) < floats:
+            self._scratch.floats = torch.empty(2 * floats)
+        return self._scratch.floats.data_ptr()
 
 
 def _typed(function: Callable[..., None], *types: type) -> Callable[..., None]:
@@ -119,11 +128,17 @@ def _typed(function: Callable[..., None], *types: type) -> Callable[..., None]:
 
 @cache
 def cpu_kernels() -> CPUKernels | None:
-    """The compiled kernels; None where there is no working C compiler (Windows counts as that), or SIXFOLD_KERNELS=torch. Compiles once a machine."""
-    if os.environ.get("SIXFOLD_KERNELS") == "torch" or os.name != "posix":
+    """The compiled kernels; None where there is no working C compiler (Windows counts as that), or SIXFOLD_KERNELS=torch. Compiles once a machine.
+
+    Raises UserError for another value of SIXFOLD_KERNELS.
+    """
+    choice = os.environ.get("SIXFOLD_KERNELS", "")
+    if choice not in ("", "torch"):
+        raise UserError(f"SIXFOLD_KERNELS = '{choice}': unset it for the compiled kernels, or 'torch' for PyTorch's operations alone")
+    if choice or os.name != "posix":
         return None
-    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
-        compiler = shutil.which(name) if name else None
+    names = (os.environ.get("CC"), "cc", "gcc", "clang")
+    for compiler in dict.fromkeys(shutil.which(name) for name in names if name):
         library = _library(compiler) if compiler else None
         if library is not None:
             return CPUKernels(library)
@@ -133,18 +148,26 @@ def cpu_kernels() -> CPUKernels | None:
 def _library(compiler: str) -> ctypes.CDLL | None:
     """The library as this compiler makes it, kept in the user's cache folder; None if it fails."""
     name = f"kernels-{_key(compiler)}.so"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for folder in (home / "sixfold", Path(tempfile.gettempdir()) / f"sixfold-{os.getuid()}"):
+    for folder in _folders():
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if folder.stat().st_uid != os.getuid():
                 continue  # somebody else's: what lies there is not ours to run
-            if not (folder / name).exists():
+            if not _whole(folder / name):
                 _compile(compiler, folder / name)
             return ctypes.CDLL(str(folder / name))
-        except (OSError, subprocess.SubprocessError):
+        except OSError:  # not writable, or nothing that lies there may be executed
             continue
+        except subprocess.SubprocessError:  # elsewhere it would fail again
+            return None
     return None
+
+
+def _folders() -> Iterator[Path]:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if os.path.isabs(home):  # a user without a home folder keeps the "~"
+        yield Path(home) / "sixfold"
+    yield Path(tempfile.gettempdir()) / f"sixfold-{os.getuid()}"
 
 
 def _key(compiler: str) -> str:
@@ -156,15 +179,31 @@ def _key(compiler: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
+def _whole(library: Path) -> bool:
+    """Whether the file is there and ends with its own digest: loading half a library would end the process."""
+    data = library.read_bytes() if library.exists() else b""
+    return hashlib.sha256(data[:-32]).digest() == data[-32:]
+
+
 def _compile(compiler: str, target: Path) -> None:
-    """With OpenMP where the compiler has it, else for one thread. The file appears whole. Raises SubprocessError or OSError."""
+    """With OpenMP where compiler and torch have the same one, else for one thread. The file appears whole. Raises SubprocessError or OSError."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made, library = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
-        for openmp in (["-fopenmp"], []):
-            command = [compiler, *FLAGS, *openmp, "-c", str(SOURCE), "-o", str(made)]
-            if subprocess.run(command, capture_output=True, timeout=_COMPILE_S, check=False).returncode == 0:
-                break
+        compiling = [compiler, *FLAGS, "-c", str(SOURCE), "-o", str(made)]
         # Linked without -fopenmp: the OpenMP that torch has loaded serves both. Two of them would wait for each other's spinning threads.
-        subprocess.run([compiler, "-shared", str(made), "-o", str(library), "-lm"], capture_output=True, timeout=_COMPILE_S, check=True)
-        ctypes.CDLL(str(library))  # OSError if a symbol is not to be had
+        linking = [compiler, "-shared", str(made), "-o", str(library), "-lm"]
+        try:
+            _build([*compiling, "-fopenmp"], linking)
+        except (subprocess.CalledProcessError, OSError):
+            _build(compiling, linking)
+        digest = hashlib.sha256(library.read_bytes()).digest()
+        with library.open("ab") as file:  # added to, not written anew: it is loaded
+            file.write(digest)
         library.replace(target)
+
+
+def _build(compiling: list[str], linking: list[str]) -> None:
+    """Raises SubprocessError; OSError if a symbol is not to be had."""
+    for command in (compiling, linking):
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMPILE_S, check=True)
+    ctypes.CDLL(linking[linking.index("-o") + 1])

@@ -1,13 +1,13 @@
 """The body of the common transformer (Llama, Qwen 2 and 3, Mistral and their kin), written out: PyTorch's matrix products, and between them the CPU
 kernels, on the module's own weights. An update of them in place is seen at once.
 
-A module qualifies by what it computes, not by its name: its parts have the expected shapes, and on a probe the written-out body gives the module's
-own hidden states. Every other module runs as it is.
+A module qualifies by what it computes, not by its name: its parts have the expected shapes, and on a probe with random weights the written-out body
+gives the module's own hidden states. Every other module runs as it is; so does this one once it has changed (hooks, adapters, another dtype).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -66,9 +66,13 @@ class _Layer:
 class FusedDecoder:
     """The body of a module as `_layers` describes it: tokens, positions [N] -> hidden states [N, hidden]."""
 
-    def __init__(self, module: nn.Module, kernels: CPUKernels) -> None:
-        body = module.get_submodule("model")
+    def __init__(self, model: LanguageModel, kernels: CPUKernels) -> None:
+        body = model.module.get_submodule("model")
+        self._model = model
         self._kernels = kernels
+        self._parts = [(module._modules, dict(module._modules)) for module in body.modules()]
+        self._parameters = [module._parameters for module in body.modules() if module._parameters]
+        self._hooks = [hooks for module in body.modules() for hooks in (module._forward_pre_hooks, module._forward_hooks)]
         self._rotary = body.get_submodule("rotary_emb")
         self._embedding = body.get_submodule("embed_tokens")._parameters
         self._norm = _norm(body.get_submodule("norm"))
@@ -82,8 +86,20 @@ class FusedDecoder:
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
         """As `LanguageModel.hidden`."""
+        if not self._as_built():
+            return self._model.hidden(tokens, positions, layout)
+        return self._written_out(tokens, positions, layout, self._angles(int(positions.max()) + 1))
+
+    def _as_built(self) -> bool:
+        """Whether the module is still the one that was compared: nothing hooked on, no part exchanged, its weights what the kernels read."""
+        return (
+            not any(self._hooks)
+            and all(now == then for now, then in self._parts)
+            and all(p is None or (p.dtype is torch.float32 and p.is_cpu) for own in self._parameters for p in own.values())
+        )
+
+    def _written_out(self, tokens: Tensor, positions: Tensor, layout: Layout, table: tuple[Tensor, Tensor]) -> Tensor:
         kernels, count = self._kernels, len(tokens)
-        table = self._angles(int(positions.max()) + 1)
         x = self._embedding["weight"].index_select(0, tokens)  # type: ignore[union-attr]
         normed = torch.empty_like(x)
         q_width, kv_width = self._heads * self._width, self._kv_heads * self._width
@@ -107,22 +123,25 @@ class FusedDecoder:
     def _angles(self, positions: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines [P, D / 2] of at least so many positions, as the module itself computes them."""
         if positions > len(self._table[0]):
-            at = torch.arange(max(positions, 2 * len(self._table[0]), 256))
-            both = self._rotary(torch.empty(0), at[None])
-            self._table = tuple(t[0, :, : self._width // 2].contiguous() for t in both)  # type: ignore[assignment]
+            self._table = self._angles_at(torch.arange(max(positions, 2 * len(self._table[0]), 256)))
         return self._table
 
-    def qualifies(self, model: LanguageModel, context: int) -> bool:
+    def _angles_at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        cosines, sines = self._rotary(torch.empty(0), positions[None])
+        half = self._width // 2
+        return cosines[0, :, :half].contiguous(), sines[0, :, :half].contiguous()
+
+    def agrees(self, context: int) -> bool:
         """Compare with the module on two texts, the second at the end of the context; learn from it what its attention layers ask for."""
         spans = ((0, 5), (5, 13))
         positions = torch.cat([torch.arange(5), torch.arange(8) + max(0, context - 8)])
-        tokens = torch.arange(1, 14) % self._embedding["weight"].shape[0]  # type: ignore[union-attr]
+        tokens = torch.arange(13) * self._embedding["weight"].shape[0] // 13  # type: ignore[union-attr]
         probe = _Probe(spans)
-        theirs = model.hidden(tokens, positions, probe)
+        theirs = self._model.hidden(tokens, positions, probe)
         if [kernel.layer for kernel in probe.kernels] != list(range(len(self._layers))):
             return False
         self._attention = probe.kernels
-        ours = self.hidden(tokens, positions, _Probe(spans))
+        ours = self._written_out(tokens, torch.arange(13), _Probe(spans), self._angles_at(positions))
         return bool((ours - theirs).abs().max() <= TOLERANCE * (1 + theirs.abs().max()))
 
 
@@ -145,16 +164,42 @@ class _Probe:
         return torch.cat(out, dim=2).transpose(1, 2).contiguous()
 
 
+class _WithWeights(nn.Module):
+    """For `functional_call`: runs what it is given while the model has other weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, run: Callable[[], bool]) -> bool:
+        return run()
+
+
 @torch.inference_mode()
 def fused_decoder(model: LanguageModel) -> FusedDecoder | None:
     """The module's body written out; None where it is another architecture, not float32 on the CPU, or there are no kernels."""
     kernels = cpu_kernels()
-    module = model.module
-    if kernels is None or not _has_parts(module) or any(p.dtype != torch.float32 or p.device.type != "cpu" for p in module.parameters()):
+    if kernels is None or not _has_parts(model.module):
         return None
-    decoder = FusedDecoder(module, kernels)
-    context = module.config.get_text_config().max_position_embeddings  # type: ignore[union-attr, operator]
-    return decoder if decoder.qualifies(model, context) else None
+    decoder = FusedDecoder(model, kernels)
+    if not decoder._as_built():
+        return None
+    # The model's own weights may hide a difference: a projection that starts at zero hides all that is before it.
+    blocks = list(model.module.get_submodule("model.layers").children())
+    random = _random_weights(blocks[0])
+    weights = {f"model.model.layers.{i}.{name}": value for i in range(len(blocks)) for name, value in random.items()}
+    context = vars(model.module.config)["max_position_embeddings"]
+    same = torch.func.functional_call(_WithWeights(model.module), weights, (lambda: decoder.agrees(context),))
+    return decoder if same else None
+
+
+def _random_weights(block: nn.Module) -> dict[str, Tensor]:
+    """One layer's worth, by parameter name; all layers can have the same."""
+    generator, made = torch.Generator().manual_seed(0), {}
+    for name, p in block.named_parameters():
+        value = torch.empty(p.shape)
+        made[name] = value.uniform_(0.5, 1.5, generator=generator) if p.dim() == 1 else value.normal_(0, p.shape[1] ** -0.5, generator=generator)
+    return made
 
 
 def _has_parts(module: nn.Module) -> bool:
@@ -162,9 +207,17 @@ def _has_parts(module: nn.Module) -> bool:
     body = module._modules.get("model")
     if body is None or set(body._modules) != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return False
-    rotary, layers = body.get_submodule("rotary_emb"), list(body.get_submodule("layers").children())
-    plain = vars(rotary).get("rope_type") in STATIC_ROPE and "inv_freq" in rotary._buffers
-    return plain and bool(layers) and all(_layer_has_parts(block) for block in layers)
+    embedding, rotary, layers = body.get_submodule("embed_tokens"), body.get_submodule("rotary_emb"), list(body.get_submodule("layers").children())
+    if type(embedding) is not nn.Embedding or embedding.max_norm is not None or not _is_norm(body.get_submodule("norm")):
+        return False
+    config = vars(module).get("config")
+    limited = config is not None and "max_position_embeddings" in vars(config)
+    static = vars(rotary).get("rope_type") in STATIC_ROPE and "inv_freq" in rotary._buffers
+    if not (limited and static and layers and all(_layer_has_parts(block) for block in layers)):
+        return False
+    shapes = [{name: tuple(p.shape) for name, p in block.named_parameters()} for block in layers]
+    expected = _shapes(shapes[0], embedding.weight.shape[1], 2 * rotary.get_buffer("inv_freq").numel())
+    return all(layer == shapes[0] for layer in shapes) and expected.items() <= shapes[0].items()
 
 
 def _layer_has_parts(block: nn.Module) -> bool:
@@ -174,9 +227,23 @@ def _layer_has_parts(block: nn.Module) -> bool:
         found = block.get_submodule(room)._modules
         if not set(names) <= set(found) <= set(names) | OTHERS[room] or any(type(found[name]) is not nn.Linear for name in names):
             return False
-    norms = [m for name, m in block.named_modules() if name.endswith("norm")]
     heads = {"q_norm", "k_norm"} & set(block.get_submodule("self_attn")._modules)
-    return len(heads) != 1 and all(set(m._parameters) == {"weight"} and "variance_epsilon" in vars(m) for m in norms)
+    return len(heads) != 1 and all(_is_norm(m) for name, m in block.named_modules() if name.endswith("norm"))
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return set(module._parameters) == {"weight"} and "variance_epsilon" in vars(module)
+
+
+def _shapes(layer: dict[str, tuple[int, ...]], hidden: int, width: int) -> dict[str, tuple[int, ...]]:
+    """What the weights of a layer like this must be: whole heads, as wide as the rotation, and the norms over all that they stand before."""
+    heads, kv_heads = (max(1, layer[f"self_attn.{name}.weight"][0] // width) for name in ("q_proj", "k_proj"))
+    inner = layer["mlp.gate_proj.weight"][0]
+    expected: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
+    expected |= {f"self_attn.{name}.weight": (n * width, hidden) for name, n in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))}
+    expected |= {f"mlp.{name}.weight": (inner, hidden) for name in ("gate_proj", "up_proj")}
+    expected |= {"self_attn.o_proj.weight": (hidden, heads * width), "mlp.down_proj.weight": (hidden, inner)}
+    return expected | {name: (width,) for name in ("self_attn.q_norm.weight", "self_attn.k_norm.weight") if name in layer}
 
 
 def _layer(block: nn.Module) -> _Layer:

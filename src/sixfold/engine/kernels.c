@@ -14,9 +14,10 @@
 
 typedef int64_t i64;
 
-/* e^x to 1 ulp or so for x <= 88 (0 below -87): 2^n * p(r), written so that a compiler makes vectors of it. Coefficients: Cephes expf. */
+/* e^x to 1 ulp or so, 0 below -87.3, e^88 above 88 (further on the exponent would run into the sign), NaN of NaN: 2^n * p(r), written so that a
+   compiler makes vectors of it. Coefficients: Cephes expf. */
 LINE float exp_(float x) {
-    float y = x < -87.3f ? -87.3f : x;
+    float y = x < -87.3f ? -87.3f : x > 88.0f ? 88.0f : x;
     float n = floorf(y * 1.44269504088896341f + 0.5f);
     float r = y - n * 0.693359375f + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
@@ -26,7 +27,7 @@ LINE float exp_(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    int32_t bits = ((int32_t)n + 127) << 23;
+    uint32_t bits = ((uint32_t)(int32_t)n + 127) << 23;
     float scale;
     memcpy(&scale, &bits, 4);
     return x < -87.3f ? 0.0f : p * scale;
@@ -214,7 +215,7 @@ LINE double piece_sum(const float *e, i64 n) {
 
 /* Draw a token of each row from softmax(logits / temperature) by inverse transform: the first whose running sum of probabilities passes noise * total.
    Temperature 0 takes the most probable one. logp: of the token; at temperature 1 where it is 0. Sums over the vocabulary are in double precision: in
-   single precision they would lose the rare tokens. scratch: [threads, V]. */
+   single precision they would lose the rare tokens. Where a logit is NaN, or all are -inf, some token comes out with logp NaN. scratch: [threads, V]. */
 void sample(const float *logits, i64 stride, i64 rows, i64 V, const float *temperature, const double *noise, i64 *tokens, float *logp, float *scratch,
             int threads) {
     const i64 piece = 64;
@@ -222,26 +223,23 @@ void sample(const float *logits, i64 stride, i64 rows, i64 V, const float *tempe
     for (i64 r = 0; r < rows; r++) {
         const float *x = logits + r * stride;
         float *e = scratch + omp_get_thread_num() * V, T = temperature[r] > 0 ? temperature[r] : 1.0f, top = -INFINITY;
-        for (i64 i = 0; i < V; i++) e[i] = x[i] / T;
 #pragma omp simd reduction(max : top)
-        for (i64 i = 0; i < V; i++) top = e[i] > top ? e[i] : top;
+        for (i64 i = 0; i < V; i++) top = x[i] > top ? x[i] : top;
 #pragma omp simd
-        for (i64 i = 0; i < V; i++) e[i] = exp_(e[i] - top);
+        for (i64 i = 0; i < V; i++) e[i] = exp_((x[i] - top) / T); /* not x / T - top / T: a small T would make infinities of them */
         double total = 0, passed = 0;
-        i64 token = 0, last = 0;
+        i64 token = 0;
         for (i64 from = 0; from < V; from += piece) total += piece_sum(e + from, V - from < piece ? V - from : piece);
         double wanted = noise[r] * total;
         if (temperature[r] > 0) {
             i64 from = 0;
             for (double s; from + piece < V && passed + (s = piece_sum(e + from, piece)) <= wanted; from += piece) passed += s;
-            for (token = last = from; token < V; token++) {
-                last = e[token] > 0 ? token : last;
-                if ((passed += e[token]) > wanted) break;
-            }
-            if (token == V) token = last; /* rounding left the sum below the noise: the last token that can be drawn */
+            for (token = from; token < V && (passed += e[token]) <= wanted;) token++;
+            if (token == V) /* rounding left the sum below the noise: the last token that can be drawn */
+                for (token--; token > 0 && e[token] <= 0;) token--;
         } else
-            while (token < V - 1 && e[token] < 1.0f) token++;
+            while (token < V - 1 && x[token] < top) token++; /* not e < 1: what is just below the top rounds to 1 */
         tokens[r] = token;
-        logp[r] = x[token] / T - top - (float)log(total);
+        logp[r] = (x[token] - top) / T - (float)log(total);
     }
 }

@@ -188,8 +188,8 @@ class DecodeLayout:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Write the new keys and values, then attend over each sequence's own: q [1, H, B, D] -> [1, B, H, D]."""
         kernels = decode_kernels(v)
-        if kernels is not None and q.dtype == k.dtype == v.dtype and k.shape[-1] == v.shape[-1]:
-            pools = self.cache.layer_pools(kernel.layer, k[0], v[0])
+        pools = self.cache.layer_pools(kernel.layer, k[0], v[0])
+        if kernels is not None and q.dtype == k.dtype == v.dtype == pools[0].dtype and k.shape[-1] == v.shape[-1]:
             queries, keys, values = (t[0].transpose(0, 1) for t in (q, k, v))
             scale = q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale
             options = (scale, kernel.window, kernel.softcap)

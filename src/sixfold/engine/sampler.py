@@ -33,7 +33,7 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], noise: Sequence[flo
     A greedy row (temperature 0) takes the most probable token; its log-prob is at temperature 1. With truncation on, the log-prob is that of the
     truncated and renormalised distribution.
     """
-    kernels = cpu_kernels() if logits.device.type == "cpu" and logits.stride(-1) == 1 else None
+    kernels = cpu_kernels() if logits.is_cpu and logits.dtype == torch.float32 and logits.stride(-1) == 1 else None
     alike = params[0] if len(set(map(id, params))) == 1 else None
     # Row by row, not by what the batch happens to hold: a row's token must not depend on its company, and two ways may differ in the last bit.
     plain = [p.is_plain for p in params] if alike is None else [alike.is_plain] * len(params)
