@@ -1,0 +1,421 @@
+"""Every CPU kernel against a slow version in double precision, and what the engine builds on: a row's bits are that row's alone, and no kernel reads
+or writes beside its tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sixfold.engine.cpu_kernels import FLAGS, SOURCE, CPUKernels, cpu_kernels
+
+COMPILER = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler: the engine runs on PyTorch's operations")
+BELOW_ONE = 1 - 2.0**-53
+
+
+@pytest.fixture(scope="module")
+def kernels() -> CPUKernels:
+    found = cpu_kernels()
+    assert found is not None, "there is a compiler, but it does not make the kernels"
+    return found
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# --- rows --------------------------------------------------------------------------------------------------------------------------------------
+
+SIZES = [1, 2, 3, 7, 15, 16, 17, 33, 64, 100, 257, 1000]
+
+
+@pytest.mark.parametrize("width", SIZES)
+def test_rms_norm_against_the_slow_version(kernels: CPUKernels, threads: int, width: int) -> None:
+    for rows in (1, 5, 1 + 20_000 // width):
+        x, weight = random(rows, width) * torch.logspace(-3, 3, rows)[:, None], random(width, seed=1)
+        exact = x.double() * (x.double().pow(2).mean(1, keepdim=True) + 1e-6).rsqrt() * weight.double()
+        ours = kernels.rms_norm(x, weight, 1e-6, torch.empty_like(x))
+        torch.testing.assert_close(ours.double(), exact, rtol=2e-6, atol=0)
+        for r in {0, rows // 2, rows - 1}:
+            assert torch.equal(kernels.rms_norm(x[r : r + 1].clone(), weight, 1e-6, torch.empty(1, width)), ours[r : r + 1])
+
+
+@pytest.mark.parametrize("width", SIZES)
+def test_silu_mul_against_the_slow_version(kernels: CPUKernels, threads: int, width: int) -> None:
+    for rows in (1, 5, 1 + 20_000 // width):
+        gate, up = random(rows, width) * 3, random(rows, width, seed=1)
+        exact = gate.double() / (1 + (-gate.double()).exp()) * up.double()
+        ours = kernels.silu_mul(gate.clone(), up)
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-6, atol=0)
+        for r in {0, rows // 2, rows - 1}:
+            assert torch.equal(kernels.silu_mul(gate[r : r + 1].clone(), up[r : r + 1].clone()), ours[r : r + 1])
+
+
+def test_silu_far_out(kernels: CPUKernels) -> None:
+    gate = torch.tensor([-1e30, -1e4, -300.0, -150, -100, -90, -89, -88.5, -88, -50, 0, 50, 88, 90, 300, 1e30])
+    ours = kernels.silu_mul(gate.clone(), torch.ones_like(gate))
+    torch.testing.assert_close(ours[2:].double(), (gate.double() / (1 + (-gate.double()).exp()))[2:], rtol=1e-5, atol=1e-35)
+    assert (ours[:2] <= 0).all() and (ours[:2] > -1e-7).all()
+    assert kernels.silu_mul(torch.tensor([math.nan, 1.0]), torch.ones(2)).isnan().tolist() == [True, False]
+
+
+def slow_rotate(x: Tensor, weight: Tensor | None, epsilon: float, angle: Tensor) -> Tensor:
+    """One head of one token: pairs (i, i + D / 2) turned by angle [D / 2]."""
+    x = x.double()
+    if weight is not None:
+        x = x * (x.pow(2).mean() + epsilon).rsqrt() * weight.double()
+    a, b = x.chunk(2)
+    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()])
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("width", [2, 6, 16, 24, 32, 64, 80, 96, 128, 256])
+def test_rotate_against_the_slow_version(kernels: CPUKernels, threads: int, width: int, normed: bool) -> None:
+    heads, kv_heads, rows = 3, 1, 2 + 5000 // width
+    angles = torch.outer(torch.arange(40).double(), 10000 ** (-torch.arange(width // 2).double() / (width // 2)))
+    table = (angles.cos().float(), angles.sin().float())
+    positions = torch.arange(rows) * 7 % 40
+    norms = (random(width, seed=2), random(width, seed=3), 1e-6) if normed else None
+    qkv = random(rows, (heads + 2 * kv_heads) * width + 5)[:, :-5]  # rows lie apart
+    before = qkv.clone()
+    kernels.rotate(qkv, heads, kv_heads, norms, table, positions)
+    assert torch.equal(qkv[:, (heads + kv_heads) * width :], before[:, (heads + kv_heads) * width :])  # values stay
+    for r in {0, 1, rows // 2, rows - 1}:
+        for h in range(heads + kv_heads):
+            weight = norms[h >= heads] if norms else None
+            expected = slow_rotate(before[r, h * width : (h + 1) * width], weight, 1e-6, angles[positions[r]])  # type: ignore[arg-type]
+            torch.testing.assert_close(qkv[r, h * width : (h + 1) * width].double(), expected, rtol=1e-5, atol=1e-5)
+        alone = before[r : r + 1].clone()
+        kernels.rotate(alone, heads, kv_heads, norms, table, positions[r : r + 1].clone())
+        assert torch.equal(alone, qkv[r : r + 1])
+
+
+# --- attention ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one paged attention."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    pools: tuple[Tensor, Tensor]
+    slots: Tensor
+    table: Tensor
+    positions: Tensor
+    scale: float
+    window: int | None
+    softcap: float | None
+
+    def run(self, kernels: CPUKernels) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Result and pools after it; those of the call stay as they are."""
+        pools = (self.pools[0].clone(), self.pools[1].clone())
+        return kernels.paged_attention(**{**vars(self), "pools": pools}), pools
+
+
+def make_call(
+    width: int, groups: int, kv_heads: int, block: int, ends: list[int], seed: int, window: int | None = None, softcap: float | None = None
+) -> Call:
+    """Rows at positions `ends`; an end one above the row's before it goes on with that row's sequence. Whatever a row may not look at is NaN."""
+    sequences: list[int] = []
+    for i, end in enumerate(ends):
+        sequences.append(sequences[-1] if i and end == ends[i - 1] + 1 else i)
+    columns = max(ends) // block + 1
+    blocks = len(ends) * columns + 1
+    order = torch.randperm(blocks - 1, generator=torch.Generator().manual_seed(seed)).view(len(ends), columns)
+    table = order[torch.tensor(sequences)].contiguous()
+    pools = (torch.full((kv_heads, blocks, block, width), math.nan), torch.full((kv_heads, blocks, block, width), math.nan))
+    at = torch.tensor(ends)
+    slots = table[torch.arange(len(ends)), at // block] * block + at % block
+    for i, end in enumerate(ends):
+        if sequences[i] == i:  # what the sequence has in the cache
+            known = torch.arange(end)
+            filled = table[i, known // block] * block + known % block
+            for side, pool in enumerate(pools):
+                pool.view(kv_heads, -1, width)[:, filled] = random(kv_heads, end, width, seed=seed + i + side)
+    rows = random(len(ends), (groups + 2) * kv_heads * width + 3, seed=seed)[:, :-3]
+    q, k, v = (part.unflatten(1, (-1, width)) for part in rows.split([n * kv_heads * width for n in (groups, 1, 1)], dim=1))
+    return Call(q, k, v, pools, slots, table, at, 1.3 * width**-0.5, window, softcap)
+
+
+def slow_attention(call: Call) -> Tensor:
+    """Row by row, head by head, in double precision."""
+    kv_heads, _, block, width = call.pools[0].shape
+    keys, values = (pool.double().view(kv_heads, -1, width) for pool in call.pools)
+    keys[:, call.slots], values[:, call.slots] = call.k.double().transpose(0, 1), call.v.double().transpose(0, 1)
+    out = torch.empty(call.q.shape, dtype=torch.float64)
+    for r, (row, end) in enumerate(zip(call.q.double(), call.positions.tolist(), strict=True)):
+        seen = torch.arange(max(0, end - call.window + 1) if call.window else 0, end + 1)
+        slots = call.table[r, seen // block] * block + seen % block
+        for h, query in enumerate(row):
+            own = h // (len(row) // kv_heads)
+            scores = keys[own, slots] @ query * call.scale
+            if call.softcap:
+                scores = call.softcap * torch.tanh(scores / call.softcap)
+            out[r, h] = scores.softmax(0) @ values[own, slots]
+    return out
+
+
+def check_attention(kernels: CPUKernels, call: Call, tolerance: float = 5e-6) -> None:
+    out, pools = call.run(kernels)
+    torch.testing.assert_close(out.double(), slow_attention(call), rtol=0, atol=tolerance)
+    for pool, before, new in zip(pools, call.pools, (call.k, call.v), strict=True):
+        expected = before.clone()
+        expected.view(len(pool), -1, pool.shape[-1])[:, call.slots] = new.transpose(0, 1)
+        assert torch.equal(pool.nan_to_num(7.5), expected.nan_to_num(7.5))  # the new tokens, and nothing else
+
+
+@pytest.mark.parametrize("width", [8, 24, 32, 64, 96, 128, 256])
+@pytest.mark.parametrize(("groups", "kv_heads"), [(1, 3), (2, 2), (3, 1), (4, 2), (8, 1)])
+def test_attention_against_the_slow_version(kernels: CPUKernels, width: int, groups: int, kv_heads: int) -> None:
+    for block in (1, 3, 16, 256):
+        check_attention(kernels, make_call(width, groups, kv_heads, block, [0, 1, 2, 15, 16, 40, 41, 255, 256], seed=block))
+
+
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 41, 42, 1000])
+@pytest.mark.parametrize(("width", "groups"), [(64, 2), (24, 3), (32, 8)])
+def test_attention_with_a_window_against_the_slow_version(kernels: CPUKernels, width: int, groups: int, window: int) -> None:
+    for block in (1, 3, 16):
+        check_attention(kernels, make_call(width, groups, 2, block, [0, 1, 14, 15, 16, 17, 39, 40, 41], seed=window, window=window))
+
+
+@given(
+    width=st.sampled_from([1, 2, 5, 16, 32, 48, 64, 128]),
+    groups=st.integers(1, 5),
+    kv_heads=st.integers(1, 3),
+    block=st.integers(1, 20),
+    ends=st.lists(st.integers(0, 70), min_size=1, max_size=7),
+    seed=st.integers(0, 1000),
+    window=st.one_of(st.none(), st.integers(1, 80)),
+    softcap=st.one_of(st.none(), st.sampled_from([0.5, 5.0, 50.0])),
+)
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_any_attention_against_the_slow_version(**shape: object) -> None:
+    found = cpu_kernels()
+    assert found is not None
+    check_attention(found, make_call(**shape))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("width", [32, 40, 64])
+def test_attention_with_extreme_scores_against_the_slow_version(kernels: CPUKernels, width: int) -> None:
+    call = make_call(width, 2, 1, 16, [63], seed=4)
+    signs = torch.where(torch.arange(64) % 2 == 0, 80.0, -80.0)
+    call.pools[0].view(-1, width)[call.table[0, :4].repeat_interleave(16) * 16 + torch.arange(64) % 16] = signs[:, None] / width
+    even = replace(call, q=torch.ones(1, 2, width), k=torch.full((1, 1, width), -80.0 / width), scale=1.0)
+    check_attention(kernels, even, tolerance=1e-5)
+    one = replace(even, k=torch.full((1, 1, width), 3e4), scale=1.0)  # its score is a million: the others count for nothing
+    out, _ = one.run(kernels)
+    assert torch.equal(out[0, 0], one.v[0, 0]) and torch.equal(out[0, 1], one.v[0, 0])
+    out, _ = replace(even, q=torch.full((1, 2, width), math.nan)).run(kernels)
+    assert bool(out.isnan().all())
+
+
+@pytest.mark.parametrize("width", [24, 32, 64, 128])
+@pytest.mark.parametrize("groups", [1, 2, 3, 4])
+def test_a_rows_attention_is_the_same_bits_in_any_company(kernels: CPUKernels, width: int, groups: int) -> None:
+    call = make_call(width, groups, 2, 16, [5, 6, 7, 33, 100, 31, 64, 64], seed=1)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        out, pools = call.run(kernels)
+        torch.set_num_threads(2)
+        for _ in range(5):
+            assert torch.equal(call.run(kernels)[0], out)
+    finally:
+        torch.set_num_threads(before)
+    written = replace(call, pools=pools)
+    for r in range(len(call.q)):
+        alone = {name: getattr(written, name)[r : r + 1] for name in ("q", "k", "v", "slots", "table", "positions")}
+        wider = torch.cat([alone["table"], torch.zeros(1, 9, dtype=torch.int64)], dim=1)  # in company with a longer one its table is wider
+        for change in (alone, {**alone, "table": wider}):
+            assert torch.equal(replace(written, **change).run(kernels)[0], out[r : r + 1])
+    backwards = {name: getattr(written, name).flip(0) for name in ("q", "k", "v", "slots", "table", "positions")}
+    assert torch.equal(replace(written, **backwards).run(kernels)[0], out.flip(0))
+
+
+# --- sampling ----------------------------------------------------------------------------------------------------------------------------------
+
+
+def draw(kernels: CPUKernels, logits: Tensor, temperature: float, noise: float) -> tuple[int, float]:
+    tokens, logp = kernels.sample(logits[None], torch.tensor([temperature]), torch.tensor([noise], dtype=torch.float64))
+    return int(tokens), float(logp)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 63, 64, 65, 127, 128, 129, 1000, 150_001])
+@pytest.mark.parametrize("temperature", [0.0, 1e-3, 0.7, 1.0, 50.0, 1e6])
+def test_draws_against_the_slow_version(kernels: CPUKernels, threads: int, vocabulary: int, temperature: float) -> None:
+    rows = 3
+    logits = random(rows, vocabulary + 2, seed=vocabulary)[:, :-2] * 4
+    logits[:, 1::3] = -math.inf
+    probabilities = (logits.double() / (temperature or 1.0)).softmax(1)
+    until = probabilities.cumsum(1)
+    for noise in (0.0, 0.2, 0.5, 0.999, BELOW_ONE):
+        tokens, logp = kernels.sample(logits, torch.full((rows,), temperature), torch.full((rows,), noise, dtype=torch.float64))
+        for r, token in enumerate(tokens.tolist()):
+            assert token % 3 != 1, "minus infinity was drawn"
+            assert float(logp[r]) == pytest.approx(float(probabilities[r, token].log()), abs=1e-5, rel=1e-6)
+            if temperature == 0:
+                assert token == int(logits[r].argmax())
+            else:
+                assert until[r, token] - probabilities[r, token] - 1e-6 <= noise <= until[r, token] + 1e-6
+            alone = kernels.sample(logits[r : r + 1].clone(), torch.tensor([temperature]), torch.tensor([noise], dtype=torch.float64))
+            assert (int(alone[0]), float(alone[1])) == (token, float(logp[r]))
+
+
+@pytest.mark.parametrize("vocabulary", [1, 63, 64, 65, 200, 4096])
+def test_equal_logits_share_the_noise_equally(kernels: CPUKernels, vocabulary: int) -> None:
+    for noise in (0.0, 1 / 3, 0.5, 0.75, BELOW_ONE):
+        for level in (0.0, -1e30, 3e38):
+            token, logp = draw(kernels, torch.full((vocabulary,), level), 0.7, noise)
+            assert token == int(noise * vocabulary)
+            assert logp == pytest.approx(-math.log(vocabulary), abs=1e-6)
+
+
+@pytest.mark.parametrize("vocabulary", [65, 128, 200, 1000])
+def test_the_ends_of_the_noise_draw_what_can_be_drawn(kernels: CPUKernels, vocabulary: int) -> None:
+    """Not a token of probability 0 before the first or behind the last that has any, wherever those are."""
+    for first in range(0, vocabulary - 1, 7):
+        logits = torch.full((vocabulary,), -math.inf)
+        logits[first], logits[min(first + 70, vocabulary - 1)] = 1.0, 3.0
+        assert draw(kernels, logits, 1.0, 0.0)[0] == first
+        token, logp = draw(kernels, logits, 1.0, BELOW_ONE)
+        assert token == min(first + 70, vocabulary - 1) and logp == pytest.approx(-math.log1p(math.exp(-2)), abs=1e-6)
+        far = logits.clone()
+        far[first] = -100.0  # below what single precision adds to the sum
+        assert draw(kernels, far, 1.0, 0.0)[0] == draw(kernels, far, 1.0, BELOW_ONE)[0] == token
+
+
+def test_noise_near_one_never_falls_off_the_end(kernels: CPUKernels) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for vocabulary in (64, 65, 100, 500):
+        logits = torch.randn(400, vocabulary, generator=generator) * 3
+        logits[:, vocabulary - vocabulary // 3 :] = -math.inf
+        noise = 1 - 2.0**-53 * torch.randint(1, 5, (400,), generator=generator).double()
+        tokens, logp = kernels.sample(logits, torch.ones(400), noise)
+        assert bool(logp.isfinite().all()) and int(tokens.max()) < vocabulary - vocabulary // 3
+
+
+def test_greedy_takes_the_first_of_the_best(kernels: CPUKernels) -> None:
+    logits = random(300)
+    logits[[70, 130, 299]] = 9.0
+    assert draw(kernels, logits, 0.0, 0.9)[0] == 70
+    logits[130] = float(np.nextafter(np.float32(9.0), np.float32(10.0)))
+    assert draw(kernels, logits, 0.0, 0.0)[0] == 130
+    near = torch.tensor([1e-3, float(np.nextafter(np.float32(1e-3), np.float32(1.0)))])  # as exponentials both are 1
+    assert draw(kernels, near, 0.0, 0.0)[0] == 1
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-38, 1e-44])
+def test_a_tiny_temperature_is_greedy(kernels: CPUKernels, temperature: float) -> None:
+    logits = random(200) * 5
+    for noise in (0.0, 0.5, BELOW_ONE):
+        assert draw(kernels, logits, temperature, noise) == (int(logits.argmax()), 0.0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("vocabulary", [1, 64, 65, 300])
+def test_without_a_distribution_a_token_of_the_vocabulary_comes_out_with_logp_nan(kernels: CPUKernels, vocabulary: int, temperature: float) -> None:
+    """The trainer leaves out an update whose loss is not finite; an index beyond the vocabulary would end the process."""
+    broken = [torch.full((vocabulary,), math.nan), torch.full((vocabulary,), -math.inf)]
+    for at in {0, vocabulary // 2, vocabulary - 1}:
+        for value in (math.nan, math.inf):
+            broken.append(random(vocabulary).index_fill(0, torch.tensor([at]), value))
+    for logits in broken:
+        for noise in (0.0, 0.5, BELOW_ONE):
+            token, logp = draw(kernels, logits, temperature, noise)
+            assert 0 <= token < vocabulary and math.isnan(logp)
+
+
+def test_a_rare_token_is_as_frequent_as_it_should_be(kernels: CPUKernels) -> None:
+    """Forty thousand tokens of probability 1e-7 beside one: a running sum in single precision would lose them."""
+    logits = torch.full((40_001,), math.log(1e-7))
+    logits[0] = math.log(1 - 4e-3)
+    for part in (0.1, 0.5, 0.9):
+        assert draw(kernels, logits, 1.0, 1 - 4e-3 * (1 - part))[0] == pytest.approx(40_000 * part, abs=30)
+
+
+# --- the exponential ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_exponential_is_right_to_two_units_in_the_last_place(tmp_path: Path) -> None:
+    wrapper = tmp_path / "exponential.c"
+    beginning = SOURCE.read_text().split("LINE float dot")[0]
+    wrapper.write_text(beginning + "void run(const float *x, float *y, i64 n) { for (i64 i = 0; i < n; i++) y[i] = exp_(x[i]); }")
+    subprocess.run([str(COMPILER), *FLAGS, "-w", "-shared", str(wrapper), "-o", str(tmp_path / "e.so"), "-lm"], check=True)
+    library = ctypes.CDLL(str(tmp_path / "e.so"))
+
+    def exponential(x: np.ndarray) -> np.ndarray:
+        y = np.empty_like(x)
+        library.run(x.ctypes.data_as(ctypes.c_void_p), y.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(len(x)))
+        return y
+
+    bits = np.arange(0, 0x42B00000, 1009, dtype=np.uint32)  # floats of [0, 88], evenly by representation
+    x = np.concatenate([bits.view(np.float32), -bits.view(np.float32)])
+    x = x[x >= np.float32(-87.3)]
+    exact = np.exp(x.astype(np.float64))
+    assert float((np.abs(exponential(x) - exact) / np.spacing(exact.astype(np.float32))).max()) < 2
+    edges = np.array([-87.3, np.nextafter(np.float32(-87.3), np.float32(-88)), -88, -104, -1e30, -np.inf, 0, -0.0, 88], dtype=np.float32)
+    ours = exponential(edges)
+    assert ours[0] >= np.finfo(np.float32).tiny and ours[1:6].tolist() == [0] * 5 and ours[6:8].tolist() == [1, 1]
+    above = np.array([88.5, 89, 90, 100, 176, 178, 200, 1e5, 1e30, np.inf], dtype=np.float32)
+    assert exponential(above).tolist() == [ours[8]] * len(above)
+    assert np.isnan(exponential(np.full(19, np.nan, dtype=np.float32))).all()
+
+
+# --- memory ------------------------------------------------------------------------------------------------------------------------------------
+
+SANITIZED = """
+import sys
+import pytest
+from sixfold.engine import cpu_kernels
+cpu_kernels.FLAGS = ("-O1", "-g", "-march=native", "-fPIC", "-w", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+chosen = "any_attention or 257 or 96 or 127 or far_out or greedy or logp_nan"
+sys.exit(pytest.main(["-x", "--noconftest", "-p", "no:cacheprovider", sys.argv[1], "-k", chosen]))
+"""
+
+
+def test_no_kernel_touches_memory_that_is_not_its_own(tmp_path: Path) -> None:
+    """The tests above once more, on a copy of the kernels that the compiler has made to check every access."""
+    runtimes = [Path(_output([str(COMPILER), f"-print-file-name=lib{name}.so"])) for name in ("asan", "ubsan")]
+    if not all(path.is_absolute() for path in runtimes):
+        pytest.skip("the compiler has no sanitizers")
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": ":".join(map(str, runtimes)),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "XDG_CACHE_HOME": str(tmp_path),
+        "CC": str(COMPILER),
+        "OMP_NUM_THREADS": "2",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SANITIZED, __file__], env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    assert " passed" in done.stdout and b"asan" in next(tmp_path.glob("sixfold/kernels-*.so")).read_bytes()
+
+
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

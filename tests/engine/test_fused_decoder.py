@@ -1,0 +1,299 @@
+"""The written-out body is the module's own, to rounding, and stands aside for every module that it is not."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.conftest import ARCHITECTURES, VOCABULARY, make_tiny
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sixfold.engine.cpu_kernels import cpu_kernels
+from sixfold.engine.engine import Engine
+from sixfold.engine.fused_decoder import FusedDecoder, fused_decoder
+from sixfold.model.attention import NAME
+from sixfold.model.causal_lm import CausalLM
+from sixfold.model.norms import fuse_norms
+from sixfold.types import SamplingParams
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler: every module runs as it is")
+
+WRITTEN_OUT = {"qwen3", "llama"}
+"""Of the architectures of all tests."""
+MORE = {
+    "qwen2": {},
+    "mistral": dict(sliding_window=8),
+    "ministral3": {},
+    "seed_oss": {},
+    "granite": {},
+    "smollm3": {},
+}
+
+
+def prepared(name: str, **extra: object) -> PreTrainedModel:
+    model = make_tiny(name, **{**MORE.get(name, {}), **extra})
+    model.set_attn_implementation(NAME)
+    fuse_norms(model)
+    return model
+
+
+@pytest.fixture
+def llama() -> PreTrainedModel:
+    return prepared("llama")
+
+
+def body(model: nn.Module) -> FusedDecoder:
+    found = fused_decoder(CausalLM(model))  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+class Spy:
+    """The hidden states of a whole engine run by two bodies, forward by forward, prefill and decode, on one cache each."""
+
+    def __init__(self, model: PreTrainedModel, ours: FusedDecoder | None) -> None:
+        self.engine = Engine(CausalLM(model), kv_tokens=800, block_size=8, chunked_prefill=True, prefill_tokens=40)
+        self.engine.runner._body = self  # type: ignore[assignment]
+        self.body = ours or CausalLM(model)
+        self.states: list[Tensor] = []
+
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: object) -> Tensor:
+        self.states.append(self.body.hidden(tokens, positions, layout))  # type: ignore[arg-type]
+        return self.states[-1]
+
+    def run(self) -> list[Tensor]:
+        for i, length in enumerate((1, 8, 70, 17)):
+            self.engine.add(str(i), [(3 * i + 7 * j) % VOCABULARY for j in range(length)], SamplingParams(max_tokens=6, seed=i), [0, 1])
+        self.engine.run()
+        return self.states
+
+
+def assert_same_states(model: PreTrainedModel, ours: FusedDecoder) -> None:
+    pairs = list(zip(Spy(model, ours).run(), Spy(model, None).run(), strict=True))
+    assert len(pairs) > 8
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+
+
+def uses_the_module(model: PreTrainedModel, ours: FusedDecoder, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a forward goes through the module itself."""
+    calls: list[int] = []
+    theirs, spy = CausalLM.hidden, Spy(model, ours)
+    monkeypatch.setattr(CausalLM, "hidden", lambda *args: calls.append(1) or theirs(*args))
+    spy.run()
+    monkeypatch.undo()
+    return bool(calls)
+
+
+# --- which modules -----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted({*ARCHITECTURES, *MORE}))
+def test_the_right_architectures_are_written_out(name: str) -> None:
+    model = prepared(name)
+    ours = fused_decoder(CausalLM(model))
+    assert (ours is not None) == (name in WRITTEN_OUT | set(MORE))
+    if ours is not None:
+        assert_same_states(model, ours)
+
+
+VARIANTS: dict[str, tuple[str, dict[str, object], bool]] = {
+    "tied embeddings": ("qwen3", dict(tie_word_embeddings=True), True),
+    "biases of attention": ("llama", dict(attention_bias=True), True),
+    "biases of the MLP": ("llama", dict(mlp_bias=True), True),
+    "a sliding window in the later layers": ("qwen2", dict(use_sliding_window=True, sliding_window=8, max_window_layers=1), True),
+    "one key head": ("qwen3", dict(num_key_value_heads=1), True),
+    "narrow heads": ("llama", dict(head_dim=10), True),
+    "heads wider than hidden": ("qwen3", dict(head_dim=64), True),
+    "many layers": ("llama", dict(num_hidden_layers=40), True),
+    "a long context": ("llama", dict(max_position_embeddings=1 << 20), True),
+    "linear RoPE": ("llama", dict(rope_parameters=dict(rope_type="linear", factor=4.0, rope_theta=1e4)), True),
+    "YaRN": ("llama", dict(rope_parameters=dict(rope_type="yarn", factor=4.0, rope_theta=1e4, original_max_position_embeddings=64)), True),
+    "dynamic RoPE": ("llama", dict(rope_parameters=dict(rope_type="dynamic", factor=4.0, rope_theta=1e4)), False),
+    "LongRoPE": (
+        "llama",
+        dict(
+            rope_parameters=dict(
+                rope_type="longrope",
+                rope_theta=1e4,
+                short_factor=[1.0] * 8,
+                long_factor=[2.0] * 8,
+                original_max_position_embeddings=64,
+            )
+        ),
+        False,
+    ),
+    "another activation": ("llama", dict(hidden_act="gelu"), False),
+    "scaled embeddings": ("granite", dict(embedding_multiplier=12.0), False),
+    "scaled residuals": ("granite", dict(residual_multiplier=0.22), False),
+    "scaled scores": ("granite", dict(attention_multiplier=0.5), True),
+    "layers without RoPE": ("smollm3", dict(num_hidden_layers=4, no_rope_layers=[1, 0, 1, 0]), False),
+    "queries that grow with the position": (
+        "ministral3",
+        dict(
+            rope_parameters=dict(
+                rope_type="yarn", factor=4.0, rope_theta=1e4, original_max_position_embeddings=64, llama_4_scaling_beta=0.1,
+                beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0,
+            )
+        ),
+        False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_is_written_out_or_left_alone(variant: str) -> None:
+    name, extra, expected = VARIANTS[variant]
+    model = prepared(name, **extra)
+    with torch.no_grad():
+        for parameter_name, p in model.named_parameters():
+            if "bias" in parameter_name:
+                p.uniform_(-1, 1)
+    ours = fused_decoder(CausalLM(model))
+    assert (ours is not None) == expected
+    if ours is not None:
+        assert_same_states(model, ours)
+
+
+@pytest.mark.parametrize(("name", "extra"), [("llama", dict(hidden_act="gelu")), ("granite", dict(residual_multiplier=0.22))])
+def test_projections_that_start_at_zero_hide_nothing(name: str, extra: dict[str, object]) -> None:
+    """All layers add nothing yet, so the module and a Llama of its weights agree; after the first update they would not."""
+    model = prepared(name, **extra)
+    with torch.no_grad():
+        for block in model.model.layers:
+            block.self_attn.o_proj.weight.zero_()
+            block.mlp.down_proj.weight.zero_()
+    assert fused_decoder(CausalLM(model)) is None
+
+
+def test_the_comparison_leaves_weights_and_random_numbers_alone(llama: PreTrainedModel) -> None:
+    before, state = copy.deepcopy(llama.state_dict()), torch.get_rng_state()
+    parameters = [*llama.parameters()]
+    body(llama)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(p is q for p, q in zip(llama.parameters(), parameters, strict=True))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in llama.state_dict().items())
+
+
+class Wrapped(nn.Linear):
+    """As an adapter does: the weight of old, and something more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 0.1 * x.sum(-1, keepdim=True)
+
+
+def wrap(model: PreTrainedModel) -> None:
+    old = model.model.layers[1].self_attn.v_proj
+    new = Wrapped(old.in_features, old.out_features, bias=False)
+    new.weight = old.weight
+    model.model.layers[1].self_attn.v_proj = new
+
+
+def add_norm(model: PreTrainedModel) -> None:
+    model.model.layers[0].extra_layernorm = copy.deepcopy(model.model.layers[0].input_layernorm)
+
+
+def hook(model: PreTrainedModel) -> None:
+    model.model.layers[1].mlp.register_forward_hook(lambda _module, _inputs, output: output * 1.5)
+
+
+def hook_before(model: PreTrainedModel) -> None:
+    model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda _module, inputs: (inputs[0] * 0.5,))
+
+
+def prune(model: PreTrainedModel) -> None:
+    nn.utils.parametrizations.orthogonal(model.model.layers[0].self_attn.q_proj)
+
+
+CHANGES: list[Callable[[PreTrainedModel], None]] = [wrap, add_norm, hook, hook_before, prune]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_module_runs_as_it_is(change: Callable[[PreTrainedModel], None], llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changed before the engine is made: refused. Changed later: noticed at the next forward."""
+    ours = body(llama)
+    assert not uses_the_module(llama, ours, monkeypatch)
+    plain = Spy(llama, ours).run()
+    change(llama)
+    assert fused_decoder(CausalLM(llama)) is None
+    assert uses_the_module(llama, ours, monkeypatch)
+    assert_same_states(llama, ours)
+    assert not all(torch.equal(a, b) for a, b in zip(plain, Spy(llama, ours).run(), strict=True)) or change is add_norm
+
+
+def test_a_hook_that_is_removed_frees_the_way_again(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, seen = body(llama), []
+    handle = llama.model.layers[0].register_forward_hook(lambda *_: seen.append(1))
+    assert uses_the_module(llama, ours, monkeypatch) and seen
+    handle.remove()
+    assert not uses_the_module(llama, ours, monkeypatch)
+
+
+# --- which weights -----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_weights_are_seen_at_once(name: str) -> None:
+    model = prepared(name, attention_bias=True)
+    ours = body(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.1).add_(0.01)
+    assert_same_states(model, ours)
+    for parameter_name, p in list(model.named_parameters()):  # others in their place
+        owner, _, leaf = parameter_name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, nn.Parameter(p.detach() * 0.9 + 0.005))
+    assert_same_states(model, ours)
+    model.model.layers[0].self_attn.q_proj.bias = None
+    assert_same_states(model, ours)
+
+
+@pytest.mark.parametrize("where", ["everywhere", "one norm", "the embedding"])
+def test_another_dtype_is_left_to_the_module(where: str, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels read plain float32: of half as many bytes they would read beside them."""
+    ours = body(llama)
+    part = {"everywhere": llama, "one norm": llama.model.layers[1].input_layernorm, "the embedding": llama.model.embed_tokens}[where]
+    part.double() if where == "one norm" else part.bfloat16()
+    if where == "everywhere":
+        assert uses_the_module(llama, ours, monkeypatch)
+    assert not ours._as_built() and fused_decoder(CausalLM(llama)) is None
+    part.float()
+    assert not uses_the_module(llama, ours, monkeypatch)
+
+
+def test_another_device_is_left_to_the_module(llama: PreTrainedModel) -> None:
+    ours = body(llama)
+    llama.model.layers[1].to("meta")
+    assert not ours._as_built() and fused_decoder(CausalLM(llama)) is None
+
+
+def test_training_mode_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our attention knows no dropout, in the module either."""
+    model = prepared("llama", attention_dropout=0.5).train()
+    ours = body(model)
+    assert not uses_the_module(model, ours, monkeypatch)
+    assert_same_states(model, ours)
+
+
+def test_weights_that_are_not_numbers_give_tokens_of_the_vocabulary(llama: PreTrainedModel) -> None:
+    """A diverged run: the log-probs are NaN, which the trainer leaves out."""
+    with torch.no_grad():
+        llama.model.layers[0].mlp.down_proj.weight[3, 3] = float("nan")
+    engine = Engine(CausalLM(llama), kv_tokens=200)
+    engine.add("t", [2, 3, 4], SamplingParams(max_tokens=5), [0, 1])
+    for s in engine.run():
+        assert all(0 <= token < VOCABULARY for token in s.tokens)
+        assert all(logp != logp for logp in s.logp)
+
+
+def test_without_kernels_no_module_is_written_out(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIXFOLD_KERNELS", "torch")
+    cpu_kernels.cache_clear()
+    assert fused_decoder(CausalLM(llama)) is None
+    monkeypatch.undo()
+    cpu_kernels.cache_clear()
+    assert fused_decoder(CausalLM(llama)) is not None
