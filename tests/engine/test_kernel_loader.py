@@ -146,6 +146,7 @@ def test_a_broken_file_in_the_cache_is_made_anew(keep: int, own_cache: Path) -> 
 
 @with_compiler
 def test_a_cache_folder_that_cannot_be_written_leaves_the_temporary_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     for home in (tmp_path / "file", Path("/proc"), Path("relative")):
         monkeypatch.setenv("XDG_CACHE_HOME", str(home))
@@ -154,7 +155,7 @@ def test_a_cache_folder_that_cannot_be_written_leaves_the_temporary_one(tmp_path
         folder = tmp_path / f"sixfold-{os.getuid()}"
         assert len(list(folder.iterdir())) == 1
         shutil.rmtree(folder)
-    assert not Path("relative").exists()
+    assert not (tmp_path / "relative").exists()
 
 
 @with_compiler

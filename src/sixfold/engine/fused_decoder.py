@@ -71,7 +71,7 @@ class FusedDecoder:
         self._model = model
         self._kernels = kernels
         self._parts = [(module._modules, dict(module._modules)) for module in body.modules()]
-        self._parameters = [module._parameters for module in body.modules() if module._parameters]
+        self._read_by_kernels = [module._parameters for module in body.modules() if module._parameters and type(module) is not nn.Linear]
         self._hooks = [hooks for module in body.modules() for hooks in (module._forward_pre_hooks, module._forward_hooks)]
         self._rotary = body.get_submodule("rotary_emb")
         self._embedding = body.get_submodule("embed_tokens")._parameters
@@ -91,11 +91,12 @@ class FusedDecoder:
         return self._written_out(tokens, positions, layout, self._angles(int(positions.max()) + 1))
 
     def _as_built(self) -> bool:
-        """Whether the module is still the one that was compared: nothing hooked on, no part exchanged, its weights what the kernels read."""
+        """Whether the module is still the one that was compared: nothing hooked on, no part exchanged, its weights what the kernels read. (Those of
+        its linear layers go through PyTorch, which looks for itself.)"""
         return (
             not any(self._hooks)
             and all(now == then for now, then in self._parts)
-            and all(p is None or (p.dtype is torch.float32 and p.is_cpu) for own in self._parameters for p in own.values())
+            and all(p is None or (p.dtype is torch.float32 and p.is_cpu) for own in self._read_by_kernels for p in own.values())
         )
 
     def _written_out(self, tokens: Tensor, positions: Tensor, layout: Layout, table: tuple[Tensor, Tensor]) -> Tensor:
@@ -182,7 +183,7 @@ def fused_decoder(model: LanguageModel) -> FusedDecoder | None:
     if kernels is None or not _has_parts(model.module):
         return None
     decoder = FusedDecoder(model, kernels)
-    if not decoder._as_built():
+    if not decoder._as_built() or any(p.dtype != torch.float32 or not p.is_cpu for p in model.module.parameters()):
         return None
     # The model's own weights may hide a difference: a projection that starts at zero hides all that is before it.
     blocks = list(model.module.get_submodule("model.layers").children())

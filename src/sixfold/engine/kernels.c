@@ -14,10 +14,10 @@
 
 typedef int64_t i64;
 
-/* e^x to 1 ulp or so, 0 below -87.3, e^88 above 88 (further on the exponent would run into the sign), NaN of NaN: 2^n * p(r), written so that a
-   compiler makes vectors of it. Coefficients: Cephes expf. */
+/* e^x to 1 ulp or so for x <= 88 (beyond, the exponent would run into the sign), 0 below -87.3, NaN of NaN: 2^n * p(r), written so that a compiler
+   makes vectors of it. Coefficients: Cephes expf. */
 LINE float exp_(float x) {
-    float y = x < -87.3f ? -87.3f : x > 88.0f ? 88.0f : x;
+    float y = x < -87.3f ? -87.3f : x;
     float n = floorf(y * 1.44269504088896341f + 0.5f);
     float r = y - n * 0.693359375f + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
@@ -60,7 +60,7 @@ void silu_mul(float *gate, const float *up, i64 count, int threads) {
     for (i64 from = 0; from < count; from += piece) {
         i64 to = from + piece < count ? from + piece : count;
 #pragma omp simd
-        for (i64 i = from; i < to; i++) gate[i] = gate[i] / (1.0f + exp_(-gate[i])) * up[i];
+        for (i64 i = from; i < to; i++) gate[i] = gate[i] / (1.0f + exp_(gate[i] < -88.0f ? 88.0f : -gate[i])) * up[i];
     }
 }
 
