@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from sixfold.engine.cpu_kernels import cpu_kernels
 from sixfold.engine.engine import Engine
+from sixfold.engine.sampler import sample
 from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
 
@@ -86,3 +87,10 @@ def test_both_ways_draw_the_same_tokens(name: str, tiny: Callable[[str], PreTrai
     for key, (tokens, logp) in drawn["compiled"].items():
         assert drawn["torch"][key][0] == tokens
         assert drawn["torch"][key][1] == pytest.approx(logp, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_logits_of_another_dtype_are_not_read_as_single_precision(dtype: torch.dtype) -> None:
+    logits = torch.linspace(-3, 3, 37)[torch.randperm(37, generator=torch.Generator().manual_seed(0))].repeat(2, 1).to(dtype)
+    drawn = sample(logits, [SamplingParams(max_tokens=1, temperature=0.0)] * 2, [0.5, 0.5], [[0], [0]])
+    assert drawn.token.tolist() == [int(logits[0].argmax())] * 2
