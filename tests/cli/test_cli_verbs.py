@@ -223,3 +223,11 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     assert process.wait(timeout=20) == 1
     assert process.stderr.read() == b""
     process.stderr.close()
+
+
+def test_an_unknown_choice_of_kernels_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("SIXFOLD_KERNELS", "cuda")
+    assert main(["explain", "demo"]) == 2
+    assert capsys.readouterr().err == (
+        "sixfold: error: SIXFOLD_KERNELS = 'cuda': unset it for the compiled kernels, or 'torch' for PyTorch's operations alone\n"
+    )

@@ -30,7 +30,7 @@ ALLOWED = {
     "config": set(),
     "errors": set(),
     "batch": {"types"},
-    "engine": {"errors", "types"},
+    "engine": {"types"},
     "model": {"config", "errors"},
     "algorithm": {"batch", "types"},
     "environment": {"types", "errors"},

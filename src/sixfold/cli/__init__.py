@@ -78,6 +78,9 @@ def _dispatch(arguments: list[str]) -> int:
     if verb not in VERBS:
         kind = "option" if verb.startswith("-") else "command"
         raise UserError(f"unknown {kind} '{verb}'.{nearest(verb, list(VERBS))} Commands: {', '.join(VERBS)}")
+    kernels = os.environ.get("SIXFOLD_KERNELS", "")
+    if kernels not in ("", "torch"):
+        raise UserError(f"SIXFOLD_KERNELS = '{kernels}': unset it for the compiled kernels, or 'torch' for PyTorch's operations alone")
     code: int = importlib.import_module(f"sixfold.cli.{verb}").run(rest)
     return code
 

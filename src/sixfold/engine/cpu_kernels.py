@@ -21,8 +21,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..errors import UserError
-
 SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
 _COMPILE_S = 60
@@ -130,11 +128,11 @@ def _typed(function: Callable[..., None], *types: type) -> Callable[..., None]:
 def cpu_kernels() -> CPUKernels | None:
     """The compiled kernels; None where there is no working C compiler (Windows counts as that), or SIXFOLD_KERNELS=torch. Compiles once a machine.
 
-    Raises UserError for another value of SIXFOLD_KERNELS.
+    Raises ValueError for another value of SIXFOLD_KERNELS.
     """
     choice = os.environ.get("SIXFOLD_KERNELS", "")
     if choice not in ("", "torch"):
-        raise UserError(f"SIXFOLD_KERNELS = '{choice}': unset it for the compiled kernels, or 'torch' for PyTorch's operations alone")
+        raise ValueError(f"SIXFOLD_KERNELS = '{choice}': unset it for the compiled kernels, or 'torch' for PyTorch's operations alone")
     if choice or os.name != "posix":
         return None
     names = (os.environ.get("CC"), "cc", "gcc", "clang")
