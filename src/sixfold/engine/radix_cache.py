@@ -24,8 +24,8 @@ Key = tuple[int, ...]
 
 @dataclass(eq=False)
 class _Node:
-    """An edge and what lies below it. keys: the tokens of each of `blocks`. touched: when it was last used. children: by their first key. order: those keys,
-    sorted."""
+    """An edge and what lies below it. keys: the tokens of each of `blocks`. touched: when it was last used. children: by their first key. order:
+    those keys, sorted."""
 
     keys: list[Key]
     blocks: list[int]
