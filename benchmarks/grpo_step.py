@@ -21,12 +21,8 @@ and then over sequences, advantages over the group's standard deviation, one opt
 One `step` line for each of the job's `steps`: wall time from the end of the last step (of start-up, for the first) to the end of this
 one, and the length of each of its trajectories, the end-of-sequence token counted.
 
-**FLOPs needed** by a step (`step_flops`): what the mathematics asks for, whatever either side does. One pass over the step's tokens is
-
-    2 * (weights of all projections) a token through the layers, 2 * hidden * vocabulary a token that predicts a completion token,
-    4 * layers * heads * head_dim * (positions attended to, itself included) a token of attention
-
-and a step is one pass to generate, three to train (forward, and backward at twice that), one more for the reference when beta > 0.
+**FLOPs needed** by a step (`step_flops`): what the mathematics asks for, whatever either side does. A pass over the step's tokens is counted in
+`tiny_qwen.py`; a step is one pass to generate, three to train (forward, and backward at twice that), one more for the reference when beta > 0.
 Two counts are printed: `per trajectory` runs the prompt once for each of its K completions (the usual convention), `per prompt` once for
 all of them (all that is needed, since they share it). The limit is the best float32 matmul rate seen during the run.
 """
@@ -35,27 +31,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from machine_limit import THREADS, matmul_gflops
+from peer_environment import trl_python
+from side_process import run_side
+from tiny_qwen import EOS, Shape, forward_flops, make_model
+
 HERE = Path(__file__).resolve().parent
-TRL_VERSION = "1.16.0"
-THREADS = 2
 ROUNDS = 2
 WARMUP_STEPS = 1
 PROMPTS_PER_STEP = 8
 SAMPLES_PER_PROMPT = 8
-EOS = 1  # ids 0 and 1 are <pad> and <eos>; every other id n is the word "wn"
 
 
 @dataclass(frozen=True)
@@ -73,24 +68,6 @@ PROFILES = {
     "long-tail": Profile(prompt_tokens=64, max_new_tokens=512, vocabulary=64, stops=True),
     "long-prompt": Profile(prompt_tokens=512, max_new_tokens=64, vocabulary=1360, stops=False),
 }
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of the Qwen3 model that both sides load."""
-
-    vocabulary: int
-    hidden: int = 256
-    layers: int = 4
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    intermediate: int = 704
-
-    @property
-    def projections(self) -> int:
-        """Weights that every token is multiplied with: attention and MLP of all layers."""
-        return self.layers * self.hidden * (2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate)
 
 
 @dataclass(frozen=True)
@@ -125,22 +102,6 @@ def reward(text: str) -> float:
     return zlib.crc32(text.encode()) / 2**32
 
 
-def emit(event: str, **fields: Any) -> None:
-    """Print one line of a side's output."""
-    print(json.dumps({"event": event, **fields}), flush=True)
-
-
-def forward_flops(shape: Shape, start: int, stop: int, predictions: int) -> int:
-    """FLOPs of a forward pass over positions [start, stop) of one sequence, `predictions` of which go on to the vocabulary."""
-    tokens = stop - start
-    attended = (stop * (stop + 1) - start * (start + 1)) // 2
-    return (
-        2 * shape.projections * tokens
-        + 2 * shape.hidden * shape.vocabulary * predictions
-        + 4 * shape.layers * shape.heads * shape.head_dim * attended
-    )
-
-
 def step_flops(shape: Shape, prompt_tokens: int, completion_tokens: Iterable[int], prompt_passes: int, reference: bool) -> int:
     """FLOPs that a step needs, by the module docstring's count.
 
@@ -150,53 +111,6 @@ def step_flops(shape: Shape, prompt_tokens: int, completion_tokens: Iterable[int
     one_pass = prompt_passes * forward_flops(shape, 0, prompt_tokens, predictions=1)
     one_pass += sum(forward_flops(shape, prompt_tokens, prompt_tokens + n - 1, predictions=n - 1) for n in completion_tokens)
     return one_pass * (5 if reference else 4)
-
-
-def matmul_gflops() -> float:
-    """Best rate of a float32 matmul in GFLOP/s: a large square one, and the model's own shapes on 4096 tokens."""
-    import torch
-
-    torch.set_num_threads(THREADS)
-    best = 0.0
-    for m, k, n in ((2048, 2048, 2048), (4096, 256, 704), (4096, 704, 256), (4096, 256, 256)):
-        a, b = torch.randn(m, k), torch.randn(k, n)
-        a @ b
-        for _ in range(10):
-            start = time.perf_counter()
-            a @ b
-            best = max(best, 2 * m * k * n / (time.perf_counter() - start) / 1e9)
-    return best
-
-
-def make_model(shape: Shape, folder: Path) -> None:
-    """Save a random Qwen3 of this shape and its tokenizer (one word, one token) for both sides to load."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
-
-    vocabulary = {"<pad>": 0, "<eos>": EOS} | {f"w{i}": i for i in range(2, shape.vocabulary)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left").save_pretrained(folder)
-    config = Qwen3Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        intermediate_size=shape.intermediate,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=EOS,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    # With tied embeddings a token predicts itself at about exp(5) times the others' odds; a small last norm makes the logits near-uniform.
-    torch.nn.init.constant_(model.model.norm.weight, 0.05)
-    model.save_pretrained(folder)
 
 
 def make_prompts(profile: Profile, count: int, path: Path) -> None:
@@ -225,33 +139,10 @@ def make_job(name: str, timed_steps: int, folder: Path) -> Job:
     )
 
 
-def trl_python() -> str:
-    """The python of `.venv-trl`, which is made, with TRL in it, when missing."""
-    root = HERE.parent
-    python = root / ".venv-trl" / "bin" / "python"
-    ready = python.parent.parent / f"trl-{TRL_VERSION}.installed"
-    if not ready.exists():
-        print(f"installing trl {TRL_VERSION} into {python.parent.parent}", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", str(python.parent.parent)], check=True)
-        packages = ["torch", "transformers", f"trl=={TRL_VERSION}"]
-        subprocess.run([str(python), "-m", "pip", "install", "-q", "-c", str(root / "constraints.txt"), *packages], check=True)
-        ready.touch()  # last, so that an interrupted installation is not taken for a whole one
-    return str(python)
-
-
-def run_side(side: str, python: str, job: Job, path: Path) -> list[dict[str, Any]]:
-    """Run one side on the job in its own process; its output lines, parsed. A side that fails ends the benchmark with its last words."""
+def run(side: str, python: str, job: Job, path: Path) -> list[dict[str, Any]]:
+    """Run one side on the job in its own process; its output lines."""
     path.write_text(json.dumps(asdict(job)))
-    environment = os.environ | {
-        "OMP_NUM_THREADS": str(job.threads),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    command = [python, str(HERE / f"grpo_step_{side}.py"), str(path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{side} failed on {job.profile}, beta {job.beta}:\n{done.stderr[-4000:]}")
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"event"')]
+    return run_side([python, str(HERE / f"grpo_step_{side}.py"), str(path)], f"{side} on {job.profile}, beta {job.beta}", job.threads)
 
 
 def measure(job: Job, pythons: dict[str, str], folder: Path) -> tuple[dict[str, list[dict[str, Any]]], float]:
@@ -260,7 +151,7 @@ def measure(job: Job, pythons: dict[str, str], folder: Path) -> tuple[dict[str, 
     rate = matmul_gflops()
     for _ in range(ROUNDS):
         for side, python in pythons.items():
-            lines = run_side(side, python, job, folder / "job.json")
+            lines = run(side, python, job, folder / "job.json")
             done = [line for line in lines if line["event"] == "step"]
             if len(done) != job.steps:
                 raise SystemExit(f"{side} reported {len(done)} steps of {job.steps} on {job.profile}, beta {job.beta}")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 import transformers
-from grpo_step import Job, emit, reward
+from grpo_step import Job, reward
+from side_process import emit
 
 import sixfold
 from sixfold.algorithm.composed import make_algorithm

@@ -15,7 +15,8 @@ import torch
 import transformers
 import trl
 from datasets import Dataset
-from grpo_step import Job, emit, reward
+from grpo_step import Job, reward
+from side_process import emit
 from transformers import TrainerCallback
 
 MICROBATCH = 8  # trajectories in one forward and backward

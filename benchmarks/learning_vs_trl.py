@@ -28,8 +28,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from grpo_step import trl_python
 from learning_vs_trl_report import differences, markdown, write
+from peer_environment import trl_python
 
 import sixfold
 
