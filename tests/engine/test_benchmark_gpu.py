@@ -1,0 +1,53 @@
+"""`benchmarks/gpu/run.py` runs from end to end where there is no GPU, and counts bytes and FLOPs as it says."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_path() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        patch.syspath_prepend(str(BENCHMARKS / "gpu"))
+        yield
+
+
+def test_it_runs_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every figure follows from its time, and no kernel beats its roofline by more than the limits' own error."""
+    run, timing, shapes = (importlib.import_module(name) for name in ("run", "timing", "shapes"))
+    limits = timing.Limits(bandwidth=1e12, matmul=1e14)  # far more than any CPU has: shares must come out below 1
+    monkeypatch.setattr(run, "measure_limits", lambda clock, dtype: limits)
+    run.main(["--device", "cpu", "--shapes", "tiny", "--batches", "2,4", "--context", "40", "--steps", "3", "--json", str(tmp_path / "out.json")])
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert [row["batch"] for row in found["decode"]] == [2, 4]
+    for row in found["decode"]:
+        moved = shapes.decode_bytes(shapes.SHAPES["tiny"], [40 + 1 + 4 + 1] * row["batch"], 4)
+        assert row["gb_s"] * row["step_ms"] == pytest.approx(moved / 1e6)
+        assert row["bandwidth_share"] == pytest.approx(row["gb_s"] / 1e3)
+    assert {row["kernel"] for row in found["kernels"]} >= {"attention, decode", "attention, prefill", "MLP", "sampling"}
+    assert all(0 < row["roofline_share"] < 1 for row in found["kernels"])
+
+
+def test_decode_moves_every_weight_once_and_each_cache() -> None:
+    """Against the model itself: all its matrices but biases and norms (the tied embedding is the head), and the cache that an engine fills."""
+    shapes = importlib.import_module("shapes")
+    shape, model = shapes.SHAPES["tiny"], shapes.make_model("tiny", torch.device("cpu"), torch.float32)
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    cached = 2 * sum(2 * layer.self_attn.k_proj.out_features for layer in model.model.layers)
+    assert shapes.decode_bytes(shape, [], 2) == 2 * matrices
+    assert shapes.decode_bytes(shape, [3, 4], 2) - 2 * matrices == 7 * cached
+
+
+def test_a_roofline_is_the_larger_bound() -> None:
+    limits = importlib.import_module("timing").Limits(bandwidth=100.0, matmul=1000.0)
+    assert limits.seconds(200.0, 1000.0) == 2.0
+    assert limits.seconds(50.0, 3000.0) == 3.0
