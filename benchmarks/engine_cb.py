@@ -55,7 +55,7 @@ class ContinuousBatching:
 
     def answer(self, asks: list[Ask]) -> list[list[Answer]]:
         assert self.manager is not None
-        names = {}
+        names: dict[str, tuple[str, int]] = {}
         for ask in sorted(asks, key=lambda a: a.prompt):  # in this order prompts that share a beginning follow one another
             for sample in range(0, len(ask.lengths), self.forks):
                 name = self.manager.add_request(ask.prompt, f"{ask.key}/{sample}", max_new_tokens=ask.lengths[sample])

@@ -78,7 +78,8 @@ def attention_rows(shape: Shape, batch: int, context: int, clock: Clock, dtype: 
 
 def step_cases(model: PreTrainedModel, shape: Shape, batch: int) -> list[Case]:
     """The kernels of a decode step of `batch` sequences, but for attention."""
-    layer, parameter = model.base_model.layers[0], next(model.parameters())
+    body: Any = model.base_model
+    layer, parameter = body.layers[0], next(model.parameters())
     item = parameter.element_size()
     x = torch.randn(batch, shape.hidden, device=parameter.device, dtype=parameter.dtype)
     logits = torch.randn(batch, shape.vocabulary, device=parameter.device)
