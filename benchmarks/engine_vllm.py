@@ -5,7 +5,9 @@ What may change its speed and not its answers is in SETTINGS; what was tried: RE
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,7 +70,8 @@ def main(path: str) -> None:
     if torch.get_num_threads() != job.threads:  # vLLM lets nobody set it, beside OMP_NUM_THREADS at the start
         raise SystemExit(f"{torch.get_num_threads()} threads instead of {job.threads}")
     versions = {"vllm": vllm.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
-    serve(job, side, versions, settings)
+    preloaded = [Path(name).name for name in os.environ.get("LD_PRELOAD", "").split(":") if name]
+    serve(job, side, versions, settings | {"preloaded": preloaded})
 
 
 if __name__ == "__main__":
