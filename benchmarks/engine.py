@@ -118,15 +118,19 @@ def check_answers(profile: str, checks: Mapping[str, Lines]) -> dict[str, dict[s
     return seen
 
 
-def measure(jobs: Mapping[str, Job], launcher: Launcher, folder: Path) -> tuple[dict[str, Lines], float]:
-    """All lines of each side, rounds pooled, and the best matmul rate (GFLOP/s) seen between the turns."""
+def measure(jobs: Mapping[str, Job], work: list[Conversation], launcher: Launcher, folder: Path) -> tuple[dict[str, Lines], float]:
+    """All lines of each side, rounds pooled, and the best matmul rate (GFLOP/s) seen between the turns. Answers are held against each other as soon
+    as each side has had a turn."""
     lines: dict[str, Lines] = {side: [] for side in jobs}
     rate = matmul_gflops()
     for turn in range(ROUNDS):
         for side, job in jobs.items():
             print(f"{job.profile}, {side}, {turn + 1} of {ROUNDS} ...", file=sys.stderr)
-            lines[side] += launcher.run(job, folder / "job.json")
+            found = launcher.run(job, folder / "job.json")
+            check_lengths(side, work, found)
+            lines[side] += found
             rate = max(rate, matmul_gflops())
+        check_answers(job.profile, lines)
     return lines, rate
 
 
@@ -164,9 +168,7 @@ def run_profile(name: str, options: argparse.Namespace, launcher: Launcher, fold
         )
         for side in options.sides
     }
-    lines, rate = measure(jobs, launcher, folder)
-    for side in jobs:
-        check_lengths(side, work, lines[side])
+    lines, rate = measure(jobs, work, launcher, folder)
     checks = check_answers(name, lines)
     starts = {side: next(line for line in lines[side] if line["event"] == "start") for side in jobs}
     about = {side: {key: starts[side][key] for key in ("versions", "settings")} for side in jobs}

@@ -172,7 +172,7 @@ def test_our_side_and_generate_give_the_same_greedy_tokens(job: ModuleType, fold
     asked = job.Job("", name, str(folder), str(tmp_path / "work.json"), 1, 1, {})
     ours, generate = (importlib.import_module(f"engine_{side}") for side in ("sixfold", "hf"))
     sides = [ours.Sixfold(asked, ours.SETTINGS), *(generate.Generate(asked, {"cache": c, "rows": r}) for c, r in (("dynamic", 4), ("static", 2)))]
-    found = [job.play(side, work, greedy=True)[1] for side in sides]
+    found = [[job.play(side, work, greedy=True)[1] for _ in range(2)][-1] for side in sides]  # nothing is left over from the first run
     wanted = [[c.lengths[turn] for c in work] for turn in range(profile.turns)]
     for answers in found:
         assert [[[len(a.tokens) for a in samples] for samples in turn] for turn in answers] == wanted
