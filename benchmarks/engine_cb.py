@@ -13,7 +13,7 @@ from transformers.generation import ContinuousBatchingConfig
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.continuous_batching.utils import WorkloadHints
 
-SETTINGS: dict[str, Any] = {"page_size": 16, "max_requests_per_batch": 64, "max_memory_percent": 0.15, "max_batch_tokens": None}
+SETTINGS: dict[str, Any] = {"page_size": 16, "max_requests_per_batch": 16, "max_memory_percent": 0.15, "max_batch_tokens": None}
 
 
 def samples_of_a_request(work: list[Conversation]) -> int:

@@ -17,7 +17,7 @@ from engine_job import SHAPE, Answer, Ask, Job, serve
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
-SETTINGS: dict[str, Any] = {"dtype": "float32", "block_size": 32, "enforce_eager": False, "max_num_batched_tokens": 4096}
+SETTINGS: dict[str, Any] = {"dtype": "float32", "block_size": 64, "enforce_eager": False, "max_num_batched_tokens": 4096}
 
 
 class Vllm:

