@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -57,7 +58,10 @@ PROGRAMS = {
 }
 VLLM_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # What vLLM sets for a worker process of its own. In this process nobody would, and without it Linux may keep both threads on one core.
+    "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{','.join(map(str, sorted(os.sched_getaffinity(0))[:THREADS]))}]",
+    "KMP_BLOCKTIME": "5",
+    "KMP_TPAUSE": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
