@@ -7,6 +7,7 @@ import os
 # Before torch is imported: it reads them once.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from collections.abc import Callable
 

@@ -27,7 +27,7 @@ TEMPLATE = (
 )
 OPTIONS = ServeOptions(
     model="", host="127.0.0.1", port=0, name="tiny", key="", max_queue=256, record=None, max_tokens=16, kv_tokens=4096, max_running=64,
-    speculation="none", draft="", device="cpu", grace=3,
+    kv_dtype="auto", speculation="none", draft="", device="cpu", grace=3,
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ def parser() -> VerbParser:
     arguments.add_argument("--record", metavar="FOLDER", default="", help="keep every exchange there, as trajectories that can be trained on")
     arguments.add_argument("--max-tokens", metavar="N", type=at_least(1), default=1024, help="of a completion that names no limit (default 1024)")
     arguments.add_argument("--kv-tokens", metavar="N", type=at_least(16), default=32768, help="tokens that the KV cache holds (default 32768)")
+    arguments.add_argument("--kv-dtype", choices=("auto", "int8"), default="auto", help="of the KV cache: the model's own, or int8 (default auto)")
     arguments.add_argument("--max-running", metavar="N", type=at_least(1), default=64, help="completions sampled together (default 64)")
     arguments.add_argument(
         "--speculation", choices=("none", "ngram"), default="none", help="guess tokens from what the text repeats; same tokens (default none)"
@@ -56,6 +57,7 @@ def run(argv: Sequence[str]) -> int:
             record=Path(given.record) if given.record else None,
             max_tokens=given.max_tokens,
             kv_tokens=given.kv_tokens,
+            kv_dtype=given.kv_dtype,
             max_running=given.max_running,
             speculation=given.speculation,
             draft=given.draft,

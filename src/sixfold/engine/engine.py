@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from .kv_cache import KVCache
 from .language_model import LanguageModel
 from .model_runner import ModelRunner, fill
 from .prefix_cache import make_prefix_cache
+from .quantised_cache import Int8KVCache
 from .sampler import likeliest, sample
 from .scheduler import Scheduler, Work
 from .sequence import Request, Sequence
@@ -45,6 +47,7 @@ class Engine:
         continuous: bool = True,
         chunked_prefill: bool = False,
         preemption: bool = False,
+        kv_dtype: Literal["auto", "int8"] = "auto",
         autocast: torch.dtype | None = None,
         speculation: Speculation | None = None,
     ) -> None:
@@ -62,7 +65,8 @@ class Engine:
             preempt=preemption,
             stats=self.stats,
         )
-        self.runner = ModelRunner(model, KVCache(manager.count, block_size), autocast)
+        cache = Int8KVCache if kv_dtype == "int8" else KVCache
+        self.runner = ModelRunner(model, cache(manager.count, block_size), autocast)
         self.speculator = make_speculator(speculation, self.scheduler, self.runner, autocast) if speculation else None
         self.version = 0
 
@@ -149,7 +153,7 @@ class Engine:
         if self.busy:
             raise RuntimeError("KV memory released while sequences are in flight")
         self.prefixes.clear()
-        self.runner.cache.pools.clear()
+        self.runner.cache.clear()
         self.runner.window.clear()
         if self.speculator is not None:
             self.speculator.proposer.release_memory()

@@ -6,7 +6,9 @@ buffer for the engine's life.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,10 +25,15 @@ WINDOW_SLACK = 64
 class KVCache:
     """Pools by layer, made at the layer's first write (so head counts and sizes are the model's own, layer by layer)."""
 
+    exact = True
+    """What is read is what was written (`quantised_cache.py` rounds)."""
+
     def __init__(self, blocks: int, block_size: int) -> None:
         self.blocks = blocks
         self.block_size = block_size
         self.pools: dict[int, tuple[Tensor, Tensor]] = {}
+        self.scales: dict[int, tuple[Tensor, Tensor]] = {}
+        """Of pools of int8 (`quantised_cache.py`): [kv_heads, blocks + 1, block_size, 1]; none where what is read is what was written."""
 
     @property
     def scratch_slot(self) -> int:
@@ -53,14 +60,27 @@ class KVCache:
         """Copy blocks (from, to) in every layer."""
         if not pairs:
             return
-        for pool in self.pools.values():
-            for side in pool:
-                source, target = (torch.tensor(column, device=side.device) for column in zip(*pairs, strict=True))
-                side.index_copy_(1, target, side.index_select(1, source))
+        for side in self.tensors():
+            source, target = (torch.tensor(column, device=side.device) for column in zip(*pairs, strict=True))
+            side.index_copy_(1, target, side.index_select(1, source))
+
+    def read(self, layer: int, select: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """What `select` takes of the layer's keys and of its values."""
+        keys, values = self.pools[layer]
+        return select(keys), select(values)
+
+    def tensors(self) -> list[Tensor]:
+        """All pools and scales made so far, each [kv_heads, blocks + 1, block_size, ...]."""
+        return [side for pair in [*self.pools.values(), *self.scales.values()] for side in pair]
 
     def nbytes(self) -> int:
         """Bytes of all pools made so far."""
-        return sum(side.nbytes for pool in self.pools.values() for side in pool)
+        return sum(side.nbytes for side in self.tensors())
+
+    def clear(self) -> None:
+        """Drop the buffers."""
+        self.pools.clear()
+        self.scales.clear()
 
 
 @dataclass(frozen=True)
@@ -92,15 +112,12 @@ class PrefillLayout:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Write keys and values, then attend causally to one's own sequence: q [1, H, N, D] -> [1, N, H, D]."""
-        pools = self.cache.write(kernel.layer, k[0], v[0], self.slots)
-        out = q.new_zeros(q.shape[2], q.shape[1], q.shape[3], dtype=pools[1].dtype)
+        self.cache.write(kernel.layer, k[0], v[0], self.slots)
+        out = q.new_zeros(q.shape[2], q.shape[1], q.shape[3], dtype=v.dtype)
         for tile in self.tiles:
             n, width = tile.keys.shape
             queries = q[0].index_select(1, tile.rows.view(-1)).view(q.shape[1], n, TILE, -1).transpose(0, 1)
-            keys, values = (
-                pool.view(pool.shape[0], -1, pool.shape[-1]).index_select(1, tile.keys.view(-1)).view(pool.shape[0], n, width, -1).transpose(0, 1)
-                for pool in pools
-            )
+            keys, values = self.cache.read(kernel.layer, partial(_take, slots=tile.keys))
             seen = kernel.attend(queries.to(keys.dtype), keys, values, self._mask(width, kernel.window))
             out.index_copy_(0, tile.to, seen.transpose(1, 2).reshape(n * TILE, q.shape[1], -1).index_select(0, tile.at).to(out.dtype))
         return out[None]
@@ -113,6 +130,12 @@ class PrefillLayout:
             seen = keys <= queries
             self._masks[width, window] = seen if window is None else seen & (queries - keys < window)
         return self._masks[width, window]
+
+
+def _take(pool: Tensor, slots: Tensor) -> Tensor:
+    """One side of a layer's pools, slots [n, S] -> [n, kv_heads, S, D]."""
+    taken = pool.view(pool.shape[0], -1, pool.shape[-1]).index_select(1, slots.view(-1))
+    return taken.view(pool.shape[0], *slots.shape, -1).transpose(0, 1)
 
 
 def gather(pool: Tensor, table: Tensor) -> Tensor:
@@ -200,7 +223,7 @@ class DecodeLayout:
         """The same by PyTorch's operations."""
         pools = self.cache.write(kernel.layer, k[0], v[0], self.slots)
         if self.window is None:
-            keys, values = (gather(pool, self.table) for pool in pools)
+            keys, values = self.cache.read(kernel.layer, partial(gather, table=self.table))
         else:
             keys, values = self.window.update(kernel.layer, pools, (k[0], v[0]), self.table, self.positions)
         width = self.table.shape[1] * self.cache.block_size

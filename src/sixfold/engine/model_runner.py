@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from .fused_decoder import fused_decoder
+from .gpu_kernels import triton_serves
 from .kv_cache import TILE, DecodeLayout, DecodeWindow, KVCache, PrefillLayout, Tiles
-from .language_model import LanguageModel
+from .language_model import LanguageModel, Layout
 from .scheduler import Work
 from .sequence import Chunk, Sequence
+from .shared_prefixes import SharedPrefixes, find_shared_prefixes
 
 MIN_ROWS = 16
 TILE_KEYS = 1 << 16
@@ -39,9 +41,11 @@ class ModelRunner:
         self._body = (fused_decoder(model) if autocast is None else None) or model
         self._members = -1
         self._table: tuple[int, int, np.ndarray] = (-1, 0, np.zeros((0, 0), dtype=np.int64))
+        self._shared: tuple[np.ndarray | None, SharedPrefixes | None] = (None, None)
 
-    def prefill(self, chunks: list[Chunk]) -> Tensor:
-        """Compute the prompt tokens of each chunk, fill their blocks -> logits [len(chunks), V] float32 after the last of them."""
+    def prefill(self, chunks: list[Chunk], everywhere: bool = False) -> Tensor:
+        """Compute the prompt tokens of each chunk, fill their blocks -> logits [len(chunks), V] float32 after the last of them; `everywhere`: after
+        each, [tokens of all, V]."""
         pieces = [(c, c.start, c.prompt_stop) for c in chunks]
         tokens = [t for c, start, stop in pieces for t in c.ticket.tokens[start:stop]]
         positions = [i for _, start, stop in pieces for i in range(start, stop)]
@@ -50,7 +54,8 @@ class ModelRunner:
         short = max(0, MIN_ROWS - len(tokens))
         padding = self.cache.scratch_slot + np.arange(short) % self.cache.block_size
         layout = PrefillLayout(self.cache, self._tensor(np.concatenate([slots, padding])), self._tiles(pieces))
-        return self._logits(tokens + [0] * short, positions + [0] * short, layout, rows=[s - 1 for s in stops])
+        rows = list(range(len(tokens))) if everywhere else [s - 1 for s in stops]
+        return self._logits(tokens + [0] * short, positions + [0] * short, layout, rows)
 
     def _slots(self, blocks: list[int], start: int, stop: int, known: int = 0) -> np.ndarray:
         """Cache slots of positions [start, stop); scratch for those below `known`, and where there is no block."""
@@ -103,8 +108,19 @@ class ModelRunner:
         if self._members != members or padded > self.window.rows or width > self.window.capacity:
             self._members = members
             self.window.restart(padded, width)
-        layout = DecodeLayout(self.cache, self.window, self._tensor(slots), self._tensor(table), self._tensor(positions))
+        layout = self._decode_layout(slots, table, positions, self.window)
         return self._logits(tokens, positions, layout, rows=None)[:count]
+
+    def _decode_layout(self, slots: np.ndarray, table: np.ndarray, positions: np.ndarray, window: DecodeWindow | None) -> Layout:
+        """window: what of the cache is held densely, if the layout is one that reads it so."""
+        where = (self._tensor(slots), self._tensor(table), self._tensor(positions))
+        if triton_serves(self.device.type):
+            from .triton_kernels import TritonDecodeLayout, units_of
+
+            if table is not self._shared[0]:  # a new one is made whenever a block table changes
+                self._shared = (table, find_shared_prefixes(table, positions, self.cache.block_size))
+            return TritonDecodeLayout(self.cache, *where, units_of(where[2], self._shared[1]))
+        return DecodeLayout(self.cache, window if self.cache.exact else None, *where)
 
     def replay(self, chunks: list[Chunk]) -> None:
         """Compute again the sampled tokens of each chunk, REPLAY_ROWS at a time, by a decode's arithmetic, row for row: the same bits."""
@@ -121,9 +137,7 @@ class ModelRunner:
         """
         return self._logits(*self._rows(tables, owner, tokens, positions), rows=None)[: len(tokens)]
 
-    def _rows(
-        self, tables: list[list[int]], owner: np.ndarray, tokens: np.ndarray, positions: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, DecodeLayout]:
+    def _rows(self, tables: list[list[int]], owner: np.ndarray, tokens: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Layout]:
         """Padded tokens and positions, and the layout with a table for each row; a row sees what the same forward writes before its position."""
         size, short = self.cache.block_size, (0, max(0, MIN_ROWS - len(tokens)))
         table = np.full((len(tables) + 1, self._columns(max(map(len, tables)))), self.cache.blocks, dtype=np.int64)
@@ -132,7 +146,7 @@ class ModelRunner:
         table = table[np.pad(owner, short, constant_values=len(tables))]
         tokens, positions = np.pad(tokens, short), np.pad(positions, short)
         slots = table[np.arange(len(table)), positions // size] * size + positions % size
-        return tokens, positions, DecodeLayout(self.cache, None, self._tensor(slots), self._tensor(table), self._tensor(positions))
+        return tokens, positions, self._decode_layout(slots, table, positions, None)
 
     def _block_table(self, sequences: list[Sequence], padded: int, revision: int) -> np.ndarray:
         """[padded, M] blocks of every sequence, scratch where it has fewer; M * block_size is a multiple of MIN_ROWS. Kept until a table changes."""
@@ -148,11 +162,11 @@ class ModelRunner:
         step = math.lcm(self.cache.block_size, MIN_ROWS) // self.cache.block_size
         return -(-blocks // step) * step
 
-    def _hidden(self, tokens: object, positions: object, layout: PrefillLayout | DecodeLayout) -> Tensor:
+    def _hidden(self, tokens: object, positions: object, layout: Layout) -> Tensor:
         with torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None):
             return self._body.hidden(self._tensor(tokens), self._tensor(positions), layout)
 
-    def _logits(self, tokens: object, positions: object, layout: PrefillLayout | DecodeLayout, rows: list[int] | None) -> Tensor:
+    def _logits(self, tokens: object, positions: object, layout: Layout, rows: list[int] | None) -> Tensor:
         hidden = self._hidden(tokens, positions, layout)
         with torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None):
             if rows is None:

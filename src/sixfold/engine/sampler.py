@@ -6,7 +6,7 @@ takes logits away before that tensor is made (`truncation.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..types import SamplingParams
 from .cpu_kernels import cpu_kernels
+from .gpu_kernels import triton_serves
 from .truncation import Truncation, truncate
 
 
@@ -33,13 +34,14 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], noise: Sequence[flo
     A greedy row (temperature 0) takes the most probable token; its log-prob is at temperature 1. With truncation on, the log-prob is that of the
     truncated and renormalised distribution.
     """
-    kernels = cpu_kernels() if logits.is_cpu and logits.dtype == torch.float32 and logits.stride(-1) == 1 else None
+    fast = _fast_sampler(logits)
     alike = params[0] if len(set(map(id, params))) == 1 else None
     # Row by row, not by what the batch happens to hold: a row's token must not depend on its company, and two ways may differ in the last bit.
     plain = [p.is_plain for p in params] if alike is None else [alike.is_plain] * len(params)
-    if kernels is None or not any(plain):
+    if fast is None or not any(plain):
         return _sample(logits, params, noise, history)
-    token, logp = kernels.sample(logits, torch.tensor([p.temperature for p in params]), torch.tensor(noise, dtype=torch.float64))
+    temperatures = torch.tensor([p.temperature for p in params], device=logits.device)
+    token, logp = fast(logits, temperatures, torch.tensor(noise, dtype=torch.float64, device=logits.device))
     if all(plain):
         return Draw(token, logp, None)
     others = [b for b, is_plain in enumerate(plain) if not is_plain]
@@ -47,6 +49,16 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], noise: Sequence[flo
     token[others], logp[others] = slow.token, slow.logp
     cut = None if slow.cut is None else replace(slow.cut, rows=[others[row] for row in slow.cut.rows])
     return Draw(token, logp, cut)
+
+
+def _fast_sampler(logits: Tensor) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+    """logits [B, V], temperatures [B], noise [B] -> tokens, log-probs; for rows that are not truncated. None where no kernel serves."""
+    if triton_serves(logits.device.type):
+        from .triton_kernels import fused_sample
+
+        return fused_sample
+    kernels = cpu_kernels() if logits.is_cpu and logits.dtype == torch.float32 and logits.stride(-1) == 1 else None
+    return None if kernels is None else kernels.sample
 
 
 def _sample(logits: Tensor, params: Sequence[SamplingParams], noise: Sequence[float], history: Sequence[list[int]]) -> Draw:

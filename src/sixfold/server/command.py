@@ -7,12 +7,14 @@ import socket
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Literal
 
 import torch
 import uvicorn
 
 from ..config import ModelConfig
 from ..engine.engine import Engine
+from ..engine.kv_probe import check_int8_kv
 from ..engine.speculative import Speculation
 from ..errors import UserError
 from ..evaluation.command import model_folder
@@ -25,14 +27,17 @@ from .engine_thread import EngineThread
 from .record import Recorder
 from .requests import Limits
 
+PROBES = 8
+"""Texts that an int8 KV cache is tried on, each sampled from one token."""
+
 
 @dataclass(frozen=True)
 class ServeOptions:
     """What the command line says.
 
     model: a run, a checkpoint, a model folder or a hub id. name: what requests call it. key: the API key, or "". max_queue: prompts that may wait.
-    record: folder for the exchanges, or None. max_tokens: of a completion that names no limit. kv_tokens, max_running: the engine's. speculation:
-    none or ngram. draft: a model that guesses, or "". grace: seconds that running requests get to end when the server is told to stop.
+    record: folder for the exchanges, or None. max_tokens: of a completion that names no limit. kv_tokens, max_running, kv_dtype: the engine's.
+    speculation: none or ngram. draft: a model that guesses, or "". grace: seconds that running requests get to end when the server is told to stop.
     """
 
     model: str
@@ -45,6 +50,7 @@ class ServeOptions:
     max_tokens: int
     kv_tokens: int
     max_running: int
+    kv_dtype: Literal["auto", "int8"]
     speculation: str
     draft: str
     device: str
@@ -69,12 +75,18 @@ def serve_command(options: ServeOptions) -> int:
 def make_served(policy: Policy, options: ServeOptions) -> Served:
     """Model, engine, record and limits, put together."""
     speculation = _speculation(policy, options)
-    engine = Engine(CausalLM(policy.model), kv_tokens=options.kv_tokens, max_running=options.max_running, speculation=speculation)
+    model, vocabulary = CausalLM(policy.model), int(policy.model.config.get_text_config().vocab_size)
+    if options.kv_dtype == "int8":
+        try:
+            moved = check_int8_kv(model, [[i * vocabulary // PROBES] for i in range(PROBES)])
+        except ValueError as error:
+            raise UserError(f"--kv-dtype int8: {error}") from error
+        print(f"int8 KV cache: log-probs move by at most {moved:.1g} nats on {PROBES} sampled texts", flush=True)
+    engine = Engine(model, kv_tokens=options.kv_tokens, max_running=options.max_running, kv_dtype=options.kv_dtype, speculation=speculation)
     # Two copies of the tokenizer: the engine's thread decodes with one while the event loop's threads encode and decode with the others.
     decoder, pieces = (PromptCodec(copy.deepcopy(policy.tokenizer)) for _ in range(2))
     recorder = Recorder(options.record) if options.record is not None else None
     thread = EngineThread(engine, decoder.decode, options.max_queue, recorder)
-    vocabulary = int(policy.model.config.get_text_config().vocab_size)
     limits = Limits(vocabulary, policy.context, options.max_tokens)
     return Served(options.name, thread, ChatCodec(policy.tokenizer), pieces.piece, limits, policy.stop_token_ids, options.key)
 

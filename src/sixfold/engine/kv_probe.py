@@ -1,0 +1,47 @@
+"""How far a rounded KV cache moves the log-probs, measured before anyone relies on them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..types import SamplingParams
+from .engine import Engine
+from .kv_cache import KVCache
+from .language_model import LanguageModel
+from .model_runner import ModelRunner
+from .sequence import Chunk, Request, Ticket
+
+LIMIT = 0.2
+"""Nats; what a run in bfloat16 may be off by."""
+
+
+def kv_deviation(model: LanguageModel, prompts: list[list[int]], tokens: int = 64, autocast: torch.dtype | None = None) -> float:
+    """Largest difference in nats between the log-probs that an engine with an int8 cache records while it samples `tokens` tokens after each prompt,
+    and those of the same texts over an exact cache."""
+    engine = Engine(model, kv_tokens=sum(len(p) + tokens + 16 for p in prompts), kv_dtype="int8", autocast=autocast)
+    for i, prompt in enumerate(prompts):
+        engine.add(f"probe {i}", prompt, SamplingParams(max_tokens=tokens), [0])
+    worst = 0.0
+    for s in engine.run():
+        drawn = exact_logp(model, s.tokens, autocast)[len(s.request.prompt) - 1 :].cpu()
+        worst = max(worst, float((torch.tensor(s.logp) - drawn).abs().max()))
+    return worst
+
+
+def check_int8_kv(model: LanguageModel, prompts: list[list[int]], limit: float = LIMIT, autocast: torch.dtype | None = None) -> float:
+    """`kv_deviation`. Raises ValueError if it is above `limit` nats, or no number."""
+    worst = kv_deviation(model, prompts, autocast=autocast)
+    if not worst <= limit:
+        raise ValueError(f"an int8 KV cache moves this model's log-probs by {worst:.2g} nats (limit {limit:g}): use kv_dtype auto")
+    return worst
+
+
+@torch.inference_mode()
+def exact_logp(model: LanguageModel, tokens: list[int], autocast: torch.dtype | None) -> Tensor:
+    """Log-probs [len(tokens) - 1] of every token but the first, at temperature 1, computed in one piece over a cache that rounds nothing."""
+    cache = KVCache(-(-len(tokens) // 16), 16)
+    ticket = Ticket(Request("", tokens, SamplingParams(max_tokens=1), [0]), tokens)
+    chunk = Chunk(ticket, list(range(cache.blocks)), 0, len(tokens), 0)
+    logp = ModelRunner(model, cache, autocast).prefill([chunk], everywhere=True).log_softmax(-1)
+    return logp[:-1].gather(-1, torch.tensor(tokens[1:], device=logp.device)[:, None])[:, 0]

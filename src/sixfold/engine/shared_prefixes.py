@@ -1,0 +1,106 @@
+"""Which running sequences begin with the same cache blocks, so that a decode step reads those keys and values once for all of them.
+
+The blocks say it: the samples of a prompt share its full ones, and the prefix cache makes prompts share a beginning. Attention over a shared part is
+done for all queries of its members together, and joined with each sequence's attention over the rest by their log-sum-exps (Juravsky et al. 2024,
+"Hydragen"; Ye et al. 2024, cascade inference).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .language_model import AttentionLayer
+
+
+@dataclass(frozen=True)
+class SharedPrefixes:
+    """members: [U, R] rows of the block table, those of a line share their first `lengths` [U] tokens; -1 where there are fewer than R.
+    own: [B] where each sequence's own part begins; 0 if it is in no line."""
+
+    members: np.ndarray
+    lengths: np.ndarray
+    own: np.ndarray
+
+    def keys_read(self, positions: np.ndarray) -> int:
+        """Keys that one layer's attention reads for queries at `positions` [B]; without sharing they would be (positions + 1).sum()."""
+        return int(self.lengths.sum() + (positions + 1 - self.own).sum())
+
+
+def find_shared_prefixes(table: np.ndarray, positions: np.ndarray, block_size: int, rows: int = 8) -> SharedPrefixes:
+    """table: [B, M] blocks. Groups that save many block reads, cut into lines of at most `rows` members. Only blocks that are full for all members
+    count: so it holds as long as the tables stay, however far positions [B] go on."""
+    full = (positions + 1) // block_size
+    own = np.zeros(len(table), dtype=np.int64)
+    members, lengths = [], []
+    for depth, group in _groups(table, full, np.arange(len(table)), 0)[0]:
+        own[group] = depth * block_size
+        for at in range(0, len(group), rows):
+            part = group[at : at + rows]
+            members.append(np.pad(part, (0, rows - len(part)), constant_values=-1))
+            lengths.append(depth * block_size)
+    return SharedPrefixes(np.array(members, dtype=np.int64).reshape(-1, rows), np.array(lengths, dtype=np.int64), own)
+
+
+Group = tuple[int, np.ndarray]
+"""How many first blocks these rows of the table share."""
+
+
+def _groups(table: np.ndarray, full: np.ndarray, rows: np.ndarray, depth: int) -> tuple[list[Group], np.ndarray]:
+    """Rows that agree up to `depth` -> groups that save block reads, (rows - 1) * depth each, and the rows left over.
+
+    From the ends to the beginnings: where rows part, those left over form a group, joined by each group from further down that saves more in it.
+    """
+    if len(rows) < 2:
+        return [], rows
+    low = int(full[rows].min())
+    differs = (table[rows, depth:low] != table[rows[:1], depth:low]).any(0)
+    depth = depth + int(differs.argmax()) if differs.any() else low
+    going_on = rows[full[rows] > depth]
+    next_blocks = table[going_on, depth] if len(going_on) else going_on
+    below = [_groups(table, full, going_on[next_blocks == block], depth + 1) for block in np.unique(next_blocks)]
+    groups = [group for found, _ in below for group in found]
+    left = np.concatenate([rows[full[rows] <= depth], *(rest for _, rest in below)])
+    joining = [len(group) * depth > (len(group) - 1) * deeper for deeper, group in groups]
+    gain = (len(left) - 1) * depth + sum(len(g) * depth - (len(g) - 1) * d for (d, g), joins in zip(groups, joining, strict=True) if joins)
+    if gain <= 0:
+        return groups, left
+    joined = np.concatenate([left, *(group for (_, group), joins in zip(groups, joining, strict=True) if joins)])
+    return [*(g for g, joins in zip(groups, joining, strict=True) if not joins), (depth, np.sort(joined))], rows[:0]
+
+
+def cascade_attention(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, shared: SharedPrefixes, kernel: AttentionLayer) -> Tensor:
+    """One query a sequence, q [B, H, D], over dense keys and values [B, H_kv, S, D] -> [B, H, D]. Says in PyTorch what the Triton kernels compute."""
+    parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(len(q))]
+    for line, length in zip(shared.members, shared.lengths.tolist(), strict=True):
+        rows = line[line >= 0]
+        part = _attend(q[rows], keys[rows[:1], :, :length], values[rows[:1], :, :length], positions[rows], 0, kernel)
+        for row, out, lse in zip(rows, *part, strict=True):
+            parts[row].append((out, lse))
+    for row, (start, position) in enumerate(zip(shared.own.tolist(), positions.tolist(), strict=True)):
+        own = slice(start, position + 1)
+        out, lse = _attend(q[row, None], keys[row, None, :, own], values[row, None, :, own], positions[row, None], start, kernel)
+        parts[row].append((out[0], lse[0]))
+    return torch.stack([_merge(torch.stack([o for o, _ in part]), torch.stack([x for _, x in part])) for part in parts]).to(q.dtype)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, start: int, kernel: AttentionLayer) -> tuple[Tensor, Tensor]:
+    """q [R, H, D] over keys of [1, H_kv, S, D], the first at position `start` -> (out [R, H, D], log-sum-exp [R, H]), float32."""
+    k, v = (side.float().repeat_interleave(q.shape[1] // side.shape[1], dim=1)[0] for side in (k, v))
+    scores = torch.einsum("rhd,hsd->rhs", q.float(), k) * (q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale)
+    if kernel.softcap is not None:
+        scores = kernel.softcap * torch.tanh(scores / kernel.softcap)
+    if kernel.window is not None:
+        at = torch.arange(start, start + k.shape[1], device=q.device)
+        scores = scores.masked_fill((positions[:, None] - at >= kernel.window)[:, None], float("-inf"))
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.clamp_min(torch.finfo(torch.float32).min)[..., None]).exp()
+    return torch.einsum("rhs,hsd->rhd", weights, v), lse
+
+
+def _merge(outs: Tensor, lses: Tensor) -> Tensor:
+    """Parts [P, H, D] with log-sum-exps [P, H] -> the attention over all their keys, [H, D]."""
+    return torch.einsum("phd,ph->hd", outs, lses.softmax(0))
