@@ -214,7 +214,8 @@ def test_the_explanation_says_how_the_engine_admits_and_what_it_computes_once() 
     assert says("prefill", "--rollout.samples_per_prompt=1", "--algorithm.name=reinforce").startswith("a prompt has one sample;")
     assert says("prefill", "--rollout.oversample=12").startswith("a prompt is computed once for its 12 samples;")
     assert "none has to stop" in says("admission")
-    assert "the last in line stops and goes on later, to the same tokens" in says("admission", "--engine.preemption=true")
+    assert "the last in line stops and goes on later, to the same tokens" in says("admission", "--engine.preemption=recompute")
+    assert "waits in host memory" in says("admission", "--engine.preemption=swap")
     assert says("KV cache", "--engine.kv_tokens=1000", "--engine.block_size=8").startswith("1,000 tokens in 125 blocks of 8; 1.95 MiB")
 
 

@@ -104,8 +104,8 @@ MISTAKES = {
         'demo.toml is not valid TOML: Invalid value (at line 2, column 10); text needs quotes: device = "cpu"',
     ),
     "Python's True": (
-        "engine.preemption = True",
-        "demo.toml is not valid TOML: Invalid value (at line 1, column 21); write engine.preemption = true",
+        "engine.release_kv = True",
+        "demo.toml is not valid TOML: Invalid value (at line 1, column 21); write engine.release_kv = true",
     ),
     "YAML": ("run:\n  seed: 1", "demo.toml is not valid TOML: Expected '=' after a key in a key/value pair (at line 1, column 4)"),
     "deep nesting": ("a = " + "[" * 5000, "demo.toml is nested too deeply for a recipe"),
@@ -130,8 +130,9 @@ FLAG_MISTAKES = {
     ("--run.seed", "-1"): "run.seed: expected an integer >= 0, got -1 (--run.seed)",
     ("--run.steps", "ten"): "run.steps: expected an integer >= 0, got 'ten' (--run.steps)",
     ("--run.seed",): "--run.seed needs a value: an integer >= 0 (one that starts with -- is written --run.seed=VALUE)",
-    ("--engine.preemption", "--run.seed"): "--engine.preemption needs a value: true or false "
-    "(one that starts with -- is written --engine.preemption=VALUE)",
+    ("--engine.release_kv", "--run.seed"): "--engine.release_kv needs a value: true or false "
+    "(one that starts with -- is written --engine.release_kv=VALUE)",
+    ("--engine.preemption", "true"): "engine.preemption: expected one of 'none', 'recompute', 'swap', got 'true' (--engine.preemption)",
     ("--log.to", "tensorbord"): "log.to: expected a list out of 'csv', 'tensorboard', 'trackio', 'wandb', got ['tensorbord']. "
     "Did you mean 'tensorboard'? (--log.to)",
     ("--log.to=csv,tracki",): "log.to: expected a list out of 'csv', 'tensorboard', 'trackio', 'wandb', got ['csv', 'tracki']. "

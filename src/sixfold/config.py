@@ -135,7 +135,9 @@ class EngineConfig(Section):
     kv_tokens: int = knob(0, "tokens that the KV cache holds (0: enough for max_running full-length sequences)", ge=0)
     prefill_tokens_per_step: int = knob(4096, "prompt tokens computed in one engine step", ge=1)
     prefix_cache: Literal["radix", "hash", "none"] = knob("radix", "how beginnings that prompts have in common are found, to be computed once")
-    preemption: bool = knob(False, "admit by the room for the prompt and stop sequences when blocks run out, instead of reserving the worst case")
+    preemption: Literal["none", "recompute", "swap"] = knob(
+        "none", "not none: admit by the room for the prompt, and where blocks run out stop sequences, to be computed again or swapped to host memory"
+    )
     speculation: Literal["none", "ngram"] = knob("none", "guess tokens from what the text repeats and check several in one forward; same tokens")
     release_kv: bool = knob(False, "give the cache's memory back while the trainer works (a GPU shared by both may need it)")
 

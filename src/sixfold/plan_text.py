@@ -33,8 +33,9 @@ _PREFIXES = {
 }
 
 _ADMISSION = {
-    False: "a completion starts once the longest that it may become fits beside those that run, so none has to stop",
-    True: "a completion starts once its prompt fits; where blocks run out, the last in line stops and goes on later, to the same tokens",
+    "none": "a completion starts once the longest that it may become fits beside those that run, so none has to stop",
+    "recompute": "a completion starts once its prompt fits; where blocks run out, the last in line stops and goes on later, to the same tokens",
+    "swap": "a completion starts once its prompt fits; where blocks run out, the last in line waits in host memory, then goes on to the same tokens",
 }
 
 _SOLVED = (0.1, 0.5, 0.9)
@@ -183,7 +184,7 @@ def _engine_facts(plan: Plan) -> list[Fact]:
             "or one longer prompt, while what runs waits",
             f"engine.prefix_cache = {engine.prefix_cache}; engine.prefill_tokens_per_step = {engine.prefill_tokens_per_step}",
         ),
-        Fact("admission", _ADMISSION[engine.preemption], f"engine.preemption = {str(engine.preemption).lower()}"),
+        Fact("admission", _ADMISSION[engine.preemption], f"engine.preemption = {engine.preemption}"),
     ]
 
 

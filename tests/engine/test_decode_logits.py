@@ -98,7 +98,7 @@ def test_any_batch_on_shuffled_blocks_gives_them_too(
 def test_prompts_in_pieces_and_preempted_sequences_give_them_too(
     name: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel], seen: Seen
 ) -> None:
-    engine = Engine(CausalLM(tiny(name)), kv_tokens=76, block_size=4, prefill_tokens=40, chunked_prefill=True, preemption=True)
+    engine = Engine(CausalLM(tiny(name)), kv_tokens=76, block_size=4, prefill_tokens=40, chunked_prefill=True, preemption="recompute")
     random.Random(0).shuffle(engine.scheduler.blocks._free)
     for i, prompt in enumerate(PROMPTS):
         engine.add(str(i), prompt, SamplingParams(max_tokens=12, seed=1), [0])

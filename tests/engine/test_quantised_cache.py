@@ -121,9 +121,11 @@ def test_the_same_tokens_in_any_schedule(name: str, tiny: Callable[[str], PreTra
         dict(prefix_cache="none", block_size=5),
         dict(prefix_cache="hash", max_running=3, block_size=4),
         dict(chunked_prefill=True, prefill_tokens=9, block_size=8),
-        dict(kv_tokens=120, block_size=4, preemption=True),
-        dict(kv_tokens=110, block_size=4, preemption=True, chunked_prefill=True, prefill_tokens=20, prefix_cache="none"),
+        dict(kv_tokens=120, block_size=4, preemption="recompute"),
+        dict(kv_tokens=110, block_size=4, preemption="recompute", chunked_prefill=True, prefill_tokens=20, prefix_cache="none"),
+        dict(kv_tokens=120, block_size=4, preemption="swap"),
     ):
         drawn, engine = draw(order[::-1], **sizes)
         assert drawn == expected, sizes
-        assert (engine.stats.recomputed_tokens > 0) == bool(sizes.get("preemption"))
+        assert (engine.stats.preemptions > 0) == bool(sizes.get("preemption"))
+        assert (engine.stats.brought_back_bytes > 0) == (sizes.get("preemption") == "swap")

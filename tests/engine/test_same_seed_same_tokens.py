@@ -42,7 +42,7 @@ def draw_and_count(model: PreTrainedModel, order: list[int], seed: int = 2, alon
 SIZES: list[dict[str, object]] = [
     dict(prefix_cache="none"),
     dict(continuous=False, max_running=5),
-    dict(continuous=False, max_running=20, chunked_prefill=True, prefill_tokens=40, preemption=True, kv_tokens=240, block_size=8),
+    dict(continuous=False, max_running=20, chunked_prefill=True, prefill_tokens=40, preemption="recompute", kv_tokens=240, block_size=8),
     dict(max_running=1),
     dict(max_running=2, block_size=4, prefix_cache="hash"),
     dict(max_running=7, block_size=64),
@@ -54,10 +54,12 @@ SIZES: list[dict[str, object]] = [
     dict(kv_tokens=300, block_size=3, max_running=9),
     dict(chunked_prefill=True, prefill_tokens=40),
     dict(chunked_prefill=True, prefill_tokens=7, block_size=8, prefix_cache="none"),
-    dict(preemption=True, kv_tokens=240, block_size=8),
-    dict(preemption=True, kv_tokens=190, block_size=4, prefix_cache="none"),
-    dict(preemption=True, kv_tokens=210, block_size=4, prefix_cache="hash", chunked_prefill=True, prefill_tokens=33),
-    dict(preemption=True, kv_tokens=200, block_size=3, chunked_prefill=True, prefill_tokens=50),
+    dict(preemption="recompute", kv_tokens=240, block_size=8),
+    dict(preemption="recompute", kv_tokens=190, block_size=4, prefix_cache="none"),
+    dict(preemption="recompute", kv_tokens=210, block_size=4, prefix_cache="hash", chunked_prefill=True, prefill_tokens=33),
+    dict(preemption="recompute", kv_tokens=200, block_size=3, chunked_prefill=True, prefill_tokens=50),
+    dict(preemption="swap", kv_tokens=240, block_size=8, host_tokens=4000),
+    dict(preemption="swap", kv_tokens=200, block_size=3, prefix_cache="none", host_tokens=60, chunked_prefill=True, prefill_tokens=50),
 ]
 
 
@@ -75,7 +77,9 @@ def test_trajectories_do_not_depend_on_the_engine(name: str, every: int, tiny: C
         assert drawn == reference, sizes
         # Or the equality would be that of nothing with nothing.
         assert (stats.prefill_tokens < UNSHARED) == (sizes.get("prefix_cache") != "none") or sizes.get("preemption")
-        assert (stats.recomputed_tokens > 0) == bool(sizes.get("preemption"))
+        assert (stats.preemptions > 0) == bool(sizes.get("preemption"))
+        assert (stats.recomputed_tokens > 0) == (stats.preemptions > 0 and sizes.get("host_tokens") != 4000)
+        assert (stats.brought_back_bytes > 0) == (sizes.get("preemption") == "swap")
     assert draw(tiny(name), order, alone=True) == reference
 
 
@@ -102,7 +106,7 @@ def test_mixtures_of_experts_draw_the_same_tokens(tiny: Callable[[str], PreTrain
     for sizes in (
         dict(max_running=1),
         dict(block_size=5, max_running=4),
-        dict(kv_tokens=90, preemption=True, chunked_prefill=True, prefill_tokens=9),
+        dict(kv_tokens=90, preemption="recompute", chunked_prefill=True, prefill_tokens=9),
     ):
         other = draw(tiny("qwen3_moe"), [6, 2, 0, 4], **sizes)
         assert {k: v[0] for k, v in other.items()} == {k: v[0] for k, v in reference.items()}

@@ -12,12 +12,37 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
+from sixfold.engine.scheduler import Work
 from sixfold.engine.sequence import Chunk, Request, Sequence
 from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
 
 VOCABULARY = 7
 END = 1
+
+
+class BookHost:
+    """Plays host memory: what the slots of a block hold, and counts blocks for bytes."""
+
+    def __init__(self, runner: BookRunner) -> None:
+        self.runner = runner
+        self.held: dict[int, list[int | None]] = {}
+        self.taken_out = self.brought_back = 0
+
+    def take_out(self, copies: dict[int, int], slots: int) -> None:
+        assert all(0 <= slot < slots for slot in copies)
+        size = self.runner.size
+        for slot, block in copies.items():
+            self.held[slot] = [self.runner.slots.get(block * size + i) for i in range(size)]
+        self.taken_out += len(copies)
+
+    def bring_back(self, pairs: list[tuple[int, int]]) -> None:
+        assert len({block for _, block in pairs}) == len(pairs)
+        for slot, block in pairs:
+            for i, token in enumerate(self.held[slot]):
+                if token is not None:
+                    self.runner.slots[block * self.runner.size + i] = token
+        self.brought_back += len(pairs)
 
 
 class BookRunner:
@@ -28,6 +53,7 @@ class BookRunner:
         self.size = block_size
         self.slots: dict[int, int] = {}
         self.cache = self
+        self.host = BookHost(self)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         for source, target in pairs:
@@ -94,6 +120,7 @@ def assert_empty(engine: Engine) -> None:
     assert scheduler.blocks.free == scheduler.blocks.count  # every idle block could be had
     assert scheduler.reservation.reserved == 0
     assert not scheduler.waiting and not scheduler.running
+    assert scheduler.host is None or scheduler.host.free == scheduler.host.count
 
 
 def _prompt(length: int, like: int) -> list[int]:
@@ -115,7 +142,8 @@ def _mixes(draw: st.DrawFn) -> dict:
     return dict(
         block_size=draw(st.integers(1, 5)), requests=requests, kv_tokens=longest + draw(st.integers(0, 40)), max_running=draw(st.integers(1, 9)),
         prefill_tokens=draw(st.integers(1, 30)), prefix_cache=draw(st.sampled_from(["none", "radix", "hash"])),
-        chunked_prefill=draw(st.booleans()), preemption=draw(st.booleans()),
+        chunked_prefill=draw(st.booleans()), preemption=draw(st.sampled_from(["none", "recompute", "swap"])),
+        host_tokens=draw(st.sampled_from([None, 0, 5, 17, 9999])),
     )  # fmt: skip
 
 
@@ -131,8 +159,13 @@ def _watch(engine: Engine, mix: dict) -> None:
     assert len(scheduler.running) <= mix["max_running"]
     assert scheduler.blocks.used <= scheduler.blocks.count - scheduler.blocks.free
     assert [t.rank for t in scheduler.waiting] == sorted(t.rank for t in scheduler.waiting)
-    if not mix["preemption"]:
+    if mix["preemption"] == "none":
         assert scheduler.blocks.used <= scheduler.reservation.reserved <= scheduler.blocks.count
+    if scheduler.host is not None:
+        held = scheduler.host._held
+        assert len({slot for slot, _ in held.values()}) == len(held) == scheduler.host.count - scheduler.host.free
+        waiting = {t.sequence for t in scheduler.waiting}
+        assert all(owner.unfinished > 0 if isinstance(owner, Request) else owner in waiting for owner, _ in held)
     usage, size = engine.usage(), scheduler.blocks.block_size
     assert usage.used + usage.idle + usage.free == scheduler.blocks.count
     filled = {(s.blocks[i // size], i % size) for s in scheduler.running for i in range(s.length - 1)}
@@ -162,11 +195,15 @@ def test_any_mix_runs_through_and_leaves_nothing_behind(tiny: Callable[[str], Pr
     assert_empty(engine)
     asked = sum(p * n for p, _, n, *_ in requests)
     computed = engine.stats.prefill_tokens + engine.stats.reused_tokens
-    assert computed >= asked if mix["preemption"] else computed == asked
-    if mix["prefix_cache"] == "none" and not mix["preemption"]:
+    assert computed >= asked if mix["preemption"] != "none" else computed == asked
+    if mix["prefix_cache"] == "none" and mix["preemption"] == "none":
         assert engine.stats.prefill_tokens == sum(p for p, *_ in requests)
     assert engine.stats.decoded_tokens == sum(len(s.logp) for s in finished)
-    assert mix["preemption"] or engine.stats.preemptions == engine.stats.recomputed_tokens == 0
+    assert mix["preemption"] != "none" or engine.stats.preemptions == engine.stats.recomputed_tokens == 0
+    if mix["preemption"] == "swap" and mix["host_tokens"] == 9999:
+        assert engine.stats.recomputed_tokens == 0
+    if mix["preemption"] != "swap" or mix["host_tokens"] == 0:
+        assert engine.stats.taken_out_bytes == engine.stats.brought_back_bytes == 0
 
 
 @given(_mixes())
@@ -336,7 +373,7 @@ def test_a_long_prompt_in_pieces_never_holds_up_what_runs(tiny: Callable[[str], 
 def test_room_for_the_prompt_is_enough_where_sequences_may_be_preempted(tiny: Callable[[str], PreTrainedModel]) -> None:
     """Eight sequences that may get long: reserving the worst case runs two at a time."""
     at_first = {}
-    for preemption in (False, True):
+    for preemption in ("none", "recompute"):
         engine = book_engine(tiny("qwen3"), kv_tokens=80, block_size=4, preemption=preemption)
         for i in range(8):
             engine.add(str(i), [i % VOCABULARY] * 4, SamplingParams(max_tokens=30), [0])
@@ -344,12 +381,12 @@ def test_room_for_the_prompt_is_enough_where_sequences_may_be_preempted(tiny: Ca
         at_first[preemption] = len(engine.scheduler.running)
         engine.run()
         assert_empty(engine)
-        assert (engine.stats.preemptions > 0) == preemption
-    assert at_first == {False: 2, True: 8}
+        assert (engine.stats.preemptions > 0) == (preemption != "none")
+    assert at_first == {"none": 2, "recompute": 8}
 
 
 def test_the_last_to_come_is_preempted_and_the_first_to_go_on(tiny: Callable[[str], PreTrainedModel]) -> None:
-    engine = book_engine(tiny("qwen3"), kv_tokens=36, block_size=4, preemption=True, prefix_cache="none")
+    engine = book_engine(tiny("qwen3"), kv_tokens=36, block_size=4, preemption="recompute", prefix_cache="none")
     for key in ("a", "b", "c"):
         engine.add(key, [ord(key) % VOCABULARY] * 8, SamplingParams(max_tokens=12), [0])
     finished, order = [], []
@@ -363,7 +400,7 @@ def test_the_last_to_come_is_preempted_and_the_first_to_go_on(tiny: Callable[[st
 
 
 def test_a_larger_priority_goes_first_and_keeps_its_blocks(tiny: Callable[[str], PreTrainedModel]) -> None:
-    engine = book_engine(tiny("qwen3"), kv_tokens=36, block_size=4, preemption=True)
+    engine = book_engine(tiny("qwen3"), kv_tokens=36, block_size=4, preemption="recompute")
     engine.add("low", [1] * 8, SamplingParams(max_tokens=20), [0, 1])
     engine.step()
     engine.add("later", [2] * 8, SamplingParams(max_tokens=2), [0])
@@ -428,13 +465,31 @@ def test_a_block_that_this_step_writes_is_shared_but_never_copied(tiny: Callable
     assert engine.stats.prefill_tokens == 9 + 5 + 3  # a step later it can be copied
 
 
+def test_a_block_on_its_way_back_from_host_memory_is_not_copied_from(tiny: Callable[[str], PreTrainedModel]) -> None:
+    """A prompt that begins like one which comes back in the same step may share its full blocks, but not copy half of one: copies are made first."""
+    engine = book_engine(tiny("qwen3"), kv_tokens=200, block_size=4, preemption="swap")
+    engine.add("a", [1, 2, 3, 4, 5, 6, 1, 2, 3], SamplingParams(max_tokens=12, seed=1), [0])
+    engine.step()
+    work = Work(0)
+    engine.scheduler._make_room(work)
+    engine.runner.host.take_out(work.taken_out, 99)
+    engine.prefixes.clear()
+    engine.runner.slots.clear()  # type: ignore[attr-defined]
+    engine.add("b", [1, 2, 3, 4, 5, 6, 0, 0], SamplingParams(max_tokens=1), [0])
+    engine.step()
+    assert engine.stats.brought_back_bytes == 3 and engine.stats.recomputed_tokens == 0
+    assert engine.stats.reused_tokens == 4  # b stands on the block that both share
+    engine.run()
+    assert_empty(engine)
+
+
 def test_a_prompt_does_not_stand_on_sampled_tokens_that_are_computed_after_it(tiny: Callable[[str], PreTrainedModel]) -> None:
-    engine = book_engine(tiny("qwen3"), kv_tokens=200, block_size=2, preemption=True)
+    engine = book_engine(tiny("qwen3"), kv_tokens=200, block_size=2, preemption="recompute")
     engine.add("a", [1, 2], SamplingParams(max_tokens=12, seed=1), [0])
     for _ in range(9):
         engine.step()
     (victim,) = engine.scheduler.running
-    engine.scheduler._make_room()
+    engine.scheduler._make_room(Work(0))
     engine.prefixes.clear()
     engine.add("b", [*victim.tokens[:-1], 3], SamplingParams(max_tokens=2), [0])
     engine.step()  # both get on in it
@@ -455,8 +510,8 @@ def test_an_aborted_request_gives_up_a_half_computed_prompt_and_samples_that_wai
         assert_empty(engine)
 
 
-@pytest.mark.parametrize("preemption", [False, True])
-def test_samples_that_wait_give_up_their_prompt_for_a_larger_priority(tiny: Callable[[str], PreTrainedModel], preemption: bool) -> None:
+@pytest.mark.parametrize("preemption", ["none", "recompute"])
+def test_samples_that_wait_give_up_their_prompt_for_a_larger_priority(tiny: Callable[[str], PreTrainedModel], preemption: str) -> None:
     """Both fit the cache alone, but not one beside the other's prompt."""
     engine = book_engine(tiny("qwen3"), kv_tokens=40, block_size=4, max_running=1, preemption=preemption)
     engine.add("low", [2] * 15, SamplingParams(max_tokens=3), [0, 1])

@@ -140,7 +140,7 @@ def test_the_same_tokens_in_any_schedule(tiny: Callable[[str], PreTrainedModel],
 
 def test_guesses_get_no_blocks_of_others(tiny: Callable[[str], PreTrainedModel]) -> None:
     """A cache that is full to the last block: who runs goes on without guesses, and nobody is preempted for one."""
-    engine = book_engine(tiny("qwen3"), 4, "draft", kv_tokens=16, block_size=4, preemption=True, prefix_cache="none")
+    engine = book_engine(tiny("qwen3"), 4, "draft", kv_tokens=16, block_size=4, preemption="recompute", prefix_cache="none")
     for key in ("a", "b"):
         engine.add(key, [2] * 5, SamplingParams(max_tokens=3), [0])
     engine.step()

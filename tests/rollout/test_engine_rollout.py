@@ -106,8 +106,8 @@ SMALL = Task("a", "1=")
 """4 tokens: one block of the tests below. Its two samples get 8 more each, so both need 1 + 2 + 2 blocks in the end."""
 
 
-def small_engine(policy: Policy, blocks: int, preemption: bool, prefix_cache: str = "none") -> EngineRollout:
-    engine = Engine(CausalLM(policy.model), kv_tokens=4 * (blocks - 1), block_size=4, preemption=preemption, prefix_cache=prefix_cache)
+def small_engine(policy: Policy, blocks: int, preemption: str, prefix_cache: str = "none") -> EngineRollout:
+    engine = Engine(CausalLM(policy.model), kv_tokens=4 * (blocks - 1), block_size=4, preemption=preemption, prefix_cache=prefix_cache)  # type: ignore[arg-type]
     assert engine.scheduler.blocks.count == blocks  # the engine adds one
     return EngineRollout(engine, PromptCodec(policy.tokenizer), SamplingParams(max_tokens=8), 2)
 
@@ -116,14 +116,15 @@ def small_engine(policy: Policy, blocks: int, preemption: bool, prefix_cache: st
     ("blocks", "preemption", "prefix_cache", "expected"),
     [
         # The ninth token of both wants a block and one is left: the second sample stops, to compute its 8 tokens again once the first has ended.
-        (4, True, "none", (1, 8, 3 / 4, 1)),
-        (4, True, "radix", (1, 0, 3 / 4, 1)),  # the cache has kept them: the first sample's end did not need their blocks
-        (4, False, "none", (0, 0, 3 / 4, 1)),  # one after the other
-        (5, True, "none", (0, 0, 1.0, 1)),
+        (4, "recompute", "none", (1, 8, 3 / 4, 1)),
+        (4, "recompute", "radix", (1, 0, 3 / 4, 1)),  # the cache has kept them: the first sample's end did not need their blocks
+        (4, "none", "none", (0, 0, 3 / 4, 1)),  # one after the other
+        (4, "swap", "none", (1, 0, 3 / 4, 1)),
+        (5, "recompute", "none", (0, 0, 1.0, 1)),
     ],
 )
 def test_preemptions_and_peaks_by_hand(
-    policy: Policy, blocks: int, preemption: bool, prefix_cache: str, expected: tuple[float, float, float, float]
+    policy: Policy, blocks: int, preemption: str, prefix_cache: str, expected: tuple[float, float, float, float]
 ) -> None:
     rollout = small_engine(policy, blocks, preemption, prefix_cache)
     roomy = make_rollout(policy, samples=2)
@@ -139,7 +140,7 @@ def test_preemptions_and_peaks_by_hand(
 
 
 def test_the_peaks_are_of_the_last_call(policy: Policy) -> None:
-    rollout = small_engine(policy, blocks=40, preemption=False)
+    rollout = small_engine(policy, blocks=40, preemption="none")
     rollout.generate([SMALL, Task("b", "2="), Task("c", "3=")], seed=4)
     assert (rollout.stats()["rollout/queue_peak"], rollout.stats()["rollout/kv_peak_frac"]) == (3, 15 / 40)
     rollout.generate([SMALL], seed=4)

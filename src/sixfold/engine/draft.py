@@ -47,7 +47,7 @@ class DraftProposer:
 
     def release_memory(self) -> None:
         """Drop the cache's buffers."""
-        self.runner.cache.pools.clear()
+        self.runner.release_memory()
 
     def _step(self, sequences: list[Sequence], guesses: list[list[int]]) -> tuple[Tensor, Tensor]:
         """One token further for each -> tokens [B], log-probs [B, V]."""

@@ -18,6 +18,7 @@ from .block_manager import BlockManager
 from .kv_cache import KVCache
 from .language_model import LanguageModel
 from .model_runner import ModelRunner, fill
+from .offload import HostBlocks
 from .prefix_cache import make_prefix_cache
 from .quantised_cache import Int8KVCache
 from .sampler import likeliest, sample
@@ -31,8 +32,10 @@ class Engine:
     """Continuous batching over a paged KV cache, on a causal LM that brings its attention to us.
 
     kv_tokens: tokens of running sequences that the cache holds. max_running: sequences decoded together. prefill_tokens: prompt tokens in one step.
-    prefix_cache: none, radix or hash (`prefix_cache.py`). continuous, chunked_prefill, preemption: see `scheduler.py`. With any
-    of them on or off the same tokens come out. speculation: see `speculative.py`; None: one token a step.
+    prefix_cache: none, radix or hash (`prefix_cache.py`). continuous, chunked_prefill: see `scheduler.py`. preemption: none reserves each sequence's
+    worst case; the others stop sequences when blocks run out, and compute them again or swap them to host memory, which holds at most host_tokens
+    tokens (None: as many as the cache). With any of these the same tokens come out. kv_dtype: int8 rounds the cache (`quantised_cache.py`).
+    speculation: see `speculative.py`; None: one token a step.
     """
 
     def __init__(
@@ -46,13 +49,15 @@ class Engine:
         prefix_cache: str = "radix",
         continuous: bool = True,
         chunked_prefill: bool = False,
-        preemption: bool = False,
+        preemption: Literal["none", "recompute", "swap"] = "none",
+        host_tokens: int | None = None,
         kv_dtype: Literal["auto", "int8"] = "auto",
         autocast: torch.dtype | None = None,
         speculation: Speculation | None = None,
     ) -> None:
         # One block more: the partly filled one of the prompt whose samples are still starting, which they copy.
         manager = BlockManager(-(-kv_tokens // block_size) + 1, block_size)
+        host = HostBlocks(manager.count if host_tokens is None else host_tokens // block_size, block_size) if preemption == "swap" else None
         self.stats = EngineStats()
         self.prefixes = make_prefix_cache(prefix_cache, manager)
         self.scheduler = Scheduler(
@@ -62,7 +67,8 @@ class Engine:
             cache=self.prefixes,
             continuous=continuous,
             chunked=chunked_prefill,
-            preempt=preemption,
+            preempt=preemption != "none",
+            host=host,
             stats=self.stats,
         )
         cache = Int8KVCache if kv_dtype == "int8" else KVCache
@@ -153,8 +159,7 @@ class Engine:
         if self.busy:
             raise RuntimeError("KV memory released while sequences are in flight")
         self.prefixes.clear()
-        self.runner.cache.clear()
-        self.runner.window.clear()
+        self.runner.release_memory()
         if self.speculator is not None:
             self.speculator.proposer.release_memory()
 
@@ -162,6 +167,8 @@ class Engine:
         """Logits [starting + decoding, V]."""
         for chunk, row in fill(self.runner, work):
             chunk.ticket.logits = row
+        self.stats.taken_out_bytes = self.runner.host.taken_out
+        self.stats.brought_back_bytes = self.runner.host.brought_back
         rows = [ticket.logits for ticket in work.tickets if ticket.logits is not None]
         logits = [torch.stack(rows)] if rows else []
         if work.decoding:

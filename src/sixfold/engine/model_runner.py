@@ -18,6 +18,7 @@ from .fused_decoder import fused_decoder
 from .gpu_kernels import triton_serves
 from .kv_cache import TILE, DecodeLayout, DecodeWindow, KVCache, PrefillLayout, Tiles
 from .language_model import LanguageModel, Layout
+from .offload import HostPools
 from .scheduler import Work
 from .sequence import Chunk, Sequence
 from .shared_prefixes import SharedPrefixes, find_shared_prefixes
@@ -37,11 +38,18 @@ class ModelRunner:
         self.cache = cache
         self.device = next(model.module.parameters()).device
         self._autocast = autocast
+        self.host = HostPools(cache)
         self.window = DecodeWindow()
         self._body = (fused_decoder(model) if autocast is None else None) or model
         self._members = -1
         self._table: tuple[int, int, np.ndarray] = (-1, 0, np.zeros((0, 0), dtype=np.int64))
         self._shared: tuple[np.ndarray | None, SharedPrefixes | None] = (None, None)
+
+    def release_memory(self) -> None:
+        """Drop the buffers of the cache and of what is beside it."""
+        self.cache.clear()
+        self.window.clear()
+        self.host.clear()
 
     def prefill(self, chunks: list[Chunk], everywhere: bool = False) -> Tensor:
         """Compute the prompt tokens of each chunk, fill their blocks -> logits [len(chunks), V] float32 after the last of them; `everywhere`: after
@@ -181,7 +189,9 @@ class ModelRunner:
 
 def fill(runner: ModelRunner, work: Work) -> list[tuple[Chunk, Tensor]]:
     """Bring the runner's cache to where a step's waiting prompts and preempted sequences want it -> each prompt's chunk and its logits [V]."""
+    runner.host.take_out(work.taken_out, work.host_slots)
     runner.cache.copy_blocks(work.tails)
+    runner.host.bring_back(work.brought_back)
     prompts = [chunk for chunk in work.chunks if chunk.start < chunk.prompt_stop]
     logits = list(zip(prompts, runner.prefill(prompts), strict=True)) if prompts else []
     runner.replay(work.chunks)  # after the prompts, which stand before it

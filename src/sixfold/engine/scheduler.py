@@ -7,7 +7,7 @@ Not `continuous`: a batch is filled, and runs until its last sequence has ended;
 over padded batches does, and is here to be measured against.
 
 Admission reserves the worst case (`admission.py`). `preempt`: it asks for room for the prompt only; where blocks run out later, the last in rank
-gives up its own, goes to the head of its class in the queue, and is computed again from its tokens.
+gives up its own, goes to the head of its class in the queue, and is computed again from its tokens, or brought back from host memory (`offload.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from .admission import Reservation
 from .block_manager import BlockManager
 from .noise import uniforms
+from .offload import HostBlocks
 from .prefix_cache import NoCache, Prefix, PrefixCache
 from .sequence import Chunk, Request, Sequence, Ticket
 from .stats import EngineStats
@@ -29,14 +30,18 @@ EVICT_AT_LEAST = 32
 
 @dataclass
 class Work:
-    """One engine step. In this order: tails are copied, chunks computed, copies made; then starting sequences sample from their ticket's logits, and
-    decoding ones go one token further.
+    """One engine step. In this order: blocks are taken out, tails copied, blocks brought back, chunks computed, copies made; then starting sequences
+    sample from their ticket's logits, and decoding ones go one token further.
 
-    tails, copies: (from, to) blocks. tickets: of the starting sequences. resuming: preempted sequences that run again from the next step on.
+    taken_out: slot of host memory (of host_slots) -> block. brought_back: (slot, block). tails, copies: (from, to) blocks. tickets: of the starting
+    sequences. resuming: preempted sequences that run again from the next step on.
     """
 
     budget: int
     chunks: list[Chunk] = field(default_factory=list)
+    host_slots: int = 0
+    taken_out: dict[int, int] = field(default_factory=dict)
+    brought_back: list[tuple[int, int]] = field(default_factory=list)
     tails: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     starting: list[Sequence] = field(default_factory=list)
@@ -72,6 +77,7 @@ class Scheduler:
         continuous: bool = True,
         chunked: bool = False,
         preempt: bool = False,
+        host: HostBlocks | None = None,
         stats: EngineStats | None = None,
     ) -> None:
         self.blocks = blocks
@@ -81,6 +87,7 @@ class Scheduler:
         self.continuous = continuous
         self.chunked = chunked
         self.preempt = preempt
+        self.host = host
         self.stats = stats or EngineStats()
         self.waiting: list[Ticket] = []
         self.running: list[Sequence] = []
@@ -102,10 +109,10 @@ class Scheduler:
 
     def schedule(self) -> Work:
         """What this step does. A prompt is computed once, whatever the number of samples."""
-        work = Work(self.prefill_tokens)
+        work = Work(self.prefill_tokens, host_slots=0 if self.host is None else self.host.count)
         if not self.running:
             self._slots = 0  # the batch has ended, if it was one
-        if self._grow() and not self._slots:
+        if self._grow(work) and not self._slots:
             self._admit(work)
             if self.waiting and not work.admits and not self.running:
                 for ticket in self.waiting[1:]:  # the head has no room because others in the queue hold blocks
@@ -151,6 +158,8 @@ class Scheduler:
             if not self.preempt:
                 self.reservation.retire(sequence)
             self._leave(sequence)
+            if self.host is not None and sequence.request.unfinished == 0:
+                self.host.drop(sequence.request)
         if finished:
             self.running = [s for s in self.running if s.finish_reason is None]
             self.revision += 1
@@ -173,26 +182,30 @@ class Scheduler:
             sequence.finish_reason = "aborted"
         self.retire([s for s in begun if s.blocks])
         self.stats.aborted += len(begun)
+        if self.host is not None:
+            for sequence in begun:
+                self.host.drop(sequence)
+            self.host.drop(request)
         return begun
 
     def _queue(self, ticket: Ticket) -> None:
         insort(self.waiting, ticket, key=lambda t: t.rank)
         self.stats.peak_waiting = max(self.stats.peak_waiting, len(self.waiting))
 
-    def _grow(self) -> bool:
+    def _grow(self, work: Work) -> bool:
         """Give every running sequence a block for its newest token if it has none yet; False if one had to be preempted for it."""
         size = self.blocks.block_size
         short = [s for s in self.running if len(s.tokens) > len(s.blocks) * size]
         before = self.stats.preemptions
         for sequence in sorted(short, key=lambda s: s.rank) if self.preempt else short:
             while sequence.blocks and not self._room(1):
-                self._make_room()
+                self._make_room(work)
             if sequence.blocks:
                 sequence.blocks += self.blocks.allocate(1)
         self.revision += len(short)
         return self.stats.preemptions == before
 
-    def _make_room(self) -> None:
+    def _make_room(self, work: Work) -> None:
         """Blocks ran out. First what only waits gives up its own, from the end of the queue; then the running sequence that is last in rank."""
         if not self.preempt:
             raise RuntimeError("KV cache: a running sequence outgrew its reservation")
@@ -202,6 +215,8 @@ class Scheduler:
             return
         victim = max(self.running, key=lambda s: s.rank)
         self.running.remove(victim)
+        if self.host is not None:
+            work.taken_out |= self.host.put(victim)
         self._leave(victim)
         self._queue(Ticket(victim.request, victim.tokens[:-1], victim))
         self.stats.preemptions += 1
@@ -249,6 +264,10 @@ class Scheduler:
         if not self.preempt and not self.reservation.fits(ticket.request):
             return False
         shared, tail, known = self._reusable(ticket, work)
+        written = known // self.blocks.block_size  # blocks from here on are written in this step
+        slots = self.host.find(ticket.sequence, written) if self.host is not None and ticket.sequence is not None else []
+        if slots:
+            known = min((written + len(slots)) * self.blocks.block_size, len(ticket.tokens))
         # A prompt cached to its end computes its last token again: the logits after it are wanted.
         start = min(known, len(ticket.tokens) - (ticket.sequence is None))
         stop = min(len(ticket.tokens), start + work.budget) if self.chunked else len(ticket.tokens)
@@ -256,12 +275,13 @@ class Scheduler:
             return False
         if not self._take(ticket, shared, stop, tail, work):
             return False
+        work.brought_back += zip(slots, ticket.blocks[written:], strict=False)
         self._count(ticket, start, stop)
         if stop > start:
             work.chunks.append(Chunk(ticket, ticket.blocks, start, stop, known))
             work.budget -= stop - start
         ticket.computed = stop
-        work.fresh |= set(ticket.blocks[known // self.blocks.block_size :])
+        work.fresh |= set(ticket.blocks[written:])
         if not self.preempt:
             self.reservation.claim(ticket.request)
         # Sampled tokens are computed after all prompts of the step, too late for another prompt to read them.
@@ -303,6 +323,8 @@ class Scheduler:
 
     def _resume(self, ticket: Ticket, work: Work) -> bool:
         assert ticket.sequence is not None
+        if self.host is not None:
+            self.host.drop(ticket.sequence)
         ticket.sequence.blocks = ticket.blocks
         work.resuming.append(ticket.sequence)
         self.waiting.pop(0)

@@ -12,7 +12,8 @@ class EngineStats:
     prefill_tokens: prompt tokens computed. reused_tokens: prompt tokens that were not, because samples share a prompt or the prefix cache had them.
     decode_rows, decode_slots: rows of decode steps that went one token further, and all of them, those of ended sequences in a static batch included.
     recomputed_tokens: tokens of preempted sequences computed once more. decoded_tokens: sampled. preemptions: sequences stopped for lack of blocks,
-    to go on later. aborted: sequences given up by the caller, begun or not. peak_blocks: cache blocks that requests held at the fullest moment.
+    to go on later. taken_out_bytes, brought_back_bytes: of theirs, to host memory and from it. aborted: sequences given up by the caller, begun or
+    not. peak_blocks: cache blocks that requests held at the fullest moment.
     peak_waiting: requests and preempted sequences in the queue at its longest.
 
     Of speculation: proposed_tokens, guessed and checked; accepted_tokens, those that a completion took over; target_passes, how often a sequence was
@@ -27,6 +28,8 @@ class EngineStats:
     decode_rows: int = 0
     decode_slots: int = 0
     preemptions: int = 0
+    taken_out_bytes: int = 0
+    brought_back_bytes: int = 0
     aborted: int = 0
     peak_blocks: int = 0
     peak_waiting: int = 0
