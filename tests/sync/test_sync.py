@@ -110,9 +110,9 @@ class TestCopySync:
 
     def test_a_refresh_copies_under_the_number_that_is(self, trained: PreTrainedModel, engine: Engine) -> None:
         nudge(trained)
-        sync = CopySync(trained, engine, every=5)
-        sync.refresh()
-        sync.prove()
+        CopySync(trained, engine, every=5).refresh()
+        for (name, p), q in zip(trained.named_parameters(), engine.runner.model.module.parameters(), strict=True):
+            assert torch.equal(p, q), name
         assert engine.version == 0
 
     def test_stale_weights_go_through_a_checkpoint(self, trained: PreTrainedModel, engine: Engine) -> None:
@@ -131,22 +131,6 @@ class TestCopySync:
         nudge(trained)
         again.sync(4)
         assert versions(resumed) == [4, 4], "one of the two steps was before the checkpoint"
-
-    def test_a_spoilt_copy_is_found_and_named(self, trained: PreTrainedModel, engine: Engine) -> None:
-        sync = CopySync(trained, engine, every=1)
-        sync.sync(1)
-        sync.prove()
-        with torch.no_grad():
-            engine.runner.model.module.model.layers[0].self_attn.k_proj.weight.mul_(1.001)
-        with pytest.raises(SyncError, match=r"'model.layers.0.self_attn.k_proj.weight' of the engine differs"):
-            sync.prove()
-
-    def test_one_bit_of_one_weight_is_enough(self, trained: PreTrainedModel, engine: Engine) -> None:
-        sync = CopySync(trained, engine, every=1)
-        with torch.no_grad():
-            engine.runner.model.module.model.norm.weight.view(torch.int32)[5] ^= 1
-        with pytest.raises(SyncError, match=r"'model\.norm.weight'"):
-            sync.prove()
 
     @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
     def test_weights_that_are_not_finite_leave_the_engine_as_it_was(self, trained: PreTrainedModel, engine: Engine, bad: float) -> None:

@@ -26,6 +26,7 @@ from .scheduler import Scheduler, Work
 from .sequence import Request, Sequence
 from .speculative import Run, Speculation, Speculator, make_speculator
 from .stats import EngineStats, Usage
+from .weights import NamedTensors, Weights
 
 
 class Engine:
@@ -73,6 +74,7 @@ class Engine:
         )
         cache = Int8KVCache if kv_dtype == "int8" else KVCache
         self.runner = ModelRunner(model, cache(manager.count, block_size), autocast)
+        self.weights = Weights(model.module)
         self.speculator = make_speculator(speculation, self.scheduler, self.runner, autocast) if speculation else None
         self.version = 0
 
@@ -131,6 +133,22 @@ class Engine:
         self.prefixes.clear()
         self.version = version
 
+    def load_weights(self, tensors: NamedTensors, version: int) -> None:
+        """Overwrite the model's weights in place and stamp what is sampled from here on with `version`. To be called between two steps, by the thread
+        that steps, and not for a module that others use.
+
+        Sequences in flight go on with the keys and values that they have: their later tokens are of the new weights over a past of the old ones. The
+        prefix cache forgets everything, and prompts of which no sample runs are computed anew.
+
+        Raises ValueError for tensors that do not fit (see `Weights.load`), RuntimeError for a version that does not grow (the present one will do
+        while nothing is in flight: weights from before the first step all have number 0). After any error weights and version are the old ones.
+        """
+        if version < self.version or (version == self.version and self.busy):
+            raise RuntimeError(f"weight version must grow: {self.version} -> {version}")
+        self.weights.load(tensors)
+        self.scheduler.outdate()
+        self.version = version
+
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a running sequence between two steps: its blocks are free at once. Raises ValueError if it has ended."""
         if sequence.finish_reason is not None:
@@ -165,8 +183,10 @@ class Engine:
 
     def _forward(self, work: Work) -> Tensor:
         """Logits [starting + decoding, V]."""
+        if self.weights.torn:
+            raise RuntimeError("the weights are torn: an update was broken off, and the old weights could not be put back")
         for chunk, row in fill(self.runner, work):
-            chunk.ticket.logits = row
+            chunk.ticket.logits, chunk.ticket.version = row, self.version
         self.stats.taken_out_bytes = self.runner.host.taken_out
         self.stats.brought_back_bytes = self.runner.host.brought_back
         rows = [ticket.logits for ticket in work.tickets if ticket.logits is not None]
@@ -188,9 +208,10 @@ class Engine:
         tokens, logps, cut = sample(logits, params, noise, history)
         for row, top in likeliest(logits, params, history, tokens, logps).items():
             sequences[row].top.append(top)
+        # A prompt's logits may have waited for room while the weights changed.
+        versions = [ticket.version for ticket in work.tickets] + [self.version] * len(work.decoding)
         finished: list[Sequence] = []
-        version = self.version
-        for sequence, token, logp in zip(sequences, tokens.tolist(), logps.tolist(), strict=True):
+        for sequence, token, logp, version in zip(sequences, tokens.tolist(), logps.tolist(), versions, strict=True):
             sequence.tokens.append(token)
             sequence.logp.append(logp)
             sequence.version.append(version)

@@ -188,6 +188,18 @@ class Scheduler:
             self.host.drop(request)
         return begun
 
+    def outdate(self) -> None:
+        """The weights are others from here on. What runs keeps its keys and values, and so does a prompt whose samples have begun and not ended: it
+        cannot be computed twice within its reservation. The rest of the queue is computed anew, and the prefix cache forgets everything."""
+        self.cache.clear()
+        for ticket in self.waiting:
+            if ticket.sequence is None and ticket.request.unfinished > len(ticket.request.samples):
+                ticket.stale = True
+            else:
+                self._drop(ticket)
+        for sequence in self.running:
+            sequence.stale = True
+
     def _queue(self, ticket: Ticket) -> None:
         insort(self.waiting, ticket, key=lambda t: t.rank)
         self.stats.peak_waiting = max(self.stats.peak_waiting, len(self.waiting))
@@ -226,7 +238,8 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         """A sequence stops running: the prefix cache may keep its blocks, it does not. The newest token was never computed."""
         cached = sequence.length - 1
-        self.cache.insert(sequence.tokens[:cached], sequence.blocks[: self.blocks.blocks_for(cached)])
+        if not sequence.stale:
+            self.cache.insert(sequence.tokens[:cached], sequence.blocks[: self.blocks.blocks_for(cached)])
         self.blocks.release(sequence.blocks)
         sequence.blocks = []
 
@@ -350,7 +363,7 @@ class Scheduler:
                 work.copies += zip(ticket.blocks[full:], table[full:], strict=True)
                 self.stats.reused_tokens += len(request.prompt)
             noise = uniforms(request.params.seed, request.key, sample, request.params.max_tokens)
-            work.starting.append(Sequence(request, sample, noise, list(request.prompt), table, started=time.perf_counter()))
+            work.starting.append(Sequence(request, sample, noise, list(request.prompt), table, started=time.perf_counter(), stale=ticket.stale))
             work.tickets.append(ticket)
         self.waiting.pop(0)
         return True

@@ -47,7 +47,7 @@ class Request:
 class Sequence:
     """One completion being sampled. tokens holds prompt and completion; logp and version speak of the completion only, and so does kept, which stays
     empty without truncation, and top: the likeliest tokens at each position and their log-probs, where the request asks for them. limit, stops: the
-    request's.
+    request's. stale: some of its keys and values may be of older weights, so the prefix cache must not have them.
     """
 
     request: Request
@@ -64,6 +64,7 @@ class Sequence:
     seconds: float = 0.0
     limit: int = 0
     stops: frozenset[int] = frozenset()
+    stale: bool = False
 
     def __post_init__(self) -> None:
         self.limit, self.stops = self.request.limit, frozenset(self.request.params.stop_token_ids)
@@ -90,7 +91,8 @@ class Ticket:
     """A place in the queue: tokens that must be in the cache before sampling can begin, or go on.
 
     Of a request: its prompt, computed once and shared by the samples until all have started. Of a preempted sequence: all its tokens but the newest.
-    blocks: those of the tokens computed so far. logits: [V], predicts the token after a computed prompt.
+    blocks: those of the tokens computed so far. logits: [V], predicts the token after a computed prompt. version: of the weights that gave the
+    logits. stale: as a Sequence's.
     """
 
     request: Request
@@ -99,6 +101,8 @@ class Ticket:
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     logits: Tensor | None = None
+    version: int = 0
+    stale: bool = False
 
     @property
     def ready(self) -> bool:

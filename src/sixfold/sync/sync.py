@@ -1,13 +1,13 @@
 """Weight sync in one process: nothing to copy when trainer and engine share the module, an in-place copy when the engine has its own.
 
-After every sync the engine's weights are proven to be the trainer's, tensor by tensor, and every token sampled from then on carries the new version.
+After every sync the engine's weights are proven to be the trainer's (the same storage, or a copy that is compared tensor by tensor), and every token
+sampled from then on carries the new version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -74,38 +74,30 @@ class CopySync:
         self.waited = 0
 
     def sync(self, version: int) -> None:
-        """Called once a step: copy if `every` steps have passed and the weights are others. Raises SyncError for non-finite weights or a copy that
-        does not come out equal."""
+        """Called once a step: copy if `every` steps have passed and the weights are others. Raises SyncError for weights that are not
+        finite or do not fit; the engine then keeps its old ones whole."""
         self.waited += 1
         if self.waited >= self._every and version != self._engine.version:
             self.waited = 0
-            self.refresh()
-            self._engine.set_version(version)
+            self._hand_over(version)
 
-    @torch.no_grad()
     def refresh(self) -> None:
         """Copy now, under the number that the engine has (before RL begins every number is 0). Raises SyncError as `sync` does."""
-        weights = finite_weights(self._trainer)
-        targets = dict(self._engine.runner.model.module.named_parameters())
-        for name, source in weights.items():
-            targets[name].copy_(source)
-        self.prove()
+        self._hand_over(self._engine.version)
+
+    def _hand_over(self, version: int) -> None:
+        """The engine checks all of them before the first copy, and proves each after the last."""
+        try:
+            self._engine.load_weights(self._trainer.named_parameters(), version)
+        except ValueError as error:
+            raise SyncError(f"{error}: not handed to the engine") from error
 
     def tensors(self) -> dict[str, Tensor]:
         """The engine's weights by name, for a checkpoint: they may be older than the trainer's."""
         return {f"engine/{name}": p for name, p in self._engine.runner.model.module.named_parameters()}
 
-    @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], version: int, waited: int) -> None:
         """Put a checkpoint's engine weights back, numbered `version`, `waited` steps after they were copied."""
         self.waited = waited
-        for name, p in self._engine.runner.model.module.named_parameters():
-            p.copy_(tensors[f"engine/{name}"])
-        self._engine.version = version
-
-    def prove(self) -> None:
-        """Raises SyncError naming the first weight in which the engine differs from the trainer (after the cast to the engine's type)."""
-        targets = dict(self._engine.runner.model.module.named_parameters())
-        for name, source in self._trainer.named_parameters():
-            if not torch.equal(targets[name], source.to(targets[name].dtype)):
-                raise SyncError(f"weight '{name}' of the engine differs from the trainer's after the sync")
+        names = [name for name, _ in self._engine.runner.model.module.named_parameters()]
+        self._engine.load_weights({name: tensors[f"engine/{name}"] for name in names}, version)
