@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from sixfold.engine.cpu_kernels import cpu_kernels
 from sixfold.engine.engine import Engine
 from sixfold.engine.fused_decoder import FusedDecoder, fused_decoder
+from sixfold.engine.language_model import LayerAdditions
 from sixfold.model.attention import NAME
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.norms import fuse_norms
@@ -61,8 +62,8 @@ class Spy:
         self.body = ours or CausalLM(model)
         self.states: list[Tensor] = []
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: object) -> Tensor:
-        self.states.append(self.body.hidden(tokens, positions, layout))  # type: ignore[arg-type]
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: object, additions: LayerAdditions | None) -> Tensor:
+        self.states.append(self.body.hidden(tokens, positions, layout, additions))  # type: ignore[arg-type]
         return self.states[-1]
 
     def run(self) -> list[Tensor]:

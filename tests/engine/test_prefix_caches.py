@@ -27,15 +27,15 @@ class Holders:
         self.blocks = BlockManager(BLOCKS, SIZE)
         self.cache: PrefixCache = make_prefix_cache(kind, self.blocks)
         self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
-        """(block, place) -> the text up to and with the token there: what its keys and values are a function of."""
-        self.texts: list[tuple[Tokens, list[int]]] = []
+        """(block, place) -> the space, then the text up to and with the token there: what its keys and values are a function of."""
+        self.texts: list[tuple[int, Tokens, list[int]]] = []
 
-    def begin(self, tokens: Tokens) -> None:
+    def begin(self, space: int, tokens: Tokens) -> None:
         """Hold `tokens`: what is cached is shared, a partly matching block copied, the rest computed. Too little room: nothing happens."""
-        prefix = self.cache.match(tokens)
+        prefix = self.cache.match(tokens, space)
         assert prefix.length <= len(tokens) and len(prefix.blocks) == self.blocks.blocks_for(prefix.length)
         for i in range(prefix.length):
-            assert self.slots[prefix.blocks[i // SIZE], i % SIZE] == tuple(tokens[: i + 1]), "found behind another text"
+            assert self.slots[prefix.blocks[i // SIZE], i % SIZE] == (space, *tokens[: i + 1]), "found behind another text"
         shared, copied = prefix.blocks[: prefix.length // SIZE], prefix.blocks[prefix.length // SIZE :]
         self.blocks.share(shared)
         needed = self.blocks.blocks_for(len(tokens)) - len(shared)
@@ -47,26 +47,26 @@ class Holders:
         for place, text in copy.items():
             self.slots[table[len(shared)], place] = text
         for i in range(prefix.length, len(tokens)):
-            self.slots[table[i // SIZE], i % SIZE] = tuple(tokens[: i + 1])
+            self.slots[table[i // SIZE], i % SIZE] = (space, *tokens[: i + 1])
         whole = len(tokens) // SIZE
-        self.cache.insert(tokens[: whole * SIZE], table[:whole])
-        self.texts.append((list(tokens), table))
+        self.cache.insert(tokens[: whole * SIZE], table[:whole], space)
+        self.texts.append((space, list(tokens), table))
 
     def grow(self, which: int, token: int) -> None:
         """One token more, into a block that only this text holds."""
-        tokens, table = self.texts[which]
+        space, tokens, table = self.texts[which]
         if len(tokens) % SIZE == 0:
             if not self.room(1):
                 return
             table += self.blocks.allocate(1)
         tokens.append(token)
-        assert sum(table[-1] in other for _, other in self.texts) == 1 and not self.blocks._cached[table[-1]]
-        self.slots[table[-1], (len(tokens) - 1) % SIZE] = tuple(tokens)
+        assert sum(table[-1] in other for *_, other in self.texts) == 1 and not self.blocks._cached[table[-1]]
+        self.slots[table[-1], (len(tokens) - 1) % SIZE] = (space, *tokens)
 
     def end(self, which: int, keep: bool) -> None:
-        tokens, table = self.texts.pop(which)
+        space, tokens, table = self.texts.pop(which)
         if keep:
-            self.cache.insert(tokens, table)
+            self.cache.insert(tokens, table, space)
         self.blocks.release(table)
 
     def room(self, count: int) -> bool:
@@ -76,24 +76,24 @@ class Holders:
 
     def check(self) -> None:
         """References, room, and every text's own contents."""
-        owners = Counter(b for _, table in self.texts for b in table)
+        owners = Counter(b for *_, table in self.texts for b in table)
         for b in range(BLOCKS):
             assert self.blocks._owners[b] == owners[b] + self.blocks._cached[b]
         assert self.blocks.used == len(owners)
         assert self.blocks.idle == sum(self.blocks._cached[b] and not owners[b] for b in range(BLOCKS))
         assert self.blocks.free + self.blocks.used + self.blocks.idle == BLOCKS
         shared = sum(n - 1 for n in owners.values())
-        assert self.blocks.used == sum(-(-len(tokens) // SIZE) for tokens, _ in self.texts) - shared
-        for tokens, table in self.texts:
+        assert self.blocks.used == sum(-(-len(tokens) // SIZE) for _, tokens, _ in self.texts) - shared
+        for space, tokens, table in self.texts:
             for i in range(len(tokens)):
-                assert self.slots[table[i // SIZE], i % SIZE] == tuple(tokens[: i + 1]), "somebody else wrote here"
+                assert self.slots[table[i // SIZE], i % SIZE] == (space, *tokens[: i + 1]), "somebody else wrote here"
 
 
 _tokens = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 _operations = st.lists(
     st.one_of(
-        st.tuples(st.just("begin"), _tokens),
-        st.tuples(st.just("again"), st.integers(0, 9), _tokens),  # a text that goes on from one that there is
+        st.tuples(st.just("begin"), st.integers(0, 1), _tokens),
+        st.tuples(st.just("again"), st.integers(0, 9), st.integers(0, 1), _tokens),  # a text that goes on from one that there is
         st.tuples(st.just("grow"), st.integers(0, 9), st.integers(0, 1)),
         st.tuples(st.sampled_from(["end", "lose"]), st.integers(0, 9)),
         st.tuples(st.just("evict"), st.integers(0, 9)),
@@ -110,7 +110,7 @@ def test_any_sequence_of_operations_keeps_the_books(kind: str, operations: list[
     holders = Holders(kind)
     for name, *rest in operations:
         if name == "begin":
-            holders.begin(rest[0])
+            holders.begin(*rest)
         elif name == "evict":
             before = holders.blocks.free, holders.blocks.idle
             holders.cache.evict(rest[0])
@@ -122,7 +122,7 @@ def test_any_sequence_of_operations_keeps_the_books(kind: str, operations: list[
         elif holders.texts:
             which = rest[0] % len(holders.texts)
             if name == "again":
-                holders.begin(holders.texts[which][0][:10] + rest[1][:4])
+                holders.begin(rest[1], holders.texts[which][1][:10] + rest[2][:4])
             elif name == "grow":
                 holders.grow(which, rest[1])
             else:

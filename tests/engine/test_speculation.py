@@ -20,7 +20,7 @@ from sixfold.assembly import make_engine
 from sixfold.config import EngineConfig, Recipe
 from sixfold.engine import speculative
 from sixfold.engine.engine import Engine
-from sixfold.engine.language_model import Layout
+from sixfold.engine.language_model import LayerAdditions, Layout
 from sixfold.engine.ngram import NGramProposer
 from sixfold.engine.sequence import Sequence
 from sixfold.engine.speculative import Speculation
@@ -46,7 +46,7 @@ class Chain:
         """[V, V]: logits after each token."""
         return next(self.module.parameters())
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
         return self.module(tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:

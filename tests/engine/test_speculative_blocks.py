@@ -12,6 +12,7 @@ from test_scheduling import BookRunner, _add, _mixes, _watch, assert_empty
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sixfold.engine.adapters import LoadedAdapter
 from sixfold.engine.draft import DraftProposer
 from sixfold.engine.engine import Engine
 from sixfold.engine.ngram import NGramProposer
@@ -26,7 +27,14 @@ VOCABULARY = 7
 class RowRunner(BookRunner):
     """The book runner, any number of tokens of a sequence at a time. It reads from the slots what each row would see."""
 
-    def decode_rows(self, tables: list[list[int]], owner: np.ndarray, tokens: np.ndarray, positions: np.ndarray) -> Tensor:
+    def decode_rows(
+        self,
+        tables: list[list[int]],
+        owner: np.ndarray,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        adapters: list[LoadedAdapter | None] | None = None,
+    ) -> Tensor:
         for i, token, at in zip(owner, tokens.tolist(), positions.tolist(), strict=True):
             self.slots[tables[i][at // self.size] * self.size + at % self.size] = token
         running = {id(s.blocks): s for s in self.engine.scheduler.running}

@@ -15,7 +15,8 @@ from .prefix_cache import Prefix
 
 
 class BlockHashCache:
-    """Whole blocks only. The chain begins with the number of times that the cache was cleared, so no hash of older weights is ever met again."""
+    """Whole blocks only. The chain begins with the space, and with the number of times that the cache was cleared: no hash of older weights is ever
+    met again."""
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
@@ -23,19 +24,19 @@ class BlockHashCache:
         self._block_of: OrderedDict[bytes, int] = OrderedDict()
         """By hash, those used least recently first; of one text, its end first."""
 
-    def match(self, tokens: Sequence[int]) -> Prefix:
+    def match(self, tokens: Sequence[int], space: int = 0) -> Prefix:
         """The longest run of whole blocks from the start of `tokens` that is remembered; it counts as used now."""
         known = []
-        for digest in self._chain(tokens):
+        for digest in self._chain(tokens, space):
             if digest not in self._block_of:
                 break
             known.append(digest)
         self._touch(known)
         return Prefix([self._block_of[digest] for digest in known], len(known) * self._blocks.block_size)
 
-    def insert(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
+    def insert(self, tokens: Sequence[int], blocks: Sequence[int], space: int = 0) -> None:
         """Remember the full blocks among `blocks`, which hold `tokens`. What is known already stays where it is."""
-        chain = list(self._chain(tokens))
+        chain = list(self._chain(tokens, space))
         for digest, block in zip(chain, blocks, strict=False):
             if digest not in self._block_of:
                 self._blocks.keep([block])
@@ -59,10 +60,10 @@ class BlockHashCache:
         self._block_of.clear()
         self._epoch += 1
 
-    def _chain(self, tokens: Sequence[int]) -> Iterator[bytes]:
+    def _chain(self, tokens: Sequence[int], space: int) -> Iterator[bytes]:
         """The hash of each full block, over its own tokens and the hash before."""
         size = self._blocks.block_size
-        digest = self._epoch.to_bytes(16, "little")
+        digest = self._epoch.to_bytes(8, "little") + space.to_bytes(8, "little")
         for i in range(0, len(tokens) - size + 1, size):
             digest = blake2b(digest + array("q", tokens[i : i + size]).tobytes(), digest_size=16).digest()
             yield digest

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ..types import FinishReason, SamplingParams
+from .adapters import Adapters
 from .block_manager import BlockManager
 from .kv_cache import KVCache
-from .language_model import LanguageModel
+from .language_model import Adapter, LanguageModel
 from .model_runner import ModelRunner, fill
 from .offload import HostBlocks
 from .prefix_cache import make_prefix_cache
@@ -76,19 +77,20 @@ class Engine:
         self.runner = ModelRunner(model, cache(manager.count, block_size), autocast)
         self.weights = Weights(model.module)
         self.speculator = make_speculator(speculation, self.scheduler, self.runner, autocast) if speculation else None
+        self.adapters = Adapters()
         self.version = 0
 
-    def add(self, key: str, prompt: list[int], params: SamplingParams, samples: list[int], priority: int = 0) -> Request:
+    def add(self, key: str, prompt: list[int], params: SamplingParams, samples: list[int], priority: int = 0, adapter: str | None = None) -> Request:
         """Queue one prompt. key: names the task in the noise. samples: which sample indices to draw. priority: a larger one is
-        served first.
+        served first. adapter: the name of one that is loaded.
 
-        Raises ValueError for an empty prompt, no room to generate, or a sequence that cannot fit the cache.
+        Raises ValueError for an empty prompt, no room to generate, a sequence that cannot fit the cache, or an adapter that is not loaded.
         """
         if not prompt:
             raise ValueError("empty prompt: the model needs at least one token to continue")
         if params.max_tokens < 1 or not samples:
             raise ValueError(f"nothing to generate: max_tokens={params.max_tokens}, samples={samples}")
-        request = Request(key, prompt, params, list(samples), priority)
+        request = Request(key, prompt, params, list(samples), priority, adapter=None if adapter is None else self.adapters.get(adapter))
         self.scheduler.add(request)
         return request
 
@@ -148,6 +150,14 @@ class Engine:
         self.weights.load(tensors)
         self.scheduler.outdate()
         self.version = version
+
+    def load_adapter(self, name: str, adapter: Adapter) -> None:
+        """Requests may ask for it from here on. Raises ValueError for a name that is empty or taken."""
+        self.adapters.load(name, adapter)
+
+    def unload_adapter(self, name: str) -> None:
+        """No new request may ask for it; those in flight go on with it. Raises ValueError for a name that is not there."""
+        self.adapters.unload(name)
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a running sequence between two steps: its blocks are free at once. Raises ValueError if it has ended."""

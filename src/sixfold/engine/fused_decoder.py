@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .cpu_kernels import CPUKernels, cpu_kernels
-from .language_model import AttentionLayer, LanguageModel, Layout
+from .language_model import AttentionLayer, LanguageModel, LayerAdditions, Layout
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles depend on the position alone, not on how long the sequence is."""
@@ -40,27 +40,32 @@ class _Norm:
 
 @dataclass(frozen=True)
 class _Layer:
-    """One layer's parts, by the names that they have in the module."""
+    """One layer's parts, by the names that they have in the module. paths: of the linear ones, from the top."""
 
     linear: dict[str, Weights]
     before_attention: _Norm
     before_mlp: _Norm
     heads: tuple[_Norm, _Norm] | None
+    paths: dict[str, str]
 
-    def project(self, name: str, x: Tensor, out: Tensor) -> None:
-        """out = x W^T + b"""
+    def project(self, name: str, x: Tensor, out: Tensor, additions: LayerAdditions | None) -> None:
+        """out = x W^T + b, and what is added to it"""
         weight, bias = self.linear[name]["weight"], self.linear[name].get("bias")
         if bias is None:
             torch.mm(x, weight.t(), out=out)  # type: ignore[union-attr]
         else:
             torch.addmm(bias, x, weight.t(), out=out)  # type: ignore[union-attr]
+        if additions is not None:
+            additions.add(self.paths[name], x, out)
 
-    def add(self, name: str, x: Tensor, to: Tensor) -> None:
-        """to += x W^T + b"""
+    def add(self, name: str, x: Tensor, to: Tensor, additions: LayerAdditions | None) -> None:
+        """to += x W^T + b, and what is added to it"""
         weight, bias = self.linear[name]["weight"], self.linear[name].get("bias")
         to.addmm_(x, weight.t())  # type: ignore[union-attr]
         if bias is not None:
             to.add_(bias)
+        if additions is not None:
+            additions.add(self.paths[name], x, to)
 
 
 class FusedDecoder:
@@ -76,7 +81,7 @@ class FusedDecoder:
         self._rotary = body.get_submodule("rotary_emb")
         self._embedding = body.get_submodule("embed_tokens")._parameters
         self._norm = _norm(body.get_submodule("norm"))
-        self._layers = [_layer(block) for block in body.get_submodule("layers").children()]
+        self._layers = [_layer(block, f"model.layers.{name}") for name, block in body.get_submodule("layers").named_children()]
         self._attention: list[AttentionLayer] = []
         first = self._layers[0].linear
         self._width = 2 * self._rotary.get_buffer("inv_freq").numel()
@@ -84,11 +89,11 @@ class FusedDecoder:
         self._inner = _rows(first["gate_proj"])
         self._table = (torch.empty(0), torch.empty(0))
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
         """As `LanguageModel.hidden`."""
         if not self._as_built():
-            return self._model.hidden(tokens, positions, layout)
-        return self._written_out(tokens, positions, layout, self._angles(int(positions.max()) + 1))
+            return self._model.hidden(tokens, positions, layout, additions)
+        return self._written_out(tokens, positions, layout, self._angles(int(positions.max()) + 1), additions)
 
     def _as_built(self) -> bool:
         """Whether the module is still the one that was compared: nothing hooked on, no part exchanged, its weights what the kernels read. (Those of
@@ -99,7 +104,9 @@ class FusedDecoder:
             and all(p is None or (p.dtype is torch.float32 and p.is_cpu) for own in self._read_by_kernels for p in own.values())
         )
 
-    def _written_out(self, tokens: Tensor, positions: Tensor, layout: Layout, table: tuple[Tensor, Tensor]) -> Tensor:
+    def _written_out(
+        self, tokens: Tensor, positions: Tensor, layout: Layout, table: tuple[Tensor, Tensor], additions: LayerAdditions | None = None
+    ) -> Tensor:
         kernels, count = self._kernels, len(tokens)
         x = self._embedding["weight"].index_select(0, tokens)  # type: ignore[union-attr]
         normed = torch.empty_like(x)
@@ -111,14 +118,14 @@ class FusedDecoder:
         for layer, attention in zip(self._layers, self._attention, strict=True):
             kernels.rms_norm(x, layer.before_attention.weight, layer.before_attention.epsilon, normed)
             for name, out in (("q_proj", q), ("k_proj", k), ("v_proj", v)):
-                layer.project(name, normed, out)
+                layer.project(name, normed, out, additions)
             norms = layer.heads and (layer.heads[0].weight, layer.heads[1].weight, layer.heads[0].epsilon)
             kernels.rotate(qkv, self._heads, self._kv_heads, norms, table, positions)
-            layer.add("o_proj", layout.attend(queries, keys, values, attention).view(count, q_width), x)
+            layer.add("o_proj", layout.attend(queries, keys, values, attention).view(count, q_width), x, additions)
             kernels.rms_norm(x, layer.before_mlp.weight, layer.before_mlp.epsilon, normed)
-            layer.project("gate_proj", normed, gate)
-            layer.project("up_proj", normed, up)
-            layer.add("down_proj", kernels.silu_mul(gate, up), x)
+            layer.project("gate_proj", normed, gate, additions)
+            layer.project("up_proj", normed, up, additions)
+            layer.add("down_proj", kernels.silu_mul(gate, up), x, additions)
         return kernels.rms_norm(x, self._norm.weight, self._norm.epsilon, normed)
 
     def _angles(self, positions: int) -> tuple[Tensor, Tensor]:
@@ -247,11 +254,12 @@ def _shapes(layer: dict[str, tuple[int, ...]], hidden: int, width: int) -> dict[
     return expected | {name: (width,) for name in ("self_attn.q_norm.weight", "self_attn.k_norm.weight") if name in layer}
 
 
-def _layer(block: nn.Module) -> _Layer:
+def _layer(block: nn.Module, path: str) -> _Layer:
     attention = block.get_submodule("self_attn")
     linear: dict[str, Weights] = {name: block.get_submodule(f"{room}.{name}")._parameters for room, names in LINEARS.items() for name in names}
     heads = (_norm(attention.get_submodule("q_norm")), _norm(attention.get_submodule("k_norm"))) if "q_norm" in attention._modules else None
-    return _Layer(linear, _norm(block.get_submodule("input_layernorm")), _norm(block.get_submodule("post_attention_layernorm")), heads)
+    paths = {name: f"{path}.{room}.{name}" for room, names in LINEARS.items() for name in names}
+    return _Layer(linear, _norm(block.get_submodule("input_layernorm")), _norm(block.get_submodule("post_attention_layernorm")), heads, paths)
 
 
 def _norm(module: nn.Module) -> _Norm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -36,13 +37,34 @@ class Layout(Protocol):
         ...
 
 
+class Adapter(Protocol):
+    """Low-rank additions to a model's layers, made for that model. layers: name of a linear module -> (down [r, in], up [out, r]); its output of x
+    grows by up @ down @ x."""
+
+    @property
+    def layers(self) -> Mapping[str, tuple[Tensor, Tensor]]: ...
+
+
+class LayerAdditions(Protocol):
+    """What one forward adds to the outputs of some layers."""
+
+    @property
+    def layers(self) -> Sequence[str]:
+        """Their names."""
+        ...
+
+    def add(self, layer: str, x: Tensor, y: Tensor) -> None:
+        """x [N, in] was given to the layer; y [N, out] came out, and is added to in place."""
+        ...
+
+
 class LanguageModel(Protocol):
     """A causal LM in two halves. In every attention layer it calls the layout's `attend`. module: holds the weights."""
 
     @property
     def module(self) -> nn.Module: ...
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
         """tokens, positions [N] -> [N, hidden]."""
         ...
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .adapters import MIN_ROWS, Additions, LoadedAdapter, Owners, rows_by_adapter
 from .fused_decoder import fused_decoder
 from .gpu_kernels import triton_serves
 from .kv_cache import TILE, DecodeLayout, DecodeWindow, KVCache, PrefillLayout, Tiles
@@ -23,7 +24,7 @@ from .scheduler import Work
 from .sequence import Chunk, Sequence
 from .shared_prefixes import SharedPrefixes, find_shared_prefixes
 
-MIN_ROWS = 16
+Rows = list[int] | np.ndarray
 TILE_KEYS = 1 << 16
 """Keys that are gathered at most for one attention of a prefill (but always those of one tile)."""
 REPLAY_ROWS = 32
@@ -31,14 +32,16 @@ REPLAY_ROWS = 32
 
 
 class ModelRunner:
-    """Owns the KV cache and the model it runs. precision: dtype of the forward (autocast when it is not the weights' own)."""
+    """Owns the KV cache and the model it runs. precision: dtype of the forward (autocast when it is not the weights' own). adapted: whether it is the
+    model that the requests' adapters were made for."""
 
-    def __init__(self, model: LanguageModel, cache: KVCache, autocast: torch.dtype | None) -> None:
+    def __init__(self, model: LanguageModel, cache: KVCache, autocast: torch.dtype | None, *, adapted: bool = True) -> None:
         self.model = model
         self.cache = cache
         self.device = next(model.module.parameters()).device
         self._autocast = autocast
         self.host = HostPools(cache)
+        self._adapted = adapted
         self.window = DecodeWindow()
         self._body = (fused_decoder(model) if autocast is None else None) or model
         self._members = -1
@@ -63,7 +66,8 @@ class ModelRunner:
         padding = self.cache.scratch_slot + np.arange(short) % self.cache.block_size
         layout = PrefillLayout(self.cache, self._tensor(np.concatenate([slots, padding])), self._tiles(pieces))
         rows = list(range(len(tokens))) if everywhere else [s - 1 for s in stops]
-        return self._logits(tokens + [0] * short, positions + [0] * short, layout, rows)
+        owners = [(c.ticket.request.adapter, stop - start) for c, start, stop in pieces]
+        return self._logits(tokens + [0] * short, positions + [0] * short, layout, owners, rows)
 
     def _slots(self, blocks: list[int], start: int, stop: int, known: int = 0) -> np.ndarray:
         """Cache slots of positions [start, stop); scratch for those below `known`, and where there is no block."""
@@ -117,7 +121,7 @@ class ModelRunner:
             self._members = members
             self.window.restart(padded, width)
         layout = self._decode_layout(slots, table, positions, self.window)
-        return self._logits(tokens, positions, layout, rows=None)[:count]
+        return self._logits(tokens, positions, layout, [(s.request.adapter, 1) for s in sequences], rows=None)[:count]
 
     def _decode_layout(self, slots: np.ndarray, table: np.ndarray, positions: np.ndarray, window: DecodeWindow | None) -> Layout:
         """window: what of the cache is held densely, if the layout is one that reads it so."""
@@ -136,14 +140,23 @@ class ModelRunner:
             for start in range(chunk.prompt_stop, chunk.stop, REPLAY_ROWS):
                 stop = min(chunk.stop, start + REPLAY_ROWS)
                 tokens = np.array(chunk.ticket.tokens[start:stop])
-                self._hidden(*self._rows([chunk.blocks], np.zeros(stop - start, dtype=np.int64), tokens, np.arange(start, stop)))
+                rows = self._rows([chunk.blocks], np.zeros(stop - start, dtype=np.int64), tokens, np.arange(start, stop))
+                self._hidden(*rows, [(chunk.ticket.request.adapter, stop - start)])
 
-    def decode_rows(self, tables: list[list[int]], owner: np.ndarray, tokens: np.ndarray, positions: np.ndarray) -> Tensor:
+    def decode_rows(
+        self,
+        tables: list[list[int]],
+        owner: np.ndarray,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        adapters: list[LoadedAdapter | None] | None = None,
+    ) -> Tensor:
         """Any number of tokens of each sequence, by a decode's arithmetic, row for row -> logits [N, V] float32.
 
-        tables: blocks of each sequence. owner, tokens, positions: [N], whose a row is, its token, and where that stands.
+        tables, adapters: blocks and adapter of each sequence. owner, tokens, positions: [N], whose a row is, its token, and where that stands.
         """
-        return self._logits(*self._rows(tables, owner, tokens, positions), rows=None)[: len(tokens)]
+        owners = [(adapters[i], 1) for i in owner] if adapters is not None else []
+        return self._logits(*self._rows(tables, owner, tokens, positions), owners, rows=None)[: len(tokens)]
 
     def _rows(self, tables: list[list[int]], owner: np.ndarray, tokens: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Layout]:
         """Padded tokens and positions, and the layout with a table for each row; a row sees what the same forward writes before its position."""
@@ -170,12 +183,14 @@ class ModelRunner:
         step = math.lcm(self.cache.block_size, MIN_ROWS) // self.cache.block_size
         return -(-blocks // step) * step
 
-    def _hidden(self, tokens: object, positions: object, layout: Layout) -> Tensor:
+    def _hidden(self, tokens: Rows, positions: Rows, layout: Layout, owners: Owners) -> Tensor:
+        owned = [(adapter, self._tensor(rows)) for adapter, rows in rows_by_adapter(owners)] if self._adapted else []
+        additions = Additions(owned, len(positions)) if owned else None
         with torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None):
-            return self._body.hidden(self._tensor(tokens), self._tensor(positions), layout)
+            return self._body.hidden(self._tensor(tokens), self._tensor(positions), layout, additions)
 
-    def _logits(self, tokens: object, positions: object, layout: Layout, rows: list[int] | None) -> Tensor:
-        hidden = self._hidden(tokens, positions, layout)
+    def _logits(self, tokens: Rows, positions: Rows, layout: Layout, owners: Owners, rows: list[int] | None) -> Tensor:
+        hidden = self._hidden(tokens, positions, layout, owners)
         with torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None):
             if rows is None:
                 return self.model.logits(hidden)

@@ -4,7 +4,8 @@ What every implementation promises:
 
 - It owns each block it remembers (once, through `BlockManager.keep`), so a block outlives the sequence that filled it.
 - `match` finds; it takes nothing. The caller shares the blocks before anything else can evict them.
-- The keys and values of a token depend on all tokens before it, so a block is found only behind the very tokens it was computed behind.
+- The keys and values of a token depend on all tokens before it, so a block is found only behind the very tokens it was computed behind; and on the
+  adapter, so only in the `space` (a number) that it was inserted in.
 - It evicts only blocks that it alone owns, those used least recently first, and the later part of a text before the earlier one.
 - Its contents belong to one version of the weights: the engine clears it when weights change.
 
@@ -33,11 +34,11 @@ class Prefix:
 class PrefixCache(Protocol):
     """See the module's docstring for what each method owes to the others."""
 
-    def match(self, tokens: Sequence[int]) -> Prefix:
-        """The longest prefix of `tokens` that is remembered; it counts as used now."""
+    def match(self, tokens: Sequence[int], space: int = 0) -> Prefix:
+        """The longest prefix of `tokens` that is remembered in the space; it counts as used now."""
         ...
 
-    def insert(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
+    def insert(self, tokens: Sequence[int], blocks: Sequence[int], space: int = 0) -> None:
         """Remember that `blocks` hold `tokens` (as many blocks as they need). What is known already stays where it is."""
         ...
 
@@ -53,11 +54,11 @@ class PrefixCache(Protocol):
 class NoCache:
     """Remembers nothing."""
 
-    def match(self, tokens: Sequence[int]) -> Prefix:
+    def match(self, tokens: Sequence[int], space: int = 0) -> Prefix:
         """Nothing is ever found."""
         return Prefix([], 0)
 
-    def insert(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
+    def insert(self, tokens: Sequence[int], blocks: Sequence[int], space: int = 0) -> None:
         """Nothing is kept."""
 
     def evict(self, count: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -41,14 +42,15 @@ class RadixCache:
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
         self._clock = count(1)
-        self._root = _Node([], [], None)
+        self._roots: defaultdict[int, _Node] = defaultdict(lambda: _Node([], [], None))
+        """By space."""
         self._leaves: list[tuple[int, int, _Node]] = []
         """Heap of (touched, tie, leaf). An entry may be out of date: the node was used since, has children now or is gone."""
 
-    def match(self, tokens: Sequence[int]) -> Prefix:
+    def match(self, tokens: Sequence[int], space: int = 0) -> Prefix:
         """The longest prefix of `tokens` that is remembered, at least one block of it; it counts as used now."""
         keys = self._keys(tokens)
-        node, found, within = self._descend(keys)
+        node, found, within = self._descend(keys, space)
         self._touch(node)
         if not found or len(keys[0]) < self._blocks.block_size:
             return Prefix([], 0)
@@ -56,10 +58,10 @@ class RadixCache:
         rest, block = self._closest(tokens[length:], node, within)
         return Prefix([*found, block], length + rest) if rest else Prefix(found, length)
 
-    def insert(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
+    def insert(self, tokens: Sequence[int], blocks: Sequence[int], space: int = 0) -> None:
         """Remember that `blocks` hold `tokens`. What is known already stays where it is."""
         keys = self._keys(tokens)
-        node, found, within = self._descend(keys)
+        node, found, within = self._descend(keys, space)
         keys, fresh = keys[len(found) :], list(blocks[len(found) : len(keys)])
         if keys and within < len(node.keys):
             node = self._split(node, within)
@@ -88,18 +90,18 @@ class RadixCache:
 
     def clear(self) -> None:
         """Give up every block."""
-        for node in self._below(self._root):
+        for node in self._nodes():
             self._blocks.forget(node.blocks)
-        self._root = _Node([], [], None)
+        self._roots.clear()
         self._leaves.clear()
 
     def _keys(self, tokens: Sequence[int]) -> list[Key]:
         size = self._blocks.block_size
         return [tuple(tokens[i : i + size]) for i in range(0, len(tokens), size)]
 
-    def _descend(self, keys: list[Key]) -> tuple[_Node, list[int], int]:
+    def _descend(self, keys: list[Key], space: int) -> tuple[_Node, list[int], int]:
         """Follow `keys` as far as they are known: the node where that ends, the blocks on the way, and how many of the node's own were passed."""
-        node, found, within = self._root, [], 0
+        node, found, within = self._roots[space], [], 0
         for key in keys:
             if within == len(node.keys):
                 if key not in node.children:
@@ -139,7 +141,7 @@ class RadixCache:
         if end.parent is not None and not end.children:
             heapq.heappush(self._leaves, (now, now, end))
         if len(self._leaves) > 2 * self._blocks.count + 64:  # mostly entries out of date: a leaf has a block at least
-            self._leaves = [(n.touched, next(self._clock), n) for n in self._below(self._root) if n.blocks and not n.children]
+            self._leaves = [(n.touched, next(self._clock), n) for n in self._nodes() if n.blocks and not n.children]
             heapq.heapify(self._leaves)
 
     def _shorten(self, leaf: _Node, wanted: int) -> int:
@@ -158,8 +160,8 @@ class RadixCache:
                 heapq.heappush(self._leaves, (parent.touched, next(self._clock), parent))
         return freed
 
-    def _below(self, node: _Node) -> Iterator[_Node]:
-        stack = [node]
+    def _nodes(self) -> Iterator[_Node]:
+        stack = list(self._roots.values())
         while stack:
             at = stack.pop()
             stack += at.children.values()

@@ -239,7 +239,7 @@ class Scheduler:
         """A sequence stops running: the prefix cache may keep its blocks, it does not. The newest token was never computed."""
         cached = sequence.length - 1
         if not sequence.stale:
-            self.cache.insert(sequence.tokens[:cached], sequence.blocks[: self.blocks.blocks_for(cached)])
+            self.cache.insert(sequence.tokens[:cached], sequence.blocks[: self.blocks.blocks_for(cached)], sequence.request.space)
         self.blocks.release(sequence.blocks)
         sequence.blocks = []
 
@@ -299,12 +299,12 @@ class Scheduler:
             self.reservation.claim(ticket.request)
         # Sampled tokens are computed after all prompts of the step, too late for another prompt to read them.
         whole = min(stop, len(ticket.request.prompt)) // self.blocks.block_size
-        self.cache.insert(ticket.tokens[: whole * self.blocks.block_size], ticket.blocks[:whole])
+        self.cache.insert(ticket.tokens[: whole * self.blocks.block_size], ticket.blocks[:whole], ticket.request.space)
         return True
 
     def _reusable(self, ticket: Ticket, work: Work) -> tuple[list[int], int | None, int]:
         """Of the ticket's tokens: full blocks to own, a block to copy the next tokens from, and how many tokens that makes."""
-        prefix: Prefix = self.cache.match(ticket.tokens)
+        prefix: Prefix = self.cache.match(ticket.tokens, ticket.request.space)
         full = prefix.length // self.blocks.block_size
         tail = prefix.blocks[full] if full < len(prefix.blocks) else None
         if tail in work.fresh:

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from ..types import FinishReason, Kept, SamplingParams
+from .adapters import LoadedAdapter
 
 Rank = tuple[int, int, int, int]
 """Smaller goes first: (-priority, preempted before new, arrival, sample)."""
@@ -22,7 +23,8 @@ class Request:
     """One prompt and the samples wanted of it.
 
     key: names the task in the sampling noise. samples: sample indices still to start. priority: a larger one goes first. arrival: place in the order
-    of arrival. unfinished: samples that have not ended. claimed: its prompt's blocks are part of the reservation.
+    of arrival. unfinished: samples that have not ended. claimed: its prompt's blocks are part of the reservation. adapter: what the model's layers
+    add for it.
     """
 
     key: str
@@ -33,9 +35,15 @@ class Request:
     arrival: int = 0
     unfinished: int = 0
     claimed: bool = False
+    adapter: LoadedAdapter | None = None
 
     def __post_init__(self) -> None:
         self.unfinished = len(self.samples)
+
+    @property
+    def space(self) -> int:
+        """Where its keys and values lie in the prefix cache: they are the adapter's as well as the tokens'."""
+        return 0 if self.adapter is None else self.adapter.number
 
     @property
     def limit(self) -> int:

@@ -103,7 +103,8 @@ class Speculator:
         proposals = self.proposer.propose(sequences, counts)
         rows = _Rows(sequences, proposals.tokens)
         # One forward over each sequence's newest token and its guesses.
-        logits = self.runner.decode_rows([s.blocks for s in sequences], rows.owner, rows.tokens, rows.positions)
+        adapters = [s.request.adapter for s in sequences]
+        logits = self.runner.decode_rows([s.blocks for s in sequences], rows.owner, rows.tokens, rows.positions, adapters)
         draw, stands = self._sure(rows, logits) if proposals.draft is None else self._drafted(rows, logits, proposals.draft)
         lengths = run_lengths(stands.cpu().numpy(), rows.counts)
         self._stats.proposed_tokens += sum(map(len, proposals.tokens))
@@ -145,5 +146,6 @@ def make_speculator(speculation: Speculation, scheduler: Scheduler, runner: Mode
         proposer: Proposer = NGramProposer(speculation.shortest, speculation.longest)
     else:
         check_vocabulary(runner.model, speculation.draft)
-        proposer = DraftProposer(ModelRunner(speculation.draft, KVCache(runner.cache.blocks, runner.cache.block_size), autocast))
+        cache = KVCache(runner.cache.blocks, runner.cache.block_size)
+        proposer = DraftProposer(ModelRunner(speculation.draft, cache, autocast, adapted=False))
     return Speculator(proposer, speculation.k, scheduler, runner, scheduler.stats)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ..errors import UserError
 from .attention import NAME, Kernel, Layout, causal_attention
+from .lora import LayerAdditions, added
 
 
 def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
@@ -40,9 +41,12 @@ class CausalLM:
     def __init__(self, module: PreTrainedModel) -> None:
         self.module = module
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
         """tokens, positions [N] -> [N, hidden]."""
-        return hidden_states(self.module, tokens, positions, layout)
+        if additions is None:
+            return hidden_states(self.module, tokens, positions, layout)
+        with added(self.module, additions):
+            return hidden_states(self.module, tokens, positions, layout)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> float32 [N, V]."""
