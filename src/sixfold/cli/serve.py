@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +34,18 @@ def parser() -> VerbParser:
     arguments.add_argument("--draft", metavar="MODEL_OR_RUN", default="", help="guess tokens with this smaller model, of the same tokenizer")
     arguments.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs (default auto)")
     arguments.add_argument("--grace", metavar="SECONDS", type=at_least(0), default=10, help="for running requests to end when stopped (default 10)")
+    arguments.add_argument(
+        "--adapter", metavar="NAME=FOLDER", type=_named_folder, action="append", default=[], help="a LoRA adapter, asked for by its name; repeatable"
+    )
+    arguments.add_argument("--allow-weight-updates", action="store_true", help="let POST /v1/weights load another checkpoint while it serves")
     return arguments
+
+
+def _named_folder(text: str) -> tuple[str, str]:
+    name, equals, folder = text.partition("=")
+    if not (name and equals and folder):
+        raise ArgumentTypeError(f"expected NAME=FOLDER, got '{text}'")
+    return name, folder
 
 
 def run(argv: Sequence[str]) -> int:
@@ -63,5 +75,7 @@ def run(argv: Sequence[str]) -> int:
             draft=given.draft,
             device=given.device,
             grace=given.grace,
+            adapters=tuple(given.adapter),
+            allow_weight_updates=given.allow_weight_updates,
         )
     )

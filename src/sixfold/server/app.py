@@ -22,13 +22,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..engine.weights import NamedTensors
+from ..errors import UserError
 from .api_error import ApiError, bad_request
 from .chat import ChatCodec
 from .engine_thread import EngineThread
 from .job import Job
 from .metrics import Metrics
 from .replies import ChatReply, Reply, TextReply
-from .requests import MAX_CHOICES, Ask, ChatAsk, Limits, TextAsk, parse_ask, parse_json
+from .requests import MAX_CHOICES, Ask, ChatAsk, Limits, TextAsk, WeightsAsk, check_form, parse_ask, parse_json
 
 log = logging.getLogger("sixfold.server")
 T = TypeVar("T")
@@ -45,7 +47,8 @@ CLIENT_GONE = 499
 
 @dataclass(frozen=True)
 class Served:
-    """What is served. name: the model's, in requests. stop_token_ids: what ends a completion. piece: one token as text. key: the API key, or ""."""
+    """What is served. name: the model's, in requests. stop_token_ids: what ends a completion. piece: one token as text. key: the API key, or "".
+    adapters: their names; a request may give one as its model. read_weights: a path to the weights there, or None where they may not be changed."""
 
     name: str
     engine: EngineThread
@@ -54,6 +57,8 @@ class Served:
     limits: Limits
     stop_token_ids: tuple[int, ...]
     key: str = ""
+    adapters: tuple[str, ...] = ()
+    read_weights: Callable[[str], NamedTensors] | None = None
 
 
 def make_app(served: Served) -> ASGIApp:
@@ -67,8 +72,10 @@ def make_app(served: Served) -> ASGIApp:
         if not await run_sync(served.engine.close, CLOSE_SECONDS):
             log.error("the engine did not end its step in %g s", CLOSE_SECONDS)
 
+    changing = [Route("/v1/weights", endpoints.weights, methods=["POST"])] if served.read_weights is not None else []
     app = Starlette(
         routes=[
+            *changing,
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
             Route("/v1/completions", endpoints.text, methods=["POST"]),
             Route("/v1/models", endpoints.models),
@@ -118,12 +125,13 @@ class Endpoints:
         self.served = served
         self.counts = Metrics()
         self._created = int(time.time())
+        self._updating = asyncio.Lock()  # one at a time: each update holds the weights once more
         self._encoder = anyio.CapacityLimiter(1)  # one at a time: a fast tokenizer is not safe in two threads
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         ask = parse_ask(ChatAsk, await self._body(request))
-        self._known(ask.model)
+        self._check_model(ask.model)
         messages, tools = ask.shown_messages(), ask.shown_tools()
         prompt = await run_sync(self.served.codec.encode_chat, messages, tools, limiter=self._encoder)
         job = self._job("chatcmpl", ask, [prompt], {"endpoint": "chat", "prompt": messages, "tools": tools})
@@ -132,7 +140,7 @@ class Endpoints:
     async def text(self, request: Request) -> Response:
         """POST /v1/completions."""
         ask = parse_ask(TextAsk, await self._body(request))
-        self._known(ask.model)
+        self._check_model(ask.model)
         given = ask.prompts()
         if len(given) * ask.n > MAX_CHOICES:
             raise bad_request(f"{len(given)} prompts times n = {ask.n} is over {MAX_CHOICES} completions", "n")
@@ -142,12 +150,25 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in self._names]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME."""
-        self._known(request.path_params["model"])
-        return JSONResponse(self._card())
+        name = request.path_params["model"]
+        self._check_model(name)
+        return JSONResponse(self._card(name))
+
+    async def weights(self, request: Request) -> Response:
+        """POST /v1/weights: exchange the model's weights under the requests that run."""
+        assert self.served.read_weights is not None
+        ask = check_form(WeightsAsk, await self._body(request))
+        async with self._updating:
+            try:
+                tensors = await run_sync(self.served.read_weights, ask.path)
+                running = await asyncio.wrap_future(self.served.engine.update_weights(tensors, ask.version))
+            except (UserError, ValueError) as error:
+                raise bad_request(str(error), "path") from error
+        return JSONResponse({"object": "weights", "version": ask.version, "in_flight": running})
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 as long as the engine lives."""
@@ -168,13 +189,19 @@ class Endpoints:
         except TimeoutError as error:
             raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
 
-    def _known(self, model: str) -> None:
-        if model != self.served.name:
-            raise ApiError(404, f"the model '{model}' does not exist here; '{self.served.name}' is served", param="model", code="model_not_found")
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (self.served.name, *self.served.adapters)
 
-    def _card(self) -> dict[str, Any]:
-        owner = {"id": self.served.name, "object": "model", "created": self._created, "owned_by": "sixfold"}
-        return owner | {"max_model_len": self.served.limits.context}
+    def _check_model(self, model: str) -> None:
+        if model not in self._names:
+            there = ", ".join(f"'{name}'" for name in self._names)
+            are = "are" if self.served.adapters else "is"
+            raise ApiError(404, f"the model '{model}' does not exist here; {there} {are} served", param="model", code="model_not_found")
+
+    def _card(self, name: str) -> dict[str, Any]:
+        owner = {"id": name, "object": "model", "created": self._created, "owned_by": "sixfold", "max_model_len": self.served.limits.context}
+        return owner | ({"parent": self.served.name} if name != self.served.name else {})
 
     def _tokens(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -191,7 +218,8 @@ class Endpoints:
         params = ask.sampling(max_tokens, self.served.stop_token_ids, secrets.randbits(63))
         name = f"{kind}-{secrets.token_hex(12)}"
         asked |= {"model": ask.model, "n": ask.n, "stop": ask.stops, "metadata": ask.metadata}
-        return Job(name, prompts, params, ask.n, ask.stops, ask.stream, ask.metadata.get("task_id", name), asked)
+        adapter = ask.model if ask.model in self.served.adapters else None
+        return Job(name, prompts, params, ask.n, ask.stops, ask.stream, ask.metadata.get("task_id", name), asked, adapter)
 
     async def _answer(self, request: Request, job: Job, reply: Reply) -> Response:
         self.served.engine.submit(job)

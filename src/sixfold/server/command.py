@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import socket
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
 import torch
 import uvicorn
+from torch import Tensor
 
 from ..config import ModelConfig
 from ..engine.engine import Engine
@@ -19,7 +21,8 @@ from ..engine.speculative import Speculation
 from ..errors import UserError
 from ..evaluation.command import model_folder
 from ..model.causal_lm import CausalLM
-from ..model.loading import Policy, load_policy
+from ..model.loading import Policy, from_disk, load_policy, vocabulary_hash
+from ..model.lora import read_adapter
 from ..rollout.prompts import PromptCodec
 from .app import Served, make_app
 from .chat import ChatCodec
@@ -38,6 +41,7 @@ class ServeOptions:
     model: a run, a checkpoint, a model folder or a hub id. name: what requests call it. key: the API key, or "". max_queue: prompts that may wait.
     record: folder for the exchanges, or None. max_tokens: of a completion that names no limit. kv_tokens, max_running, kv_dtype: the engine's.
     speculation: none or ngram. draft: a model that guesses, or "". grace: seconds that running requests get to end when the server is told to stop.
+    adapters: (name, folder) of each. allow_weight_updates: POST /v1/weights is on.
     """
 
     model: str
@@ -55,18 +59,23 @@ class ServeOptions:
     draft: str
     device: str
     grace: int
+    adapters: tuple[tuple[str, str], ...] = ()
+    allow_weight_updates: bool = False
 
 
 def serve_command(options: ServeOptions) -> int:
     """Serve until SIGINT or SIGTERM. Gives the exit code; uvicorn raises the signal again once everything is closed."""
     listener = listen(options.host, options.port)  # before the model: a port in use should not cost its loading
+    host, port = listener.getsockname()[:2]
+    open_to_all = not options.key and not ip_address(host).is_loopback
+    if open_to_all and options.allow_weight_updates:
+        raise UserError(f"--allow-weight-updates on {host}: anyone who can reach this machine could change the model; set an --api-key")
     device = _device(options.device)
     policy = load_policy(ModelConfig(path=model_folder(options.model)), seed=0, device=device, setting="MODEL")
     served = make_served(policy, options)
     config = uvicorn.Config(make_app(served), log_level="warning", access_log=False, timeout_graceful_shutdown=options.grace, lifespan="on")
-    host, port = listener.getsockname()[:2]
     print(f"serving '{served.name}' on {device} at http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
-    if not options.key and not ip_address(host).is_loopback:
+    if open_to_all:
         print("warning: anyone who can reach this machine can use it: no --api-key is set", flush=True)
     uvicorn.Server(config).run(sockets=[listener])
     return 0
@@ -83,12 +92,36 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
             raise UserError(f"--kv-dtype int8: {error}") from error
         print(f"int8 KV cache: log-probs move by at most {moved:.1g} nats on {PROBES} sampled texts", flush=True)
     engine = Engine(model, kv_tokens=options.kv_tokens, max_running=options.max_running, kv_dtype=options.kv_dtype, speculation=speculation)
+    for name, path in options.adapters:
+        if name in (options.name, *engine.adapters.names):
+            raise UserError(f"--adapter {name}={path}: the name '{name}' is taken")
+        engine.load_adapter(name, read_adapter(path, policy.model))
     # Two copies of the tokenizer: the engine's thread decodes with one while the event loop's threads encode and decode with the others.
     decoder, pieces = (PromptCodec(copy.deepcopy(policy.tokenizer)) for _ in range(2))
     recorder = Recorder(options.record) if options.record is not None else None
     thread = EngineThread(engine, decoder.decode, options.max_queue, recorder)
     limits = Limits(vocabulary, policy.context, options.max_tokens)
-    return Served(options.name, thread, ChatCodec(policy.tokenizer), pieces.piece, limits, policy.stop_token_ids, options.key)
+    return Served(
+        options.name,
+        thread,
+        ChatCodec(policy.tokenizer),
+        pieces.piece,
+        limits,
+        policy.stop_token_ids,
+        options.key,
+        tuple(engine.adapters.names),
+        partial(_read_weights, policy.vocabulary_hash) if options.allow_weight_updates else None,
+    )
+
+
+def _read_weights(vocabulary: str, path: str) -> dict[str, Tensor]:
+    """The weights of a run, a checkpoint or a model folder. Raises UserError for what is none, or has another vocabulary."""
+    if not Path(path).exists():
+        raise UserError(f"path = '{path}': no such folder on the server's machine")
+    model, tokenizer = from_disk(model_folder(path), "path")
+    if vocabulary_hash(tokenizer) != vocabulary:
+        raise UserError(f"path = '{path}': its tokenizer has another vocabulary than the model that is served")
+    return dict(model.named_parameters())
 
 
 def _speculation(policy: Policy, options: ServeOptions) -> Speculation | None:

@@ -10,12 +10,14 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 
 from ..engine.engine import Engine
 from ..engine.sequence import Request
 from ..engine.sequence import Sequence as EngineSequence
+from ..engine.weights import NamedTensors
 from ..types import FinishReason
 from .api_error import ApiError, bad_request
 from .job import Choice, Delta, Job, noise_key
@@ -68,8 +70,7 @@ class EngineThread:
         if prompts > self.max_queue:
             raise bad_request(f"{prompts} prompts in one request, the queue holds {self.max_queue}", "prompt")
         with self._lock:
-            if self._closing or self.failure is not None:
-                raise ApiError(503, "the server is stopping" if self._closing else _FAILED.message)
+            self._check_open()
             if self._waiting + prompts > self.max_queue:
                 raise ApiError(
                     429, f"{self._waiting} prompts wait already: try again later", code="rate_limit_exceeded", headers={"Retry-After": "1"}
@@ -81,6 +82,18 @@ class EngineThread:
         """Stop working for a client that left. Nothing happens for a job that has ended."""
         self._commands.put(partial(self._drop, job))
 
+    def update_weights(self, tensors: NamedTensors, version: int) -> Future[int]:
+        """Load weights between two steps, under running requests (`Engine.load_weights`). The future: how many sequences go on under the new ones.
+
+        Its errors, after which the old weights serve on: ApiError 409 for a version that does not grow, 503 for a server that is stopping or has
+        failed, ValueError for tensors that do not fit.
+        """
+        done: Future[int] = Future()
+        with self._lock:
+            self._check_open()
+            self._commands.put(partial(self._load, tensors, version, done))
+        return done
+
     def close(self, timeout: float) -> bool:
         """Abort what is left and end the thread. False when it did not end in time."""
         with self._lock:
@@ -88,6 +101,10 @@ class EngineThread:
         self._commands.put(lambda: None)
         self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    def _check_open(self) -> None:
+        if self._closing or self.failure is not None:
+            raise ApiError(503, "the server is stopping" if self._closing else _FAILED.message)
 
     def _run(self) -> None:
         try:
@@ -119,7 +136,7 @@ class EngineThread:
             return
         for i, prompt in enumerate(job.prompts):
             try:
-                request = self.engine.add(noise_key(prompt), prompt, job.params, list(range(job.n)))
+                request = self.engine.add(noise_key(prompt), prompt, job.params, list(range(job.n)), adapter=job.adapter)
             except ValueError as error:  # could never fit the cache
                 self._drop(job)
                 self._left(len(job.prompts) - i)
@@ -128,6 +145,22 @@ class EngineThread:
             job.requests.append(request)
             for k in range(job.n):
                 self._choices[request, k] = Choice(job, i * job.n + k, TextStream(self._decode))
+
+    def _load(self, tensors: NamedTensors, version: int, done: Future[int]) -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            self._check_open()
+            if version <= self.engine.version:
+                raise ApiError(409, f"the weights have version {self.engine.version}: {version} is not newer", param="version")
+            self.engine.load_weights(tensors, version)
+        except Exception as error:  # whoever waits must hear of it; the engine goes on, as its weights are whole
+            done.set_exception(error)
+            if self.engine.weights.torn:
+                raise
+            log.warning("weights of version %d were not loaded: %s", version, error)
+            return
+        done.set_result(len(self.engine.scheduler.running))
 
     def _step(self) -> None:
         before, sampled = len(self.engine.scheduler.waiting), self.engine.stats.decoded_tokens

@@ -32,7 +32,8 @@ class Delta:
 @dataclass(eq=False)
 class Job:
     """prompts: token ids; each is sampled n times, choice index = prompt * n + sample. task_id, asked: for the record. stream: deltas are wanted as
-    they come. inbox: filled by the event loop on the engine thread's behalf. open: choices that have not ended, as the reader has seen it."""
+    they come. adapter: its name, or None for the model as it is. inbox: filled by the event loop on the engine thread's behalf. open: choices that
+    have not ended, as the reader has seen it."""
 
     id: str
     prompts: list[list[int]]
@@ -42,6 +43,7 @@ class Job:
     stream: bool = False
     task_id: str = ""
     asked: Mapping[str, Any] = field(default_factory=dict)
+    adapter: str | None = None
     requests: list[Request] = field(default_factory=list)
     inbox: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
     created: float = field(default_factory=time.time)

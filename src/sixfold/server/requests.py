@@ -238,6 +238,15 @@ class TextAsk(Ask):
         return prompts
 
 
+class WeightsAsk(BaseModel):
+    """The body of /v1/weights. path: a checkpoint on the server's machine. version: the number of its weights, larger than that of those served."""
+
+    model_config = STRICT
+
+    path: Annotated[str, Field(min_length=1)]
+    version: Count
+
+
 @dataclass(frozen=True)
 class Limits:
     """What a request is held against.
@@ -265,6 +274,7 @@ class Limits:
 
 
 AskT = TypeVar("AskT", bound=Ask)
+FormT = TypeVar("FormT", bound=BaseModel)
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -291,10 +301,7 @@ def parse_ask(form: type[AskT], body: Mapping[str, Any]) -> AskT:
     messages = given.get("messages")
     if isinstance(messages, list):
         given["messages"] = [{k: v for k, v in m.items() if v is not None and v != []} if isinstance(m, dict) else m for m in messages]
-    try:
-        ask = form.model_validate(given)
-    except ValidationError as error:
-        raise _first(error, form) from error
+    ask = check_form(form, given)
     if isinstance(ask, ChatAsk) and ask.max_tokens and ask.max_completion_tokens and ask.max_tokens != ask.max_completion_tokens:
         raise bad_request("max_tokens and max_completion_tokens mean the same and differ: give one", "max_tokens")
     if isinstance(ask, ChatAsk) and ask.top_logprobs and not ask.logprobs:
@@ -304,11 +311,19 @@ def parse_ask(form: type[AskT], body: Mapping[str, Any]) -> AskT:
     return ask
 
 
+def check_form(form: type[FormT], given: Mapping[str, Any]) -> FormT:
+    """Raises ApiError that names the first field that is wrong."""
+    try:
+        return form.model_validate(given)
+    except ValidationError as error:
+        raise _first(error, form) from error
+
+
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _first(error: ValidationError, form: type[Ask]) -> ApiError:
+def _first(error: ValidationError, form: type[BaseModel]) -> ApiError:
     """pydantic's complaint about the first wrong field, in OpenAI's form. Of several (one a branch of a union) the deepest: that branch fits best."""
     errors = error.errors(include_url=False, include_input=False)
     field = str(errors[0]["loc"][0])
