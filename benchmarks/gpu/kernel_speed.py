@@ -42,7 +42,7 @@ class AttentionProbe:
         self.shape, self.clock, self.dtype = shape, clock, dtype
         self.seconds: list[float] = []
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: object = None) -> Tensor:
         """tokens, positions [N] -> zeros [N, 1]."""
         s = self.shape
         q, k, v = (
