@@ -156,7 +156,7 @@ SIZES: list[dict[str, object]] = [
     dict(prefix_cache="none", max_running=1),
     dict(max_running=5, prefix_cache="hash", block_size=4),
     dict(prefill_tokens=20, chunked_prefill=True),
-    dict(preemption=True, kv_tokens=150, block_size=4),
+    dict(preemption="recompute", kv_tokens=150, block_size=4),
     dict(speculation=Speculation(k=3, shortest=1), max_running=6),
 ]
 

@@ -149,10 +149,12 @@ def test_a_completion_of_one_version_is_that_versions_whatever_happened_before(
                 dict(prefix_cache="radix", max_running=3),
                 dict(prefix_cache="hash", block_size=4, max_running=2),
                 dict(prefix_cache="radix", chunked_prefill=True, prefill_tokens=12, max_running=4),
-                dict(prefix_cache="radix", preemption=True, kv_tokens=90, max_running=6),
+                dict(prefix_cache="radix", preemption="recompute", kv_tokens=90, max_running=6),
                 dict(prefix_cache="radix", speculation=Speculation(k=3, shortest=1), max_running=3),
                 dict(prefix_cache="hash", speculation=Speculation(k=2, draft=CausalLM(base)), max_running=2, block_size=4),
-                dict(prefix_cache="hash", preemption=True, kv_tokens=90, chunked_prefill=True, prefill_tokens=9, block_size=4),
+                dict(prefix_cache="hash", preemption="recompute", kv_tokens=90, chunked_prefill=True, prefill_tokens=9, block_size=4),
+                dict(prefix_cache="radix", preemption="swap", kv_tokens=90, max_running=6),
+                dict(prefix_cache="hash", preemption="swap", kv_tokens=90, chunked_prefill=True, prefill_tokens=9, block_size=4),
             ]
         )
     )
@@ -350,3 +352,25 @@ def test_weights_change_in_any_order_of_the_same_work(base: PreTrainedModel, tra
         results += [(drawn(s), s.version) for s in finished if s.request.key == "t"]
     assert len(results) == 2 and results[0] == results[1]
     assert results[0][1] == [0] * 5 + [1] * 5
+
+
+def test_what_lies_in_host_memory_goes_out_of_date_too(base: PreTrainedModel, trained: list[Named]) -> None:
+    """A sequence is swapped out under the old weights and goes on under the new ones. Its next turn must find nothing of the old."""
+    model = copy.deepcopy(base).requires_grad_(False)
+    engine = engine_of(model, preemption="swap", kv_tokens=96, block_size=4)
+    for i in range(4):
+        engine.add(f"t{i}", [i + 2] * 12, SamplingParams(max_tokens=28, seed=i), [0])
+    done: list[Sequence] = []
+    while not any(ticket.sequence for ticket in engine.scheduler.waiting):
+        done += engine.step()
+    swapped = [ticket.sequence for ticket in engine.scheduler.waiting if ticket.sequence]
+    assert engine.stats.taken_out_bytes > 0
+    engine.load_weights(trained[1], 1)
+    while engine.busy:
+        done += engine.step()
+    fresh = engine_of(model, prefix_cache="none")
+    for s in swapped:
+        for one in (engine, fresh):
+            one.add("next", [*s.tokens, 3], SamplingParams(max_tokens=8, seed=1), [0])
+        (here,), (there,) = engine.run(same_weights=True), fresh.run()
+        assert drawn(here)[1] == pytest.approx(drawn(there)[1], abs=1e-5)

@@ -21,7 +21,7 @@ SCHEDULES: list[dict[str, object]] = [
     dict(max_running=1, prefix_cache="none"),
     dict(block_size=5, max_running=7),
     dict(chunked_prefill=True, prefill_tokens=23, block_size=8),
-    dict(preemption=True, kv_tokens=130, block_size=4, prefix_cache="hash"),
+    dict(preemption="recompute", kv_tokens=130, block_size=4, prefix_cache="hash"),
 ]
 Drawn = dict[tuple[str, int], tuple[list[int], list[float]]]
 NAMES = ["qwen3", "gemma2"]

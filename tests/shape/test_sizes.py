@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,3 +105,15 @@ def test_a_named_algorithm_fits_on_a_screen() -> None:
     """At most 80 lines of code; the six first ones are held to half of that."""
     sizes = {name: len(_code_lines(path, tree)) for name, path, tree in modules() if "Method = " in path.read_text() and name != "algorithm.method"}
     assert len(sizes) >= 16 and max(sizes.values()) <= 40
+
+
+def test_the_engine_is_small() -> None:
+    """C counted like Python: lines that hold code."""
+    sizes = {name: len(_code_lines(path, tree)) for name, path, tree in modules() if name.startswith("engine.")}
+    folder = ROOT / "src" / "sixfold" / "engine"
+    for path in folder.glob("*.c"):
+        code = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
+        sizes[path.name] = sum(bool(line.strip()) for line in code.splitlines())
+    assert len(sizes) > 20
+    assert max(sizes.values()) <= 400, sizes
+    assert sum(sizes.values()) <= 2500, sizes

@@ -65,6 +65,11 @@ class HostBlocks:
             if (owner, i) in self._held:
                 self._free.append(self._held.pop((owner, i))[0])
 
+    def clear(self) -> None:
+        """Give up everything: the weights are others."""
+        self._free += [slot for slot, _ in self._held.values()]
+        self._held.clear()
+
     def _blocks(self, sequence: Sequence) -> list[tuple[tuple[Request | Sequence, int], int]]:
         """Key and tokens of every block that a sequence has computed: all its tokens but the newest."""
         cached, size, full = sequence.length - 1, self._size, len(sequence.request.prompt) // self._size

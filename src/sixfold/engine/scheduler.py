@@ -190,8 +190,10 @@ class Scheduler:
 
     def outdate(self) -> None:
         """The weights are others from here on. What runs keeps its keys and values, and so does a prompt whose samples have begun and not ended: it
-        cannot be computed twice within its reservation. The rest of the queue is computed anew, and the prefix cache forgets everything."""
+        cannot be computed twice within its reservation. The rest of the queue is computed anew; prefix cache and host memory forget everything."""
         self.cache.clear()
+        if self.host is not None:
+            self.host.clear()
         for ticket in self.waiting:
             if ticket.sequence is None and ticket.request.unfinished > len(ticket.request.samples):
                 ticket.stale = True
