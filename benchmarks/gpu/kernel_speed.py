@@ -17,8 +17,9 @@ from tiny_qwen import Shape
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sixfold.engine.cpu_kernels import CPUKernels
 from sixfold.engine.engine import Engine
-from sixfold.engine.language_model import Layout
+from sixfold.engine.language_model import Body, Layout
 from sixfold.engine.sampler import sample
 from sixfold.model.attention import Kernel
 from sixfold.types import SamplingParams
@@ -51,6 +52,10 @@ class AttentionProbe:
         # Again and again: writing the same keys to the same slots changes nothing.
         self.seconds.append(self.clock.median(lambda: layout.attend(q, k, v, Kernel(0))))
         return torch.zeros(len(tokens), 1, device=tokens.device, dtype=self.dtype)
+
+    def body(self, kernels: CPUKernels | None) -> Body:
+        """Itself."""
+        return self
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, 1] -> float32 [N, V]."""

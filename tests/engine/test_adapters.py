@@ -14,7 +14,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tests.conftest import VOCABULARY
 from transformers import PreTrainedModel
 
-from sixfold.engine import model_runner
 from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Sequence
 from sixfold.engine.speculative import Speculation
@@ -168,7 +167,7 @@ def test_a_completion_does_not_depend_on_its_company(
 ) -> None:
     """Bit for bit: all together, and in another order under other sizes; whether the body is written out or the module's own."""
     if not written_out:
-        monkeypatch.setattr(model_runner, "fused_decoder", lambda model: None)
+        monkeypatch.setattr(CausalLM, "body", lambda model, kernels: model)
     together = draw(engine_with(), JOBS)
     order = JOBS.copy()
     random.Random(str(sizes)).shuffle(order)
@@ -180,7 +179,7 @@ def test_a_completion_does_not_depend_on_its_company(
 @pytest.mark.parametrize("written_out", [True, False])
 def test_alone_without_other_adapters_loaded(engine_with: Callable[..., Engine], written_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not written_out:
-        monkeypatch.setattr(model_runner, "fused_decoder", lambda model: None)
+        monkeypatch.setattr(CausalLM, "body", lambda model, kernels: model)
     together = draw(engine_with(), JOBS)
     for i, name in JOBS:
         engine = engine_with(*([name] if name else []))
@@ -242,7 +241,7 @@ def test_the_trainers_forward_through_the_shared_module_meets_no_adapter(
     engine_with: Callable[..., Engine], written_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not written_out:
-        monkeypatch.setattr(model_runner, "fused_decoder", lambda model: None)
+        monkeypatch.setattr(CausalLM, "body", lambda model, kernels: model)
     engine = engine_with()
     module = engine.runner.model.module
     tokens = torch.tensor([PROMPTS[4]])
@@ -264,7 +263,7 @@ def test_the_trainers_forward_through_the_shared_module_meets_no_adapter(
 
 
 def test_an_error_in_a_forward_leaves_no_hook(engine_with: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_runner, "fused_decoder", lambda model: None)
+    monkeypatch.setattr(CausalLM, "body", lambda model, kernels: model)
     engine = engine_with()
     engine.add("t", PROMPTS[2], SamplingParams(max_tokens=9), [0], adapter="all")
     layers = engine.runner.model.module.model.layers
@@ -283,7 +282,7 @@ def test_an_error_in_a_forward_leaves_no_hook(engine_with: Callable[..., Engine]
 
 def test_without_adapters_in_a_forward_the_model_is_called_as_ever(engine_with: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaded ones cost nothing to requests without: no hook is ever made."""
-    monkeypatch.setattr(model_runner, "fused_decoder", lambda model: None)
+    monkeypatch.setattr(CausalLM, "body", lambda model, kernels: model)
     engine = engine_with()
     monkeypatch.setattr(torch.nn.Module, "register_forward_hook", lambda *_, **__: pytest.fail("a hook"))
     assert len(draw(engine, [(2, None), (3, None)])) == 4

@@ -12,9 +12,9 @@ from tests.conftest import ARCHITECTURES, VOCABULARY
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
-from sixfold.engine.kv_probe import LIMIT, check_int8_kv, exact_logp, kv_deviation
 from sixfold.engine.quantised_cache import Int8KVCache, dequantise, quantise
 from sixfold.model.causal_lm import CausalLM
+from sixfold.rollout.kv_probe import LIMIT, check_int8_kv, exact_logp, kv_deviation
 from sixfold.types import SamplingParams
 
 

@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 from sixfold.assembly import make_engine
 from sixfold.config import EngineConfig, Recipe
 from sixfold.engine import speculative
+from sixfold.engine.cpu_kernels import CPUKernels
 from sixfold.engine.engine import Engine
-from sixfold.engine.language_model import LayerAdditions, Layout
+from sixfold.engine.language_model import Body, LayerAdditions, Layout
 from sixfold.engine.ngram import NGramProposer
 from sixfold.engine.sequence import Sequence
 from sixfold.engine.speculative import Speculation
@@ -48,6 +49,9 @@ class Chain:
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
         return self.module(tokens)
+
+    def body(self, kernels: CPUKernels | None) -> Body:
+        return self
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from sixfold.engine.adapters import LoadedAdapter
 from sixfold.engine.draft import DraftProposer
 from sixfold.engine.engine import Engine
+from sixfold.engine.look_ahead import give_back, look_ahead
 from sixfold.engine.ngram import NGramProposer
 from sixfold.engine.sequence import Request, Sequence
 from sixfold.engine.speculative import Speculator
@@ -153,9 +154,9 @@ def test_guesses_get_no_blocks_of_others(tiny: Callable[[str], PreTrainedModel])
         engine.add(key, [2] * 5, SamplingParams(max_tokens=3), [0])
     engine.step()
     assert (len(engine.scheduler.running), engine.scheduler.blocks.free) == (2, 1)
-    grown, ahead = [s.length for s in engine.scheduler.running], engine.scheduler.look_ahead(engine.scheduler.running, [4, 4])
+    grown, ahead = [s.length for s in engine.scheduler.running], look_ahead(engine.scheduler, engine.scheduler.running, [4, 4])
     assert grown == [6, 6] and ahead == [4, 2]  # two blocks hold 8; the free one goes to the first
-    engine.scheduler.give_back(engine.scheduler.running)
+    give_back(engine.scheduler, engine.scheduler.running)
     assert engine.scheduler.blocks.free == 1
     engine.run()
     assert engine.stats.preemptions == 0

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from serving import OPTIONS, running
 
-import sixfold.engine.kv_probe as kv_probe
+import sixfold.rollout.kv_probe as kv_probe
 from sixfold.engine.quantised_cache import Int8KVCache
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy

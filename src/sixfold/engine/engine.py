@@ -18,6 +18,7 @@ from .adapters import Adapters
 from .block_manager import BlockManager
 from .kv_cache import KVCache
 from .language_model import Adapter, LanguageModel
+from .look_ahead import give_back
 from .model_runner import ModelRunner, fill
 from .offload import HostBlocks
 from .prefix_cache import make_prefix_cache
@@ -255,7 +256,7 @@ class Engine:
             self.stats.accepted_tokens += min(grown, run.guessed)
         self.stats.target_passes += len(runs)
         self.stats.decode_rows += len(runs)
-        self.scheduler.give_back(running)
+        give_back(self.scheduler, running)
         ended = [s for s in running if s.finish_reason]
         self.scheduler.retire(ended)
         return finished + ended

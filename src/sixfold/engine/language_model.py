@@ -7,6 +7,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from .cpu_kernels import CPUKernels
+
 
 class AttentionLayer(Protocol):
     """One attention layer's wishes. layer: its index. scale: of the scores (None: 1 / sqrt(D)). window: keys that a query sees at most, itself
@@ -58,14 +60,22 @@ class LayerAdditions(Protocol):
         ...
 
 
-class LanguageModel(Protocol):
-    """A causal LM in two halves. In every attention layer it calls the layout's `attend`. module: holds the weights."""
+class Body(Protocol):
+    """The first half of a causal LM. In every attention layer it calls the layout's `attend`."""
+
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
+        """tokens, positions [N] -> [N, hidden]."""
+        ...
+
+
+class LanguageModel(Body, Protocol):
+    """A causal LM in two halves. module: holds the weights."""
 
     @property
     def module(self) -> nn.Module: ...
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
-        """tokens, positions [N] -> [N, hidden]."""
+    def body(self, kernels: CPUKernels | None) -> Body:
+        """The fastest way to `hidden`, with these kernels if there are any."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .adapters import MIN_ROWS, Additions, LoadedAdapter, Owners, rows_by_adapter
-from .fused_decoder import fused_decoder
+from .cpu_kernels import cpu_kernels
 from .gpu_kernels import triton_serves
 from .kv_cache import TILE, DecodeLayout, DecodeWindow, KVCache, PrefillLayout, Tiles
 from .language_model import LanguageModel, Layout
@@ -43,7 +43,7 @@ class ModelRunner:
         self.host = HostPools(cache)
         self._adapted = adapted
         self.window = DecodeWindow()
-        self._body = (fused_decoder(model) if autocast is None else None) or model
+        self._body = model.body(cpu_kernels() if autocast is None else None)
         self._members = -1
         self._table: tuple[int, int, np.ndarray] = (-1, 0, np.zeros((0, 0), dtype=np.int64))
         self._shared: tuple[np.ndarray | None, SharedPrefixes | None] = (None, None)

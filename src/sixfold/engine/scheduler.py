@@ -131,26 +131,6 @@ class Scheduler:
         self.members += len(joining)
         return work
 
-    def look_ahead(self, sequences: list[Sequence], wanted: list[int]) -> list[int]:
-        """Blocks for `wanted` tokens behind each sequence's newest -> how many there is room for. Nobody is preempted for a guess."""
-        counts, size = [], self.blocks.block_size
-        for sequence, count in zip(sequences, wanted, strict=True):
-            short = self.blocks.blocks_for(sequence.length + count) - len(sequence.blocks)
-            if short > 0 and self._room(short):
-                sequence.blocks += self.blocks.allocate(short)
-                self.revision += 1
-            counts.append(min(count, len(sequence.blocks) * size - sequence.length))
-        return counts
-
-    def give_back(self, sequences: list[Sequence]) -> None:
-        """Free the blocks of guesses that did not stand: all beyond the tokens that are cached."""
-        for sequence in sequences:
-            kept = self.blocks.blocks_for(sequence.length - 1)
-            if len(sequence.blocks) > kept:
-                self.blocks.release(sequence.blocks[kept:])
-                del sequence.blocks[kept:]
-                self.revision += 1
-
     def retire(self, finished: list[Sequence]) -> None:
         """Take finished sequences out; their tokens stay in the prefix cache, as long as there is room."""
         for sequence in finished:
@@ -212,7 +192,7 @@ class Scheduler:
         short = [s for s in self.running if len(s.tokens) > len(s.blocks) * size]
         before = self.stats.preemptions
         for sequence in sorted(short, key=lambda s: s.rank) if self.preempt else short:
-            while sequence.blocks and not self._room(1):
+            while sequence.blocks and not self.room(1):
                 self._make_room(work)
             if sequence.blocks:
                 sequence.blocks += self.blocks.allocate(1)
@@ -252,7 +232,7 @@ class Scheduler:
         if not self.preempt:
             self.reservation.drop(ticket.request)
 
-    def _room(self, count: int) -> bool:
+    def room(self, count: int) -> bool:
         """True when `count` blocks are free, after evicting idle ones if need be."""
         short = count - self.blocks.free
         if short > 0:
@@ -319,7 +299,7 @@ class Scheduler:
         needed = self.blocks.blocks_for(stop) - len(shared)
         spare = self._running_with(work) if self.preempt else 0  # so that what runs can go on for a while
         self.blocks.share(shared)
-        if not self._room(max(0, needed) + spare):
+        if not self.room(max(0, needed) + spare):
             self.blocks.release(shared)
             return False
         own = self.blocks.allocate(max(0, needed))
@@ -354,7 +334,7 @@ class Scheduler:
             last = len(request.samples) == 1
             own = 0 if last else len(ticket.blocks) - full
             spare = self._running_with(work) if self.preempt and own else 0
-            if self._running_with(work) >= self.max_running or not self._may_start(request) or not self._room(own + spare):
+            if self._running_with(work) >= self.max_running or not self._may_start(request) or not self.room(own + spare):
                 return False
             if not self.preempt:
                 self.reservation.start(request)

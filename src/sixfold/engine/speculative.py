@@ -19,6 +19,7 @@ from .acceptance import reject, run_lengths
 from .draft import DraftProposer, check_vocabulary
 from .kv_cache import KVCache
 from .language_model import LanguageModel
+from .look_ahead import look_ahead
 from .model_runner import ModelRunner
 from .ngram import NGramProposer
 from .noise import uniforms
@@ -99,7 +100,7 @@ class Speculator:
         if not sequences:
             return []
         # The forward gives one token more than was guessed: with it the sequence may reach its limit, not pass it.
-        counts = self._scheduler.look_ahead(sequences, [min(self._k, s.request.limit - s.length - 1) for s in sequences])
+        counts = look_ahead(self._scheduler, sequences, [min(self._k, s.request.limit - s.length - 1) for s in sequences])
         proposals = self.proposer.propose(sequences, counts)
         rows = _Rows(sequences, proposals.tokens)
         # One forward over each sequence's newest token and its guesses.

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ..errors import UserError
 from .attention import NAME, Kernel, Layout, causal_attention
+from .fused_decoder import Body, BodyKernels, fused_decoder
 from .lora import LayerAdditions, added
 
 
@@ -47,6 +48,10 @@ class CausalLM:
             return hidden_states(self.module, tokens, positions, layout)
         with added(self.module, additions):
             return hidden_states(self.module, tokens, positions, layout)
+
+    def body(self, kernels: BodyKernels | None) -> Body:
+        """The fastest way to `hidden`: written out on the kernels, where the module is of a kind that can be; else itself."""
+        return (fused_decoder(self, kernels) if kernels is not None else None) or self
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> float32 [N, V]."""

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ..config import ModelConfig
 from ..engine.engine import Engine
-from ..engine.kv_probe import check_int8_kv
 from ..engine.speculative import Speculation
 from ..errors import UserError
 from ..evaluation.command import model_folder
 from ..model.causal_lm import CausalLM
 from ..model.loading import Policy, from_disk, load_policy, vocabulary_hash
 from ..model.lora import read_adapter
+from ..rollout.kv_probe import check_int8_kv
 from ..rollout.prompts import PromptCodec
 from .app import Served, make_app
 from .chat import ChatCodec

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from sixfold.engine.cpu_kernels import cpu_kernels
 from sixfold.engine.engine import Engine
-from sixfold.engine.fused_decoder import FusedDecoder, fused_decoder
 from sixfold.engine.language_model import LayerAdditions
 from sixfold.model.attention import NAME
 from sixfold.model.causal_lm import CausalLM
+from sixfold.model.fused_decoder import FusedDecoder
 from sixfold.model.norms import fuse_norms
 from sixfold.types import SamplingParams
 
@@ -47,8 +47,13 @@ def llama() -> PreTrainedModel:
     return prepared("llama")
 
 
+def written_out(model: PreTrainedModel) -> FusedDecoder | None:
+    found = CausalLM(model).body(cpu_kernels())
+    return found if isinstance(found, FusedDecoder) else None
+
+
 def body(model: nn.Module) -> FusedDecoder:
-    found = fused_decoder(CausalLM(model))  # type: ignore[arg-type]
+    found = written_out(model)  # type: ignore[arg-type]
     assert found is not None
     return found
 
@@ -96,7 +101,7 @@ def uses_the_module(model: PreTrainedModel, ours: FusedDecoder, monkeypatch: pyt
 @pytest.mark.parametrize("name", sorted({*ARCHITECTURES, *MORE}))
 def test_the_right_architectures_are_written_out(name: str) -> None:
     model = prepared(name)
-    ours = fused_decoder(CausalLM(model))
+    ours = written_out(model)
     assert (ours is not None) == (name in WRITTEN_OUT | set(MORE))
     if ours is not None:
         assert_same_states(model, ours)
@@ -154,7 +159,7 @@ def test_a_variant_is_written_out_or_left_alone(variant: str) -> None:
         for parameter_name, p in model.named_parameters():
             if "bias" in parameter_name:
                 p.uniform_(-1, 1)
-    ours = fused_decoder(CausalLM(model))
+    ours = written_out(model)
     assert (ours is not None) == expected
     if ours is not None:
         assert_same_states(model, ours)
@@ -168,7 +173,7 @@ def test_projections_that_start_at_zero_hide_nothing(name: str, extra: dict[str,
         for block in model.model.layers:
             block.self_attn.o_proj.weight.zero_()
             block.mlp.down_proj.weight.zero_()
-    assert fused_decoder(CausalLM(model)) is None
+    assert written_out(model) is None
 
 
 def test_the_comparison_leaves_weights_and_random_numbers_alone(llama: PreTrainedModel) -> None:
@@ -220,7 +225,7 @@ def test_a_changed_module_runs_as_it_is(change: Callable[[PreTrainedModel], None
     assert not uses_the_module(llama, ours, monkeypatch)
     plain = Spy(llama, ours).run()
     change(llama)
-    assert fused_decoder(CausalLM(llama)) is None
+    assert written_out(llama) is None
     assert uses_the_module(llama, ours, monkeypatch)
     assert_same_states(llama, ours)
     assert not all(torch.equal(a, b) for a, b in zip(plain, Spy(llama, ours).run(), strict=True)) or change is add_norm
@@ -261,7 +266,7 @@ def test_another_dtype_is_left_to_the_module(where: str, llama: PreTrainedModel,
     part.double() if where == "one norm" else part.bfloat16()
     if where == "everywhere":
         assert uses_the_module(llama, ours, monkeypatch)
-    assert not ours._as_built() and fused_decoder(CausalLM(llama)) is None
+    assert not ours._as_built() and written_out(llama) is None
     part.float()
     assert not uses_the_module(llama, ours, monkeypatch)
 
@@ -269,7 +274,7 @@ def test_another_dtype_is_left_to_the_module(where: str, llama: PreTrainedModel,
 def test_another_device_is_left_to_the_module(llama: PreTrainedModel) -> None:
     ours = body(llama)
     llama.model.layers[1].to("meta")
-    assert not ours._as_built() and fused_decoder(CausalLM(llama)) is None
+    assert not ours._as_built() and written_out(llama) is None
 
 
 def test_training_mode_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +299,7 @@ def test_weights_that_are_not_numbers_give_tokens_of_the_vocabulary(llama: PreTr
 def test_without_kernels_no_module_is_written_out(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIXFOLD_KERNELS", "torch")
     cpu_kernels.cache_clear()
-    assert fused_decoder(CausalLM(llama)) is None
+    assert written_out(llama) is None
     monkeypatch.undo()
     cpu_kernels.cache_clear()
-    assert fused_decoder(CausalLM(llama)) is not None
+    assert written_out(llama) is not None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..engine.engine import Engine
+from ..engine.kv_cache import KVCache
+from ..engine.language_model import LanguageModel
+from ..engine.model_runner import ModelRunner
+from ..engine.sequence import Chunk, Request, Ticket
 from ..types import SamplingParams
-from .engine import Engine
-from .kv_cache import KVCache
-from .language_model import LanguageModel
-from .model_runner import ModelRunner
-from .sequence import Chunk, Request, Ticket
 
 LIMIT = 0.2
 """Nats; what a run in bfloat16 may be off by."""

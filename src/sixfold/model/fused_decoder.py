@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from .cpu_kernels import CPUKernels, cpu_kernels
-from .language_model import AttentionLayer, LanguageModel, LayerAdditions, Layout
+from .attention import Kernel, Layout
+from .lora import LayerAdditions
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles depend on the position alone, not on how long the sequence is."""
@@ -23,6 +24,33 @@ TOLERANCE = 1e-4
 PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 LINEARS = {"self_attn": ["q_proj", "k_proj", "v_proj", "o_proj"], "mlp": ["gate_proj", "up_proj", "down_proj"]}
 OTHERS = {"self_attn": {"q_norm", "k_norm"}, "mlp": {"act_fn"}}
+
+
+class BodyKernels(Protocol):
+    """What stands between the matrix products; the engine brings it (`engine/cpu_kernels.py`)."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> Tensor:
+        """x / rms(x) * weight over the last dimension of x [N, C]."""
+        ...
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """gate becomes silu(gate) * up."""
+        ...
+
+    def rotate(
+        self, qkv: Tensor, heads: int, kv_heads: int, norms: tuple[Tensor, Tensor, float] | None, table: tuple[Tensor, Tensor], positions: Tensor
+    ) -> None:
+        """Norms of the heads and rotation, in place."""
+        ...
+
+
+class Body(Protocol):
+    """The first half of a causal LM."""
+
+    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
+        """tokens, positions [N] -> [N, hidden]."""
+        ...
+
 
 Weights = Mapping[str, Tensor | None]
 """A module's own parameters by name: looked up at every use, so that a parameter put in another's place counts."""
@@ -68,10 +96,17 @@ class _Layer:
             additions.add(self.paths[name], x, to)
 
 
+class ModuleBody(Body, Protocol):
+    """What is written out, as it is (`CausalLM`). module: the whole model."""
+
+    @property
+    def module(self) -> nn.Module: ...
+
+
 class FusedDecoder:
     """The body of a module as `_layers` describes it: tokens, positions [N] -> hidden states [N, hidden]."""
 
-    def __init__(self, model: LanguageModel, kernels: CPUKernels) -> None:
+    def __init__(self, model: ModuleBody, kernels: BodyKernels) -> None:
         body = model.module.get_submodule("model")
         self._model = model
         self._kernels = kernels
@@ -82,7 +117,7 @@ class FusedDecoder:
         self._embedding = body.get_submodule("embed_tokens")._parameters
         self._norm = _norm(body.get_submodule("norm"))
         self._layers = [_layer(block, f"model.layers.{name}") for name, block in body.get_submodule("layers").named_children()]
-        self._attention: list[AttentionLayer] = []
+        self._attention: list[Kernel] = []
         first = self._layers[0].linear
         self._width = 2 * self._rotary.get_buffer("inv_freq").numel()
         self._heads, self._kv_heads = (_rows(first[name]) // self._width for name in ("q_proj", "k_proj"))
@@ -158,9 +193,9 @@ class _Probe:
     """Texts one after another in a row, by the layers' own attention; keeps what each layer asked for."""
 
     spans: tuple[tuple[int, int], ...]
-    kernels: list[AttentionLayer] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
         self.kernels.append(kernel)
         out = []
         for a, b in self.spans:
@@ -184,10 +219,9 @@ class _WithWeights(nn.Module):
 
 
 @torch.inference_mode()
-def fused_decoder(model: LanguageModel) -> FusedDecoder | None:
-    """The module's body written out; None where it is another architecture, not float32 on the CPU, or there are no kernels."""
-    kernels = cpu_kernels()
-    if kernels is None or not _has_parts(model.module):
+def fused_decoder(model: ModuleBody, kernels: BodyKernels) -> FusedDecoder | None:
+    """The module's body written out; None where it is another architecture, or not float32 on the CPU."""
+    if not _has_parts(model.module):
         return None
     decoder = FusedDecoder(model, kernels)
     if not decoder._as_built() or any(p.dtype != torch.float32 or not p.is_cpu for p in model.module.parameters()):
