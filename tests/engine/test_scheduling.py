@@ -79,7 +79,7 @@ class BookRunner:
         past = [self.slots[blocks[i // self.size] * self.size + i % self.size] for i in range(len(tokens))]
         assert past == tokens, "the cache holds another sequence's tokens"
 
-    def decode(self, sequences: list[Sequence], revision: int, members: int, slots: int) -> Tensor:
+    def decode(self, sequences: list[Sequence], revision: int, slots: int) -> Tensor:
         for s in sequences:
             i = s.length - 1
             self.slots[s.blocks[i // self.size] * self.size + i % self.size] = s.tokens[-1]

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from cascade import cascade_attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sixfold.engine.shared_prefixes import SharedPrefixes, cascade_attention, find_shared_prefixes
+from sixfold.engine.shared_prefixes import SharedPrefixes, find_shared_prefixes
 from sixfold.model.attention import Kernel
 
 

@@ -40,7 +40,7 @@ class Script:
     def replay(self, chunks: list[Chunk]) -> None:
         """Nothing is ever preempted here."""
 
-    def decode(self, sequences: list[Sequence], revision: int, members: int, at_least: int) -> Tensor:
+    def decode(self, sequences: list[Sequence], revision: int, at_least: int) -> Tensor:
         return torch.stack([self.certain(len(s.logp)) for s in sequences])
 
     def certain(self, at: int) -> Tensor:

@@ -110,10 +110,10 @@ def test_a_named_algorithm_fits_on_a_screen() -> None:
 def test_the_engine_is_small() -> None:
     """C counted like Python: lines that hold code."""
     sizes = {name: len(_code_lines(path, tree)) for name, path, tree in modules() if name.startswith("engine.")}
-    folder = ROOT / "src" / "sixfold" / "engine"
+    folder = ROOT / "engine"
     for path in folder.glob("*.c"):
         code = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
         sizes[path.name] = sum(bool(line.strip()) for line in code.splitlines())
-    assert len(sizes) > 20
+    assert "kernels.c" in sizes
     assert max(sizes.values()) <= 400, sizes
     assert sum(sizes.values()) <= 2500, sizes

@@ -203,7 +203,7 @@ class Engine:
         rows = [ticket.logits for ticket in work.tickets if ticket.logits is not None]
         logits = [torch.stack(rows)] if rows else []
         if work.decoding:
-            logits.append(self.runner.decode(work.decoding, work.revision, work.members, work.slots))
+            logits.append(self.runner.decode(work.decoding, work.revision, work.slots))
         return torch.cat(logits) if len(logits) > 1 else logits[0] if logits else torch.empty(0)
 
     def _commit(self, work: Work, logits: Tensor) -> list[Sequence]:

@@ -18,8 +18,6 @@ from .language_model import AttentionLayer
 
 TILE = 64
 """Query positions that a prefill attends for at a time."""
-WINDOW_SLACK = 64
-"""Tokens that a decode window has room for beyond what it was made for."""
 
 
 class KVCache:
@@ -144,51 +142,6 @@ def gather(pool: Tensor, table: Tensor) -> Tensor:
     return taken.view(pool.shape[0], table.shape[0], -1, pool.shape[-1]).transpose(0, 1)
 
 
-class DecodeWindow:
-    """A dense copy of what the running sequences have in the cache, so that a decode step reads it in place instead of gathering blocks anew.
-
-    Buffers by layer, [rows, kv_heads, capacity, D]; as long as the same sequences run, a step adds one token to each row. They grow, and are
-    filled from the blocks again, when who runs changes. It costs the memory of the running sequences once more.
-    """
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.capacity = 0
-        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._filled: set[int] = set()
-
-    def restart(self, rows: int, keys: int) -> None:
-        """Other sequences run now, or they outgrew the capacity: `rows` of them, `keys` tokens wide."""
-        self._filled.clear()
-        if rows > self.rows or keys > self.capacity:
-            self.rows, self.capacity = max(rows, self.rows), max(keys + WINDOW_SLACK, self.capacity)
-            self._buffers.clear()
-
-    def clear(self) -> None:
-        """Drop the buffers."""
-        self.rows = self.capacity = 0
-        self._buffers.clear()
-        self._filled.clear()
-
-    def update(self, layer: int, pools: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the new token's keys and values [kv_heads, B, D] -> all keys and values, [B, kv_heads, capacity, D].
-
-        pools: the layer's, which hold the new token already. table: [B, M] blocks. positions: [B] of the new token.
-        """
-        if layer not in self._buffers:
-            shapes = ((self.rows, pool.shape[0], self.capacity, pool.shape[-1]) for pool in pools)
-            self._buffers[layer] = tuple(pool.new_zeros(shape) for pool, shape in zip(pools, shapes, strict=True))  # type: ignore[assignment]
-        batch, width = table.shape[0], table.shape[1] * pools[0].shape[2]
-        for buffer, pool, token in zip(self._buffers[layer], pools, new, strict=True):
-            if layer in self._filled:
-                buffer[torch.arange(batch, device=positions.device), :, positions] = token.transpose(0, 1).to(buffer.dtype)
-            else:
-                buffer[:batch, :, :width] = gather(pool, table)
-        self._filled.add(layer)
-        keys, values = self._buffers[layer]
-        return keys[:batch], values[:batch]
-
-
 def decode_kernels(values: Tensor) -> CPUKernels | None:
     """The compiled paged attention, where these values are what it takes."""
     return cpu_kernels() if values.dtype == torch.float32 and values.device.type == "cpu" else None
@@ -196,13 +149,12 @@ def decode_kernels(values: Tensor) -> CPUKernels | None:
 
 @dataclass(frozen=True)
 class DecodeLayout:
-    """One new token for each of B sequences; or, without a window, B tokens of any sequences, that have been decoded before.
+    """B tokens by a decode's arithmetic: the newest of each sequence, or any of any sequences.
 
     slots: [B] where it goes. table: [B, M] blocks of each sequence, padded with scratch; attention is M * block_size keys wide. positions: [B].
     """
 
     cache: KVCache
-    window: DecodeWindow | None
     slots: Tensor
     table: Tensor
     positions: Tensor
@@ -221,13 +173,9 @@ class DecodeLayout:
 
     def _reference(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """The same by PyTorch's operations."""
-        pools = self.cache.write(kernel.layer, k[0], v[0], self.slots)
-        if self.window is None:
-            keys, values = self.cache.read(kernel.layer, partial(gather, table=self.table))
-        else:
-            keys, values = self.window.update(kernel.layer, pools, (k[0], v[0]), self.table, self.positions)
-        width = self.table.shape[1] * self.cache.block_size
-        keys, values = keys[:, :, :width], values[:, :, :width]
+        self.cache.write(kernel.layer, k[0], v[0], self.slots)
+        keys, values = self.cache.read(kernel.layer, partial(gather, table=self.table))
+        width = keys.shape[2]
         batch, heads, kv_heads = q.shape[2], q.shape[1], k.shape[1]
         # The query heads of one KV head become its query rows, so no key is repeated. Plain products, the tall keys first: for one or two query rows
         # they take a third of the time of the fused CPU kernel.

@@ -17,7 +17,7 @@ from torch import Tensor
 from .adapters import MIN_ROWS, Additions, LoadedAdapter, Owners, rows_by_adapter
 from .cpu_kernels import cpu_kernels
 from .gpu_kernels import triton_serves
-from .kv_cache import TILE, DecodeLayout, DecodeWindow, KVCache, PrefillLayout, Tiles
+from .kv_cache import TILE, DecodeLayout, KVCache, PrefillLayout, Tiles
 from .language_model import LanguageModel, Layout
 from .offload import HostPools
 from .scheduler import Work
@@ -42,16 +42,13 @@ class ModelRunner:
         self._autocast = autocast
         self.host = HostPools(cache)
         self._adapted = adapted
-        self.window = DecodeWindow()
         self._body = model.body(cpu_kernels() if autocast is None else None)
-        self._members = -1
         self._table: tuple[int, int, np.ndarray] = (-1, 0, np.zeros((0, 0), dtype=np.int64))
         self._shared: tuple[np.ndarray | None, SharedPrefixes | None] = (None, None)
 
     def release_memory(self) -> None:
         """Drop the buffers of the cache and of what is beside it."""
         self.cache.clear()
-        self.window.clear()
         self.host.clear()
 
     def prefill(self, chunks: list[Chunk], everywhere: bool = False) -> Tensor:
@@ -102,10 +99,10 @@ class ModelRunner:
         at = np.concatenate([np.arange(i * TILE + first, i * TILE + first + count) for i, (first, count, _, _) in enumerate(cut)])
         return Tiles(self._tensor(rows), self._tensor(keys), self._tensor(at), self._tensor(rows.reshape(-1)[at]))
 
-    def decode(self, sequences: list[Sequence], revision: int, members: int, at_least: int) -> Tensor:
+    def decode(self, sequences: list[Sequence], revision: int, at_least: int) -> Tensor:
         """One token further for every sequence -> logits [B, V] float32.
 
-        revision: changes whenever a block table does. members: changes whenever who runs, or in which order, does. at_least: rows to compute.
+        revision: changes whenever a block table does. at_least: rows to compute.
         """
         size = self.cache.block_size
         count = len(sequences)
@@ -116,15 +113,10 @@ class ModelRunner:
         positions[:count] = [s.length - 1 for s in sequences]
         table = self._block_table(sequences, padded, revision)
         slots = table[np.arange(padded), positions // size] * size + positions % size
-        width = table.shape[1] * size
-        if self._members != members or padded > self.window.rows or width > self.window.capacity:
-            self._members = members
-            self.window.restart(padded, width)
-        layout = self._decode_layout(slots, table, positions, self.window)
+        layout = self._decode_layout(slots, table, positions)
         return self._logits(tokens, positions, layout, [(s.request.adapter, 1) for s in sequences], rows=None)[:count]
 
-    def _decode_layout(self, slots: np.ndarray, table: np.ndarray, positions: np.ndarray, window: DecodeWindow | None) -> Layout:
-        """window: what of the cache is held densely, if the layout is one that reads it so."""
+    def _decode_layout(self, slots: np.ndarray, table: np.ndarray, positions: np.ndarray) -> Layout:
         where = (self._tensor(slots), self._tensor(table), self._tensor(positions))
         if triton_serves(self.device.type):
             from .triton_kernels import TritonDecodeLayout, units_of
@@ -132,7 +124,7 @@ class ModelRunner:
             if table is not self._shared[0]:  # a new one is made whenever a block table changes
                 self._shared = (table, find_shared_prefixes(table, positions, self.cache.block_size))
             return TritonDecodeLayout(self.cache, *where, units_of(where[2], self._shared[1]))
-        return DecodeLayout(self.cache, window if self.cache.exact else None, *where)
+        return DecodeLayout(self.cache, *where)
 
     def replay(self, chunks: list[Chunk]) -> None:
         """Compute again the sampled tokens of each chunk, REPLAY_ROWS at a time, by a decode's arithmetic, row for row: the same bits."""
@@ -167,7 +159,7 @@ class ModelRunner:
         table = table[np.pad(owner, short, constant_values=len(tables))]
         tokens, positions = np.pad(tokens, short), np.pad(positions, short)
         slots = table[np.arange(len(table)), positions // size] * size + positions % size
-        return tokens, positions, self._decode_layout(slots, table, positions, None)
+        return tokens, positions, self._decode_layout(slots, table, positions)
 
     def _block_table(self, sequences: list[Sequence], padded: int, revision: int) -> np.ndarray:
         """[padded, M] blocks of every sequence, scratch where it has fewer; M * block_size is a multiple of MIN_ROWS. Kept until a table changes."""

@@ -49,7 +49,6 @@ class Work:
     resuming: list[Sequence] = field(default_factory=list)
     decoding: list[Sequence] = field(default_factory=list)
     revision: int = 0
-    members: int = 0
     slots: int = 0
     """Rows of the decoding batch, those of sequences that have ended included."""
     fresh: set[int] = field(default_factory=set)
@@ -64,7 +63,7 @@ class Work:
 class Scheduler:
     """Holds the queue and the running sequences; hands out blocks through the block manager and the prefix cache.
 
-    revision: changes whenever a block table does. members: changes whenever who runs does.
+    revision: changes whenever a block table does.
     """
 
     def __init__(
@@ -93,7 +92,6 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.reservation = Reservation(blocks)
         self.revision = 0
-        self.members = 0
         self._arrivals = 0
         self._slots = 0
 
@@ -124,11 +122,10 @@ class Scheduler:
             work.decoding = self.running.copy()
             self._slots = 0 if self.continuous else max(self._slots, len(self.running))
         work.slots = max(len(work.decoding), self._slots)
-        work.revision, work.members = self.revision, self.members
+        work.revision = self.revision
         joining = work.starting + work.resuming
         self.running += joining
         self.revision += len(joining)
-        self.members += len(joining)
         return work
 
     def retire(self, finished: list[Sequence]) -> None:
@@ -143,7 +140,6 @@ class Scheduler:
         if finished:
             self.running = [s for s in self.running if s.finish_reason is None]
             self.revision += 1
-            self.members += 1
 
     def abort(self, request: Request) -> list[Sequence]:
         """Give up a request: its blocks are free at once. Gives back its sequences that had begun and not ended."""
@@ -215,7 +211,6 @@ class Scheduler:
         self._queue(Ticket(victim.request, victim.tokens[:-1], victim))
         self.stats.preemptions += 1
         self.revision += 1
-        self.members += 1
 
     def _leave(self, sequence: Sequence) -> None:
         """A sequence stops running: the prefix cache may keep its blocks, it does not. The newest token was never computed."""

@@ -1,7 +1,7 @@
 """The engine's GPU kernels in Triton: decode attention over the paged cache, int8 writes, the sampler.
 
-They compute what the PyTorch code beside them computes: `DecodeLayout.attend` and `cascade_attention`, `quantise`, `sample`. Nothing is added up with
-atomics, so the same inputs give the same bits. Import this module only where tensors are on a GPU (or under TRITON_INTERPRET=1): the base install
+They compute what PyTorch code computes: `DecodeLayout.attend`, a cascade over shared prefixes (in the tests), `quantise`, `sample`. Nothing is
+added up with atomics, so the same inputs give the same bits. Import this module only where tensors are on a GPU (or under TRITON_INTERPRET=1): the base install
 has no Triton.
 
 Decode attention is flash-decoding (Dao et al. 2023) over block tables. A *unit* is a few sequences whose keys are the same in [begin, end): all
