@@ -17,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from sixfold.engine import weights
 from sixfold.engine.engine import Engine
-from sixfold.engine.sequence import Sequence
+from sixfold.engine.sequence import Request, Sequence
 from sixfold.engine.speculative import Speculation
 from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
@@ -116,6 +116,24 @@ class TestInFlight:
             fresh.add(request.key, request.prompt, request.params, [0])
         assert [drawn(s) for s in found] == [drawn(s) for s in fresh.run()]
 
+    def test_old_keys_and_values_that_are_swapped_out_later_are_not_found_when_they_come_back(
+        self, model: PreTrainedModel, trained: list[Named]
+    ) -> None:
+        engine = engine_of(model, preemption="swap", kv_tokens=64, block_size=4)
+        prompt = [(7 * i + 2) % VOCABULARY for i in range(24)]
+        engine.add("first", [5, 6, 7], SamplingParams(max_tokens=40), [0], priority=1)
+        swapped = engine.add("swapped", prompt, SamplingParams(max_tokens=30), [0])
+        while not any(s.request is swapped for s in engine.scheduler.running):
+            engine.step()
+        engine.load_weights(trained[1], 1)
+        engine.run(same_weights=True)
+        assert engine.stats.preemptions == 1 and engine.stats.brought_back_bytes > 0
+        results = []
+        for each in (engine, engine_of(model, prefix_cache="none")):
+            each.add("new", prompt, SamplingParams(max_tokens=3), [0])
+            results.append(drawn(each.run(same_weights=True)[0]))
+        assert results[0] == results[1]
+
     def test_what_has_not_begun_is_computed_under_the_new_weights_alone(self, model: PreTrainedModel, trained: list[Named]) -> None:
         engine = engine_of(model, chunked_prefill=True, prefill_tokens=16)
         prompt = [(7 * i + 2) % VOCABULARY for i in range(50)]
@@ -138,11 +156,9 @@ class TestInFlight:
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_a_completion_of_one_version_is_that_versions_whatever_happened_before(
-    data: st.DataObject, base: PreTrainedModel, trained: list[Named]
-) -> None:
-    """Requests that begin alike come, run, end and are aborted while weights change. A completion whose tokens all name one version must be what
-    an engine that never had other weights draws: so no block of older keys and values was found in the prefix cache."""
+def test_what_had_not_begun_is_of_one_version_whatever_happened_before(data: st.DataObject, base: PreTrainedModel, trained: list[Named]) -> None:
+    """Requests that begin alike come, run, end and are aborted while weights change. Those that had not begun when they did must be what an engine
+    that never had other weights draws: so no block of older keys and values was found in the prefix cache."""
     sizes = data.draw(
         st.sampled_from(
             [
@@ -159,7 +175,7 @@ def test_a_completion_of_one_version_is_that_versions_whatever_happened_before(
         )
     )
     model = copy.deepcopy(base).requires_grad_(False)
-    engine, done, open_requests = engine_of(model, **sizes), list[Sequence](), []
+    engine, done, open_requests, overtaken = engine_of(model, **sizes), list[Sequence](), [], set[Request]()
     stem = [(5 * i + 2) % VOCABULARY for i in range(24)]
     for turn in range(data.draw(st.integers(8, 25))):
         what = data.draw(st.sampled_from(["add", "add", "step", "step", "step", "load", "abort"]))
@@ -170,6 +186,8 @@ def test_a_completion_of_one_version_is_that_versions_whatever_happened_before(
             params = SamplingParams(max_tokens=data.draw(st.integers(1, 9)), seed=turn)
             open_requests.append(engine.add(f"r{turn}", text, params, list(range(data.draw(st.integers(1, 3))))))
         elif what == "load" and engine.version + 1 < VERSIONS:
+            scheduler = engine.scheduler
+            overtaken |= {s.request for s in scheduler.running} | {t.request for t in scheduler.waiting if t.sequence is not None}
             engine.load_weights(trained[engine.version + 1], engine.version + 1)
         elif what == "abort" and open_requests:
             engine.abort(open_requests.pop())
@@ -179,7 +197,9 @@ def test_a_completion_of_one_version_is_that_versions_whatever_happened_before(
         done += engine.step()
     blocks = engine.scheduler.blocks
     assert (blocks.used, blocks.free + blocks.idle, engine.scheduler.reservation.reserved) == (0, blocks.count, 0)
-    for s in (s for s in done if len(set(s.version)) == 1):
+    assert all(s.version == sorted(s.version) for s in done)
+    for s in (s for s in done if s.request not in overtaken):
+        assert len(set(s.version)) == 1
         model.load_state_dict(trained[s.version[0]], strict=False)
         fresh = engine_of(model, prefix_cache="none", speculation=sizes.get("speculation"))
         fresh.add(s.request.key, s.request.prompt, s.request.params, [s.sample])

@@ -165,18 +165,18 @@ class Scheduler:
         return begun
 
     def outdate(self) -> None:
-        """The weights are others from here on. What runs keeps its keys and values, and so does a prompt whose samples have begun and not ended: it
-        cannot be computed twice within its reservation. The rest of the queue is computed anew; prefix cache and host memory forget everything."""
+        """The weights are others from here on. What runs keeps its keys and values, and so do the prompts of what runs: they cannot be computed twice
+        within their reservation. Nothing of those gets into the prefix cache any more. The rest of the queue is computed anew; prefix cache and host
+        memory forget everything."""
         self.cache.clear()
         if self.host is not None:
             self.host.clear()
+        begun = {sequence.request for sequence in self.running}
+        for request in begun:
+            request.stale = True
         for ticket in self.waiting:
-            if ticket.sequence is None and ticket.request.unfinished > len(ticket.request.samples):
-                ticket.stale = True
-            else:
+            if ticket.request not in begun:
                 self._drop(ticket)
-        for sequence in self.running:
-            sequence.stale = True
 
     def _queue(self, ticket: Ticket) -> None:
         insort(self.waiting, ticket, key=lambda t: t.rank)
@@ -215,7 +215,7 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         """A sequence stops running: the prefix cache may keep its blocks, it does not. The newest token was never computed."""
         cached = sequence.length - 1
-        if not sequence.stale:
+        if not sequence.request.stale:
             self.cache.insert(sequence.tokens[:cached], sequence.blocks[: self.blocks.blocks_for(cached)], sequence.request.space)
         self.blocks.release(sequence.blocks)
         sequence.blocks = []
@@ -274,9 +274,10 @@ class Scheduler:
         work.fresh |= set(ticket.blocks[written:])
         if not self.preempt:
             self.reservation.claim(ticket.request)
-        # Sampled tokens are computed after all prompts of the step, too late for another prompt to read them.
-        whole = min(stop, len(ticket.request.prompt)) // self.blocks.block_size
-        self.cache.insert(ticket.tokens[: whole * self.blocks.block_size], ticket.blocks[:whole], ticket.request.space)
+        if not ticket.request.stale:  # or blocks that come back from host memory are of older weights
+            # Sampled tokens are computed after all prompts of the step, too late for another prompt to read them.
+            whole = min(stop, len(ticket.request.prompt)) // self.blocks.block_size
+            self.cache.insert(ticket.tokens[: whole * self.blocks.block_size], ticket.blocks[:whole], ticket.request.space)
         return True
 
     def _reusable(self, ticket: Ticket, work: Work) -> tuple[list[int], int | None, int]:
@@ -340,7 +341,7 @@ class Scheduler:
                 work.copies += zip(ticket.blocks[full:], table[full:], strict=True)
                 self.stats.reused_tokens += len(request.prompt)
             noise = uniforms(request.params.seed, request.key, sample, request.params.max_tokens)
-            work.starting.append(Sequence(request, sample, noise, list(request.prompt), table, started=time.perf_counter(), stale=ticket.stale))
+            work.starting.append(Sequence(request, sample, noise, list(request.prompt), table, started=time.perf_counter()))
             work.tickets.append(ticket)
         self.waiting.pop(0)
         return True

@@ -23,8 +23,8 @@ class Request:
     """One prompt and the samples wanted of it.
 
     key: names the task in the sampling noise. samples: sample indices still to start. priority: a larger one goes first. arrival: place in the order
-    of arrival. unfinished: samples that have not ended. claimed: its prompt's blocks are part of the reservation. adapter: what the model's layers
-    add for it.
+    of arrival. unfinished: samples that have not ended. claimed: its prompt's blocks are part of the reservation. stale: some of its keys and values
+    may be of older weights, so the prefix cache must not have them. adapter: what the model's layers add for it.
     """
 
     key: str
@@ -35,6 +35,7 @@ class Request:
     arrival: int = 0
     unfinished: int = 0
     claimed: bool = False
+    stale: bool = False
     adapter: LoadedAdapter | None = None
 
     def __post_init__(self) -> None:
@@ -55,7 +56,7 @@ class Request:
 class Sequence:
     """One completion being sampled. tokens holds prompt and completion; logp and version speak of the completion only, and so does kept, which stays
     empty without truncation, and top: the likeliest tokens at each position and their log-probs, where the request asks for them. limit, stops: the
-    request's. stale: some of its keys and values may be of older weights, so the prefix cache must not have them.
+    request's.
     """
 
     request: Request
@@ -72,7 +73,6 @@ class Sequence:
     seconds: float = 0.0
     limit: int = 0
     stops: frozenset[int] = frozenset()
-    stale: bool = False
 
     def __post_init__(self) -> None:
         self.limit, self.stops = self.request.limit, frozenset(self.request.params.stop_token_ids)
@@ -100,7 +100,7 @@ class Ticket:
 
     Of a request: its prompt, computed once and shared by the samples until all have started. Of a preempted sequence: all its tokens but the newest.
     blocks: those of the tokens computed so far. logits: [V], predicts the token after a computed prompt. version: of the weights that gave the
-    logits. stale: as a Sequence's.
+    logits.
     """
 
     request: Request
@@ -110,7 +110,6 @@ class Ticket:
     computed: int = 0
     logits: Tensor | None = None
     version: int = 0
-    stale: bool = False
 
     @property
     def ready(self) -> bool:
