@@ -175,7 +175,7 @@ def _engine_facts(plan: Plan) -> list[Fact]:
     return [
         Fact(
             "KV cache",
-            f"{room}; {size}, and up to as much again for what is being decoded",
+            f"{room}; {size}",
             f"engine.kv_tokens = {engine.kv_tokens}" if engine.kv_tokens else full_length,
         ),
         Fact(

@@ -1,8 +1,8 @@
 """The engine's GPU kernels in Triton: decode attention over the paged cache, int8 writes, the sampler.
 
 They compute what PyTorch code computes: `DecodeLayout.attend`, a cascade over shared prefixes (in the tests), `quantise`, `sample`. Nothing is
-added up with atomics, so the same inputs give the same bits. Import this module only where tensors are on a GPU (or under TRITON_INTERPRET=1): the base install
-has no Triton.
+added up with atomics, so the same inputs give the same bits. Import this module only where tensors are on a GPU (or under TRITON_INTERPRET=1):
+the base install has no Triton.
 
 Decode attention is flash-decoding (Dao et al. 2023) over block tables. A *unit* is a few sequences whose keys are the same in [begin, end): all
 members of a shared prefix, or one sequence and its own part. A program attends for all query heads of one key head of a unit's members over one
