@@ -90,6 +90,7 @@ def test_what_a_model_does_not_say_stays_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["vllm", "sglang:http://localhost:30000"])
 def test_what_only_the_embedded_engine_does_is_refused_with_another(backend: str) -> None:
     other = f"--rollout.backend={backend}"
+    assert refusal(other, "--engine.speculation=ngram").startswith("engine.speculation is the embedded engine's, and rollout.backend")
     assert refusal(other, "--rollout.oversample=12").startswith(
         f"rollout.oversample gives up samples on the way, which rollout.backend = '{backend}'"
     )

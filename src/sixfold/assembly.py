@@ -12,6 +12,7 @@ import torch
 
 from .config import Recipe, TrainerConfig
 from .data.sources import TaskSet, load_tasks
+from .engine.cpu_kernels import cpu_kernels
 from .engine.engine import Engine
 from .engine.speculative import Speculation
 from .environment.scorer import Environment
@@ -126,6 +127,8 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
         scoring = Scoring(recipe.rollout.temperature, recipe.trainer.logprob_chunk, autocast)
         ending = on_failure.enter_context(ExitStack())
         engine, sync = _engine_and_sync(recipe, policy, longest, autocast, ending)
+        if isinstance(engine, Engine) and device == "cpu" and autocast is None and cpu_kernels() is None:
+            tasks.notes.append("no C compiler, or SIXFOLD_KERNELS=torch: the engine runs on PyTorch's operations alone, several times slower")
         on_failure.pop_all()
     return World(recipe, policy, tasks, codec, engine, environment, scoring, sync, device, longest, ending)
 

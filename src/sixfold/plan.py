@@ -127,6 +127,8 @@ def _check_backend(recipe: Recipe) -> None:
     r = recipe.rollout
     if parse_backend(r.backend).kind == "engine":
         return
+    if recipe.engine.speculation != "none":
+        raise UserError(f"engine.speculation is the embedded engine's, and rollout.backend = '{r.backend}' samples elsewhere; use 'none'")
     if r.oversample:
         raise UserError(f"rollout.oversample gives up samples on the way, which rollout.backend = '{r.backend}' does not; use 0, or backend 'engine'")
     if r.top_p < 1 or r.top_k or r.min_p:

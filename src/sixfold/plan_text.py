@@ -32,6 +32,10 @@ _PREFIXES = {
     "none": "what prompts begin with in common is computed for each",
 }
 
+_SPECULATION = (
+    "the next tokens are guessed from the completion's own text and checked in one forward: the same tokens and log-probs, sooner where text repeats "
+    "itself and few sequences run, later where it does not"
+)
 _ADMISSION = {
     "none": "a completion starts once the longest that it may become fits beside those that run, so none has to stop",
     "recompute": "a completion starts once its prompt fits; where blocks run out, the last in line stops and goes on later, to the same tokens",
@@ -184,6 +188,7 @@ def _engine_facts(plan: Plan) -> list[Fact]:
             "or one longer prompt, while what runs waits",
             f"engine.prefix_cache = {engine.prefix_cache}; engine.prefill_tokens_per_step = {engine.prefill_tokens_per_step}",
         ),
+        *([Fact("speculation", _SPECULATION, f"engine.speculation = {engine.speculation}")] if engine.speculation != "none" else []),
         Fact("admission", _ADMISSION[engine.preemption], f"engine.preemption = {engine.preemption}"),
     ]
 

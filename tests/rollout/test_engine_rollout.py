@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 from sixfold.engine.engine import Engine
+from sixfold.engine.speculative import Speculation
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.rollout.engine_rollout import EngineRollout
@@ -17,7 +19,7 @@ from sixfold.types import SamplingParams, Task
 TASKS = [Task(f"t{i}", f"{i}+{'7' * i}=") for i in (3, 0, 1, 12)]
 
 
-def make_rollout(policy: Policy, samples: int = 3, release_kv: bool = False, **sizes: int) -> EngineRollout:
+def make_rollout(policy: Policy, samples: int = 3, release_kv: bool = False, **sizes: object) -> EngineRollout:
     engine = Engine(CausalLM(policy.model), **{"kv_tokens": 2000, **sizes})  # type: ignore[arg-type]
     params = SamplingParams(max_tokens=10, temperature=0.8, stop_token_ids=policy.stop_token_ids)
     return EngineRollout(engine, PromptCodec(policy.tokenizer), params, samples, release_kv)
@@ -30,6 +32,23 @@ def test_groups_come_in_task_order_and_trajectories_in_sample_order(policy: Poli
     for group in groups:
         assert [(t.task_id, t.sample) for t in group.trajectories] == [(group.task.id, k) for k in range(3)]
         assert len({tuple(t.tokens) for t in group.trajectories}) == 3
+
+
+def test_the_share_of_guesses_that_stood_is_of_the_call(policy: Policy) -> None:
+    rollout = make_rollout(policy, speculation=Speculation(k=2, draft=CausalLM(policy.model)))
+    shares = []
+    for seed in (1, 2):
+        before = replace(rollout.engine.stats)
+        groups = rollout.generate(TASKS, seed=seed)
+        now = rollout.engine.stats
+        assert now.proposed_tokens > before.proposed_tokens
+        expected = (now.accepted_tokens - before.accepted_tokens) / (now.proposed_tokens - before.proposed_tokens)
+        assert rollout.stats()["rollout/accepted_frac"] == expected
+        shares.append(expected)
+        plain = make_rollout(policy)
+        assert [[t.tokens for t in g.trajectories] for g in groups] == [[t.tokens for t in g.trajectories] for g in plain.generate(TASKS, seed=seed)]
+        assert "rollout/accepted_frac" not in plain.stats()
+    assert min(shares) > 0.9  # the policy guesses for itself
 
 
 def test_streams_speak_of_the_sampled_tokens_and_of_no_other(policy: Policy) -> None:

@@ -95,6 +95,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
             "1 - prompt tokens computed / rollout/prompt_tokens",
         ),
         Metric("rollout/kv_peak_frac", "share", "the KV cache at its fullest", "most blocks that requests held in an engine step / blocks"),
+        Metric("rollout/accepted_frac", "share", "guessed tokens that stood", "speculation's tokens that completions took over / tokens guessed"),
         Metric("rollout/queue_peak", "count", "the engine's queue at its longest", "most prompts and preempted completions that waited at a time"),
         Metric("rollout/preemptions", "count", "completions stopped for lack of blocks, to go on later", "engine.preemption only"),
         Metric("rollout/recomputed_tokens", "tokens", "what preemptions cost", "tokens of preempted completions computed once more"),

@@ -90,10 +90,15 @@ class EngineRollout:
     def _measure(self, groups: list[Group], begun: Sequence[EngineSequence], seconds: float, before: EngineStats) -> dict[str, float]:
         """before: the engine's counters at the start of the call, when its peaks were restarted."""
         now = self.engine.stats
+        accepted = (now.accepted_tokens - before.accepted_tokens) / max(1, now.proposed_tokens - before.proposed_tokens)
         prefilled, reused = now.prefill_tokens - before.prefill_tokens, now.reused_tokens - before.reused_tokens
-        return rollout_metrics(groups, seconds, prefilled, reused, [len(s.logp) for s in begun]) | {
-            "rollout/preemptions": float(now.preemptions - before.preemptions),
-            "rollout/recomputed_tokens": float(now.recomputed_tokens - before.recomputed_tokens),
-            "rollout/kv_peak_frac": now.peak_blocks / self.engine.scheduler.blocks.count,
-            "rollout/queue_peak": float(now.peak_waiting),
-        }
+        return (
+            rollout_metrics(groups, seconds, prefilled, reused, [len(s.logp) for s in begun])
+            | {
+                "rollout/preemptions": float(now.preemptions - before.preemptions),
+                "rollout/recomputed_tokens": float(now.recomputed_tokens - before.recomputed_tokens),
+                "rollout/kv_peak_frac": now.peak_blocks / self.engine.scheduler.blocks.count,
+                "rollout/queue_peak": float(now.peak_waiting),
+            }
+            | ({"rollout/accepted_frac": accepted} if self.engine.speculator is not None else {})
+        )
