@@ -28,7 +28,7 @@ class Script:
     """In place of the model: the next token of the script is certain, and the end follows it."""
 
     def __init__(self, engine: Engine, tokens: list[int]) -> None:
-        self.cache = engine.runner.cache
+        self.cache, self.host = engine.runner.cache, engine.runner.host
         self.tokens = tokens
         self.vocabulary = engine.runner.model.module.config.vocab_size
         self.prompts: list[list[int]] = []
