@@ -188,7 +188,7 @@ def check_attention(kernels: CPUKernels, call: Call, tolerance: float = 5e-6) ->
         assert torch.equal(pool.nan_to_num(7.5), expected.nan_to_num(7.5))  # the new tokens, and nothing else
 
 
-@pytest.mark.parametrize("width", [8, 24, 32, 64, 96, 128, 256])
+@pytest.mark.parametrize("width", [16, 32, 48, 64, 96, 128, 256])
 @pytest.mark.parametrize(("groups", "kv_heads"), [(1, 3), (2, 2), (3, 1), (4, 2), (8, 1)])
 def test_attention_against_the_slow_version(kernels: CPUKernels, width: int, groups: int, kv_heads: int) -> None:
     for block in (1, 3, 16, 256):
@@ -196,14 +196,14 @@ def test_attention_against_the_slow_version(kernels: CPUKernels, width: int, gro
 
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 41, 42, 1000])
-@pytest.mark.parametrize(("width", "groups"), [(64, 2), (24, 3), (32, 8)])
+@pytest.mark.parametrize(("width", "groups"), [(64, 2), (48, 3), (32, 8)])
 def test_attention_with_a_window_against_the_slow_version(kernels: CPUKernels, width: int, groups: int, window: int) -> None:
     for block in (1, 3, 16):
         check_attention(kernels, make_call(width, groups, 2, block, [0, 1, 14, 15, 16, 17, 39, 40, 41], seed=window, window=window))
 
 
 @given(
-    width=st.sampled_from([1, 2, 5, 16, 32, 48, 64, 128]),
+    width=st.sampled_from([16, 32, 48, 64, 80, 128]),
     groups=st.integers(1, 5),
     kv_heads=st.integers(1, 3),
     block=st.integers(1, 20),
@@ -219,7 +219,7 @@ def test_any_attention_against_the_slow_version(**shape: object) -> None:
     check_attention(found, make_call(**shape))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("width", [32, 40, 64])
+@pytest.mark.parametrize("width", [32, 48, 64])
 def test_attention_with_extreme_scores_against_the_slow_version(kernels: CPUKernels, width: int) -> None:
     call = make_call(width, 2, 1, 16, [63], seed=4)
     signs = torch.where(torch.arange(64) % 2 == 0, 80.0, -80.0)
@@ -233,7 +233,7 @@ def test_attention_with_extreme_scores_against_the_slow_version(kernels: CPUKern
     assert bool(out.isnan().all())
 
 
-@pytest.mark.parametrize("width", [24, 32, 64, 128])
+@pytest.mark.parametrize("width", [16, 32, 64, 80, 128])
 @pytest.mark.parametrize("groups", [1, 2, 3, 4])
 def test_a_rows_attention_is_the_same_bits_in_any_company(kernels: CPUKernels, width: int, groups: int) -> None:
     call = make_call(width, groups, 2, 16, [5, 6, 7, 33, 100, 31, 64, 64], seed=1)
@@ -256,8 +256,40 @@ def test_a_rows_attention_is_the_same_bits_in_any_company(kernels: CPUKernels, w
     assert torch.equal(replace(written, **backwards).run(kernels)[0], out.flip(0))
 
 
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, int]]]:
+    """Block size, and of each row (whose first blocks it begins with, how many of them, its position)."""
+    block, rows = draw(st.integers(1, 20)), []
+    for i in range(draw(st.integers(2, 20))):
+        parent = draw(st.sampled_from([i, max(0, i - 1), 0]))
+        most = rows[parent][2] // block if parent < i else 0  # full blocks only: into the last one the parent writes
+        blocks = draw(st.integers(0, most))
+        rows.append((parent, blocks, draw(st.integers(blocks * block, blocks * block + 40))))
+    return block, rows
+
+
+@given(trees(), st.sampled_from([16, 48, 64]), st.integers(1, 5), st.integers(1, 2), st.one_of(st.none(), st.integers(1, 60)), st.integers(0, 99))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_attention_over_shared_blocks_is_the_same_bits_as_over_ones_own(
+    tree: tuple[int, list[tuple[int, int, int]]], width: int, groups: int, kv_heads: int, window: int | None, seed: int
+) -> None:
+    found = cpu_kernels()
+    assert found is not None
+    block, rows = tree
+    call = make_call(width, groups, kv_heads, block, [end for *_, end in rows], seed, window)
+    table = call.table.clone()
+    for i, (parent, blocks, _) in enumerate(rows):
+        table[i, :blocks] = table[parent, :blocks]
+    call = replace(call, table=table)
+    check_attention(found, call)
+    out, pools = call.run(found)
+    for r in range(len(rows)):
+        alone = {name: getattr(call, name)[r : r + 1] for name in ("q", "k", "v", "slots", "table", "positions")}
+        assert torch.equal(replace(call, pools=pools, **alone).run(found)[0], out[r : r + 1])
+
+
 def test_two_threads_do_not_share_their_scores(kernels: CPUKernels) -> None:
-    call = make_call(24, 1, 2, 16, list(range(0, 900, 15)), seed=3)
+    call = make_call(48, 1, 2, 16, list(range(0, 900, 15)), seed=3)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -403,7 +435,7 @@ import sys
 import pytest
 from sixfold.engine import cpu_kernels
 cpu_kernels.FLAGS = ("-O1", "-g", "-march=native", "-fPIC", "-w", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-chosen = "any_attention or 257 or 96 or 127 or far_out or greedy or logp_nan"
+chosen = "any_attention or shared_blocks or 257 or 96 or 127 or far_out or greedy or logp_nan"
 sys.exit(pytest.main(["-x", "--noconftest", "-p", "no:cacheprovider", sys.argv[1], "-k", chosen]))
 """
 

@@ -24,6 +24,8 @@ from torch import Tensor
 SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
 _COMPILE_S = 60
+TOGETHER, _SPARE = 8, 24
+"""As in the C file. Neighbouring rows of a decode that are looked at for keys they share."""
 
 
 class _Scratch(threading.local):
@@ -41,7 +43,7 @@ class CPUKernels:
         self._silu_mul = _typed(library.silu_mul, pointer, pointer, integer, threads)
         self._rotate = _typed(library.rotate, pointer, *[integer] * 5, pointer, pointer, real, *[pointer] * 3, threads)
         layout = [pointer, integer, pointer, pointer, integer, *[pointer] * 3, integer, pointer, pointer, integer, pointer]
-        self._attention = _typed(library.paged_attention, *layout, *[integer] * 5, real, integer, real, pointer, integer, threads)
+        self._attention = _typed(library.paged_attention, *layout, *[integer] * 5, real, integer, real, pointer, integer, integer, threads)
         self._sample = _typed(library.sample, pointer, *[integer] * 3, *[pointer] * 5, threads)
         self._scratch = _Scratch()
 
@@ -93,13 +95,15 @@ class CPUKernels:
         kv_heads, blocks, block_size, _ = pools[0].shape
         out = torch.empty(rows, heads, width)
         threads = torch.get_num_threads()
-        room = heads // kv_heads * table.shape[1] * block_size
-        scratch = self._room(threads * room)
+        together = max(1, min(TOGETHER, rows * kv_heads // (4 * threads)))  # fewer, where threads would be left without any
+        stride = table.shape[1] * block_size + _SPARE
+        room = (TOGETHER * (heads // kv_heads + 1) + 1) * stride + 2 * TOGETHER * heads // kv_heads * width
+        scratch = self._room(2 * threads * room)
         self._attention(
             *(q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(), k.stride(0), out.data_ptr()),
             *(pools[0].data_ptr(), pools[1].data_ptr(), blocks * block_size * width, slots.data_ptr()),
             *(table.data_ptr(), table.shape[1], positions.data_ptr(), rows, heads, kv_heads, width, block_size),
-            *(scale, window or 0, softcap or 0.0, scratch, room, threads),
+            *(scale, window or 0, softcap or 0.0, scratch, room, together, threads),
         )
         return out
 

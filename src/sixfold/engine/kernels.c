@@ -90,8 +90,13 @@ void rotate(float *qkv, i64 stride, i64 rows, i64 heads, i64 kv_heads, i64 D, co
     }
 }
 
-/* Sixteen floats at a time; the compiler cuts them to what the machine has. */
-typedef float lanes __attribute__((vector_size(64)));
+/* Eight floats at a time; the compiler cuts or joins them to what the machine has. */
+typedef float lanes __attribute__((vector_size(32)));
+#ifdef __clang__
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (int32_t __attribute__((vector_size(32)))){__VA_ARGS__})
+#endif
 
 LINE lanes load(const float *p) {
     lanes v;
@@ -99,26 +104,66 @@ LINE lanes load(const float *p) {
     return v;
 }
 
-LINE float sum(lanes v) {
-    typedef float eight __attribute__((vector_size(32)));
-    typedef float four __attribute__((vector_size(16)));
-    eight halves[2];
-    memcpy(halves, &v, sizeof v);
-    halves[0] += halves[1];
-    four quarters[2];
-    memcpy(quarters, halves, sizeof quarters);
-    quarters[0] += quarters[1];
-    return (quarters[0][0] + quarters[0][2]) + (quarters[0][1] + quarters[0][3]);
+/* The sum of each of eight vectors: its upper half is added to its lower one, and so on. */
+LINE lanes sums(const lanes *v) {
+    lanes half[4], quarter[2];
+    for (int i = 0; i < 4; i++) half[i] = PICK(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11) + PICK(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    for (int i = 0; i < 4; i += 2)
+        quarter[i / 2] = PICK(half[i], half[i + 1], 0, 1, 8, 9, 4, 5, 12, 13) + PICK(half[i], half[i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
+    return PICK(quarter[0], quarter[1], 0, 2, 8, 10, 4, 6, 12, 14) + PICK(quarter[0], quarter[1], 1, 3, 9, 11, 5, 7, 13, 15);
 }
 
-/* For each position t of [from, to): `row` is its key or value in one head's pool, `next` the one a block further on. */
-#define EACH(pool) \
-    for (i64 b = from / block; b * block < to; b++) \
-        for (i64 t = b * block < from ? from : b * block, stop = (b + 1) * block < to ? (b + 1) * block : to; t < stop; t++) \
-            for (const float *row = (pool) + (table[b] * block + t - b * block) * D, \
-                             *next = stop < to ? row + (table[b + 1] - table[b]) * block * D : row, *once = row; once; once = 0)
+enum { TOGETHER = 8, AHEAD = 16, SPARE = 8 + AHEAD };
 
-LINE void softmax(float *s, i64 n, float softcap) {
+/* scores[g][t] = x[g] . key t for Q queries; key t begins at pool[at[t]]. Eight sums at a time: up to 7 scores too many are written. Each is added up in
+   one order, whatever Q is. */
+LINE void score(int Q, const float *x, const float *pool, const i64 *at, i64 n, i64 D, float *scores, i64 stride) {
+    const int T = 8 / Q;
+    for (i64 t = 0; t < n; t += T) {
+        lanes s[8] = {{0}};
+        for (int j = 0; j < T; j++)
+            for (i64 d = 0; d < D; d += 16) __builtin_prefetch(pool + at[t + j + AHEAD] + d);
+        for (i64 d = 0; d < D; d += 8)
+#pragma GCC unroll 8
+            for (int g = 0; g < Q; g++)
+#pragma GCC unroll 8
+                for (int j = 0; j < T; j++) s[g * T + j] += load(x + g * D + d) * load(pool + at[t + j] + d);
+        lanes total = sums(s);
+        for (int g = 0; g < Q; g++) memcpy(scores + g * stride + t, (float *)&total + g * T, sizeof(float) * T);
+    }
+}
+
+/* x[g] += sum of scores[g][t] * value t, for C * 8 floats of Q queries, Q * C <= 8. C is at least 2: of a single sum GCC may make multiplications and
+   additions where it fuses them for several, and the last bit would depend on Q. */
+LINE void mix(int Q, int C, float *x, const float *pool, const i64 *at, i64 n, i64 D, const float *scores, i64 stride) {
+    lanes s[8];
+    for (int i = 0; i < Q * C; i++) s[i] = load(x + i / C * D + i % C * 8);
+    for (i64 t = 0; t < n; t++) {
+        for (int c = 0; c < C; c += 2) __builtin_prefetch(pool + at[t + AHEAD] + c * 8);
+#pragma GCC unroll 8
+        for (int g = 0; g < Q; g++)
+#pragma GCC unroll 8
+            for (int c = 0; c < C; c++) s[g * C + c] += scores[g * stride + t] * load(pool + at[t] + c * 8);
+    }
+    for (int i = 0; i < Q * C; i++) memcpy(x + i / C * D + i % C * 8, s + i, sizeof(lanes));
+}
+
+/* N queries x over n keys, or their sums x over n values: four at a time, then two, then one. */
+static void look(int mixing, float *x, i64 N, const float *pool, const i64 *at, i64 n, i64 D, float *scores, i64 stride) {
+#define TAKE(Q) \
+    for (; N >= Q; N -= Q, x += Q * D, scores += Q * stride) { \
+        i64 d = 0; \
+        if (!mixing) score(Q, x, pool, at, n, D, scores, stride); \
+        else { \
+            for (; d + 64 / Q <= D; d += 64 / Q) mix(Q, 8 / Q, x + d, pool + d, at, n, D, scores, stride); \
+            for (; d < D; d += 16) mix(Q, 2, x + d, pool + d, at, n, D, scores, stride); \
+        } \
+    }
+    TAKE(4) TAKE(2) TAKE(1)
+}
+
+/* Scores become weights that are not normalised yet -> 1 / their sum. */
+LINE float softmax(float *s, i64 n, float softcap) {
     float top = -INFINITY, total = 0;
     if (softcap > 0)
         for (i64 t = 0; t < n; t++) s[t] = softcap * tanhf(s[t] / softcap);
@@ -126,83 +171,84 @@ LINE void softmax(float *s, i64 n, float softcap) {
     for (i64 t = 0; t < n; t++) top = s[t] > top ? s[t] : top;
 #pragma omp simd reduction(+ : total)
     for (i64 t = 0; t < n; t++) total += s[t] = exp_(s[t] - top);
-    float inverse = 1.0f / total;
-#pragma omp simd
-    for (i64 t = 0; t < n; t++) s[t] *= inverse;
+    return 1.0f / total;
 }
 
-/* One query over its keys [from, to), for D = 16 * W: the sums stay in registers. `G` queries read a key together. scores: room for G * (to - from). */
-LINE void attend(const float *q, float *out, const float *keys, const float *values, const i64 *table, i64 block, i64 from, i64 to, int G, int W,
-                 float scale, float softcap, float *scores) {
-    i64 n = to - from, D = 16 * W;
-    lanes query[G * W], mine[G * W];
-    for (int i = 0; i < G * W; i++) query[i] = load(q + 16 * i) * scale;
-    EACH(keys) {
-        for (int i = 0; i < W; i++) __builtin_prefetch(next + 16 * i);
-#pragma GCC unroll 8
-        for (int g = 0; g < G; g++) {
-            lanes s = query[g * W] * load(row);
-#pragma GCC unroll 16
-            for (int i = 1; i < W; i++) s += query[g * W + i] * load(row + 16 * i);
-            scores[g * n + t - from] = sum(s);
-        }
-    }
-    for (int g = 0; g < G; g++) softmax(scores + g * n, n, softcap);
-    for (int i = 0; i < G * W; i++) mine[i] = (lanes){0};
-    EACH(values) {
-        for (int i = 0; i < W; i++) __builtin_prefetch(next + 16 * i);
-#pragma GCC unroll 8
-        for (int g = 0; g < G; g++)
-#pragma GCC unroll 16
-            for (int i = 0; i < W; i++) mine[g * W + i] += scores[g * n + t - from] * load(row + 16 * i);
-    }
-    memcpy(out, mine, sizeof(float) * G * D);
+/* Up to TOGETHER rows, and the runs among them: neighbours whose tables begin alike. first, count: of each row the positions that it sees. at: where
+   those begin in a head's pool; of a run first what its rows share, then each row's own. length: of the run that begins at a row. */
+typedef struct {
+    i64 rows, G, D, stride, *at, first[TOGETHER], count[TOGETHER], length[TOGETHER], shared[TOGETHER];
+} Piece;
+
+LINE i64 *put(i64 *at, const i64 *table, i64 block, i64 from, i64 to, i64 D) {
+    for (i64 b = from / block, t = from; t < to; b++)
+        for (; t < to && t < (b + 1) * block; t++) *at++ = (table[b] * block + t - b * block) * D;
+    return at;
 }
 
-/* The same for any D and G. */
-LINE void attend_any(const float *q, float *out, const float *keys, const float *values, const i64 *table, i64 block, i64 from, i64 to, i64 G, i64 D,
-                     float scale, float softcap, float *scores) {
-    i64 n = to - from;
-    EACH(keys)
-        for (i64 g = 0; g < G; g++) scores[g * n + t - from] = dot(q + g * D, row, D) * scale;
-    for (i64 g = 0; g < G; g++) softmax(scores + g * n, n, softcap);
-    memset(out, 0, sizeof(float) * G * D);
-    EACH(values)
-        for (i64 g = 0; g < G; g++) {
-            float weight = scores[g * n + t - from], *o = out + g * D;
-#pragma omp simd
-            for (i64 i = 0; i < D; i++) o[i] += weight * row[i];
+/* Fill a piece, whose first four members are set. Shared are blocks that are full, and seen by all rows of a run. */
+static void lay_out(Piece *p, const i64 *table, i64 columns, i64 block, const i64 *positions, i64 window) {
+    i64 *at = p->at, n;
+    for (i64 i = 0; i < p->rows; i++) {
+        p->first[i] = window > 0 && positions[i] >= window ? positions[i] + 1 - window : 0;
+        p->count[i] = positions[i] + 1 - p->first[i];
+    }
+    for (i64 i = 0; i < p->rows; i += n) {
+        i64 depth = columns;
+        for (n = 0; i + n < p->rows && table[(i + n) * columns] == table[i * columns]; n++) {
+            i64 c = 0, full = p->first[i + n] ? 0 : p->count[i + n] / block;
+            while (c < depth && c < full && table[(i + n) * columns + c] == table[i * columns + c]) c++;
+            depth = c;
         }
+        p->length[i] = n;
+        p->shared[i] = n > 1 ? depth * block : 0;
+        at = put(at, table + i * columns, block, 0, p->shared[i], p->D);
+        for (i64 j = i; j < i + n; j++) at = put(at, table + j * columns, block, p->first[j] + p->shared[i], positions[j] + 1, p->D);
+    }
+    for (int i = 0; i < SPARE; i++) at[i] = at[-1];
+}
+
+/* All queries of a piece over its keys, or all sums over its values. */
+static void look_at_all(const Piece *p, int mixing, float *x, const float *pool, float *scores) {
+    const i64 *at = p->at, G = p->G, W = G * p->D, few = 64; /* so many keys stay in the cache while a run's queries look at them */
+    for (i64 i = 0; i < p->rows; i += p->length[i]) {
+        for (i64 t = 0, n; t < p->shared[i]; t += n, at += n) {
+            n = p->shared[i] - t < few ? p->shared[i] - t : few;
+            look(mixing, x + i * W, p->length[i] * G, pool, at, n, p->D, scores + i * G * p->stride + t, p->stride);
+        }
+        for (i64 j = i, n; j < i + p->length[i]; j++, at += n) {
+            n = p->count[j] - p->shared[i];
+            look(mixing, x + j * W, G, pool, at, n, p->D, scores + j * G * p->stride + p->shared[i], p->stride);
+        }
+    }
 }
 
 /* Write each row's new key and value into the pools, then attend: row r over positions [max(0, p - window + 1), p] of its own table, p = positions[r].
-   All rows are written before any attends: rows may be tokens of one sequence. Pools: [kv_heads, blocks, block, D], pool: floats of one head.
-   scratch: [threads, room]. */
+   All rows are written before any attends: rows may be tokens of one sequence. Pools: [kv_heads, blocks, block, D], pool: floats of one head; D is a
+   multiple of 16. `together` rows at a time, which read what they share once. scratch: [threads, room] 8-byte words, room: (TOGETHER * (G + 1) + 1) *
+   stride + 2 * TOGETHER * G * D, stride: columns * block + SPARE. */
 void paged_attention(const float *q, i64 q_stride, const float *k, const float *v, i64 kv_stride, float *out, float *keys, float *values, i64 pool,
                      const i64 *slots, const i64 *table, i64 columns, const i64 *positions, i64 rows, i64 heads, i64 kv_heads, i64 D, i64 block,
-                     float scale, i64 window, float softcap, float *scratch, i64 room, int threads) {
-    i64 G = heads / kv_heads;
+                     float scale, i64 window, float softcap, i64 *scratch, i64 room, i64 together, int threads) {
+    const i64 G = heads / kv_heads, W = G * D, pieces = (rows + together - 1) / together, stride = columns * block + SPARE;
     for (i64 r = 0; r < rows; r++)
         for (i64 h = 0; h < kv_heads; h++) {
             memcpy(keys + h * pool + slots[r] * D, k + r * kv_stride + h * D, sizeof(float) * D);
             memcpy(values + h * pool + slots[r] * D, v + r * kv_stride + h * D, sizeof(float) * D);
         }
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 4)
-    for (i64 item = 0; item < rows * kv_heads; item++) {
-        i64 r = item / kv_heads, h = item % kv_heads, to = positions[r] + 1, from = window > 0 && to > window ? to - window : 0;
-        const float *query = q + r * q_stride + h * G * D, *mine = keys + h * pool, *theirs = values + h * pool;
-        float *to_row = out + (r * heads + h * G) * D, *scores = scratch + omp_get_thread_num() * room;
-        const i64 *own = table + r * columns;
-#define WITH(fn, g, d) fn(query, to_row, mine, theirs, own, block, from, to, g, d, scale, softcap, scores)
-#define GROUPS(w) \
-    if (G == 1) WITH(attend, 1, w); \
-    else if (G == 2) WITH(attend, 2, w); \
-    else if (G == 4) WITH(attend, 4, w); \
-    else for (i64 g = 0; g < G; g++, query += D, to_row += D) WITH(attend, 1, w);
-        if (D == 128) { GROUPS(8) }
-        else if (D == 64) { GROUPS(4) }
-        else if (D == 32) { GROUPS(2) }
-        else WITH(attend_any, G, D);
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+    for (i64 item = 0; item < pieces * kv_heads; item++) {
+        i64 h = item / pieces, r = item % pieces * together;
+        Piece p = {r + together < rows ? together : rows - r, G, D, stride, scratch + omp_get_thread_num() * room};
+        float *query = (float *)(p.at + (TOGETHER + 1) * stride), *mine = query + TOGETHER * W, *scores = mine + TOGETHER * W;
+        lay_out(&p, table + r * columns, columns, block, positions + r, window);
+        for (i64 i = 0; i < p.rows; i++)
+            for (i64 d = 0; d < W; d++) query[i * W + d] = q[(r + i) * q_stride + h * W + d] * scale, mine[i * W + d] = 0;
+        look_at_all(&p, 0, query, keys + h * pool, scores);
+        for (i64 i = 0; i < p.rows * G; i++) query[i] = softmax(scores + i * stride, p.count[i / G], softcap); /* the queries have had their use */
+        look_at_all(&p, 1, mine, values + h * pool, scores);
+        for (i64 i = 0; i < p.rows; i++)
+            for (i64 d = 0; d < W; d++) out[((r + i) * heads + h * G) * D + d] = mine[i * W + d] * query[i * G + d / D];
     }
 }
 

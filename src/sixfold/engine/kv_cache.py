@@ -143,8 +143,8 @@ def gather(pool: Tensor, table: Tensor) -> Tensor:
 
 
 def decode_kernels(values: Tensor) -> CPUKernels | None:
-    """The compiled paged attention, where these values are what it takes."""
-    return cpu_kernels() if values.dtype == torch.float32 and values.device.type == "cpu" else None
+    """The compiled paged attention, where these values [..., D] are what it takes."""
+    return cpu_kernels() if values.dtype == torch.float32 and values.device.type == "cpu" and values.shape[-1] % 16 == 0 else None
 
 
 @dataclass(frozen=True)
