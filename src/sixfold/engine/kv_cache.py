@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -95,41 +95,6 @@ class Tiles:
     to: Tensor
 
 
-@dataclass(frozen=True)
-class PrefillLayout:
-    """Pieces of prompts one after another in a row, each behind what the cache holds of its own sequence. slots: [N] cache slot of each token.
-
-    Tiles have the same shape whatever piece of a prompt is computed, and whatever stood in the cache before: so a token's numbers are the same bits
-    when its prompt is computed whole, in pieces, or behind a cached prefix.
-    """
-
-    cache: KVCache
-    slots: Tensor
-    tiles: list[Tiles]
-    _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
-        """Write keys and values, then attend causally to one's own sequence: q [1, H, N, D] -> [1, N, H, D]."""
-        self.cache.write(kernel.layer, k[0], v[0], self.slots)
-        out = q.new_zeros(q.shape[2], q.shape[1], q.shape[3], dtype=v.dtype)
-        for tile in self.tiles:
-            n, width = tile.keys.shape
-            queries = q[0].index_select(1, tile.rows.view(-1)).view(q.shape[1], n, TILE, -1).transpose(0, 1)
-            keys, values = self.cache.read(kernel.layer, partial(_take, slots=tile.keys))
-            seen = kernel.attend(queries.to(keys.dtype), keys, values, self._mask(width, kernel.window))
-            out.index_copy_(0, tile.to, seen.transpose(1, 2).reshape(n * TILE, q.shape[1], -1).index_select(0, tile.at).to(out.dtype))
-        return out[None]
-
-    def _mask(self, width: int, window: int | None) -> Tensor:
-        """[TILE, width]: what the last TILE of `width` positions see."""
-        if (width, window) not in self._masks:
-            keys = torch.arange(width, device=self.slots.device)
-            queries = keys[-TILE:, None]
-            seen = keys <= queries
-            self._masks[width, window] = seen if window is None else seen & (queries - keys < window)
-        return self._masks[width, window]
-
-
 def _take(pool: Tensor, slots: Tensor) -> Tensor:
     """One side of a layer's pools, slots [n, S] -> [n, kv_heads, S, D]."""
     taken = pool.view(pool.shape[0], -1, pool.shape[-1]).index_select(1, slots.view(-1))
@@ -162,14 +127,19 @@ class DecodeLayout:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Write the new keys and values, then attend over each sequence's own: q [1, H, B, D] -> [1, B, H, D]."""
+        seen = self.by_kernels(q, k, v, kernel)
+        return self._reference(q, k, v, kernel) if seen is None else seen
+
+    def by_kernels(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor | None:
+        """The same by the compiled kernels; None where these are not for them, and nothing written."""
         kernels = decode_kernels(v)
+        if kernels is None or not self.cache.exact or not q.dtype == k.dtype == v.dtype or k.shape[-1] != v.shape[-1]:
+            return None
         pools = self.cache.layer_pools(kernel.layer, k[0], v[0])
-        if kernels is not None and q.dtype == k.dtype == v.dtype == pools[0].dtype and k.shape[-1] == v.shape[-1]:
-            queries, keys, values = (t[0].transpose(0, 1) for t in (q, k, v))
-            scale = q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale
-            options = (scale, kernel.window, kernel.softcap)
-            return kernels.paged_attention(queries, keys, values, pools, self.slots, self.table, self.positions, *options)[None]
-        return self._reference(q, k, v, kernel)
+        queries, keys, values = (t[0].transpose(0, 1) for t in (q, k, v))
+        scale = q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale
+        options = (scale, kernel.window, kernel.softcap)
+        return kernels.paged_attention(queries, keys, values, pools, self.slots, self.table, self.positions, *options)[None]
 
     def _reference(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """The same by PyTorch's operations."""
@@ -197,3 +167,47 @@ class DecodeLayout:
             bias = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))
             self._biases[window] = bias[:, None, None]
         return self._biases[window]
+
+
+@dataclass
+class PrefillLayout:
+    """Pieces of prompts one after another in a row, each behind what the cache holds of its own sequence.
+
+    rows: every token by itself, as a decode has it; the CPU kernels take it so. make_tiles: what PyTorch's operations take instead. Tiles have the same
+    shape whatever piece of a prompt is computed, and whatever stood in the cache before. Either way a token's numbers are the same bits when its
+    prompt is computed whole, in pieces, or behind a cached prefix.
+    """
+
+    rows: DecodeLayout
+    make_tiles: Callable[[], list[Tiles]]
+    _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
+        """Write keys and values, then attend causally to one's own sequence: q [1, H, N, D] -> [1, N, H, D]."""
+        seen = self.rows.by_kernels(q, k, v, kernel)
+        if seen is not None:
+            return seen
+        cache = self.rows.cache
+        cache.write(kernel.layer, k[0], v[0], self.rows.slots)
+        out = q.new_zeros(q.shape[2], q.shape[1], q.shape[3], dtype=v.dtype)
+        for tile in self.tiles:
+            n, width = tile.keys.shape
+            queries = q[0].index_select(1, tile.rows.view(-1)).view(q.shape[1], n, TILE, -1).transpose(0, 1)
+            keys, values = cache.read(kernel.layer, partial(_take, slots=tile.keys))
+            seen = kernel.attend(queries.to(keys.dtype), keys, values, self._mask(width, kernel.window))
+            out.index_copy_(0, tile.to, seen.transpose(1, 2).reshape(n * TILE, q.shape[1], -1).index_select(0, tile.at).to(out.dtype))
+        return out[None]
+
+    @cached_property
+    def tiles(self) -> list[Tiles]:
+        """Made once a forward."""
+        return self.make_tiles()
+
+    def _mask(self, width: int, window: int | None) -> Tensor:
+        """[TILE, width]: what the last TILE of `width` positions see."""
+        if (width, window) not in self._masks:
+            keys = torch.arange(width, device=self.rows.slots.device)
+            queries = keys[-TILE:, None]
+            seen = keys <= queries
+            self._masks[width, window] = seen if window is None else seen & (queries - keys < window)
+        return self._masks[width, window]

@@ -61,7 +61,14 @@ class ModelRunner:
         stops = np.cumsum([stop - start for _, start, stop in pieces]).tolist()
         short = max(0, MIN_ROWS - len(tokens))
         padding = self.cache.scratch_slot + np.arange(short) % self.cache.block_size
-        layout = PrefillLayout(self.cache, self._tensor(np.concatenate([slots, padding])), self._tiles(pieces))
+        owner = np.repeat(np.arange(len(chunks)), [stop - start for _, start, stop in pieces])
+        by_row = DecodeLayout(
+            self.cache,
+            self._tensor(np.concatenate([slots, padding])),
+            self._tensor(self._row_tables([c.blocks for c in chunks], np.pad(owner, (0, short), constant_values=len(chunks)))),
+            self._tensor(positions + [0] * short),
+        )
+        layout = PrefillLayout(by_row, lambda: self._tiles(pieces))
         rows = list(range(len(tokens))) if everywhere else [s - 1 for s in stops]
         owners = [(c.ticket.request.adapter, stop - start) for c, start, stop in pieces]
         return self._logits(tokens + [0] * short, positions + [0] * short, layout, owners, rows)
@@ -153,13 +160,17 @@ class ModelRunner:
     def _rows(self, tables: list[list[int]], owner: np.ndarray, tokens: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Layout]:
         """Padded tokens and positions, and the layout with a table for each row; a row sees what the same forward writes before its position."""
         size, short = self.cache.block_size, (0, max(0, MIN_ROWS - len(tokens)))
-        table = np.full((len(tables) + 1, self._columns(max(map(len, tables)))), self.cache.blocks, dtype=np.int64)
-        for row, blocks in zip(table, tables, strict=False):  # the last is the padding's, all scratch
-            row[: len(blocks)] = blocks
-        table = table[np.pad(owner, short, constant_values=len(tables))]
+        table = self._row_tables(tables, np.pad(owner, short, constant_values=len(tables)))
         tokens, positions = np.pad(tokens, short), np.pad(positions, short)
         slots = table[np.arange(len(table)), positions // size] * size + positions % size
         return tokens, positions, self._decode_layout(slots, table, positions)
+
+    def _row_tables(self, tables: list[list[int]], owner: np.ndarray) -> np.ndarray:
+        """[N, M] the table of each row's owner [N]; all scratch where that is len(tables), the padding's."""
+        table = np.full((len(tables) + 1, self._columns(max(map(len, tables)))), self.cache.blocks, dtype=np.int64)
+        for row, blocks in zip(table, tables, strict=False):
+            row[: len(blocks)] = blocks
+        return table[owner]
 
     def _block_table(self, sequences: list[Sequence], padded: int, revision: int) -> np.ndarray:
         """[padded, M] blocks of every sequence, scratch where it has fewer; M * block_size is a multiple of MIN_ROWS. Kept until a table changes."""
