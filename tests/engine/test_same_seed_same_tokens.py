@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import END, VOCABULARY
 from transformers import PreTrainedModel
 
+from sixfold.engine.cpu_kernels import cpu_kernels
 from sixfold.engine.engine import Engine
 from sixfold.engine.stats import EngineStats
 from sixfold.model.causal_lm import CausalLM
@@ -84,7 +85,8 @@ def test_trajectories_do_not_depend_on_the_engine(name: str, every: int, tiny: C
 
 
 def test_a_conversation_goes_on_as_if_computed_anew(tiny: Callable[[str], PreTrainedModel]) -> None:
-    """Turns on cached blocks: the same tokens. The log-probs to rounding only: sampled tokens were computed one by one, not as a prompt."""
+    """Turns on cached blocks: the same tokens. The same log-probs where the CPU kernels serve, to rounding elsewhere: there a token that was sampled
+    attends by other operations than one of a prompt."""
     talks: dict[str, list[tuple[list[int], list[float]]]] = {}
     for kind in ("none", "radix", "hash"):
         engine = Engine(CausalLM(tiny("qwen3")), kv_tokens=2000, block_size=8, prefix_cache=kind)
@@ -97,7 +99,7 @@ def test_a_conversation_goes_on_as_if_computed_anew(tiny: Callable[[str], PreTra
     for kind in ("radix", "hash"):
         assert [tokens for tokens, _ in talks[kind]] == [tokens for tokens, _ in talks["none"]]
         for (_, logp), (_, expected) in zip(talks[kind], talks["none"], strict=True):
-            assert logp == pytest.approx(expected, abs=1e-5)
+            assert logp == (expected if cpu_kernels() else pytest.approx(expected, abs=1e-5))
 
 
 def test_mixtures_of_experts_draw_the_same_tokens(tiny: Callable[[str], PreTrainedModel]) -> None:

@@ -173,8 +173,8 @@ class DecodeLayout:
 class PrefillLayout:
     """Pieces of prompts one after another in a row, each behind what the cache holds of its own sequence.
 
-    rows: every token by itself, as a decode has it; the CPU kernels take it so. make_tiles: what PyTorch's operations take instead. Tiles have the same
-    shape whatever piece of a prompt is computed, and whatever stood in the cache before. Either way a token's numbers are the same bits when its
+    rows: every token by itself, as a decode has it; the CPU kernels take it so. make_tiles: what PyTorch's operations take instead. Tiles have the
+    same shape whatever piece of a prompt is computed, and whatever stood in the cache before. Either way a token's numbers are the same bits when its
     prompt is computed whole, in pieces, or behind a cached prefix.
     """
 

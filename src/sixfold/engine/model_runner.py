@@ -2,8 +2,8 @@
 
 On the CPU a row of a matrix product comes out bit for bit the same whatever the other rows are, except in the kernels for very few rows; a column
 likewise, except at a ragged end. So a forward is padded to at least MIN_ROWS tokens, and the keys that a decode looks at to a multiple of MIN_ROWS:
-a sequence's logits then do not depend on its company, and neither do its tokens. Prompts attend in tiles of
-one shape, whole or in pieces. (Mixtures of experts: to rounding only, as an expert may get very few rows.)
+a sequence's logits then do not depend on its company, and neither do its tokens. Prompts attend row by row, or in tiles of one shape, whole or in
+pieces. (Mixtures of experts: to rounding only, as an expert may get very few rows.)
 """
 
 from __future__ import annotations
