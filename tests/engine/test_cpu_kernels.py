@@ -233,19 +233,25 @@ def test_attention_with_extreme_scores_against_the_slow_version(kernels: CPUKern
     assert bool(out.isnan().all())
 
 
-@pytest.mark.parametrize("width", [16, 32, 64, 80, 128])
-@pytest.mark.parametrize("groups", [1, 2, 3, 4])
-def test_a_rows_attention_is_the_same_bits_in_any_company(kernels: CPUKernels, width: int, groups: int) -> None:
-    call = make_call(width, groups, 2, 16, [5, 6, 7, 33, 100, 31, 64, 64], seed=1)
+def same_on_two_threads(kernels: CPUKernels, call: Call, times: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Out and pools of the call on one thread, whose bits `times` calls on two threads must give again."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
         out, pools = call.run(kernels)
         torch.set_num_threads(2)
-        for _ in range(5):
+        for _ in range(times):
             assert torch.equal(call.run(kernels)[0], out)
     finally:
         torch.set_num_threads(before)
+    return out, pools
+
+
+@pytest.mark.parametrize("width", [16, 32, 64, 80, 128])
+@pytest.mark.parametrize("groups", [1, 2, 3, 4])
+def test_a_rows_attention_is_the_same_bits_in_any_company(kernels: CPUKernels, width: int, groups: int) -> None:
+    call = make_call(width, groups, 2, 16, [5, 6, 7, 33, 100, 31, 64, 64], seed=1)
+    out, pools = same_on_two_threads(kernels, call, times=5)
     written = replace(call, pools=pools)
     for r in range(len(call.q)):
         alone = {name: getattr(written, name)[r : r + 1] for name in ("q", "k", "v", "slots", "table", "positions")}
@@ -290,15 +296,7 @@ def test_attention_over_shared_blocks_is_the_same_bits_as_over_ones_own(
 
 def test_two_threads_do_not_share_their_scores(kernels: CPUKernels) -> None:
     call = make_call(48, 1, 2, 16, list(range(0, 900, 15)), seed=3)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        out, _ = call.run(kernels)
-        torch.set_num_threads(2)
-        for _ in range(10):
-            assert torch.equal(call.run(kernels)[0], out)
-    finally:
-        torch.set_num_threads(before)
+    same_on_two_threads(kernels, call, times=10)
 
 
 # --- sampling ----------------------------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import uvicorn
 from openai import OpenAI
 
 from sixfold.engine.engine import Engine
+from sixfold.engine.sequence import Sequence
 from sixfold.model.loading import Policy
 from sixfold.server.app import Served, make_app
 from sixfold.server.command import ServeOptions, listen, make_served
@@ -61,6 +62,21 @@ class Running:
         """One number of /metrics."""
         lines = httpx.get(f"{self.url}/metrics").text.splitlines()
         return float(next(line.split()[-1] for line in lines if line.startswith(f"sixfold_{name} ")))
+
+
+def slowed(seconds: float) -> Callable[[Engine], None]:
+    """A `prepare` for `running`: every step of the engine takes this much longer."""
+
+    def prepare(engine: Engine) -> None:
+        step = engine.step
+
+        def slower() -> list[Sequence]:
+            time.sleep(seconds)
+            return step()
+
+        engine.step = slower  # type: ignore[method-assign]
+
+    return prepare
 
 
 @contextmanager

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import re
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
-from serving import Running, running
+from serving import Running, running, slowed
 
 from sixfold.engine.engine import Engine
 from sixfold.model.loading import Policy
@@ -163,16 +162,7 @@ def test_the_gauges_of_a_running_request(chat_policy: Policy) -> None:
 
 
 def test_a_client_that_leaves_is_counted_once(chat_policy: Policy) -> None:
-    def slow(engine: Engine) -> None:
-        step = engine.step
-
-        def slower() -> Any:
-            time.sleep(0.02)
-            return step()
-
-        engine.step = slower  # type: ignore[method-assign]
-
-    with running(chat_policy, slow) as server:
+    with running(chat_policy, slowed(0.02)) as server:
         asked = {"model": "tiny", "prompt": "q", "max_tokens": 400, "stream": True, "stop_token_ids": []}
         with httpx.stream("POST", server.url + TEXT, json=asked, timeout=30) as answer:
             next(answer.iter_lines())

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import running
+from serving import running, slowed
 
 from sixfold.engine.engine import Engine
 from sixfold.model.loading import Policy
@@ -99,17 +99,7 @@ def test_clients_that_come_and_go_leak_nothing_and_get_right_answers(chat_policy
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_blocks_at_once(chat_policy: Policy, tmp_path: Path, stream: bool) -> None:
     """While another goes on. The rest of the long completion is never sampled, and the record says that it was aborted."""
-
-    def slow(engine: Engine) -> None:
-        step = engine.step
-
-        def slower() -> Any:
-            time.sleep(0.02)
-            return step()
-
-        engine.step = slower  # type: ignore[method-assign]
-
-    with running(chat_policy, slow, record=tmp_path) as server:
+    with running(chat_policy, slowed(0.02), record=tmp_path) as server:
         stays: list[httpx.Response] = []
         stayer = threading.Thread(target=lambda: stays.append(httpx.post(server.url + TEXT, json=body(0, n=1, max_tokens=60), timeout=30)))
         ask = body(1, n=4, max_tokens=200, stream=stream, stop=["~~never~~"])
@@ -203,16 +193,7 @@ def test_the_command_serves_and_a_signal_ends_it_within_its_grace(chat_policy: P
 
 
 def test_a_stop_in_the_middle_ends_running_requests_within_the_grace(chat_policy: Policy) -> None:
-    def slow(engine: Engine) -> None:
-        step = engine.step
-
-        def slower() -> Any:
-            time.sleep(0.05)
-            return step()
-
-        engine.step = slower  # type: ignore[method-assign]
-
-    with running(chat_policy, slow) as server:
+    with running(chat_policy, slowed(0.05)) as server:
         got: list[str] = []
 
         def ask() -> None:
