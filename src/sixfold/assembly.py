@@ -128,7 +128,7 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
         ending = on_failure.enter_context(ExitStack())
         engine, sync = _engine_and_sync(recipe, policy, longest, autocast, ending)
         if isinstance(engine, Engine) and device == "cpu" and autocast is None and cpu_kernels() is None:
-            tasks.notes.append("no C compiler, or SIXFOLD_KERNELS=torch: the engine runs on PyTorch's operations alone, several times slower")
+            tasks.notes.append("no C compiler, or SIXFOLD_KERNELS=torch: the engine runs on PyTorch's operations alone, which is slower")
         on_failure.pop_all()
     return World(recipe, policy, tasks, codec, engine, environment, scoring, sync, device, longest, ending)
 

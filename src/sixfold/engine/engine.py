@@ -98,10 +98,10 @@ class Engine:
     def run(self, *, same_weights: bool = False, on_end: Callable[[Sequence], None] = lambda _: None) -> list[Sequence]:
         """Step until nothing waits or runs; the finished sequences in the order they ended.
 
-        on_end: told of each, between two steps; it may abort others.
-
         same_weights: the caller vouches that the weights are still those of the call before, so the prefix cache is kept (the next turn of a
         conversation). They may change without a new version, as in supervised training: otherwise nothing from before this call is believed.
+
+        on_end: told of each, between two steps; it may abort others.
         """
         if not same_weights and not self.scheduler.running:
             self.prefixes.clear()
