@@ -45,8 +45,8 @@ class Waits:
 
 @dataclass
 class Driven:
-    """One run: what ended, and the waits. Where it was watched, also the sequences that ran together at most, and the slots held and held empty, summed
-    over steps."""
+    """One run: what ended, and the waits. Where it was watched, also the sequences that ran together at most, and slots held and empty ones, in
+    sum over the steps."""
 
     done: dict[Key, Sequence] = field(default_factory=dict)
     waits: Waits = field(default_factory=Waits)
