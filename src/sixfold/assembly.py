@@ -6,9 +6,10 @@ import copy
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
+from transformers import PreTrainedModel
 
 from .config import Recipe, TrainerConfig
 from .data.sources import TaskSet, load_tasks
@@ -25,6 +26,7 @@ from .rollout.engine_rollout import EngineRollout
 from .rollout.outside_engine import OutsideEngine
 from .rollout.outside_rollout import OutsideRollout
 from .rollout.prompts import PromptCodec, check_lengths
+from .sync.quantise import quantised_share
 from .sync.sync import CopySync, SharedSync
 from .sync.versioned import VersionedSync
 from .trainer.logprobs import Scoring
@@ -50,6 +52,13 @@ class World:
     device: str
     longest: int
     ending: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def sampler(self) -> PreTrainedModel:
+        """The weights that the engine should be sampling from: the policy's, or what quantising made of them."""
+        if self.recipe.sync.quantised and isinstance(self.engine, Engine):
+            return cast(PreTrainedModel, self.engine.runner.model.module)
+        return self.policy.model
 
     @property
     def outside(self) -> bool:
@@ -126,7 +135,7 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
         autocast = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
         scoring = Scoring(recipe.rollout.temperature, recipe.trainer.logprob_chunk, autocast)
         ending = on_failure.enter_context(ExitStack())
-        engine, sync = _engine_and_sync(recipe, policy, longest, autocast, ending)
+        engine, sync = _engine_and_sync(recipe, policy, longest, autocast, ending, tasks.notes)
         if isinstance(engine, Engine) and device == "cpu" and autocast is None and cpu_kernels() is None:
             tasks.notes.append("no C compiler, or SIXFOLD_KERNELS=torch: the engine runs on PyTorch's operations alone, which is slower")
         on_failure.pop_all()
@@ -134,22 +143,28 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
 
 
 def _engine_and_sync(
-    recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None, ending: ExitStack
+    recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None, ending: ExitStack, notes: list[str]
 ) -> tuple[Engine, SharedSync | CopySync] | tuple[OutsideEngine, VersionedSync]:
-    """Who samples, and how the trainer's weights get there. ending: told how to end an engine in another process."""
+    """Who samples, and how the trainer's weights get there. ending: told how to end another process. notes: what to tell the user."""
     backend = parse_backend(recipe.rollout.backend)
     if backend.kind != "engine":
         return start_outside(recipe, backend, policy, longest, ending)
     engine = make_engine(recipe, policy, longest, autocast)
-    shared = recipe.sync.mode == "shared"
-    return engine, SharedSync(policy.model, engine) if shared else CopySync(policy.model, engine, recipe.sync.every)
+    if recipe.sync.mode == "shared":
+        return engine, SharedSync(policy.model, engine)
+    sync = CopySync(policy.model, engine, recipe.sync.every, recipe.sync.mode)
+    if recipe.sync.quantised:  # the engine begins with a plain copy
+        sync.refresh()
+        share = quantised_share(policy.model)
+        notes.append(f"the engine samples from {share:.0%} of the weights rounded as if in {recipe.sync.mode}: neither memory nor time is saved")
+    return engine, sync
 
 
 def make_engine(recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None) -> Engine:
-    """The engine on the policy's own module, or on a copy of it where the recipe syncs by copy."""
+    """The engine on the policy's own module, or on a copy of it where the recipe does not share it."""
     config = recipe.engine
     model = policy.model
-    if recipe.sync.mode == "copy":
+    if recipe.sync.mode != "shared":
         model = copy.deepcopy(model).requires_grad_(False)
     blocks = -(-longest // config.block_size)
     return Engine(

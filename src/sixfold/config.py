@@ -225,8 +225,15 @@ class SftConfig(Section):
 class SyncConfig(Section):
     """How fresh weights reach the engine."""
 
-    mode: Literal["shared", "copy"] = knob("shared", "shared: engine and trainer are one module; copy: the engine has its own weights")
-    every: int = knob(1, "sync every N steps (copy only): more than 1 makes rollouts stale on purpose", ge=1)
+    mode: Literal["shared", "copy", "int8", "fp8"] = knob(
+        "shared", "shared: engine and trainer are one module; copy: the engine has its own weights; int8, fp8: its own, rounded as if quantised"
+    )
+    every: int = knob(1, "sync every N steps (not with shared): more than 1 makes rollouts stale on purpose", ge=1)
+
+    @property
+    def quantised(self) -> bool:
+        """The engine samples from other numbers than the trainer's, fresh as they may be."""
+        return self.mode in ("int8", "fp8")
 
 
 class EvalConfig(Section):

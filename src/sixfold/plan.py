@@ -127,6 +127,11 @@ def _check_backend(recipe: Recipe) -> None:
     r = recipe.rollout
     if parse_backend(r.backend).kind == "engine":
         return
+    if recipe.sync.quantised:
+        raise UserError(
+            f"sync.mode = '{recipe.sync.mode}' rounds the embedded engine's weights, and rollout.backend = '{r.backend}' samples elsewhere; use "
+            "backend 'engine', or sync.mode = 'copy'"
+        )
     if recipe.engine.speculation != "none":
         raise UserError(f"engine.speculation is the embedded engine's, and rollout.backend = '{r.backend}' samples elsewhere; use 'none'")
     if r.oversample:

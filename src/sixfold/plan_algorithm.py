@@ -79,6 +79,7 @@ def check_algorithm(recipe: Recipe, row: Method) -> None:
     if row.needs_critic and recipe.critic.body == "none":
         raise UserError(f"{row.name} takes its advantage ({row.advantage}) from a critic, and critic.body = 'none'; use 'own' or 'policy'")
     _check_correction(recipe, row)
+    check_recomputed(recipe, row)
     _check_reference(recipe, row)
 
 
@@ -165,6 +166,15 @@ def _check_correction(recipe: Recipe, row: Method) -> None:
         raise UserError(
             f"algorithm.correction: '{rule}' corrects for samples of an older version of the weights, and here there is none: engine and trainer "
             "share them (sync.mode = 'shared') in float32. Use sync.mode = 'copy' with sync.every > 1, or remove it"
+        )
+
+
+def check_recomputed(recipe: Recipe, row: Method) -> None:
+    """Samples of quantised weights come with log-probs that are not the policy's: ratios must be against its own. Raises UserError."""
+    if recipe.sync.quantised and not row.ratio_from_trainer:
+        raise UserError(
+            f"sync.mode = '{recipe.sync.mode}' samples from rounded weights, whose log-probs '{row.name}' would take for the policy's own; set "
+            "algorithm.correction, e.g. 'truncated': it scores the samples again with the trainer's weights and weighs the difference"
         )
 
 

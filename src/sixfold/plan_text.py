@@ -122,6 +122,7 @@ def _sampler_facts(recipe: Recipe) -> list[Fact]:
     where = f"forward passes in {recipe.run.precision} on device {recipe.run.device}"
     if backend.kind == "engine":
         copies = "engine and trainer share one set of weights" if sync.mode == "shared" else "the engine has its own copy of the weights"
+        copies += f", rounded as if in {sync.mode} (simulated: nothing is saved)" if sync.quantised else ""
         return [Fact("weights", f"{copies}; {where}", f"sync.mode = {sync.mode}")]
     vllm = f"vLLM in a process of its own, under {backend.python or 'this Python'}"
     who = vllm if backend.kind == "vllm" else f"SGLang at {backend.url}, which must be running"

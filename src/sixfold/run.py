@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from transformers import PreTrainedModel
 
 from .algorithm.base import Algorithm, batch_metrics
 from .assembly import World, build_world
@@ -34,6 +35,7 @@ from .evaluation.evaluate import Evaluation, evaluate
 from .evaluation.statistics import Interval
 from .interrupts import Interrupts
 from .learners import Learners, build_learners, method_of, training_rollout
+from .plan_algorithm import check_recomputed
 from .recipe_io import dump_recipe, flat
 from .report.alarms import Alarms
 from .report.divergence import Divergence
@@ -49,7 +51,7 @@ from .run_state import RunState, data_fingerprint, read_state, restore, save
 from .sft_stage import SftStage
 from .trainer.checkpoint import Checkpoint, discard_after, load_checkpoint, newest_checkpoint
 from .trainer.logprobs import score_batch
-from .trainer.mismatch import PARITY_LIMIT, mismatch_metrics
+from .trainer.mismatch import KL_LIMIT, PARITY_LIMIT, mismatch_metrics
 from .types import Group, Reward, Task
 
 SHOWN_SAMPLES = 8
@@ -74,6 +76,7 @@ def train_run(
     Raises UserError for everything that the user can mend.
     """
     started = time.perf_counter()
+    check_recomputed(recipe, method_of(recipe, algorithm))  # the row may be the caller's, which no plan has seen
     given = None if tasks is None else TaskSet(list(tasks), list(heldout))
     directory, name = Path(recipe.run.dir), recipe.run.name
     with ExitStack() as stack:
@@ -193,12 +196,14 @@ class Run:
                 extra, unfilled = expected_refill(sum(not mixed(g) for g in groups) / len(groups), rounds)
                 self.progress.note(f"dynamic sampling: expect about {extra:.0%} more rollouts, and {unfilled:.0%} of the groups never filled")
             self.state.preflight = {"solved": verdict.pass_rate, "rollouts": len(known), "label": verdict.label, **self._baseline()}
+        self._check_parity(groups)
+
+    def _check_parity(self, groups: Sequence[Group]) -> None:
+        """Do engine and trainer compute the same log-probs from the same weights? And are quantised ones near the policy's?"""
         for trajectory in (t for g in groups for t in g.trajectories):
             trajectory.reward = trajectory.reward or Reward(0.0)
         batch = collate(groups).to(self.world.device)
-        config = self.recipe.trainer
-        logp = score_batch(self.world.policy.model, batch, self.world.scoring, config.max_tokens_per_microbatch, config.share_prefix)
-        found = mismatch_metrics(logp[batch.mask], batch.old_logp[batch.mask])
+        found = self._mismatch(self.world.sampler, batch)
         limit = PARITY_LIMIT[self.recipe.run.precision]
         # Two programs' bfloat16 kernels agree on the whole, not on every token.
         judged = "mean" if self.world.outside and self.recipe.run.precision == "bfloat16" else "max"
@@ -208,6 +213,19 @@ class Run:
             raise UserError(
                 f"engine and trainer disagree by {gap:.2g} nats on the same tokens and weights (limit {limit:g}): this model cannot be trained here"
             )
+        if not self.recipe.sync.quantised:
+            return
+        drift, mode = self._mismatch(self.world.policy.model, batch), self.recipe.sync.mode
+        kl, mean, most = (float(drift[f"mismatch/{key}"]) for key in ("kl_k3", "mean_abs_logp", "max_abs_logp"))  # type: ignore[arg-type]
+        self.progress.note(f"{mode} weights move log-probs by {mean:.1e} nats in the mean, {most:.1e} at most; KL to the policy {kl:.1e} a token")
+        if not kl <= KL_LIMIT:
+            raise UserError(f"sync.mode = '{mode}': rounded weights are {kl:.2g} nats of KL a token from the policy (limit {KL_LIMIT:g}): use 'copy'")
+
+    def _mismatch(self, model: PreTrainedModel, batch: Batch) -> Metrics:
+        """The engine's log-probs against those that the trainer's code computes with `model`."""
+        config = self.recipe.trainer
+        logp = score_batch(model, batch, self.world.scoring, config.max_tokens_per_microbatch, config.share_prefix)
+        return mismatch_metrics(logp[batch.mask], batch.old_logp[batch.mask])
 
     def _baseline(self) -> dict[str, object]:
         """What the rewards pay for answers that know nothing, for the record. Never ends the run: a failing check pays nothing."""

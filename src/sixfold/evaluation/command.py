@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..assembly import build_world
-from ..config import Recipe
+from ..config import Recipe, SyncConfig
 from ..errors import UserError
 from ..trainer.checkpoint import newest_checkpoint
 from .evaluate import Evaluation, evaluate
@@ -55,7 +55,7 @@ def evaluate_command(recipe: Recipe, checkpoint: str, against: str | None) -> in
 
 
 def _evaluate(recipe: Recipe, model: str) -> Evaluation:
-    world = build_world(recipe, model)
+    world = build_world(recipe.model_copy(update={"sync": SyncConfig()}), model)  # nothing is trained: the model itself samples, not a rounded copy
     try:
         if not world.tasks.heldout:
             raise UserError("no held-out tasks: set data.heldout or data.heldout_split")

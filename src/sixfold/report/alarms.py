@@ -1,4 +1,5 @@
-"""Alarms on how a run goes: slower steps, fewer tokens a second, slower checks, groups that teach nothing. A line each, once until it has passed."""
+"""Alarms on how a run goes: slower steps, fewer tokens a second, slower checks, groups that teach nothing, a sampler far off the
+trainer. A line each, once until it has passed."""
 
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ NOTICEABLE_S = 1e-3
 """Seconds by which something timed must be slower too: a check of 5 microseconds is a fifth slower for no reason at all."""
 DEGENERATE = 0.5
 """Share of groups without spread above which most of the sampling is wasted."""
+KL_DRIFT = 0.1
+"""Mean KL of sampler to trainer on fresh tokens, in nats a token, above which samples say too little about the policy."""
 
 _WATCHED = {
     "time/step_s": ("a step takes", "s", 1),
@@ -44,6 +47,8 @@ class Alarms:
         said = [line for key in _WATCHED if key in values and (line := self._drift(key, values[key]))]
         if "group/degenerate_frac" in values and (line := self._degenerate(values["group/degenerate_frac"])):
             said.append(line)
+        if "mismatch/kl_k3" in values and (line := self._apart(values["mismatch/kl_k3"])):
+            said.append(line)
         return said
 
     def _drift(self, key: str, value: float) -> str | None:
@@ -66,6 +71,12 @@ class Alarms:
         last.append(share)
         high = len(last) == WINDOW and fmean(last) > DEGENERATE
         return self._ring("degenerate", high, f"{fmean(last):.0%} of groups have equal rewards and teach nothing: tasks too easy or too hard by now")
+
+    def _apart(self, kl: float) -> str | None:
+        last = self._last.setdefault("apart", deque(maxlen=WINDOW))
+        last.append(kl)
+        far = len(last) == WINDOW and not fmean(last) <= KL_DRIFT  # NaN is far too
+        return self._ring("apart", far, f"the sampler is {fmean(last):.2g} nats of KL a token from the trainer on the same version of the weights")
 
     def _ring(self, key: str, wrong: bool, line: str) -> str | None:
         new = wrong and key not in self._ringing

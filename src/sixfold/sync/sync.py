@@ -1,7 +1,7 @@
 """Weight sync in one process: nothing to copy when trainer and engine share the module, an in-place copy when the engine has its own.
 
-After every sync the engine's weights are proven to be the trainer's (the same storage, or a copy that is compared tensor by tensor), and every token
-sampled from then on carries the new version.
+After every sync the engine's weights are proven to be the trainer's, or what quantising makes of them (the same storage, or a copy that is compared
+tensor by tensor), and every token sampled from then on carries the new version.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..engine.engine import Engine
+from .quantise import quantised_weights
 
 
 class SyncError(RuntimeError):
@@ -64,13 +65,16 @@ class SharedSync:
 class CopySync:
     """The engine has weights of its own, overwritten in place every `every` steps (data_ptr stays, so nothing that points at them breaks).
 
+    form: copy, or int8 or fp8 for weights quantised anew, from the trainer's own, at every copy; those are not altered.
+
     Steps, not versions: a step may make several updates, or none. waited: steps since the last copy.
     """
 
-    def __init__(self, trainer: PreTrainedModel, engine: Engine, every: int) -> None:
+    def __init__(self, trainer: PreTrainedModel, engine: Engine, every: int, form: str = "copy") -> None:
         self._trainer = trainer
         self._engine = engine
         self._every = every
+        self._form = form
         self.waited = 0
 
     def sync(self, version: int) -> None:
@@ -87,8 +91,9 @@ class CopySync:
 
     def _hand_over(self, version: int) -> None:
         """The engine checks all of them before the first copy, and proves each after the last."""
+        weights = dict(self._trainer.named_parameters()) if self._form == "copy" else quantised_weights(self._trainer, self._form)
         try:
-            self._engine.load_weights(self._trainer.named_parameters(), version)
+            self._engine.load_weights(weights, version)
         except ValueError as error:
             raise SyncError(f"{error}: not handed to the engine") from error
 
