@@ -94,6 +94,9 @@ def test_what_only_the_embedded_engine_does_is_refused_with_another(backend: str
     assert refusal(other, "--rollout.oversample=12").startswith(
         f"rollout.oversample gives up samples on the way, which rollout.backend = '{backend}'"
     )
+    assert refusal(other, "--sync.mode=int8", "--algorithm.correction=truncated").startswith(
+        f"sync.mode = 'int8' rounds the embedded engine's weights, and rollout.backend = '{backend}' samples elsewhere"
+    )
     for flag in ("top_p=0.9", "top_k=5", "min_p=0.1"):
         assert refusal(other, f"--rollout.{flag}").startswith(f"rollout.top_p, top_k and min_p: rollout.backend = '{backend}' does not say which")
 
@@ -265,6 +268,13 @@ def test_the_explanation_says_the_correction() -> None:
     assert says("correction", "--algorithm.correction=truncated", "--algorithm.correction_high=4", *stale).endswith("up to 4")
     assert "fallen by 0.5" in says("correction", "--algorithm.correction=negative-sequence", *stale)
     assert fact("correction") is None
+
+
+def test_the_explanation_says_whose_weights_sample() -> None:
+    assert says("weights").startswith("engine and trainer share one set of weights; forward")
+    assert says("weights", "--sync.mode=copy").startswith("the engine has its own copy of the weights; forward")
+    rounded = says("weights", "--sync.mode=fp8", "--algorithm.correction=truncated")
+    assert rounded.startswith("the engine has its own copy of the weights, rounded as if in fp8 (simulated: nothing is saved); forward")
 
 
 def test_the_explanation_says_what_dynamic_sampling_will_cost() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sixfold import plan_algorithm
+from sixfold.algorithm.method import CORRECTION_BANDS
 from sixfold.algorithm.zoo import ZOO
 from sixfold.cli import main
 from sixfold.config import AlgorithmConfig, Recipe
@@ -152,6 +153,12 @@ TOGETHER: dict[str, str] = {
         "them (sync.mode = 'shared') in float32. Use sync.mode = 'copy' with sync.every > 1, or remove it"
     ),
     "--algorithm.name=ppo --algorithm.advantage=vtrace --algorithm.epochs=1": "algorithm.correction: 'vtrace' corrects for samples of an older",
+    "--sync.mode=int8": (
+        "sync.mode = 'int8' samples from rounded weights, whose log-probs 'grpo' would take for the policy's own; set algorithm.correction, e.g. "
+        "'truncated': it scores the samples again with the trainer's weights and weighs the difference"
+    ),
+    "--sync.mode=fp8 --sync.every=4 --algorithm.correction=negative-sequence": "sync.mode = 'fp8' samples from rounded weights, whose log-probs",
+    "--sync.mode=fp8 --algorithm.name=reinforce": "sync.mode = 'fp8' samples from rounded weights, whose log-probs 'reinforce'",
     "--algorithm.name=opd": "opd distils from a teacher: name one with reference.path, a model with the policy's tokenizer",
     "--reference.path=teacher": "reference.path: grpo with beta = 0 measures against no other model; set algorithm.beta > 0, or remove it",
     "--algorithm.name=opd --reference.path=teacher --reference.reset_every=5": (
@@ -185,6 +192,9 @@ FINE_TOGETHER = [
     "--algorithm.name=ppo --critic.warmup_steps=5",
     "--algorithm.correction=truncated --run.precision=bfloat16",
     "--algorithm.correction=truncated --sync.mode=copy",
+    *(f"--algorithm.correction={rule} --sync.mode=int8" for rule in CORRECTION_BANDS if rule not in ("none", "negative-sequence")),
+    "--algorithm.name=ppo --algorithm.advantage=vtrace --sync.mode=fp8",
+    "--algorithm.name=reinforce --algorithm.correction=decoupled --sync.mode=fp8 --sync.every=4",
     "--algorithm.name=opd --reference.path=teacher --reference.placement=worker",
     "--algorithm.beta=0.1 --reference.path=other",
     "--algorithm.beta=0.1 --reference.placement=fused",

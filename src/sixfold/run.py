@@ -51,7 +51,7 @@ from .run_state import RunState, data_fingerprint, read_state, restore, save
 from .sft_stage import SftStage
 from .trainer.checkpoint import Checkpoint, discard_after, load_checkpoint, newest_checkpoint
 from .trainer.logprobs import score_batch
-from .trainer.mismatch import KL_LIMIT, PARITY_LIMIT, mismatch_metrics
+from .trainer.mismatch import PARITY_LIMIT, QUANTISED_LIMIT, mismatch_metrics
 from .types import Group, Reward, Task
 
 SHOWN_SAMPLES = 8
@@ -218,8 +218,11 @@ class Run:
         drift, mode = self._mismatch(self.world.policy.model, batch), self.recipe.sync.mode
         kl, mean, most = (float(drift[f"mismatch/{key}"]) for key in ("kl_k3", "mean_abs_logp", "max_abs_logp"))  # type: ignore[arg-type]
         self.progress.note(f"{mode} weights move log-probs by {mean:.1e} nats in the mean, {most:.1e} at most; KL to the policy {kl:.1e} a token")
-        if not kl <= KL_LIMIT:
-            raise UserError(f"sync.mode = '{mode}': rounded weights are {kl:.2g} nats of KL a token from the policy (limit {KL_LIMIT:g}): use 'copy'")
+        if not mean <= QUANTISED_LIMIT:
+            raise UserError(
+                f"sync.mode = '{mode}': rounded weights move log-probs by {mean:.2g} nats in the mean (limit {QUANTISED_LIMIT:g}), too far to learn "
+                "from their samples; use 'copy'"
+            )
 
     def _mismatch(self, model: PreTrainedModel, batch: Batch) -> Metrics:
         """The engine's log-probs against those that the trainer's code computes with `model`."""

@@ -6,7 +6,14 @@ import pytest
 
 from sixfold.report.alarms import BASELINE, WARM_UP, WINDOW, Alarms
 
-HEALTHY = {"time/rollout_s": 1.0, "time/trainer_s": 1.0, "rollout/tok_s": 1000.0, "time/check_p99_s": 0.01, "group/degenerate_frac": 0.3}
+HEALTHY = {
+    "time/rollout_s": 1.0,
+    "time/trainer_s": 1.0,
+    "rollout/tok_s": 1000.0,
+    "time/check_p99_s": 0.01,
+    "group/degenerate_frac": 0.3,
+    "mismatch/kl_k3": 0.005,
+}
 
 
 def after_baseline() -> Alarms:
@@ -24,6 +31,8 @@ def after_baseline() -> Alarms:
         ({"rollout/tok_s": 790.0}, "sampling makes 790 tokens/s, 1e+03 tokens/s at the start"),
         ({"time/check_p99_s": 0.02}, "checks take 0.015 s, 0.01 s at the start"),
         ({"group/degenerate_frac": 0.8}, "of groups have equal rewards"),
+        ({"mismatch/kl_k3": 0.02}, "the sampler is 0.011 nats of KL a token from the trainer"),
+        ({"mismatch/kl_k3": float("nan")}, "the sampler is nan nats of KL"),
     ],
 )
 def test_a_fault_rings_once_and_again_after_it_has_passed(fault: dict[str, float], said: str) -> None:

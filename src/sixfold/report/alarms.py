@@ -20,8 +20,8 @@ NOTICEABLE_S = 1e-3
 """Seconds by which something timed must be slower too: a check of 5 microseconds is a fifth slower for no reason at all."""
 DEGENERATE = 0.5
 """Share of groups without spread above which most of the sampling is wasted."""
-KL_DRIFT = 0.1
-"""Mean KL of sampler to trainer on fresh tokens, in nats a token, above which samples say too little about the policy."""
+KL_DRIFT = 0.01
+"""Mean KL of sampler to trainer on fresh tokens, in nats a token, above which the sampler is another policy: probabilities are off by some 10 %."""
 
 _WATCHED = {
     "time/step_s": ("a step takes", "s", 1),

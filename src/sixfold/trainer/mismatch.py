@@ -10,8 +10,9 @@ from ..batch import Metrics
 PARITY_LIMIT = {"float32": 1e-3, "bfloat16": 0.2}
 """Largest disagreement between engine and trainer, in nats on one token, with which a run starts."""
 
-KL_LIMIT = 0.1
-"""Largest mean KL of quantised weights to the policy's, in nats a token, with which a run starts."""
+QUANTISED_LIMIT = 0.1
+"""Largest mean distance of a quantised sampler's log-probs from the policy's, in nats, with which a run starts. The mean, since single tokens move by
+nats where the mean is a thousandth."""
 
 # Log-ratio edges of train/ratio_hist: 11 bins, the outer two open.
 RATIO_EDGES = (-1.0, -0.5, -0.2, -0.1, -0.01, 0.01, 0.1, 0.2, 0.5, 1.0)
