@@ -37,6 +37,13 @@ def test_by_hand() -> None:
     assert got["mismatch/kl_k3"] == pytest.approx(((math.exp(0.5) - 1.5) + math.exp(-1.0)) / 2)
 
 
+@pytest.mark.parametrize("gap", [2.0**-6, 2.0**-10, 2.0**-14])
+def test_the_kl_of_small_gaps_is_half_their_square(gap: float) -> None:
+    """Down to 2e-9 nats: the sum of its series, x^2 / 2 + x^3 / 6 + x^4 / 24 and so on."""
+    got = mismatch_metrics(torch.tensor([-0.5 + gap, -0.5 - gap]), torch.full((2,), -0.5))
+    assert got["mismatch/kl_k3"] == pytest.approx(gap**2 / 2 + gap**4 / 24, rel=1e-4)
+
+
 def test_nothing_fresh_gives_no_metrics_rather_than_nan() -> None:
     assert mismatch_metrics(torch.zeros(0), torch.zeros(0)) == {}
 

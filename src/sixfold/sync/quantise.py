@@ -2,8 +2,8 @@
 
 Simulated: what comes out is float32 again, so log-probs move as they would on real int8 or fp8 weights, and neither memory nor time is saved.
 
-A scale has the 8 significant bits of bfloat16. Its product with an int8 number (7 bits) or an e4m3 number (4 bits) is then exact in float32: the error is
-the format's alone, and quantising what is quantised already changes no bit.
+A scale has the 8 significant bits of bfloat16. Its product with an int8 number (7 bits) or an e4m3 number (4 bits) is then exact in float32: the
+error is the format's alone, and quantising what is quantised already changes no bit.
 """
 
 from __future__ import annotations

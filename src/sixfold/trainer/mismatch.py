@@ -37,7 +37,7 @@ def mismatch_metrics(logp: Tensor, old_logp: Tensor) -> Metrics:
     """
     if len(logp) == 0:
         return {}
-    gap = logp - old_logp
+    gap = (logp - old_logp).double()  # in float32 exp(l) - 1 - l of a small gap is rounding, and may come out below 0
     return {
         "mismatch/max_abs_logp": float(gap.abs().max()),
         "mismatch/mean_abs_logp": float(gap.abs().mean()),
