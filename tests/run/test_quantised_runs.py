@@ -133,6 +133,17 @@ def test_a_resumed_run_repeats_it_bit_for_bit(tmp_path: Path, form: str) -> None
         trained.close()
 
 
+@forms
+def test_the_engine_is_rounded_before_anything_is_sampled(tmp_path: Path, form: str) -> None:
+    """Without a warm-up nothing is synced before the first step."""
+    world = build_world(parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, form, sft__steps=0)))
+    try:
+        seen, held = quantised_weights(world.policy.model, form), dict(world.sampler.named_parameters())
+        assert world.sampler is not world.policy.model and all(torch.equal(seen[k], held[k]) for k in seen)
+    finally:
+        world.close()
+
+
 def test_weights_too_far_off_do_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sixfold.run, "QUANTISED_LIMIT", 1e-5)
     with pytest.raises(UserError, match=r"sync.mode = 'fp8': rounded weights move log-probs by 0.00\d+ nats in the mean \(limit 1e-05\), too far"):
