@@ -120,7 +120,7 @@ def assert_empty(engine: Engine) -> None:
     assert scheduler.blocks.free == scheduler.blocks.count  # every idle block could be had
     assert scheduler.reservation.reserved == 0
     assert not scheduler.waiting and not scheduler.running
-    assert scheduler.host is None or scheduler.host.free == scheduler.host.count
+    assert len(scheduler.host._free) == scheduler.host.count
 
 
 def _prompt(length: int, like: int) -> list[int]:
@@ -161,11 +161,10 @@ def _watch(engine: Engine, mix: dict) -> None:
     assert [t.rank for t in scheduler.waiting] == sorted(t.rank for t in scheduler.waiting)
     if mix["preemption"] == "none":
         assert scheduler.blocks.used <= scheduler.reservation.reserved <= scheduler.blocks.count
-    if scheduler.host is not None:
-        held = scheduler.host._held
-        assert len({slot for slot, _ in held.values()}) == len(held) == scheduler.host.count - scheduler.host.free
-        waiting = {t.sequence for t in scheduler.waiting}
-        assert all(owner.unfinished > 0 if isinstance(owner, Request) else owner in waiting for owner, _ in held)
+    held = scheduler.host._held
+    assert len({slot for slot, _ in held.values()}) == len(held) == scheduler.host.count - len(scheduler.host._free)
+    waiting = {t.sequence for t in scheduler.waiting}
+    assert all(owner.unfinished > 0 if isinstance(owner, Request) else owner in waiting for owner, _ in held)
     usage, size = engine.usage(), scheduler.blocks.block_size
     assert usage.used + usage.idle + usage.free == scheduler.blocks.count
     filled = {(s.blocks[i // size], i % size) for s in scheduler.running for i in range(s.length - 1)}

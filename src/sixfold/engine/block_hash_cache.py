@@ -9,6 +9,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from itertools import islice, takewhile
 
 from .block_manager import BlockManager
 from .prefix_cache import Prefix
@@ -26,11 +27,7 @@ class BlockHashCache:
 
     def match(self, tokens: Sequence[int], space: int = 0) -> Prefix:
         """The longest run of whole blocks from the start of `tokens` that is remembered; it counts as used now."""
-        known = []
-        for digest in self._chain(tokens, space):
-            if digest not in self._block_of:
-                break
-            known.append(digest)
+        known = list(takewhile(self._block_of.__contains__, self._chain(tokens, space)))
         self._touch(known)
         return Prefix([self._block_of[digest] for digest in known], len(known) * self._blocks.block_size)
 
@@ -45,13 +42,8 @@ class BlockHashCache:
 
     def evict(self, count: int) -> None:
         """Free `count` idle blocks, or all there are if they are fewer."""
-        wanted = min(count, self._blocks.idle)
-        chosen: list[bytes] = []
-        for digest, block in self._block_of.items():
-            if len(chosen) == wanted:
-                break
-            if self._blocks.is_idle(block):
-                chosen.append(digest)
+        idle = (digest for digest, block in self._block_of.items() if self._blocks.is_idle(block))
+        chosen = list(islice(idle, min(count, self._blocks.idle)))
         self._blocks.forget([self._block_of.pop(digest) for digest in chosen])
 
     def clear(self) -> None:

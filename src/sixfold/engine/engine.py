@@ -27,7 +27,7 @@ from .sampler import likeliest, sample
 from .scheduler import Scheduler, Work
 from .sequence import Request, Sequence
 from .speculative import Run, Speculation, Speculator, make_speculator
-from .stats import EngineStats, Usage
+from .stats import Usage
 from .weights import NamedTensors, Weights
 
 
@@ -60,20 +60,14 @@ class Engine:
     ) -> None:
         # One block more: the partly filled one of the prompt whose samples are still starting, which they copy.
         manager = BlockManager(-(-kv_tokens // block_size) + 1, block_size)
-        host = HostBlocks(manager.count if host_tokens is None else host_tokens // block_size, block_size) if preemption == "swap" else None
-        self.stats = EngineStats()
+        slots = manager.count if host_tokens is None else host_tokens // block_size
+        host = HostBlocks(slots if preemption == "swap" else 0, block_size)
+        preempt = preemption != "none"
         self.prefixes = make_prefix_cache(prefix_cache, manager)
         self.scheduler = Scheduler(
-            manager,
-            max_running,
-            prefill_tokens,
-            cache=self.prefixes,
-            continuous=continuous,
-            chunked=chunked_prefill,
-            preempt=preemption != "none",
-            host=host,
-            stats=self.stats,
+            manager, max_running, prefill_tokens, cache=self.prefixes, continuous=continuous, chunked=chunked_prefill, preempt=preempt, host=host
         )
+        self.stats = self.scheduler.stats
         cache = Int8KVCache if kv_dtype == "int8" else KVCache
         self.runner = ModelRunner(model, cache(manager.count, block_size), autocast)
         self.weights = Weights(model.module)

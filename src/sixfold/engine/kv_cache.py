@@ -71,10 +71,6 @@ class KVCache:
         """All pools and scales made so far, each [kv_heads, blocks + 1, block_size, ...]."""
         return [side for pair in [*self.pools.values(), *self.scales.values()] for side in pair]
 
-    def nbytes(self) -> int:
-        """Bytes of all pools made so far."""
-        return sum(side.nbytes for side in self.tensors())
-
     def clear(self) -> None:
         """Drop the buffers."""
         self.pools.clear()

@@ -28,7 +28,6 @@ class AttentionLayer(Protocol):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """q [B, H, Q, D] over k, v [B, H_kv, S, D]; mask: True = may look, broadcast to [B, 1, Q, S] -> [B, H, Q, D]."""
-        ...
 
 
 class Layout(Protocol):
@@ -36,7 +35,6 @@ class Layout(Protocol):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """q [1, heads, N, D], k and v [1, kv_heads, N, D] -> [1, N, heads, D]."""
-        ...
 
 
 class Adapter(Protocol):
@@ -53,11 +51,9 @@ class LayerAdditions(Protocol):
     @property
     def layers(self) -> Sequence[str]:
         """Their names."""
-        ...
 
     def add(self, layer: str, x: Tensor, y: Tensor) -> None:
         """x [N, in] was given to the layer; y [N, out] came out, and is added to in place."""
-        ...
 
 
 class Body(Protocol):
@@ -65,7 +61,6 @@ class Body(Protocol):
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
         """tokens, positions [N] -> [N, hidden]."""
-        ...
 
 
 class LanguageModel(Body, Protocol):
@@ -76,8 +71,6 @@ class LanguageModel(Body, Protocol):
 
     def body(self, kernels: CPUKernels | None) -> Body:
         """The fastest way to `hidden`, with these kernels if there are any."""
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> float32 [N, V]."""
-        ...

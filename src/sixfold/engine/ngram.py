@@ -16,19 +16,16 @@ class NGramIndex:
     def __init__(self, sizes: range, start: int) -> None:
         self._sizes = sizes
         self._indexed = start
-        self._after: dict[tuple[int, ...], int] = {}
+        self.after: dict[tuple[int, ...], int] = {}
+        """Of each n-gram, the position behind its last occurrence."""
 
     def extend(self, tokens: list[int], stop: int) -> None:
         """Take in the n-grams that end before position `stop`; those known already cost nothing."""
         for end in range(self._indexed + 1, stop + 1):
             for n in self._sizes:
                 if n <= end:
-                    self._after[tuple(tokens[end - n : end])] = end
+                    self.after[tuple(tokens[end - n : end])] = end
         self._indexed = max(self._indexed, stop)
-
-    def after(self, gram: tuple[int, ...]) -> int | None:
-        """The position behind the last `gram`, or None."""
-        return self._after.get(gram)
 
 
 class NGramProposer:
@@ -52,17 +49,14 @@ class NGramProposer:
 
     def _continue(self, sequence: Sequence, count: int) -> list[int]:
         tokens, prompt = sequence.tokens, len(sequence.request.prompt)
-        if sequence not in self._completions:
-            self._completions[sequence] = NGramIndex(self._sizes, prompt - 1)
-        if sequence.request not in self._prompts:
-            self._prompts[sequence.request] = NGramIndex(self._sizes, 0)
-        indexes = (self._completions[sequence], self._prompts[sequence.request])
+        ours = self._completions.setdefault(sequence, NGramIndex(self._sizes, prompt - 1))
+        shared = self._prompts.setdefault(sequence.request, NGramIndex(self._sizes, 0))
         # All but the newest token: the text's own end is no earlier occurrence.
-        indexes[0].extend(tokens, sequence.length - 1)
-        indexes[1].extend(tokens, prompt - 1)
+        ours.extend(tokens, sequence.length - 1)
+        shared.extend(tokens, prompt - 1)
         for n in self._sizes:
-            for index in indexes:
-                at = index.after(tuple(tokens[-n:]))
+            for index in (ours, shared):
+                at = index.after.get(tuple(tokens[-n:]))
                 if at is not None:
                     return [tokens[at + i % (len(tokens) - at)] for i in range(count)]  # goes round where the two overlap
         return []

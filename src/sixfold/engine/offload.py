@@ -8,6 +8,7 @@ all this.
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -26,11 +27,6 @@ class HostBlocks:
         self._held: OrderedDict[tuple[Request | Sequence, int], tuple[int, int]] = OrderedDict()
         """Owner and index of a block -> slot, and tokens in it. Those used least recently first."""
 
-    @property
-    def free(self) -> int:
-        """Slots that hold nothing."""
-        return len(self._free)
-
     def put(self, sequence: Sequence) -> dict[int, int]:
         """Take in a running sequence's blocks, as far as there is room -> what is to be copied: slot -> block. What lies there already is not."""
         copies: dict[int, int] = {}
@@ -48,15 +44,11 @@ class HostBlocks:
 
     def find(self, sequence: Sequence, first: int) -> list[int]:
         """Slots of the sequence's blocks first, first + 1, ..., up to one that is not there; they count as used now."""
-        found = []
-        for key, tokens in self._blocks(sequence)[first:]:
-            slot, held = self._held.get(key, (-1, 0))
-            if held != tokens:
-                break
-            found.append((key, slot))
-        for key, _ in reversed(found):
+        wanted = self._blocks(sequence)[first:]
+        found = [key for key, _ in takewhile(lambda block: self._held.get(block[0], (-1, 0))[1] == block[1], wanted)]
+        for key in reversed(found):
             self._held.move_to_end(key)
-        return [slot for _, slot in found]
+        return [self._held[key][0] for key in found]
 
     def drop(self, owner: Request | Sequence) -> None:
         """Give up a sequence's own blocks (it goes on, or has ended), or those of a request's prompt (none of its samples is left)."""

@@ -15,7 +15,7 @@ then copies that block instead of sharing it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,19 +36,15 @@ class PrefixCache(Protocol):
 
     def match(self, tokens: Sequence[int], space: int = 0) -> Prefix:
         """The longest prefix of `tokens` that is remembered in the space; it counts as used now."""
-        ...
 
     def insert(self, tokens: Sequence[int], blocks: Sequence[int], space: int = 0) -> None:
         """Remember that `blocks` hold `tokens` (as many blocks as they need). What is known already stays where it is."""
-        ...
 
     def evict(self, count: int) -> None:
         """Free `count` idle blocks, or all there are if they are fewer."""
-        ...
 
     def clear(self) -> None:
         """Give up every block."""
-        ...
 
 
 class NoCache:
@@ -73,10 +69,7 @@ def make_prefix_cache(kind: str, blocks: BlockManager) -> PrefixCache:
     from .block_hash_cache import BlockHashCache
     from .radix_cache import RadixCache
 
-    if kind == "none":
-        return NoCache()
-    if kind == "radix":
-        return RadixCache(blocks)
-    if kind == "hash":
-        return BlockHashCache(blocks)
-    raise ValueError(f"unknown prefix cache '{kind}': none, radix or hash")
+    kinds: dict[str, Callable[[BlockManager], PrefixCache]] = {"none": lambda _: NoCache(), "radix": RadixCache, "hash": BlockHashCache}
+    if kind not in kinds:
+        raise ValueError(f"unknown prefix cache '{kind}': none, radix or hash")
+    return kinds[kind](blocks)

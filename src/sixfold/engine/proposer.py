@@ -40,15 +40,12 @@ class Proposer(Protocol):
 
     def follow(self, work: Work) -> None:
         """Keep up with what the model computes of prompts and of preempted sequences in this step."""
-        ...
 
     def propose(self, sequences: Many[Sequence], counts: Many[int]) -> Proposals:
         """Guess what follows each sequence, at most counts[i] tokens; its blocks have room for them."""
-        ...
 
     def release_memory(self) -> None:
         """Drop what the next step can make anew."""
-        ...
 
 
 def tokens_seen(sequence: Sequence, guess: list[int]) -> list[int]:

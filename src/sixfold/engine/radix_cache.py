@@ -170,7 +170,4 @@ class RadixCache:
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the common beginning."""
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from .admission import Reservation
 from .block_manager import BlockManager
@@ -60,40 +60,31 @@ class Work:
         return bool(self.chunks or self.starting or self.resuming)
 
 
+@dataclass(eq=False)
 class Scheduler:
     """Holds the queue and the running sequences; hands out blocks through the block manager and the prefix cache.
 
-    revision: changes whenever a block table does.
+    host: of no slots where nothing is swapped. revision: changes whenever a block table does.
     """
 
-    def __init__(
-        self,
-        blocks: BlockManager,
-        max_running: int,
-        prefill_tokens: int,
-        *,
-        cache: PrefixCache | None = None,
-        continuous: bool = True,
-        chunked: bool = False,
-        preempt: bool = False,
-        host: HostBlocks | None = None,
-        stats: EngineStats | None = None,
-    ) -> None:
-        self.blocks = blocks
-        self.cache = cache or NoCache()
-        self.max_running = max_running
-        self.prefill_tokens = prefill_tokens
-        self.continuous = continuous
-        self.chunked = chunked
-        self.preempt = preempt
-        self.host = host
-        self.stats = stats or EngineStats()
-        self.waiting: list[Ticket] = []
-        self.running: list[Sequence] = []
-        self.reservation = Reservation(blocks)
-        self.revision = 0
-        self._arrivals = 0
-        self._slots = 0
+    blocks: BlockManager
+    max_running: int
+    prefill_tokens: int
+    _: KW_ONLY
+    cache: PrefixCache = field(default_factory=NoCache)
+    continuous: bool = True
+    chunked: bool = False
+    preempt: bool = False
+    host: HostBlocks = field(default_factory=lambda: HostBlocks(0, 1))
+    stats: EngineStats = field(default_factory=EngineStats)
+    waiting: list[Ticket] = field(default_factory=list, init=False)
+    running: list[Sequence] = field(default_factory=list, init=False)
+    revision: int = field(default=0, init=False)
+    _arrivals: int = field(default=0, init=False)
+    _slots: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.reservation = Reservation(self.blocks)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError if even one of its samples could never fit the cache."""
@@ -107,7 +98,7 @@ class Scheduler:
 
     def schedule(self) -> Work:
         """What this step does. A prompt is computed once, whatever the number of samples."""
-        work = Work(self.prefill_tokens, host_slots=0 if self.host is None else self.host.count)
+        work = Work(self.prefill_tokens, host_slots=self.host.count)
         if not self.running:
             self._slots = 0  # the batch has ended, if it was one
         if self._grow(work) and not self._slots:
@@ -135,7 +126,7 @@ class Scheduler:
             if not self.preempt:
                 self.reservation.retire(sequence)
             self._leave(sequence)
-            if self.host is not None and sequence.request.unfinished == 0:
+            if sequence.request.unfinished == 0:
                 self.host.drop(sequence.request)
         if finished:
             self.running = [s for s in self.running if s.finish_reason is None]
@@ -158,10 +149,9 @@ class Scheduler:
             sequence.finish_reason = "aborted"
         self.retire([s for s in begun if s.blocks])
         self.stats.aborted += len(begun)
-        if self.host is not None:
-            for sequence in begun:
-                self.host.drop(sequence)
-            self.host.drop(request)
+        for sequence in begun:
+            self.host.drop(sequence)
+        self.host.drop(request)
         return begun
 
     def outdate(self) -> None:
@@ -169,8 +159,7 @@ class Scheduler:
         within their reservation. Nothing of those gets into the prefix cache any more. The rest of the queue is computed anew; prefix cache and host
         memory forget everything."""
         self.cache.clear()
-        if self.host is not None:
-            self.host.clear()
+        self.host.clear()
         begun = {sequence.request for sequence in self.running}
         for request in begun:
             request.stale = True
@@ -205,8 +194,7 @@ class Scheduler:
             return
         victim = max(self.running, key=lambda s: s.rank)
         self.running.remove(victim)
-        if self.host is not None:
-            work.taken_out |= self.host.put(victim)
+        work.taken_out |= self.host.put(victim)
         self._leave(victim)
         self._queue(Ticket(victim.request, victim.tokens[:-1], victim))
         self.stats.preemptions += 1
@@ -240,22 +228,22 @@ class Scheduler:
             ticket = self.waiting[0]
             if not ticket.ready and not self._advance(ticket, work):
                 return
-            if not ticket.ready:
-                return  # its next piece is for the next step
-            started = self._resume(ticket, work) if ticket.sequence is not None else self._start(ticket, work)
-            if not started:
+            if ticket.sequence is not None:
+                self._resume(ticket.sequence, ticket, work)
+            elif not self._start(ticket, work):
                 return
+            self.waiting.pop(0)
 
     def _running_with(self, work: Work) -> int:
         return len(self.running) + len(work.starting) + len(work.resuming)
 
     def _advance(self, ticket: Ticket, work: Work) -> bool:
-        """Take what the prefix cache has of the ticket's tokens, and schedule the rest or a piece of it. False if it must wait."""
+        """Take what the prefix cache has of the ticket's tokens, and schedule the rest or a piece of it. False if more is left for a later step."""
         if not self.preempt and not self.reservation.fits(ticket.request):
             return False
         shared, tail, known = self._reusable(ticket, work)
         written = known // self.blocks.block_size  # blocks from here on are written in this step
-        slots = self.host.find(ticket.sequence, written) if self.host is not None and ticket.sequence is not None else []
+        slots = [] if ticket.sequence is None else self.host.find(ticket.sequence, written)
         if slots:
             known = min((written + len(slots)) * self.blocks.block_size, len(ticket.tokens))
         # A prompt cached to its end computes its last token again: the logits after it are wanted.
@@ -278,7 +266,7 @@ class Scheduler:
             # Sampled tokens are computed after all prompts of the step, too late for another prompt to read them.
             whole = min(stop, len(ticket.request.prompt)) // self.blocks.block_size
             self.cache.insert(ticket.tokens[: whole * self.blocks.block_size], ticket.blocks[:whole], ticket.request.space)
-        return True
+        return ticket.ready
 
     def _reusable(self, ticket: Ticket, work: Work) -> tuple[list[int], int | None, int]:
         """Of the ticket's tokens: full blocks to own, a block to copy the next tokens from, and how many tokens that makes."""
@@ -312,14 +300,10 @@ class Scheduler:
         else:
             self.stats.recomputed_tokens += stop - start
 
-    def _resume(self, ticket: Ticket, work: Work) -> bool:
-        assert ticket.sequence is not None
-        if self.host is not None:
-            self.host.drop(ticket.sequence)
-        ticket.sequence.blocks = ticket.blocks
-        work.resuming.append(ticket.sequence)
-        self.waiting.pop(0)
-        return True
+    def _resume(self, sequence: Sequence, ticket: Ticket, work: Work) -> None:
+        self.host.drop(sequence)
+        sequence.blocks = ticket.blocks
+        work.resuming.append(sequence)
 
     def _start(self, ticket: Ticket, work: Work) -> bool:
         """Start samples on a computed prompt: they share its full blocks; each copies the partly filled one, but the last takes it over. False if
@@ -330,7 +314,7 @@ class Scheduler:
             last = len(request.samples) == 1
             own = 0 if last else len(ticket.blocks) - full
             spare = self._running_with(work) if self.preempt and own else 0
-            if self._running_with(work) >= self.max_running or not self._may_start(request) or not self.room(own + spare):
+            if self._running_with(work) >= self.max_running or not (self.preempt or self.reservation.fits(request)) or not self.room(own + spare):
                 return False
             if not self.preempt:
                 self.reservation.start(request)
@@ -343,8 +327,4 @@ class Scheduler:
             noise = uniforms(request.params.seed, request.key, sample, request.params.max_tokens)
             work.starting.append(Sequence(request, sample, noise, list(request.prompt), table, started=time.perf_counter()))
             work.tickets.append(ticket)
-        self.waiting.pop(0)
         return True
-
-    def _may_start(self, request: Request) -> bool:
-        return self.preempt or self.reservation.fits(request)
