@@ -45,12 +45,15 @@ class Cached:
         self.table[1:4, :common] = self.table[0, :common]
         self.table[3, : 2 * common] = self.table[2, : 2 * common]
         self.positions = torch.tensor([width * block_size - 1, 60, 100, 95, 3])
-        self.shared = find_shared_prefixes(self.table.numpy(), self.positions.numpy(), block_size)
-        assert len(self.shared.members) >= 1
+        shared = find_shared_prefixes(self.table.numpy(), self.positions.numpy(), block_size)
+        assert len(shared.members) >= 1
+        self.shared = [torch.as_tensor(x, device=DEVICE) for x in shared]
+        self.nothing = [self.shared[0][:0], self.shared[1][:0], torch.zeros_like(self.shared[2])]
         self.table, self.positions = self.table.to(DEVICE), self.positions.to(DEVICE)
 
     def run(self, kernel: Kernel, cascade: bool = True) -> Tensor:
-        return decode_attention(self.q, *self.pools, self.table, self.positions, units_of(self.positions, self.shared if cascade else None), kernel)
+        units = units_of(self.positions, *(self.shared if cascade else self.nothing))
+        return decode_attention(self.q, *self.pools, self.table, self.positions, units, kernel)
 
     def expected(self, kernel: Kernel, pools: Tensor | None = None) -> Tensor:
         """One dense attention in float64."""
@@ -87,7 +90,7 @@ def test_bfloat16_is_right_to_its_rounding() -> None:
 def test_an_int8_cache_is_read_with_its_scales(kernel: Kernel) -> None:
     cached = Cached(3, 24, 5)
     numbers, scales = quantise(cached.pools * torch.linspace(0.5, 2, cached.pools.shape[2], device=DEVICE)[:, None, None])
-    units = units_of(cached.positions, cached.shared)
+    units = units_of(cached.positions, *cached.shared)
     out = decode_attention(cached.q, *numbers, cached.table, cached.positions, units, kernel, (scales[0], scales[1]))
     expected = cached.expected(kernel, dequantise(numbers, scales, torch.float32))
     torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=1e-5)
@@ -137,8 +140,8 @@ def test_an_engine_on_the_kernels_draws_the_same_tokens(
     expected = draw()
     cascades: list[int] = []
 
-    def counting(positions: Tensor, shared: object) -> list[triton_kernels.Units]:
-        units = units_of(positions, shared)  # type: ignore[arg-type]
+    def counting(*inputs: Tensor) -> list[triton_kernels.Units]:
+        units = units_of(*inputs)
         cascades.append(len(units) - 1)
         return units
 

@@ -54,6 +54,11 @@ class KVCache:
             self.pools[layer] = (k.new_zeros(*shape, k.shape[-1]), v.new_zeros(*shape, v.shape[-1]))
         return self.pools[layer]
 
+    def kernels(self, q: Tensor, k: Tensor, v: Tensor) -> CPUKernels | None:
+        """The compiled paged attention, where these queries, keys and values [..., D] are what it takes."""
+        fits = self.exact and q.dtype == k.dtype == v.dtype == torch.float32 and v.is_cpu and k.shape[-1] == v.shape[-1] and v.shape[-1] % 16 == 0
+        return cpu_kernels() if fits else None
+
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to) in every layer."""
         if not pairs:
@@ -103,11 +108,6 @@ def gather(pool: Tensor, table: Tensor) -> Tensor:
     return taken.view(pool.shape[0], table.shape[0], -1, pool.shape[-1]).transpose(0, 1)
 
 
-def decode_kernels(values: Tensor) -> CPUKernels | None:
-    """The compiled paged attention, where these values [..., D] are what it takes."""
-    return cpu_kernels() if values.dtype == torch.float32 and values.device.type == "cpu" and values.shape[-1] % 16 == 0 else None
-
-
 @dataclass(frozen=True)
 class DecodeLayout:
     """B tokens by a decode's arithmetic: the newest of each sequence, or any of any sequences.
@@ -123,14 +123,9 @@ class DecodeLayout:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Write the new keys and values, then attend over each sequence's own: q [1, H, B, D] -> [1, B, H, D]."""
-        seen = self.by_kernels(q, k, v, kernel)
-        return self._reference(q, k, v, kernel) if seen is None else seen
-
-    def by_kernels(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor | None:
-        """The same by the compiled kernels; None where these are not for them, and nothing written."""
-        kernels = decode_kernels(v)
-        if kernels is None or not self.cache.exact or not q.dtype == k.dtype == v.dtype or k.shape[-1] != v.shape[-1]:
-            return None
+        kernels = self.cache.kernels(q, k, v)
+        if kernels is None:
+            return self._reference(q, k, v, kernel)
         pools = self.cache.layer_pools(kernel.layer, k[0], v[0])
         queries, keys, values = (t[0].transpose(0, 1) for t in (q, k, v))
         scale = q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale
@@ -169,30 +164,35 @@ class DecodeLayout:
 class PrefillLayout:
     """Pieces of prompts one after another in a row, each behind what the cache holds of its own sequence.
 
-    rows: every token by itself, as a decode has it; the CPU kernels take it so. make_tiles: what PyTorch's operations take instead. Tiles have the
-    same shape whatever piece of a prompt is computed, and whatever stood in the cache before. Either way a token's numbers are the same bits when its
-    prompt is computed whole, in pieces, or behind a cached prefix.
+    slots: [N] where each token goes. by_row: every token by itself, as a decode has it, for the CPU kernels. tiles: for PyTorch's operations; they
+    have the same shape whatever piece of a prompt is computed, and whatever stood in the cache before. Either way a token's numbers are the same bits
+    when its prompt is computed whole, in pieces, or behind a cached prefix.
     """
 
-    rows: DecodeLayout
+    cache: KVCache
+    slots: Tensor
+    make_rows: Callable[[], DecodeLayout]
     make_tiles: Callable[[], list[Tiles]]
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Write keys and values, then attend causally to one's own sequence: q [1, H, N, D] -> [1, N, H, D]."""
-        seen = self.rows.by_kernels(q, k, v, kernel)
-        if seen is not None:
-            return seen
-        cache = self.rows.cache
-        cache.write(kernel.layer, k[0], v[0], self.rows.slots)
+        if self.cache.kernels(q, k, v) is not None:
+            return self.by_row.attend(q, k, v, kernel)
+        self.cache.write(kernel.layer, k[0], v[0], self.slots)
         out = q.new_zeros(q.shape[2], q.shape[1], q.shape[3], dtype=v.dtype)
         for tile in self.tiles:
             n, width = tile.keys.shape
             queries = q[0].index_select(1, tile.rows.view(-1)).view(q.shape[1], n, TILE, -1).transpose(0, 1)
-            keys, values = cache.read(kernel.layer, partial(_take, slots=tile.keys))
+            keys, values = self.cache.read(kernel.layer, partial(_take, slots=tile.keys))
             seen = kernel.attend(queries.to(keys.dtype), keys, values, self._mask(width, kernel.window))
             out.index_copy_(0, tile.to, seen.transpose(1, 2).reshape(n * TILE, q.shape[1], -1).index_select(0, tile.at).to(out.dtype))
         return out[None]
+
+    @cached_property
+    def by_row(self) -> DecodeLayout:
+        """Made once a forward, like `tiles`."""
+        return self.make_rows()
 
     @cached_property
     def tiles(self) -> list[Tiles]:
@@ -202,7 +202,7 @@ class PrefillLayout:
     def _mask(self, width: int, window: int | None) -> Tensor:
         """[TILE, width]: what the last TILE of `width` positions see."""
         if (width, window) not in self._masks:
-            keys = torch.arange(width, device=self.rows.slots.device)
+            keys = torch.arange(width, device=self.slots.device)
             queries = keys[-TILE:, None]
             seen = keys <= queries
             self._masks[width, window] = seen if window is None else seen & (queries - keys < window)

@@ -72,5 +72,8 @@ class LanguageModel(Body, Protocol):
     def body(self, kernels: CPUKernels | None) -> Body:
         """The fastest way to `hidden`, with these kernels if there are any."""
 
+    def footing(self) -> object | None:
+        """What a CUDA graph of `hidden` stands on: equal for as long as the graph holds. None where there can be none."""
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> float32 [N, V]."""

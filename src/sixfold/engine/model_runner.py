@@ -16,15 +16,17 @@ from torch import Tensor
 
 from .adapters import MIN_ROWS, Additions, LoadedAdapter, Owners, rows_by_adapter
 from .cpu_kernels import cpu_kernels
+from .cuda_graphs import DecodeGraphs, rounded_up
 from .gpu_kernels import triton_serves
 from .kv_cache import TILE, DecodeLayout, KVCache, PrefillLayout, Tiles
 from .language_model import LanguageModel, Layout
 from .offload import HostPools
 from .scheduler import Work
 from .sequence import Chunk, Sequence
-from .shared_prefixes import SharedPrefixes, find_shared_prefixes
+from .shared_prefixes import find_shared_prefixes
+from .stats import EngineStats
 
-Rows = list[int] | np.ndarray
+Rows = list[int] | range | np.ndarray
 TILE_KEYS = 1 << 16
 """Keys that are gathered at most for one attention of a prefill (but always those of one tile)."""
 REPLAY_ROWS = 32
@@ -44,12 +46,19 @@ class ModelRunner:
         self._adapted = adapted
         self._body = model.body(cpu_kernels() if autocast is None else None)
         self._table: tuple[int, int, np.ndarray] = (-1, 0, np.zeros((0, 0), dtype=np.int64))
-        self._shared: tuple[np.ndarray | None, SharedPrefixes | None] = (None, None)
+        self._shared: tuple[np.ndarray | None, tuple[np.ndarray, ...]] = (None, ())
+        self._graphs: DecodeGraphs | None = None
+
+    def use_graphs(self, stats: EngineStats) -> None:
+        """Decode forwards run as CUDA graphs from here on, where they can. Raises ValueError for a model that is not on a CUDA device."""
+        self._graphs = DecodeGraphs(self.model, self.cache, stats)
 
     def release_memory(self) -> None:
         """Drop the buffers of the cache and of what is beside it."""
         self.cache.clear()
         self.host.clear()
+        if self._graphs is not None:
+            self._graphs.clear()
 
     def prefill(self, chunks: list[Chunk], everywhere: bool = False) -> Tensor:
         """Compute the prompt tokens of each chunk, fill their blocks -> logits [len(chunks), V] float32 after the last of them; `everywhere`: after
@@ -57,21 +66,25 @@ class ModelRunner:
         pieces = [(c, c.start, c.prompt_stop) for c in chunks]
         tokens = [t for c, start, stop in pieces for t in c.ticket.tokens[start:stop]]
         positions = [i for _, start, stop in pieces for i in range(start, stop)]
-        slots = np.concatenate([self._slots(c.blocks, start, stop, c.known) for c, start, stop in pieces])
+        owner = np.repeat(np.arange(len(chunks)), [stop - start for _, start, stop in pieces])
         stops = np.cumsum([stop - start for _, start, stop in pieces]).tolist()
         short = max(0, MIN_ROWS - len(tokens))
         padding = self.cache.scratch_slot + np.arange(short) % self.cache.block_size
-        owner = np.repeat(np.arange(len(chunks)), [stop - start for _, start, stop in pieces])
-        by_row = DecodeLayout(
+        slots = self._tensor(np.concatenate([*(self._slots(c.blocks, start, stop, c.known) for c, start, stop in pieces), padding]))
+        at = self._tensor(positions + [0] * short)
+        tables = [c.blocks for c in chunks]
+        layout = PrefillLayout(
             self.cache,
-            self._tensor(np.concatenate([slots, padding])),
-            self._tensor(self._row_tables([c.blocks for c in chunks], np.pad(owner, (0, short), constant_values=len(chunks)))),
-            self._tensor(positions + [0] * short),
+            slots,
+            lambda: DecodeLayout(self.cache, slots, self._tensor(self._rows_table(tables, owner)), at),
+            lambda: self._tiles(pieces),
         )
-        layout = PrefillLayout(by_row, lambda: self._tiles(pieces))
+        additions = self._additions([(c.ticket.request.adapter, stop - start) for c, start, stop in pieces], len(tokens) + short)
+        hidden = self._hidden(self._tensor(tokens + [0] * short), at, layout, additions)
         rows = list(range(len(tokens))) if everywhere else [s - 1 for s in stops]
-        owners = [(c.ticket.request.adapter, stop - start) for c, start, stop in pieces]
-        return self._logits(tokens + [0] * short, positions + [0] * short, layout, owners, rows)
+        # Padded for the head's product, for the reason in the module docstring.
+        wanted = rows + rows[-1:] * max(0, MIN_ROWS - len(rows))
+        return self._logits(hidden[self._tensor(wanted)])[: len(rows)]
 
     def _slots(self, blocks: list[int], start: int, stop: int, known: int = 0) -> np.ndarray:
         """Cache slots of positions [start, stop); scratch for those below `known`, and where there is no block."""
@@ -111,36 +124,20 @@ class ModelRunner:
 
         revision: changes whenever a block table does. at_least: rows to compute.
         """
-        size = self.cache.block_size
-        count = len(sequences)
-        padded = max(count, at_least, MIN_ROWS)
-        tokens = np.zeros(padded, dtype=np.int64)
-        positions = np.zeros(padded, dtype=np.int64)
-        tokens[:count] = [s.tokens[-1] for s in sequences]
-        positions[:count] = [s.length - 1 for s in sequences]
-        table = self._block_table(sequences, padded, revision)
-        slots = table[np.arange(padded), positions // size] * size + positions % size
-        layout = self._decode_layout(slots, table, positions)
-        return self._logits(tokens, positions, layout, [(s.request.adapter, 1) for s in sequences], rows=None)[:count]
-
-    def _decode_layout(self, slots: np.ndarray, table: np.ndarray, positions: np.ndarray) -> Layout:
-        where = (self._tensor(slots), self._tensor(table), self._tensor(positions))
-        if triton_serves(self.device.type):
-            from .triton_kernels import TritonDecodeLayout, units_of
-
-            if table is not self._shared[0]:  # a new one is made whenever a block table changes
-                self._shared = (table, find_shared_prefixes(table, positions, self.cache.block_size))
-            return TritonDecodeLayout(self.cache, *where, units_of(where[2], self._shared[1]))
-        return DecodeLayout(self.cache, *where)
+        rows = max(len(sequences), at_least)
+        if self._table[:2] != (revision, rows):  # kept until a table changes
+            self._table = (revision, rows, self._block_table([s.blocks for s in sequences], rows))
+        tokens, positions = [s.tokens[-1] for s in sequences], [s.length - 1 for s in sequences]
+        hidden = self._decode(tokens, positions, self._table[2], [(s.request.adapter, 1) for s in sequences])
+        return self._logits(hidden)[: len(sequences)]
 
     def replay(self, chunks: list[Chunk]) -> None:
         """Compute again the sampled tokens of each chunk, REPLAY_ROWS at a time, by a decode's arithmetic, row for row: the same bits."""
         for chunk in chunks:
             for start in range(chunk.prompt_stop, chunk.stop, REPLAY_ROWS):
                 stop = min(chunk.stop, start + REPLAY_ROWS)
-                tokens = np.array(chunk.ticket.tokens[start:stop])
-                rows = self._rows([chunk.blocks], np.zeros(stop - start, dtype=np.int64), tokens, np.arange(start, stop))
-                self._hidden(*rows, [(chunk.ticket.request.adapter, stop - start)])
+                table = self._rows_table([chunk.blocks], np.zeros(stop - start, dtype=np.int64))
+                self._decode(chunk.ticket.tokens[start:stop], range(start, stop), table, [(chunk.ticket.request.adapter, stop - start)])
 
     def decode_rows(
         self,
@@ -150,56 +147,78 @@ class ModelRunner:
         positions: np.ndarray,
         adapters: list[LoadedAdapter | None] | None = None,
     ) -> Tensor:
-        """Any number of tokens of each sequence, by a decode's arithmetic, row for row -> logits [N, V] float32.
+        """Any number of tokens of each sequence, by a decode's arithmetic, row for row -> logits [N, V] float32. A row sees what the same forward
+        writes before its position.
 
         tables, adapters: blocks and adapter of each sequence. owner, tokens, positions: [N], whose a row is, its token, and where that stands.
         """
         owners = [(adapters[i], 1) for i in owner] if adapters is not None else []
-        return self._logits(*self._rows(tables, owner, tokens, positions), owners, rows=None)[: len(tokens)]
+        return self._logits(self._decode(tokens, positions, self._rows_table(tables, owner), owners))[: len(tokens)]
 
-    def _rows(self, tables: list[list[int]], owner: np.ndarray, tokens: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, Layout]:
-        """Padded tokens and positions, and the layout with a table for each row; a row sees what the same forward writes before its position."""
-        size, short = self.cache.block_size, (0, max(0, MIN_ROWS - len(tokens)))
-        table = self._row_tables(tables, np.pad(owner, short, constant_values=len(tables)))
-        tokens, positions = np.pad(tokens, short), np.pad(positions, short)
-        slots = table[np.arange(len(table)), positions // size] * size + positions % size
-        return tokens, positions, self._decode_layout(slots, table, positions)
+    def _decode(self, tokens: Rows, positions: Rows, table: np.ndarray, owners: Owners) -> Tensor:
+        """Tokens [N] at positions [N] by a decode's arithmetic, each behind its row of the table, whose other rows are padding -> [rows, hidden]."""
+        size, rows = self.cache.block_size, np.zeros((2, len(table)), dtype=np.int64)
+        rows[:, : len(tokens)] = tokens, positions
+        slots = table[np.arange(len(table)), rows[1] // size] * size + rows[1] % size
+        inputs = [*rows, slots, table, *self._shared_prefixes(table, rows[1])]
+        additions = self._additions(owners, len(table))
+        hidden = None if self._graphs is None else self._graphs.run(inputs, self._decode_hidden, additions is None)
+        return self._decode_hidden([self._tensor(x) for x in inputs], additions) if hidden is None else hidden
 
-    def _row_tables(self, tables: list[list[int]], owner: np.ndarray) -> np.ndarray:
-        """[N, M] the table of each row's owner [N]; all scratch where that is len(tables), the padding's."""
-        table = np.full((len(tables) + 1, self._columns(max(map(len, tables)))), self.cache.blocks, dtype=np.int64)
+    def _decode_hidden(self, inputs: list[Tensor], additions: Additions | None = None) -> Tensor:
+        """inputs: tokens, positions, slots [B], table [B, M]; for GPU kernels those of `SharedPrefixes` too. Reads nothing else that may change: a
+        graph of it is replayed with other inputs."""
+        tokens, positions, slots, table, *shared = inputs
+        layout: Layout = DecodeLayout(self.cache, slots, table, positions)
+        if shared:
+            from .triton_kernels import TritonDecodeLayout, units_of
+
+            layout = TritonDecodeLayout(self.cache, slots, table, positions, units_of(positions, *shared))
+        return self._hidden(tokens, positions, layout, additions)
+
+    def _shared_prefixes(self, table: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, ...]:
+        """`SharedPrefixes` for GPU kernels, nothing for others. Found once for a table: a new one is made whenever a sequence's changes."""
+        if not triton_serves(self.device.type):
+            return ()
+        if table is not self._shared[0]:
+            self._shared = (table, find_shared_prefixes(table, positions, self.cache.block_size).padded())
+        return self._shared[1]
+
+    def _rows_table(self, tables: list[list[int]], owner: np.ndarray) -> np.ndarray:
+        """A table with a row for each of `owner` [N], and padding behind."""
+        rows, _ = self._shape(len(owner), 1)
+        padded = np.pad(owner, (0, rows - len(owner)), constant_values=len(tables))
+        return self._block_table(tables, len(tables) + 1)[padded]  # the last is the padding's, all scratch
+
+    def _block_table(self, tables: list[list[int]], rows: int) -> np.ndarray:
+        """[rows or more, M] blocks of every sequence, scratch where it has fewer."""
+        table = np.full(self._shape(rows, max(map(len, tables))), self.cache.blocks, dtype=np.int64)
         for row, blocks in zip(table, tables, strict=False):
             row[: len(blocks)] = blocks
-        return table[owner]
+        return table
 
-    def _block_table(self, sequences: list[Sequence], padded: int, revision: int) -> np.ndarray:
-        """[padded, M] blocks of every sequence, scratch where it has fewer; M * block_size is a multiple of MIN_ROWS. Kept until a table changes."""
-        if self._table[:2] != (revision, padded):
-            table = np.full((padded, self._columns(max(len(s.blocks) for s in sequences))), self.cache.blocks, dtype=np.int64)
-            for row, s in zip(table, sequences, strict=False):
-                row[: len(s.blocks)] = s.blocks
-            self._table = (revision, padded, table)
-        return self._table[2]
-
-    def _columns(self, blocks: int) -> int:
-        """Columns of a decode's table with room for `blocks`: their slots are a multiple of MIN_ROWS."""
+    def _shape(self, rows: int, blocks: int) -> tuple[int, int]:
+        """Of a decode's table with room for so many: at least MIN_ROWS rows, of a multiple of MIN_ROWS slots; with graphs, one that comes again."""
         step = math.lcm(self.cache.block_size, MIN_ROWS) // self.cache.block_size
-        return -(-blocks // step) * step
+        rows, steps = max(rows, MIN_ROWS), -(-blocks // step)
+        rows, steps = (rows, steps) if self._graphs is None else rounded_up(rows, steps)
+        return rows, steps * step
 
-    def _hidden(self, tokens: Rows, positions: Rows, layout: Layout, owners: Owners) -> Tensor:
-        owned = [(adapter, self._tensor(rows)) for adapter, rows in rows_by_adapter(owners)] if self._adapted else []
-        additions = Additions(owned, len(positions)) if owned else None
-        with torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None):
-            return self._body.hidden(self._tensor(tokens), self._tensor(positions), layout, additions)
+    def _additions(self, owners: Owners, rows: int) -> Additions | None:
+        owned = [(adapter, self._tensor(own)) for adapter, own in rows_by_adapter(owners)] if self._adapted else []
+        return Additions(owned, rows) if owned else None
 
-    def _logits(self, tokens: Rows, positions: Rows, layout: Layout, owners: Owners, rows: list[int] | None) -> Tensor:
-        hidden = self._hidden(tokens, positions, layout, owners)
-        with torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None):
-            if rows is None:
-                return self.model.logits(hidden)
-            # Padded for the head's product, for the reason in the module docstring.
-            wanted = rows + rows[-1:] * max(0, MIN_ROWS - len(rows))
-            return self.model.logits(hidden[self._tensor(wanted)])[: len(rows)]
+    def _hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: Additions | None) -> Tensor:
+        with self._precision():
+            return self._body.hidden(tokens, positions, layout, additions)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        with self._precision():
+            return self.model.logits(hidden)
+
+    def _precision(self) -> torch.autocast:
+        """No cache of cast weights: a graph would go on reading what the end of a context frees."""
+        return torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None, cache_enabled=False)
 
     def _tensor(self, values: object) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)

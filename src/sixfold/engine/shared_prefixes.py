@@ -7,13 +7,12 @@ done for all queries of its members together, and joined with each sequence's at
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 
-@dataclass(frozen=True)
-class SharedPrefixes:
+class SharedPrefixes(NamedTuple):
     """members: [U, R] rows of the block table, those of a line share their first `lengths` [U] tokens; -1 where there are fewer than R.
     own: [B] where each sequence's own part begins; 0 if it is in no line."""
 
@@ -21,9 +20,11 @@ class SharedPrefixes:
     lengths: np.ndarray
     own: np.ndarray
 
-    def keys_read(self, positions: np.ndarray) -> int:
-        """Keys that one layer's attention reads for queries at `positions` [B]; without sharing they would be (positions + 1).sum()."""
-        return int(self.lengths.sum() + (positions + 1 - self.own).sum())
+    def padded(self) -> SharedPrefixes:
+        """With empty lines behind, so that their number repeats from step to step: a power of two, at least one for 8 rows of the table; or none."""
+        lines = 1 << (max(len(self.members), len(self.own) // 8) - 1).bit_length() if len(self.members) else 0
+        short = (0, lines - len(self.members))
+        return SharedPrefixes(np.pad(self.members, (short, (0, 0)), constant_values=-1), np.pad(self.lengths, short), self.own)
 
 
 def find_shared_prefixes(table: np.ndarray, positions: np.ndarray, block_size: int, rows: int = 8) -> SharedPrefixes:

@@ -14,7 +14,8 @@ class EngineStats:
     recomputed_tokens: tokens of preempted sequences computed once more. decoded_tokens: sampled. preemptions: sequences stopped for lack of blocks,
     to go on later. taken_out_bytes, brought_back_bytes: of theirs, to host memory and from it. aborted: sequences given up by the caller, begun or
     not. peak_blocks: cache blocks that requests held at the fullest moment.
-    peak_waiting: requests and preempted sequences in the queue at its longest.
+    peak_waiting: requests and preempted sequences in the queue at its longest. graph_captures, graph_replays: CUDA graphs made, and
+    decode forwards that were a replay of one; eager_decodes: those that were not, where graphs are on.
 
     Of speculation: proposed_tokens, guessed and checked; accepted_tokens, those that a completion took over; target_passes, how often a sequence was
     checked; pass_tokens, what completions grew by in them.
@@ -33,6 +34,9 @@ class EngineStats:
     aborted: int = 0
     peak_blocks: int = 0
     peak_waiting: int = 0
+    graph_captures: int = 0
+    graph_replays: int = 0
+    eager_decodes: int = 0
     proposed_tokens: int = 0
     accepted_tokens: int = 0
     target_passes: int = 0

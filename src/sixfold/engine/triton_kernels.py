@@ -20,7 +20,6 @@ from torch import Tensor
 
 from .kv_cache import KVCache
 from .language_model import AttentionLayer
-from .shared_prefixes import SharedPrefixes
 
 TILE_BYTES = 16384
 """Of the keys that are read at a time: 64 of 128 bfloat16 numbers. Shared memory holds several tiles."""
@@ -134,13 +133,11 @@ class TritonDecodeLayout:
         return decode_attention(queries, *pools, self.table, self.positions, self.units, kernel, self.cache.scales.get(kernel.layer))[None]
 
 
-def units_of(positions: Tensor, shared: SharedPrefixes | None) -> list[Units]:
-    """Each sequence's own part and, before it, the prefixes that are shared. positions: [B] of the queries."""
+def units_of(positions: Tensor, members: Tensor, lengths: Tensor, own: Tensor) -> list[Units]:
+    """Each sequence's own part and, before it, the prefixes that are shared (`SharedPrefixes`). positions: [B] of the queries."""
     rows = torch.arange(len(positions), device=positions.device)
-    if shared is None or not len(shared.members):
-        return [Units(rows[:, None], torch.zeros_like(rows), positions + 1)]
-    members, lengths, own = (torch.as_tensor(x, device=positions.device) for x in (shared.members, shared.lengths, shared.own))
-    return [Units(members, torch.zeros_like(lengths), lengths), Units(rows[:, None], own, positions + 1)]
+    prefixes = [Units(members, torch.zeros_like(lengths), lengths)] if len(members) else []
+    return [*prefixes, Units(rows[:, None], own, positions + 1)]
 
 
 def decode_attention(

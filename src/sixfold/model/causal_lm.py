@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ..errors import UserError
 from .attention import NAME, Kernel, Layout, causal_attention
+from .footing import Footing
 from .fused_decoder import Body, BodyKernels, fused_decoder
 from .lora import LayerAdditions, added
 
@@ -41,6 +42,7 @@ class CausalLM:
 
     def __init__(self, module: PreTrainedModel) -> None:
         self.module = module
+        self._footing: Footing | None = None
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
         """tokens, positions [N] -> [N, hidden]."""
@@ -52,6 +54,13 @@ class CausalLM:
     def body(self, kernels: BodyKernels | None) -> Body:
         """The fastest way to `hidden`: written out on the kernels, where the module is of a kind that can be; else itself."""
         return (fused_decoder(self, kernels) if kernels is not None else None) or self
+
+    def footing(self) -> tuple[object, ...] | None:
+        """What a captured `hidden` stands on: equal for as long as it holds. None where it cannot be captured. See `footing.py`."""
+        if self._footing is None:
+            zeros = torch.zeros(2, dtype=torch.int64, device=next(self.module.parameters()).device)
+            self._footing = Footing(self.module.base_model, lambda: hidden_states(self.module, zeros, zeros, _Segments(((0, 2),))))
+        return self._footing.of_now()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> float32 [N, V]."""

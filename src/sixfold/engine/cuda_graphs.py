@@ -1,0 +1,98 @@
+"""Decode forwards as CUDA graphs: what the body launches for inputs of one shape is captured once, and launched again as one piece.
+
+A replay calls no Python. It reads its inputs from a buffer of its own, filled before, and weights and cache where they lay at the capture, whatever
+numbers they hold by now. Head and sampler stay outside: they are a few launches, and every graph would keep logits of its own.
+
+What cannot be replayed runs eagerly, to the same result: see `DecodeGraphs.run`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .kv_cache import KVCache
+from .language_model import LanguageModel
+from .stats import EngineStats
+
+MOST_GRAPHS = 32
+"""Each holds its launches and a [rows, hidden] result; they share the rest of their memory."""
+MOST_ROWS = 512
+"""Beyond, a forward computes for longer than its launches take."""
+
+
+def rounded_up(rows: int, columns: int) -> tuple[int, int]:
+    """A table's shape up to the next one that graphs are kept for: 16, 32, 64, 96, ... rows up to MOST_ROWS, columns by powers of two."""
+    many = 16 if rows <= 16 else -(-rows // 32) * 32
+    return (many, 1 << (columns - 1).bit_length()) if many <= MOST_ROWS else (rows, columns)
+
+
+class CUDACapture:
+    """Captures on a stream of its own, behind a warm-up there: what libraries make at a first launch is then made outside the graph."""
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type != "cuda":
+            raise ValueError(f"CUDA graphs need a model on a CUDA device; this one is on {device}")
+        self._stream = torch.cuda.Stream(device)
+
+    def __call__(self, run: Callable[[], Tensor], beside: torch.cuda.CUDAGraph | None) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """The graph, in the memory pool of the one `beside` it, and what `run` gave: where each replay leaves its result."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            run()
+        graph, pool = torch.cuda.CUDAGraph(), None if beside is None else beside.pool()
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):  # other threads may use the GPU meanwhile
+            result = run()
+        return graph, result
+
+
+class DecodeGraphs:
+    """The graphs of one model over one cache, by the shapes of their inputs. Of more than MOST_GRAPHS the one used least recently goes."""
+
+    def __init__(self, model: LanguageModel, cache: KVCache, stats: EngineStats) -> None:
+        self._model = model
+        self._cache = cache
+        self._stats = stats
+        self._device = next(model.module.parameters()).device
+        self._capture = CUDACapture(self._device)
+        self._graphs: OrderedDict[tuple[tuple[int, ...], ...], tuple[Tensor, torch.cuda.CUDAGraph, Tensor]] = OrderedDict()
+        """Shapes -> all inputs one after another, the graph, and where it leaves its result."""
+        self._held: object = None
+
+    def clear(self) -> None:
+        """Drop all graphs."""
+        self._graphs.clear()
+
+    def run(self, inputs: list[np.ndarray], forward: Callable[[list[Tensor]], Tensor], plain: bool) -> Tensor | None:
+        """forward(inputs), int64 each, as it is on the device; to be used before the next run. None where it must run eagerly: not `plain` (adapters
+        add to it), more rows than MOST_ROWS, or a model that cannot be captured now. Graphs go when the model or the cache lies elsewhere."""
+        footing = self._model.footing() if plain and len(inputs[0]) <= MOST_ROWS else None
+        if footing is None:
+            self._stats.eager_decodes += 1
+            return None
+        held = (footing, [side.data_ptr() for side in self._cache.tensors()])
+        if held != self._held:
+            self.clear()
+            self._held = held
+        key, given = tuple(x.shape for x in inputs), torch.from_numpy(np.concatenate([x.reshape(-1) for x in inputs]))
+        if key not in self._graphs:
+            self._add(key, given.to(self._device), forward)
+        self._graphs.move_to_end(key)
+        static, graph, hidden = self._graphs[key]
+        static.copy_(given)
+        graph.replay()
+        self._stats.graph_replays += 1
+        return hidden
+
+    def _add(self, key: tuple[tuple[int, ...], ...], static: Tensor, forward: Callable[[list[Tensor]], Tensor]) -> None:
+        if len(self._graphs) == MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+        views = [part.view(shape) for part, shape in zip(static.split([int(np.prod(shape)) for shape in key]), key, strict=True)]
+        beside = next(iter(self._graphs.values()))[1] if self._graphs else None
+        self._graphs[key] = (static, *self._capture(partial(forward, views), beside))
+        self._stats.graph_captures += 1
