@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 ON_HOST = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+COPIES = {torch.ops.aten._to_copy, torch.ops.aten.copy_}
 
 
 class Footing:
@@ -42,7 +43,8 @@ class Footing:
         self._owned = [own for m in modules for own in (m._parameters, m._buffers) if own]
         self._hooks = [hooks for m in modules for hooks in (m._forward_pre_hooks, m._forward_hooks)]
         self._parts = self._parts_now()
-        with torch.no_grad(), _HostReads() as reads:
+        # Not in inference mode: there `bool(tensor)` and others reach a dispatch mode whole, and their tags do not say what they do inside.
+        with torch.inference_mode(False), torch.no_grad(), _HostReads() as reads:
             self._forward()
         self._on_host = reads.found
 
@@ -51,7 +53,7 @@ class Footing:
 
 
 class _HostReads(TorchDispatchMode):
-    """Notices what cannot be captured: numbers or shapes that the host must know, and copies between devices."""
+    """Notices what cannot be captured: numbers or shapes that the host must know, and copies between host and device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,6 +61,9 @@ class _HostReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        devices = {t.device for t in tree_leaves((args, out)) if isinstance(t, Tensor) and t.dim()}  # a CPU number without dimensions is a constant
-        self.found |= bool(ON_HOST & set(func.tags)) or len(devices) > 1
+        given, made = (t for t in tree_leaves(args) if isinstance(t, Tensor)), (t for t in tree_leaves(out) if isinstance(t, Tensor))
+        # A CPU number without dimensions is a constant to other operations than copies. lift_fresh: `torch.tensor(...)`.
+        devices = {t.device for t in made} | {t.device for t in given if t.dim() or not t.is_cpu or func.overloadpacket in COPIES}
+        lifted = func.overloadpacket is torch.ops.aten.lift_fresh and devices != {torch.device("cpu")}
+        self.found |= bool(ON_HOST & set(func.tags)) or len(devices) > 1 or lifted
         return out
