@@ -15,8 +15,8 @@ from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
 
-MODES: dict[str, dict[str, Any]] = {"eager": {}}
-"""Name -> what the engine is made with. A way of running a step, such as CUDA graphs, is one more row."""
+MODES: dict[str, dict[str, Any]] = {"eager": {"cuda_graphs": False}, "graphs": {"cuda_graphs": True}}
+"""Name -> what the engine is made with. A way of running a step is one more row."""
 WARM_STEPS = 4
 
 
@@ -32,7 +32,8 @@ def make_engine(model: PreTrainedModel, mode: str, batch: int, longest: int) -> 
 
 
 def decode_row(name: str, model: PreTrainedModel, mode: str, batch: int, context: int, steps: int, clock: Clock, limits: Limits) -> dict[str, Any]:
-    """Median time of a step that decodes `batch` sequences of about `context` tokens, and the bandwidth that its needed bytes make of it."""
+    """Median time of a step that decodes `batch` sequences of about `context` tokens, the bandwidth that its needed bytes make of it, and the share
+    of the steps whose forward was the replay of a CUDA graph."""
     shape, item = SHAPES[name], next(model.parameters()).element_size()
     engine = make_engine(model, mode, batch, context + WARM_STEPS + steps + 1)
     for i, prompt in enumerate(prompts(batch, context, shape.vocabulary)):
@@ -41,6 +42,7 @@ def decode_row(name: str, model: PreTrainedModel, mode: str, batch: int, context
         engine.step()
     for _ in range(WARM_STEPS):
         engine.step()
+    replays = engine.stats.graph_replays
     seconds = []
     for _ in range(steps):
         start = clock.synchronize()
@@ -58,6 +60,7 @@ def decode_row(name: str, model: PreTrainedModel, mode: str, batch: int, context
         "tok_s": batch / median,
         "gb_s": rate / 1e9,
         "bandwidth_share": rate / limits.bandwidth,
+        "replayed_share": (engine.stats.graph_replays - replays) / steps,
     }
 
 

@@ -58,17 +58,22 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The engine on a GPU.", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=sorted(DTYPES), help="where to run")
     parser.add_argument("--shapes", default="0.5B,1.5B,7B", help=f"models, by comma, of {', '.join(SHAPES)}")
-    parser.add_argument("--modes", default=",".join(MODES), help="ways of running a step, by comma")
+    parser.add_argument(
+        "--modes", default="", help=f"ways of running a step, by comma, of {', '.join(MODES)}; all that the device has if none is given"
+    )
     parser.add_argument("--batches", default="1,16,64", help="sequences decoded together, by comma")
     parser.add_argument("--context", type=int, default=1024, help="tokens of a prompt")
     parser.add_argument("--steps", type=int, default=32, help="decode steps that are timed")
     parser.add_argument("--json", default="", help="write the rows to this file")
     options = parser.parse_args(arguments)
-    options.shapes, options.modes = options.shapes.split(","), options.modes.split(",")
+    there = [mode for mode, settings in MODES.items() if options.device == "cuda" or not settings["cuda_graphs"]]
+    options.shapes, options.modes = options.shapes.split(","), options.modes.split(",") if options.modes else there
     options.batches = [int(batch) for batch in options.batches.split(",")]
     for names, known in ((options.shapes, SHAPES), (options.modes, MODES)):
         if unknown := set(names) - set(known):
             parser.error(f"unknown {', '.join(sorted(unknown))}: choose from {', '.join(known)}")
+    if missing := set(options.modes) - set(there):
+        parser.error(f"{', '.join(missing)}: not on {options.device}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("no GPU here; --device cpu --shapes tiny shows whether the benchmark runs")
     return options

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tape import TapeCapture
+
+from sixfold.engine import cuda_graphs
+from sixfold.engine.cpu_kernels import cpu_kernels
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -28,13 +32,32 @@ def test_it_runs_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(run, "measure_limits", lambda clock, dtype: limits)
     run.main(["--device", "cpu", "--shapes", "tiny", "--batches", "2,4", "--context", "40", "--steps", "3", "--json", str(tmp_path / "out.json")])
     found = json.loads((tmp_path / "out.json").read_text())
-    assert [row["batch"] for row in found["decode"]] == [2, 4]
+    assert [(row["mode"], row["batch"], row["replayed_share"]) for row in found["decode"]] == [("eager", 2, 0.0), ("eager", 4, 0.0)]
     for row in found["decode"]:
         moved = shapes.decode_bytes(shapes.SHAPES["tiny"], [40 + 1 + 4 + 1] * row["batch"], 4)
         assert row["gb_s"] * row["step_ms"] == pytest.approx(moved / 1e6)
         assert row["bandwidth_share"] == pytest.approx(row["gb_s"] / 1e3)
     assert {row["kernel"] for row in found["kernels"]} >= {"attention, decode", "attention, prefill", "MLP", "sampling"}
     assert all(0 < row["roofline_share"] < 1 for row in found["kernels"])
+
+
+def test_steps_with_cuda_graphs_are_measured_beside_those_without(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a GPU by default. Here the tape stands for the capture; the timed steps are all replays, and attention alone is timed without graphs."""
+    run, timing = (importlib.import_module(name) for name in ("run", "timing"))
+    with pytest.raises(SystemExit):
+        run.parse(["--device", "cpu", "--shapes", "tiny", "--modes", "graphs"])
+    assert "graphs: not on cpu" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    options = run.parse(["--shapes", "tiny", "--batches", "3", "--context", "40", "--steps", "3"])
+    assert options.modes == ["eager", "graphs"]
+    monkeypatch.undo()
+    monkeypatch.setattr(cuda_graphs, "CUDACapture", TapeCapture)
+    monkeypatch.setenv("SIXFOLD_KERNELS", "torch")
+    cpu_kernels.cache_clear()
+    found = run.measure_shape("tiny", options, timing.Clock(torch.device("cpu")), timing.Limits(bandwidth=1e12, matmul=1e14))
+    cpu_kernels.cache_clear()
+    assert [(row["mode"], row["replayed_share"]) for row in found["decode"]] == [("eager", 0.0), ("graphs", 1.0)]
+    assert {row["mode"] for row in found["prefill"]} == {"eager", "graphs"} and len(found["kernels"]) > 4
 
 
 def test_decode_moves_every_weight_once_and_each_cache() -> None:

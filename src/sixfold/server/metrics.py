@@ -44,6 +44,9 @@ def _counters(engine: EngineThread) -> list[tuple[str, str, float]]:
         ("proposed_tokens_total", "Tokens guessed by speculation and checked.", stats.proposed_tokens),
         ("accepted_tokens_total", "Guessed tokens that completions took over.", stats.accepted_tokens),
         ("preemptions_total", "Completions stopped for lack of blocks, to go on later.", stats.preemptions),
+        ("graph_captures_total", "CUDA graphs of decode forwards that were made.", stats.graph_captures),
+        ("graph_replays_total", "Decode forwards that were the replay of a graph.", stats.graph_replays),
+        ("eager_decodes_total", "Decode forwards that were not, where graphs are on.", stats.eager_decodes),
     ]
 
 
