@@ -100,3 +100,16 @@ def test_attention_in_parts_is_attention(kernel: Kernel) -> None:
     for how in (shared, nothing):
         out = cascade_attention(q, keys, values, torch.tensor(positions), how, kernel)
         torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("groups", "alone", "lines"), [(0, 20, 0), (1, 0, 1), (1, 30, 4), (3, 0, 4), (5, 50, 8)])
+def test_lines_come_in_few_numbers(groups: int, alone: int, lines: int) -> None:
+    """None, or a power of two that is an eighth of the rows at least. Lines without members say nothing of any row."""
+    together = [[100 * g, 100 * g + 1, 1000 + 10 * g + i] for g in range(groups) for i in range(2)]
+    table = np.array(together + [[5000 + i, 6000 + i, 7000 + i] for i in range(alone)])
+    shared = find_shared_prefixes(table, np.full(len(table), 40), 16)
+    padded = shared.padded()
+    assert padded.members.shape == (lines, 8) and padded.lengths.shape == (lines,) and len(shared.members) == groups
+    np.testing.assert_array_equal(padded.members[:groups], shared.members)
+    np.testing.assert_array_equal(padded.lengths[:groups], shared.lengths)
+    assert (padded.members[groups:] == -1).all() and (padded.lengths[groups:] == 0).all() and padded.own is shared.own
