@@ -133,7 +133,8 @@ class Call:
     def run(self, kernels: CPUKernels) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Result and pools after it; those of the call stay as they are."""
         pools = (self.pools[0].clone(), self.pools[1].clone())
-        return kernels.paged_attention(**{**vars(self), "pools": pools}), pools
+        where = (self.slots, self.table, self.positions)
+        return kernels.paged_attention((self.q, self.k, self.v), pools, where, self.scale, self.window, self.softcap), pools
 
 
 def make_call(
@@ -405,7 +406,7 @@ def test_a_rare_token_is_as_frequent_as_it_should_be(kernels: CPUKernels) -> Non
 
 def test_the_exponential_is_right_to_two_units_in_the_last_place(tmp_path: Path) -> None:
     wrapper = tmp_path / "exponential.c"
-    beginning = SOURCE.read_text().split("LINE float dot")[0]
+    beginning = SOURCE.read_text().split("LINE float inverse_rms")[0]
     wrapper.write_text(beginning + "void run(const float *x, float *y, i64 n) { for (i64 i = 0; i < n; i++) y[i] = exp_(x[i]); }")
     subprocess.run([str(COMPILER), *FLAGS, "-w", "-shared", str(wrapper), "-o", str(tmp_path / "e.so"), "-lm"], check=True)
     library = ctypes.CDLL(str(tmp_path / "e.so"))

@@ -28,6 +28,9 @@ TOGETHER, _SPARE = 8, 24
 """As in the C file. Neighbouring rows of a decode that are looked at for keys they share."""
 
 
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
 class _Scratch(threading.local):
     """Room for the kernels' sums. Each Python thread has its own: a call lets the others run."""
 
@@ -71,23 +74,14 @@ class CPUKernels:
         self._rotate(*args, cosine.data_ptr(), sine.data_ptr(), positions.data_ptr(), torch.get_num_threads())
 
     def paged_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        pools: tuple[Tensor, Tensor],
-        slots: Tensor,
-        table: Tensor,
-        positions: Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        self, qkv: Triple, pools: tuple[Tensor, Tensor], where: Triple, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
-        """Write k, v [N, kv_heads, D] into `slots` [N] of the pools [kv_heads, blocks, block_size, D]; then each row of q [N, heads, D] attends over
-        its own table [N, M] up to its position [N], within the window -> [N, heads, D].
+        """qkv: q [N, heads, D], k and v [N, kv_heads, D]; each may be parts of longer rows. where: slots [N], table [N, M], positions [N].
 
-        q, k, v may be parts of longer rows.
+        Write k and v into the slots of the pools [kv_heads, blocks, block_size, D]; then each row of q attends over its own table up to its position,
+        within the window -> [N, heads, D].
         """
+        (q, k, v), (slots, table, positions) = qkv, where
         rows, heads, width = q.shape
         q, k, v = (t if t.stride()[1:] == (width, 1) else t.contiguous() for t in (q, k, v))
         if k.stride(0) != v.stride(0):
@@ -155,7 +149,7 @@ def _library(compiler: str) -> ctypes.CDLL | None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if folder.stat().st_uid != os.getuid():
                 continue  # somebody else's: what lies there is not ours to run
-            if not _whole(folder / name):
+            if not (folder / name).exists():
                 _compile(compiler, folder / name)
             return ctypes.CDLL(str(folder / name))
         except OSError:  # not writable, or nothing that lies there may be executed
@@ -181,12 +175,6 @@ def _key(compiler: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _whole(library: Path) -> bool:
-    """Whether the file is there and ends with its own digest: loading half a library would end the process."""
-    data = library.read_bytes() if library.exists() else b""
-    return hashlib.sha256(data[:-32]).digest() == data[-32:]
-
-
 def _compile(compiler: str, target: Path) -> None:
     """With OpenMP where compiler and torch have the same one, else for one thread. The file appears whole. Raises SubprocessError or OSError."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -198,9 +186,8 @@ def _compile(compiler: str, target: Path) -> None:
             _build([*compiling, "-fopenmp"], linking)
         except (subprocess.CalledProcessError, OSError):
             _build(compiling, linking)
-        digest = hashlib.sha256(library.read_bytes()).digest()
-        with library.open("ab") as file:  # added to, not written anew: it is loaded
-            file.write(digest)
+        with library.open("rb+") as file:
+            os.fsync(file)  # loading half a library, after the machine lost power, would end the process
         library.replace(target)
 
 

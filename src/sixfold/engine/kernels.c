@@ -33,14 +33,12 @@ LINE float exp_(float x) {
     return x < -87.3f ? 0.0f : p * scale;
 }
 
-LINE float dot(const float *a, const float *b, i64 n) {
+LINE float inverse_rms(const float *x, i64 n, float epsilon) {
     float s = 0;
 #pragma omp simd reduction(+ : s)
-    for (i64 i = 0; i < n; i++) s += a[i] * b[i];
-    return s;
+    for (i64 i = 0; i < n; i++) s += x[i] * x[i];
+    return 1.0f / sqrtf(s / n + epsilon);
 }
-
-LINE float inverse_rms(const float *x, i64 n, float epsilon) { return 1.0f / sqrtf(dot(x, x, n) / n + epsilon); }
 
 /* out = x / rms(x) * weight, for rows of `width`. */
 void rms_norm(const float *x, const float *weight, float epsilon, float *out, i64 rows, i64 width, int threads) {
@@ -90,19 +88,14 @@ void rotate(float *qkv, i64 stride, i64 rows, i64 heads, i64 kv_heads, i64 D, co
     }
 }
 
-/* Eight floats at a time; the compiler cuts or joins them to what the machine has. */
-typedef float lanes __attribute__((vector_size(32)));
+/* Eight floats at a time, wherever they lie; the compiler cuts them to what the machine has. */
+typedef float lanes __attribute__((vector_size(32), aligned(4), may_alias));
+#define AT(p) (*(lanes *)(p))
 #ifdef __clang__
 #define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define PICK(a, b, ...) __builtin_shuffle(a, b, (int32_t __attribute__((vector_size(32)))){__VA_ARGS__})
 #endif
-
-LINE lanes load(const float *p) {
-    lanes v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
 
 /* The sum of each of eight vectors: its upper half is added to its lower one, and so on. */
 LINE lanes sums(const lanes *v) {
@@ -127,7 +120,7 @@ LINE void score(int Q, const float *x, const float *pool, const i64 *at, i64 n, 
 #pragma GCC unroll 8
             for (int g = 0; g < Q; g++)
 #pragma GCC unroll 8
-                for (int j = 0; j < T; j++) s[g * T + j] += load(x + g * D + d) * load(pool + at[t + j] + d);
+                for (int j = 0; j < T; j++) s[g * T + j] += AT(x + g * D + d) * AT(pool + at[t + j] + d);
         lanes total = sums(s);
         for (int g = 0; g < Q; g++) memcpy(scores + g * stride + t, (float *)&total + g * T, sizeof(float) * T);
     }
@@ -137,15 +130,15 @@ LINE void score(int Q, const float *x, const float *pool, const i64 *at, i64 n, 
    additions where it fuses them for several, and the last bit would depend on Q. */
 LINE void mix(int Q, int C, float *x, const float *pool, const i64 *at, i64 n, i64 D, const float *scores, i64 stride) {
     lanes s[8];
-    for (int i = 0; i < Q * C; i++) s[i] = load(x + i / C * D + i % C * 8);
+    for (int i = 0; i < Q * C; i++) s[i] = AT(x + i / C * D + i % C * 8);
     for (i64 t = 0; t < n; t++) {
         for (int c = 0; c < C; c += 2) __builtin_prefetch(pool + at[t + AHEAD] + c * 8);
 #pragma GCC unroll 8
         for (int g = 0; g < Q; g++)
 #pragma GCC unroll 8
-            for (int c = 0; c < C; c++) s[g * C + c] += scores[g * stride + t] * load(pool + at[t] + c * 8);
+            for (int c = 0; c < C; c++) s[g * C + c] += scores[g * stride + t] * AT(pool + at[t] + c * 8);
     }
-    for (int i = 0; i < Q * C; i++) memcpy(x + i / C * D + i % C * 8, s + i, sizeof(lanes));
+    for (int i = 0; i < Q * C; i++) AT(x + i / C * D + i % C * 8) = s[i];
 }
 
 /* N queries x over n keys, or their sums x over n values: four at a time, then two, then one. */
@@ -174,8 +167,9 @@ LINE float softmax(float *s, i64 n, float softcap) {
     return 1.0f / total;
 }
 
-/* Up to TOGETHER rows, and the runs among them: neighbours whose tables begin alike. first, count: of each row the positions that it sees. at: where
-   those begin in a head's pool; of a run first what its rows share, then each row's own. length: of the run that begins at a row. */
+/* Up to TOGETHER rows, and the runs among them: neighbours that save reads by sharing the beginning of their tables. first, count: of each row the
+   positions that it sees. at: where those begin in a head's pool; of a run first what its rows share, then each row's own. length: of the run that
+   begins at a row. */
 typedef struct {
     i64 rows, G, D, stride, *at, first[TOGETHER], count[TOGETHER], length[TOGETHER], shared[TOGETHER];
 } Piece;
@@ -189,15 +183,14 @@ LINE i64 *put(i64 *at, const i64 *table, i64 block, i64 from, i64 to, i64 D) {
 /* Fill a piece, whose first four members are set. Shared are blocks that are full, and seen by all rows of a run. */
 static void lay_out(Piece *p, const i64 *table, i64 columns, i64 block, const i64 *positions, i64 window) {
     i64 *at = p->at, n;
-    for (i64 i = 0; i < p->rows; i++) {
-        p->first[i] = window > 0 && positions[i] >= window ? positions[i] + 1 - window : 0;
-        p->count[i] = positions[i] + 1 - p->first[i];
-    }
+    for (i64 i = 0; i < p->rows; i++)
+        p->first[i] = window > 0 && positions[i] >= window ? positions[i] + 1 - window : 0, p->count[i] = positions[i] + 1 - p->first[i];
     for (i64 i = 0; i < p->rows; i += n) {
         i64 depth = columns;
-        for (n = 0; i + n < p->rows && table[(i + n) * columns] == table[i * columns]; n++) {
+        for (n = 0; i + n < p->rows; n++) {
             i64 c = 0, full = p->first[i + n] ? 0 : p->count[i + n] / block;
             while (c < depth && c < full && table[(i + n) * columns + c] == table[i * columns + c]) c++;
+            if (n && n * c <= (n - 1) * depth) break; /* it would save less than it costs the others */
             depth = c;
         }
         p->length[i] = n;
@@ -210,12 +203,10 @@ static void lay_out(Piece *p, const i64 *table, i64 columns, i64 block, const i6
 
 /* All queries of a piece over its keys, or all sums over its values. */
 static void look_at_all(const Piece *p, int mixing, float *x, const float *pool, float *scores) {
-    const i64 *at = p->at, G = p->G, W = G * p->D, few = 64; /* so many keys stay in the cache while a run's queries look at them */
+    const i64 *at = p->at, G = p->G, W = G * p->D;
     for (i64 i = 0; i < p->rows; i += p->length[i]) {
-        for (i64 t = 0, n; t < p->shared[i]; t += n, at += n) {
-            n = p->shared[i] - t < few ? p->shared[i] - t : few;
-            look(mixing, x + i * W, p->length[i] * G, pool, at, n, p->D, scores + i * G * p->stride + t, p->stride);
-        }
+        look(mixing, x + i * W, p->length[i] * G, pool, at, p->shared[i], p->D, scores + i * G * p->stride, p->stride);
+        at += p->shared[i];
         for (i64 j = i, n; j < i + p->length[i]; j++, at += n) {
             n = p->count[j] - p->shared[i];
             look(mixing, x + j * W, G, pool, at, n, p->D, scores + j * G * p->stride + p->shared[i], p->stride);

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -127,10 +127,9 @@ class DecodeLayout:
         if kernels is None:
             return self._reference(q, k, v, kernel)
         pools = self.cache.layer_pools(kernel.layer, k[0], v[0])
-        queries, keys, values = (t[0].transpose(0, 1) for t in (q, k, v))
+        qkv, where = (q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1)), (self.slots, self.table, self.positions)
         scale = q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale
-        options = (scale, kernel.window, kernel.softcap)
-        return kernels.paged_attention(queries, keys, values, pools, self.slots, self.table, self.positions, *options)[None]
+        return kernels.paged_attention(qkv, pools, where, scale, kernel.window, kernel.softcap)[None]
 
     def _reference(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """The same by PyTorch's operations."""
@@ -160,44 +159,34 @@ class DecodeLayout:
         return self._biases[window]
 
 
-@dataclass
+@dataclass(frozen=True)
 class PrefillLayout:
     """Pieces of prompts one after another in a row, each behind what the cache holds of its own sequence.
 
-    slots: [N] where each token goes. by_row: every token by itself, as a decode has it, for the CPU kernels. tiles: for PyTorch's operations; they
-    have the same shape whatever piece of a prompt is computed, and whatever stood in the cache before. Either way a token's numbers are the same bits
+    slots: [N] where each token goes. by_row gives every token by itself, as a decode has it, for the CPU kernels. tiles, for PyTorch's operations,
+    are of one shape whatever piece of a prompt is computed, and whatever stood in the cache before. Either way a token's numbers are the same bits
     when its prompt is computed whole, in pieces, or behind a cached prefix.
     """
 
     cache: KVCache
     slots: Tensor
-    make_rows: Callable[[], DecodeLayout]
-    make_tiles: Callable[[], list[Tiles]]
+    by_row: Callable[[], DecodeLayout]
+    tiles: Callable[[], list[Tiles]]
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Write keys and values, then attend causally to one's own sequence: q [1, H, N, D] -> [1, N, H, D]."""
         if self.cache.kernels(q, k, v) is not None:
-            return self.by_row.attend(q, k, v, kernel)
+            return self.by_row().attend(q, k, v, kernel)
         self.cache.write(kernel.layer, k[0], v[0], self.slots)
         out = q.new_zeros(q.shape[2], q.shape[1], q.shape[3], dtype=v.dtype)
-        for tile in self.tiles:
+        for tile in self.tiles():
             n, width = tile.keys.shape
             queries = q[0].index_select(1, tile.rows.view(-1)).view(q.shape[1], n, TILE, -1).transpose(0, 1)
             keys, values = self.cache.read(kernel.layer, partial(_take, slots=tile.keys))
             seen = kernel.attend(queries.to(keys.dtype), keys, values, self._mask(width, kernel.window))
             out.index_copy_(0, tile.to, seen.transpose(1, 2).reshape(n * TILE, q.shape[1], -1).index_select(0, tile.at).to(out.dtype))
         return out[None]
-
-    @cached_property
-    def by_row(self) -> DecodeLayout:
-        """Made once a forward, like `tiles`."""
-        return self.make_rows()
-
-    @cached_property
-    def tiles(self) -> list[Tiles]:
-        """Made once a forward."""
-        return self.make_tiles()
 
     def _mask(self, width: int, window: int | None) -> Tensor:
         """[TILE, width]: what the last TILE of `width` positions see."""

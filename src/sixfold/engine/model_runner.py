@@ -9,6 +9,7 @@ pieces. (Mixtures of experts: to rounding only, as an expert may get very few ro
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from .shared_prefixes import find_shared_prefixes
 from .stats import EngineStats
 
 Rows = list[int] | range | np.ndarray
+Chosen = list[LoadedAdapter | None]
 TILE_KEYS = 1 << 16
 """Keys that are gathered at most for one attention of a prefill (but always those of one tile)."""
 REPLAY_ROWS = 32
@@ -66,22 +68,16 @@ class ModelRunner:
         pieces = [(c, c.start, c.prompt_stop) for c in chunks]
         tokens = [t for c, start, stop in pieces for t in c.ticket.tokens[start:stop]]
         positions = [i for _, start, stop in pieces for i in range(start, stop)]
-        owner = np.repeat(np.arange(len(chunks)), [stop - start for _, start, stop in pieces])
-        stops = np.cumsum([stop - start for _, start, stop in pieces]).tolist()
+        sizes = [stop - start for _, start, stop in pieces]
+        owner = np.repeat(np.arange(len(chunks)), sizes)
         short = max(0, MIN_ROWS - len(tokens))
-        padding = self.cache.scratch_slot + np.arange(short) % self.cache.block_size
-        slots = self._tensor(np.concatenate([*(self._slots(c.blocks, start, stop, c.known) for c, start, stop in pieces), padding]))
-        at = self._tensor(positions + [0] * short)
-        tables = [c.blocks for c in chunks]
-        layout = PrefillLayout(
-            self.cache,
-            slots,
-            lambda: DecodeLayout(self.cache, slots, self._tensor(self._rows_table(tables, owner)), at),
-            lambda: self._tiles(pieces),
-        )
-        additions = self._additions([(c.ticket.request.adapter, stop - start) for c, start, stop in pieces], len(tokens) + short)
+        slots = np.concatenate([*(self._slots(c.blocks, start, stop, c.known) for c, start, stop in pieces), self._slots([], 0, short)])
+        to, at = self._tensor(slots), self._tensor(positions + [0] * short)
+        by_row = cache(lambda: DecodeLayout(self.cache, to, self._tensor(self._rows_table([c.blocks for c in chunks], owner)), at))
+        layout = PrefillLayout(self.cache, to, by_row, cache(lambda: self._tiles(pieces)))
+        additions = self._additions(zip([c.ticket.request.adapter for c in chunks], sizes, strict=True), len(tokens) + short)
         hidden = self._hidden(self._tensor(tokens + [0] * short), at, layout, additions)
-        rows = list(range(len(tokens))) if everywhere else [s - 1 for s in stops]
+        rows = list(range(len(tokens))) if everywhere else (np.cumsum(sizes) - 1).tolist()
         # Padded for the head's product, for the reason in the module docstring.
         wanted = rows + rows[-1:] * max(0, MIN_ROWS - len(rows))
         return self._logits(hidden[self._tensor(wanted)])[: len(rows)]
@@ -140,12 +136,7 @@ class ModelRunner:
                 self._decode(chunk.ticket.tokens[start:stop], range(start, stop), table, [(chunk.ticket.request.adapter, stop - start)])
 
     def decode_rows(
-        self,
-        tables: list[list[int]],
-        owner: np.ndarray,
-        tokens: np.ndarray,
-        positions: np.ndarray,
-        adapters: list[LoadedAdapter | None] | None = None,
+        self, tables: list[list[int]], owner: np.ndarray, tokens: np.ndarray, positions: np.ndarray, adapters: Chosen | None = None
     ) -> Tensor:
         """Any number of tokens of each sequence, by a decode's arithmetic, row for row -> logits [N, V] float32. A row sees what the same forward
         writes before its position.

@@ -28,42 +28,23 @@ class SharedPrefixes(NamedTuple):
 
 
 def find_shared_prefixes(table: np.ndarray, positions: np.ndarray, block_size: int, rows: int = 8) -> SharedPrefixes:
-    """table: [B, M] blocks. Groups that save many block reads, cut into lines of at most `rows` members. Only blocks that are full for all members
-    count: so it holds as long as the tables stay, however far positions [B] go on."""
+    """table: [B, M] blocks. Lines that save many block reads, (members - 1) * length each, of at most `rows` members. Only blocks that are full for
+    all members count: so it holds as long as the tables stay, however far positions [B] go on."""
+    own, members, lengths = np.zeros(len(table), dtype=np.int64), [], []
     full = (positions + 1) // block_size
-    own = np.zeros(len(table), dtype=np.int64)
-    members, lengths = [], []
-    for depth, group in _groups(table, full, np.arange(len(table)), 0)[0]:
-        own[group] = depth * block_size
-        for at in range(0, len(group), rows):
-            part = group[at : at + rows]
-            members.append(np.pad(part, (0, rows - len(part)), constant_values=-1))
+    begun = np.where(np.arange(table.shape[1]) < full[:, None], table, np.iinfo(np.int64).max)
+    order = np.lexsort(begun.T[::-1])  # what begins alike stands together, the shortest last
+    alike, full = [*(begun[order[1:]] == begun[order[:-1]]).cumprod(1).sum(1).tolist(), 0], full[order].tolist()
+    start, depth = 0, full[0]
+    for i, common in enumerate(alike, start=1):
+        count, joined, after = i - start, min(common, depth, *full[i : i + 1]), min([*alike[i : i + 1], *full[i : i + 2]], default=0)
+        # Against stopping here, with what the next one would share with the one behind it.
+        if joined and count < rows and (count + 1) * joined >= (count - 1) * depth + max(joined, after):
+            depth = joined
+            continue
+        if count > 1:
+            own[order[start:i]] = depth * block_size
+            members.append(np.pad(order[start:i], (0, rows - count), constant_values=-1))
             lengths.append(depth * block_size)
+        start, depth = i, max(full[i : i + 1], default=0)
     return SharedPrefixes(np.array(members, dtype=np.int64).reshape(-1, rows), np.array(lengths, dtype=np.int64), own)
-
-
-Group = tuple[int, np.ndarray]
-"""How many first blocks these rows of the table share."""
-
-
-def _groups(table: np.ndarray, full: np.ndarray, rows: np.ndarray, depth: int) -> tuple[list[Group], np.ndarray]:
-    """Rows that agree up to `depth` -> groups that save block reads, (rows - 1) * depth each, and the rows left over.
-
-    From the ends to the beginnings: where rows part, those left over form a group, joined by each group from further down that saves more in it.
-    """
-    if len(rows) < 2:
-        return [], rows
-    low = int(full[rows].min())
-    differs = (table[rows, depth:low] != table[rows[:1], depth:low]).any(0)
-    depth = depth + int(differs.argmax()) if differs.any() else low
-    going_on = rows[full[rows] > depth]
-    next_blocks = table[going_on, depth] if len(going_on) else going_on
-    below = [_groups(table, full, going_on[next_blocks == block], depth + 1) for block in np.unique(next_blocks)]
-    groups = [group for found, _ in below for group in found]
-    left = np.concatenate([rows[full[rows] <= depth], *(rest for _, rest in below)])
-    joining = [len(group) * depth > (len(group) - 1) * deeper for deeper, group in groups]
-    gain = (len(left) - 1) * depth + sum(len(g) * depth - (len(g) - 1) * d for (d, g), joins in zip(groups, joining, strict=True) if joins)
-    if gain <= 0:
-        return groups, left
-    joined = np.concatenate([left, *(group for (_, group), joins in zip(groups, joining, strict=True) if joins)])
-    return [*(g for g, joins in zip(groups, joining, strict=True) if not joins), (depth, np.sort(joined))], rows[:0]
