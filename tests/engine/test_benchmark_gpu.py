@@ -6,6 +6,7 @@ import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tape import TapeCapture
 
 from sixfold.engine import cuda_graphs
 from sixfold.engine.cpu_kernels import cpu_kernels
+from sixfold.engine.engine import Engine
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -55,6 +57,17 @@ def test_steps_with_cuda_graphs_are_measured_beside_those_without(monkeypatch: p
     monkeypatch.setenv("SIXFOLD_KERNELS", "torch")
     cpu_kernels.cache_clear()
     found = run.measure_shape("tiny", options, timing.Clock(torch.device("cpu")), timing.Limits(bandwidth=1e12, matmul=1e14))
+    kernel_speed = importlib.import_module("kernel_speed")
+    engines: list[Engine] = []
+
+    def on_a_gpu(*args: Any, **settings: Any) -> Engine:
+        engines.append(Engine(*args, **settings, cuda_graphs=True))
+        return engines[-1]
+
+    monkeypatch.setattr(kernel_speed, "Engine", on_a_gpu)
+    shape = importlib.import_module("shapes").SHAPES["tiny"]
+    assert len(kernel_speed.attention_rows(shape, 2, 40, timing.Clock(torch.device("cpu")), torch.float32)) == 2
+    assert engines[0].stats.graph_captures == 0 < engines[0].stats.eager_decodes
     cpu_kernels.cache_clear()
     assert [(row["mode"], row["replayed_share"]) for row in found["decode"]] == [("eager", 0.0), ("graphs", 1.0)]
     assert {row["mode"] for row in found["prefill"]} == {"eager", "graphs"} and len(found["kernels"]) > 4
