@@ -125,7 +125,7 @@ class EngineSide:
             "most_running": driven.most_running,
             "empty_slots": driven.empty / driven.slots,
             "waited_tokens": driven.waits.tokens,
-            "kv_bytes": self.engine.runner.cache.nbytes(),
+            "kv_bytes": sum(side.nbytes for side in self.engine.runner.cache.tensors()),
             "cache_tokens": self.engine.scheduler.blocks.count * self.engine.scheduler.blocks.block_size,
             "kernels": float(cpu_kernels() is not None),
         }  # fmt: skip
