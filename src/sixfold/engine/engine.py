@@ -250,7 +250,7 @@ class Engine:
             grown = self._extend(run)
             self.stats.decoded_tokens += grown
             self.stats.pass_tokens += grown
-            self.stats.accepted_tokens += min(grown, run.guessed)
+            self.stats.accepted_tokens += min(grown, len(run.tokens) - 1)
         self.stats.target_passes += len(runs)
         self.stats.decode_rows += len(runs)
         give_back(self.scheduler, running)

@@ -222,6 +222,7 @@ void paged_attention(const float *q, i64 q_stride, const float *k, const float *
                      const i64 *slots, const i64 *table, i64 columns, const i64 *positions, i64 rows, i64 heads, i64 kv_heads, i64 D, i64 block,
                      float scale, i64 window, float softcap, i64 *scratch, i64 room, i64 together, int threads) {
     const i64 G = heads / kv_heads, W = G * D, pieces = (rows + together - 1) / together, stride = columns * block + SPARE;
+#pragma omp parallel for num_threads(threads)
     for (i64 r = 0; r < rows; r++)
         for (i64 h = 0; h < kv_heads; h++) {
             memcpy(keys + h * pool + slots[r] * D, k + r * kv_stride + h * D, sizeof(float) * D);

@@ -123,7 +123,7 @@ class ModelRunner:
         rows = max(len(sequences), at_least)
         if self._table[:2] != (revision, rows):  # kept until a table changes
             self._table = (revision, rows, self._block_table([s.blocks for s in sequences], rows))
-        tokens, positions = [s.tokens[-1] for s in sequences], [s.length - 1 for s in sequences]
+        tokens, positions = [s.tokens[-1] for s in sequences], [len(s.tokens) - 1 for s in sequences]
         hidden = self._decode(tokens, positions, self._table[2], [(s.request.adapter, 1) for s in sequences])
         return self._logits(hidden)[: len(sequences)]
 

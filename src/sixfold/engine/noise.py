@@ -26,17 +26,17 @@ def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     return np.stack([c0, c1, c2, c3], axis=1)
 
 
-def uniforms(seed: int, task: str, sample: int, positions: int, purpose: str = "") -> np.ndarray:
-    """[positions] float64 in [0, 1): the noise of completion positions 0, 1, ... of one sample of one task.
+def uniforms(seed: int, task: str, sample: int | list[int], positions: int, purpose: str = "") -> np.ndarray:
+    """[positions] float64 in [0, 1): the noise of completion positions 0, 1, ... of one sample of one task; of S samples [S, positions].
 
     purpose: at most 16 bytes; each has a stream of its own, independent of the others. The empty one draws tokens.
     """
     digest = blake2b(f"{seed}\x00{task}".encode(), digest_size=16, person=purpose.encode()).digest()
     k0, k1, word2, word3 = (int.from_bytes(digest[i : i + 4], "little") for i in (0, 4, 8, 12))
-    counter = np.empty((positions, 4), dtype=np.uint64)
-    counter[:, 0] = np.arange(positions)
-    counter[:, 1] = sample
-    counter[:, 2] = word2
-    counter[:, 3] = word3
-    words = philox(counter, (k0, k1))
-    return ((words[:, 0] << np.uint64(21)) ^ (words[:, 1] >> np.uint64(11))).astype(np.float64) * 2.0**-53
+    counter = np.empty((*np.shape(sample), positions, 4), dtype=np.uint64)
+    counter[..., 0] = np.arange(positions)
+    counter[..., 1] = np.asarray(sample)[..., None]
+    counter[..., 2] = word2
+    counter[..., 3] = word3
+    words = philox(counter.reshape(-1, 4), (k0, k1)).reshape(counter.shape)
+    return ((words[..., 0] << np.uint64(21)) ^ (words[..., 1] >> np.uint64(11))).astype(np.float64) * 2.0**-53

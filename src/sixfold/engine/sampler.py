@@ -35,9 +35,9 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], noise: Sequence[flo
     truncated and renormalised distribution.
     """
     fast = _fast_sampler(logits)
-    alike = params[0] if len(set(map(id, params))) == 1 else None
+    of = {id(p): p.is_plain for p in {id(p): p for p in params}.values()}  # asked once of each: a batch has few
     # Row by row, not by what the batch happens to hold: a row's token must not depend on its company, and two ways may differ in the last bit.
-    plain = [p.is_plain for p in params] if alike is None else [alike.is_plain] * len(params)
+    plain = [of[id(p)] for p in params]
     if fast is None or not any(plain):
         return _sample(logits, params, noise, history)
     temperatures = torch.tensor([p.temperature for p in params], device=logits.device)

@@ -310,6 +310,7 @@ class Scheduler:
         some must wait."""
         request = ticket.request
         full = len(request.prompt) // self.blocks.block_size
+        noise: list[list[float]] = []
         while request.samples:
             last = len(request.samples) == 1
             own = 0 if last else len(ticket.blocks) - full
@@ -318,13 +319,13 @@ class Scheduler:
                 return False
             if not self.preempt:
                 self.reservation.start(request)
+            noise = noise or uniforms(request.params.seed, request.key, request.samples, request.params.max_tokens).tolist()
             sample = request.samples.pop(0)
             table = ticket.blocks if last else ticket.blocks[:full] + self.blocks.allocate(own)
             if not last:
                 self.blocks.share(table[:full])
                 work.copies += zip(ticket.blocks[full:], table[full:], strict=True)
                 self.stats.reused_tokens += len(request.prompt)
-            noise = uniforms(request.params.seed, request.key, sample, request.params.max_tokens)
-            work.starting.append(Sequence(request, sample, noise, list(request.prompt), table, started=time.perf_counter()))
+            work.starting.append(Sequence(request, sample, noise.pop(0), list(request.prompt), table, started=time.perf_counter()))
             work.tickets.append(ticket)
         return True

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
 from torch import Tensor
 
 from ..types import FinishReason, Kept, SamplingParams
@@ -61,7 +60,7 @@ class Sequence:
 
     request: Request
     sample: int
-    noise: np.ndarray
+    noise: list[float]
     tokens: list[int]
     blocks: list[int]
     started: float

@@ -60,10 +60,6 @@ class Run:
     kept: list[tuple[array[int], float]]
     top: list[dict[int, float]]
 
-    @property
-    def guessed(self) -> int:
-        return len(self.tokens) - 1
-
 
 class _Rows:
     """N rows: for each sequence its newest token and, one by one, what was guessed behind it.
