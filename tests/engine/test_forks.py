@@ -94,25 +94,20 @@ def test_branches_of_a_sequence_that_has_ended(make: Callable[[str], Engine], ki
     assert_same(found, alone(make("none"), prompts, 12))
 
 
-def offer(engine: Engine, sequence: Sequence) -> list[int]:
-    """Put the full blocks of a running sequence in the prefix cache: nobody writes there again. -> their tokens."""
-    whole = (sequence.length - 1) // SIZE
-    engine.prefixes.insert(sequence.tokens[: whole * SIZE], sequence.blocks[:whole], sequence.request.space)
-    return sequence.tokens[: whole * SIZE]
-
-
 @pytest.mark.parametrize("at", [24, 25, 29, 33, 40])
 @pytest.mark.parametrize("kind", ["radix", "hash"])
-@pytest.mark.parametrize("offered", [False, True])
-def test_branches_of_a_sequence_that_runs_on(make: Callable[[str], Engine], kind: str, at: int, offered: bool) -> None:
-    """Between two of its steps, `at` tokens long. By itself it shares its prompt's full blocks; offered, all that it has filled so far. It goes on as
+@pytest.mark.parametrize("shared", [False, True])
+def test_branches_of_a_sequence_that_runs_on(make: Callable[[str], Engine], kind: str, at: int, shared: bool) -> None:
+    """Between two of its steps, `at` tokens long. By itself it shares its prompt's full blocks; told to share, all that it has filled. It goes on as
     if there were no branches, and leaves what it computed to further ones."""
     engine = make(kind)
     ask(engine, "parent", PROMPT, 26)
     while not engine.scheduler.running or engine.scheduler.running[0].length < at:
         engine.step()
     (parent,) = engine.scheduler.running
-    held = offer(engine, parent) if offered else PROMPT[: len(PROMPT) // SIZE * SIZE]
+    if shared:
+        engine.share(parent)
+    held = (parent.tokens[: parent.length - 1] if shared else PROMPT)[: (parent.length - 1 if shared else len(PROMPT)) // SIZE * SIZE]
     prompts = branch(engine, kind, parent.tokens[:at], [held])
     assert parent.length == at
     assert all(b not in other.blocks for b in parent.blocks[len(held) // SIZE :] for other in engine.scheduler.running[1:])

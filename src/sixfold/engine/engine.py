@@ -165,6 +165,14 @@ class Engine:
         sequence.seconds = time.perf_counter() - sequence.started
         self.scheduler.retire([sequence])
 
+    def share(self, sequence: Sequence) -> None:
+        """Let new requests that begin with a running sequence's tokens have the blocks that it has filled, for one reference more on each: branches
+        of a search, several ways to go on from a turn. What ends is shared without being told."""
+        if not sequence.request.stale:
+            size = self.scheduler.blocks.block_size
+            whole = (sequence.length - 1) // size
+            self.prefixes.insert(sequence.tokens[: whole * size], sequence.blocks[:whole], sequence.request.space)
+
     def abort(self, request: Request) -> list[Sequence]:
         """Give up a request: its blocks are free at once. Gives back its sequences that had begun, as far as they came, with reason "aborted"."""
         begun = self.scheduler.abort(request)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -18,6 +19,12 @@ from .language_model import AttentionLayer
 
 TILE = 64
 """Query positions that a prefill attends for at a time."""
+
+
+@cache
+def triton_serves(device: str) -> bool:
+    """Whether `triton_kernels.py` does. device: a torch device's type. Triton comes with PyTorch's CUDA builds; the base install has none."""
+    return device == "cuda" and find_spec("triton") is not None
 
 
 class KVCache:

@@ -18,8 +18,7 @@ from torch import Tensor
 from .adapters import MIN_ROWS, Additions, LoadedAdapter, Owners, rows_by_adapter
 from .cpu_kernels import cpu_kernels
 from .cuda_graphs import DecodeGraphs, rounded_up
-from .gpu_kernels import triton_serves
-from .kv_cache import TILE, DecodeLayout, KVCache, PrefillLayout, Tiles
+from .kv_cache import TILE, DecodeLayout, KVCache, PrefillLayout, Tiles, triton_serves
 from .language_model import LanguageModel, Layout
 from .offload import HostPools
 from .scheduler import Work

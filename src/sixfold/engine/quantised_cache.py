@@ -11,8 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .gpu_kernels import triton_serves
-from .kv_cache import KVCache
+from .kv_cache import KVCache, triton_serves
 
 LEAST_SCALE = 1e-30
 """A row of zeros would divide by zero."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..types import SamplingParams
 from .cpu_kernels import cpu_kernels
-from .gpu_kernels import triton_serves
+from .kv_cache import triton_serves
 from .truncation import Truncation, truncate
 
 
