@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from engine_job import PROFILES, SHAPE, Conversation, Job, make_work, needed_flops, save_work
+from engine_job import MIXING, PROFILES, SHAPE, Conversation, Job, make_work, needed_flops, save_work
 from machine_limit import THREADS, matmul_gflops
 from peer_environment import preloads, vllm_python
 from side_process import run_side
@@ -34,7 +34,6 @@ from tiny_qwen import make_model
 HERE = Path(__file__).resolve().parent
 ROUNDS = 2
 PROMPTS = 64
-MIXING = 10.0  # so that the greedy tokens of the check depend on all that stands before them
 CHECK_TOLERANCE = 2e-5
 REFERENCE = "sixfold"
 

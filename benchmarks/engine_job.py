@@ -26,6 +26,8 @@ from side_process import emit
 from tiny_qwen import Shape, forward_flops
 
 SHAPE = Shape(vocabulary=1360)
+MIXING = 10.0
+"""So that the greedy tokens of a check depend on all that stands before them."""
 CHECKED_CONVERSATIONS = 4
 CHECKED_TOKENS = 16
 

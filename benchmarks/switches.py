@@ -25,10 +25,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from engine_job import Profile
+from engine_job import MIXING, SHAPE, Profile
 from machine_limit import THREADS
 from side_process import run_side
-from switches_job import MIXING, SHAPE, SMALL, EngineWork, Job, TrainerWork
+from switches_job import SMALL, EngineWork, Job, TrainerWork
 from tiny_qwen import make_model
 
 HERE = Path(__file__).resolve().parent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -10,8 +9,7 @@ from typing import Any
 
 import torch
 from engine_job import Conversation, make_work, peak_mb
-from side_process import emit
-from switches_job import EngineWork, Job
+from switches_job import EngineWork, Job, emit_all
 
 from sixfold.config import ModelConfig
 from sixfold.engine.cpu_kernels import cpu_kernels
@@ -157,11 +155,5 @@ def lines(job: Job) -> Iterator[dict[str, Any]]:
     yield {"event": "end", "peak_mb": peak_mb()}
 
 
-def main(path: str) -> None:
-    """Run the job in the file at `path`."""
-    for line in lines(Job.load(path)):
-        emit(**line)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    emit_all(lines)

@@ -13,17 +13,17 @@ pause: the longest time between two tokens of a sequence. A check has `tokens` a
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from engine_job import Profile
+from engine_job import SHAPE, Profile
+from side_process import emit
 from tiny_qwen import Shape
 
-SHAPE = Shape(vocabulary=1360)
 SMALL = Shape(vocabulary=96, hidden=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate=64)
-MIXING = 10.0
-"""As in engine.py: greedy tokens depend on all that stands before them."""
 
 
 @dataclass(frozen=True)
@@ -93,3 +93,9 @@ class Job:
     def save(self, path: Path) -> None:
         """Write the file that `load` reads."""
         path.write_text(json.dumps(asdict(self)))
+
+
+def emit_all(lines: Callable[[Job], Iterable[dict[str, Any]]]) -> None:
+    """A side's whole program: its `lines` on the job in the file that it was given."""
+    for line in lines(Job.load(sys.argv[1])):
+        emit(**line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,8 +10,7 @@ from typing import Any
 
 import torch
 from engine_job import make_work, peak_mb
-from side_process import emit
-from switches_job import Job, TrainerWork
+from switches_job import Job, TrainerWork, emit_all
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -101,11 +99,5 @@ def lines(job: Job) -> Iterator[dict[str, Any]]:
     yield {"event": "end", "peak_mb": peak_mb()}
 
 
-def main(path: str) -> None:
-    """Run the job in the file at `path`."""
-    for line in lines(Job.load(path)):
-        emit(**line)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    emit_all(lines)

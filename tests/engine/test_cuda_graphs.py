@@ -284,7 +284,7 @@ def test_a_shape_beyond_the_largest_runs_eagerly(tiny: Callable[[str], PreTraine
 
 
 def test_who_gets_graphs(tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default an engine on CUDA and no other. Asked for elsewhere they are refused."""
+    """An engine that is asked for them, on CUDA. By default none, on CUDA neither; asked for elsewhere they are refused."""
     model = CausalLM(tiny("qwen3"))
     assert Engine(model, kv_tokens=64).runner._graphs is None
     monkeypatch.undo()
@@ -298,8 +298,9 @@ def test_who_gets_graphs(tiny: Callable[[str], PreTrainedModel], monkeypatch: py
 
     monkeypatch.setattr(model_runner.ModelRunner, "__init__", on_cuda)
     monkeypatch.setattr(model_runner.ModelRunner, "use_graphs", lambda runner, stats: made.append(stats))
-    engine = Engine(model, kv_tokens=64)
-    Engine(model, kv_tokens=64, cuda_graphs=False)
+    Engine(model, kv_tokens=64)
+    assert made == []
+    engine = Engine(model, kv_tokens=64, cuda_graphs=True)
     assert made == [engine.stats]
 
 

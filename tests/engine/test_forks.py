@@ -112,6 +112,7 @@ def test_branches_of_a_sequence_that_runs_on(make: Callable[[str], Engine], kind
     assert parent.length == at
     assert all(b not in other.blocks for b in parent.blocks[len(held) // SIZE :] for other in engine.scheduler.running[1:])
     found = texts(engine.run(same_weights=True))
+    engine.share(parent)  # it has ended: there is nothing that would be its own to share
     assert engine.usage().used == 0
     expected = alone(make("none"), prompts, 12) | alone(make("none"), {"parent": PROMPT}, 26)
     assert_same(found, expected)

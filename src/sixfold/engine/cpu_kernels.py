@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +25,6 @@ from torch import Tensor
 SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
 _COMPILE_S, _WHOLE = 60, b"all is here"
-TOGETHER, _SPARE = 8, 24
-"""As in the C file. Neighbouring rows of a decode that are looked at for keys they share."""
-
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -46,7 +44,8 @@ class CPUKernels:
         self._silu_mul = _typed(library.silu_mul, pointer, pointer, integer, threads)
         self._rotate = _typed(library.rotate, pointer, *[integer] * 5, pointer, pointer, real, *[pointer] * 3, threads)
         layout = [pointer, integer, pointer, pointer, integer, *[pointer] * 3, integer, pointer, pointer, integer, pointer]
-        self._attention = _typed(library.paged_attention, *layout, *[integer] * 5, real, integer, real, pointer, integer, integer, threads)
+        self._attention = _typed(library.paged_attention, *layout, *[integer] * 5, real, integer, real, pointer, threads)
+        self._attention_room = _typed(library.attention_room, *[integer] * 4, result=integer)
         self._sample = _typed(library.sample, pointer, *[integer] * 3, *[pointer] * 5, threads)
         self._scratch = _Scratch()
 
@@ -87,17 +86,13 @@ class CPUKernels:
         if k.stride(0) != v.stride(0):
             k, v = k.contiguous(), v.contiguous()
         kv_heads, blocks, block_size, _ = pools[0].shape
-        out = torch.empty(rows, heads, width)
-        threads = torch.get_num_threads()
-        together = max(1, min(TOGETHER, rows * kv_heads // (4 * threads)))  # fewer, where threads would be left without any
-        stride = table.shape[1] * block_size + _SPARE
-        room = (TOGETHER * (heads // kv_heads + 1) + 1) * stride + 2 * TOGETHER * heads // kv_heads * width
-        scratch = self._room(2 * threads * room)
+        out, threads = torch.empty(rows, heads, width), torch.get_num_threads()
+        scratch = self._room(2 * threads * self._attention_room(heads // kv_heads, width, table.shape[1], block_size))
         self._attention(
             *(q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(), k.stride(0), out.data_ptr()),
             *(pools[0].data_ptr(), pools[1].data_ptr(), blocks * block_size * width, slots.data_ptr()),
             *(table.data_ptr(), table.shape[1], positions.data_ptr(), rows, heads, kv_heads, width, block_size),
-            *(scale, window or 0, softcap or 0.0, scratch, room, together, threads),
+            *(scale, window or 0, softcap or 0.0, scratch, threads),
         )
         return out
 
@@ -117,8 +112,8 @@ class CPUKernels:
         return self._scratch.floats.data_ptr()
 
 
-def _typed(function: Callable[..., None], *types: type) -> Callable[..., None]:
-    function.argtypes, function.restype = types, None  # type: ignore[attr-defined]
+def _typed(function: Callable[..., Any], *types: type, result: type | None = None) -> Callable[..., Any]:
+    function.argtypes, function.restype = types, result  # type: ignore[attr-defined]
     return function
 
 

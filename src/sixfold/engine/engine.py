@@ -38,7 +38,7 @@ class Engine:
     prefix_cache: none, radix or hash (`prefix_cache.py`). continuous, chunked_prefill: see `scheduler.py`. preemption: none reserves each sequence's
     worst case; the others stop sequences when blocks run out, and compute them again or swap them to host memory, which holds at most host_tokens
     tokens (None: as many as the cache). With any of these the same tokens come out. kv_dtype: int8 rounds the cache (`quantised_cache.py`).
-    speculation: see `speculative.py`; None: one token a step. cuda_graphs: decode by graphs (`cuda_graphs.py`); None: where the model is on CUDA.
+    speculation: see `speculative.py`; None: one token a step. cuda_graphs: decode by graphs (`cuda_graphs.py`), on CUDA.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Engine:
         kv_dtype: Literal["auto", "int8"] = "auto",
         autocast: torch.dtype | None = None,
         speculation: Speculation | None = None,
-        cuda_graphs: bool | None = None,
+        cuda_graphs: bool = False,
     ) -> None:
         # One block more: the partly filled one of the prompt whose samples are still starting, which they copy.
         manager = BlockManager(-(-kv_tokens // block_size) + 1, block_size)
@@ -71,7 +71,7 @@ class Engine:
         self.stats = self.scheduler.stats
         cache = Int8KVCache if kv_dtype == "int8" else KVCache
         self.runner = ModelRunner(model, cache(manager.count, block_size), autocast)
-        if cuda_graphs or (cuda_graphs is None and self.runner.device.type == "cuda"):
+        if cuda_graphs:
             self.runner.use_graphs(self.stats)
         self.weights = Weights(model.module)
         self.speculator = make_speculator(speculation, self.scheduler, self.runner, autocast) if speculation else None
@@ -170,8 +170,8 @@ class Engine:
         of a search, several ways to go on from a turn. What ends is shared without being told."""
         if not sequence.request.stale:
             size = self.scheduler.blocks.block_size
-            whole = (sequence.length - 1) // size
-            self.prefixes.insert(sequence.tokens[: whole * size], sequence.blocks[:whole], sequence.request.space)
+            filled = sequence.blocks[: (sequence.length - 1) // size]  # none where it waits, or has ended
+            self.prefixes.insert(sequence.tokens[: len(filled) * size], filled, sequence.request.space)
 
     def abort(self, request: Request) -> list[Sequence]:
         """Give up a request: its blocks are free at once. Gives back its sequences that had begun, as far as they came, with reason "aborted"."""

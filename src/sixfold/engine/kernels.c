@@ -214,14 +214,19 @@ static void look_at_all(const Piece *p, int mixing, float *x, const float *pool,
     }
 }
 
+/* 8-byte words that a thread needs for its sums: positions of TOGETHER rows and of what they share; queries, results and scores. */
+i64 attention_room(i64 G, i64 D, i64 columns, i64 block) { return (TOGETHER + 1 + TOGETHER / 2 * G) * (columns * block + SPARE) + TOGETHER * G * D; }
+
 /* Write each row's new key and value into the pools, then attend: row r over positions [max(0, p - window + 1), p] of its own table, p = positions[r].
    All rows are written before any attends: rows may be tokens of one sequence. Pools: [kv_heads, blocks, block, D], pool: floats of one head; D is a
-   multiple of 16. `together` rows at a time, which read what they share once. scratch: [threads, room] 8-byte words, room: (TOGETHER * (G + 1) + 1) *
-   stride + 2 * TOGETHER * G * D, stride: columns * block + SPARE. */
+   multiple of 16. Up to TOGETHER rows at a time, which read what they share once. Rows of one slot, as padding has them, leave any one of theirs there.
+   scratch: `attention_room` for each thread. */
 void paged_attention(const float *q, i64 q_stride, const float *k, const float *v, i64 kv_stride, float *out, float *keys, float *values, i64 pool,
                      const i64 *slots, const i64 *table, i64 columns, const i64 *positions, i64 rows, i64 heads, i64 kv_heads, i64 D, i64 block,
-                     float scale, i64 window, float softcap, i64 *scratch, i64 room, i64 together, int threads) {
-    const i64 G = heads / kv_heads, W = G * D, pieces = (rows + together - 1) / together, stride = columns * block + SPARE;
+                     float scale, i64 window, float softcap, i64 *scratch, int threads) {
+    const i64 G = heads / kv_heads, W = G * D, stride = columns * block + SPARE, room = attention_room(G, D, columns, block);
+    const i64 most = rows * kv_heads / (4 * threads), together = most < 1 ? 1 : most < TOGETHER ? most : TOGETHER; /* so that no thread is left without */
+    const i64 pieces = (rows + together - 1) / together;
 #pragma omp parallel for num_threads(threads)
     for (i64 r = 0; r < rows; r++)
         for (i64 h = 0; h < kv_heads; h++) {

@@ -34,10 +34,11 @@ def find_shared_prefixes(table: np.ndarray, positions: np.ndarray, block_size: i
     full = (positions + 1) // block_size
     begun = np.where(np.arange(table.shape[1]) < full[:, None], table, np.iinfo(np.int64).max)
     order = np.lexsort(begun.T[::-1])  # what begins alike stands together, the shortest last
-    alike, full = [*(begun[order[1:]] == begun[order[:-1]]).cumprod(1).sum(1).tolist(), 0], full[order].tolist()
-    start, depth = 0, full[0]
-    for i, common in enumerate(alike, start=1):
-        count, joined, after = i - start, min(common, depth, *full[i : i + 1]), min([*alike[i : i + 1], *full[i : i + 2]], default=0)
+    alike = [*(begun[order[1:]] == begun[order[:-1]]).cumprod(1).sum(1).tolist(), 0, 0]  # blocks shared with the next one; behind the last nothing is
+    depths = [*full[order].tolist(), 0, 0]
+    start, depth = 0, depths[0]
+    for i in range(1, len(order) + 1):
+        count, joined, after = i - start, min(alike[i - 1], depth, depths[i]), min(alike[i], depths[i], depths[i + 1])
         # Against stopping here, with what the next one would share with the one behind it.
         if joined and count < rows and (count + 1) * joined >= (count - 1) * depth + max(joined, after):
             depth = joined
@@ -46,5 +47,5 @@ def find_shared_prefixes(table: np.ndarray, positions: np.ndarray, block_size: i
             own[order[start:i]] = depth * block_size
             members.append(np.pad(order[start:i], (0, rows - count), constant_values=-1))
             lengths.append(depth * block_size)
-        start, depth = i, max(full[i : i + 1], default=0)
+        start, depth = i, depths[i]
     return SharedPrefixes(np.array(members, dtype=np.int64).reshape(-1, rows), np.array(lengths, dtype=np.int64), own)
