@@ -112,7 +112,6 @@ def test_branches_of_a_sequence_that_runs_on(make: Callable[[str], Engine], kind
     assert parent.length == at
     assert all(b not in other.blocks for b in parent.blocks[len(held) // SIZE :] for other in engine.scheduler.running[1:])
     found = texts(engine.run(same_weights=True))
-    engine.share(parent)  # it has ended: there is nothing that would be its own to share
     assert engine.usage().used == 0
     expected = alone(make("none"), prompts, 12) | alone(make("none"), {"parent": PROMPT}, 26)
     assert_same(found, expected)
@@ -121,3 +120,9 @@ def test_branches_of_a_sequence_that_runs_on(make: Callable[[str], Engine], kind
     engine.run(same_weights=True)
     known = parent.length - 1 if kind == "radix" else (parent.length - 1) // SIZE * SIZE
     assert engine.stats.prefill_tokens - late == parent.length + 1 - known
+    engine.prefixes.clear()
+    engine.share(parent)  # it has ended and holds nothing: nothing is shared
+    late = engine.stats.prefill_tokens
+    ask(engine, "later", [*parent.tokens, 3], 1)
+    engine.run(same_weights=True)
+    assert engine.stats.prefill_tokens - late == parent.length + 1 and engine.usage().used == 0
