@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_scheduling import END, VOCABULARY, assert_empty, book_engine
 from tests.conftest import END as STOP
@@ -28,10 +28,10 @@ def blocks_of(tokens: int, size: int) -> int:
 
 def step(engine: Engine) -> tuple[list[Sequence], dict[Sequence, int]]:
     """One step -> what ended with it, and for each that runs the tokens that have a place in the cache: all that it had when the step began, whose
-    newest the step may have put there or only made room for."""
+    newest the step may have put there or only made room for; of one that has joined, for the first time or again, all but its newest."""
     before = {s: s.length for s in engine.scheduler.running}
     finished = engine.step()
-    return finished, {s: before.get(s, len(s.request.prompt)) for s in engine.scheduler.running}
+    return finished, {s: before.get(s, s.length - 1) for s in engine.scheduler.running}
 
 
 @pytest.mark.parametrize("sizes", SCHEDULES)
@@ -79,6 +79,7 @@ def test_the_fullest_moment_of_sixteen_samples(tiny: Callable[[str], PreTrainedM
     requests=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=8),
     preemption=st.sampled_from(["none", "recompute"]),
 )
+@example(size=1, requests=[(1, 1), (40, 7), (31, 7), (34, 7), (1, 1), (23, 7)], preemption="recompute")  # one is preempted, and joins again
 @settings(max_examples=60, deadline=None)
 def test_every_sequence_holds_its_tokens_and_less_than_a_block_more(
     tiny: Callable[[str], PreTrainedModel], size: int, requests: list[tuple[int, int]], preemption: str
