@@ -17,7 +17,6 @@ from tiny_qwen import Shape
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sixfold.engine.cpu_kernels import CPUKernels
 from sixfold.engine.engine import Engine
 from sixfold.engine.language_model import Body, Layout
 from sixfold.engine.sampler import sample
@@ -53,9 +52,14 @@ class AttentionProbe:
         self.seconds.append(self.clock.median(lambda: layout.attend(q, k, v, Kernel(0))))
         return torch.zeros(len(tokens), 1, device=tokens.device, dtype=self.dtype)
 
-    def body(self, kernels: CPUKernels | None) -> Body:
+    def body(self, build: object) -> Body:
         """Itself."""
         return self
+
+    steady = False
+
+    def refresh(self) -> None:
+        """It copies no weights."""
 
     def footing(self) -> None:
         """It looks at the clock between launches, which no graph holds."""

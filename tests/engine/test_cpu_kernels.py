@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +16,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sanitizer import run_sanitized
 from torch import Tensor
 
-from sixfold.engine.cpu_kernels import FLAGS, SOURCE, CPUKernels, cpu_kernels
+from sixfold.engine.cpu_kernels import FLAGS, HEADER, CPUKernels, cpu_kernels
 
 COMPILER = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler: the engine runs on PyTorch's operations")
@@ -44,72 +43,6 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-# --- rows --------------------------------------------------------------------------------------------------------------------------------------
-
-SIZES = [1, 2, 3, 7, 15, 16, 17, 33, 64, 100, 257, 1000]
-
-
-@pytest.mark.parametrize("width", SIZES)
-def test_rms_norm_against_the_slow_version(kernels: CPUKernels, threads: int, width: int) -> None:
-    for rows in (1, 5, 1 + 20_000 // width):
-        x, weight = random(rows, width) * torch.logspace(-3, 3, rows)[:, None], random(width, seed=1)
-        exact = x.double() * (x.double().pow(2).mean(1, keepdim=True) + 1e-6).rsqrt() * weight.double()
-        ours = kernels.rms_norm(x, weight, 1e-6, torch.empty_like(x))
-        torch.testing.assert_close(ours.double(), exact, rtol=2e-6, atol=0)
-        for r in {0, rows // 2, rows - 1}:
-            assert torch.equal(kernels.rms_norm(x[r : r + 1].clone(), weight, 1e-6, torch.empty(1, width)), ours[r : r + 1])
-
-
-@pytest.mark.parametrize("width", SIZES)
-def test_silu_mul_against_the_slow_version(kernels: CPUKernels, threads: int, width: int) -> None:
-    for rows in (1, 5, 1 + 20_000 // width):
-        gate, up = random(rows, width) * 3, random(rows, width, seed=1)
-        exact = gate.double() / (1 + (-gate.double()).exp()) * up.double()
-        ours = kernels.silu_mul(gate.clone(), up)
-        torch.testing.assert_close(ours.double(), exact, rtol=1e-6, atol=0)
-        for r in {0, rows // 2, rows - 1}:
-            assert torch.equal(kernels.silu_mul(gate[r : r + 1].clone(), up[r : r + 1].clone()), ours[r : r + 1])
-
-
-def test_silu_far_out(kernels: CPUKernels) -> None:
-    gate = torch.tensor([-1e30, -1e4, -300.0, -150, -100, -90, -89, -88.5, -88, -50, 0, 50, 88, 90, 300, 1e30])
-    ours = kernels.silu_mul(gate.clone(), torch.ones_like(gate))
-    torch.testing.assert_close(ours[2:].double(), (gate.double() / (1 + (-gate.double()).exp()))[2:], rtol=1e-5, atol=1e-35)
-    assert (ours[:2] <= 0).all() and (ours[:2] > -1e-7).all()
-    assert kernels.silu_mul(torch.tensor([math.nan, 1.0]), torch.ones(2)).isnan().tolist() == [True, False]
-
-
-def slow_rotate(x: Tensor, weight: Tensor | None, epsilon: float, angle: Tensor) -> Tensor:
-    """One head of one token: pairs (i, i + D / 2) turned by angle [D / 2]."""
-    x = x.double()
-    if weight is not None:
-        x = x * (x.pow(2).mean() + epsilon).rsqrt() * weight.double()
-    a, b = x.chunk(2)
-    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()])
-
-
-@pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("width", [2, 6, 16, 24, 32, 64, 80, 96, 128, 256])
-def test_rotate_against_the_slow_version(kernels: CPUKernels, threads: int, width: int, normed: bool) -> None:
-    heads, kv_heads, rows = 3, 1, 2 + 5000 // width
-    angles = torch.outer(torch.arange(40).double(), 10000 ** (-torch.arange(width // 2).double() / (width // 2)))
-    table = (angles.cos().float(), angles.sin().float())
-    positions = torch.arange(rows) * 7 % 40
-    norms = (random(width, seed=2), random(width, seed=3), 1e-6) if normed else None
-    qkv = random(rows, (heads + 2 * kv_heads) * width + 5)[:, :-5]  # rows lie apart
-    before = qkv.clone()
-    kernels.rotate(qkv, heads, kv_heads, norms, table, positions)
-    assert torch.equal(qkv[:, (heads + kv_heads) * width :], before[:, (heads + kv_heads) * width :])  # values stay
-    for r in {0, 1, rows // 2, rows - 1}:
-        for h in range(heads + kv_heads):
-            weight = norms[h >= heads] if norms else None
-            expected = slow_rotate(before[r, h * width : (h + 1) * width], weight, 1e-6, angles[positions[r]])  # type: ignore[arg-type]
-            torch.testing.assert_close(qkv[r, h * width : (h + 1) * width].double(), expected, rtol=1e-5, atol=1e-5)
-        alone = before[r : r + 1].clone()
-        kernels.rotate(alone, heads, kv_heads, norms, table, positions[r : r + 1].clone())
-        assert torch.equal(alone, qkv[r : r + 1])
 
 
 # --- attention ---------------------------------------------------------------------------------------------------------------------------------
@@ -406,7 +339,7 @@ def test_a_rare_token_is_as_frequent_as_it_should_be(kernels: CPUKernels) -> Non
 
 def test_the_exponential_is_right_to_two_units_in_the_last_place(tmp_path: Path) -> None:
     wrapper = tmp_path / "exponential.c"
-    beginning = SOURCE.read_text().split("LINE float inverse_rms")[0]
+    beginning = HEADER.read_text()
     wrapper.write_text(beginning + "void run(const float *x, float *y, i64 n) { for (i64 i = 0; i < n; i++) y[i] = exp_(x[i]); }")
     subprocess.run([str(COMPILER), *FLAGS, "-w", "-shared", str(wrapper), "-o", str(tmp_path / "e.so"), "-lm"], check=True)
     library = ctypes.CDLL(str(tmp_path / "e.so"))
@@ -429,35 +362,7 @@ def test_the_exponential_is_right_to_two_units_in_the_last_place(tmp_path: Path)
 
 # --- memory ------------------------------------------------------------------------------------------------------------------------------------
 
-SANITIZED = """
-import sys
-import pytest
-from sixfold.engine import cpu_kernels
-cpu_kernels.FLAGS = ("-O1", "-g", "-march=native", "-fPIC", "-w", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-chosen = "any_attention or shared_blocks or 257 or 96 or 127 or far_out or greedy or logp_nan"
-sys.exit(pytest.main(["-x", "--noconftest", "-p", "no:cacheprovider", sys.argv[1], "-k", chosen]))
-"""
-
 
 def test_no_kernel_touches_memory_that_is_not_its_own(tmp_path: Path) -> None:
     """The tests above once more, on a copy of the kernels that the compiler has made to check every access."""
-    runtimes = [Path(_output([str(COMPILER), f"-print-file-name=lib{name}.so"])) for name in ("asan", "ubsan")]
-    if not all(path.is_absolute() for path in runtimes):
-        pytest.skip("the compiler has no sanitizers")
-    environment = {
-        **os.environ,
-        "LD_PRELOAD": ":".join(map(str, runtimes)),
-        "ASAN_OPTIONS": "detect_leaks=0",
-        "XDG_CACHE_HOME": str(tmp_path),
-        "CC": str(COMPILER),
-        "OMP_NUM_THREADS": "2",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", SANITIZED, __file__], env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[:2000]
-    assert " passed" in done.stdout and b"asan" in next(tmp_path.glob("sixfold/kernels-*.so")).read_bytes()
-
-
-def _output(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    run_sanitized(__file__, "any_attention or shared_blocks or 96 or 127 or greedy or logp_nan", "kernels", tmp_path)

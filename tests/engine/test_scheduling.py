@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sixfold.engine.columns import Columns
 from sixfold.engine.engine import Engine
 from sixfold.engine.scheduler import Work
 from sixfold.engine.sequence import Chunk, Request, Sequence
@@ -55,6 +56,9 @@ class BookRunner:
         self.cache = self
         self.host = BookHost(self)
 
+    def refresh(self) -> None:
+        """It has no weights."""
+
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         for source, target in pairs:
             for i in range(self.size):
@@ -79,7 +83,7 @@ class BookRunner:
         past = [self.slots[blocks[i // self.size] * self.size + i % self.size] for i in range(len(tokens))]
         assert past == tokens, "the cache holds another sequence's tokens"
 
-    def decode(self, sequences: list[Sequence], revision: int, slots: int) -> Tensor:
+    def decode(self, sequences: Columns, revision: int, slots: int) -> Tensor:
         for s in sequences:
             i = s.length - 1
             self.slots[s.blocks[i // self.size] * self.size + i % self.size] = s.tokens[-1]
@@ -87,7 +91,7 @@ class BookRunner:
         for s in sequences:
             self.read(s.blocks, s.tokens)
             rows.append(self.logits(s.tokens))
-        self.check(sequences)
+        self.check([*sequences])
         return torch.stack(rows)
 
     def check(self, sequences: list[Sequence]) -> None:

@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 from sixfold.assembly import make_engine
 from sixfold.config import EngineConfig, Recipe
 from sixfold.engine import speculative
-from sixfold.engine.cpu_kernels import CPUKernels
 from sixfold.engine.engine import Engine
 from sixfold.engine.language_model import Body, LayerAdditions, Layout
 from sixfold.engine.ngram import NGramProposer
@@ -50,8 +49,13 @@ class Chain:
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
         return self.module(tokens)
 
-    def body(self, kernels: CPUKernels | None) -> Body:
+    steady = True
+
+    def body(self, build: object) -> Body:
         return self
+
+    def refresh(self) -> None:
+        """Nothing is copied."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden

@@ -12,10 +12,11 @@ from tests.conftest import ARCHITECTURES, VOCABULARY, make_tiny
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sixfold.engine.cpu_kernels import cpu_kernels
+from sixfold.engine.cpu_kernels import compiled, cpu_kernels
 from sixfold.engine.engine import Engine
 from sixfold.engine.language_model import LayerAdditions
 from sixfold.model.attention import NAME
+from sixfold.model.body_kernels import BodyKernels
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.fused_decoder import FusedDecoder
 from sixfold.model.norms import fuse_norms
@@ -48,7 +49,7 @@ def llama() -> PreTrainedModel:
 
 
 def written_out(model: PreTrainedModel) -> FusedDecoder | None:
-    found = CausalLM(model).body(cpu_kernels())
+    found = CausalLM(model).body(compiled if cpu_kernels() else None)
     return found if isinstance(found, FusedDecoder) else None
 
 
@@ -71,10 +72,18 @@ class Spy:
         self.states.append(self.body.hidden(tokens, positions, layout, additions))  # type: ignore[arg-type]
         return self.states[-1]
 
-    def run(self) -> list[Tensor]:
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.body.logits(hidden)
+
+    steady = False  # forwards of the same shapes for both
+
+    def refresh(self) -> None:
+        self.body.refresh()
+
+    def run(self, same_weights: bool = False) -> list[Tensor]:
         for i, length in enumerate((1, 8, 70, 17)):
             self.engine.add(str(i), [(3 * i + 7 * j) % VOCABULARY for j in range(length)], SamplingParams(max_tokens=6, seed=i), [0, 1])
-        self.engine.run()
+        self.engine.run(same_weights=same_weights)
         return self.states
 
 
@@ -82,7 +91,7 @@ def assert_same_states(model: PreTrainedModel, ours: FusedDecoder) -> None:
     pairs = list(zip(Spy(model, ours).run(), Spy(model, None).run(), strict=True))
     assert len(pairs) > 8
     for mine, theirs in pairs:
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 def uses_the_module(model: PreTrainedModel, ours: FusedDecoder, monkeypatch: pytest.MonkeyPatch) -> bool:
@@ -256,6 +265,82 @@ def test_weights_are_seen_at_once(name: str) -> None:
     assert_same_states(model, ours)
     model.model.layers[0].self_attn.q_proj.bias = None
     assert_same_states(model, ours)
+
+
+@pytest.mark.parametrize("way", ["run", "set_version"])
+def test_what_pytorch_does_not_count_is_seen_where_the_engine_is_told(way: str, llama: PreTrainedModel) -> None:
+    """Written through `.data`, as some optimizers do: a new call of run() that does not vouch for the weights, or a new version."""
+    spy = Spy(llama, body(llama))
+    spy.run()
+    version, weight = llama.model.layers[0].mlp.down_proj.weight._version, llama.model.layers[0].mlp.down_proj.weight
+    weight.data.mul_(1.5)
+    assert weight._version == version, "PyTorch counts it now: refresh() can go"
+    vouched = way == "set_version"
+    if vouched:
+        spy.engine.set_version(1)
+    spy.states.clear()
+    ours, theirs = spy.run(same_weights=vouched), Spy(llama, None).run()
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+
+
+def test_what_was_there_before_a_write_is_not_packed_again(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[int] = []
+    pack = BodyKernels.pack
+    monkeypatch.setattr(BodyKernels, "pack", lambda *args: packed.append(1) or pack(*args))
+    ours = body(llama)
+    engine = Spy(llama, ours)
+    packed.clear()
+    engine.run()
+    assert len(packed) == 4 * len(llama.model.layers) + 1  # once, for all steps
+    engine.run(same_weights=True)
+    assert len(packed) == 4 * len(llama.model.layers) + 1
+
+
+# --- the head ----------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [("llama", {}), ("qwen3", dict(tie_word_embeddings=True)), ("granite", dict(logits_scaling=4.0)), ("llama", dict(vocab_size=200))],
+)
+def test_the_heads_product_is_the_modules(name: str, extra: dict[str, object]) -> None:
+    model = prepared(name, **extra)
+    ours, hidden = body(model), torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for _ in range(2):
+            logits = ours.logits(hidden)
+            torch.testing.assert_close(logits, CausalLM(model).logits(hidden), rtol=1e-5, atol=1e-5)
+            for first, last in ((0, 1), (3, 5), (20, 40)):
+                assert torch.equal(ours.logits(hidden[first:last]), logits[first:last])
+            model.lm_head.weight.mul_(1.1)
+
+
+def test_a_changed_head_runs_as_it_is(llama: PreTrainedModel) -> None:
+    ours, hidden = body(llama), torch.randn(3, 64)
+    handle = llama.lm_head.register_forward_hook(lambda _module, _inputs, output: output * 2)
+    with torch.no_grad():
+        assert not ours.steady
+        assert torch.equal(ours.logits(hidden), 2 * (hidden @ llama.lm_head.weight.T))
+        handle.remove()
+        assert ours.steady
+        llama.lm_head = nn.Linear(64, VOCABULARY)
+        assert not ours.steady and torch.equal(ours.logits(hidden), llama.lm_head(hidden))
+
+
+def test_one_sequence_is_one_row(llama: PreTrainedModel) -> None:
+    """Where a row's bits do not depend on how many there are, nothing is padded."""
+    rows: list[int] = []
+    engine = Engine(CausalLM(llama), kv_tokens=200)
+    ours = engine.runner._body
+    hidden = ours.hidden
+    ours.hidden = lambda *args: rows.append(len(args[0])) or hidden(*args)  # type: ignore[method-assign]
+    engine.add("t", [2, 3, 4], SamplingParams(max_tokens=5), [0])
+    engine.run()
+    assert rows == [16, 1, 1, 1, 1]  # before the first there is no cache that would say who reads it
+
+
+# --- other weights -----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["everywhere", "one norm", "the embedding"])

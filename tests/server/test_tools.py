@@ -11,8 +11,9 @@ import torch
 from serving import TEMPLATE, Running, running
 from torch import Tensor
 
+from sixfold.engine.columns import Columns
 from sixfold.engine.engine import Engine
-from sixfold.engine.sequence import Chunk, Sequence
+from sixfold.engine.sequence import Chunk
 from sixfold.model.loading import Policy
 from sixfold.rollout.prompts import PromptCodec
 from sixfold.types import Message, Task
@@ -33,6 +34,9 @@ class Script:
         self.vocabulary = engine.runner.model.module.config.vocab_size
         self.prompts: list[list[int]] = []
 
+    def refresh(self) -> None:
+        """It has no weights."""
+
     def prefill(self, chunks: list[Chunk]) -> Tensor:
         self.prompts += [list(chunk.ticket.tokens) for chunk in chunks]
         return torch.stack([self.certain(0) for _ in chunks])
@@ -40,7 +44,7 @@ class Script:
     def replay(self, chunks: list[Chunk]) -> None:
         """Nothing is ever preempted here."""
 
-    def decode(self, sequences: list[Sequence], revision: int, at_least: int) -> Tensor:
+    def decode(self, sequences: Columns, revision: int, at_least: int) -> Tensor:
         return torch.stack([self.certain(len(s.logp)) for s in sequences])
 
     def certain(self, at: int) -> Tensor:

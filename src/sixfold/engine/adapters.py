@@ -110,7 +110,7 @@ class Additions:
         for part in self._parts.get(layer, ()):
             if len(x) != self._tokens:
                 raise RuntimeError(f"layer '{layer}' was given {len(x)} of {self._tokens} rows: whose they are is not known")
-            whole = len(part.rows) == self._tokens
+            whole = len(part.rows) == self._tokens >= MIN_ROWS
             difference = F.linear(F.linear(x if whole else x[part.padded], part.down), part.up).to(y.dtype)
             if whole:
                 y.add_(difference)

@@ -1,4 +1,5 @@
-"""The engine's CPU kernels: `kernels.c`, compiled once by the machine's own C compiler and called through ctypes.
+"""The engine's CPU kernels: `kernels.c`, compiled once by the machine's own C compiler and called through ctypes. What the model's body has between
+its attentions is compiled by the same means (`compiled`).
 
 They exist because a decode step of a small batch is sixty small operations a layer, each of which costs more to call than to compute. Where there is
 no compiler, or SIXFOLD_KERNELS=torch says so, the engine runs on PyTorch's operations alone: the same results to rounding, slower.
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SOURCE = Path(__file__).with_name("kernels.c")
+SOURCE, HEADER = (Path(__file__).with_name(f"kernels.{end}") for end in "ch")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
 _COMPILE_S, _WHOLE = 60, b"all is here"
 
@@ -40,37 +41,11 @@ class CPUKernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, integer, real, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-        self._rms_norm = _typed(library.rms_norm, pointer, pointer, real, pointer, integer, integer, threads)
-        self._silu_mul = _typed(library.silu_mul, pointer, pointer, integer, threads)
-        self._rotate = _typed(library.rotate, pointer, *[integer] * 5, pointer, pointer, real, *[pointer] * 3, threads)
         layout = [pointer, integer, pointer, pointer, integer, *[pointer] * 3, integer, pointer, pointer, integer, pointer]
         self._attention = _typed(library.paged_attention, *layout, *[integer] * 5, real, integer, real, pointer, threads)
         self._attention_room = _typed(library.attention_room, *[integer] * 4, result=integer)
         self._sample = _typed(library.sample, pointer, *[integer] * 3, *[pointer] * 5, threads)
         self._scratch = _Scratch()
-
-    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> Tensor:
-        """x / rms(x) * weight over the last dimension of x [N, C]."""
-        self._rms_norm(x.data_ptr(), weight.data_ptr(), epsilon, out.data_ptr(), x.shape[0], x.shape[1], torch.get_num_threads())
-        return out
-
-    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        """gate becomes silu(gate) * up."""
-        self._silu_mul(gate.data_ptr(), up.data_ptr(), gate.numel(), torch.get_num_threads())
-        return gate
-
-    def rotate(
-        self, qkv: Tensor, heads: int, kv_heads: int, norms: tuple[Tensor, Tensor, float] | None, table: tuple[Tensor, Tensor], positions: Tensor
-    ) -> None:
-        """Queries and keys of qkv [N, (heads + 2 kv_heads) D] in place: each head's RMSNorm (weights of q and k, epsilon), then its rotation.
-
-        table: cosines and sines, [P, D / 2]. positions: [N].
-        """
-        q, k, epsilon = (norms[0].data_ptr(), norms[1].data_ptr(), norms[2]) if norms else (0, 0, 0.0)
-        cosine, sine = table
-        width = 2 * cosine.shape[1]
-        args = (qkv.data_ptr(), qkv.stride(0), qkv.shape[0], heads, kv_heads, width, q, k, epsilon)
-        self._rotate(*args, cosine.data_ptr(), sine.data_ptr(), positions.data_ptr(), torch.get_num_threads())
 
     def paged_attention(
         self, qkv: Triple, pools: tuple[Tensor, Tensor], where: Triple, scale: float, window: int | None, softcap: float | None
@@ -119,7 +94,14 @@ def _typed(function: Callable[..., Any], *types: type, result: type | None = Non
 
 @cache
 def cpu_kernels() -> CPUKernels | None:
-    """The compiled kernels; None where there is no working C compiler (Windows counts as that), or SIXFOLD_KERNELS=torch. Compiles once a machine.
+    """The compiled kernels, if `compiled` has them."""
+    library = compiled(SOURCE)
+    return None if library is None else CPUKernels(library)
+
+
+def compiled(source: Path) -> ctypes.CDLL | None:
+    """A C file of kernels, behind `kernels.h`; None where there is no working C compiler (Windows counts as that), or SIXFOLD_KERNELS=torch. Compiles
+    once a machine.
 
     Raises ValueError for another value of SIXFOLD_KERNELS.
     """
@@ -129,23 +111,20 @@ def cpu_kernels() -> CPUKernels | None:
     if choice or os.name != "posix":
         return None
     names = (os.environ.get("CC"), "cc", "gcc", "clang")
-    for compiler in dict.fromkeys(shutil.which(name) for name in names if name):
-        library = _library(compiler) if compiler else None
-        if library is not None:
-            return CPUKernels(library)
-    return None
+    compilers = dict.fromkeys(shutil.which(name) for name in names if name)
+    return next((library for compiler in compilers if compiler and (library := _library(compiler, source))), None)
 
 
-def _library(compiler: str) -> ctypes.CDLL | None:
+def _library(compiler: str, source: Path) -> ctypes.CDLL | None:
     """The library as this compiler makes it, kept in the user's cache folder; None if it fails."""
-    name = f"kernels-{_key(compiler)}.so"
+    name = f"{source.stem}-{_key(compiler, source)}.so"
     for folder in _folders():
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if folder.stat().st_uid != os.getuid():
                 continue  # somebody else's: what lies there is not ours to run
             if not (folder / name).exists() or not (folder / name).read_bytes().endswith(_WHOLE):
-                _compile(compiler, folder / name)
+                _compile(compiler, source, folder / name)
             return ctypes.CDLL(str(folder / name))
         except OSError:  # not writable, or nothing that lies there may be executed
             continue
@@ -161,20 +140,20 @@ def _folders() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()) / f"sixfold-{os.getuid()}"
 
 
-def _key(compiler: str) -> str:
+def _key(compiler: str, source: Path) -> str:
     """Of the source, the compiler and the CPU: a home folder may be shared by machines, and "native" means another thing on each."""
     cpu = Path("/proc/cpuinfo")
     text = cpu.read_text().split("\n\n")[0] if cpu.exists() else platform.processor()
     traits = [line for line in text.splitlines() if line.startswith(("flags", "model name", "Features"))]
-    parts = [SOURCE.read_text(), compiler, *FLAGS, platform.platform(), *traits]
+    parts = [HEADER.read_text(), source.read_text(), compiler, *FLAGS, platform.platform(), *traits]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _compile(compiler: str, source: Path, target: Path) -> None:
     """With OpenMP where compiler and torch have the same one, else for one thread. The file appears whole. Raises SubprocessError or OSError."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made, library = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
-        compiling = [compiler, *FLAGS, "-c", str(SOURCE), "-o", str(made)]
+        compiling = [compiler, *FLAGS, "-include", str(HEADER), "-c", str(source), "-o", str(made)]
         # Linked without -fopenmp: the OpenMP that torch has loaded serves both. Two of them would wait for each other's spinning threads.
         linking = [compiler, "-shared", str(made), "-o", str(library), "-lm"]
         try:

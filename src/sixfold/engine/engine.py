@@ -16,6 +16,7 @@ from torch import Tensor
 from ..types import FinishReason, SamplingParams
 from .adapters import Adapters
 from .block_manager import BlockManager
+from .columns import Columns
 from .kv_cache import KVCache
 from .language_model import Adapter, LanguageModel
 from .look_ahead import give_back
@@ -29,6 +30,9 @@ from .sequence import Request, Sequence
 from .speculative import Run, Speculation, Speculator, make_speculator
 from .stats import Usage
 from .weights import NamedTensors, Weights
+
+Forward = tuple[Columns, Tensor, list[int]]
+"""Sequences, their logits [B, V], and the versions of the weights that gave those."""
 
 
 class Engine:
@@ -77,6 +81,7 @@ class Engine:
         self.speculator = make_speculator(speculation, self.scheduler, self.runner, autocast) if speculation else None
         self.adapters = Adapters()
         self.version = 0
+        self._batch = Columns([])
 
     def add(self, key: str, prompt: list[int], params: SamplingParams, samples: list[int], priority: int = 0, adapter: str | None = None) -> Request:
         """Queue one prompt. key: names the task in the noise. samples: which sample indices to draw. priority: a larger one is
@@ -101,7 +106,7 @@ class Engine:
         on_end: told of each, between two steps; it may abort others.
         """
         if not same_weights and not self.scheduler.running:
-            self.prefixes.clear()
+            self._forget_weights()
         finished: list[Sequence] = []
         while self.busy:
             ended = self.step()
@@ -121,8 +126,8 @@ class Engine:
         work = self.scheduler.schedule()
         if self.speculator is not None:
             return self._speculate(work, self.speculator)
-        logits = self._forward(work)
-        return self._commit(work, logits)
+        forwards = self._forward(work)
+        return self._commit(work, forwards)
 
     def set_version(self, version: int) -> None:
         """The weights just changed: tokens from here on carry `version`. Raises RuntimeError if it does not grow or sequences are in flight."""
@@ -130,7 +135,7 @@ class Engine:
             raise RuntimeError("weights changed while sequences are in flight")
         if version <= self.version:
             raise RuntimeError(f"weight version must grow: {self.version} -> {version}")
-        self.prefixes.clear()
+        self._forget_weights()
         self.version = version
 
     def load_weights(self, tensors: NamedTensors, version: int) -> None:
@@ -197,61 +202,52 @@ class Engine:
         if self.speculator is not None:
             self.speculator.proposer.release_memory()
 
-    def _forward(self, work: Work) -> Tensor:
-        """Logits [starting + decoding, V]."""
+    def _forget_weights(self) -> None:
+        self.prefixes.clear()
+        self.runner.refresh()
+
+    def _forward(self, work: Work) -> list[Forward]:
+        """Of the starting sequences and of those that go on, as far as there are any."""
         if self.weights.torn:
             raise RuntimeError("the weights are torn: an update was broken off, and the old weights could not be put back")
         for chunk, row in fill(self.runner, work):
             chunk.ticket.logits, chunk.ticket.version = row, self.version
         self.stats.taken_out_bytes = self.runner.host.taken_out
         self.stats.brought_back_bytes = self.runner.host.brought_back
-        rows = [ticket.logits for ticket in work.tickets if ticket.logits is not None]
-        logits = [torch.stack(rows)] if rows else []
+        forwards = []
+        if work.starting:  # a prompt's logits may have waited for room while the weights changed
+            rows = [ticket.logits for ticket in work.tickets if ticket.logits is not None]
+            forwards.append((Columns(work.starting), torch.stack(rows), [ticket.version for ticket in work.tickets]))
         if work.decoding:
-            logits.append(self.runner.decode(work.decoding, work.revision, work.slots))
-        return torch.cat(logits) if len(logits) > 1 else logits[0] if logits else torch.empty(0)
+            if work.decoding != self._batch.sequences:
+                self._batch = Columns(work.decoding)
+            logits = self.runner.decode(self._batch, work.revision, work.slots)
+            forwards.append((self._batch, logits, [self.version] * len(logits)))
+        return forwards
 
-    def _commit(self, work: Work, logits: Tensor) -> list[Sequence]:
+    def _commit(self, work: Work, forwards: list[Forward]) -> list[Sequence]:
         self.stats.steps += 1
         self.stats.decode_rows += len(work.decoding)
         self.stats.decode_slots += work.slots
         self.stats.peak_blocks = max(self.stats.peak_blocks, self.scheduler.blocks.used)
-        sequences = work.starting + work.decoding
-        if not sequences:
-            return []
-        noise = [s.noise[len(s.logp)] for s in sequences]
-        params, history = [s.request.params for s in sequences], [s.tokens for s in sequences]
-        tokens, logps, cut = sample(logits, params, noise, history)
-        for row, top in likeliest(logits, params, history, tokens, logps).items():
-            sequences[row].top.append(top)
-        # A prompt's logits may have waited for room while the weights changed.
-        versions = [ticket.version for ticket in work.tickets] + [self.version] * len(work.decoding)
         finished: list[Sequence] = []
-        for sequence, token, logp, version in zip(sequences, tokens.tolist(), logps.tolist(), versions, strict=True):
-            sequence.tokens.append(token)
-            sequence.logp.append(logp)
-            sequence.version.append(version)
-            if token in sequence.stops:
-                sequence.finish_reason = "stop"
-            elif len(sequence.tokens) >= sequence.limit:
-                sequence.finish_reason = "length"
-            else:
-                continue
-            sequence.seconds = time.perf_counter() - sequence.started
-            finished.append(sequence)
-        if cut is not None:
-            for row, ids, mass in cut.sets():
-                sequences[row].kept.add(ids, mass)
-        self.stats.decoded_tokens += len(sequences)
+        for batch, logits, versions in forwards:
+            tokens, logps, cut = sample(logits, batch.params, batch.noise(), batch.tokens)
+            for row, top in likeliest(logits, batch.params, batch.tokens, tokens, logps).items():
+                batch.sequences[row].top.append(top)
+            for row, ids, mass in () if cut is None else cut.sets():
+                batch.sequences[row].kept.add(ids, mass)
+            finished += batch.advance(tokens.tolist(), logps.tolist(), versions)
+            self.stats.decoded_tokens += len(batch)
         self.scheduler.retire(finished)
         return finished
 
     def _speculate(self, work: Work, speculator: Speculator) -> list[Sequence]:
         """A step in which what runs goes further by as many guessed tokens as stand, and one."""
         running, work.decoding = work.decoding, []
-        logits = self._forward(work)
+        forwards = self._forward(work)
         speculator.proposer.follow(work)
-        finished = self._commit(work, logits)
+        finished = self._commit(work, forwards)
         runs = speculator.decode(running)
         self.stats.peak_blocks = max(self.stats.peak_blocks, self.scheduler.blocks.used)
         for run in runs:
@@ -262,6 +258,7 @@ class Engine:
         self.stats.target_passes += len(runs)
         self.stats.decode_rows += len(runs)
         give_back(self.scheduler, running)
+        self.scheduler.revision += 1
         ended = [s for s in running if s.finish_reason]
         self.scheduler.retire(ended)
         return finished + ended

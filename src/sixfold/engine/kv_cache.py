@@ -66,6 +66,11 @@ class KVCache:
         fits = self.exact and q.dtype == k.dtype == v.dtype == torch.float32 and v.is_cpu and k.shape[-1] == v.shape[-1] and v.shape[-1] % 16 == 0
         return cpu_kernels() if fits else None
 
+    @property
+    def steady(self) -> bool:
+        """Whether it has been written, and compiled attention reads all of it: a row's bits are then the same however many rows there are."""
+        return bool(self.pools) and all(self.kernels(k, k, v) is not None for k, v in self.pools.values())
+
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to) in every layer."""
         if not pairs:

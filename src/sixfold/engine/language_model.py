@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import CDLL
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor, nn
-
-from .cpu_kernels import CPUKernels
 
 
 class AttentionLayer(Protocol):
@@ -57,23 +57,30 @@ class LayerAdditions(Protocol):
 
 
 class Body(Protocol):
-    """The first half of a causal LM. In every attention layer it calls the layout's `attend`."""
+    """A causal LM in two halves. In every attention layer the first calls the layout's `attend`."""
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
         """tokens, positions [N] -> [N, hidden]."""
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> float32 [N, V]."""
+
+    @property
+    def steady(self) -> bool:
+        """Whether a row's numbers are the same bits however many rows there are."""
+
+    def refresh(self) -> None:
+        """The weights may have changed in a way that PyTorch does not see."""
+
 
 class LanguageModel(Body, Protocol):
-    """A causal LM in two halves. module: holds the weights."""
+    """What the engine is given. module: holds the weights."""
 
     @property
     def module(self) -> nn.Module: ...
 
-    def body(self, kernels: CPUKernels | None) -> Body:
-        """The fastest way to `hidden`, with these kernels if there are any."""
+    def body(self, build: Callable[[Path], CDLL | None] | None) -> Body:
+        """The fastest way to run it. build: compiles a C file, if there is a compiler."""
 
     def footing(self) -> object | None:
         """What a CUDA graph of `hidden` stands on: equal for as long as the graph holds. None where there can be none."""
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> float32 [N, V]."""

@@ -1,9 +1,9 @@
 """Runs the model on what the scheduler chose: builds the layout over the cache, calls body and head, gives back logits.
 
-On the CPU a row of a matrix product comes out bit for bit the same whatever the other rows are, except in the kernels for very few rows; a column
-likewise, except at a ragged end. So a forward is padded to at least MIN_ROWS tokens, and the keys that a decode looks at to a multiple of MIN_ROWS:
-a sequence's logits then do not depend on its company, and neither do its tokens. Prompts attend row by row, or in tiles of one shape, whole or in
-pieces. (Mixtures of experts: to rounding only, as an expert may get very few rows.)
+A sequence's logits do not depend on its company, and neither do its tokens. With the CPU kernels that is so by their making. Of PyTorch's products on
+the CPU a row comes out bit for bit the same whatever the other rows are, on most machines and except in the kernels for very few rows; a column
+likewise, except at a ragged end: so a forward is padded to at least MIN_ROWS tokens, and the keys that a decode looks at to a multiple of MIN_ROWS.
+Prompts attend row by row, or in tiles of one shape, whole or in pieces. (Mixtures of experts: to rounding only, as an expert may get very few rows.)
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from .adapters import MIN_ROWS, Additions, LoadedAdapter, Owners, rows_by_adapter
-from .cpu_kernels import cpu_kernels
+from .columns import Columns
+from .cpu_kernels import compiled, cpu_kernels
 from .cuda_graphs import DecodeGraphs, rounded_up
 from .kv_cache import TILE, DecodeLayout, KVCache, PrefillLayout, Tiles, triton_serves
 from .language_model import LanguageModel, Layout
 from .offload import HostPools
 from .scheduler import Work
-from .sequence import Chunk, Sequence
+from .sequence import Chunk
 from .shared_prefixes import find_shared_prefixes
 from .stats import EngineStats
 
@@ -45,7 +46,7 @@ class ModelRunner:
         self._autocast = autocast
         self.host = HostPools(cache)
         self._adapted = adapted
-        self._body = model.body(cpu_kernels() if autocast is None else None)
+        self._body = model.body(compiled if autocast is None and cpu_kernels() is not None else None)
         self._table: tuple[int, int, np.ndarray] = (-1, 0, np.zeros((0, 0), dtype=np.int64))
         self._shared: tuple[np.ndarray | None, tuple[np.ndarray, ...]] = (None, ())
         self._graphs: DecodeGraphs | None = None
@@ -61,6 +62,10 @@ class ModelRunner:
         if self._graphs is not None:
             self._graphs.clear()
 
+    def refresh(self) -> None:
+        """The weights may have changed in a way that PyTorch does not see."""
+        self._body.refresh()
+
     def prefill(self, chunks: list[Chunk], everywhere: bool = False) -> Tensor:
         """Compute the prompt tokens of each chunk, fill their blocks -> logits [len(chunks), V] float32 after the last of them; `everywhere`: after
         each, [tokens of all, V]."""
@@ -69,7 +74,8 @@ class ModelRunner:
         positions = [i for _, start, stop in pieces for i in range(start, stop)]
         sizes = [stop - start for _, start, stop in pieces]
         owner = np.repeat(np.arange(len(chunks)), sizes)
-        short = max(0, MIN_ROWS - len(tokens))
+        least = self._least_rows()
+        short = max(0, least - len(tokens))
         slots = np.concatenate([*(self._slots(c.blocks, start, stop, c.known) for c, start, stop in pieces), self._slots([], 0, short)])
         to, at = self._tensor(slots), self._tensor(positions + [0] * short)
         by_row = cache(lambda: DecodeLayout(self.cache, to, self._tensor(self._rows_table([c.blocks for c in chunks], owner)), at))
@@ -78,7 +84,7 @@ class ModelRunner:
         hidden = self._hidden(self._tensor(tokens + [0] * short), at, layout, additions)
         rows = list(range(len(tokens))) if everywhere else (np.cumsum(sizes) - 1).tolist()
         # Padded for the head's product, for the reason in the module docstring.
-        wanted = rows + rows[-1:] * max(0, MIN_ROWS - len(rows))
+        wanted = rows + rows[-1:] * max(0, least - len(rows))
         return self._logits(hidden[self._tensor(wanted)])[: len(rows)]
 
     def _slots(self, blocks: list[int], start: int, stop: int, known: int = 0) -> np.ndarray:
@@ -114,17 +120,15 @@ class ModelRunner:
         at = np.concatenate([np.arange(i * TILE + first, i * TILE + first + count) for i, (first, count, _, _) in enumerate(cut)])
         return Tiles(self._tensor(rows), self._tensor(keys), self._tensor(at), self._tensor(rows.reshape(-1)[at]))
 
-    def decode(self, sequences: list[Sequence], revision: int, at_least: int) -> Tensor:
+    def decode(self, batch: Columns, revision: int, at_least: int) -> Tensor:
         """One token further for every sequence -> logits [B, V] float32.
 
         revision: changes whenever a block table does. at_least: rows to compute.
         """
-        rows = max(len(sequences), at_least)
+        rows = max(len(batch), at_least)
         if self._table[:2] != (revision, rows):  # kept until a table changes
-            self._table = (revision, rows, self._block_table([s.blocks for s in sequences], rows))
-        tokens, positions = [s.tokens[-1] for s in sequences], [len(s.tokens) - 1 for s in sequences]
-        hidden = self._decode(tokens, positions, self._table[2], [(s.request.adapter, 1) for s in sequences])
-        return self._logits(hidden)[: len(sequences)]
+            self._table = (revision, rows, self._block_table([s.blocks for s in batch], rows))
+        return self._logits(self._decode(batch.newest, batch.lengths - 1, self._table[2], batch.owners))[: len(batch)]
 
     def replay(self, chunks: list[Chunk]) -> None:
         """Compute again the sampled tokens of each chunk, REPLAY_ROWS at a time, by a decode's arithmetic, row for row: the same bits."""
@@ -188,11 +192,14 @@ class ModelRunner:
         return table
 
     def _shape(self, rows: int, blocks: int) -> tuple[int, int]:
-        """Of a decode's table with room for so many: at least MIN_ROWS rows, of a multiple of MIN_ROWS slots; with graphs, one that comes again."""
+        """Of a decode's table with room for so many: enough rows, of a multiple of MIN_ROWS slots; with graphs, one that comes again."""
         step = math.lcm(self.cache.block_size, MIN_ROWS) // self.cache.block_size
-        rows, steps = max(rows, MIN_ROWS), -(-blocks // step)
+        rows, steps = max(rows, self._least_rows()), -(-blocks // step)
         rows, steps = (rows, steps) if self._graphs is None else rounded_up(rows, steps)
         return rows, steps * step
+
+    def _least_rows(self) -> int:
+        return 1 if self.cache.steady and self._body.steady else MIN_ROWS
 
     def _additions(self, owners: Owners, rows: int) -> Additions | None:
         owned = [(adapter, self._tensor(own)) for adapter, own in rows_by_adapter(owners)] if self._adapted else []
@@ -204,7 +211,7 @@ class ModelRunner:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         with self._precision():
-            return self.model.logits(hidden)
+            return self._body.logits(hidden)
 
     def _precision(self) -> torch.autocast:
         """No cache of cast weights: a graph would go on reading what the end of a context frees."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,20 +30,41 @@ class Draw(NamedTuple):
     cut: Truncation | None
 
 
-def sample(logits: Tensor, params: Sequence[SamplingParams], noise: Sequence[float], history: Sequence[list[int]]) -> Draw:
+class Asked(list[SamplingParams]):
+    """What each row asks, and what `sample` and `likeliest` want to know of it: found once, where the same rows come again."""
+
+    @cached_property
+    def plain(self) -> list[bool]:
+        """Whether a row is neither truncated nor penalised."""
+        of = {id(p): p.is_plain for p in {id(p): p for p in self}.values()}  # a batch has few
+        return [of[id(p)] for p in self]
+
+    @cached_property
+    def temperatures(self) -> Tensor:
+        """[B]"""
+        return torch.tensor([p.temperature for p in self])
+
+    @cached_property
+    def wants_top(self) -> list[int]:
+        """Rows that ask for the likeliest tokens."""
+        return [b for b, p in enumerate(self) if p.top_logprobs]
+
+
+Noise = Sequence[float] | np.ndarray
+
+
+def sample(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, history: Sequence[list[int]]) -> Draw:
     """logits [B, V] float32, noise [B] in [0, 1), history: each row's tokens so far -> the drawn tokens.
 
     A greedy row (temperature 0) takes the most probable token; its log-prob is at temperature 1. With truncation on, the log-prob is that of the
     truncated and renormalised distribution.
     """
-    fast = _fast_sampler(logits)
-    of = {id(p): p.is_plain for p in {id(p): p for p in params}.values()}  # asked once of each: a batch has few
+    fast, asked = _fast_sampler(logits), params if isinstance(params, Asked) else Asked(params)
     # Row by row, not by what the batch happens to hold: a row's token must not depend on its company, and two ways may differ in the last bit.
-    plain = [of[id(p)] for p in params]
+    plain = asked.plain
     if fast is None or not any(plain):
         return _sample(logits, params, noise, history)
-    temperatures = torch.tensor([p.temperature for p in params], device=logits.device)
-    token, logp = fast(logits, temperatures, torch.tensor(noise, dtype=torch.float64, device=logits.device))
+    token, logp = fast(logits, asked.temperatures.to(logits.device), torch.as_tensor(noise, dtype=torch.float64, device=logits.device))
     if all(plain):
         return Draw(token, logp, None)
     others = [b for b, is_plain in enumerate(plain) if not is_plain]
@@ -61,7 +84,7 @@ def _fast_sampler(logits: Tensor) -> Callable[[Tensor, Tensor, Tensor], tuple[Te
     return None if kernels is None else kernels.sample
 
 
-def _sample(logits: Tensor, params: Sequence[SamplingParams], noise: Sequence[float], history: Sequence[list[int]]) -> Draw:
+def _sample(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, history: Sequence[list[int]]) -> Draw:
     """The same by PyTorch's operations."""
     logp, cut = distribution(logits, params, history)
     token = draw(logp, params, noise)
@@ -77,7 +100,7 @@ def distribution(logits: Tensor, params: Sequence[SamplingParams], history: Sequ
     return (logits if cut is None else cut.apply(logits)).log_softmax(-1), cut
 
 
-def draw(logp: Tensor, params: Sequence[SamplingParams], noise: Sequence[float]) -> Tensor:
+def draw(logp: Tensor, params: Sequence[SamplingParams], noise: Noise) -> Tensor:
     """A token from each row of logp [B, V], with noise [B] in [0, 1) -> [B]. The most probable one in a greedy row."""
     token = inverse_transform(logp.exp(), torch.as_tensor(noise, dtype=torch.float64, device=logp.device))
     greedy = torch.tensor([p.temperature == 0 for p in params], device=logp.device)
@@ -99,9 +122,7 @@ def likeliest(
 
     tokens, logps: what `sample` gave; of a token drawn the log-prob is that very one. Truncation may leave fewer tokens than are asked for.
     """
-    if not params[0].top_logprobs and len(set(map(id, params))) == 1:
-        return {}
-    rows = [b for b, p in enumerate(params) if p.top_logprobs]
+    rows = (params if isinstance(params, Asked) else Asked(params)).wants_top
     if not rows:
         return {}
     asking = [params[b] for b in rows]

@@ -64,7 +64,7 @@ class Work:
 class Scheduler:
     """Holds the queue and the running sequences; hands out blocks through the block manager and the prefix cache.
 
-    host: of no slots where nothing is swapped. revision: changes whenever a block table does.
+    host: of no slots where nothing is swapped. revision: changes whenever a block table does, or a sequence grows by more than a token.
     """
 
     blocks: BlockManager
@@ -82,6 +82,9 @@ class Scheduler:
     revision: int = field(default=0, init=False)
     _arrivals: int = field(default=0, init=False)
     _slots: int = field(default=0, init=False)
+    _grown_at: int = field(default=-1, init=False)
+    _steps_to_grow: int = field(default=0, init=False)
+    """Steps that need no block, each of them a token, for as long as `_grown_at` is the revision."""
 
     def __post_init__(self) -> None:
         self.reservation = Reservation(self.blocks)
@@ -173,6 +176,9 @@ class Scheduler:
 
     def _grow(self, work: Work) -> bool:
         """Give every running sequence a block for its newest token if it has none yet; False if one had to be preempted for it."""
+        if self._grown_at == self.revision and self._steps_to_grow > 0:
+            self._steps_to_grow -= 1
+            return True
         size = self.blocks.block_size
         short = [s for s in self.running if len(s.tokens) > len(s.blocks) * size]
         before = self.stats.preemptions
@@ -182,6 +188,8 @@ class Scheduler:
             if sequence.blocks:
                 sequence.blocks += self.blocks.allocate(1)
         self.revision += len(short)
+        self._grown_at = self.revision
+        self._steps_to_grow = min((len(s.blocks) * size - len(s.tokens) for s in self.running), default=0)
         return self.stats.preemptions == before
 
     def _make_room(self, work: Work) -> None:

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 from ..errors import UserError
 from .attention import NAME, Kernel, Layout, causal_attention
+from .body_kernels import Compile, body_kernels
 from .footing import Footing
-from .fused_decoder import Body, BodyKernels, fused_decoder
+from .fused_decoder import Body, fused_decoder
 from .lora import LayerAdditions, added
 
 
@@ -26,8 +27,11 @@ def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, lay
 
 def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """Head of the model: hidden [N, hidden] -> float32 logits [N, V], with the scaling or soft cap that the architecture applies after it."""
-    head = model.get_output_embeddings()
-    logits = head(hidden).float()
+    return scaled_logits(model, model.get_output_embeddings()(hidden).float())
+
+
+def scaled_logits(model: PreTrainedModel, logits: Tensor) -> Tensor:
+    """What the architecture does to its head's product, float32 [N, V]."""
     settings = vars(model.config)  # not to_dict(), which copies everything, at every decode step
     if settings.get("logits_scaling") is not None:  # Granite divides
         logits = logits / settings["logits_scaling"]
@@ -51,9 +55,11 @@ class CausalLM:
         with added(self.module, additions):
             return hidden_states(self.module, tokens, positions, layout)
 
-    def body(self, kernels: BodyKernels | None) -> Body:
-        """The fastest way to `hidden`: written out on the kernels, where the module is of a kind that can be; else itself."""
-        return (fused_decoder(self, kernels) if kernels is not None else None) or self
+    def body(self, build: Compile | None) -> Body:
+        """The fastest way to `hidden` and `logits`: written out on kernels that `build` compiles, where the module is of a kind that can be; else
+        itself."""
+        kernels = None if build is None else body_kernels(build)
+        return (None if kernels is None else fused_decoder(self, kernels)) or self
 
     def footing(self) -> tuple[object, ...] | None:
         """What a captured `hidden` stands on: equal for as long as it holds. None where it cannot be captured. See `footing.py`."""
@@ -65,6 +71,18 @@ class CausalLM:
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> float32 [N, V]."""
         return head_logits(self.module, hidden)
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """As `ModuleBody.scaled`."""
+        return scaled_logits(self.module, logits)
+
+    @property
+    def steady(self) -> bool:
+        """Of PyTorch's products a row's last bits may depend on how many there are."""
+        return False
+
+    def refresh(self) -> None:
+        """The module reads its weights themselves."""
 
 
 @dataclass(frozen=True)

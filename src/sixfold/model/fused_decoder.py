@@ -1,8 +1,11 @@
-"""The body of the common transformer (Llama, Qwen 2 and 3, Mistral and their kin), written out: PyTorch's matrix products, and between them the CPU
-kernels, on the module's own weights. An update of them in place is seen at once.
+"""The body of the common transformer (Llama, Qwen 2 and 3, Mistral and their kin), written out in the CPU kernels, on the module's own weights:
+matrix products on a packed copy of them, and what stands between.
 
 A module qualifies by what it computes, not by its name: its parts have the expected shapes, and on a probe with random weights the written-out body
 gives the module's own hidden states. Every other module runs as it is; so does this one once it has changed (hooks, adapters, another dtype).
+
+An update in place is seen at the next forward: PyTorch counts them, and the weights are packed anew. It does not count what is written through
+`.data`, through NumPy or by another process: `refresh` is for those.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import Kernel, Layout
+from .body_kernels import BodyKernels, Packed
 from .lora import LayerAdditions
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -26,29 +30,24 @@ LINEARS = {"self_attn": ["q_proj", "k_proj", "v_proj", "o_proj"], "mlp": ["gate_
 OTHERS = {"self_attn": {"q_norm", "k_norm"}, "mlp": {"act_fn"}}
 
 
-class BodyKernels(Protocol):
-    """What stands between the matrix products; the engine brings it (`engine/cpu_kernels.py`)."""
-
-    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> Tensor:
-        """x / rms(x) * weight over the last dimension of x [N, C]."""
-        ...
-
-    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        """gate becomes silu(gate) * up."""
-        ...
-
-    def rotate(
-        self, qkv: Tensor, heads: int, kv_heads: int, norms: tuple[Tensor, Tensor, float] | None, table: tuple[Tensor, Tensor], positions: Tensor
-    ) -> None:
-        """Norms of the heads and rotation, in place."""
-        ...
-
-
 class Body(Protocol):
-    """The first half of a causal LM."""
+    """A causal LM, for inference."""
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
         """tokens, positions [N] -> [N, hidden]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> float32 [N, V]."""
+        ...
+
+    @property
+    def steady(self) -> bool:
+        """Whether a row's numbers are the same bits however many rows there are."""
+        ...
+
+    def refresh(self) -> None:
+        """The weights may have changed in a way that PyTorch does not see."""
         ...
 
 
@@ -66,34 +65,37 @@ class _Norm:
         return self.weights["weight"]  # type: ignore[return-value]
 
 
+@dataclass
+class _Linear:
+    """Linear layers that read the same x, as one product. paths: of each, from the top. packed: set before the first use."""
+
+    parts: list[Weights]
+    paths: list[str]
+    packed: Packed | None = None
+
+    def pack(self, kernels: BodyKernels) -> None:
+        """Copy the layers' weights as they are now."""
+        self.packed = kernels.pack([part["weight"] for part in self.parts], [part.get("bias") for part in self.parts])  # type: ignore[misc]
+
+    def run(self, kernels: BodyKernels, x: Tensor, out: Tensor, additions: LayerAdditions | None, *, add: bool = False) -> None:
+        """out = (out, if `add`, and) x W^T + b, and what is added to it"""
+        kernels.product(x, self.packed, out, add=add)  # type: ignore[arg-type]
+        if additions is not None:
+            for path, own in zip(self.paths, out.split([_rows(part) for part in self.parts], dim=1), strict=True):
+                additions.add(path, x, own)
+
+
 @dataclass(frozen=True)
 class _Layer:
-    """One layer's parts, by the names that they have in the module. paths: of the linear ones, from the top."""
+    """One layer's parts."""
 
-    linear: dict[str, Weights]
+    qkv: _Linear
+    output: _Linear
+    gate_up: _Linear
+    down: _Linear
     before_attention: _Norm
     before_mlp: _Norm
     heads: tuple[_Norm, _Norm] | None
-    paths: dict[str, str]
-
-    def project(self, name: str, x: Tensor, out: Tensor, additions: LayerAdditions | None) -> None:
-        """out = x W^T + b, and what is added to it"""
-        weight, bias = self.linear[name]["weight"], self.linear[name].get("bias")
-        if bias is None:
-            torch.mm(x, weight.t(), out=out)  # type: ignore[union-attr]
-        else:
-            torch.addmm(bias, x, weight.t(), out=out)  # type: ignore[union-attr]
-        if additions is not None:
-            additions.add(self.paths[name], x, out)
-
-    def add(self, name: str, x: Tensor, to: Tensor, additions: LayerAdditions | None) -> None:
-        """to += x W^T + b, and what is added to it"""
-        weight, bias = self.linear[name]["weight"], self.linear[name].get("bias")
-        to.addmm_(x, weight.t())  # type: ignore[union-attr]
-        if bias is not None:
-            to.add_(bias)
-        if additions is not None:
-            additions.add(self.paths[name], x, to)
 
 
 class ModuleBody(Body, Protocol):
@@ -102,42 +104,76 @@ class ModuleBody(Body, Protocol):
     @property
     def module(self) -> nn.Module: ...
 
+    def scaled(self, logits: Tensor) -> Tensor:
+        """What the architecture does to logits after its head's product."""
+        ...
+
 
 class FusedDecoder:
     """The body of a module as `_layers` describes it: tokens, positions [N] -> hidden states [N, hidden]."""
 
     def __init__(self, model: ModuleBody, kernels: BodyKernels) -> None:
-        body = model.module.get_submodule("model")
+        body, head = model.module.get_submodule("model"), model.module._modules.get("lm_head")
+        watched = [*body.modules(), *([] if head is None else head.modules())]
         self._model = model
         self._kernels = kernels
-        self._parts = [(module._modules, dict(module._modules)) for module in body.modules()]
-        self._read_by_kernels = [module._parameters for module in body.modules() if module._parameters and type(module) is not nn.Linear]
-        self._hooks = [hooks for module in body.modules() for hooks in (module._forward_pre_hooks, module._forward_hooks)]
+        self._parts = [(module._modules, dict(module._modules)) for module in [model.module, *watched]]
+        self._parameters = [module._parameters for module in watched if module._parameters]
+        self._hooks = [hooks for module in watched for hooks in (module._forward_pre_hooks, module._forward_hooks)]
         self._rotary = body.get_submodule("rotary_emb")
         self._embedding = body.get_submodule("embed_tokens")._parameters
         self._norm = _norm(body.get_submodule("norm"))
         self._layers = [_layer(block, f"model.layers.{name}") for name, block in body.get_submodule("layers").named_children()]
+        self._head = _Linear([head._parameters], ["lm_head"]) if type(head) is nn.Linear else None
         self._attention: list[Kernel] = []
-        first = self._layers[0].linear
+        first = self._layers[0]
         self._width = 2 * self._rotary.get_buffer("inv_freq").numel()
-        self._heads, self._kv_heads = (_rows(first[name]) // self._width for name in ("q_proj", "k_proj"))
-        self._inner = _rows(first["gate_proj"])
+        self._heads, self._kv_heads = (_rows(part) // self._width for part in first.qkv.parts[:2])
+        self._inner = _rows(first.down.parts[0], 1)
         self._table = (torch.empty(0), torch.empty(0))
+        self._packed_from: tuple[list[nn.Parameter], list[tuple[int, int, int]]] = ([], [])
+        self._readable = False
+
+    @property
+    def steady(self) -> bool:
+        """As `Body.steady`."""
+        return self._head is not None and self._as_built()
+
+    def refresh(self) -> None:
+        """As `Body.refresh`."""
+        self._packed_from = ([], [])
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
-        """As `LanguageModel.hidden`."""
+        """As `Body.hidden`."""
         if not self._as_built():
             return self._model.hidden(tokens, positions, layout, additions)
         return self._written_out(tokens, positions, layout, self._angles(int(positions.max()) + 1), additions)
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As `Body.logits`."""
+        if self._head is None or not self._as_built():
+            return self._model.logits(hidden)
+        logits = hidden.new_empty(len(hidden), _rows(self._head.parts[0]))
+        self._head.run(self._kernels, hidden, logits, None)
+        return self._model.scaled(logits)
+
     def _as_built(self) -> bool:
-        """Whether the module is still the one that was compared: nothing hooked on, no part exchanged, its weights what the kernels read. (Those of
-        its linear layers go through PyTorch, which looks for itself.)"""
-        return (
-            not any(self._hooks)
-            and all(now == then for now, then in self._parts)
-            and all(p is None or (p.dtype is torch.float32 and p.is_cpu) for own in self._read_by_kernels for p in own.values())
-        )
+        """Whether the module is still the one that was compared: nothing hooked on, no part exchanged, its weights what the kernels read."""
+        return not any(self._hooks) and all(now == then for now, then in self._parts) and self._pack()
+
+    def _pack(self) -> bool:
+        """Pack the weights anew if one of them changed; False if the kernels cannot read them."""
+        weights = [p for own in self._parameters for p in own.values() if p is not None]
+        state = [(id(p), p.data_ptr(), -1 if p.is_inference() else p._version) for p in weights]
+        if state != self._packed_from[1]:
+            self._readable = all(p.dtype is torch.float32 and p.is_cpu and p.is_contiguous() and not p.is_inference() for p in weights)
+            linears = [linear for layer in self._layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+            for linear in linears + ([] if self._head is None else [self._head]):
+                linear.packed = None  # the old copy goes before the new one comes
+                if self._readable:
+                    linear.pack(self._kernels)
+            self._packed_from = (weights, state)  # held on to: the number of an object that is gone may come again
+        return self._readable
 
     def _written_out(
         self, tokens: Tensor, positions: Tensor, layout: Layout, table: tuple[Tensor, Tensor], additions: LayerAdditions | None = None
@@ -147,20 +183,17 @@ class FusedDecoder:
         normed = torch.empty_like(x)
         q_width, kv_width = self._heads * self._width, self._kv_heads * self._width
         qkv = x.new_empty(count, q_width + 2 * kv_width)
-        q, k, v = qkv.split((q_width, kv_width, kv_width), dim=1)
-        queries, keys, values = (part.view(1, count, -1, self._width).transpose(1, 2) for part in (q, k, v))
-        gate, up = x.new_empty(2, count, self._inner)
+        queries, keys, values = (part.view(1, count, -1, self._width).transpose(1, 2) for part in qkv.split((q_width, kv_width, kv_width), dim=1))
+        gate_up = x.new_empty(count, 2 * self._inner)
         for layer, attention in zip(self._layers, self._attention, strict=True):
             kernels.rms_norm(x, layer.before_attention.weight, layer.before_attention.epsilon, normed)
-            for name, out in (("q_proj", q), ("k_proj", k), ("v_proj", v)):
-                layer.project(name, normed, out, additions)
+            layer.qkv.run(kernels, normed, qkv, additions)
             norms = layer.heads and (layer.heads[0].weight, layer.heads[1].weight, layer.heads[0].epsilon)
             kernels.rotate(qkv, self._heads, self._kv_heads, norms, table, positions)
-            layer.add("o_proj", layout.attend(queries, keys, values, attention).view(count, q_width), x, additions)
+            layer.output.run(kernels, layout.attend(queries, keys, values, attention).view(count, q_width), x, additions, add=True)
             kernels.rms_norm(x, layer.before_mlp.weight, layer.before_mlp.epsilon, normed)
-            layer.project("gate_proj", normed, gate, additions)
-            layer.project("up_proj", normed, up, additions)
-            layer.add("down_proj", kernels.silu_mul(gate, up), x, additions)
+            layer.gate_up.run(kernels, normed, gate_up, additions)
+            layer.down.run(kernels, kernels.silu_mul(gate_up), x, additions, add=True)
         return kernels.rms_norm(x, self._norm.weight, self._norm.epsilon, normed)
 
     def _angles(self, positions: int) -> tuple[Tensor, Tensor]:
@@ -184,6 +217,8 @@ class FusedDecoder:
         if [kernel.layer for kernel in probe.kernels] != list(range(len(self._layers))):
             return False
         self._attention = probe.kernels
+        if not self._as_built():
+            return False
         ours = self._written_out(tokens, torch.arange(13), _Probe(spans), self._angles_at(positions))
         return bool((ours - theirs).abs().max() <= TOLERANCE * (1 + theirs.abs().max()))
 
@@ -218,14 +253,14 @@ class _WithWeights(nn.Module):
         return run()
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: PyTorch counts no writes to what is made there
 def fused_decoder(model: ModuleBody, kernels: BodyKernels) -> FusedDecoder | None:
     """The module's body written out; None where it is another architecture, or not float32 on the CPU."""
     if not _has_parts(model.module):
         return None
-    decoder = FusedDecoder(model, kernels)
-    if not decoder._as_built() or any(p.dtype != torch.float32 or not p.is_cpu for p in model.module.parameters()):
+    if any(p.dtype != torch.float32 or not p.is_cpu for p in model.module.parameters()):
         return None
+    decoder = FusedDecoder(model, kernels)
     # The model's own weights may hide a difference: a projection that starts at zero hides all that is before it.
     blocks = list(model.module.get_submodule("model.layers").children())
     random = _random_weights(blocks[0])
@@ -290,15 +325,24 @@ def _shapes(layer: dict[str, tuple[int, ...]], hidden: int, width: int) -> dict[
 
 def _layer(block: nn.Module, path: str) -> _Layer:
     attention = block.get_submodule("self_attn")
-    linear: dict[str, Weights] = {name: block.get_submodule(f"{room}.{name}")._parameters for room, names in LINEARS.items() for name in names}
-    heads = (_norm(attention.get_submodule("q_norm")), _norm(attention.get_submodule("k_norm"))) if "q_norm" in attention._modules else None
-    paths = {name: f"{path}.{room}.{name}" for room, names in LINEARS.items() for name in names}
-    return _Layer(linear, _norm(block.get_submodule("input_layernorm")), _norm(block.get_submodule("post_attention_layernorm")), heads, paths)
+
+    def linear(room: str, *names: str) -> _Linear:
+        return _Linear([block.get_submodule(f"{room}.{name}")._parameters for name in names], [f"{path}.{room}.{name}" for name in names])
+
+    return _Layer(
+        linear("self_attn", "q_proj", "k_proj", "v_proj"),
+        linear("self_attn", "o_proj"),
+        linear("mlp", "gate_proj", "up_proj"),
+        linear("mlp", "down_proj"),
+        _norm(block.get_submodule("input_layernorm")),
+        _norm(block.get_submodule("post_attention_layernorm")),
+        (_norm(attention.get_submodule("q_norm")), _norm(attention.get_submodule("k_norm"))) if "q_norm" in attention._modules else None,
+    )
 
 
 def _norm(module: nn.Module) -> _Norm:
     return _Norm(module._parameters, module.variance_epsilon)  # type: ignore[arg-type]
 
 
-def _rows(weights: Weights) -> int:
-    return weights["weight"].shape[0]  # type: ignore[union-attr]
+def _rows(weights: Weights, dimension: int = 0) -> int:
+    return weights["weight"].shape[dimension]  # type: ignore[union-attr]

@@ -1,0 +1,33 @@
+/* What the CPU kernels have in common; put before each of their files by the compiler. float32 throughout; strides are in floats. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#else
+#define omp_get_thread_num() 0
+#endif
+
+#define LINE __attribute__((always_inline)) static inline
+
+typedef int64_t i64;
+
+/* e^x to 1 ulp or so for x <= 88 (beyond, the exponent would run into the sign), 0 below -87.3, NaN of NaN: 2^n * p(r), written so that a compiler
+   makes vectors of it. Coefficients: Cephes expf. */
+LINE float exp_(float x) {
+    float y = x < -87.3f ? -87.3f : x;
+    float n = floorf(y * 1.44269504088896341f + 0.5f);
+    float r = y - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    uint32_t bits = ((uint32_t)(int32_t)n + 127) << 23;
+    float scale;
+    memcpy(&scale, &bits, 4);
+    return x < -87.3f ? 0.0f : p * scale;
+}

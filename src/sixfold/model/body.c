@@ -1,0 +1,109 @@
+/* The CPU kernels of a transformer's body, all but its attention. Each row of the output is computed in an order that depends on that row alone: its
+   bits are the same whatever the other rows are, and however many threads there are. */
+
+/* As many floats as a register has, wherever they lie; TALL rows of two such sums are as many as the registers hold. */
+#ifdef __AVX512F__
+enum { WIDE = 16, TALL = 12 };
+#else
+enum { WIDE = 8, TALL = 6 };
+#endif
+typedef float wide __attribute__((vector_size(4 * WIDE), aligned(4), may_alias));
+#define WIDE_AT(p) (*(wide *)(p))
+enum { PANEL = 2 * WIDE, CHUNK = 96 };
+
+i64 panel_width(void) { return PANEL; }
+
+/* R rows of one panel: what is there, or 0, and the bias, and then x[k] w[k] for one k after another. Two sums a row at least: of a single one GCC may
+   make multiplications and additions where it fuses them for several, and the last bit would depend on R. */
+LINE void tile(int R, const float *x, i64 x_stride, const float *panel, i64 K, const float *bias, float *out, i64 o_stride, int add) {
+    wide s[TALL][2];
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < 2; c++) {
+            s[r][c] = add ? WIDE_AT(out + r * o_stride + c * WIDE) : (wide){0};
+            if (bias) s[r][c] += WIDE_AT(bias + c * WIDE);
+        }
+    for (i64 k = 0; k < K; k++) {
+        wide a = WIDE_AT(panel + k * PANEL), b = WIDE_AT(panel + k * PANEL + WIDE);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) s[r][0] += x[r * x_stride + k] * a, s[r][1] += x[r * x_stride + k] * b;
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < 2; c++) WIDE_AT(out + r * o_stride + c * WIDE) = s[r][c];
+}
+
+/* out (+)= x W^T + bias for M rows. panels: PANEL rows of W at a time, turned: [panels, K, PANEL], zeros behind row N, where bias has room too. */
+void product(const float *x, i64 x_stride, const float *panels, const float *bias, float *out, i64 o_stride, i64 M, i64 N, i64 K, int add,
+             int threads) {
+    i64 count = (N + PANEL - 1) / PANEL, chunks = (M + CHUNK - 1) / CHUNK;
+#pragma omp parallel for num_threads(threads) schedule(static) if (M * N * K > 65536)
+    for (i64 item = 0; item < count * chunks; item++) {
+        i64 p = item % count, n = p * PANEL, m = item / count * CHUNK, end = m + CHUNK < M ? m + CHUNK : M, columns = N - n < PANEL ? N - n : PANEL;
+        float edge[TALL * PANEL] = {0};
+#define TAKE(R) \
+    for (; m + R <= end; m += R) { \
+        float *to = out + m * o_stride + n; \
+        if (columns == PANEL) \
+            tile(R, x + m * x_stride, x_stride, panels + n * K, K, bias ? bias + n : 0, to, o_stride, add); \
+        else { /* the last panel is not whole */ \
+            for (i64 r = 0; r < R && add; r++) memcpy(edge + r * PANEL, to + r * o_stride, sizeof(float) * columns); \
+            tile(R, x + m * x_stride, x_stride, panels + n * K, K, bias ? bias + n : 0, edge, PANEL, add); \
+            for (i64 r = 0; r < R; r++) memcpy(to + r * o_stride, edge + r * PANEL, sizeof(float) * columns); \
+        } \
+    }
+        TAKE(TALL) TAKE(4) TAKE(2) TAKE(1)
+    }
+}
+
+LINE float inverse_rms(const float *x, i64 n, float epsilon) {
+    float s = 0;
+#pragma omp simd reduction(+ : s)
+    for (i64 i = 0; i < n; i++) s += x[i] * x[i];
+    return 1.0f / sqrtf(s / n + epsilon);
+}
+
+/* out = x / rms(x) * weight, for rows of `width`. */
+void rms_norm(const float *x, const float *weight, float epsilon, float *out, i64 rows, i64 width, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * width > 16384)
+    for (i64 r = 0; r < rows; r++) {
+        const float *in = x + r * width;
+        float *to = out + r * width, scale = inverse_rms(in, width, epsilon);
+#pragma omp simd
+        for (i64 i = 0; i < width; i++) to[i] = in[i] * scale * weight[i];
+    }
+}
+
+/* The first half of each row, gates, becomes silu(gate) * its second half. */
+void silu_mul(float *gate_up, i64 rows, i64 width, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * width > 16384)
+    for (i64 r = 0; r < rows; r++) {
+        float *gate = gate_up + r * 2 * width, *up = gate + width;
+#pragma omp simd
+        for (i64 i = 0; i < width; i++) gate[i] = gate[i] / (1.0f + exp_(gate[i] < -88.0f ? 88.0f : -gate[i])) * up[i];
+    }
+}
+
+/* Queries and keys of each row, in place: RMSNorm of each head where there is a weight, then the rotation of halves (Su et al. 2021) by the row's
+   position. qkv: rows of `stride`, query heads first, then key heads. cosine, sine: [positions, D / 2]. */
+void rotate(float *qkv, i64 stride, i64 rows, i64 heads, i64 kv_heads, i64 D, const float *q_weight, const float *k_weight, float epsilon,
+            const float *cosine, const float *sine, const i64 *positions, int threads) {
+    i64 half = D / 2;
+#pragma omp parallel for num_threads(threads) if (rows * (heads + kv_heads) * D > 16384)
+    for (i64 r = 0; r < rows; r++) {
+        const float *c = cosine + positions[r] * half, *s = sine + positions[r] * half;
+        for (i64 h = 0; h < heads + kv_heads; h++) {
+            float *x = qkv + r * stride + h * D;
+            const float *weight = h < heads ? q_weight : k_weight;
+            if (weight) {
+                float scale = inverse_rms(x, D, epsilon);
+#pragma omp simd
+                for (i64 i = 0; i < D; i++) x[i] = x[i] * scale * weight[i];
+            }
+#pragma omp simd
+            for (i64 i = 0; i < half; i++) {
+                float a = x[i], b = x[i + half];
+                x[i] = a * c[i] - b * s[i];
+                x[i + half] = b * c[i] + a * s[i];
+            }
+        }
+    }
+}

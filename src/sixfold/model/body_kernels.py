@@ -1,0 +1,91 @@
+"""The CPU kernels of a transformer's body: `body.c`, called through ctypes. The engine brings the means to compile it (`engine/cpu_kernels.py`)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("body.c")
+
+Compile = Callable[[Path], ctypes.CDLL | None]
+"""A C file -> what a machine's compiler made of it, if there is one."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Linear layers that read the same input, one below the other. panels: [panels, K, width], a width of outputs at a time, zeros behind the last.
+    bias: [panels * width]. outputs: N."""
+
+    panels: Tensor
+    bias: Tensor | None
+    outputs: int
+
+
+class BodyKernels:
+    """Typed calls into the compiled library. Tensors are float32 (indices int64), on the CPU; rows lie one after another, at any distance."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        pointer, integer, real, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
+        self._rms_norm = _typed(library.rms_norm, pointer, pointer, real, pointer, integer, integer, threads)
+        self._silu_mul = _typed(library.silu_mul, pointer, integer, integer, threads)
+        self._rotate = _typed(library.rotate, pointer, *[integer] * 5, pointer, pointer, real, *[pointer] * 3, threads)
+        self._product = _typed(library.product, pointer, integer, *[pointer] * 3, *[integer] * 4, threads, threads)
+        self._width: int = _typed(library.panel_width, result=integer)()
+
+    def pack(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Packed:
+        """weights: each [N, K], of layers that read the same x; biases: each [N]. A copy, as `product` reads it."""
+        weight = torch.cat([*weights])
+        outputs, depth = weight.shape
+        more = -outputs % self._width
+        panels = F.pad(weight, (0, 0, 0, more)).view(-1, self._width, depth).transpose(1, 2).contiguous()
+        parts = [weight.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
+        return Packed(panels, F.pad(torch.cat(parts), (0, more)) if any(b is not None for b in biases) else None, outputs)
+
+    def product(self, x: Tensor, packed: Packed, out: Tensor, *, add: bool = False) -> None:
+        """out [M, N] = x W^T + b for x [M, K], or grows by it (`add`). A row's bits are the same in any company: each number is one sum, term by
+        term in the order of k."""
+        bias, panels = packed.bias, packed.panels
+        start = (x.data_ptr(), x.stride(0), panels.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), out.stride(0))
+        self._product(*start, x.shape[0], packed.outputs, x.shape[1], add, torch.get_num_threads())
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> Tensor:
+        """x / rms(x) * weight over the last dimension of x [N, C]."""
+        self._rms_norm(x.data_ptr(), weight.data_ptr(), epsilon, out.data_ptr(), x.shape[0], x.shape[1], torch.get_num_threads())
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """The first half of each row of gate_up [N, 2 C] becomes silu(it) * the second -> that half."""
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        self._silu_mul(gate_up.data_ptr(), rows, width, torch.get_num_threads())
+        return gate_up[:, :width]
+
+    def rotate(
+        self, qkv: Tensor, heads: int, kv_heads: int, norms: tuple[Tensor, Tensor, float] | None, table: tuple[Tensor, Tensor], positions: Tensor
+    ) -> None:
+        """Queries and keys of qkv [N, (heads + 2 kv_heads) D] in place: each head's RMSNorm (weights of q and k, epsilon), then its rotation.
+
+        table: cosines and sines, [P, D / 2]. positions: [N].
+        """
+        q, k, epsilon = (norms[0].data_ptr(), norms[1].data_ptr(), norms[2]) if norms else (0, 0, 0.0)
+        cosine, sine = table
+        width = 2 * cosine.shape[1]
+        args = (qkv.data_ptr(), qkv.stride(0), qkv.shape[0], heads, kv_heads, width, q, k, epsilon)
+        self._rotate(*args, cosine.data_ptr(), sine.data_ptr(), positions.data_ptr(), torch.get_num_threads())
+
+
+def body_kernels(build: Compile) -> BodyKernels | None:
+    """The compiled kernels, if there are any to be had."""
+    library = build(SOURCE)
+    return None if library is None else BodyKernels(library)
+
+
+def _typed(function: Callable[..., Any], *types: type, result: type | None = None) -> Callable[..., Any]:
+    function.argtypes, function.restype = types, result  # type: ignore[attr-defined]
+    return function
