@@ -16,7 +16,7 @@ from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import load_policy
 from sixfold.types import SamplingParams
 
-SETTINGS: dict[str, Any] = {"block_size": 16, "prefix_cache": "radix", "prefill_tokens": 4096}
+SETTINGS: dict[str, Any] = {"block_size": 64, "prefix_cache": "radix", "prefill_tokens": 4096}
 
 
 class Sixfold:

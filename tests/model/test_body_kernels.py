@@ -76,9 +76,9 @@ def test_product_against_the_slow_version(kernels: BodyKernels, threads: int, ro
 
 
 @given(
-    st.integers(1, 230), st.lists(st.integers(1, 70), min_size=1, max_size=3), st.integers(1, 90), st.booleans(), st.booleans(), st.integers(0, 2**30)
+    st.integers(1, 700), st.lists(st.integers(1, 70), min_size=1, max_size=3), st.integers(1, 90), st.booleans(), st.booleans(), st.integers(0, 2**30)
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_a_rows_product_is_the_same_bits_in_any_company(
     kernels: BodyKernels, rows: int, outputs: list[int], depth: int, biased: bool, added: bool, seed: int
 ) -> None:

@@ -9,7 +9,7 @@ enum { WIDE = 8, TALL = 6 };
 #endif
 typedef float wide __attribute__((vector_size(4 * WIDE), aligned(4), may_alias));
 #define WIDE_AT(p) (*(wide *)(p))
-enum { PANEL = 2 * WIDE, CHUNK = 96 };
+enum { PANEL = 2 * WIDE, CHUNK = 264 };
 
 i64 panel_width(void) { return PANEL; }
 
@@ -31,13 +31,15 @@ LINE void tile(int R, const float *x, i64 x_stride, const float *panel, i64 K, c
         for (int c = 0; c < 2; c++) WIDE_AT(out + r * o_stride + c * WIDE) = s[r][c];
 }
 
-/* out (+)= x W^T + bias for M rows. panels: PANEL rows of W at a time, turned: [panels, K, PANEL], zeros behind row N, where bias has room too. */
+/* out (+)= x W^T + bias for M rows. panels: PANEL rows of W at a time, turned: [panels, K, PANEL], zeros behind row N, where bias has room too. Threads
+   share the rows evenly, in chunks that their caches hold; where that would leave few to each, the panels. */
 void product(const float *x, i64 x_stride, const float *panels, const float *bias, float *out, i64 o_stride, i64 M, i64 N, i64 K, int add,
              int threads) {
-    i64 count = (N + PANEL - 1) / PANEL, chunks = (M + CHUNK - 1) / CHUNK;
+    i64 parts = M < 64 * threads ? 1 : (M + CHUNK * threads - 1) / (CHUNK * threads) * threads;
+    i64 count = (N + PANEL - 1) / PANEL, chunk = (M + parts * TALL - 1) / (parts * TALL) * TALL, chunks = (M + chunk - 1) / chunk;
 #pragma omp parallel for num_threads(threads) schedule(static) if (M * N * K > 65536)
     for (i64 item = 0; item < count * chunks; item++) {
-        i64 p = item % count, n = p * PANEL, m = item / count * CHUNK, end = m + CHUNK < M ? m + CHUNK : M, columns = N - n < PANEL ? N - n : PANEL;
+        i64 p = item % count, n = p * PANEL, m = item / count * chunk, end = m + chunk < M ? m + chunk : M, columns = N - n < PANEL ? N - n : PANEL;
         float edge[TALL * PANEL] = {0};
 #define TAKE(R) \
     for (; m + R <= end; m += R) { \
