@@ -58,6 +58,10 @@ class AttentionProbe:
 
     steady = False
 
+    def ready(self) -> Body:
+        """Itself."""
+        return self
+
     def refresh(self) -> None:
         """It copies no weights."""
 

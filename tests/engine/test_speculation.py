@@ -54,6 +54,9 @@ class Chain:
     def body(self, build: object) -> Body:
         return self
 
+    def ready(self) -> Body:
+        return self
+
     def refresh(self) -> None:
         """Nothing is copied."""
 

@@ -69,13 +69,16 @@ class Spy:
         self.states: list[Tensor] = []
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: object, additions: LayerAdditions | None) -> Tensor:
-        self.states.append(self.body.hidden(tokens, positions, layout, additions))  # type: ignore[arg-type]
+        self.states.append(self.body.ready().hidden(tokens, positions, layout, additions))  # type: ignore[arg-type]
         return self.states[-1]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.body.logits(hidden)
+        return self.body.ready().logits(hidden)
 
     steady = False  # forwards of the same shapes for both
+
+    def ready(self) -> Spy:
+        return self
 
     def refresh(self) -> None:
         self.body.refresh()
@@ -297,6 +300,17 @@ def test_what_was_there_before_a_write_is_not_packed_again(llama: PreTrainedMode
     assert len(packed) == 4 * len(llama.model.layers) + 1
 
 
+def test_copies_of_the_weights_go_with_the_cache(llama: PreTrainedModel) -> None:
+    """What memory there is may be the trainer's between two rollouts."""
+    engine = Engine(CausalLM(llama), kv_tokens=200)
+    for _ in range(2):
+        engine.add("t", [2, 3, 4], SamplingParams(max_tokens=5), [0])
+        engine.run()
+        assert all(linear.packed is not None for linear in engine.runner._body._linears)  # type: ignore[attr-defined]
+        engine.release_memory()
+        assert all(linear.packed is None for linear in engine.runner._body._linears)  # type: ignore[attr-defined]
+
+
 # --- the head ----------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -309,10 +323,10 @@ def test_the_heads_product_is_the_modules(name: str, extra: dict[str, object]) -
     ours, hidden = body(model), torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         for _ in range(2):
-            logits = ours.logits(hidden)
+            logits = ours.ready().logits(hidden)
             torch.testing.assert_close(logits, CausalLM(model).logits(hidden), rtol=1e-5, atol=1e-5)
             for first, last in ((0, 1), (3, 5), (20, 40)):
-                assert torch.equal(ours.logits(hidden[first:last]), logits[first:last])
+                assert torch.equal(ours.ready().logits(hidden[first:last]), logits[first:last])
             model.lm_head.weight.mul_(1.1)
 
 
@@ -320,12 +334,34 @@ def test_a_changed_head_runs_as_it_is(llama: PreTrainedModel) -> None:
     ours, hidden = body(llama), torch.randn(3, 64)
     handle = llama.lm_head.register_forward_hook(lambda _module, _inputs, output: output * 2)
     with torch.no_grad():
-        assert not ours.steady
-        assert torch.equal(ours.logits(hidden), 2 * (hidden @ llama.lm_head.weight.T))
+        assert ours.ready() is ours._model and not ours.ready().steady
+        assert torch.equal(ours.ready().logits(hidden), 2 * (hidden @ llama.lm_head.weight.T))
         handle.remove()
-        assert ours.steady
+        assert ours.ready() is ours and ours.steady
         llama.lm_head = nn.Linear(64, VOCABULARY)
-        assert not ours.steady and torch.equal(ours.logits(hidden), llama.lm_head(hidden))
+        assert ours.ready() is ours._model
+        assert torch.equal(ours.ready().logits(hidden), llama.lm_head(hidden))
+
+
+def test_a_change_between_two_steps_is_noticed_by_the_next(llama: PreTrainedModel) -> None:
+    """Prompts, steps that decode and preempted sequences each look again."""
+
+    def draw(change: bool, **sizes: object) -> dict[int, list[int]]:
+        model = copy.deepcopy(llama)
+        engine = Engine(CausalLM(model), **{"kv_tokens": 400, "block_size": 4, **sizes})  # type: ignore[arg-type]
+        for i in range(4):
+            engine.add(str(i), [2 + i, 3, 4], SamplingParams(max_tokens=20), [0])
+        for _ in range(6):
+            engine.step()
+        if change:
+            model.model.layers[0].mlp.register_forward_hook(lambda _module, _inputs, output: output * 3)
+        else:
+            engine.runner._body = engine.runner.model  # from here on the module itself, on which the other must be now
+            model.model.layers[0].mlp.register_forward_hook(lambda _module, _inputs, output: output * 3)
+        return {int(s.request.key): s.tokens for s in engine.run(same_weights=True)}
+
+    for sizes in ({}, dict(preemption="recompute", kv_tokens=30), dict(chunked_prefill=True, prefill_tokens=2, max_running=2)):
+        assert draw(True, **sizes) == draw(False, **sizes)
 
 
 def test_one_sequence_is_one_row(llama: PreTrainedModel) -> None:

@@ -194,7 +194,8 @@ class Engine:
         return Usage(len(self.scheduler.waiting), len(running), blocks.used, blocks.idle, blocks.free, wasted, share)
 
     def release_memory(self) -> None:
-        """Drop the cache's buffers; the next step makes them anew. Raises RuntimeError while sequences are in flight: they live there."""
+        """Drop the cache's buffers and copies of weights; the next step makes them anew. Raises RuntimeError while sequences are in flight: they live
+        there."""
         if self.busy:
             raise RuntimeError("KV memory released while sequences are in flight")
         self.prefixes.clear()

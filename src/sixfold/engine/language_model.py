@@ -69,8 +69,11 @@ class Body(Protocol):
     def steady(self) -> bool:
         """Whether a row's numbers are the same bits however many rows there are."""
 
+    def ready(self) -> Body:
+        """What to run a forward on: itself, once it has looked whether the module is still what it stands for, or else the module."""
+
     def refresh(self) -> None:
-        """The weights may have changed in a way that PyTorch does not see."""
+        """The weights may have changed in a way that PyTorch does not see; and copies of them are not needed for now."""
 
 
 class LanguageModel(Body, Protocol):

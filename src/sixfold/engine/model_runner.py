@@ -47,6 +47,7 @@ class ModelRunner:
         self.host = HostPools(cache)
         self._adapted = adapted
         self._body = model.body(compiled if autocast is None and cpu_kernels() is not None else None)
+        self._ready = self._body
         self._table: tuple[int, int, np.ndarray] = (-1, 0, np.zeros((0, 0), dtype=np.int64))
         self._shared: tuple[np.ndarray | None, tuple[np.ndarray, ...]] = (None, ())
         self._graphs: DecodeGraphs | None = None
@@ -56,8 +57,9 @@ class ModelRunner:
         self._graphs = DecodeGraphs(self.model, self.cache, stats)
 
     def release_memory(self) -> None:
-        """Drop the buffers of the cache and of what is beside it."""
+        """Drop the buffers of the cache and of what is beside it, and copies of weights."""
         self.cache.clear()
+        self._body.refresh()
         self.host.clear()
         if self._graphs is not None:
             self._graphs.clear()
@@ -69,6 +71,7 @@ class ModelRunner:
     def prefill(self, chunks: list[Chunk], everywhere: bool = False) -> Tensor:
         """Compute the prompt tokens of each chunk, fill their blocks -> logits [len(chunks), V] float32 after the last of them; `everywhere`: after
         each, [tokens of all, V]."""
+        self._ready = self._body.ready()
         pieces = [(c, c.start, c.prompt_stop) for c in chunks]
         tokens = [t for c, start, stop in pieces for t in c.ticket.tokens[start:stop]]
         positions = [i for _, start, stop in pieces for i in range(start, stop)]
@@ -125,13 +128,15 @@ class ModelRunner:
 
         revision: changes whenever a block table does. at_least: rows to compute.
         """
-        rows = max(len(batch), at_least)
+        self._ready = self._body.ready()
+        rows = max(len(batch), at_least, self._least_rows())
         if self._table[:2] != (revision, rows):  # kept until a table changes
             self._table = (revision, rows, self._block_table([s.blocks for s in batch], rows))
         return self._logits(self._decode(batch.newest, batch.lengths - 1, self._table[2], batch.owners))[: len(batch)]
 
     def replay(self, chunks: list[Chunk]) -> None:
         """Compute again the sampled tokens of each chunk, REPLAY_ROWS at a time, by a decode's arithmetic, row for row: the same bits."""
+        self._ready = self._body.ready()
         for chunk in chunks:
             for start in range(chunk.prompt_stop, chunk.stop, REPLAY_ROWS):
                 stop = min(chunk.stop, start + REPLAY_ROWS)
@@ -146,6 +151,7 @@ class ModelRunner:
 
         tables, adapters: blocks and adapter of each sequence. owner, tokens, positions: [N], whose a row is, its token, and where that stands.
         """
+        self._ready = self._body.ready()
         owners = [(adapters[i], 1) for i in owner] if adapters is not None else []
         return self._logits(self._decode(tokens, positions, self._rows_table(tables, owner), owners))[: len(tokens)]
 
@@ -199,7 +205,7 @@ class ModelRunner:
         return rows, steps * step
 
     def _least_rows(self) -> int:
-        return 1 if self.cache.steady and self._body.steady else MIN_ROWS
+        return 1 if self.cache.steady and self._ready.steady else MIN_ROWS
 
     def _additions(self, owners: Owners, rows: int) -> Additions | None:
         owned = [(adapter, self._tensor(own)) for adapter, own in rows_by_adapter(owners)] if self._adapted else []
@@ -207,11 +213,11 @@ class ModelRunner:
 
     def _hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: Additions | None) -> Tensor:
         with self._precision():
-            return self._body.hidden(tokens, positions, layout, additions)
+            return self._ready.hidden(tokens, positions, layout, additions)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         with self._precision():
-            return self._body.logits(hidden)
+            return self._ready.logits(hidden)
 
     def _precision(self) -> torch.autocast:
         """No cache of cast weights: a graph would go on reading what the end of a context frees."""

@@ -81,6 +81,10 @@ class CausalLM:
         """Of PyTorch's products a row's last bits may depend on how many there are."""
         return False
 
+    def ready(self) -> Body:
+        """Itself."""
+        return self
+
     def refresh(self) -> None:
         """The module reads its weights themselves."""
 

@@ -46,6 +46,10 @@ class Body(Protocol):
         """Whether a row's numbers are the same bits however many rows there are."""
         ...
 
+    def ready(self) -> Body:
+        """What to run a forward on: itself, once it has looked whether the module is still what it stands for, or else the module."""
+        ...
+
     def refresh(self) -> None:
         """The weights may have changed in a way that PyTorch does not see."""
         ...
@@ -125,6 +129,8 @@ class FusedDecoder:
         self._norm = _norm(body.get_submodule("norm"))
         self._layers = [_layer(block, f"model.layers.{name}") for name, block in body.get_submodule("layers").named_children()]
         self._head = _Linear([head._parameters], ["lm_head"]) if type(head) is nn.Linear else None
+        self._linears = [linear for layer in self._layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        self._linears += [] if self._head is None else [self._head]
         self._attention: list[Kernel] = []
         first = self._layers[0]
         self._width = 2 * self._rotary.get_buffer("inv_freq").numel()
@@ -137,21 +143,25 @@ class FusedDecoder:
     @property
     def steady(self) -> bool:
         """As `Body.steady`."""
-        return self._head is not None and self._as_built()
+        return self._head is not None
+
+    def ready(self) -> Body:
+        """As `Body.ready`: the rest of this class believes that nothing has changed since."""
+        return self if self._as_built() else self._model
 
     def refresh(self) -> None:
-        """As `Body.refresh`."""
+        """As `Body.refresh`. The copies go at once; the next forward makes others."""
         self._packed_from = ([], [])
+        for linear in self._linears:
+            linear.packed = None
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
         """As `Body.hidden`."""
-        if not self._as_built():
-            return self._model.hidden(tokens, positions, layout, additions)
         return self._written_out(tokens, positions, layout, self._angles(int(positions.max()) + 1), additions)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As `Body.logits`."""
-        if self._head is None or not self._as_built():
+        if self._head is None:
             return self._model.logits(hidden)
         logits = hidden.new_empty(len(hidden), _rows(self._head.parts[0]))
         self._head.run(self._kernels, hidden, logits, None)
@@ -167,8 +177,7 @@ class FusedDecoder:
         state = [(id(p), p.data_ptr(), -1 if p.is_inference() else p._version) for p in weights]
         if state != self._packed_from[1]:
             self._readable = all(p.dtype is torch.float32 and p.is_cpu and p.is_contiguous() and not p.is_inference() for p in weights)
-            linears = [linear for layer in self._layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-            for linear in linears + ([] if self._head is None else [self._head]):
+            for linear in self._linears:
                 linear.packed = None  # the old copy goes before the new one comes
                 if self._readable:
                     linear.pack(self._kernels)
