@@ -43,7 +43,8 @@ def test_columns_say_what_each_sequence_says(shapes: list[tuple[int, int, int, s
     while not ended:
         assert columns.newest.tolist() == [s.tokens[-1] for s in sequences]
         assert columns.lengths.tolist() == [s.length for s in sequences]
-        assert columns.noise().tolist() == [s.noise[len(s.logp)] for s in sequences]
+        for _ in range(1 + step % 2):  # asked again, as after an error, it is the same
+            assert columns.noise().tolist() == [s.noise[len(s.logp)] for s in sequences]
         tokens = data.draw(st.lists(st.integers(0, 40), min_size=len(sequences), max_size=len(sequences)))
         ended = columns.advance(tokens, [-float(t) for t in tokens], [step] * len(tokens))
         for (own, logps, versions), token in zip(expected, tokens, strict=True):

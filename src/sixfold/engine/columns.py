@@ -36,7 +36,8 @@ class Columns:
         self._versions = [s.version for s in sequences]
         self._stops = frozenset().union(*(s.stops for s in sequences))
         self._left = min((s.limit - len(s.tokens) for s in sequences), default=0)
-        self._noise = iter(np.empty((0, len(sequences))))
+        self._noise = np.empty((0, len(sequences)))
+        self._at = 0
         self._ahead = 1
 
     def __len__(self) -> int:
@@ -46,13 +47,12 @@ class Columns:
         return iter(self.sequences)
 
     def noise(self) -> np.ndarray:
-        """[B], of the tokens to be drawn next. To be asked once for each."""
-        column = next(self._noise, None)
-        if column is None:
+        """[B], of the tokens to be drawn next."""
+        if self._at == len(self._noise):
             ahead = [s.noise[len(logps) : len(logps) + self._ahead] for s, logps in zip(self.sequences, self._logps, strict=True)]
-            self._noise, self._ahead = iter(np.array([*zip_longest(*ahead, fillvalue=0.0)])), NOISE_AHEAD  # some end before that
-            column = next(self._noise)
-        return column
+            self._noise = np.array([*zip_longest(*ahead, fillvalue=0.0)])  # some end before that
+            self._at, self._ahead = 0, NOISE_AHEAD
+        return self._noise[self._at]  # type: ignore[no-any-return]
 
     def advance(self, tokens: list[int], logps: list[float], versions: list[int]) -> list[Sequence]:
         """Each goes further by its token -> those that ended with it."""
@@ -62,7 +62,7 @@ class Columns:
         any(map(list.append, self._versions, versions))
         self.newest = np.array(tokens, dtype=np.int64)
         self.lengths += 1
-        self._left -= 1
+        self._left, self._at = self._left - 1, self._at + 1
         return [] if self._left > 0 and self._stops.isdisjoint(tokens) else self._ended(tokens)
 
     def _ended(self, tokens: list[int]) -> list[Sequence]:
