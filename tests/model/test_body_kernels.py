@@ -75,6 +75,15 @@ def test_product_against_the_slow_version(kernels: BodyKernels, threads: int, ro
         assert bool(((ours.double() - exact - (0 if added is None else added.double())).abs() <= 6e-8 * (depth**0.5 + 2) * most).all())
 
 
+def test_weights_are_packed_wherever_their_numbers_lie(kernels: BodyKernels) -> None:
+    apart, turned = random(40, 90)[3:30, 5:75], random(70, 20, seed=1).T
+    both = kernels.pack([apart, turned], [None, None])
+    assert torch.equal(both.panels, kernels.pack([torch.cat([apart, turned])], [None]).panels)
+    width = both.panels.shape[2]
+    rows = both.panels.transpose(1, 2).reshape(-1, 70)
+    assert torch.equal(rows[:47], torch.cat([apart, turned])) and not rows[47:].any() and both.outputs == 47 and len(rows) == -(-47 // width) * width
+
+
 @given(
     st.integers(1, 700), st.lists(st.integers(1, 70), min_size=1, max_size=3), st.integers(1, 90), st.booleans(), st.booleans(), st.integers(0, 2**30)
 )
@@ -177,4 +186,4 @@ def test_rotate_against_the_slow_version(kernels: BodyKernels, threads: int, wid
 
 def test_no_kernel_touches_memory_that_is_not_its_own(tmp_path: Path) -> None:
     """The tests above once more, on a copy of the kernels that the compiler has made to check every access."""
-    run_sanitized(__file__, "product or 257 or 96 or far_out", "body", tmp_path)
+    run_sanitized(__file__, "product or packed or 257 or 96 or far_out", "body", tmp_path)

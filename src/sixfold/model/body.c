@@ -13,6 +13,16 @@ enum { PANEL = 2 * WIDE, CHUNK = 264 };
 
 i64 panel_width(void) { return PANEL; }
 
+/* Rows [first, first + N) of the panels, from a matrix [N, K]. */
+void pack(const float *weight, i64 N, i64 K, i64 first, float *panels, int threads) {
+    const i64 deep = 64; /* a panel's piece that stays in cache until all its rows are there */
+#pragma omp parallel for num_threads(threads) if (N * K > 65536)
+    for (i64 p = first / PANEL; p <= (first + N - 1) / PANEL; p++)
+        for (i64 from = 0; from < K; from += deep)
+            for (i64 n = p * PANEL < first ? first : p * PANEL; n < (p + 1) * PANEL && n < first + N; n++)
+                for (i64 k = from; k < K && k < from + deep; k++) panels[(p * K + k) * PANEL + n % PANEL] = weight[(n - first) * K + k];
+}
+
 /* R rows of one panel: what is there, or 0, and the bias, and then x[k] w[k] for one k after another. Two sums a row at least: of a single one GCC may
    make multiplications and additions where it fuses them for several, and the last bit would depend on R. */
 LINE void tile(int R, const float *x, i64 x_stride, const float *panel, i64 K, const float *bias, float *out, i64 o_stride, int add) {

@@ -37,16 +37,22 @@ class BodyKernels:
         self._silu_mul = _typed(library.silu_mul, pointer, integer, integer, threads)
         self._rotate = _typed(library.rotate, pointer, *[integer] * 5, pointer, pointer, real, *[pointer] * 3, threads)
         self._product = _typed(library.product, pointer, integer, *[pointer] * 3, *[integer] * 4, threads, threads)
+        self._pack = _typed(library.pack, pointer, *[integer] * 3, pointer, threads)
         self._width: int = _typed(library.panel_width, result=integer)()
 
     def pack(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Packed:
         """weights: each [N, K], of layers that read the same x; biases: each [N]. A copy, as `product` reads it."""
-        weight = torch.cat([*weights])
-        outputs, depth = weight.shape
-        more = -outputs % self._width
-        panels = F.pad(weight, (0, 0, 0, more)).view(-1, self._width, depth).transpose(1, 2).contiguous()
-        parts = [weight.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
-        return Packed(panels, F.pad(torch.cat(parts), (0, more)) if any(b is not None for b in biases) else None, outputs)
+        outputs, depth = sum(map(len, weights)), weights[0].shape[1]
+        panels = torch.empty(-(-outputs // self._width), depth, self._width)
+        panels[-1] = 0.0
+        first = 0
+        for weight in weights:
+            weight = weight.contiguous()  # a name of its own keeps a copy alive until it is read
+            self._pack(weight.data_ptr(), len(weight), depth, first, panels.data_ptr(), torch.get_num_threads())
+            first += len(weight)
+        parts = [weights[0].new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
+        bias = F.pad(torch.cat(parts), (0, -outputs % self._width)) if any(b is not None for b in biases) else None
+        return Packed(panels, bias, outputs)
 
     def product(self, x: Tensor, packed: Packed, out: Tensor, *, add: bool = False) -> None:
         """out [M, N] = x W^T + b for x [M, K], or grows by it (`add`). A row's bits are the same in any company: each number is one sum, term by

@@ -71,19 +71,21 @@ class _Norm:
 
 @dataclass
 class _Linear:
-    """Linear layers that read the same x, as one product. paths: of each, from the top. packed: set before the first use."""
+    """Linear layers that read the same x, as one product. paths: of each, from the top. packed: copies of their weights, made at the first use."""
 
     parts: list[Weights]
     paths: list[str]
     packed: Packed | None = None
 
-    def pack(self, kernels: BodyKernels) -> None:
-        """Copy the layers' weights as they are now."""
-        self.packed = kernels.pack([part["weight"] for part in self.parts], [part.get("bias") for part in self.parts])  # type: ignore[misc]
+    def pack(self, kernels: BodyKernels) -> Packed:
+        """Copies of the layers' weights as they are now."""
+        return kernels.pack([part["weight"] for part in self.parts], [part.get("bias") for part in self.parts])  # type: ignore[misc]
 
     def run(self, kernels: BodyKernels, x: Tensor, out: Tensor, additions: LayerAdditions | None, *, add: bool = False) -> None:
         """out = (out, if `add`, and) x W^T + b, and what is added to it"""
-        kernels.product(x, self.packed, out, add=add)  # type: ignore[arg-type]
+        if self.packed is None:
+            self.packed = self.pack(kernels)
+        kernels.product(x, self.packed, out, add=add)
         if additions is not None:
             for path, own in zip(self.paths, out.split([_rows(part) for part in self.parts], dim=1), strict=True):
                 additions.add(path, x, own)
@@ -169,18 +171,15 @@ class FusedDecoder:
 
     def _as_built(self) -> bool:
         """Whether the module is still the one that was compared: nothing hooked on, no part exchanged, its weights what the kernels read."""
-        return not any(self._hooks) and all(now == then for now, then in self._parts) and self._pack()
+        return not any(self._hooks) and all(now == then for now, then in self._parts) and self._look_at_weights()
 
-    def _pack(self) -> bool:
-        """Pack the weights anew if one of them changed; False if the kernels cannot read them."""
+    def _look_at_weights(self) -> bool:
+        """Drop the copies if a weight changed; False if the kernels cannot read the weights."""
         weights = [p for own in self._parameters for p in own.values() if p is not None]
         state = [(id(p), p.data_ptr(), -1 if p.is_inference() else p._version) for p in weights]
         if state != self._packed_from[1]:
             self._readable = all(p.dtype is torch.float32 and p.is_cpu and p.is_contiguous() and not p.is_inference() for p in weights)
-            for linear in self._linears:
-                linear.packed = None  # the old copy goes before the new one comes
-                if self._readable:
-                    linear.pack(self._kernels)
+            self.refresh()
             self._packed_from = (weights, state)  # held on to: the number of an object that is gone may come again
         return self._readable
 
@@ -228,6 +227,11 @@ class FusedDecoder:
         self._attention = probe.kernels
         if not self._as_built():
             return False
+        made: dict[tuple[int, ...], Packed] = {}  # all layers of a probe may have one layer's weights: one copy will do
+        for linear in self._linears:
+            key = tuple(id(p) for part in linear.parts for p in part.values())
+            if linear is not self._head:
+                linear.packed = made[key] = made.get(key) or linear.pack(self._kernels)
         ours = self._written_out(tokens, torch.arange(13), _Probe(spans), self._angles_at(positions))
         return bool((ours - theirs).abs().max() <= TOLERANCE * (1 + theirs.abs().max()))
 
@@ -276,6 +280,7 @@ def fused_decoder(model: ModuleBody, kernels: BodyKernels) -> FusedDecoder | Non
     weights = {f"model.model.layers.{i}.{name}": value for i in range(len(blocks)) for name, value in random.items()}
     context = vars(model.module.config)["max_position_embeddings"]
     same = torch.func.functional_call(_WithWeights(model.module), weights, (lambda: decoder.agrees(context),))
+    decoder.refresh()
     return decoder if same else None
 
 
