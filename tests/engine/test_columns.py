@@ -45,12 +45,13 @@ def test_columns_say_what_each_sequence_says(shapes: list[tuple[int, int, int, s
         assert columns.lengths.tolist() == [s.length for s in sequences]
         for _ in range(1 + step % 2):  # asked again, as after an error, it is the same
             assert columns.noise().tolist() == [s.noise[len(s.logp)] for s in sequences]
-        tokens = data.draw(st.lists(st.integers(0, 40), min_size=len(sequences), max_size=len(sequences)))
+        tokens = data.draw(st.lists(st.integers(0, 15), min_size=len(sequences), max_size=len(sequences)))
         ended = columns.advance(tokens, [-float(t) for t in tokens], [step] * len(tokens))
         for (own, logps, versions), token in zip(expected, tokens, strict=True):
             for column, value in ((own, token), (logps, -float(token)), (versions, step)):
                 column.append(value)
         step += 1
+        assert ended == [s for s, token in zip(sequences, tokens, strict=True) if token in s.stops or len(s.logp) == s.request.params.max_tokens]
     assert [(s.tokens, s.logp, s.version) for s in sequences] == expected
     for s in sequences:
         reason = "stop" if s.tokens[-1] in s.stops else "length" if len(s.logp) == s.request.params.max_tokens else None
