@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from sixfold.engine.cpu_kernels import compiled, cpu_kernels
 from sixfold.engine.engine import Engine
 from sixfold.engine.language_model import LayerAdditions
+from sixfold.engine.speculative import Speculation
 from sixfold.model.attention import NAME
 from sixfold.model.body_kernels import BodyKernels
 from sixfold.model.causal_lm import CausalLM
@@ -344,24 +345,31 @@ def test_a_changed_head_runs_as_it_is(llama: PreTrainedModel) -> None:
 
 
 def test_a_change_between_two_steps_is_noticed_by_the_next(llama: PreTrainedModel) -> None:
-    """Prompts, steps that decode and preempted sequences each look again."""
+    """By prompts, by steps that decode, by preempted sequences and by guesses that are checked."""
 
-    def draw(change: bool, **sizes: object) -> dict[int, list[int]]:
+    def draw(written_out: bool, **sizes: object) -> dict[int, list[int]]:
         model = copy.deepcopy(llama)
         engine = Engine(CausalLM(model), **{"kv_tokens": 400, "block_size": 4, **sizes})  # type: ignore[arg-type]
+        if not written_out:
+            engine.runner._body = engine.runner._ready = engine.runner.model
         for i in range(4):
-            engine.add(str(i), [2 + i, 3, 4], SamplingParams(max_tokens=20), [0])
-        for _ in range(6):
-            engine.step()
-        if change:
-            model.model.layers[0].mlp.register_forward_hook(lambda _module, _inputs, output: output * 3)
-        else:
-            engine.runner._body = engine.runner.model  # from here on the module itself, on which the other must be now
-            model.model.layers[0].mlp.register_forward_hook(lambda _module, _inputs, output: output * 3)
-        return {int(s.request.key): s.tokens for s in engine.run(same_weights=True)}
+            engine.add(str(i), [2 + i, 3, 4] * 3, SamplingParams(max_tokens=20), [0])
+        done = [s for _ in range(6) for s in engine.step()]
+        model.model.layers[0].mlp.register_forward_hook(lambda _module, _inputs, output: output * 3)
+        return {int(s.request.key): s.tokens for s in done + engine.run(same_weights=True)}
 
-    for sizes in ({}, dict(preemption="recompute", kv_tokens=30), dict(chunked_prefill=True, prefill_tokens=2, max_running=2)):
+    guessing = Speculation(k=3, shortest=1, longest=3)
+    for sizes in ({}, dict(preemption="recompute", kv_tokens=44), dict(chunked_prefill=True, prefill_tokens=5), dict(speculation=guessing)):
         assert draw(True, **sizes) == draw(False, **sizes)
+
+
+def test_a_head_that_is_more_than_a_product_is_the_modules(llama: PreTrainedModel) -> None:
+    """The body is written out still, but rows are padded for the head's sake."""
+    llama.lm_head = Wrapped(64, VOCABULARY, bias=False)
+    ours, hidden = body(llama), torch.randn(3, 64)
+    assert not ours.steady
+    with torch.no_grad():
+        assert torch.equal(ours.ready().logits(hidden), llama.lm_head(hidden))
 
 
 def test_one_sequence_is_one_row(llama: PreTrainedModel) -> None:

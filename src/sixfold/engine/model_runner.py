@@ -136,8 +136,8 @@ class ModelRunner:
 
     def replay(self, chunks: list[Chunk]) -> None:
         """Compute again the sampled tokens of each chunk, REPLAY_ROWS at a time, by a decode's arithmetic, row for row: the same bits."""
-        self._ready = self._body.ready()
         for chunk in chunks:
+            self._ready = self._body.ready()
             for start in range(chunk.prompt_stop, chunk.stop, REPLAY_ROWS):
                 stop = min(chunk.stop, start + REPLAY_ROWS)
                 table = self._rows_table([chunk.blocks], np.zeros(stop - start, dtype=np.int64))
