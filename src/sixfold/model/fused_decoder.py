@@ -116,7 +116,7 @@ class ModuleBody(Body, Protocol):
 
 
 class FusedDecoder:
-    """The body of a module as `_layers` describes it: tokens, positions [N] -> hidden states [N, hidden]."""
+    """The body of a module and the product of its head. `ready` comes before each forward: what follows believes what it found."""
 
     def __init__(self, model: ModuleBody, kernels: BodyKernels) -> None:
         body, head = model.module.get_submodule("model"), model.module._modules.get("lm_head")
