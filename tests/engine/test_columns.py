@@ -38,7 +38,7 @@ def test_columns_say_what_each_sequence_says(shapes: list[tuple[int, int, int, s
     sequences = [make_sequence(str(i), *shape[:3], tuple(shape[3])) for i, shape in enumerate(shapes)]
     expected = [([*s.tokens], [*s.logp], [*s.version]) for s in sequences]
     columns, ended = Columns(sequences), []
-    assert len(columns) == len(sequences) and [*columns] == sequences
+    assert len(columns) == len(sequences) and columns.sequences == sequences
     step = 0
     while not ended:
         assert columns.newest.tolist() == [s.tokens[-1] for s in sequences]

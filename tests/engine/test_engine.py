@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+import resource
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.conftest import END
@@ -17,6 +23,13 @@ from sixfold.types import SamplingParams
 @pytest.fixture
 def engine(tiny: Callable[[str], PreTrainedModel]) -> Engine:
     return Engine(CausalLM(tiny("qwen3")), kv_tokens=2000, block_size=8)
+
+
+def answer(engine: Engine) -> tuple[list[int], list[float]]:
+    """Tokens and log-probs of one sample of a prompt."""
+    engine.add("t", [2, 3, 4], SamplingParams(max_tokens=6), [0])
+    (s,) = engine.run()
+    return s.tokens, s.logp
 
 
 def test_a_completion_ends_with_its_stop_token_and_nothing_after_it(engine: Engine) -> None:
@@ -71,18 +84,48 @@ def test_weights_and_memory_stay_while_sequences_are_in_flight(engine: Engine, s
 
 
 def test_the_cache_gives_its_memory_back_and_comes_again(engine: Engine) -> None:
-    def once() -> tuple[list[int], list[float]]:
-        engine.add("t", [2, 3, 4], SamplingParams(max_tokens=6), [0])
-        (s,) = engine.run()
-        return s.tokens, s.logp
-
-    first = once()
+    first = answer(engine)
     cache = engine.runner.cache
     # Two layers, keys and values, 2 heads of 16 float32 numbers a slot; one block of scratch.
     assert sum(side.nbytes for side in cache.tensors()) == 2 * 2 * 2 * 16 * 4 * (cache.blocks + 1) * 8
     engine.release_memory()
     assert cache.tensors() == []
-    assert once() == first
+    assert answer(engine) == first
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; elsewhere PyTorch makes the cache")
+def test_the_caches_memory_comes_with_use_and_goes_at_once(tiny: Callable[[str], PreTrainedModel]) -> None:
+    """A cache is made as large as it may become. statm: pages of the process that there are, and that have been touched."""
+
+    def size() -> np.ndarray:
+        return np.array(Path("/proc/self/statm").read_text().split()[:2], dtype=np.int64) * resource.getpagesize()
+
+    engine = Engine(CausalLM(tiny("qwen3")), kv_tokens=2**20)
+    before = size()
+    answer(engine)
+    pools = sum(side.nbytes for side in engine.runner.cache.tensors())
+    whole, touched = size() - before
+    assert pools > 2**29 and whole >= pools and touched < pools / 4
+    engine.release_memory()
+    assert (size() - before)[0] < pools / 4
+
+
+class NoHugePages(mmap.mmap):
+    """As under a kernel that was built without."""
+
+    def madvise(self, *_: object) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+
+@pytest.mark.parametrize("without", ["the kernel", "the system"])
+def test_huge_pages_are_no_condition(engine: Engine, monkeypatch: pytest.MonkeyPatch, without: str) -> None:
+    first = answer(engine)
+    engine.release_memory()
+    if without == "the kernel":
+        monkeypatch.setattr(mmap, "mmap", NoHugePages)
+    else:
+        monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    assert answer(engine) == first
 
 
 def test_the_cache_keeps_its_buffers_for_the_engines_life(engine: Engine) -> None:

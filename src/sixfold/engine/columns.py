@@ -5,7 +5,6 @@ With hundreds of sequences a step that asks each of them in turn spends a tenth 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from itertools import zip_longest
 
 import numpy as np
@@ -37,14 +36,10 @@ class Columns:
         self._stops = frozenset().union(*(s.stops for s in sequences))
         self._left = min((s.limit - len(s.tokens) for s in sequences), default=0)
         self._noise = np.empty((0, len(sequences)))
-        self._at = 0
-        self._ahead = 1
+        self._at, self._ahead = 0, 1
 
     def __len__(self) -> int:
         return len(self.sequences)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self.sequences)
 
     def noise(self) -> np.ndarray:
         """[B], of the tokens to be drawn next."""

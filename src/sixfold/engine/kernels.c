@@ -158,7 +158,8 @@ void paged_attention(const float *q, i64 q_stride, const float *k, const float *
         for (i64 i = 0; i < p.rows * G; i++) query[i] = softmax(scores + i * stride, p.count[i / G], softcap); /* the queries have had their use */
         look_at_all(&p, 1, mine, values + h * pool, scores);
         for (i64 i = 0; i < p.rows; i++)
-            for (i64 d = 0; d < W; d++) out[((r + i) * heads + h * G) * D + d] = mine[i * W + d] * query[i * G + d / D];
+            for (i64 g = 0; g < G; g++)
+                for (i64 d = 0; d < D; d++) out[((r + i) * heads + h * G + g) * D + d] = mine[i * W + g * D + d] * query[i * G + g];
     }
 }
 

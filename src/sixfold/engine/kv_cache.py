@@ -6,7 +6,9 @@ buffer for the engine's life.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.util import find_spec
@@ -25,6 +27,17 @@ TILE = 64
 def triton_serves(device: str) -> bool:
     """Whether `triton_kernels.py` does. device: a torch device's type. Triton comes with PyTorch's CUDA builds; the base install has none."""
     return device == "cuda" and find_spec("triton") is not None
+
+
+def zeros(like: Tensor, *shape: int) -> Tensor:
+    """Zeros, not empty: a masked slot still enters attention as 0 * value, and 0 * NaN is NaN. On Linux in huge pages, as far as there are any, which
+    attention over scattered blocks finds sooner; what no block has touched takes no memory."""
+    if not like.is_cpu or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return like.new_zeros(shape)
+    room = mmap.mmap(-1, torch.Size(shape).numel() * like.element_size(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # of a kernel that has none
+        room.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(room, dtype=like.dtype).view(shape)
 
 
 class KVCache:
@@ -57,8 +70,7 @@ class KVCache:
         """The layer's pools, made for keys and values [kv_heads, N, D] like these if it has none yet."""
         if layer not in self.pools:
             shape = (k.shape[0], self.blocks + 1, self.block_size)
-            # Zeros, not empty: a masked slot still enters attention as 0 * value, and 0 * NaN is NaN.
-            self.pools[layer] = (k.new_zeros(*shape, k.shape[-1]), v.new_zeros(*shape, v.shape[-1]))
+            self.pools[layer] = (zeros(k, *shape, k.shape[-1]), zeros(v, *shape, v.shape[-1]))
         return self.pools[layer]
 
     def kernels(self, q: Tensor, k: Tensor, v: Tensor) -> CPUKernels | None:

@@ -131,7 +131,7 @@ class ModelRunner:
         self._ready = self._body.ready()
         rows = max(len(batch), at_least, self._least_rows())
         if self._table[:2] != (revision, rows):  # kept until a table changes
-            self._table = (revision, rows, self._block_table([s.blocks for s in batch], rows))
+            self._table = (revision, rows, self._block_table([s.blocks for s in batch.sequences], rows))
         return self._logits(self._decode(batch.newest, batch.lengths - 1, self._table[2], batch.owners))[: len(batch)]
 
     def replay(self, chunks: list[Chunk]) -> None:
