@@ -11,9 +11,8 @@ from transformers import PreTrainedModel
 
 from sixfold.engine.cpu_kernels import cpu_kernels
 from sixfold.engine.engine import Engine
-from sixfold.engine.stats import EngineStats
 from sixfold.model.causal_lm import CausalLM
-from sixfold.types import SamplingParams
+from sixfold.types import EngineStats, SamplingParams
 
 PROMPTS = [[(5 * i + 3 * j + 2) % VOCABULARY for j in range(n)] for i, n in enumerate((1, 7, 8, 15, 16, 17, 33))]
 PROMPTS += [[*PROMPTS[6], 7, 8, 9], [*PROMPTS[6][:20], 4, 4], [(3 * j * j + 2) % VOCABULARY for j in range(150)]]

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..types import EngineStats
 from .kv_cache import KVCache
 from .language_model import LanguageModel
-from .stats import EngineStats
 
 MOST_GRAPHS = 32
 """Each holds its launches and a [rows, hidden] result; they share the rest of their memory."""

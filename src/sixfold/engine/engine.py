@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..types import FinishReason, SamplingParams
+from ..types import FinishReason, SamplingParams, Usage
 from .adapters import Adapters
 from .block_manager import BlockManager
 from .columns import Columns
@@ -28,7 +28,6 @@ from .sampler import likeliest, sample
 from .scheduler import Scheduler, Work
 from .sequence import Request, Sequence
 from .speculative import Run, Speculation, Speculator, make_speculator
-from .stats import Usage
 from .weights import NamedTensors, Weights
 
 Forward = tuple[Columns, Tensor, list[int]]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..types import EngineStats
 from .adapters import MIN_ROWS, Additions, LoadedAdapter, Owners, rows_by_adapter
 from .columns import Columns
 from .cpu_kernels import compiled, cpu_kernels
@@ -25,7 +26,6 @@ from .offload import HostPools
 from .scheduler import Work
 from .sequence import Chunk
 from .shared_prefixes import find_shared_prefixes
-from .stats import EngineStats
 
 Rows = list[int] | range | np.ndarray
 Chosen = list[LoadedAdapter | None]

@@ -16,13 +16,13 @@ import time
 from bisect import insort
 from dataclasses import KW_ONLY, dataclass, field
 
+from ..types import EngineStats
 from .admission import Reservation
 from .block_manager import BlockManager
 from .noise import uniforms
 from .offload import HostBlocks
 from .prefix_cache import NoCache, Prefix, PrefixCache
 from .sequence import Chunk, Request, Sequence, Ticket
-from .stats import EngineStats
 
 EVICT_AT_LEAST = 32
 """Idle blocks freed at a time: finding the least recently used ones costs more than freeing them."""

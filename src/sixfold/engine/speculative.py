@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..types import EngineStats
 from .acceptance import reject, run_lengths
 from .draft import DraftProposer, check_vocabulary
 from .kv_cache import KVCache
@@ -27,7 +28,6 @@ from .proposer import Draft, Proposer, tokens_seen
 from .sampler import Draw, distribution, likeliest, sample
 from .scheduler import Scheduler
 from .sequence import Sequence
-from .stats import EngineStats
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from ..engine.engine import Engine
 from ..engine.sequence import Sequence as EngineSequence
-from ..engine.stats import EngineStats
-from ..types import Group, SamplingParams, Task, Trajectory
+from ..types import EngineStats, Group, SamplingParams, Task, Trajectory
 from .base import Enough
 from .prompts import PromptCodec
 from .trajectories import completed, rollout_metrics
