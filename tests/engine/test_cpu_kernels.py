@@ -66,8 +66,8 @@ class Call:
     def run(self, kernels: CPUKernels) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Result and pools after it; those of the call stay as they are."""
         pools = (self.pools[0].clone(), self.pools[1].clone())
-        where = (self.slots, self.table, self.positions)
-        return kernels.paged_attention((self.q, self.k, self.v), pools, where, self.scale, self.window, self.softcap), pools
+        attention = kernels.attention(pools, (self.slots, self.table, self.positions), self.q.shape[1], self.scale, self.window, self.softcap)
+        return kernels.paged_attention((self.q, self.k, self.v), attention), pools
 
 
 def make_call(

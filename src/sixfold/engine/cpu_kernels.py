@@ -36,39 +36,49 @@ class _Scratch(threading.local):
     floats = torch.empty(0)
 
 
+class Attention(ctypes.Structure):
+    """As in `kernels.h`."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("keys", "values", "slots", "table", "positions", "scratch")]
+    _fields_ += [(name, ctypes.c_int64) for name in ("pool", "columns", "block", "heads", "kv_heads", "width", "window")]
+    _fields_ += [(name, ctypes.c_float) for name in ("scale", "softcap")]
+
+
 class CPUKernels:
     """Typed calls into the compiled library. Tensors are float32 (indices int64), on the CPU; rows lie one after another."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        pointer, integer, real, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-        layout = [pointer, integer, pointer, pointer, integer, *[pointer] * 3, integer, pointer, pointer, integer, pointer]
-        self._attention = _typed(library.paged_attention, *layout, *[integer] * 5, real, integer, real, pointer, threads)
+        pointer, integer, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        self._attend = _typed(library.paged_attention, pointer, *[integer] * 2, *[pointer] * 3, *[integer] * 2, pointer, integer, threads)
+        self.attend = ctypes.cast(library.paged_attention, pointer)
+        """The C function `Attend`."""
         self._attention_room = _typed(library.attention_room, *[integer] * 4, result=integer)
         self._sample = _typed(library.sample, pointer, *[integer] * 3, *[pointer] * 5, threads)
         self._scratch = _Scratch()
 
-    def paged_attention(
-        self, qkv: Triple, pools: tuple[Tensor, Tensor], where: Triple, scale: float, window: int | None, softcap: float | None
-    ) -> Tensor:
-        """qkv: q [N, heads, D], k and v [N, kv_heads, D]; each may be parts of longer rows. where: slots [N], table [N, M], positions [N].
+    def attention(
+        self, pools: tuple[Tensor, Tensor], where: Triple, heads: int, scale: float, window: int | None, softcap: float | None
+    ) -> Attention:
+        """pools: of a layer, [kv_heads, blocks, block_size, D]. where: slots [N], table [N, M], positions [N]. Holds on to nothing, and is good until
+        this thread asks for a larger one."""
+        kv_heads, blocks, block_size, width = pools[0].shape
+        columns = where[1].shape[1]
+        scratch = self._room(2 * torch.get_num_threads() * self._attention_room(heads // kv_heads, width, columns, block_size))
+        sizes = (blocks * block_size * width, columns, block_size, heads, kv_heads, width, window or 0)
+        return Attention(*(t.data_ptr() for t in (*pools, *where)), scratch, *sizes, scale, softcap or 0.0)
 
-        Write k and v into the slots of the pools [kv_heads, blocks, block_size, D]; then each row of q attends over its own table up to its position,
-        within the window -> [N, heads, D].
+    def paged_attention(self, qkv: Triple, attention: Attention) -> Tensor:
+        """qkv: q [N, heads, D], k and v [N, kv_heads, D]; each may be parts of longer rows.
+
+        Write k and v into their slots; then each row of q attends over its own table up to its position, within the window -> [N, heads, D].
         """
-        (q, k, v), (slots, table, positions) = qkv, where
+        q, k, v = qkv
         rows, heads, width = q.shape
         q, k, v = (t if t.stride()[1:] == (width, 1) else t.contiguous() for t in (q, k, v))
         if k.stride(0) != v.stride(0):
             k, v = k.contiguous(), v.contiguous()
-        kv_heads, blocks, block_size, _ = pools[0].shape
-        out, threads = torch.empty(rows, heads, width), torch.get_num_threads()
-        scratch = self._room(2 * threads * self._attention_room(heads // kv_heads, width, table.shape[1], block_size))
-        self._attention(
-            *(q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(), k.stride(0), out.data_ptr()),
-            *(pools[0].data_ptr(), pools[1].data_ptr(), blocks * block_size * width, slots.data_ptr()),
-            *(table.data_ptr(), table.shape[1], positions.data_ptr(), rows, heads, kv_heads, width, block_size),
-            *(scale, window or 0, softcap or 0.0, scratch, threads),
-        )
+        out, inputs = torch.empty(rows, heads, width), (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0))
+        self._attend(ctypes.byref(attention), 0, rows, *inputs, out.data_ptr(), 0, torch.get_num_threads())
         return out
 
     def sample(self, logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

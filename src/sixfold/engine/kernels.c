@@ -131,32 +131,34 @@ static void look_at_all(const Piece *p, int mixing, float *x, const float *pool,
 i64 attention_room(i64 G, i64 D, i64 columns, i64 block) { return (TOGETHER + 1 + TOGETHER / 2 * G) * (columns * block + SPARE) + TOGETHER * G * D; }
 
 /* Write each row's new key and value into the pools, then attend: row r over positions [max(0, p - window + 1), p] of its own table, p = positions[r].
-   All rows are written before any attends: rows may be tokens of one sequence. Pools: [kv_heads, blocks, block, D], pool: floats of one head; D is a
-   multiple of 16. Up to TOGETHER rows at a time, which read what they share once. Rows of one slot, as padding has them, leave any one of theirs there.
-   scratch: `attention_room` for each thread. */
-void paged_attention(const float *q, i64 q_stride, const float *k, const float *v, i64 kv_stride, float *out, float *keys, float *values, i64 pool,
-                     const i64 *slots, const i64 *table, i64 columns, const i64 *positions, i64 rows, i64 heads, i64 kv_heads, i64 D, i64 block,
-                     float scale, i64 window, float softcap, i64 *scratch, int threads) {
+   For `rows` rows of the forward from its row `first` on, with which q, k, v and out begin. All rows are written before any attends: rows may be
+   tokens of one sequence. Pools: [kv_heads, blocks, block, D], pool: floats of one head; D is a multiple of 16. Up to TOGETHER rows at a time, which
+   read what they share once. Rows of one slot, as padding has them, leave any one of theirs there. scratch: `attention_room` for each thread; calls
+   for several parts of a forward may run side by side, each with a single thread. */
+void paged_attention(const Attention *a, i64 first, i64 rows, const float *q, const float *k, const float *v, i64 q_stride, i64 kv_stride, float *out,
+                     i64 part, int threads) {
+    const i64 heads = a->heads, kv_heads = a->kv_heads, D = a->D, pool = a->pool, columns = a->columns, block = a->block;
+    const i64 *slots = a->slots + first, *table = a->table + first * columns, *positions = a->positions + first;
     const i64 G = heads / kv_heads, W = G * D, stride = columns * block + SPARE, room = attention_room(G, D, columns, block);
     const i64 most = rows * kv_heads / (4 * threads), together = most < 1 ? 1 : most < TOGETHER ? most : TOGETHER; /* so that no thread is left without */
     const i64 pieces = (rows + together - 1) / together;
 #pragma omp parallel for num_threads(threads)
     for (i64 r = 0; r < rows; r++)
         for (i64 h = 0; h < kv_heads; h++) {
-            memcpy(keys + h * pool + slots[r] * D, k + r * kv_stride + h * D, sizeof(float) * D);
-            memcpy(values + h * pool + slots[r] * D, v + r * kv_stride + h * D, sizeof(float) * D);
+            memcpy(a->keys + h * pool + slots[r] * D, k + r * kv_stride + h * D, sizeof(float) * D);
+            memcpy(a->values + h * pool + slots[r] * D, v + r * kv_stride + h * D, sizeof(float) * D);
         }
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (i64 item = 0; item < pieces * kv_heads; item++) {
         i64 h = item / pieces, r = item % pieces * together;
-        Piece p = {r + together < rows ? together : rows - r, G, D, stride, scratch + omp_get_thread_num() * room};
+        Piece p = {r + together < rows ? together : rows - r, G, D, stride, a->scratch + (part + omp_get_thread_num()) * room};
         float *query = (float *)(p.at + (TOGETHER + 1) * stride), *mine = query + TOGETHER * W, *scores = mine + TOGETHER * W;
-        lay_out(&p, table + r * columns, columns, block, positions + r, window);
+        lay_out(&p, table + r * columns, columns, block, positions + r, a->window);
         for (i64 i = 0; i < p.rows; i++)
-            for (i64 d = 0; d < W; d++) query[i * W + d] = q[(r + i) * q_stride + h * W + d] * scale, mine[i * W + d] = 0;
-        look_at_all(&p, 0, query, keys + h * pool, scores);
-        for (i64 i = 0; i < p.rows * G; i++) query[i] = softmax(scores + i * stride, p.count[i / G], softcap); /* the queries have had their use */
-        look_at_all(&p, 1, mine, values + h * pool, scores);
+            for (i64 d = 0; d < W; d++) query[i * W + d] = q[(r + i) * q_stride + h * W + d] * a->scale, mine[i * W + d] = 0;
+        look_at_all(&p, 0, query, a->keys + h * pool, scores);
+        for (i64 i = 0; i < p.rows * G; i++) query[i] = softmax(scores + i * stride, p.count[i / G], a->softcap); /* the queries have had their use */
+        look_at_all(&p, 1, mine, a->values + h * pool, scores);
         for (i64 i = 0; i < p.rows; i++)
             for (i64 g = 0; g < G; g++)
                 for (i64 d = 0; d < D; d++) out[((r + i) * heads + h * G + g) * D + d] = mine[i * W + g * D + d] * query[i * G + g];

@@ -13,6 +13,17 @@
 
 typedef int64_t i64;
 
+/* One layer's paged attention, for all rows of a forward: see `paged_attention`. */
+typedef struct {
+    float *keys, *values;
+    const i64 *slots, *table, *positions;
+    i64 *scratch, pool, columns, block, heads, kv_heads, D, window;
+    float scale, softcap;
+} Attention;
+
+typedef void Attend(const Attention *a, i64 first, i64 rows, const float *q, const float *k, const float *v, i64 q_stride, i64 kv_stride, float *out,
+                    i64 part, int threads);
+
 /* e^x to 1 ulp or so for x <= 88 (beyond, the exponent would run into the sign), 0 below -87.3, NaN of NaN: 2^n * p(r), written so that a compiler
    makes vectors of it. Coefficients: Cephes expf. */
 LINE float exp_(float x) {

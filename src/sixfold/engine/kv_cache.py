@@ -7,8 +7,9 @@ buffer for the engine's life.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from ctypes import Array, c_void_p
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.util import find_spec
@@ -16,8 +17,11 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from .cpu_kernels import CPUKernels, cpu_kernels
+from .cpu_kernels import Attention, CPUKernels, cpu_kernels
 from .language_model import AttentionLayer
+
+CompiledAttention = tuple[c_void_p, Array[Attention], bool]
+"""A function `Attend`, each layer's `Attention` (`kernels.h`), and whether no row reads what another one writes."""
 
 TILE = 64
 """Query positions that a prefill attends for at a time."""
@@ -137,12 +141,14 @@ class DecodeLayout:
     """B tokens by a decode's arithmetic: the newest of each sequence, or any of any sequences.
 
     slots: [B] where it goes. table: [B, M] blocks of each sequence, padded with scratch; attention is M * block_size keys wide. positions: [B].
+    apart: no row reads what another one writes.
     """
 
     cache: KVCache
     slots: Tensor
     table: Tensor
     positions: Tensor
+    apart: bool = False
     _biases: dict[int | None, Tensor] = field(default_factory=dict)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
@@ -150,10 +156,19 @@ class DecodeLayout:
         kernels = self.cache.kernels(q, k, v)
         if kernels is None:
             return self._reference(q, k, v, kernel)
-        pools = self.cache.layer_pools(kernel.layer, k[0], v[0])
-        qkv, where = (q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1)), (self.slots, self.table, self.positions)
+        qkv = (q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1))
+        return kernels.paged_attention(qkv, self._attention(kernels, q, k, v, kernel))[None]
+
+    def compiled(self, q: Tensor, k: Tensor, v: Tensor, layers: Sequence[AttentionLayer]) -> CompiledAttention | None:
+        """What `attend` would call, for all layers at once, whose queries, keys and values are like these. None where that is no compiled
+        function."""
+        kernels, array = self.cache.kernels(q, k, v), Attention * len(layers)
+        return None if kernels is None else (kernels.attend, array(*(self._attention(kernels, q, k, v, layer) for layer in layers)), self.apart)
+
+    def _attention(self, kernels: CPUKernels, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Attention:
+        pools, where = self.cache.layer_pools(kernel.layer, k[0], v[0]), (self.slots, self.table, self.positions)
         scale = q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale
-        return kernels.paged_attention(qkv, pools, where, scale, kernel.window, kernel.softcap)[None]
+        return kernels.attention(pools, where, q.shape[1], scale, kernel.window, kernel.softcap)
 
     def _reference(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """The same by PyTorch's operations."""
@@ -211,6 +226,10 @@ class PrefillLayout:
             seen = kernel.attend(queries.to(keys.dtype), keys, values, self._mask(width, kernel.window))
             out.index_copy_(0, tile.to, seen.transpose(1, 2).reshape(n * TILE, q.shape[1], -1).index_select(0, tile.at).to(out.dtype))
         return out[None]
+
+    def compiled(self, q: Tensor, k: Tensor, v: Tensor, layers: Sequence[AttentionLayer]) -> CompiledAttention | None:
+        """As a decode's."""
+        return None if self.cache.kernels(q, k, v) is None else self.by_row().compiled(q, k, v, layers)
 
     def _mask(self, width: int, window: int | None) -> Tensor:
         """[TILE, width]: what the last TILE of `width` positions see."""

@@ -132,7 +132,7 @@ class ModelRunner:
         rows = max(len(batch), at_least, self._least_rows())
         if self._table[:2] != (revision, rows):  # kept until a table changes
             self._table = (revision, rows, self._block_table([s.blocks for s in batch.sequences], rows))
-        return self._logits(self._decode(batch.newest, batch.lengths - 1, self._table[2], batch.owners))[: len(batch)]
+        return self._logits(self._decode(batch.newest, batch.lengths - 1, self._table[2], batch.owners, apart=True))[: len(batch)]
 
     def replay(self, chunks: list[Chunk]) -> None:
         """Compute again the sampled tokens of each chunk, REPLAY_ROWS at a time, by a decode's arithmetic, row for row: the same bits."""
@@ -155,21 +155,22 @@ class ModelRunner:
         owners = [(adapters[i], 1) for i in owner] if adapters is not None else []
         return self._logits(self._decode(tokens, positions, self._rows_table(tables, owner), owners))[: len(tokens)]
 
-    def _decode(self, tokens: Rows, positions: Rows, table: np.ndarray, owners: Owners) -> Tensor:
-        """Tokens [N] at positions [N] by a decode's arithmetic, each behind its row of the table, whose other rows are padding -> [rows, hidden]."""
+    def _decode(self, tokens: Rows, positions: Rows, table: np.ndarray, owners: Owners, apart: bool = False) -> Tensor:
+        """Tokens [N] at positions [N] by a decode's arithmetic, each behind its row of the table, whose other rows are padding -> [rows, hidden].
+        apart: each is of another sequence."""
         size, rows = self.cache.block_size, np.zeros((2, len(table)), dtype=np.int64)
         rows[:, : len(tokens)] = tokens, positions
         slots = table[np.arange(len(table)), rows[1] // size] * size + rows[1] % size
         inputs = [*rows, slots, table, *self._shared_prefixes(table, rows[1])]
         additions = self._additions(owners, len(table))
         hidden = None if self._graphs is None else self._graphs.run(inputs, self._decode_hidden, additions is None)
-        return self._decode_hidden([self._tensor(x) for x in inputs], additions) if hidden is None else hidden
+        return self._decode_hidden([self._tensor(x) for x in inputs], additions, apart) if hidden is None else hidden
 
-    def _decode_hidden(self, inputs: list[Tensor], additions: Additions | None = None) -> Tensor:
+    def _decode_hidden(self, inputs: list[Tensor], additions: Additions | None = None, apart: bool = False) -> Tensor:
         """inputs: tokens, positions, slots [B], table [B, M]; for GPU kernels those of `SharedPrefixes` too. Reads nothing else that may change: a
         graph of it is replayed with other inputs."""
         tokens, positions, slots, table, *shared = inputs
-        layout: Layout = DecodeLayout(self.cache, slots, table, positions)
+        layout: Layout = DecodeLayout(self.cache, slots, table, positions, apart)
         if shared:
             from .triton_kernels import TritonDecodeLayout, units_of
 

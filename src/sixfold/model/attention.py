@@ -6,8 +6,10 @@ travels with the call as the keyword `layout` and brings its own attention. With
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from ctypes import Array, c_void_p
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +39,16 @@ class Layout(Protocol):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
         """q [1, heads, N, D], k and v [1, kv_heads, N, D] -> [1, N, heads, D]."""
+        ...
+
+
+@runtime_checkable
+class CompiledLayout(Layout, Protocol):
+    """A layout that may have a C function which attends."""
+
+    def compiled(self, q: Tensor, k: Tensor, v: Tensor, kernels: Sequence[Kernel]) -> tuple[c_void_p, Array[Any], bool] | None:
+        """For layers whose queries, keys and values are like these: the function, what it is given in each, and whether no row reads what another one
+        writes. None where there is none."""
         ...
 
 

@@ -1,4 +1,4 @@
-/* The CPU kernels of a transformer's body, all but its attention. Each row of the output is computed in an order that depends on that row alone: its
+/* The CPU kernels of a transformer's body, all but its attention, and the body made of them. Each row of the output is computed in an order that depends on that row alone: its
    bits are the same whatever the other rows are, and however many threads there are. */
 
 /* As many floats as a register has, wherever they lie; TALL rows of two such sums are as many as the registers hold. */
@@ -117,5 +117,71 @@ void rotate(float *qkv, i64 stride, i64 rows, i64 heads, i64 kv_heads, i64 D, co
                 x[i + half] = b * c[i] + a * s[i];
             }
         }
+    }
+}
+
+/* As `product` takes them: a matrix [N, K] in panels. */
+typedef struct {
+    const float *panels, *bias;
+    i64 N, K;
+} Linear;
+
+typedef struct {
+    const float *weight;
+    float epsilon;
+} Norm;
+
+typedef struct {
+    Linear qkv, output, gate_up, down;
+    Norm before_attention, before_mlp, q_norm, k_norm; /* the last two without weights, where a model has none */
+} Layer;
+
+/* A forward. cosine, sine: as `rotate` has them. attention: of each layer. Of each row: x its embedding, which becomes the residual stream; normed what
+   comes out in the end; the rest is room. */
+typedef struct {
+    const Layer *layers;
+    i64 depth, hidden, heads, kv_heads, D;
+    Norm last;
+    const float *cosine, *sine;
+    Attend *attend;
+    const Attention *attention;
+    const i64 *positions;
+    float *x, *normed, *qkv, *attended, *gate_up;
+} Body;
+
+LINE void apply(const Linear *l, const float *x, i64 stride, float *out, i64 M, int add, int threads) {
+    product(x, stride, l->panels, l->bias, out, l->N, M, l->N, l->K, add, threads);
+}
+
+/* All layers for `rows` rows from `first` on. */
+static void run_layers(const Body *b, i64 first, i64 rows, i64 part, int threads) {
+    const i64 H = b->hidden, W = b->heads * b->D, KV = b->kv_heads * b->D, Q = W + 2 * KV, G = b->layers->gate_up.N, *positions = b->positions + first;
+    float *x = b->x + first * H, *normed = b->normed + first * H, *qkv = b->qkv + first * Q, *attended = b->attended + first * W;
+    float *gate_up = b->gate_up + first * G;
+    for (i64 i = 0; i < b->depth; i++) {
+        const Layer *l = b->layers + i;
+        rms_norm(x, l->before_attention.weight, l->before_attention.epsilon, normed, rows, H, threads);
+        apply(&l->qkv, normed, H, qkv, rows, 0, threads);
+        rotate(qkv, Q, rows, b->heads, b->kv_heads, b->D, l->q_norm.weight, l->k_norm.weight, l->q_norm.epsilon, b->cosine, b->sine, positions, threads);
+        b->attend(b->attention + i, first, rows, qkv, qkv + W, qkv + W + KV, Q, Q, attended, part, threads);
+        apply(&l->output, attended, W, x, rows, 1, threads);
+        rms_norm(x, l->before_mlp.weight, l->before_mlp.epsilon, normed, rows, H, threads);
+        apply(&l->gate_up, normed, H, gate_up, rows, 0, threads);
+        silu_mul(gate_up, rows, G / 2, threads);
+        apply(&l->down, gate_up, G, x, rows, 1, threads);
+    }
+    rms_norm(x, b->last.weight, b->last.epsilon, normed, rows, H, threads);
+}
+
+/* All layers for all rows. Of many rows that are `apart`, none reading what another one writes, each thread takes its share from the first layer to the
+   last: nobody waits, and while one thread's attention waits for memory the other may multiply. Else the threads share every operation. */
+void body(const Body *b, i64 rows, int apart, int threads) {
+    if (!apart || threads < 2 || rows < 64 * threads)
+        run_layers(b, 0, rows, 0, threads);
+    else { /* not an `if` of the pragma: within a region, though it be of one thread, GCC's OpenMP makes new threads for every inner one */
+        const i64 share = (rows + threads * TALL - 1) / (threads * TALL) * TALL;
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+        for (i64 part = 0; part < threads; part++)
+            if (part * share < rows) run_layers(b, part * share, rows - part * share < share ? rows - part * share : share, part, 1);
     }
 }

@@ -18,6 +18,50 @@ Compile = Callable[[Path], ctypes.CDLL | None]
 """A C file -> what a machine's compiler made of it, if there is one."""
 
 
+CompiledAttention = tuple[ctypes.c_void_p, ctypes.Array[Any], bool]
+"""A C function that attends, what it is given in each layer, and whether no row reads what another one writes."""
+
+
+class CLinear(ctypes.Structure):
+    """These as in `body.c`."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("panels", "bias")] + [(name, ctypes.c_int64) for name in ("outputs", "inputs")]
+
+
+class CNorm(ctypes.Structure):
+    _fields_ = [("weight", ctypes.c_void_p), ("epsilon", ctypes.c_float)]
+
+
+class CLayer(ctypes.Structure):
+    _fields_ = [(name, CLinear) for name in ("qkv", "output", "gate_up", "down")]
+    _fields_ += [(name, CNorm) for name in ("before_attention", "before_mlp", "q_norm", "k_norm")]
+
+
+class _CBody(ctypes.Structure):
+    _fields_ = [("layers", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("depth", "hidden", "heads", "kv_heads", "width")), ("last", CNorm)]
+    _fields_ += [(name, ctypes.c_void_p) for name in ("cosine", "sine", "attend", "attention", "positions")]
+    _fields_ += [(name, ctypes.c_void_p) for name in ("x", "normed", "qkv", "attended", "gate_up")]
+
+
+@dataclass(frozen=True)
+class CLayers:
+    """A body's layers and its last norm, as the kernels read them. It holds on to none of the weights."""
+
+    layers: ctypes.Array[CLayer]
+    last: CNorm
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a forward of N rows computes in. x: [N, hidden], embeddings that become the residual stream. normed: [N, hidden]. qkv: [N, (heads + 2
+    kv_heads) D]. gate_up: [N, 2 inner]."""
+
+    x: Tensor
+    normed: Tensor
+    qkv: Tensor
+    gate_up: Tensor
+
+
 @dataclass(frozen=True)
 class Packed:
     """Linear layers that read the same input, one below the other. panels: [panels, K, width], a width of outputs at a time, zeros behind the last.
@@ -26,6 +70,10 @@ class Packed:
     panels: Tensor
     bias: Tensor | None
     outputs: int
+
+    def as_c(self) -> CLinear:
+        """Where it lies."""
+        return CLinear(self.panels.data_ptr(), 0 if self.bias is None else self.bias.data_ptr(), self.outputs, self.panels.shape[1])
 
 
 class BodyKernels:
@@ -37,6 +85,7 @@ class BodyKernels:
         self._silu_mul = _typed(library.silu_mul, pointer, integer, integer, threads)
         self._rotate = _typed(library.rotate, pointer, *[integer] * 5, pointer, pointer, real, *[pointer] * 3, threads)
         self._product = _typed(library.product, pointer, integer, *[pointer] * 3, *[integer] * 4, threads, threads)
+        self._body = _typed(library.body, pointer, integer, threads, threads)
         self._pack = _typed(library.pack, pointer, *[integer] * 3, pointer, threads)
         self._width: int = _typed(library.panel_width, result=integer)()
 
@@ -84,6 +133,20 @@ class BodyKernels:
         width = 2 * cosine.shape[1]
         args = (qkv.data_ptr(), qkv.stride(0), qkv.shape[0], heads, kv_heads, width, q, k, epsilon)
         self._rotate(*args, cosine.data_ptr(), sine.data_ptr(), positions.data_ptr(), torch.get_num_threads())
+
+    def body(
+        self, weights: CLayers, rows: Rows, heads: int, kv_heads: int, table: tuple[Tensor, Tensor], positions: Tensor, attention: CompiledAttention
+    ) -> Tensor:
+        """All layers, in one call, and the last norm -> [N, hidden]. table, positions: as `rotate` has them."""
+        count, hidden = rows.x.shape
+        width = 2 * table[0].shape[1]
+        attended, (attend, layers, apart) = rows.x.new_empty(count, heads * width), attention
+        sizes = (len(weights.layers), hidden, heads, kv_heads, width)
+        room = (t.data_ptr() for t in (positions, rows.x, rows.normed, rows.qkv, attended, rows.gate_up))
+        angles = (t.data_ptr() for t in table)
+        body = _CBody(ctypes.addressof(weights.layers), *sizes, weights.last, *angles, attend, ctypes.addressof(layers), *room)
+        self._body(ctypes.byref(body), count, apart, torch.get_num_threads())
+        return rows.normed
 
 
 def body_kernels(build: Compile) -> BodyKernels | None:

@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from .attention import Kernel, Layout
-from .body_kernels import BodyKernels, Packed
+from .attention import CompiledLayout, Kernel, Layout
+from .body_kernels import BodyKernels, CLayer, CLayers, CNorm, Packed, Rows
 from .lora import LayerAdditions
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -68,6 +68,9 @@ class _Norm:
     def weight(self) -> Tensor:
         return self.weights["weight"]  # type: ignore[return-value]
 
+    def as_c(self) -> CNorm:
+        return CNorm(self.weight.data_ptr(), self.epsilon)
+
 
 @dataclass
 class _Linear:
@@ -78,14 +81,14 @@ class _Linear:
     packed: Packed | None = None
 
     def pack(self, kernels: BodyKernels) -> Packed:
-        """Copies of the layers' weights as they are now."""
-        return kernels.pack([part["weight"] for part in self.parts], [part.get("bias") for part in self.parts])  # type: ignore[misc]
+        """Copies of the layers' weights, if there are none yet as they are now."""
+        if self.packed is None:
+            self.packed = kernels.pack([part["weight"] for part in self.parts], [part.get("bias") for part in self.parts])  # type: ignore[misc]
+        return self.packed
 
     def run(self, kernels: BodyKernels, x: Tensor, out: Tensor, additions: LayerAdditions | None, *, add: bool = False) -> None:
         """out = (out, if `add`, and) x W^T + b, and what is added to it"""
-        if self.packed is None:
-            self.packed = self.pack(kernels)
-        kernels.product(x, self.packed, out, add=add)
+        kernels.product(x, self.pack(kernels), out, add=add)
         if additions is not None:
             for path, own in zip(self.paths, out.split([_rows(part) for part in self.parts], dim=1), strict=True):
                 additions.add(path, x, own)
@@ -102,6 +105,11 @@ class _Layer:
     before_attention: _Norm
     before_mlp: _Norm
     heads: tuple[_Norm, _Norm] | None
+
+    def as_c(self, kernels: BodyKernels) -> CLayer:
+        linears = (linear.pack(kernels).as_c() for linear in (self.qkv, self.output, self.gate_up, self.down))
+        heads = (norm.as_c() for norm in self.heads) if self.heads else (CNorm(), CNorm())
+        return CLayer(*linears, self.before_attention.as_c(), self.before_mlp.as_c(), *heads)
 
 
 class ModuleBody(Body, Protocol):
@@ -141,6 +149,7 @@ class FusedDecoder:
         self._table = (torch.empty(0), torch.empty(0))
         self._packed_from: tuple[list[nn.Parameter], list[tuple[int, int, int]]] = ([], [])
         self._readable = False
+        self._compiled: CLayers | None = None
 
     @property
     def steady(self) -> bool:
@@ -153,13 +162,18 @@ class FusedDecoder:
 
     def refresh(self) -> None:
         """As `Body.refresh`. The copies go at once; the next forward makes others."""
-        self._packed_from = ([], [])
+        self._packed_from, self._compiled = ([], []), None
         for linear in self._linears:
             linear.packed = None
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
         """As `Body.hidden`."""
-        return self._written_out(tokens, positions, layout, self._angles(int(positions.max()) + 1), additions)
+        rows, table = self._rows(tokens), self._angles(int(positions.max()) + 1)
+        if additions is None and isinstance(layout, CompiledLayout):
+            attention = layout.compiled(*self._heads_of(rows.qkv), self._attention)
+            if attention is not None:
+                return self._kernels.body(self._as_c(), rows, self._heads, self._kv_heads, table, positions, attention)
+        return self._written_out(rows, positions, layout, table, additions)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As `Body.logits`."""
@@ -183,22 +197,36 @@ class FusedDecoder:
             self._packed_from = (weights, state)  # held on to: the number of an object that is gone may come again
         return self._readable
 
-    def _written_out(
-        self, tokens: Tensor, positions: Tensor, layout: Layout, table: tuple[Tensor, Tensor], additions: LayerAdditions | None = None
-    ) -> Tensor:
-        kernels, count = self._kernels, len(tokens)
+    def _rows(self, tokens: Tensor) -> Rows:
         x = self._embedding["weight"].index_select(0, tokens)  # type: ignore[union-attr]
-        normed = torch.empty_like(x)
-        q_width, kv_width = self._heads * self._width, self._kv_heads * self._width
-        qkv = x.new_empty(count, q_width + 2 * kv_width)
-        queries, keys, values = (part.view(1, count, -1, self._width).transpose(1, 2) for part in qkv.split((q_width, kv_width, kv_width), dim=1))
-        gate_up = x.new_empty(count, 2 * self._inner)
+        qkv = x.new_empty(len(x), (self._heads + 2 * self._kv_heads) * self._width)
+        return Rows(x, torch.empty_like(x), qkv, x.new_empty(len(x), 2 * self._inner))
+
+    def _heads_of(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [1, heads, N, D], keys and values [1, kv_heads, N, D]."""
+        widths = [heads * self._width for heads in (self._heads, self._kv_heads, self._kv_heads)]
+        queries, keys, values = (part.view(1, len(qkv), -1, self._width).transpose(1, 2) for part in qkv.split(widths, dim=1))
+        return queries, keys, values
+
+    def _as_c(self) -> CLayers:
+        if self._compiled is None:
+            layers = [layer.as_c(self._kernels) for layer in self._layers]
+            self._compiled = CLayers((CLayer * len(layers))(*layers), self._norm.as_c())
+        return self._compiled
+
+    def _written_out(
+        self, rows: Rows, positions: Tensor, layout: Layout, table: tuple[Tensor, Tensor], additions: LayerAdditions | None = None
+    ) -> Tensor:
+        """What `BodyKernels.body` does, operation by operation, for what stands between or attends in another way: the same bits."""
+        kernels, count = self._kernels, len(positions)
+        x, normed, qkv, gate_up = rows.x, rows.normed, rows.qkv, rows.gate_up
+        queries, keys, values = self._heads_of(qkv)
         for layer, attention in zip(self._layers, self._attention, strict=True):
             kernels.rms_norm(x, layer.before_attention.weight, layer.before_attention.epsilon, normed)
             layer.qkv.run(kernels, normed, qkv, additions)
             norms = layer.heads and (layer.heads[0].weight, layer.heads[1].weight, layer.heads[0].epsilon)
             kernels.rotate(qkv, self._heads, self._kv_heads, norms, table, positions)
-            layer.output.run(kernels, layout.attend(queries, keys, values, attention).view(count, q_width), x, additions, add=True)
+            layer.output.run(kernels, layout.attend(queries, keys, values, attention).view(count, -1), x, additions, add=True)
             kernels.rms_norm(x, layer.before_mlp.weight, layer.before_mlp.epsilon, normed)
             layer.gate_up.run(kernels, normed, gate_up, additions)
             layer.down.run(kernels, kernels.silu_mul(gate_up), x, additions, add=True)
@@ -231,8 +259,9 @@ class FusedDecoder:
         for linear in self._linears:
             key = tuple(id(p) for part in linear.parts for p in part.values())
             if linear is not self._head:
-                linear.packed = made[key] = made.get(key) or linear.pack(self._kernels)
-        ours = self._written_out(tokens, torch.arange(13), _Probe(spans), self._angles_at(positions))
+                linear.packed = made.get(key)
+                made[key] = linear.pack(self._kernels)
+        ours = self._written_out(self._rows(tokens), torch.arange(13), _Probe(spans), self._angles_at(positions))
         return bool((ours - theirs).abs().max() <= TOLERANCE * (1 + theirs.abs().max()))
 
 
