@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from tests.conftest import ARCHITECTURES, VOCABULARY, make_tiny
+from tests.sanitizer import run_sanitized
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sixfold.engine.cpu_kernels import compiled, cpu_kernels
 from sixfold.engine.engine import Engine
+from sixfold.engine.kv_cache import DecodeLayout, PrefillLayout
 from sixfold.engine.language_model import LayerAdditions
+from sixfold.engine.model_runner import ModelRunner
 from sixfold.engine.speculative import Speculation
 from sixfold.model.attention import NAME
 from sixfold.model.body_kernels import BodyKernels
@@ -310,6 +314,68 @@ def test_copies_of_the_weights_go_with_the_cache(llama: PreTrainedModel) -> None
         assert all(linear.packed is not None for linear in engine.runner._body._linears)  # type: ignore[attr-defined]
         engine.release_memory()
         assert all(linear.packed is None for linear in engine.runner._body._linears)  # type: ignore[attr-defined]
+
+
+# --- in one call -------------------------------------------------------------------------------------------------------------------------------
+
+Drawn = list[tuple[str, int, list[int], list[float]]]
+
+
+def draw(model: PreTrainedModel, length: int = 6, **sizes: object) -> Drawn:
+    """Of 14 prompts with 14 samples each: enough for three threads to have a share each, and no whole number of tiles."""
+    engine = Engine(CausalLM(model), max_running=200, **{"kv_tokens": 20_000, "block_size": 8, **sizes})  # type: ignore[arg-type]
+    for i in range(14):
+        engine.add(str(i), [(3 * i + 7 * j) % VOCABULARY for j in range(1 + 2 * i)], SamplingParams(max_tokens=length + i % 3), list(range(14)))
+    return sorted((s.request.key, s.sample, s.tokens, s.logp) for s in engine.run())
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
+def test_all_layers_at_once_are_operation_by_operation_to_the_bit(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = prepared(name)
+    with torch.no_grad():
+        for parameter_name, p in model.named_parameters():
+            if "bias" in parameter_name or "norm" in parameter_name:
+                p.uniform_(-1, 1)
+    at_once = draw(model)
+    for layout in (DecodeLayout, PrefillLayout):
+        monkeypatch.setattr(layout, "compiled", lambda *_: None)
+    assert draw(model) == at_once
+
+
+def test_no_kernel_at_once_touches_memory_that_is_not_its_own(tmp_path: Path) -> None:
+    run_sanitized(__file__, "at_once and bit and 2-qwen3", "body", tmp_path)
+
+
+def test_rows_go_their_own_ways_only_where_none_reads_what_another_writes(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of one sequence, as prompts, preempted sequences and guesses have them, go through each layer together."""
+    seen: dict[str, set[bool]] = {}
+    at: list[str] = []
+
+    def labelled(name: str) -> Callable[..., object]:
+        original = getattr(ModelRunner, name)
+
+        def call(*args: object) -> object:
+            at.append(name)
+            return original(*args)
+
+        return call
+
+    for name in ("prefill", "decode", "replay", "decode_rows"):
+        monkeypatch.setattr(ModelRunner, name, labelled(name))
+    run = BodyKernels.body
+    monkeypatch.setattr(BodyKernels, "body", lambda *args: seen.setdefault(at[-1], set()).add(args[-1][-1]) or run(*args))
+    plain = draw(llama, 30)
+    assert draw(llama, 30, preemption="recompute", kv_tokens=1000) == plain
+    assert draw(llama, 30, speculation=Speculation(k=3)) == plain
+    assert seen == {"prefill": {False}, "decode": {True}, "replay": {False}, "decode_rows": {False}}
 
 
 # --- the head ----------------------------------------------------------------------------------------------------------------------------------
