@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import socket
 from dataclasses import dataclass
 from functools import partial
@@ -77,6 +78,8 @@ def serve_command(options: ServeOptions) -> int:
     print(f"serving '{served.name}' on {device} at http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
     if open_to_all:
         print("warning: anyone who can reach this machine can use it: no --api-key is set", flush=True)
+    gc.collect()
+    gc.freeze()  # what imports and loading made stays anyway: looking through it now and then would stop every stream for a quarter of a second
     uvicorn.Server(config).run(sockets=[listener])
     return 0
 
