@@ -83,15 +83,15 @@ class BookRunner:
         past = [self.slots[blocks[i // self.size] * self.size + i % self.size] for i in range(len(tokens))]
         assert past == tokens, "the cache holds another sequence's tokens"
 
-    def decode(self, sequences: Columns, revision: int, slots: int) -> Tensor:
-        for s in sequences:
+    def decode(self, batch: Columns, revision: int, slots: int) -> Tensor:
+        for s in batch.sequences:
             i = s.length - 1
             self.slots[s.blocks[i // self.size] * self.size + i % self.size] = s.tokens[-1]
         rows = []
-        for s in sequences:
+        for s in batch.sequences:
             self.read(s.blocks, s.tokens)
             rows.append(self.logits(s.tokens))
-        self.check([*sequences])
+        self.check(batch.sequences)
         return torch.stack(rows)
 
     def check(self, sequences: list[Sequence]) -> None:

@@ -44,8 +44,8 @@ class Script:
     def replay(self, chunks: list[Chunk]) -> None:
         """Nothing is ever preempted here."""
 
-    def decode(self, sequences: Columns, revision: int, at_least: int) -> Tensor:
-        return torch.stack([self.certain(len(s.logp)) for s in sequences])
+    def decode(self, batch: Columns, revision: int, at_least: int) -> Tensor:
+        return torch.stack([self.certain(len(s.logp)) for s in batch.sequences])
 
     def certain(self, at: int) -> Tensor:
         logits = torch.zeros(self.vocabulary)

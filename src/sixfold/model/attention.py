@@ -7,7 +7,6 @@ travels with the call as the keyword `layout` and brings its own attention. With
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import Array, c_void_p
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
+
+from .body_kernels import CompiledAttention
 
 NAME = "sixfold"
 
@@ -46,9 +47,8 @@ class Layout(Protocol):
 class CompiledLayout(Layout, Protocol):
     """A layout that may have a C function which attends."""
 
-    def compiled(self, q: Tensor, k: Tensor, v: Tensor, kernels: Sequence[Kernel]) -> tuple[c_void_p, Array[Any], bool] | None:
-        """For layers whose queries, keys and values are like these: the function, what it is given in each, and whether no row reads what another one
-        writes. None where there is none."""
+    def compiled(self, q: Tensor, k: Tensor, v: Tensor, kernels: Sequence[Kernel]) -> CompiledAttention | None:
+        """For layers whose queries, keys and values are like these. None where there is no such function."""
         ...
 
 

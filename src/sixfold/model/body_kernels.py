@@ -19,7 +19,7 @@ Compile = Callable[[Path], ctypes.CDLL | None]
 
 
 CompiledAttention = tuple[ctypes.c_void_p, ctypes.Array[Any], bool]
-"""A C function that attends, what it is given in each layer, and whether no row reads what another one writes."""
+"""A C function `Attend`, what it is given in each layer, and whether no row reads what another one writes."""
 
 
 class CLinear(ctypes.Structure):
