@@ -280,22 +280,19 @@ def number(value: float, name: str) -> str:
     return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:.2f}"
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """A line a switch and form of it, in Markdown."""
-    out = [
-        "| switch | with | without | ratio | why: with / without | work |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        speeds = []
-        for figures in (row["with"], row["without"]):
-            tokens = figures["counters"]["tokens"]
-            speeds.append(f"{tokens / figures['median']:,.0f} tokens/s" if row["kind"] == "engine" else f"{figures['median']:.2f} s a step")
-        pairs = ((words, *(number(row[side]["counters"][key], key) for side in ("with", "without"))) for key, words in row["explain"].items())
-        why = "; ".join(f"{words} {on} / {off}" for words, on, off in pairs)
-        name = row["switch"] if row["side"] == "on" else f"{row['switch']}: {row['side']}"
-        out.append(f"| {name} | {speeds[0]} | {speeds[1]} | {row['ratio']:.2f} | {why} | {row['work']} |")
-    return "\n".join(out)
+HEAD = "| switch | with | without | ratio | why: with / without | work |\n|---|---|---|---|---|---|"
+
+
+def table_line(row: dict[str, Any]) -> str:
+    """A switch, or a form of it, in a table under HEAD (Markdown)."""
+    speeds = []
+    for figures in (row["with"], row["without"]):
+        tokens = figures["counters"]["tokens"]
+        speeds.append(f"{tokens / figures['median']:,.0f} tokens/s" if row["kind"] == "engine" else f"{figures['median']:.2f} s a step")
+    pairs = ((words, *(number(row[side]["counters"][key], key) for side in ("with", "without"))) for key, words in row["explain"].items())
+    why = "; ".join(f"{words} {on} / {off}" for words, on, off in pairs)
+    name = row["switch"] if row["side"] == "on" else f"{row['switch']}: {row['side']}"
+    return f"| {name} | {speeds[0]} | {speeds[1]} | {row['ratio']:.2f} | {why} | {row['work']} |"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -328,18 +325,20 @@ def model_of(switch: Switch, small: bool, folder: Path) -> str:
 
 
 def main(arguments: list[str] | None = None, start: Launch = launch) -> None:
-    """Measure the switches and print the table. start: runs a side."""
+    """Measure the switches; each is printed, and written, as soon as it is done: all of them take most of an hour. start: runs a side."""
     options = parse(arguments)
     rows: list[dict[str, Any]] = []
     rounds = 1 if options.small else ROUNDS
+    print(HEAD, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in options.only:
             switch = SWITCHES[name].small() if options.small else SWITCHES[name]
             lines = measure(name, switch, model_of(switch, options.small, Path(folder)), options.repeats, rounds, start)
-            rows += summarize(name, switch, lines)
-    print(table(rows))
-    if options.json:
-        Path(options.json).write_text(json.dumps({"threads": THREADS, "rounds": rounds, "cores": os.cpu_count(), "rows": rows}, indent=1))
+            new = summarize(name, switch, lines)
+            rows += new
+            print("\n".join(map(table_line, new)), flush=True)
+            if options.json:
+                Path(options.json).write_text(json.dumps({"threads": THREADS, "rounds": rounds, "cores": os.cpu_count(), "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

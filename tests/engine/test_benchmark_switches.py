@@ -222,8 +222,24 @@ def test_waits_are_counted_between_two_tokens(switches: ModuleType) -> None:
 def test_the_table_says_speed_ratio_and_why(switches: ModuleType) -> None:
     figures = {"median": 2.0, "counters": {"tokens": 4000, "padding_waste": 0.25, "steps": 1234}}
     row = {"switch": "continuous", "side": "on", "kind": "engine", "work": "w", "explain": {"padding_waste": "padding", "steps": "steps"}}
-    made = switches.table([row | {"with": figures | {"median": 1.0}, "without": figures, "ratio": 2.0}]).splitlines()[-1]
+    made = switches.table_line(row | {"with": figures | {"median": 1.0}, "without": figures, "ratio": 2.0})
     assert made == "| continuous | 4,000 tokens/s | 2,000 tokens/s | 2.00 | padding 25.0% / 25.0%; steps 1,234 / 1,234 | w |"
+
+
+def test_what_is_done_is_kept_when_a_later_switch_fails(switches: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def start(job: Any, _: dict[str, str]) -> list[dict[str, Any]]:
+        if job.switch == "ngrams-sampled":
+            raise SystemExit("no more")
+        counters = {"tokens": 100, "acceptance_rate": 0.5, "tokens_per_pass": 2.0}
+        lines: list[dict[str, Any]] = [{"event": "check", "tokens": [[1]], "logps": [[0.0]], "counters": counters}]
+        runs = [{"event": "run", "seconds": 2.0 if job.side == "without" else 1.0, "pause": 0.0}] * job.repeats
+        return [*lines, *runs, {"event": "end", "peak_mb": 1}]
+
+    with pytest.raises(SystemExit, match="no more"):
+        switches.main(["--small", "--only", "ngrams-greedy,ngrams-sampled", "--json", str(tmp_path / "out.json")], start)
+    assert [(row["switch"], row["ratio"]) for row in json.loads((tmp_path / "out.json").read_text())["rows"]] == [("ngrams-greedy", 2.0)]
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].startswith("| switch |") and table[-1].startswith("| ngrams-greedy | 100 tokens/s | 50 tokens/s | 2.00 |")
 
 
 def test_names_are_checked(switches: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
