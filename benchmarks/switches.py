@@ -325,7 +325,7 @@ def model_of(switch: Switch, small: bool, folder: Path) -> str:
 
 
 def main(arguments: list[str] | None = None, start: Launch = launch) -> None:
-    """Measure the switches; each is printed, and written, as soon as it is done: all of them take most of an hour. start: runs a side."""
+    """Measure the switches; each is printed, and written, as soon as it is done: all of them take long. start: runs a side."""
     options = parse(arguments)
     rows: list[dict[str, Any]] = []
     rounds = 1 if options.small else ROUNDS
