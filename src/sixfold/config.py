@@ -1,6 +1,6 @@
 """The recipe: one typed, frozen object; what a TOML file and `--dotted.flags` become (`recipe_io`). No torch, nothing of ours.
 
-Each section owns its knobs and no knob is read outside the role it is named for. `tests/shape` counts them: at most 120.
+Each section owns its settings; no setting is read outside the role it is named for. A section has at most 25 (`tests/shape`).
 What was asked is here; what follows from it (micro-batches, cache blocks, ...) is resolved in `plan.py` and printed by `sixfold explain`.
 """
 

@@ -6,6 +6,7 @@ import ast
 import io
 import re
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,8 +77,10 @@ def test_the_loop_holds_only_verbs() -> None:
     assert len((ROOT / "controller" / "loop.py").read_text().splitlines()) <= 120
 
 
-def test_there_are_few_knobs() -> None:
-    assert 50 < len(list(knobs())) <= 120
+def test_a_section_has_at_most_25_settings() -> None:
+    sections = Counter(key.rpartition(".")[0] for key in knobs())
+    assert len(sections) > 10
+    assert {section: count for section, count in sections.items() if count > 25} == {}
 
 
 def test_no_drawer_for_odds_and_ends() -> None:
@@ -107,8 +110,8 @@ def test_a_named_algorithm_fits_on_a_screen() -> None:
     assert len(sizes) >= 16 and max(sizes.values()) <= 40
 
 
-def test_the_engine_is_small() -> None:
-    """C counted like Python: lines that hold code."""
+def test_files_of_the_engine_are_short() -> None:
+    """At most 400 lines of code each. C is counted like Python: lines that hold code."""
     sizes = {name: len(_code_lines(path, tree)) for name, path, tree in modules() if name.startswith("engine.")}
     folder = ROOT / "engine"
     for path in folder.glob("*.[ch]"):
@@ -116,4 +119,3 @@ def test_the_engine_is_small() -> None:
         sizes[path.name] = sum(bool(line.strip()) for line in code.splitlines())
     assert "kernels.c" in sizes
     assert max(sizes.values()) <= 400, sizes
-    assert sum(sizes.values()) <= 2500, sizes
