@@ -16,7 +16,7 @@ from sixfold.algorithm.composed import make_algorithm
 from sixfold.assembly import build_world
 from sixfold.batch import Batch, Metrics, collate
 from sixfold.controller.stream import step_seed
-from sixfold.data.sources import TaskSet
+from sixfold.data.task_set import TaskSet
 from sixfold.environment.arithmetic import arithmetic_reward
 from sixfold.learners import build_learners
 from sixfold.plan_algorithm import resolve_algorithm

@@ -45,8 +45,8 @@ def train(
         resolved = recipe
     else:
         resolved = load_recipe(recipe, flags) if recipe else parse_recipe('run.name = "run"', "sixfold.train", flags)
-    if tasks is not None and not tasks:
-        raise UserError("tasks is empty: give at least one, or leave it out for the recipe's dataset")
+    if tasks is None and heldout:
+        raise UserError("heldout is given without tasks: give both, or set data.heldout or data.heldout_split for the recipe's dataset")
     make_plan(resolved)
     folder = Path(resolved.run.dir) / resolved.run.name
     own = {"reward": reward, "algorithm": algorithm, "tasks": tasks, "heldout": heldout}

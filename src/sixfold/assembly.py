@@ -12,7 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from .config import Recipe, TrainerConfig
-from .data.sources import TaskSet, load_tasks
+from .data.sources import load_tasks
+from .data.task_set import TaskSet
 from .engine.cpu_kernels import cpu_kernels
 from .engine.engine import Engine
 from .engine.speculative import Speculation

@@ -26,7 +26,7 @@ from .config import Recipe
 from .controller.loop import Controller
 from .controller.refill import mixed
 from .controller.stream import TaskStream, step_seed
-from .data.sources import TaskSet
+from .data.task_set import given_tasks
 from .durable import write_json_atomic, write_text_atomic
 from .environment.preflight import BASELINE_TASKS, baseline_scores, expected_refill, preflight
 from .environment.scorer import RewardBudgetExceeded
@@ -77,7 +77,7 @@ def train_run(
     """
     started = time.perf_counter()
     check_recomputed(recipe, method_of(recipe, algorithm))  # the row may be the caller's, which no plan has seen
-    given = None if tasks is None else TaskSet(list(tasks), list(heldout))
+    given = None if tasks is None else given_tasks(tasks, heldout)
     directory, name = Path(recipe.run.dir), recipe.run.name
     with ExitStack() as stack:
         progress = stack.enter_context(Progress())

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from sixfold.config import ArithmeticConfig, DataConfig, GymConfig
-from sixfold.data.sources import TaskSet, load_tasks
+from sixfold.data.sources import load_tasks
+from sixfold.data.task_set import TaskSet
 from sixfold.errors import UserError
 
 GSM8K_FORM = Path(__file__).parents[1] / "data" / "gsm8k_form"

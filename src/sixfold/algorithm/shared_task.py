@@ -38,7 +38,7 @@ from ..config import (
 )
 from ..controller.loop import Controller
 from ..controller.stream import TaskStream, step_seed
-from ..data.sources import TaskSet
+from ..data.task_set import TaskSet
 from ..environment.arithmetic import arithmetic_reward, arithmetic_tasks
 from ..evaluation.statistics import Interval, task_interval
 from ..learners import build_learners, training_rollout

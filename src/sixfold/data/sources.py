@@ -7,7 +7,6 @@ whatever was dropped. `datasets` is imported only for folders and the hub.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from math import comb
@@ -17,21 +16,13 @@ from typing import Any
 from sixfold.config import DataConfig
 from sixfold.data.files import FILE_TYPES, Row, read_file
 from sixfold.data.rows import rows_to_tasks
+from sixfold.data.task_set import TaskSet, prompt_key
 from sixfold.environment.arithmetic import arithmetic_tasks
 from sixfold.environment.gym import gym_tasks
 from sixfold.errors import UserError, nearest
 from sixfold.types import Task
 
 ARITHMETIC_TASKS = 20_000  # generated where data.limit does not say how many; fewer where fewer sums exist
-
-
-@dataclass
-class TaskSet:
-    """Tasks to train on and tasks that are never trained on. notes: one line for each thing the user should know, as what was dropped."""
-
-    train: list[Task]
-    heldout: list[Task]
-    notes: list[str] = field(default_factory=list)
 
 
 def load_tasks(data: DataConfig, *, seed: int, rewards: tuple[str, ...]) -> TaskSet:
@@ -75,17 +66,13 @@ def _set_aside(tasks: list[Task], count: int, seed: int) -> TaskSet:
 
 def _disjoint(train: list[Task], heldout: list[Task]) -> TaskSet:
     """Training rows whose prompt is also held out are dropped, and a note says how many."""
-    prompts = {_prompt_key(task) for task in heldout}
-    kept = [task for task in train if _prompt_key(task) not in prompts]
+    prompts = {prompt_key(task) for task in heldout}
+    kept = [task for task in train if prompt_key(task) not in prompts]
     dropped = len(train) - len(kept)
     if not kept:
         raise UserError(f"dataset has 0 usable rows ({len(train)} read, {dropped} dropped: their prompts are held out)")
     notes = [f"{dropped} training rows dropped: their prompts also occur in the held-out tasks"] if dropped else []
     return TaskSet(kept, heldout, notes)
-
-
-def _prompt_key(task: Task) -> str:
-    return task.prompt if isinstance(task.prompt, str) else "\0".join(f"{m['role']}\0{m['content']}" for m in task.prompt)
 
 
 def _read_splits(data: DataConfig) -> dict[str, list[Row]]:

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..types import Task
+from .prompt_cache import PromptCache
 from .special_texts import SpecialTexts
 
 
@@ -22,17 +23,12 @@ class PromptCodec:
         self.tokenizer = tokenizer
         self.escaped = 0
         self._special = SpecialTexts(tokenizer)
-        self._cache: dict[str, list[int]] = {}
+        self._cache = PromptCache()
         self._pieces: dict[int, str] = {}
 
     def encode(self, task: Task) -> list[int]:
         """Token ids of the task's prompt, ready to be continued. Raises UserError for characters that the tokenizer does not have."""
-        if task.id not in self._cache:
-            ids = self._tokenize(task)
-            if self._special.misses(ids):
-                raise UserError(f"task {task.id}: the prompt has characters that the tokenizer lacks: {task.prompt_text[:60]!r}")
-            self._cache[task.id] = ids
-        return list(self._cache[task.id])
+        return self._cache.get(task, self._encode)
 
     def solution(self, task: Task) -> list[int]:
         """Token ids of the task's worked solution (or bare answer), end-of-sequence token included."""
@@ -46,6 +42,12 @@ class PromptCodec:
     def render(self, task: Task) -> str:
         """The prompt as the text that is tokenized."""
         return self._template(self._turns(task)) if self.tokenizer.chat_template else self._bare(task)
+
+    def _encode(self, task: Task) -> list[int]:
+        ids = self._tokenize(task)
+        if self._special.misses(ids):
+            raise UserError(f"task {task.id}: the prompt has characters that the tokenizer lacks: {task.prompt_text[:60]!r}")
+        return ids
 
     def _tokenize(self, task: Task) -> list[int]:
         if not self.tokenizer.chat_template:

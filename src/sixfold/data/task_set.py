@@ -1,0 +1,97 @@
+"""Training and held-out tasks of a run, and the rule that no two of them share an id.
+
+Sampling noise, rollout records and resume name a task by its id. Ids are unique in a file or split
+by the file's own making, but a train file and a test file often both count from 0. `TaskSet` is the
+one place where both lists meet, so it makes ids unique across them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sixfold.errors import UserError
+from sixfold.types import Task
+
+HELDOUT_PREFIX = "heldout/"
+
+
+@dataclass
+class TaskSet:
+    """Tasks to train on and tasks that are never trained on.
+
+    If any held-out id is also a training id, every held-out id gets the prefix "heldout/". Otherwise
+    ids stay as they are.
+
+    Args:
+        train: training tasks.
+        heldout: held-out tasks.
+        notes: one line for each thing that the user should know, such as dropped rows.
+
+    Raises:
+        UserError: if an id repeats within one of the lists.
+    """
+
+    train: list[Task]
+    heldout: list[Task]
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        _check_unique(self.train, "training")
+        _check_unique(self.heldout, "held-out")
+        self.heldout = _apart(self.train, self.heldout)
+
+
+def given_tasks(tasks: Iterable[Any], heldout: Iterable[Any]) -> TaskSet:
+    """Tasks that the caller of `sixfold.train` made.
+
+    Args:
+        tasks: training tasks. At least one.
+        heldout: held-out tasks. May be empty.
+
+    Raises:
+        UserError: if `tasks` is empty, an item is not a Task, or an id repeats.
+    """
+    task_set = TaskSet(_checked("tasks", tasks), _checked("heldout", heldout))
+    if not task_set.train:
+        raise UserError("tasks is empty: give at least one, or leave it out for the recipe's dataset")
+    prompts = {prompt_key(task) for task in task_set.train}
+    shared = sum(prompt_key(task) in prompts for task in task_set.heldout)
+    if shared:
+        task_set.notes.append(f"{shared} of {len(task_set.heldout)} held-out prompts are also trained on: held-out figures will be too high")
+    return task_set
+
+
+def prompt_key(task: Task) -> str:
+    """Equal for two tasks exactly when their prompts are equal."""
+    return task.prompt if isinstance(task.prompt, str) else "\0".join(f"{m['role']}\0{m['content']}" for m in task.prompt)
+
+
+def _checked(argument: str, given: Iterable[Any]) -> list[Task]:
+    tasks = list(given)
+    for number, task in enumerate(tasks):
+        if not isinstance(task, Task):
+            raise UserError(f"{argument}[{number}] is of type {type(task).__name__}: give sixfold.Task(id=..., prompt=..., answer=...) objects")
+        if not task.prompt:
+            raise UserError(f"{argument}[{number}] has an empty prompt")
+    return [task if isinstance(task.id, str) else replace(task, id=str(task.id)) for task in tasks]
+
+
+def _check_unique(tasks: Sequence[Task], which: str) -> None:
+    first: dict[str, int] = {}
+    for number, task in enumerate(tasks):
+        if task.id in first:
+            raise UserError(f"duplicate id {task.id!r}: {which} tasks {first[task.id]} and {number} both have it; give every task an id of its own")
+        first[task.id] = number
+
+
+def _apart(train: Sequence[Task], heldout: list[Task]) -> list[Task]:
+    """The held-out tasks, renamed if any of their ids is a training id."""
+    taken = {task.id for task in train}
+    if taken.isdisjoint(task.id for task in heldout):
+        return heldout
+    prefix = HELDOUT_PREFIX
+    while not taken.isdisjoint(prefix + task.id for task in heldout):
+        prefix += HELDOUT_PREFIX
+    return [replace(task, id=prefix + task.id) for task in heldout]

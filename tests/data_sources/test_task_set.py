@@ -1,0 +1,62 @@
+"""Every task of a run has an id of its own, whichever list or file it comes from."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sixfold.config import DataConfig
+from sixfold.data.sources import load_tasks
+from sixfold.data.task_set import TaskSet, given_tasks
+from sixfold.errors import UserError
+from sixfold.types import Task
+
+
+def tasks(*ids: str, prompt: str = "train {}") -> list[Task]:
+    return [Task(i, prompt.format(i)) for i in ids]
+
+
+def ids(found: list[Task]) -> list[str]:
+    return [task.id for task in found]
+
+
+def test_held_out_ids_that_are_also_training_ids_are_renamed() -> None:
+    made = TaskSet(tasks("0", "1", "2"), tasks("0", "7", prompt="test {}"))
+    assert (ids(made.train), ids(made.heldout)) == (["0", "1", "2"], ["heldout/0", "heldout/7"])
+    assert [task.prompt for task in made.heldout] == ["test 0", "test 7"]
+    again = TaskSet(tasks("0", "heldout/0"), tasks("0"))  # the new id is taken too
+    assert ids(again.heldout) == ["heldout/heldout/0"]
+
+
+def test_ids_that_do_not_collide_stay() -> None:
+    train, heldout = tasks("a", "b"), tasks("c")
+    made = TaskSet(train, heldout)
+    assert made.train is train and made.heldout is heldout
+
+
+def test_an_id_that_repeats_within_a_list_is_refused() -> None:
+    for train, heldout, message in ((("a", "b", "a"), (), "'a': training tasks 0 and 2"), (("a",), ("b", "b"), "'b': held-out tasks 0 and 1")):
+        with pytest.raises(UserError, match=message):
+            TaskSet(tasks(*train), tasks(*heldout))
+
+
+def test_files_that_both_count_from_0(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        rows = [{"id": n, "question": f"{name} {n}?", "answer": n} for n in range(5)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    data = DataConfig(source=str(tmp_path / "train.jsonl"), heldout_split=str(tmp_path / "test.jsonl"))
+    made = load_tasks(data, seed=0, rewards=("math",))
+    assert ids(made.train) == list("01234") and ids(made.heldout) == [f"heldout/{n}" for n in range(5)]
+
+
+def test_tasks_from_python_are_checked() -> None:
+    with pytest.raises(UserError, match=r"tasks\[1\] is of type dict: give sixfold.Task"):
+        given_tasks([Task("0", "?"), {"prompt": "?"}], [])
+    with pytest.raises(UserError, match=r"heldout\[0\] has an empty prompt"):
+        given_tasks(tasks("0"), [Task("1", "")])
+    with pytest.raises(UserError, match="tasks is empty"):
+        given_tasks([], tasks("0"))
+    numbered = given_tasks((Task(n, f"{n}?") for n in range(2)), [Task(0, "x?")])  # type: ignore[arg-type]
+    assert ids(numbered.train) == ["0", "1"] and ids(numbered.heldout) == ["heldout/0"] and not numbered.notes
+    shared = given_tasks(tasks("0", "1"), [Task("9", "train 1"), Task("8", "new")])
+    assert shared.notes == ["1 of 2 held-out prompts are also trained on: held-out figures will be too high"]

@@ -1,0 +1,56 @@
+"""Prompts in the cache: by what they say, not by id; compact, and within its limit."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+from sixfold.model.scratch import character_tokenizer
+from sixfold.rollout.prompt_cache import PromptCache
+from sixfold.rollout.prompts import PromptCodec
+from sixfold.types import Message, Task
+
+
+def tokens(task: Task) -> list[int]:
+    return [ord(c) for c in task.prompt_text]
+
+
+def test_two_tasks_of_one_id_have_prompts_of_their_own() -> None:
+    codec = PromptCodec(character_tokenizer("ab"))
+    assert codec.decode(codec.encode(Task("0", "ab"))) == "ab"
+    assert codec.decode(codec.encode(Task("0", "ba"))) == "ba"
+
+
+def test_the_key_tells_text_from_chats_and_turns_apart() -> None:
+    def chat(*contents: str) -> Task:
+        return Task("0", tuple(Message(role="user", content=c) for c in contents))
+
+    cache = PromptCache()
+    prompts = [Task("0", "ab"), chat("ab"), chat("a", "b"), chat("b", "a"), Task("0", "userab"), Task("0", "a\ud800")]
+    for number, task in enumerate(prompts):
+        assert cache.get(task, lambda _, n=number: [n]) == [number]  # type: ignore[misc]
+    assert [cache.get(task, lambda _: []) for task in prompts] == [[n] for n in range(len(prompts))]
+
+
+def test_the_least_recently_used_prompts_are_dropped_at_the_limit() -> None:
+    cache, made = PromptCache(capacity=10), []
+
+    def make(task: Task) -> list[int]:
+        made.append(task.prompt_text)
+        return tokens(task)
+
+    for prompt in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb"):
+        assert cache.get(Task("0", prompt), make) == [ord(prompt[0])] * 4
+    assert made == ["aaaa", "bbbb", "cccc", "bbbb"]
+    assert (len(cache), cache.tokens) == (2, 8)
+    assert len(cache.get(Task("0", "d" * 11), make)) == 11 and len(cache) == 0  # longer than the limit: given, not kept
+
+
+def test_a_cached_token_takes_four_bytes() -> None:
+    """And a prompt some 300 more: key, array and table. As Python integers a token takes 36."""
+    cache, count, length = PromptCache(), 500, 1000
+    tracemalloc.start()
+    for n in range(count):
+        cache.get(Task(str(n), str(n)), lambda _: [100_000 + i for i in range(length)])
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < count * (4 * length + 400)
