@@ -18,12 +18,12 @@ from ..engine.engine import Engine
 from ..engine.sequence import Request
 from ..engine.sequence import Sequence as EngineSequence
 from ..engine.weights import NamedTensors
+from ..rollout.text_stream import TextStream
 from ..types import FinishReason
 from .api_error import ApiError, bad_request
 from .job import Choice, Delta, Job, noise_key
 from .rate import Rate
 from .record import Recorder
-from .text_stream import TextStream
 
 log = logging.getLogger("sixfold.server")
 

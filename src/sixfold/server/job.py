@@ -10,8 +10,8 @@ from typing import Any
 
 from ..engine.sequence import Request
 from ..engine.sequence import Sequence as EngineSequence
+from ..rollout.text_stream import StopStrings, TextStream
 from ..types import FinishReason, SamplingParams, Trajectory
-from .text_stream import StopStrings, TextStream
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from .text_stream import StopStrings
+from ..rollout.text_stream import StopStrings
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

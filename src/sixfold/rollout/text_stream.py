@@ -83,5 +83,14 @@ class StopStrings:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper prefix of `stop` that `text` ends with."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+    """Length of the longest proper prefix of `stop` that `text` ends with.
+
+    Only places where the first character of `stop` stands are compared: a stop string may have 1,000
+    characters, and this runs for every sampled token.
+    """
+    at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while at >= 0:
+        if stop.startswith(text[at:]):
+            return len(text) - at
+        at = text.find(stop[0], at + 1)
+    return 0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from sixfold.server.text_stream import StopStrings, TextStream
+from sixfold.rollout.text_stream import StopStrings, TextStream
 from sixfold.server.tool_calls import ToolCall, ToolCallParser
 
 
