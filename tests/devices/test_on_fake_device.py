@@ -1,0 +1,32 @@
+"""Run every `cases_*.py` of this folder on the fake device, in a process of its own.
+
+Registering a device changes PyTorch for the rest of the process, so these cases must not run beside
+other tests. To run them by hand, or one of them:
+
+    python -m pytest -o python_files='cases_*.py' tests/devices -k NAME
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def test_cases_pass_on_the_fake_device(tmp_path: Path) -> None:
+    pytest.importorskip("torch", "2.13", reason="the fake device needs the Python backend of torch 2.13")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "python_files=cases_*.py"]
+    done = subprocess.run(
+        [*command, "--basetemp", str(tmp_path / "cases"), str(HERE)],
+        capture_output=True,
+        text=True,
+        timeout=540,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        cwd=HERE.parents[1],
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
