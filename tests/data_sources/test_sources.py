@@ -237,3 +237,11 @@ def test_a_misspelt_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.load_dataset", refuse)
     with pytest.raises(UserError, match=r"Did you mean 'arithmetic'\?"):
         load(DataConfig(source="arithmatic"), "arithmetic")
+
+
+@pytest.mark.parametrize("source", ["x.csv", "./x", "data/foo.jsonl", "/no/such", "runs/nope", "a/b/c"])
+def test_a_path_that_does_not_exist_is_never_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.load_dataset", lambda *arguments, **options: pytest.fail("asked the hub"))
+    with pytest.raises(UserError, match=r"no such (file|folder) .looked in"):
+        load(DataConfig(source=source))

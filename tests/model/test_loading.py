@@ -133,7 +133,7 @@ def test_a_file_is_no_folder(whole: Path) -> None:
         load(whole / "config.json")
 
 
-@pytest.mark.parametrize("path", ["/no/such/model", "./model", "runs/x/checkpoints/step-1/model"])
+@pytest.mark.parametrize("path", ["/no/such/model", "./model", "runs/x/checkpoints/step-1/model", "runs/nope", "models\\nope", "~/nope"])
 def test_a_path_that_is_not_there_is_not_asked_of_the_hub(path: str) -> None:
     with pytest.raises(UserError, match="no such folder"):
         load(path)

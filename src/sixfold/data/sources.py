@@ -20,6 +20,7 @@ from sixfold.data.task_set import TaskSet, prompt_key
 from sixfold.environment.arithmetic import arithmetic_tasks
 from sixfold.environment.gym import gym_tasks
 from sixfold.errors import UserError, nearest
+from sixfold.hub_names import not_a_hub_id
 from sixfold.types import Task
 
 ARITHMETIC_TASKS = 20_000  # generated where data.limit does not say how many; fewer where fewer sums exist
@@ -98,9 +99,11 @@ def _rows(dataset: Mapping[str, Any], split: str, data: DataConfig) -> list[Row]
 
 def _load_dataset(data: DataConfig) -> Mapping[str, Any]:
     """Split name -> rows, from a folder (as `save_to_disk` wrote it, or of data files) or from the hub."""
+    folder = Path(data.source)
+    if not folder.exists() and (reason := not_a_hub_id(data.source)):
+        raise UserError(f"data.source = {data.source!r}: {reason}")
     import datasets
 
-    folder = Path(data.source)
     try:
         if (folder / "dataset_dict.json").is_file():
             return datasets.load_from_disk(data.source)

@@ -10,6 +10,7 @@ from rich.table import Table
 from ..assembly import build_world
 from ..config import Recipe, SyncConfig
 from ..errors import UserError
+from ..hub_names import not_a_hub_id
 from ..trainer.checkpoint import newest_checkpoint
 from .evaluate import Evaluation, evaluate
 from .statistics import paired_test
@@ -25,8 +26,8 @@ def model_folder(path: str) -> str:
         return str(checkpoint / "model")
     if (folder / "manifest.json").is_file():
         return str(folder / "model")
-    if not folder.exists() and (path.startswith((".", "/")) or path.count("/") != 1):
-        raise UserError(f"no checkpoint, run or model at '{path}'")
+    if not folder.exists() and (reason := not_a_hub_id(path)):
+        raise UserError(f"no checkpoint, run or model at '{path}': {reason}")
     return path
 
 

@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from ..config import ModelConfig
 from ..errors import UserError
+from ..hub_names import not_a_hub_id
 from .attention import NAME, register
 from .causal_lm import check_split
 from .norms import fuse_norms
@@ -84,8 +85,8 @@ def _check_folder(path: str, setting: str) -> None:
     """Refuse a path that cannot hold a model. What may be a hub id ("owner/name") is left to the hub."""
     folder = Path(path)
     if not folder.exists():
-        if path.startswith((".", "/", "~")) or len(folder.parts) > 2:
-            raise UserError(f"{setting} = '{path}': no such folder")
+        if reason := not_a_hub_id(path):
+            raise UserError(f"{setting} = '{path}': {reason}")
         return
     if not folder.is_dir():
         raise UserError(f"{setting} = '{folder}' is a file: give the folder that holds config.json")
