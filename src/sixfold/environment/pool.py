@@ -1,14 +1,16 @@
 """Processes that check answers, each of which can be killed without harm to the rest.
 
 Cast: `WorkerPool` hands out checks and reads outcomes; `_Worker` is its handle on one process, which runs `worker.py`.
-Invariants: every check gets exactly one outcome, in the caller's order. The check that hangs or kills its process is the one that pays;
-those queued behind it are done by the next process. Processes are started by exec, never by fork: safe beside torch's threads, and without
-torch. Only processes started here are ended here.
+Invariants: every check gets exactly one outcome: a reply counts only if it carries the number of the check that is running and the pid of the
+worker. The check that hangs or kills its process is the one that pays; those queued behind it are done by the next process. Processes are
+started by exec, never by fork: safe beside torch's threads, and without torch. A worker's supervisor ends all that the worker has started.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import pickle
 import selectors
@@ -26,6 +28,8 @@ from sixfold.errors import UserError
 
 START_TIMEOUT_S = 120.0  # a process may import a large library before its first check
 CHECKS_PER_REQUEST = 128
+MAX_REPLY_BYTES = 1 << 24
+STOP_TIMEOUT_S = 5.0  # for a supervisor to end its process tree
 
 
 @dataclass(frozen=True)
@@ -36,26 +40,46 @@ class RewardInfo:
     takes_groups: bool
 
 
+class _BadReply(Exception):
+    """A worker's pipe holds something that is no reply: the worker counts as dead."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One check on its way. index: the caller's. number: unique in the pool, so that no late reply can answer another check."""
+
+    index: int
+    number: int
+    check: Check
+
+
 @dataclass
 class _Worker:
-    """One process. `pending` holds (index, check) in the order in which it answers; `deadline` is that of the first of them, or of the start."""
+    """One process. `pending` holds jobs in the order in which it answers; `deadline` is that of the first of them, or of the start.
+
+    process: the supervisor. pid: the process that runs the checks; 0 until it has loaded the rewards.
+    """
 
     process: subprocess.Popen[bytes]
     requests: int
     replies: int
     deadline: float
-    ready: bool = False
-    pending: deque[tuple[int, Check]] = field(default_factory=deque)
+    pid: int = 0
+    pending: deque[_Job] = field(default_factory=deque)
     unread: bytes = b""
+
+    @property
+    def ready(self) -> bool:
+        return self.pid > 0
 
     @property
     def idle(self) -> bool:
         return self.ready and not self.pending
 
-    def send(self, checks: Sequence[tuple[int, Check]], timeout_s: float) -> None:
+    def send(self, jobs: Sequence[_Job], timeout_s: float) -> None:
         """Give it work. A process that has died is noticed when its replies end, not here."""
-        data = pickle.dumps([check for _, check in checks], protocol=pickle.HIGHEST_PROTOCOL)
-        self.pending.extend(checks)
+        data = pickle.dumps([(job.number, job.check) for job in jobs], protocol=pickle.HIGHEST_PROTOCOL)
+        self.pending.extend(jobs)
         self.deadline = time.monotonic() + timeout_s
         message = memoryview(LENGTH.pack(len(data)) + data)
         try:
@@ -64,21 +88,27 @@ class _Worker:
         except BrokenPipeError:
             pass
 
-    def read_lines(self) -> list[Any] | None:
-        """The JSON lines that have arrived, or None once the process is gone."""
+    def read_lines(self) -> list[bytes] | None:
+        """The lines that have arrived, or None once the process is gone."""
         data = os.read(self.replies, 1 << 18)
         if not data:
             return None
         *lines, self.unread = (self.unread + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        if len(self.unread) > MAX_REPLY_BYTES:
+            raise _BadReply
+        return lines
 
     def stop(self, grace_s: float = 0.0) -> None:
-        """End the process: by closing its input, then by force."""
+        """End the process: by closing its input, then by force. Its supervisor ends what the rewards have started."""
         os.close(self.requests)
         try:
             self.process.wait(grace_s)
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)  # it leads a group of its own: what a reward function started goes with it
+            self.process.terminate()
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         os.close(self.replies)
 
@@ -92,6 +122,7 @@ class WorkerPool:
         self._timeout_s = timeout_s
         self._workers: list[_Worker] = []
         self._rewards: list[RewardInfo] = []
+        self._numbers = itertools.count(1)
 
     def start(self) -> None:
         """Start what is not running. Returns at once: the processes load their rewards while the caller does something else."""
@@ -107,7 +138,7 @@ class WorkerPool:
     def run(self, checks: Sequence[Check], on_outcome: Callable[[int, Outcome], None]) -> None:
         """Call `on_outcome(index, outcome)` once for every check, in order of completion. What it raises ends the run and the processes."""
         self.start()
-        queue = deque(enumerate(checks))
+        queue = deque(_Job(index, next(self._numbers), check) for index, check in enumerate(checks))
         share = max(1, min(CHECKS_PER_REQUEST, len(queue) // (2 * self._size)))
         try:
             while queue or any(worker.pending for worker in self._workers):
@@ -125,16 +156,19 @@ class WorkerPool:
         for worker in workers:
             worker.stop(0.0 if worker.pending else grace_s)
 
-    def _attend(self, on_outcome: Callable[[int, Outcome], None]) -> list[tuple[int, Check]]:
+    def _attend(self, on_outcome: Callable[[int, Outcome], None]) -> list[_Job]:
         """Wait for something to happen, and deal with it. Returns checks whose process died before it came to them."""
-        orphans: list[tuple[int, Check]] = []
+        orphans: list[_Job] = []
         for worker in self._wait():
-            lines = worker.read_lines()
+            try:
+                lines = worker.read_lines()
+                for line in lines or ():
+                    self._take(worker, line, on_outcome)
+            except _BadReply:
+                orphans += self._replace(worker, "its process wrote a line that is no reply", on_outcome)
+                continue
             if lines is None:
                 orphans += self._replace(worker, self._death(worker), on_outcome)
-                continue
-            for line in lines:
-                self._take(worker, line, on_outcome)
         now = time.monotonic()
         for worker in list(self._workers):
             if now > worker.deadline and not worker.idle:
@@ -150,18 +184,21 @@ class WorkerPool:
                 selector.register(worker.replies, selectors.EVENT_READ, worker)
             return [key.data for key, _ in selector.select(max(0.0, patience) + 0.001)]
 
-    def _take(self, worker: _Worker, line: Any, on_outcome: Callable[[int, Outcome], None]) -> None:
-        if worker.ready:
-            index, _ = worker.pending.popleft()
+    def _take(self, worker: _Worker, line: bytes, on_outcome: Callable[[int, Outcome], None]) -> None:
+        """Read one line. Raises _BadReply if it is no reply to the running check, UserError if the rewards could not be loaded."""
+        reply = _parsed(line)
+        if not worker.ready:
+            worker.pid, self._rewards = _loaded(reply)
+        elif reply.get("pid") == worker.pid:  # else from a child of a check, which has no say
+            if not worker.pending or reply.get("check") != worker.pending[0].number:
+                raise _BadReply
+            job = worker.pending[0]
+            outcome = _outcome(reply, job.check)
+            worker.pending.popleft()
             worker.deadline = time.monotonic() + self._timeout_s
-            on_outcome(index, Outcome(line["values"], line["error"], line["seconds"]))
-        elif isinstance(line, dict):
-            raise UserError(line["fatal"])
-        else:
-            worker.ready = True
-            self._rewards = [RewardInfo(name, takes_groups) for name, takes_groups in line]
+            on_outcome(job.index, outcome)
 
-    def _replace(self, worker: _Worker, reason: str, on_outcome: Callable[[int, Outcome], None]) -> list[tuple[int, Check]]:
+    def _replace(self, worker: _Worker, reason: str, on_outcome: Callable[[int, Outcome], None]) -> list[_Job]:
         """End `worker` and start another. Its running check fails for `reason`; returns those that it had not begun."""
         self._workers.remove(worker)
         worker.stop()
@@ -169,13 +206,13 @@ class WorkerPool:
             raise UserError(f"a process that checks answers did not start ({reason}); rewards: {', '.join(self._specs)}")
         self._workers.append(self._spawn())
         if worker.pending:
-            index, _ = worker.pending.popleft()
-            on_outcome(index, Outcome([], reason, self._timeout_s if reason.startswith("timeout") else 0.0))
+            job = worker.pending.popleft()
+            on_outcome(job.index, Outcome([], reason, self._timeout_s if reason.startswith("timeout") else 0.0))
         return list(worker.pending)
 
     def _death(self, worker: _Worker) -> str:
         try:
-            code = worker.process.wait(1.0)
+            code = worker.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return "process closed its pipe"
         return f"process ended by {signal.Signals(-code).name}" if code < 0 else f"process ended with code {code}"
@@ -184,7 +221,7 @@ class WorkerPool:
         requests_read, requests = os.pipe()
         replies, replies_write = os.pipe()
         module = ["-P", "-m", "sixfold.environment.worker"]  # -P: a file in the working directory must not stand in for a module
-        arguments = [str(requests_read), str(replies_write), str(self._timeout_s), *self._specs]
+        arguments = [str(requests_read), str(replies_write), *self._specs]
         path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
         try:
             process = subprocess.Popen(
@@ -198,3 +235,34 @@ class WorkerPool:
             os.close(requests_read)
             os.close(replies_write)
         return _Worker(process, requests, replies, deadline=time.monotonic() + START_TIMEOUT_S)
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        reply = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _BadReply from error
+    if not isinstance(reply, dict):
+        raise _BadReply
+    return reply
+
+
+def _loaded(reply: dict[str, Any]) -> tuple[int, list[RewardInfo]]:
+    """Pid of the worker and its rewards, out of the first line that it writes."""
+    match reply:
+        case {"fatal": str(message)}:
+            raise UserError(message)
+        case {"pid": int(pid), "rewards": list(rewards)}:
+            return pid, [RewardInfo(name, takes_groups) for name, takes_groups in rewards]
+    raise _BadReply
+
+
+def _outcome(reply: dict[str, Any], check: Check) -> Outcome:
+    """The outcome that a reply states. Raises _BadReply if it does not have one value for each completion, or an error."""
+    match reply:
+        case {"values": [], "error": str(error), "seconds": float(seconds)}:
+            return Outcome([], error, seconds)
+        case {"values": list(values), "error": None, "seconds": float(seconds)} if len(values) == len(check.completions):
+            if all(value is None or (isinstance(value, float) and math.isfinite(value)) for value in values):
+                return Outcome(values, None, seconds)
+    raise _BadReply

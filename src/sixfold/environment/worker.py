@@ -1,10 +1,16 @@
-"""A process that checks answers: `python -m sixfold.environment.worker REQUESTS REPLIES TIMEOUT SPEC...` (file descriptors, seconds, names).
+"""A process that checks answers: `python -m sixfold.environment.worker REQUESTS REPLIES SPEC...` (two file descriptors, names).
 
-Protocol. Once, after the rewards are loaded, a JSON line: [[name, takes_groups], ...], or {"fatal": message}. Then each request, a pickle
-behind its 4-byte length, is a list of checks, and each check is answered by one JSON line as soon as it is done: {"values": [...],
-"error": null or text, "seconds": s}. Replies come in the order of the checks, so the parent knows at any time which check is running.
+It consists of two processes. The first is a supervisor (`processes.supervise`), which ends everything that the
+second has started as soon as the second or the trainer is gone. The second loads the rewards and runs the checks.
 
-Replies are JSON and not pickles, so nothing that a reward writes is run by the parent. Standard output belongs to the reward functions.
+Protocol. Once, after the rewards are loaded, a JSON line: {"pid": p, "rewards": [[name, takes_groups], ...]}, or
+{"fatal": message}. Then each request, a pickle behind its 4-byte length, is a list of (number, check). Each check is
+answered by one JSON line as soon as it is done: {"check": number, "pid": p, "values": [...], "error": null or text,
+"seconds": s}. Replies come in the order of the checks, so the parent knows at any time which check is running.
+
+A reward may fork. A child that comes back from the reward, by return or by an exception, ends there: it must not
+answer, and must not read requests. Replies are JSON and not pickles, so nothing that a reward writes is run by the
+parent. Standard output belongs to the reward functions.
 """
 
 from __future__ import annotations
@@ -12,12 +18,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import signal
+import resource
 import struct
 import sys
 import time
 from typing import IO, NamedTuple
 
+from sixfold.environment.processes import adopt_orphans, descendants, die_with, end_descendants, has_children, supervise
 from sixfold.environment.rewards import RewardFunction, load_reward
 from sixfold.errors import UserError
 from sixfold.types import Task
@@ -44,11 +51,14 @@ class Outcome(NamedTuple):
 
 def run_check(function: RewardFunction, check: Check) -> Outcome:
     """Call the reward. Whatever it raises is an outcome."""
-    start = time.perf_counter()
+    process, start = os.getpid(), time.perf_counter()
     try:
         values, error = function.scores(check.completions, check.task, check.completion_ids), None
     except Exception as raised:  # noqa: BLE001  the boundary: a failing check is data
         values, error = [], one_line(raised)
+    finally:
+        if os.getpid() != process:
+            os._exit(1)  # a child that the reward forked: it must not go on as a second copy of this process
     return Outcome(values, error, time.perf_counter() - start)
 
 
@@ -57,20 +67,25 @@ def one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def serve(requests: IO[bytes], replies: int, timeout_s: float, specs: list[str]) -> None:
+def serve(requests: IO[bytes], replies: int, specs: list[str]) -> None:
     """Answer checks until the parent closes its end."""
+    process = os.getpid()
     try:
         functions = [load_reward(spec) for spec in specs]
     except UserError as error:
         _reply(replies, {"fatal": str(error)})
         return
-    _reply(replies, [[function.name, function.takes_groups] for function in functions])
+    finally:
+        if os.getpid() != process:
+            os._exit(1)
+    helpers = frozenset(descendants())  # started when the rewards were loaded: they may outlive a check
+    _reply(replies, {"pid": process, "rewards": [[function.name, function.takes_groups] for function in functions]})
     while header := requests.read(LENGTH.size):
-        for check in pickle.loads(requests.read(*LENGTH.unpack(header))):
-            # The parent kills a check that hangs. If the parent is gone, this does, at the price of a microsecond a check.
-            signal.setitimer(signal.ITIMER_REAL, 2 * timeout_s + 5)
-            _reply(replies, run_check(functions[check.reward], check)._asdict())
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, check in pickle.loads(requests.read(*LENGTH.unpack(header))):
+            outcome = run_check(functions[check.reward], check)
+            if has_children():
+                end_descendants(helpers)
+            _reply(replies, {"check": number, "pid": process, **outcome._asdict()})
 
 
 def _reply(descriptor: int, message: object) -> None:
@@ -80,9 +95,21 @@ def _reply(descriptor: int, message: object) -> None:
 
 
 def main() -> None:
-    """Entry point of the process."""
-    with os.fdopen(int(sys.argv[1]), "rb") as requests:
-        serve(requests, int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
+    """Entry point: become the supervisor, and let a child do the work."""
+    requests, replies = int(sys.argv[1]), int(sys.argv[2])
+    for descriptor in (requests, replies):
+        os.set_inheritable(descriptor, False)  # a program that a reward starts must not keep the pipes open
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    adopt_orphans()
+    supervisor = os.getpid()
+    child = os.fork()
+    if child:
+        os.close(replies)
+        supervise(child, requests)
+    die_with(supervisor)
+    adopt_orphans()  # not inherited
+    with os.fdopen(requests, "rb") as stream:
+        serve(stream, replies, sys.argv[3:])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -62,3 +63,48 @@ def trl_short(completions: list[Any]) -> list[float]:
 def trl_hang(completions: list[Any]) -> list[float]:
     time.sleep(60)
     return [1.0] * len(completions)
+
+
+def forked(completion: str, task: Task) -> float:
+    """Forks a child that leaves the reward in the way that the completion says; the parent's reward is the completion's length."""
+    child = os.fork()
+    if child == 0:
+        if completion == "raise":
+            raise ValueError("in the child")
+        if completion == "exit":
+            sys.exit(0)
+        return -1.0
+    os.waitpid(child, 0)
+    return float(len(completion))
+
+
+def stray(completion: str, task: Task) -> float:
+    """Writes what the completion holds on every pipe that it can find, as a library that prints to odd descriptors would."""
+    for descriptor in range(3, 32):
+        try:
+            if completion:
+                os.write(descriptor, completion.encode() + b"\n")
+        except OSError:
+            pass
+    return 1.0
+
+
+def starts_daemons(completion: str, task: Task) -> float:
+    """Three processes that nobody waits for: a child, one in a session of its own, and a grandchild without parent. Gives the session's pid."""
+    subprocess.Popen(["sleep", "100"])
+    escaped = subprocess.Popen(["sleep", "100"], start_new_session=True)
+    subprocess.run([sys.executable, "-c", "import subprocess; subprocess.Popen(['sleep', '100'], start_new_session=True)"], check=True)
+    if completion == "hang":
+        time.sleep(60)
+    if completion == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return float(escaped.pid)
+
+
+def deaf(completion: str, task: Task) -> float:
+    """Ignores every signal that can be ignored, tells where it runs, and hangs."""
+    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+        signal.signal(number, signal.SIG_IGN)
+    print(os.getpid(), flush=True)
+    while True:
+        time.sleep(60)
