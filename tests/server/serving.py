@@ -16,8 +16,8 @@ from openai import OpenAI
 from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Sequence
 from sixfold.model.loading import Policy
-from sixfold.server.app import Served, make_app
-from sixfold.server.command import ServeOptions, listen, make_served
+from sixfold.server.app import Served
+from sixfold.server.command import ServeOptions, listen, make_served, uvicorn_config
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-*/=()<>#;:,.? \n\"'{}[]_|&"
 TEMPLATE = (
@@ -85,7 +85,7 @@ def running(policy: Policy, prepare: Callable[[Engine], None] = lambda engine: N
     served = make_served(copy.copy(policy), replace(OPTIONS, **changes))  # type: ignore[arg-type]
     prepare(served.engine.engine)
     listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(make_app(served), log_level="error", timeout_graceful_shutdown=OPTIONS.grace, lifespan="on"))
+    server = uvicorn.Server(uvicorn_config(served, OPTIONS.grace))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     until = time.monotonic() + 20

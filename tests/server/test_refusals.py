@@ -17,7 +17,7 @@ from serving import Running, running
 from sixfold.cli import main
 from sixfold.engine.engine import Engine
 from sixfold.model.loading import Policy
-from sixfold.server.app import MAX_BODY
+from sixfold.server.bounds import MAX_BODY
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SAY = [{"role": "user", "content": "hi"}]
@@ -86,14 +86,14 @@ BAD: list[tuple[str, dict[str, Any] | bytes, int, str | None, str]] = [
     (CHAT, chat(top_k=-2), 400, "top_k", "greater than or equal to -1"),
     (CHAT, chat(top_k=1.5), 400, "top_k", "valid integer"),
     (CHAT, chat(min_p=2), 400, "min_p", "less than or equal to 1"),
-    (CHAT, chat(repetition_penalty=0), 400, "repetition_penalty", "greater than 0"),
+    (CHAT, chat(repetition_penalty=0), 400, "repetition_penalty", "greater than or equal to 0.01"),
     (CHAT, chat(n=0), 400, "n", "greater than or equal to 1"),
     (CHAT, chat(n=129), 400, "n", "less than or equal to 128"),
     (CHAT, chat(n=True), 400, "n", "valid integer"),
     (CHAT, chat(max_tokens=0), 400, "max_tokens", "greater than or equal to 1"),
     (CHAT, chat(max_tokens=-5), 400, "max_tokens", "greater than or equal to 1"),
     (CHAT, chat(max_tokens="4"), 400, "max_tokens", "valid integer"),
-    (CHAT, chat(max_tokens=10**6), 400, "messages", "the model's context is 512 tokens"),
+    (CHAT, chat(max_tokens=10**6), 400, "messages", "maximum context length is 512 tokens"),
     (CHAT, chat(max_completion_tokens=5), 400, "max_tokens", "differ"),
     (CHAT, chat(seed="x"), 400, "seed", "valid integer"),
     (CHAT, chat(seed=2**70), 400, "seed", "less than"),
@@ -114,9 +114,8 @@ BAD: list[tuple[str, dict[str, Any] | bytes, int, str | None, str]] = [
     (CHAT, chat(logit_bias={"5": 100}), 400, "logit_bias", "not supported here"),
     (CHAT, chat(presence_penalty=0.5), 400, "presence_penalty", "not supported here"),
     (CHAT, chat(response_format={"type": "json_object"}), 400, "response_format", "not supported here"),
-    (CHAT, chat(tools=[]), 400, "tools", "at least 1 item"),
     (CHAT, chat(tools=[{"type": "function"}]), 400, "tools[0].function", "missing parameter"),
-    (CHAT, chat(tools=[TOOL], tool_choice="required"), 400, "tool_choice", "not supported here"),
+    (CHAT, chat(tools=[TOOL], tool_choice="always"), 400, "tool_choice", "expected 'auto'"),
     (CHAT, chat(metadata={"a": 1}), 400, "metadata", "valid string"),
     (TEXT, text(prompt=""), 400, "prompt", "empty"),
     (TEXT, text(prompt=[]), 400, "prompt", "empty"),
@@ -124,7 +123,13 @@ BAD: list[tuple[str, dict[str, Any] | bytes, int, str | None, str]] = [
     (TEXT, text(prompt=[1, "a"]), 400, "prompt", "expected a text, token ids"),
     (TEXT, text(prompt=[-1]), 400, "prompt", "numbers >= 0"),
     (TEXT, text(prompt=[10**6]), 400, "prompt", "vocabulary"),
-    (TEXT, text(prompt="a" * 600), 400, "prompt", "the model's context is 512 tokens: the prompt has 600"),
+    (
+        TEXT,
+        text(prompt="a" * 600),
+        400,
+        "prompt",
+        "maximum context length is 512 tokens. However, you requested 4 tokens for the completion and your prompt has 600",
+    ),
     (TEXT, text(prompt=["a"] * 300), 400, "prompt", "the queue holds 256"),
     (TEXT, text(prompt=["a"] * 200, n=100), 400, "n", "over 1024 completions"),
     (TEXT, text(logprobs=6), 400, "logprobs", "less than or equal to 5"),
@@ -247,7 +252,10 @@ def test_a_full_queue_is_429_and_empties(chat_policy: Policy) -> None:
 
 def test_a_prompt_that_can_never_fit_the_cache_is_a_400(chat_policy: Policy) -> None:
     with running(chat_policy, kv_tokens=64) as server:
-        assert "KV cache" in check(httpx.post(server.url + TEXT, json=text(prompt=["a", "b" * 90], max_tokens=8)), 400)["message"]
+        assert (
+            "maximum context length is 64 tokens"
+            in check(httpx.post(server.url + TEXT, json=text(prompt=["a", "b" * 90], max_tokens=8)), 400)["message"]
+        )
         server.idle()
         assert httpx.post(server.url + TEXT, json=text(prompt="b" * 30)).status_code == 200
 

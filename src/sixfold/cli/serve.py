@@ -19,7 +19,11 @@ def parser() -> VerbParser:
     arguments = VerbParser("serve", "Answer OpenAI-compatible requests for a model.")
     arguments.add_argument("model", metavar="MODEL_OR_RUN", help="a run, a checkpoint, or a Hugging Face model")
     arguments.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="where to listen (default 127.0.0.1: this machine only)")
-    arguments.add_argument("--port", metavar="N", type=at_least(0), default=8000, help="0: any free one (default 8000)")
+    arguments.add_argument("--insecure", action="store_true", help="listen on an address that other machines reach, without an API key")
+    arguments.add_argument(
+        "--allow-host", metavar="NAME", action="append", default=[], help="a name by which a proxy on this machine may ask (Host header); repeatable"
+    )
+    arguments.add_argument("--port", metavar="N", type=_port, default=8000, help="0: any free one (default 8000)")
     arguments.add_argument("--name", metavar="NAME", default="", help="what requests call the model (default: MODEL_OR_RUN as given)")
     arguments.add_argument("--api-key", metavar="KEY", default="", help=f"ask every request for it; better in the variable {KEY_VARIABLE}")
     arguments.add_argument("--max-queue", metavar="N", type=at_least(1), default=256, help="prompts that may wait; beyond it: 429 (default 256)")
@@ -39,6 +43,13 @@ def parser() -> VerbParser:
     )
     arguments.add_argument("--allow-weight-updates", action="store_true", help="let POST /v1/weights load another checkpoint while it serves")
     return arguments
+
+
+def _port(text: str) -> int:
+    port = at_least(0)(text)
+    if port > 65535:
+        raise ArgumentTypeError(f"expected a port from 0 to 65535, got '{text}'")
+    return port
 
 
 def _named_folder(text: str) -> tuple[str, str]:
@@ -77,5 +88,7 @@ def run(argv: Sequence[str]) -> int:
             grace=given.grace,
             adapters=tuple(given.adapter),
             allow_weight_updates=given.allow_weight_updates,
+            allow_hosts=tuple(given.allow_host),
+            insecure=given.insecure,
         )
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import secrets
@@ -20,45 +19,67 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..engine.weights import NamedTensors
 from ..errors import UserError
 from .api_error import ApiError, bad_request
+from .bounds import BodyReader, parse_body, shortened
 from .chat import ChatCodec
 from .engine_thread import EngineThread
+from .form import check_form
+from .gate import Gate, as_response
+from .hosts import AllowedHosts
 from .job import Job
 from .metrics import Metrics
 from .replies import ChatReply, Reply, TextReply
-from .requests import MAX_CHOICES, Ask, ChatAsk, Limits, TextAsk, WeightsAsk, check_form, parse_ask, parse_json
+from .requests import MAX_CHOICES, MAX_VERSIONS_AHEAD, Ask, ChatAsk, Limits, TextAsk, WeightsAsk, parse_ask
 
 log = logging.getLogger("sixfold.server")
 T = TypeVar("T")
 
-MAX_BODY = 4 << 20
-"""Bytes of a request's body."""
 BODY_SECONDS = 30.0
 """Longest that a body may take to arrive."""
 CLOSE_SECONDS = 30.0
 """Longest wait for the engine's last step when the server stops."""
+LONG_TEXT = 1 << 16
+"""Characters from which a prompt is tokenized beside the others, not before them."""
 CLIENT_GONE = 499
 """Status under which a request is counted whose client left; nobody receives it."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """What is served. name: the model's, in requests. stop_token_ids: what ends a completion. piece: one token as text. key: the API key, or "".
-    adapters: their names; a request may give one as its model. read_weights: a path to the weights there, or None where they may not be changed."""
+    """What is served, and to whom.
+
+    Args:
+        name: the model's name in requests.
+        engine: the thread that samples.
+        codecs: for short texts and for long ones, with a tokenizer each.
+        piece: one token as text.
+        limits: what requests are held against.
+        stop_token_ids: tokens that end a completion.
+        key: the API key, or "".
+        hosts: names that the Host header may hold, or None if any may.
+        adapters: their names. A request may give one as its model.
+        read_weights: reads the weights at a path, or None if the weights may not be changed.
+    """
 
     name: str
     engine: EngineThread
-    codec: ChatCodec
+    codecs: tuple[ChatCodec, ChatCodec]
     piece: Callable[[int], str]
     limits: Limits
     stop_token_ids: tuple[int, ...]
     key: str = ""
+    hosts: AllowedHosts | None = None
     adapters: tuple[str, ...] = ()
     read_weights: Callable[[str], NamedTensors] | None = None
+
+    @property
+    def codec(self) -> ChatCodec:
+        """The tokenizer of short texts."""
+        return self.codecs[0]
 
 
 def make_app(served: Served) -> ASGIApp:
@@ -80,42 +101,15 @@ def make_app(served: Served) -> ASGIApp:
             Route("/v1/completions", endpoints.text, methods=["POST"]),
             Route("/v1/models", endpoints.models),
             Route("/v1/models/{model:path}", endpoints.model),
+            Route("/", endpoints.root),
             Route("/health", endpoints.health),
             Route("/metrics", endpoints.metrics),
         ],
         exception_handlers={ApiError: _refusal, HTTPException: _http_refusal, ClientDisconnect: _gone, Exception: _bug},
         lifespan=lifespan,
     )
-    return Gate(app, served.key, endpoints.counts)
-
-
-class Gate:
-    """Around the application: asks for the key, and counts what is answered."""
-
-    def __init__(self, app: Starlette, key: str, counts: Metrics) -> None:
-        self._app = app
-        self._key = f"Bearer {key}".encode() if key else b""
-        self._counts = counts
-        self._paths = {route.path for route in app.routes if isinstance(route, Route)}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, or the server's start and end."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        path = scope["path"] if scope["path"] in self._paths else "other"  # not the client's words: each would be a series of its own
-
-        async def count(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._counts.answers[path, message["status"]] += 1
-            await send(message)
-
-        app: ASGIApp = self._app if self._admits(scope) else _response(ApiError(401, "wrong or missing API key", code="invalid_api_key"))
-        await app(scope, receive, count)
-
-    def _admits(self, scope: Scope) -> bool:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        return not self._key or scope["path"] == "/health" or hmac.compare_digest(given, self._key)
+    paths = {route.path for route in app.routes if isinstance(route, Route)}
+    return Gate(app, paths, served.key, served.hosts, endpoints.counts)
 
 
 class Endpoints:
@@ -124,16 +118,18 @@ class Endpoints:
     def __init__(self, served: Served) -> None:
         self.served = served
         self.counts = Metrics()
+        self._bodies = BodyReader()
+        self._parser = anyio.CapacityLimiter(2)
         self._created = int(time.time())
         self._updating = asyncio.Lock()  # one at a time: each update holds the weights once more
-        self._encoder = anyio.CapacityLimiter(1)  # one at a time: a fast tokenizer is not safe in two threads
+        self._lanes = [Lane(codec) for codec in served.codecs]
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         ask = parse_ask(ChatAsk, await self._body(request))
         self._check_model(ask.model)
         messages, tools = ask.shown_messages(), ask.shown_tools()
-        prompt = await run_sync(self.served.codec.encode_chat, messages, tools, limiter=self._encoder)
+        prompt = await self._encode_chat(messages, tools)
         job = self._job("chatcmpl", ask, [prompt], {"endpoint": "chat", "prompt": messages, "tools": tools})
         return await self._answer(request, job, ChatReply(job, ask, self.served.piece))
 
@@ -144,7 +140,7 @@ class Endpoints:
         given = ask.prompts()
         if len(given) * ask.n > MAX_CHOICES:
             raise bad_request(f"{len(given)} prompts times n = {ask.n} is over {MAX_CHOICES} completions", "n")
-        prompts = [await run_sync(self._tokens, prompt, limiter=self._encoder) for prompt in given]
+        prompts = [await self._tokens(prompt) for prompt in given]
         job = self._job("cmpl", ask, prompts, {"endpoint": "text", "prompt": ask.prompt})
         return await self._answer(request, job, TextReply(job, ask, self.served.piece))
 
@@ -164,11 +160,16 @@ class Endpoints:
         ask = check_form(WeightsAsk, await self._body(request))
         async with self._updating:
             try:
+                self._check_version(ask.version)
                 tensors = await run_sync(self.served.read_weights, ask.path)
                 running = await asyncio.wrap_future(self.served.engine.update_weights(tensors, ask.version))
             except (UserError, ValueError) as error:
                 raise bad_request(str(error), "path") from error
         return JSONResponse({"object": "weights", "version": ask.version, "in_flight": running})
+
+    async def root(self, request: Request) -> Response:
+        """GET /: what this is, for someone who opens the address in a browser."""
+        return JSONResponse({"server": "sixfold", "models": list(self._names), "base_url": f"{request.base_url}v1"})
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 as long as the engine lives."""
@@ -185,9 +186,10 @@ class Endpoints:
             raise ApiError(415, "send the body as application/json", code="unsupported_media_type")
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                return parse_json(await _read(request))
+                raw = await self._bodies.read(request)
         except TimeoutError as error:
             raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
+        return await run_sync(parse_body, raw, limiter=self._parser)  # not on the event loop: it would stop every stream meanwhile
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -197,21 +199,35 @@ class Endpoints:
         if model not in self._names:
             there = ", ".join(f"'{name}'" for name in self._names)
             are = "are" if self.served.adapters else "is"
-            raise ApiError(404, f"the model '{model}' does not exist here; {there} {are} served", param="model", code="model_not_found")
+            raise ApiError(404, f"the model '{shortened(model)}' does not exist here; {there} {are} served", param="model", code="model_not_found")
 
     def _card(self, name: str) -> dict[str, Any]:
         owner = {"id": name, "object": "model", "created": self._created, "owned_by": "sixfold", "max_model_len": self.served.limits.context}
         return owner | ({"parent": self.served.name} if name != self.served.name else {})
 
-    def _tokens(self, prompt: str | list[int]) -> list[int]:
+    def _check_version(self, version: int) -> None:
+        furthest = self.served.engine.engine.version + MAX_VERSIONS_AHEAD
+        if version > furthest:  # it would block every later update
+            raise bad_request(f"version: the weights have version {furthest - MAX_VERSIONS_AHEAD}; at most {furthest} may be next", "version")
+
+    async def _encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
+        size = sum(len(message["content"]) for message in messages)
+        self.served.limits.check_length(size, "messages")
+        return await self._lane(size).run(lambda codec: codec.encode_chat(messages, tools))
+
+    async def _tokens(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
-            tokens = self.served.codec.encode_text(prompt)
+            self.served.limits.check_length(len(prompt), "prompt")
+            tokens = await self._lane(len(prompt)).run(lambda codec: codec.encode_text(prompt))
             if not tokens:
                 raise bad_request("prompt is empty: the model needs at least one token to continue", "prompt")
             return tokens
         if max(prompt) >= self.served.limits.vocabulary:
             raise bad_request(f"prompt: the vocabulary has {self.served.limits.vocabulary} tokens, {max(prompt)} is none of them", "prompt")
         return prompt
+
+    def _lane(self, characters: int) -> Lane:
+        return self._lanes[characters >= LONG_TEXT]
 
     def _job(self, kind: str, ask: Ask, prompts: list[list[int]], asked: dict[str, Any]) -> Job:
         max_tokens = self.served.limits.max_tokens(ask, max(map(len, prompts)))
@@ -251,6 +267,18 @@ class Endpoints:
         self.counts.generations += 1
 
 
+class Lane:
+    """A tokenizer and its queue. One text at a time: a fast tokenizer is not safe in two threads."""
+
+    def __init__(self, codec: ChatCodec) -> None:
+        self._codec = codec
+        self._limiter = anyio.CapacityLimiter(1)
+
+    async def run(self, encode: Callable[[ChatCodec], list[int]]) -> list[int]:
+        """Encode in another thread, when it is this text's turn."""
+        return await run_sync(encode, self._codec, limiter=self._limiter)
+
+
 class JobStream(StreamingResponse):
     """Server-sent events of a job. However the sending ends, the engine stops working for it."""
 
@@ -265,20 +293,6 @@ class JobStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._engine.abort(self._job)
-
-
-async def _read(request: Request) -> bytes:
-    """The body. Raises ApiError as soon as it is known to be too long."""
-    too_long = ApiError(413, f"the body has over {MAX_BODY} bytes", code="body_too_large")
-    announced = request.headers.get("content-length", "0")
-    if announced.isdecimal() and int(announced) > MAX_BODY:
-        raise too_long
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_BODY:
-            raise too_long
-    return bytes(body)
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
@@ -303,20 +317,24 @@ def _event(data: dict[str, Any]) -> str:
     return f"data: {json.dumps(data, allow_nan=False, ensure_ascii=False)}\n\n"
 
 
-def _response(error: ApiError) -> Response:
-    return JSONResponse(error.body, status_code=error.status, headers=dict(error.headers or {}))
-
-
 async def _refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _response(error)
+    return as_response(error)
 
 
 async def _http_refusal(request: Request, error: Exception) -> Response:
     """Starlette's own: no such path, or not this method."""
     assert isinstance(error, HTTPException)
-    message = f"no such path: {request.method} {request.url.path}" if error.status_code == 404 else f"{request.method} is not for {request.url.path}"
-    return _response(ApiError(error.status_code, message, headers=error.headers))
+    path = shortened(request.url.path)
+    message = f"no such path: {request.method} {path}{_hint(path)}" if error.status_code == 404 else f"{request.method} is not for {path}"
+    return as_response(ApiError(error.status_code, message, headers=error.headers))
+
+
+def _hint(path: str) -> str:
+    """The likeliest mistakes: a base URL without /v1, or with a path too many."""
+    known = ("/chat/completions", "/completions", "/models", "/responses")
+    end = next((name for name in known if path.rstrip("/").endswith(name)), None)
+    return f". Did you mean /v1{end}? The base URL of this server ends with /v1" if end else ""
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -324,4 +342,4 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    return _response(ApiError(500, "an error in the server: see its log"))
+    return as_response(ApiError(500, "an error in the server: see its log"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import socket
 from dataclasses import dataclass
 from functools import partial
@@ -27,9 +28,13 @@ from ..rollout.kv_probe import check_int8_kv
 from ..rollout.prompts import PromptCodec
 from .app import Served, make_app
 from .chat import ChatCodec
+from .connections import BoundedHeaders
 from .engine_thread import EngineThread
+from .hosts import AllowedHosts, is_loopback
 from .record import Recorder
 from .requests import Limits
+
+log = logging.getLogger("sixfold.server")
 
 PROBES = 8
 """Texts that an int8 KV cache is tried on, each sampled from one token."""
@@ -43,6 +48,7 @@ class ServeOptions:
     record: folder for the exchanges, or None. max_tokens: of a completion that names no limit. kv_tokens, max_running, kv_dtype: the engine's.
     speculation: none or ngram. draft: a model that guesses, or "". grace: seconds that running requests get to end when the server is told to stop.
     adapters: (name, folder) of each. allow_weight_updates: POST /v1/weights is on.
+    allow_hosts: names that the Host header may hold beside this machine's own. insecure: serve other machines without a key.
     """
 
     model: str
@@ -62,26 +68,47 @@ class ServeOptions:
     grace: int
     adapters: tuple[tuple[str, str], ...] = ()
     allow_weight_updates: bool = False
+    allow_hosts: tuple[str, ...] = ()
+    insecure: bool = False
 
 
 def serve_command(options: ServeOptions) -> int:
     """Serve until SIGINT or SIGTERM. Gives the exit code; uvicorn raises the signal again once everything is closed."""
     listener = listen(options.host, options.port)  # before the model: a port in use should not cost its loading
     host, port = listener.getsockname()[:2]
-    open_to_all = not options.key and not ip_address(host).is_loopback
-    if open_to_all and options.allow_weight_updates:
-        raise UserError(f"--allow-weight-updates on {host}: anyone who can reach this machine could change the model; set an --api-key")
+    if not options.key and not ip_address(host).is_loopback:
+        _check_open_to_all(host, options)
     device = _device(options.device)
     policy = load_policy(ModelConfig(path=model_folder(options.model)), seed=0, device=device, setting="MODEL")
     served = make_served(policy, options)
-    config = uvicorn.Config(make_app(served), log_level="warning", access_log=False, timeout_graceful_shutdown=options.grace, lifespan="on")
+    config = uvicorn_config(served, options.grace)
     print(f"serving '{served.name}' on {device} at http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
-    if open_to_all:
-        print("warning: anyone who can reach this machine can use it: no --api-key is set", flush=True)
     gc.collect()
     gc.freeze()  # what imports and loading made stays anyway: looking through it now and then would stop every stream for a quarter of a second
     uvicorn.Server(config).run(sockets=[listener])
     return 0
+
+
+def _check_open_to_all(host: str, options: ServeOptions) -> None:
+    """Raises UserError for a server that other machines can reach and that asks for no key."""
+    if options.allow_weight_updates:
+        raise UserError(f"--allow-weight-updates on {host}: anyone who can reach this machine could change the model; set an --api-key")
+    if not options.insecure:
+        raise UserError(f"--host {options.host}: anyone who can reach this machine could use the model; set an --api-key, or give --insecure")
+    print("warning: anyone who can reach this machine can use it: no --api-key is set", flush=True)
+
+
+def uvicorn_config(served: Served, grace: int) -> uvicorn.Config:
+    """How the server listens. grace: seconds that running requests get to end when it is told to stop."""
+    return uvicorn.Config(
+        make_app(served),
+        http=BoundedHeaders,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=grace,
+        lifespan="on",
+    )
 
 
 def make_served(policy: Policy, options: ServeOptions) -> Served:
@@ -103,25 +130,41 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
     decoder, pieces = (PromptCodec(copy.deepcopy(policy.tokenizer)) for _ in range(2))
     recorder = Recorder(options.record) if options.record is not None else None
     thread = EngineThread(engine, decoder.decode, options.max_queue, recorder)
-    limits = Limits(vocabulary, policy.context, options.max_tokens)
+    longest_token = max(map(len, policy.tokenizer.get_vocab()), default=1)
+    limits = Limits(vocabulary, min(policy.context, options.kv_tokens), options.max_tokens, longest_token)
+    hosts = AllowedHosts((options.host, *options.allow_hosts)) if is_loopback(options.host) else None
     return Served(
         options.name,
         thread,
-        ChatCodec(policy.tokenizer),
+        (ChatCodec(policy.tokenizer), ChatCodec(copy.deepcopy(policy.tokenizer))),
         pieces.piece,
         limits,
         policy.stop_token_ids,
         options.key,
+        hosts,
         tuple(engine.adapters.names),
         partial(_read_weights, policy.vocabulary_hash) if options.allow_weight_updates else None,
     )
 
 
 def _read_weights(vocabulary: str, path: str) -> dict[str, Tensor]:
-    """The weights of a run, a checkpoint or a model folder. Raises UserError for what is none, or has another vocabulary."""
-    if not Path(path).exists():
-        raise UserError(f"path = '{path}': no such folder on the server's machine")
-    model, tokenizer = from_disk(model_folder(path), "path")
+    """The weights of a run, a checkpoint or a model folder.
+
+    Raises:
+        UserError: it holds no model, or one with another vocabulary. The message goes to a client, so
+            it says nothing about the folder's content: that goes to the log.
+    """
+    try:
+        there = Path(path).is_dir()
+    except (OSError, ValueError):  # a name that is too long, or holds a zero byte
+        there = False
+    if not there:
+        raise UserError("path: no such folder on the server's machine")
+    try:
+        model, tokenizer = from_disk(model_folder(path), "path")
+    except UserError as error:
+        log.warning("weights were not loaded: %s", error)
+        raise UserError("path: no model that can be loaded is there; see the server's log") from error
     if vocabulary_hash(tokenizer) != vocabulary:
         raise UserError(f"path = '{path}': its tokenizer has another vocabulary than the model that is served")
     return dict(model.named_parameters())
@@ -145,8 +188,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    except (OSError, OverflowError, TypeError, ValueError) as error:  # no such address; a port over 65535; a name that is none
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(f"cannot listen on {host}:{port}: {reason or error}. Try another --host or --port") from error
 
 
 def _device(wanted: str) -> str:

@@ -10,38 +10,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, PlainValidator
 
-from ..errors import nearest
 from ..types import SamplingParams
 from .api_error import ApiError, bad_request
+from .form import STRICT, check_form
+from .neutral import NEUTRAL, without_neutral
 
 MAX_CHOICES = 1024
 """Completions of one request: prompts times n."""
 
-IGNORED = {"user", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
-"""Fields that change nothing in an answer of ours."""
+MAX_TOKENS = 1 << 22
+"""Tokens that one prompt may be answered with: n times the longest completion. The engine draws the
+noise of all of them at once."""
+MAX_VERSIONS_AHEAD = 1_000_000
+"""How far a version of the weights may lie ahead of the present one."""
 
-NEUTRAL: dict[str, list[Any]] = {
-    "presence_penalty": [0],
-    "frequency_penalty": [0],
-    "logit_bias": [{}],
-    "best_of": [1],
-    "echo": [False],
-    "suffix": [""],
-    "response_format": [{"type": "text"}],
-    "modalities": [["text"]],
-    "tool_choice": ["auto", "none"],
-}
-"""Fields taken only with these values."""
+
+def _temperature(value: float) -> float:
+    """Below 1e-20, logits divided by it overflow float32."""
+    if 0 < value < 1e-20:
+        raise ValueError("0 (greedy), or a number from 1e-20 to 2")
+    return value
+
 
 Count = Annotated[int, Field(ge=1)]
 TokenId = Annotated[int, Field(ge=0)]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
-
-
-STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-"""No guesses: "4" is not 4, and a field that nobody knows is a mistake."""
+MetadataKey = Annotated[str, Field(max_length=64)]
+MetadataText = Annotated[str, Field(max_length=512)]
 
 
 class StreamOptions(BaseModel):
@@ -60,19 +57,19 @@ class Ask(BaseModel):
 
     model: str
     n: Annotated[int, Field(ge=1, le=128)] = 1
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=2), AfterValidator(_temperature)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1)] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] = 1.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] = []
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] = []
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=256)] = []
     max_tokens: Count | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
-    metadata: Annotated[dict[str, str], Field(max_length=16)] = {}
+    metadata: Annotated[dict[MetadataKey, MetadataText], Field(max_length=16)] = {}
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -93,6 +90,11 @@ class Ask(BaseModel):
     def alternatives(self) -> int:
         """How many of the likeliest tokens the answer shows at every position."""
         raise NotImplementedError
+
+    @property
+    def prompt_field(self) -> str:
+        """The field that holds the prompt."""
+        return "prompt"
 
     def sampling(self, max_tokens: int, stop_token_ids: tuple[int, ...], seed: int) -> SamplingParams:
         """The engine's parameters. seed: where the request has none."""
@@ -143,9 +145,9 @@ class ChatMessage(BaseModel):
     model_config = STRICT
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: list[PastCall] | None = None
+    tool_calls: Annotated[list[PastCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
     @property
@@ -177,11 +179,11 @@ class Tool(BaseModel):
 class ChatAsk(Ask):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     tool_choice: Literal["auto", "none"] = "auto"
 
     @property
@@ -200,6 +202,11 @@ class ChatAsk(Ask):
         return self.top_logprobs
 
     @property
+    def prompt_field(self) -> str:
+        """A chat's field."""
+        return "messages"
+
+    @property
     def uses_tools(self) -> bool:
         """True when the template shows tools and the answer is searched for calls."""
         return bool(self.tools) and self.tool_choice == "auto"
@@ -213,10 +220,27 @@ class ChatAsk(Ask):
         return [_shown(message, f"messages[{i}]") for i, message in enumerate(self.messages)]
 
 
+def _prompt(value: Any) -> Any:
+    """By hand: pydantic would complain of every item once for each of the four forms."""
+    if isinstance(value, str) or _all(value, str) or _all_tokens(value):
+        return value
+    if isinstance(value, list) and all(_all_tokens(item) for item in value):
+        return value
+    raise ValueError("expected a text, token ids (whole numbers >= 0), or a list of either")
+
+
+def _all(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(type(item) is kind for item in value)
+
+
+def _all_tokens(value: Any) -> bool:
+    return _all(value, int) and (not value or min(value) >= 0)
+
+
 class TextAsk(Ask):
     """The body of /v1/completions. prompt: one or several, each as text or as token ids."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: Annotated[str | list[str] | list[int] | list[list[int]], PlainValidator(_prompt)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
     @property
@@ -243,20 +267,22 @@ class WeightsAsk(BaseModel):
 
     model_config = STRICT
 
-    path: Annotated[str, Field(min_length=1)]
-    version: Count
+    path: Annotated[str, Field(min_length=1, max_length=1024)]
+    version: Annotated[int, Field(ge=1, lt=2**53)]
 
 
 @dataclass(frozen=True)
 class Limits:
     """What a request is held against.
 
-    vocabulary: token ids below it exist. context: longest sequence. default_tokens: of a completion that names no limit.
+    vocabulary: token ids below it exist. context: longest sequence that model and KV cache hold. default_tokens: of a completion that names no
+    limit. characters_per_token: most characters that one token stands for.
     """
 
     vocabulary: int
     context: int
     default_tokens: int
+    characters_per_token: int
 
     def max_tokens(self, ask: Ask, longest_prompt: int) -> int:
         """The completion limit. Raises ApiError for token ids that do not exist and for what the context does not hold."""
@@ -265,39 +291,45 @@ class Limits:
         room = self.context - longest_prompt
         wanted = ask.token_limit if ask.token_limit is not None else min(self.default_tokens, max(1, room))
         if wanted > room:
-            raise bad_request(
-                f"the model's context is {self.context} tokens: the prompt has {longest_prompt}, and {wanted} are asked for",
-                "messages" if isinstance(ask, ChatAsk) else "prompt",
-                "context_length_exceeded",
-            )
+            raise self.overflow(f"you requested {wanted} tokens for the completion and your prompt has {longest_prompt}", ask.prompt_field)
+        if wanted * ask.n > MAX_TOKENS:
+            raise bad_request(f"n = {ask.n} completions of {wanted} tokens are over {MAX_TOKENS} tokens: lower n or max_tokens", "n")
         return wanted
+
+    def check_length(self, characters: int, param: str) -> None:
+        """Refuse a text that cannot fit the context, before it is tokenized.
+
+        Raises:
+            ApiError: the text has more characters than the context holds.
+        """
+        if characters > self.context * self.characters_per_token:
+            raise self.overflow(f"your prompt has {characters} characters", param)
+
+    def overflow(self, requested: str, param: str) -> ApiError:
+        """The refusal of what does not fit the context, in words and with the code by which clients know it."""
+        message = (
+            f"This model's maximum context length is {self.context} tokens. However, {requested}. Please shorten the prompt or lower max_tokens."
+        )
+        return bad_request(message, param, "context_length_exceeded")
 
 
 AskT = TypeVar("AskT", bound=Ask)
-FormT = TypeVar("FormT", bound=BaseModel)
 
-
-def parse_json(raw: bytes) -> dict[str, Any]:
-    """The body as an object. Raises ApiError when it is not one, or holds numbers and characters that JSON does not have."""
-    try:
-        body = json.loads(raw, parse_constant=_no_constant)
-        json.dumps(body, ensure_ascii=False).encode()  # a lone surrogate passes as JSON and breaks tokenizers
-    except (ValueError, RecursionError) as error:  # UnicodeError is a ValueError, as is a number of more digits than Python reads
-        raise bad_request(f"the body is not valid JSON: {str(error) or type(error).__name__}", code="invalid_json") from error
-    if not isinstance(body, dict):
-        raise bad_request("the body must be a JSON object", code="invalid_json")
-    return body
+_REFUSED: dict[str, list[Any]] = {
+    "presence_penalty": [0],
+    "frequency_penalty": [0],
+    "response_format": [{"type": "text"}],
+    "tool_choice": ["auto", "none"],
+}
 
 
 def parse_ask(form: type[AskT], body: Mapping[str, Any]) -> AskT:
-    """The checked request. Raises ApiError that names the first field that is wrong. A field that is null counts as left out."""
-    given = {key: value for key, value in body.items() if value is not None and key not in IGNORED}
-    for key in [k for k in given if k in NEUTRAL]:
-        if not any(given[key] == value and isinstance(given[key], bool) == isinstance(value, bool) for value in NEUTRAL[key]):
-            allowed = " or ".join(json.dumps(value) for value in NEUTRAL[key])
-            raise bad_request(f"{key} is not supported here: leave it out, or {allowed}", key, "unsupported_value")
-        if key not in form.model_fields:
-            del given[key]
+    """The checked request. A field that is null counts as left out.
+
+    Raises:
+        ApiError: names the first field that is wrong.
+    """
+    given = without_neutral(body, form.model_fields, NEUTRAL | _REFUSED)
     messages = given.get("messages")
     if isinstance(messages, list):
         given["messages"] = [{k: v for k, v in m.items() if v is not None and v != []} if isinstance(m, dict) else m for m in messages]
@@ -309,48 +341,6 @@ def parse_ask(form: type[AskT], body: Mapping[str, Any]) -> AskT:
     if ask.stream_options is not None and not ask.stream:
         raise bad_request("stream_options is for stream = true", "stream_options")
     return ask
-
-
-def check_form(form: type[FormT], given: Mapping[str, Any]) -> FormT:
-    """Raises ApiError that names the first field that is wrong."""
-    try:
-        return form.model_validate(given)
-    except ValidationError as error:
-        raise _first(error, form) from error
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _first(error: ValidationError, form: type[BaseModel]) -> ApiError:
-    """pydantic's complaint about the first wrong field, in OpenAI's form. Of several (one a branch of a union) the deepest: that branch fits best."""
-    errors = error.errors(include_url=False, include_input=False)
-    field = str(errors[0]["loc"][0])
-    if field in _UNIONS and errors[0]["type"] != "missing":
-        return bad_request(f"{field}: expected {_UNIONS[field]}", field, "invalid_value")
-    found = max((e for e in errors if e["loc"][0] == field), key=lambda e: len(e["loc"]))
-    param, named = "", {name for model in (form, *_PARTS) for name in model.model_fields}
-    for step in found["loc"]:
-        if isinstance(step, int):
-            param += f"[{step}]"
-        elif step in named or found["type"] == "extra_forbidden":  # pydantic names the branches of a union too
-            param += f".{step}" if param else step
-    if found["type"] == "extra_forbidden":
-        hint = nearest(str(found["loc"][-1]), sorted(named))
-        return bad_request(f"unknown parameter '{param}'.{hint}", param, "unknown_parameter")
-    if found["type"] == "missing":
-        return bad_request(f"missing parameter '{param}'", param, "missing_required_parameter")
-    return bad_request(f"{param}: {found['msg']}", param, "invalid_value")
-
-
-_UNIONS = {
-    "stop": "a text of 1 to 1000 characters, or a list of at most 16 of them",
-    "prompt": "a text, token ids (whole numbers >= 0), or a list of either",
-}
-"""Fields of several forms, for which pydantic would complain of each form in turn."""
-
-_PARTS: tuple[type[BaseModel], ...] = (ChatMessage, TextPart, PastCall, CalledFunction, Tool, Function, StreamOptions)
 
 
 def _shown(message: ChatMessage, where: str) -> dict[str, Any]:
@@ -368,7 +358,7 @@ def _shown(message: ChatMessage, where: str) -> dict[str, Any]:
 
 def _shown_call(call: PastCall, where: str) -> dict[str, Any]:
     try:
-        arguments = json.loads(call.function.arguments)
+        arguments = json.loads(call.function.arguments or "{}")  # clients send "" for a call without arguments
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):

@@ -1,0 +1,60 @@
+"""The HTTP protocol under the application: uvicorn's, with a limit on how long headers may take."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEADER_SECONDS = 10.0
+"""Longest that the headers of a request may take to arrive, from the connection or from their first byte."""
+
+
+class BoundedHeaders(H11Protocol):
+    """Closes a connection whose request does not come: uvicorn waits for ever.
+
+    uvicorn itself limits the size of the headers (16 KiB) and the wait between two requests.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for headers."""
+        super().connection_made(transport)
+        self._start_clock()
+
+    def data_received(self, data: bytes) -> None:
+        """Stop the clock when a request is being answered.
+
+        Otherwise these are headers that are not complete, or the rest of a body that was refused.
+        """
+        super().data_received(data)
+        if self._answering:
+            self._stop_clock()
+        elif self._deadline is None:
+            self._start_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _start_clock(self) -> None:
+        self._deadline = self.loop.call_later(HEADER_SECONDS, self._too_slow)
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        self._deadline = None
+        if not self._answering:
+            self.transport.close()

@@ -1,0 +1,62 @@
+"""What stands around the application: the Host header, the key, and the count of answers."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Set
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .api_error import ApiError
+from .hosts import AllowedHosts
+from .metrics import Metrics
+
+
+class Gate:
+    """Refuses requests from elsewhere and requests without the key, and counts what is answered.
+
+    Args:
+        app: the application.
+        paths: its paths. Answers for other paths are counted together: each would be a series of its own.
+        key: the API key, or "".
+        hosts: names that the Host header may hold, or None if any may.
+        counts: where answers are counted.
+    """
+
+    def __init__(self, app: ASGIApp, paths: Set[str], key: str, hosts: AllowedHosts | None, counts: Metrics) -> None:
+        self._app = app
+        self._paths = paths
+        self._key = f"Bearer {key}".encode() if key else b""
+        self._hosts = hosts
+        self._counts = counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, or the server's start and end."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"] if scope["path"] in self._paths else "other"
+
+        async def count(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._counts.answers[path, message["status"]] += 1
+            await send(message)
+
+        error = self._refusal(scope)
+        app: ASGIApp = self._app if error is None else as_response(error)
+        await app(scope, receive, count)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        if self._hosts is not None and not self._hosts.admits(scope["headers"]):
+            message = "the Host header names another machine: use 127.0.0.1 or localhost, or start the server with --allow-host NAME"
+            return ApiError(403, message, code="host_not_allowed")
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if self._key and scope["path"] != "/health" and not hmac.compare_digest(given, self._key):
+            return ApiError(401, "wrong or missing API key", code="invalid_api_key")
+        return None
+
+
+def as_response(error: ApiError) -> Response:
+    """A refusal as an answer."""
+    return JSONResponse(error.body, status_code=error.status, headers=dict(error.headers or {}))

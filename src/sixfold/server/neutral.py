@@ -1,0 +1,91 @@
+"""Fields of other servers and of OpenAI that this server takes without supporting them.
+
+Clients send every field that they know. A field is ignored if no value of it could change an answer
+of this server. It is taken with its neutral values, and refused by name with any other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .api_error import bad_request
+from .bounds import shortened
+
+IGNORED = {
+    "user",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prompt_cache_options",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "verbosity",
+    "request_id",
+    "cache_salt",
+    "session_id",
+}
+"""Fields that change nothing in an answer, or are hints to models of another kind."""
+
+NEUTRAL: dict[str, list[Any]] = {
+    "add_generation_prompt": [True],
+    "add_special_tokens": [True, False],
+    "best_of": [1],
+    "chat_template_kwargs": [{}],
+    "continue_final_message": [False],
+    "documents": [[]],
+    "early_stopping": [False],
+    "echo": [False],
+    "function_call": ["auto", "none"],
+    "functions": [[]],
+    "ignore_eos": [False],
+    "include_stop_str_in_output": [False],
+    "length_penalty": [1],
+    "logit_bias": [{}],
+    "logits_processors": [[]],
+    "min_tokens": [0],
+    "modalities": [["text"]],
+    "no_repeat_ngram_size": [0],
+    "no_stop_trim": [False],
+    "priority": [0],
+    "skip_special_tokens": [True],
+    "spaces_between_special_tokens": [True, False],
+    "suffix": [""],
+    "typical_p": [1],
+    "use_beam_search": [False],
+}
+"""Fields that are taken only with these values, where the endpoint has no field of that name."""
+
+EMPTY: dict[str, list[Any]] = {"tools": [[]], "stop": [[]]}
+"""Fields that are left out when they hold these values."""
+
+
+def without_neutral(body: Mapping[str, Any], known: Mapping[str, Any], neutral: Mapping[str, list[Any]] = NEUTRAL) -> dict[str, Any]:
+    """The fields of a body that the endpoint must read. A field that is null counts as left out.
+
+    Args:
+        body: the request.
+        known: the fields of the endpoint; they are read whatever the tables say.
+        neutral: field -> values that change nothing.
+
+    Raises:
+        ApiError: a field that is not supported has a value that would change the answer.
+    """
+    given: dict[str, Any] = {}
+    for key, value in body.items():
+        if value is None or (key in EMPTY and _is_one_of(value, EMPTY[key])) or (key in IGNORED and key not in known):
+            continue
+        if key not in neutral or key in known:
+            given[key] = value
+        elif not _is_one_of(value, neutral[key]):
+            allowed = " or ".join(json.dumps(v) for v in neutral[key])
+            raise bad_request(f"{shortened(key)} is not supported here: leave it out, or {allowed}", key, "unsupported_value")
+    return given
+
+
+def _is_one_of(value: Any, values: list[Any]) -> bool:
+    """Equality in which true is not 1."""
+    return any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values)
