@@ -1,12 +1,16 @@
-"""Writes that happen whole or not at all, and what a disk refuses in words. A leaf: any room that writes files may import it."""
+"""Writes that happen whole or not at all, what a disk refuses in words, and the places where tests kill the process.
+
+A leaf: any room that writes files may import it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from errno import EACCES, EDQUOT, ENOSPC, EPERM, EROFS
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,31 @@ from .errors import UserError
 _FULL = "no space left: free some, or choose a folder on another disk (run.dir)"
 _FORBIDDEN = "not writable: choose another folder (run.dir) or change its permissions"
 _DISK_ERRORS = {ENOSPC: _FULL, EDQUOT: _FULL, EACCES: _FORBIDDEN, EPERM: _FORBIDDEN, EROFS: _FORBIDDEN}
+
+_hooks: list[Callable[[str], None]] = []
+_arrivals = count(1)
+
+
+def faultpoint(name: str) -> None:
+    """A place where tests make the process die.
+
+    SIXFOLD_FAULT=NAME:K kills the process at the K-th arrival at a point whose name begins with NAME.
+    """
+    for hook in _hooks:
+        hook(name)
+    prefix, _, arrival = os.environ.get("SIXFOLD_FAULT", "").rpartition(":")
+    if prefix and name.startswith(prefix) and next(_arrivals) == int(arrival):
+        os._exit(137)
+
+
+@contextmanager
+def fault_hook(hook: Callable[[str], None]) -> Iterator[None]:
+    """Within it, `hook` is called with the name of every fault point that is reached."""
+    _hooks.append(hook)
+    try:
+        yield
+    finally:
+        _hooks.remove(hook)
 
 
 @contextmanager

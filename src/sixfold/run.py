@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -40,16 +40,17 @@ from .recipe_io import dump_recipe, flat
 from .report.alarms import Alarms
 from .report.divergence import Divergence
 from .report.html import write_report
-from .report.loggers import JsonlLogger, truncate_after
+from .report.loggers import JsonlLogger
 from .report.outputs import Loggers
 from .report.progress import Progress
 from .report.rewards import reward_metrics
 from .report.rollouts import write_rollouts
 from .report.samples import Sample, write_samples
+from .resume import cut_after, find_checkpoint
 from .run_folder import RunFolder, check_free, create_run, open_run
-from .run_state import RunState, data_fingerprint, read_state, restore, save
+from .run_state import RunState, check_same, restore, save, signature
 from .sft_stage import SftStage
-from .trainer.checkpoint import Checkpoint, discard_after, load_checkpoint, newest_checkpoint
+from .trainer.checkpoint import Checkpoint
 from .trainer.logprobs import score_batch
 from .trainer.mismatch import PARITY_LIMIT, QUANTISED_LIMIT, mismatch_metrics
 from .types import Group, Reward, Task
@@ -84,26 +85,20 @@ def train_run(
         checkpoint = None
         if resume:
             run = stack.enter_context(open_run(resume))
-            checkpoint = _newest(run, progress)
+            checkpoint = find_checkpoint(run, recipe, progress.note)
         else:
             check_free(directory, name, overwrite)
         world = build_world(recipe, str(checkpoint.model_path) if checkpoint else "", reward=reward, tasks=given)
         stack.callback(world.close)
+        made_with = signature(world, (reward,) if reward else recipe.environment.rewards)
+        for note in check_same(checkpoint, made_with) if checkpoint else ():
+            progress.note(note)
         if not resume:  # only now: a mistake in the recipe has left nothing behind, and deleted nothing
             run = stack.enter_context(create_run(directory, name, overwrite))
         interrupts = stack.enter_context(Interrupts(progress.note))
         work = Run(recipe, run, world, progress, interrupts, started, algorithm)
-        work.prepare(checkpoint)
+        work.prepare(checkpoint, made_with)
         return work.go(checkpoint, stop_after)
-
-
-def _newest(run: RunFolder, progress: Progress) -> Checkpoint | None:
-    """The newest intact checkpoint, with a word on those passed over."""
-    path, warnings = newest_checkpoint(run.checkpoints)
-    for warning in warnings:
-        progress.note(warning)
-    progress.note(f"resuming {run.path} " + (f"from {path.name}" if path else "from the start: it has no checkpoint yet"))
-    return load_checkpoint(path) if path else None
 
 
 @dataclass
@@ -122,14 +117,15 @@ class Run:
     alarms: Alarms = field(default_factory=Alarms)
     divergence: Divergence = field(default_factory=Divergence)
 
-    def prepare(self, checkpoint: Checkpoint | None) -> None:
+    def prepare(self, checkpoint: Checkpoint | None, made_with: Mapping[str, Any]) -> None:
         """Take over the state of the checkpoint, cut what came after it, and write down what is about to run."""
         if checkpoint:
-            self.state = read_state(checkpoint, self.world)
+            self.state = RunState.of(checkpoint)
+            self.alarms.load(self.state.alarms)
+            self.divergence.load(self.state.divergence)
+        self.state = replace(self.state, **made_with)
         self.started -= self.state.seconds
-        discard_after(self.run.checkpoints, self.state.step)
-        self.run.prepare_resume(self.state.step)
-        truncate_after(self.run.metrics, self.state.step)
+        cut_after(self.run, checkpoint, self.state.step, self.progress.note)
         write_text_atomic(self.run.recipe, dump_recipe(self.recipe))
         self.run.write_environment(sys.argv)
 
@@ -159,8 +155,6 @@ class Run:
 
     def _warm_up(self) -> None:
         """Everything before the first RL step: SFT, pre-flight, parity probe, the evaluation to compare with."""
-        self.state.data_fingerprint = data_fingerprint(self.world)
-        self.state.vocabulary_hash = self.world.policy.vocabulary_hash
         if self.recipe.sft.steps:
             self.progress.stage("SFT", self.recipe.sft.steps)
             self.run.path.joinpath("sft.jsonl").unlink(missing_ok=True)
@@ -331,6 +325,7 @@ class Run:
 
     def _save(self, learners: Learners) -> None:
         self.state.seconds = time.perf_counter() - self.started
+        self.state.alarms, self.state.divergence = self.alarms.state(), self.divergence.state()
         save(self.run, self.world, learners, self.state)
 
     def _finish(self, after_rl: bool) -> None:

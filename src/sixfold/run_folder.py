@@ -146,6 +146,7 @@ class RunFolder:
     def prepare_resume(self, step: int) -> None:
         """Drop the rollout files of the steps after `step`, which will be made again, and what interrupted writes left."""
         with disk_errors(f"cannot clean {self.path}"):
+            self.rollouts.mkdir(exist_ok=True)
             for file in [*self.rollouts.glob("*"), *self.path.glob(".*")]:
                 match = _ROLLOUT_FILE.fullmatch(file.name)
                 if (match and int(match[1]) > step) or _LEFTOVER.fullmatch(file.name):

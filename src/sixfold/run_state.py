@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +11,34 @@ from torch import Tensor
 
 from .assembly import World
 from .errors import UserError
+from .fingerprint import rewards_difference, rewards_fingerprint, tasks_difference, tasks_fingerprint
 from .learners import Learners
+from .resume_policy import settings_of
 from .run_folder import RunFolder
 from .trainer.checkpoint import Checkpoint, prune, save_checkpoint
 
 
 @dataclass
 class RunState:
-    """Counters of a run, as JSON in its checkpoints. Sampling noise and task order need no state: they are functions of seed and step.
+    """What a run remembers, as JSON in its checkpoints. Sampling noise and task order need none: they are functions of seed and step.
 
-    step: RL steps done. ema: of the reward, None before the first. seconds: wall time of the process(es) so far. before: the held-out
-    evaluation before RL and its samples. preflight: what was found before that; empty where it was switched off. counters, steered: of the learners.
+    Attributes:
+        step: RL steps done.
+        ema: moving average of the reward; None before the first step.
+        tokens_total: tokens sampled.
+        seconds: wall time of the processes so far.
+        sft_steps: SFT steps done.
+        warming_up: whether SFT goes on after this; False once it is over.
+        before: held-out evaluation before RL, with its samples; empty before it is made.
+        preflight: what the pre-flight found; empty where it was switched off.
+        counters: step counts of the learners and the sync.
+        steered: what the algorithm has adapted to.
+        alarms: what the alarms remember, so that a resumed run raises the same ones.
+        divergence: what the alarm for reward hacking remembers.
+        settings: the recipe, by dotted key.
+        tasks: fingerprint of each split.
+        rewards: name of each reward, and hash of its code.
+        vocabulary_hash: of the tokenizer.
     """
 
     step: int = 0
@@ -31,20 +46,37 @@ class RunState:
     tokens_total: int = 0
     seconds: float = 0.0
     sft_steps: int = 0
+    warming_up: bool = False
     before: dict[str, Any] = field(default_factory=dict)
     preflight: dict[str, Any] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     steered: dict[str, Any] = field(default_factory=dict)
-    data_fingerprint: str = ""
+    alarms: dict[str, Any] = field(default_factory=dict)
+    divergence: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rewards: list[list[str]] = field(default_factory=list)
     vocabulary_hash: str = ""
 
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> RunState:
+        """The state in a checkpoint. What format 1 did not have is empty, and what it had besides is left out."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{key: value for key, value in checkpoint.state.items() if key in known})
 
-def data_fingerprint(world: World) -> str:
-    """Hash of every training task in order: the same one means that a step number means the same tasks."""
-    digest = hashlib.sha256()
-    for task in world.tasks.train:
-        digest.update(json.dumps([task.id, task.prompt, task.answer], default=str).encode())
-    return digest.hexdigest()[:16]
+
+def signature(world: World, rewards: Sequence[str | Callable[..., Any]]) -> dict[str, Any]:
+    """The fields of `RunState` that say what a run is made with: settings, tasks, rewards, tokenizer.
+
+    Equal fingerprints of the tasks mean that a step number means the same tasks, and an accuracy the same test.
+    """
+    splits = {"training": world.tasks.train, "held-out": world.tasks.heldout}
+    return {
+        "settings": settings_of(world.recipe),
+        "tasks": {name: tasks_fingerprint(tasks, world.codec.encode) for name, tasks in splits.items()},
+        "rewards": rewards_fingerprint(rewards),
+        "vocabulary_hash": world.policy.vocabulary_hash,
+    }
 
 
 def save(run: RunFolder, world: World, learners: Learners, state: RunState) -> Path:
@@ -58,17 +90,26 @@ def save(run: RunFolder, world: World, learners: Learners, state: RunState) -> P
     return path
 
 
-def read_state(checkpoint: Checkpoint, world: World) -> RunState:
-    """The state in a checkpoint. Raises UserError when tasks or tokenizer are not the ones it was trained on."""
-    state = RunState(**checkpoint.state)
-    now = data_fingerprint(world)
-    if state.data_fingerprint != now:
-        raise UserError(
-            f"{checkpoint.path}: trained on other tasks (fingerprint {state.data_fingerprint}, now {now}): restore the dataset or start a new run"
-        )
-    if state.vocabulary_hash != world.policy.vocabulary_hash:
+def check_same(checkpoint: Checkpoint, now: Mapping[str, Any]) -> list[str]:
+    """Compare what a checkpoint was made with to the `signature` of now. Gives a note for each difference that a run can go on with.
+
+    Raises:
+        UserError: the tasks, the tokens of their prompts or the tokenizer are other ones.
+    """
+    state = RunState.of(checkpoint)
+    for split, tasks in now["tasks"].items() if state.tasks else ():
+        if difference := tasks_difference(state.tasks[split], tasks):
+            raise UserError(f"{checkpoint.path}: trained on other tasks: of the {split} tasks {difference}: restore the dataset or start a new run")
+    if state.vocabulary_hash != now["vocabulary_hash"]:
         raise UserError(f"{checkpoint.path}: its tokenizer is not the one it was trained with (vocabulary hash differs)")
-    return state
+    changed = rewards_difference(state.rewards, now["rewards"])
+    notes = [
+        f"WARNING: the code of reward '{name}' has changed since {checkpoint.path.name}: rewards before and after cannot be compared"
+        for name in changed
+    ]
+    if not state.tasks:
+        notes.append(f"{checkpoint.path.name} is of an earlier release: whether tasks and rewards are the same cannot be told")
+    return notes
 
 
 def restore(tensors: Mapping[str, Tensor], state: RunState, world: World, learners: Learners) -> None:

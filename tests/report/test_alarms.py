@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from sixfold.report.alarms import BASELINE, WARM_UP, WINDOW, Alarms
@@ -54,3 +56,16 @@ def test_microseconds_are_not_a_fault() -> None:
 def test_less_than_a_fifth_is_not_a_fault() -> None:
     alarms = after_baseline()
     assert [line for _ in range(3 * WINDOW) for line in alarms.look({**HEALTHY, "time/trainer_s": 1.35, "rollout/tok_s": 830.0})] == []
+
+
+@pytest.mark.parametrize("cut", [0, WARM_UP, WARM_UP + BASELINE, WARM_UP + BASELINE + WINDOW + 2, WARM_UP + BASELINE + 2 * WINDOW])
+def test_a_resumed_run_raises_the_same_alarms(cut: int) -> None:
+    """State through JSON at any step, also with a number that was not finite, changes nothing of what is said after it."""
+    ill = {**HEALTHY, "time/trainer_s": 1.5, "mismatch/kl_k3": float("nan"), "group/degenerate_frac": 0.9}
+    steps = [HEALTHY] * (WARM_UP + BASELINE + WINDOW) + [ill] * WINDOW + [HEALTHY] * WINDOW + [ill] * WINDOW
+    whole, first, second = Alarms(), Alarms(), Alarms()
+    said = [whole.look(metrics) for metrics in steps]
+    before = [first.look(metrics) for metrics in steps[:cut]]
+    second.load(json.loads(json.dumps(first.state(), allow_nan=False)))
+    assert before + [second.look(metrics) for metrics in steps[cut:]] == said
+    assert sum(map(bool, said)) >= 2

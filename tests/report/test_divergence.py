@@ -17,3 +17,13 @@ def test_it_rings_only_when_heldout_fell_for_certain_while_the_reward_rose() -> 
     assert watch.look(40, 0.55, interval(0.3, 0.4)) is None, "the training reward fell too"
     said = watch.look(50, 0.8, interval(0.3, 0.4))
     assert said is not None and "at most 40.0% and was at least 50.0% at step 20" in said and "0.600 to 0.800" in said
+
+
+def test_a_resumed_run_compares_with_the_same_best_evaluation() -> None:
+    first, second = Divergence(), Divergence()
+    assert first.look(10, 0.2, {"heldout/low": 0.5, "heldout/high": 0.6}) is None
+    second.load(first.state())
+    fallen = {"heldout/low": 0.1, "heldout/high": 0.2}
+    assert second.look(20, 0.3, fallen) == first.look(20, 0.3, fallen) is not None
+    second.load({})
+    assert second == first

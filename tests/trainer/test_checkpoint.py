@@ -16,21 +16,22 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from sixfold.durable import fault_hook, faultpoint
 from sixfold.errors import UserError
 from sixfold.trainer import checkpoint as ckpt
+from sixfold.trainer import manifest
 from sixfold.trainer.checkpoint import (
     clean,
     damage,
-    discard_after,
-    fault_hook,
-    faultpoint,
     list_checkpoints,
     load_checkpoint,
+    load_newest,
     load_optimizer_tensors,
     newest_checkpoint,
     optimizer_tensors,
     prune,
     save_checkpoint,
+    set_aside_after,
 )
 
 KILLED = 137
@@ -124,7 +125,7 @@ def test_a_kill_at_every_point_of_replacing_a_damaged_checkpoint_keeps_the_older
 
 def test_the_environment_variable_kills_at_the_counted_point(tmp_path: Path) -> None:
     loop = "for i in range(9): print(i, flush=True); faultpoint('other'); faultpoint('save.fsync')"
-    code = f"from sixfold.trainer.checkpoint import faultpoint\n{loop}"
+    code = f"from sixfold.durable import faultpoint\n{loop}"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "SIXFOLD_FAULT": "save:3"}, capture_output=True, text=True)
     assert (done.returncode, done.stdout.split()) == (KILLED, ["0", "1", "2"])
 
@@ -263,9 +264,9 @@ def test_foreign_directories_and_newer_formats(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a manifest of Sixfold"):
         load_checkpoint(tmp_path)
     save(tmp_path, 8)
-    manifest = save(tmp_path, 9) / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
-    message = r"format 99 is newer than this release \(max 1\); upgrade sixfold; newest intact checkpoint: .*step-000008"
+    sealed = save(tmp_path, 9) / "manifest.json"
+    sealed.write_text(json.dumps({**json.loads(sealed.read_text()), "format": 99}))
+    message = r"format 99 is newer than this release \(max 2\); upgrade sixfold; newest intact checkpoint: .*step-000008"
     with pytest.raises(UserError, match=message):
         load_checkpoint(tmp_path / "step-000009")
 
@@ -310,12 +311,72 @@ def test_prune_never_deletes_the_only_intact_one_however_old(tmp_path: Path) -> 
     assert newest_checkpoint(tmp_path)[0] == tmp_path / "step-000001"
 
 
-def test_discard_after_drops_the_abandoned_future(tmp_path: Path) -> None:
-    for step in (1, 2, 3, 4):
+def test_checkpoints_after_the_one_in_use_are_set_aside_and_not_deleted(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
         save(tmp_path, step)
-    assert discard_after(tmp_path, 2) == [tmp_path / "step-000004", tmp_path / "step-000003"]
-    assert names(tmp_path) == ["step-000001", "step-000002"]
-    assert discard_after(tmp_path, 2) == []
+    (tmp_path / "damaged-step-000003").mkdir()
+    assert set_aside_after(tmp_path, tmp_path / "step-000001") == [tmp_path / "damaged-step-000002", tmp_path / "damaged-step-000003-2"]
+    assert names(tmp_path) == ["damaged-step-000002", "damaged-step-000003", "damaged-step-000003-2", "step-000001"]
+    assert set_aside_after(tmp_path, tmp_path / "step-000001") == []
+    assert set_aside_after(tmp_path, None) == [tmp_path / "damaged-step-000001"]
+
+
+def test_a_checkpoint_of_the_warm_up_is_older_than_every_one_of_rl(tmp_path: Path) -> None:
+    save(tmp_path, 0)
+    late = save_checkpoint(tmp_path, 900, write_model=lambda _: None, model_bytes=0, tensors={}, state={}, stage="sft")
+    early = save_checkpoint(tmp_path, 20, write_model=lambda _: None, model_bytes=0, tensors={}, state={}, stage="sft")
+    assert list_checkpoints(tmp_path) == [early, late, tmp_path / "step-000000"]
+    assert prune(tmp_path, keep=1) == [late, early]
+
+
+def test_where_none_can_be_read_nothing_is_chosen_or_deleted(tmp_path: Path) -> None:
+    assert load_newest(tmp_path) == (None, [])
+    for step in (1, 2):
+        (save(tmp_path, step) / "state.json").write_text("{}")
+    with pytest.raises(UserError, match=r"no checkpoint in .* can be read, and none was deleted; .*step-000002/state.json is truncated"):
+        load_newest(tmp_path)
+    save(tmp_path, 0)
+    checkpoint, warnings = load_newest(tmp_path)
+    assert checkpoint and checkpoint.step == 0 and len(warnings) == 2
+
+
+def test_an_older_checkpoint_never_stands_in_for_one_of_a_newer_release(tmp_path: Path) -> None:
+    save(tmp_path, 8)
+    sealed = save(tmp_path, 9) / "manifest.json"
+    sealed.write_text(json.dumps({**json.loads(sealed.read_text()), "format": 99}))
+    for choose in (load_newest, newest_checkpoint):
+        with pytest.raises(UserError, match="format 99 is newer"):
+            choose(tmp_path)
+    save(tmp_path, 7)
+    prune(tmp_path, keep=1)
+    assert "step-000009" in names(tmp_path)
+
+
+def test_a_file_that_was_added_is_damage(tmp_path: Path) -> None:
+    save(tmp_path, 8)
+    added = save(tmp_path, 9) / "model" / "adapter_config.json"
+    added.write_text("{}")
+    with pytest.raises(UserError, match=r"step-000009 holds files that were not saved with it \(model/adapter_config.json\): move them"):
+        load_checkpoint(tmp_path / "step-000009")
+    assert newest_checkpoint(tmp_path)[0] == tmp_path / "step-000008"
+    added.unlink()
+    added.symlink_to("nowhere")
+    assert damage(tmp_path / "step-000009")
+    added.unlink()
+    assert damage(tmp_path / "step-000009") is None
+
+
+def test_a_save_hashes_each_byte_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[Path] = []
+    sha256 = manifest._sha256
+    monkeypatch.setattr(manifest, "_sha256", lambda path: (hashed.append(path), sha256(path))[1])
+    for step in (1, 2, 3, 4):
+        hashed.clear()
+        save(tmp_path, step)
+        assert len(prune(tmp_path, keep=2)) == (step > 2)
+        assert len(hashed) == 4 and {path.parts[len(tmp_path.parts)] for path in hashed} == {f".saving-step-{step:06d}"}
+    (tmp_path / "step-000004" / "state.json").write_text("{}")
+    assert prune(tmp_path, keep=1) == [], "what was touched since is verified again"
 
 
 def test_clean_removes_our_temporary_names_and_nothing_else(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from sixfold.cli.parsing import RECIPE_HELP, VerbParser, run_folder
 from sixfold.config import Recipe
 from sixfold.errors import UserError
 from sixfold.plan import make_plan
-from sixfold.recipe_io import flat, load_recipe
+from sixfold.recipe_io import load_recipe
 
 
 def parser() -> VerbParser:
@@ -33,9 +33,7 @@ def run(argv: Sequence[str]) -> int:
     if given.overwrite:
         raise UserError("sixfold train: --resume keeps the run and --overwrite deletes it; give one of them")
     folder = run_folder(given.resume)
-    saved = str(folder / "recipe.toml")
-    recipe = load_recipe(saved, settings)
-    _say_changes(flat(load_recipe(saved)), flat(recipe))
+    recipe = load_recipe(str(folder / "recipe.toml"), settings)
     return start(recipe, resume=folder, overwrite=False, stop_after=None)
 
 
@@ -51,9 +49,3 @@ def start(recipe: Recipe, *, resume: Path | None, overwrite: bool, stop_after: L
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise UserError(f"no space left on {error.filename or folder}: free some and `sixfold train --resume {folder}`") from error
-
-
-def _say_changes(saved: dict[str, object], asked: dict[str, object]) -> None:
-    changes = [f"{key} {saved[key]} -> {value}" for key, value in asked.items() if value != saved[key]]
-    if changes:
-        print(f"resuming with changed settings: {', '.join(changes)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -11,7 +12,7 @@ from ..assembly import build_world
 from ..config import Recipe, SyncConfig
 from ..errors import UserError
 from ..hub_names import not_a_hub_id
-from ..trainer.checkpoint import newest_checkpoint
+from ..trainer.checkpoint import newest_checkpoint, verified_model
 from .evaluate import Evaluation, evaluate
 from .statistics import paired_test
 
@@ -20,12 +21,14 @@ def model_folder(path: str) -> str:
     """Where the model of a run, a checkpoint or a plain model folder is; anything else is taken for a hub id."""
     folder = Path(path)
     if (folder / "recipe.toml").is_file():
-        checkpoint, _ = newest_checkpoint(folder / "checkpoints")
+        checkpoint, warnings = newest_checkpoint(folder / "checkpoints")
+        for warning in warnings:
+            print(warning, file=sys.stderr)
         if checkpoint is None:
             raise UserError(f"{folder} has no intact checkpoint to load a model from")
         return str(checkpoint / "model")
     if (folder / "manifest.json").is_file():
-        return str(folder / "model")
+        return str(verified_model(folder))
     if not folder.exists() and (reason := not_a_hub_id(path)):
         raise UserError(f"no checkpoint, run or model at '{path}': {reason}")
     return path

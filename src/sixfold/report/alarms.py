@@ -3,10 +3,12 @@ trainer. A line each, once until it has passed."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
+from typing import Any
 
 from .schema import Value
 
@@ -51,6 +53,22 @@ class Alarms:
             said.append(line)
         return said
 
+    def state(self) -> dict[str, Any]:
+        """Everything that it remembers, as JSON. A value that is not finite is None."""
+        windows = {name: {key: [_json(x) for x in values] for key, values in table.items()} for name, table in self._windows().items()}
+        return {"seen": self._seen, "ringing": sorted(self._ringing), **windows}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave; an empty one leaves everything as it is."""
+        if not state:
+            return
+        self._seen, self._ringing = state["seen"], set(state["ringing"])
+        self._first = {key: [_number(x) for x in values] for key, values in state["first"].items()}
+        self._last = {key: deque((_number(x) for x in values), maxlen=WINDOW) for key, values in state["last"].items()}
+
+    def _windows(self) -> Mapping[str, Mapping[str, Iterable[float]]]:
+        return {"first": self._first, "last": self._last}
+
     def _drift(self, key: str, value: float) -> str | None:
         first, last = self._first.setdefault(key, []), self._last.setdefault(key, deque(maxlen=WINDOW))
         if self._seen <= WARM_UP:
@@ -85,3 +103,11 @@ class Alarms:
         else:
             self._ringing.discard(key)
         return line if new else None
+
+
+def _json(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from .schema import Value
 
@@ -15,6 +16,15 @@ class Divergence:
     low: float = -1.0
     step: int = 0
     ema: float = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """What it remembers, as JSON."""
+        return asdict(self)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave; an empty one leaves everything as it is."""
+        if state:
+            self.low, self.step, self.ema = state["low"], state["step"], state["ema"]
 
     def look(self, step: int, ema: float | None, metrics: Mapping[str, Value]) -> str | None:
         """A line of warning when the 95 % interval now lies wholly under the best one's while reward/ema is higher than it was then."""

@@ -12,7 +12,6 @@ So a name `step-N` is a whole checkpoint or, if the disk failed later, one whose
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -30,19 +29,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import __version__
-from ..durable import disk_errors, fsync_path
+from ..durable import disk_errors, faultpoint, fsync_path
 from ..errors import UserError
+from .manifest import STATE, TENSORS, NewerFormat, damage, is_intact, remember, verify, write_manifest
 
-FORMAT = 1
-MODEL, TENSORS, STATE, MANIFEST = "model", "trainer.safetensors", "state.json", "manifest.json"
+MODEL = "model"
+STAGES = ("sft", "step")
+"""Stages of a run in their order. A checkpoint of SFT is older than every one of RL; RL's are named for its steps."""
 
-_NAME = re.compile(r"step-(\d{6,})")
-_LEFTOVER = re.compile(r"\.(saving|deleting)-step-\d{6,}")
+_NAME = re.compile(rf"({'|'.join(STAGES)})-(\d{{6,}})")
+_LEFTOVER = re.compile(rf"\.(saving|deleting)-{_NAME.pattern}")
 _SLACK_BYTES = 1 << 20  # tokenizer, configs, manifest
-
-_hooks: list[Callable[[str], None]] = []
-_arrivals = count(1)
 
 
 @dataclass(frozen=True)
@@ -60,25 +57,6 @@ class Checkpoint:
         return self.path / MODEL
 
 
-def faultpoint(name: str) -> None:
-    """A place where tests make the process die: SIXFOLD_FAULT=NAME:K kills it at the K-th arrival where the name begins with NAME."""
-    for hook in _hooks:
-        hook(name)
-    prefix, _, arrival = os.environ.get("SIXFOLD_FAULT", "").rpartition(":")
-    if prefix and name.startswith(prefix) and next(_arrivals) == int(arrival):
-        os._exit(137)
-
-
-@contextmanager
-def fault_hook(hook: Callable[[str], None]) -> Iterator[None]:
-    """Within it, `hook` is called with the name of every fault point that is reached."""
-    _hooks.append(hook)
-    try:
-        yield
-    finally:
-        _hooks.remove(hook)
-
-
 def save_checkpoint(
     checkpoints: Path,
     step: int,
@@ -87,29 +65,42 @@ def save_checkpoint(
     model_bytes: int,
     tensors: Mapping[str, Tensor],
     state: Mapping[str, Any],
+    stage: Literal["sft", "step"] = "step",
 ) -> Path:
-    """Publish `checkpoints/step-NNNNNN` and return its path. Needs the run's lock: what an interrupted save left is removed first.
+    """Publish `checkpoints/STAGE-NNNNNN` and return its path. Needs the run's lock: what an interrupted save left is removed first.
 
-    write_model: writes the model and its tokenizer into the directory it is given. model_bytes: about what that will take.
-    state: JSON values with string keys; ValueError for NaN. An intact checkpoint of the same step is never overwritten: it is returned
-    as it is, which is right as long as a resumed run calls `discard_after` first. UserError when the disk is full or not writable; then
-    nothing of this save is left and the earlier checkpoints are untouched.
+    An intact checkpoint of the same step is never overwritten: it is returned as it is. That is right as long as a resumed run calls
+    `set_aside_after` first.
+
+    Args:
+        checkpoints: directory of the run's checkpoints; made if absent.
+        step: step of the stage.
+        write_model: writes the model and its tokenizer into the directory it is given.
+        model_bytes: about what that will take.
+        tensors: everything else that is not JSON, by name.
+        state: JSON values with string keys.
+        stage: what the step counts.
+
+    Raises:
+        UserError: the disk is full or not writable; nothing of this save is left, and earlier checkpoints are untouched.
+        ValueError: NaN in `state`.
     """
-    final = checkpoints / f"step-{step:06d}"
+    final = checkpoints / f"{stage}-{step:06d}"
     staging = checkpoints / f".saving-{final.name}"
     state_text = json.dumps(state, allow_nan=False)
     with disk_errors(f"cannot save checkpoint {final}"):
         _ensure_directory(checkpoints)
         clean(checkpoints)
         if final.exists():
-            if damage(final) is None:
+            if is_intact(final):
                 return final
             _remove(final)
         _require_space(final, model_bytes + sum(t.nbytes for t in tensors.values()) + len(state_text) + _SLACK_BYTES)
         try:
             _write_files(staging, write_model, tensors, state_text)
-            _write_manifest(staging, step)
+            write_manifest(staging, step)
             os.rename(staging, final)
+            remember(final)
             faultpoint("checkpoint.publish")
             fsync_path(checkpoints)
             faultpoint("checkpoint.published")
@@ -121,30 +112,58 @@ def save_checkpoint(
 def load_checkpoint(directory: Path) -> Checkpoint:
     """Read a checkpoint after verifying every byte of it.
 
-    UserError says in one line why it cannot be used (not a checkpoint, incomplete, truncated, sha256 mismatch, newer format) and names
-    the newest intact checkpoint beside it.
+    UserError says in one line why it cannot be used (not a checkpoint, incomplete, altered, newer format) and names the newest intact
+    checkpoint beside it.
     """
     try:
-        step = _verify(directory)
+        return _load(directory)
+    except UserError as error:
+        others = [path for path in reversed(list_checkpoints(directory.parent)) if path != directory]
+        intact = next((path for path in others if is_intact(path)), None)
+        raise UserError(f"{error}; newest intact checkpoint: {intact}" if intact else str(error)) from error
+
+
+def load_newest(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that can be used, or None where there is none at all; and a warning for each damaged one passed over.
+
+    Raises:
+        NewerFormat: a later release wrote one. To go on from an older one would throw away what that release did.
+        UserError: there are checkpoints, and none is intact.
+    """
+    warnings: list[str] = []
+    for path in reversed(list_checkpoints(checkpoints)):
+        try:
+            return _load(path), warnings
+        except NewerFormat:
+            raise
+        except UserError as error:
+            warnings.append(f"passing over a damaged checkpoint: {error}")
+    if warnings:
+        raise UserError(f"no checkpoint in {checkpoints} can be read, and none was deleted; {warnings[0].partition(': ')[2]}")
+    return None, []
+
+
+def _load(directory: Path) -> Checkpoint:
+    step = verify(directory)
+    try:
         with disk_errors(f"cannot read {directory}"):
             tensors = load_file(directory / TENSORS)
             state = json.loads((directory / STATE).read_text(encoding="utf-8"))
-    except (UserError, SafetensorError, ValueError) as error:
-        cause = error if isinstance(error, UserError) else f"{directory} is damaged: {error}"
-        others = [path for path in reversed(list_checkpoints(directory.parent)) if path != directory]
-        intact = next((path for path in others if damage(path) is None), None)
-        raise UserError(f"{cause}; newest intact checkpoint: {intact}" if intact else str(cause)) from error
+    except (SafetensorError, ValueError) as error:
+        raise UserError(f"{directory} is damaged: {error}") from error
     return Checkpoint(directory, step, tensors, state)
 
 
 def list_checkpoints(checkpoints: Path) -> list[Path]:
-    """Published checkpoints, oldest step first, whether or not they are intact. Empty if there is no such directory."""
-    found = [(int(match[1]), path) for path in checkpoints.glob("step-*") if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
-    return [path for _, path in sorted(found)]
+    """Published checkpoints, oldest first, whether or not they are intact. Empty if there is no such directory."""
+    return sorted((path for path in checkpoints.glob("*-*") if _NAME.fullmatch(path.name) and path.is_dir()), key=_age)
 
 
 def newest_checkpoint(checkpoints: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that verifies, or None; and a warning for each newer one that was passed over because it does not."""
+    """The newest checkpoint that verifies, or None; and a warning for each newer one that was passed over because it does not.
+
+    Raises NewerFormat where a later release wrote one.
+    """
     warnings: list[str] = []
     for path in reversed(list_checkpoints(checkpoints)):
         cause = damage(path)
@@ -154,8 +173,17 @@ def newest_checkpoint(checkpoints: Path) -> tuple[Path | None, list[str]]:
     return None, warnings
 
 
+def verified_model(checkpoint: Path) -> Path:
+    """The model's folder in a checkpoint whose every byte is as it was saved. Raises UserError otherwise, with the reason."""
+    verify(checkpoint)
+    return checkpoint / MODEL
+
+
 def prune(checkpoints: Path, keep: int) -> list[Path]:
-    """Delete what is older than the newest `keep` intact checkpoints; returns what was deleted. With fewer intact ones, deletes nothing."""
+    """Delete what is older than the newest `keep` intact checkpoints; returns what was deleted. With fewer intact ones, deletes nothing.
+
+    A checkpoint that this process wrote is taken for intact while no file of it has changed size or time: nothing is hashed again.
+    """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
     newest_first = list_checkpoints(checkpoints)[::-1]
@@ -163,15 +191,29 @@ def prune(checkpoints: Path, keep: int) -> list[Path]:
         return []
     intact = 0
     for index, path in enumerate(newest_first):
-        intact += damage(path) is None
+        intact += is_intact(path)
         if intact == keep:
             return _remove_all(newest_first[index + 1 :])
     return []
 
 
-def discard_after(checkpoints: Path, step: int) -> list[Path]:
-    """Delete the checkpoints of later steps, newest first: resuming at `step` abandons them. Returns what was deleted."""
-    return _remove_all([path for path in reversed(list_checkpoints(checkpoints)) if _step(path) > step])
+def set_aside_after(checkpoints: Path, last: Path | None) -> list[Path]:
+    """Rename the checkpoints newer than `last` (None: all) to `damaged-NAME`, and return their new names.
+
+    A run goes on from `last` because the newer ones are damaged. They would stand in the way of those that it will make; but what is in
+    them may still be worth something to the user, so they are not deleted.
+    """
+    moved = []
+    with disk_errors(f"cannot set aside checkpoints in {checkpoints}"):
+        for path in list_checkpoints(checkpoints):
+            if last is None or _age(path) > _age(last):
+                names = (f"damaged-{path.name}" + (f"-{number}" if number > 1 else "") for number in count(1))
+                target = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+                os.rename(path, target)
+                moved.append(target)
+        if moved:
+            fsync_path(checkpoints)
+    return moved
 
 
 def clean(checkpoints: Path) -> list[Path]:
@@ -182,15 +224,6 @@ def clean(checkpoints: Path) -> list[Path]:
             shutil.rmtree(path)
             faultpoint("checkpoint.clean")
     return leftovers
-
-
-def damage(directory: Path) -> str | None:
-    """Why a checkpoint cannot be used, in one line; None if every byte of it is as it was saved."""
-    try:
-        _verify(directory)
-    except UserError as error:
-        return str(error)
-    return None
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
@@ -244,8 +277,10 @@ def _shape(tensor: Tensor) -> str:
     return f"({','.join(map(str, tensor.shape))})"
 
 
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
+def _age(path: Path) -> tuple[int, int]:
+    """Sorts checkpoints from the oldest to the newest."""
+    stage, _, step = path.name.partition("-")
+    return STAGES.index(stage), int(step)
 
 
 def _ensure_directory(checkpoints: Path) -> None:
@@ -293,71 +328,6 @@ def _safetensors_disk_errors() -> Iterator[None]:
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-
-
-def _write_manifest(staging: Path, step: int) -> None:
-    files = {
-        path.relative_to(staging).as_posix(): {"size": path.stat().st_size, "sha256": _sha256(path)}
-        for path in sorted(staging.rglob("*"))
-        if path.is_file()
-    }
-    body = {"format": FORMAT, "step": step, "sixfold": __version__, "files": files}
-    (staging / MANIFEST).write_bytes(_sealed(body))
-    faultpoint("checkpoint.manifest")
-    fsync_path(staging / MANIFEST)
-    faultpoint("checkpoint.fsync")
-    fsync_path(staging)
-    faultpoint("checkpoint.fsync")
-
-
-def _sealed(body: Mapping[str, Any]) -> bytes:
-    """The manifest's one valid spelling, its own checksum included."""
-    seal = hashlib.sha256(json.dumps(body).encode()).hexdigest()
-    return (json.dumps({**body, "sha256": seal}, indent=1) + "\n").encode()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _verify(directory: Path) -> int:
-    """The step of a checkpoint whose every byte is as it was saved; UserError otherwise."""
-    if not (directory / MANIFEST).is_file():
-        raise UserError(f"{directory} is not a checkpoint: no {MANIFEST}")
-    with disk_errors(f"cannot read {directory}"):
-        body = _read_manifest(directory)
-        files: dict[str, dict[str, Any]] = body["files"]
-        for name in (TENSORS, STATE, *files):
-            if name not in files or not (directory / name).is_file():
-                raise UserError(f"{directory} is incomplete (missing {name})")
-        for name, wanted in files.items():
-            _verify_file(directory / name, wanted["size"], wanted["sha256"])
-    return int(body["step"])
-
-
-def _read_manifest(directory: Path) -> dict[str, Any]:
-    raw = (directory / MANIFEST).read_bytes()
-    try:
-        body = json.loads(raw)
-    except ValueError:  # covers bytes that are not UTF-8
-        body = None
-    if not isinstance(body, dict) or not isinstance(body.get("format"), int):
-        raise UserError(f"{directory / MANIFEST} is damaged: it is not a manifest of Sixfold")
-    if body["format"] > FORMAT:
-        raise UserError(f"{directory}: checkpoint format {body['format']} is newer than this release (max {FORMAT}); upgrade sixfold")
-    body.pop("sha256", None)
-    if _sealed(body) != raw:
-        raise UserError(f"{directory / MANIFEST} is damaged: its own sha256 does not match")
-    return body
-
-
-def _verify_file(path: Path, size: int, sha256: str) -> None:
-    found = path.stat().st_size
-    if found != size:
-        raise UserError(f"{path} is {'truncated' if found < size else 'altered'}: {found} bytes, {size} were saved")
-    if _sha256(path) != sha256:
-        raise UserError(f"{path}: sha256 mismatch")
 
 
 def _remove_all(paths: list[Path]) -> list[Path]:

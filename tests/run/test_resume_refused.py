@@ -1,0 +1,189 @@
+"""What a resume refuses, what it says, and that a refusal changes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sixfold.cli import main
+from sixfold.errors import UserError
+from sixfold.recipe_io import parse_recipe
+from sixfold.run import train_run
+
+from .processes import tiny_recipe
+
+ROWS = [{"question": f"{i}+{j}=", "answer": i + j, "hint": f"h{i}"} for i in range(6) for j in range(6)]
+REWARD = "def mine(completion, task):\n    return float(str(task.answer) in completion)\n"
+
+
+def write_inputs(folder: Path, *, rows: list[dict[str, Any]] = ROWS, reward: str = REWARD) -> None:
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "rewards.py").write_text(reward)
+
+
+def train(folder: Path, *, resume: bool = False, **overrides: Any) -> int:
+    settings = {"run__name": "r", "run__steps": 2, "sft__steps": 1, "data__source": folder / "data.jsonl"}
+    settings |= {"environment__rewards": f"{folder}/rewards.py:mine", "run__target_reward": 9.0, **overrides}
+    recipe = parse_recipe('run.name = "r"', "test", tiny_recipe(folder, **settings))
+    return train_run(recipe, resume=folder / "r" if resume else None)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, rewards and a run of two steps."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_inputs(folder)
+    assert train(folder) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it that stands in the place of the original."""
+    shutil.copytree(whole, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name != ".sixfold-run"}
+
+
+def refusal(folder: Path, **overrides: Any) -> str:
+    """The message of a resume that must be refused, and must change no file."""
+    before = contents(folder)
+    with pytest.raises(UserError) as error:
+        train(folder, resume=True, **overrides)
+    assert contents(folder) == before
+    return str(error.value)
+
+
+def spoil_state(checkpoint: Path) -> None:
+    (checkpoint / "state.json").write_text("{}")
+
+
+def make_newer(checkpoint: Path) -> None:
+    manifest = checkpoint / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"), [(spoil_state, "state.json is truncated"), (make_newer, "upgrade sixfold"), (shutil.rmtree, "put it back")]
+)
+def test_where_no_checkpoint_can_be_used_the_run_is_left_as_it_is(folder: Path, spoil: Callable[[Path], None], said: str) -> None:
+    for checkpoint in (folder / "r" / "checkpoints").iterdir():
+        spoil(checkpoint)
+    assert said in refusal(folder)
+    before = contents(folder)
+    assert main(["train", "--resume", str(folder / "r")]) == 2
+    assert contents(folder) == before
+
+
+def test_a_run_of_a_newer_release_is_not_taken_back_to_an_older_checkpoint(folder: Path) -> None:
+    make_newer(max((folder / "r" / "checkpoints").iterdir()))
+    assert "upgrade sixfold" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        ({"model__path": "elsewhere"}, "model.path"),
+        ({"model__scratch__hidden_size": 24}, "model.scratch.hidden_size"),
+        ({"sync__mode": "copy"}, "sync.mode"),
+        ({"run__seed": 1}, "run.seed"),
+        ({"sft__steps": 9}, "sft.steps"),
+        ({"algorithm__name": "ppo"}, "algorithm.name"),
+    ],
+)
+def test_a_setting_that_cannot_take_effect_is_refused_by_name(folder: Path, overrides: dict[str, Any], key: str) -> None:
+    said = refusal(folder, **overrides)
+    assert said.startswith(f"{key} cannot change from ") and "start a new run" in said
+
+
+def test_a_recipe_edited_by_hand_is_compared_with_the_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = folder / "r" / "recipe.toml"
+    text = recipe.read_text()
+    recipe.write_text(text.replace("[model]\n", '[model]\npath = "elsewhere"\n').replace('path = ""\n', "", 1))
+    before = contents(folder)
+    assert main(["train", "--resume", str(folder / "r")]) == 2
+    assert "model.path cannot change" in capsys.readouterr().err and contents(folder) == before
+    recipe.write_text(text.replace("learning_rate = 0.001\nschedule", "learning_rate = 0.002\nschedule"))
+    assert main(["train", "--resume", str(folder / "r")]) == 0
+    assert "resuming with changed settings: trainer.learning_rate 0.001 -> 0.002" in capsys.readouterr().err
+
+
+CHANGES: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
+    "a column that only the reward reads": (lambda row: {**row, "hint": "other"}, "other columns of their rows differ"),
+    "answers": (lambda row: {**row, "answer": row["answer"] + 1}, "their answers"),
+    "prompts": (lambda row: {**row, "question": "1" + row["question"]}, "their prompts"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_other_tasks_are_refused_with_what_differs(folder: Path, what: str) -> None:
+    change, said = CHANGES[what]
+    write_inputs(folder, rows=[change(row) for row in ROWS])
+    message = refusal(folder)
+    assert "trained on other tasks: of the training tasks" in message and said in message
+
+
+def test_fewer_heldout_tasks_are_refused(folder: Path) -> None:
+    assert "there were" in refusal(folder, data__heldout=9)
+
+
+def test_heldout_tasks_alone_count_too(tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    heldout = [{"question": f"{i}-1=", "answer": i - 1} for i in range(2, 6)]
+    path = tmp_path / "test.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in heldout))
+    assert train(tmp_path, run__steps=1, data__heldout_split=path) == 0
+    path.write_text("".join(json.dumps({**row, "answer": 0}) + "\n" for row in heldout))
+    assert "of the held-out tasks their answers" in refusal(tmp_path, data__heldout_split=path)
+
+
+def test_another_rewards_code_is_said_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_inputs(folder, reward=REWARD + "# a comment\n")
+    assert train(folder, resume=True, run__steps=3) == 0
+    assert "WARNING: the code of reward" in capsys.readouterr().err
+    assert train(folder, resume=True, run__steps=4) == 0
+    assert "WARNING" not in capsys.readouterr().err
+
+
+def test_metrics_cut_before_the_checkpoint_are_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = folder / "r" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
+    assert train(folder, resume=True, run__steps=3) == 0
+    assert "ends at step 1 and the checkpoint is of step 2" in capsys.readouterr().err
+
+
+def test_a_folder_with_an_added_adapter_falls_back(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newest = max((folder / "r" / "checkpoints").iterdir())
+    (newest / "model" / "adapter_config.json").write_text("{}")
+    assert train(folder, resume=True) == 0
+    said = capsys.readouterr().err
+    assert "adapter_config.json" in said and "from step-000000" in said and (newest.parent / f"damaged-{newest.name}").is_dir()
+
+
+def test_a_run_without_any_checkpoint_yet_starts_over_with_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_inputs(tmp_path)
+    assert train(tmp_path) == 0
+    for path in ("checkpoints", "rollouts"):
+        shutil.rmtree(tmp_path / "r" / path)
+    for path in ("metrics.jsonl", "summary.json"):
+        (tmp_path / "r" / path).unlink()
+    assert train(tmp_path, resume=True) == 0
+    assert "from the start: it has no checkpoint yet" in capsys.readouterr().err
+
+
+def test_eval_of_a_damaged_checkpoint_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newest = max((folder / "r" / "checkpoints").iterdir())
+    weights = newest / "model" / "model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-5] ^= 1
+    weights.write_bytes(raw)
+    assert main(["eval", str(folder / "r" / "recipe.toml"), "--checkpoint", str(newest)]) == 2
+    assert "sha256 mismatch" in capsys.readouterr().err
