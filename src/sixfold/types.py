@@ -50,7 +50,10 @@ class SamplingParams:
 
     temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. With one of the first three on, the recorded log-prob is
     that of the truncated, renormalised distribution that was sampled from, and what was kept is recorded beside it (`Kept`), so that a trainer can
-    score the same. The penalty depends on all tokens before, which no trainer here follows: train with it off.
+    score the same. Penalties depend on the tokens before, which no trainer here follows: train with them off.
+    presence_penalty is taken once from the logit of every token that the completion has already, frequency_penalty as often as it is there. Both
+    count tokens from position `counted_from` on, which the engine sets to the prompt's length. constrained: a grammar decides which tokens
+    may follow; set by the engine too.
     seed: the noise of a token is a function of (seed, task id, sample index, position) and of nothing else. top_logprobs: how many of the likeliest
     tokens are kept at every position, with their log-probs in the distribution that was sampled from.
     """
@@ -61,6 +64,10 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    counted_from: int = 0
+    constrained: bool = False
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     top_logprobs: int = 0
@@ -73,7 +80,17 @@ class SamplingParams:
     @property
     def is_plain(self) -> bool:
         """True when the sampled distribution is softmax(logits / temperature)."""
-        return not self.truncates and self.repetition_penalty == 1.0
+        return not (self.truncates or self.reads_history or self.constrained)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """True when a token's logit depends on how often the completion has the token."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def reads_history(self) -> bool:
+        """True when the distribution depends on the tokens before beyond what the model makes of them."""
+        return self.counts_tokens or self.repetition_penalty != 1.0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from itertools import zip_longest
 
 import numpy as np
 
+from .constraints import constrained_rows
 from .sampler import Asked
 from .sequence import Sequence
 
@@ -31,6 +32,7 @@ class Columns:
         self.lengths = np.array([len(tokens) for tokens in self.tokens], dtype=np.int64)
         owners = [(s.request.adapter, 1) for s in sequences]
         self.owners = owners if any(adapter for adapter, _ in owners) else []
+        self._constrained = constrained_rows(sequences)
         self._logps = [s.logp for s in sequences]
         self._versions = [s.version for s in sequences]
         self._stops = frozenset().union(*(s.stops for s in sequences))
@@ -40,6 +42,10 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.sequences)
+
+    def constrained(self) -> list[tuple[int, Sequence, list[int]]]:
+        """Row, sequence and completion so far, of those that run under a constraint."""
+        return [(row, s, s.tokens[len(s.request.prompt) :]) for row, s in self._constrained]
 
     def noise(self) -> np.ndarray:
         """[B], of the tokens to be drawn next."""

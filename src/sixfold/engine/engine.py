@@ -7,7 +7,8 @@ arrival, of the batch size or of what is cached.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -17,6 +18,7 @@ from ..types import FinishReason, SamplingParams, Usage
 from .adapters import Adapters
 from .block_manager import BlockManager
 from .columns import Columns
+from .constraints import Constraints
 from .kv_cache import KVCache
 from .language_model import Adapter, LanguageModel
 from .look_ahead import give_back
@@ -26,7 +28,8 @@ from .prefix_cache import make_prefix_cache
 from .quantised_cache import Int8KVCache
 from .sampler import likeliest, sample
 from .scheduler import Scheduler, Work
-from .sequence import Request, Sequence
+from .scoring import PromptScore, PromptScorer
+from .sequence import Constraint, Request, Sequence
 from .speculative import Run, Speculation, Speculator, make_speculator
 from .weights import NamedTensors, Weights
 
@@ -81,10 +84,20 @@ class Engine:
         self.adapters = Adapters()
         self.version = 0
         self._batch = Columns([])
+        self._constraints = Constraints()
 
-    def add(self, key: str, prompt: list[int], params: SamplingParams, samples: list[int], priority: int = 0, adapter: str | None = None) -> Request:
+    def add(
+        self,
+        key: str,
+        prompt: list[int],
+        params: SamplingParams,
+        samples: list[int],
+        priority: int = 0,
+        adapter: str | None = None,
+        constraint: Constraint | None = None,
+    ) -> Request:
         """Queue one prompt. key: names the task in the noise. samples: which sample indices to draw. priority: a larger one is
-        served first. adapter: the name of one that is loaded.
+        served first. adapter: the name of one that is loaded. constraint: which tokens may be sampled.
 
         Raises ValueError for an empty prompt, no room to generate, a sequence that cannot fit the cache, or an adapter that is not loaded.
         """
@@ -92,9 +105,22 @@ class Engine:
             raise ValueError("empty prompt: the model needs at least one token to continue")
         if params.max_tokens < 1 or not samples:
             raise ValueError(f"nothing to generate: max_tokens={params.max_tokens}, samples={samples}")
-        request = Request(key, prompt, params, list(samples), priority, adapter=None if adapter is None else self.adapters.get(adapter))
+        if params.counts_tokens or constraint is not None:
+            params = replace(params, counted_from=len(prompt), constrained=constraint is not None)
+        loaded = None if adapter is None else self.adapters.get(adapter)
+        request = Request(key, prompt, params, list(samples), priority, adapter=loaded, constraint=constraint)
         self.scheduler.add(request)
         return request
+
+    def score(self, prompts: list[list[int]], temperature: float, top: int, adapter: str | None = None) -> Iterator[PromptScore | None]:
+        """Log-probs of the tokens of each prompt, one score a prompt. None after a piece of a longer one: other steps may come between.
+
+        Raises ValueError for an adapter that is not loaded, RuntimeError for torn weights.
+        """
+        if self.weights.torn:
+            raise RuntimeError("the weights are torn: an update was broken off, and the old weights could not be put back")
+        loaded = None if adapter is None else self.adapters.get(adapter)
+        yield from PromptScorer(self.runner).scores(prompts, temperature, top, loaded)
 
     def run(self, *, same_weights: bool = False, on_end: Callable[[Sequence], None] = lambda _: None) -> list[Sequence]:
         """Step until nothing waits or runs; the finished sequences in the order they ended.
@@ -232,6 +258,7 @@ class Engine:
         self.stats.peak_blocks = max(self.stats.peak_blocks, self.scheduler.blocks.used)
         finished: list[Sequence] = []
         for batch, logits, versions in forwards:
+            logits = self._constraints.apply(logits, batch.constrained())
             tokens, logps, cut = sample(logits, batch.params, batch.noise(), batch.tokens)
             for row, top in likeliest(logits, batch.params, batch.tokens, tokens, logps).items():
                 batch.sequences[row].top.append(top)

@@ -8,6 +8,7 @@ Prompts attend row by row, or in tiles of one shape, whole or in pieces. (Mixtur
 
 from __future__ import annotations
 
+import copy
 import math
 from functools import cache
 
@@ -55,6 +56,12 @@ class ModelRunner:
     def use_graphs(self, stats: EngineStats) -> None:
         """Decode forwards run as CUDA graphs from here on, where they can. Raises ValueError for a model that is not on a CUDA device."""
         self._graphs = DecodeGraphs(self.model, self.cache, stats)
+
+    def over(self, cache: KVCache) -> ModelRunner:
+        """A runner for prefills alone, over another cache: the same model with the same copies of weights."""
+        other = copy.copy(self)
+        other.cache, other.host, other._graphs = cache, HostPools(cache), None
+        return other
 
     def release_memory(self) -> None:
         """Drop the buffers of the cache and of what is beside it, and copies of weights."""

@@ -49,5 +49,5 @@ class Proposer(Protocol):
 
 
 def tokens_seen(sequence: Sequence, guess: list[int]) -> list[int]:
-    """What a repetition penalty counts behind a guess; without one, whatever costs no copy."""
-    return sequence.tokens + guess if sequence.request.params.repetition_penalty != 1.0 else sequence.tokens
+    """The tokens that penalties count behind a guess. Without penalties the guess is left out, to save the copy."""
+    return sequence.tokens + guess if sequence.request.params.reads_history else sequence.tokens

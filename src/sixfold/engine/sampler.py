@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from torch import Tensor
 from ..types import SamplingParams
 from .cpu_kernels import cpu_kernels
 from .kv_cache import triton_serves
+from .penalties import penalise
 from .truncation import Truncation, truncate
 
 
@@ -136,22 +136,10 @@ def likeliest(
 
 
 def _adjust(logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]], uniform_params: bool) -> Tensor:
-    """Repetition penalty, then temperature."""
-    if any(p.repetition_penalty != 1.0 for p in params):
-        logits = _penalised(logits, params, history)
+    """Repetition penalty, then presence and frequency penalties, then temperature."""
+    if any(p.reads_history for p in params):
+        logits = penalise(logits, params, history)
     if uniform_params:
         temperature = params[0].temperature or 1.0
         return logits if temperature == 1.0 else logits / temperature
     return logits / torch.tensor([p.temperature or 1.0 for p in params], device=logits.device)[:, None]
-
-
-def _penalised(logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]]) -> Tensor:
-    """Positive logits of tokens already there divided by the row's penalty, negative ones multiplied by it. A copy."""
-    rows = [b for b, p in enumerate(params) if p.repetition_penalty != 1.0]
-    lengths = torch.tensor([len(history[b]) for b in rows])
-    row = torch.tensor(rows).repeat_interleave(lengths).to(logits.device)
-    penalty = torch.tensor([params[b].repetition_penalty for b in rows]).repeat_interleave(lengths).to(logits.device)
-    token = torch.tensor(list(chain.from_iterable(history[b] for b in rows)), device=logits.device)
-    before = logits[row, token]
-    # A token that is there twice is written twice, both times with the value made from the logit as it was.
-    return logits.index_put((row, token), torch.where(before > 0, before / penalty, before * penalty))

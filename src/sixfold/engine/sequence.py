@@ -6,7 +6,9 @@ the newest, which the next decode step computes. Of a ticket: 0 <= computed <= t
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
@@ -17,13 +19,31 @@ Rank = tuple[int, int, int, int]
 """Smaller goes first: (-priority, preempted before new, arrival, sample)."""
 
 
+class Matcher(Protocol):
+    """A constraint applied to one completion."""
+
+    def allowed(self, completion: Many[int]) -> Tensor:
+        """Which tokens may follow: [V] bool on the CPU, at least one of them true.
+
+        A function of the completion alone. A matcher may remember the completion that it saw last.
+        """
+
+
+class Constraint(Protocol):
+    """Which completions a request takes, e.g. those that are JSON of a schema."""
+
+    def start(self) -> Matcher:
+        """A matcher for one completion."""
+
+
 @dataclass(eq=False)
 class Request:
     """One prompt and the samples wanted of it.
 
     key: names the task in the sampling noise. samples: sample indices still to start. priority: a larger one goes first. arrival: place in the order
     of arrival. unfinished: samples that have not ended. claimed: its prompt's blocks are part of the reservation. stale: some of its keys and values
-    may be of older weights, so the prefix cache must not have them. adapter: what the model's layers add for it.
+    may be of older weights, so the prefix cache must not have them. adapter: what the model's layers add for it. constraint: which tokens may be
+    sampled, or None for all.
     """
 
     key: str
@@ -36,6 +56,7 @@ class Request:
     claimed: bool = False
     stale: bool = False
     adapter: LoadedAdapter | None = None
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         self.unfinished = len(self.samples)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..types import EngineStats
 from .acceptance import reject, run_lengths
+from .constraints import Constraints, constrained_rows
 from .draft import DraftProposer, check_vocabulary
 from .kv_cache import KVCache
 from .language_model import LanguageModel
@@ -65,7 +66,8 @@ class _Rows:
     """N rows: for each sequence its newest token and, one by one, what was guessed behind it.
 
     counts: [B] rows of each sequence. owner, tokens, positions: [N] whose a row is, its token, and where that stands. guessed: [N] the token guessed
-    behind it, -1 behind the last. spans: (sequence, first, stop) places in its completion that its rows draw. params, history: [N].
+    behind it, -1 behind the last. spans: (sequence, first, stop) places in its completion that its rows draw. params, history: [N]. constrained: row,
+    sequence and completion with the guesses before, where a constraint holds.
     """
 
     def __init__(self, sequences: list[Sequence], guesses: list[list[int]]) -> None:
@@ -78,6 +80,12 @@ class _Rows:
         self.spans = [(s, len(s.logp), len(s.logp) + len(guess) + 1) for s, guess in pairs]
         self.params = [s.request.params for s, start, stop in self.spans for _ in range(start, stop)]
         self.history = [tokens_seen(s, guess[:j]) for s, guess in pairs for j in range(len(guess) + 1)]
+        starts = np.cumsum(self.counts) - self.counts
+        self.constrained = [
+            (int(starts[i]) + j, s, s.tokens[len(s.request.prompt) :] + guesses[i][:j])
+            for i, s in constrained_rows(sequences)
+            for j in range(len(guesses[i]) + 1)
+        ]
 
 
 class Speculator:
@@ -89,6 +97,7 @@ class Speculator:
         self._k = k
         self._scheduler = scheduler
         self._stats = stats
+        self._constraints = Constraints()
         self._noise: WeakKeyDictionary[Sequence, np.ndarray] = WeakKeyDictionary()
 
     def decode(self, sequences: list[Sequence]) -> list[Run]:
@@ -102,6 +111,7 @@ class Speculator:
         # One forward over each sequence's newest token and its guesses.
         adapters = [s.request.adapter for s in sequences]
         logits = self.runner.decode_rows([s.blocks for s in sequences], rows.owner, rows.tokens, rows.positions, adapters)
+        logits = self._constraints.apply(logits, rows.constrained)
         draw, stands = self._sure(rows, logits) if proposals.draft is None else self._drafted(rows, logits, proposals.draft)
         lengths = run_lengths(stands.cpu().numpy(), rows.counts)
         self._stats.proposed_tokens += sum(map(len, proposals.tokens))
