@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from errno import EACCES, EDQUOT, ENOSPC, EPERM, EROFS
+from errno import EACCES, EBUSY, EDQUOT, ENOSPC, EPERM, EROFS
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from .errors import UserError
 
 _FULL = "no space left: free some, or choose a folder on another disk (run.dir)"
 _FORBIDDEN = "not writable: choose another folder (run.dir) or change its permissions"
-_DISK_ERRORS = {ENOSPC: _FULL, EDQUOT: _FULL, EACCES: _FORBIDDEN, EPERM: _FORBIDDEN, EROFS: _FORBIDDEN}
+_BUSY = "in use, as the folder of a mount is: choose another name (run.name)"
+_DISK_ERRORS = {EBUSY: _BUSY, ENOSPC: _FULL, EDQUOT: _FULL, EACCES: _FORBIDDEN, EPERM: _FORBIDDEN, EROFS: _FORBIDDEN}
 
 _hooks: list[Callable[[str], None]] = []
 _arrivals = count(1)

@@ -47,7 +47,7 @@ from .report.rewards import reward_metrics
 from .report.rollouts import write_rollouts
 from .report.samples import Sample, write_samples
 from .resume import cut_after, find_checkpoint
-from .run_folder import RunFolder, check_free, create_run, open_run
+from .run_folder import RunFolder, check_free, create_run, open_run, recover
 from .run_state import RunState, check_same, restore, save, signature
 from .sft_stage import SftStage
 from .trainer.checkpoint import Checkpoint
@@ -87,14 +87,16 @@ def train_run(
             run = stack.enter_context(open_run(resume))
             checkpoint = find_checkpoint(run, recipe, progress.note)
         else:
+            recover(directory / name)
             check_free(directory, name, overwrite)
         world = build_world(recipe, str(checkpoint.model_path) if checkpoint else "", reward=reward, tasks=given)
         stack.callback(world.close)
         made_with = signature(world, (reward,) if reward else recipe.environment.rewards)
         for note in check_same(checkpoint, made_with) if checkpoint else ():
             progress.note(note)
-        if not resume:  # only now: a mistake in the recipe has left nothing behind, and deleted nothing
+        if not resume:  # only now: a mistake in the recipe has left nothing behind, and moved nothing
             run = stack.enter_context(create_run(directory, name, overwrite))
+            stack.callback(lambda: progress.note(run.says_of_earlier()) if run.says_of_earlier() else None)
         interrupts = stack.enter_context(Interrupts(progress.note))
         work = Run(recipe, run, world, progress, interrupts, started, algorithm)
         work.prepare(checkpoint, made_with)
@@ -151,6 +153,7 @@ class Run:
             self.progress.note(f"stopped after step {self.state.step}; go on with: sixfold train --resume {self.run.path}")
             return self.interrupts.exit_code
         self._finish(after_rl=stop_after != "sft")
+        self.run.end()
         return 0
 
     def _warm_up(self) -> None:

@@ -1,7 +1,7 @@
 """The folder of a run, `runs/NAME/`: where each file is and who may write in it. No torch.
 
 One process at a time trains in a folder: it holds a lock (`flock` on the file `.sixfold-run`) that the kernel drops when the process ends,
-however it ends. Reading needs no lock. The same file marks the folder as a run, and only a marked folder is ever emptied.
+however it ends. Reading needs no lock. The same file marks the folder as a run, and only a marked folder is ever replaced.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -21,8 +20,9 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from .durable import disk_errors, fsync_path, write_json_atomic
+from .durable import disk_errors, faultpoint, fsync_path, write_json_atomic
 from .errors import UserError, nearest
+from .run_replace import has_checkpoint, move_aside, put_back, remove_replaced, replaced
 
 MARKER = ".sixfold-run"
 PACKAGES = ("sixfold", "torch", "transformers", "tokenizers", "safetensors", "numpy")
@@ -47,6 +47,8 @@ class RunFolder:
     """The paths of one run, and its lock. As a context manager it holds the lock: `with open_run(path) as run: ...`."""
 
     path: Path
+    earlier: RunFolder | None = field(default=None, repr=False)
+    """The run that this one replaces, moved aside and locked; None where it replaces none."""
     _lock: int | None = field(default=None, init=False, repr=False)
 
     @property
@@ -123,7 +125,24 @@ class RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Drop the lock. A run that has made no checkpoint gives way to the one that it was to replace."""
+        if self.earlier and replaced(self.path).is_dir() and not has_checkpoint(self.path):
+            put_back(self.path)
         self.unlock()
+        if self.earlier:
+            self.earlier.unlock()
+
+    def says_of_earlier(self) -> str:
+        """A line on the run that this one replaces, when the process ends; empty where there is none or it is gone."""
+        if not self.earlier or not self.earlier.path.is_dir():
+            return ""
+        if has_checkpoint(self.path):
+            return f"the run that this one replaces is kept in {self.earlier.path} until this one has ended"
+        return f"no checkpoint was made: the earlier run is back in {self.path}"
+
+    def end(self) -> None:
+        """The run has ended: delete the one that it replaces."""
+        remove_replaced(self.path)
 
     def _owner(self) -> str:
         """Who holds the lock, in words."""
@@ -172,61 +191,85 @@ def check_free(directory: Path, name: str, overwrite: bool = False) -> None:
     """What `create_run` would refuse, found before anything slow is done or anything old is deleted. Changes nothing."""
     run = RunFolder(directory / name)
     with disk_errors(f"cannot create {run.path}"):
-        entries = [entry for entry in run.path.iterdir() if entry.name != MARKER] if run.path.is_dir() else []
+        entries = _entries(run.path)
         is_run = (run.path / MARKER).is_file()
     if entries and not is_run:
         raise UserError(f"{run.path} holds files that are not a run's ({entries[0].name}, ...): choose another run.name or run.dir")
     if entries and not overwrite:
         progress = "no step finished" if run.last_step() is None else f"step {run.last_step()}"
-        raise UserError(f"{run.path} already holds a run ({progress}): use --resume {run.path}, --overwrite, or another --run.name")
+        older = f"; the run that it was to replace is in {replaced(run.path)}" if replaced(run.path).is_dir() else ""
+        raise UserError(f"{run.path} already holds a run ({progress}): use --resume {run.path}, --overwrite, or another --run.name{older}")
 
 
 def create_run(directory: Path, name: str, overwrite: bool = False) -> RunFolder:
-    """Make `directory/name` and return it locked. A run that is already there is refused, or with `overwrite` emptied.
+    """Make `directory/name` and return it locked. A run that is already there is refused, or with `overwrite` moved aside.
+
+    It comes back when this one ends without a checkpoint (`__exit__`), and is deleted when this one has ended well (`end`).
 
     UserError: another run or other files are there, another process is training there, or the folder cannot be written.
     """
     run = RunFolder(directory / name)
+    recover(run.path)
     check_free(directory, name, overwrite)
-    with disk_errors(f"cannot create {run.path}"):
-        run.path.mkdir(parents=True, exist_ok=True)
     with ExitStack() as on_failure:
+        if _entries(run.path):
+            run.earlier = _take_away(run.path)
+            on_failure.callback(run.earlier.unlock)
+            on_failure.callback(put_back, run.path)
+        with disk_errors(f"cannot create {run.path}"):
+            run.path.resolve().mkdir(parents=True, exist_ok=True)
+        faultpoint("replace.made")
         run.lock()
         on_failure.callback(run.unlock)
-        check_free(directory, name, overwrite)  # again under the lock: another process may have been quicker
-        entries = [entry for entry in run.path.iterdir() if entry.name != MARKER]
-        _make_empty(run, entries)
+        check_free(directory, name)
+        with disk_errors(f"cannot prepare {run.path}"):
+            run.rollouts.mkdir()
+            run.checkpoints.mkdir()
+            fsync_path(run.path)
+        faultpoint("replace.made")
         on_failure.pop_all()
     return run
 
 
-def _make_empty(run: RunFolder, entries: list[Path]) -> None:
-    """Delete what an earlier run left and make the empty directories."""
-    with disk_errors(f"cannot prepare {run.path}"):
-        # The recipe goes first: without it a folder that is half emptied when the power fails is no run to resume or report.
-        for entry in sorted(entries, key=lambda entry: entry != run.recipe):
-            _delete(entry)
-        run.rollouts.mkdir()
-        run.checkpoints.mkdir()
-        fsync_path(run.path)
+def _take_away(path: Path) -> RunFolder:
+    """Move the run at `path` aside. Gives the run that is kept, locked."""
+    with ExitStack() as locks:
+        current, older = RunFolder(path), RunFolder(replaced(path))
+        for folder in (current, older) if older.path.is_dir() else (current,):
+            folder.lock()
+            locks.callback(folder.unlock)
+        check_free(path.parent, path.name, overwrite=True)  # again under the lock: another process may have been quicker
+        kept, gone = (current, older) if move_aside(path) else (older, current)
+        locks.pop_all()
+    gone.unlock()
+    kept.path = older.path
+    return kept
+
+
+def recover(path: Path) -> bool:
+    """Put back the run that an interrupted --overwrite moved aside before the new one had begun. True when it did."""
+    aside = RunFolder(replaced(path))
+    if not os.path.isdir(aside.path) or RunFolder(path).recipe.is_file():  # never raises: who may not look there may not train there
+        return False
+    with aside:  # locked by the process that is replacing it, if that is still alive
+        put_back(path)
+    return True
+
+
+def _entries(path: Path) -> list[Path]:
+    return [entry for entry in path.iterdir() if entry.name != MARKER] if path.is_dir() else []
 
 
 def open_run(path: Path) -> RunFolder:
     """The run in a folder, not locked: enough to read; `with` it to write. UserError if the folder holds no run."""
     run = RunFolder(path)
+    recover(path)
     if not path.is_dir():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"no run at {path}: there is no such folder.{nearest(path.name, siblings)}")
     if not run.recipe.is_file():
         raise UserError(f"{path} is not a run folder: no {run.recipe.name} in it")
     return run
-
-
-def _delete(entry: Path) -> None:
-    if entry.is_dir() and not entry.is_symlink():
-        shutil.rmtree(entry)
-    else:
-        entry.unlink()
 
 
 def _now() -> str:

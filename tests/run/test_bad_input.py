@@ -101,6 +101,12 @@ def test_an_earlier_run_is_kept_when_the_new_recipe_is_wrong(
     assert "already holds a run (step 1)" in capsys.readouterr().err
     assert main(["train", *recipe(data__source=str(tmp_path / "nope.jsonl")), "--overwrite"]) == 2
     assert sorted(run.rglob("*")) == before
+    late = {"environment__rewards": "arithmetic,missing_module:f"}, {"reference__path": str(tmp_path / "no"), "algorithm__beta": 0.1}
+    for overrides in late:
+        assert main(["train", *recipe(**overrides), "--overwrite"]) == 2
+        assert sorted(run.rglob("*")) == before and [p.name for p in run.parent.iterdir()] == ["x"]
+    assert main(["train", *recipe(), "--overwrite"]) == 0
+    assert [p.name for p in run.parent.iterdir()] == ["x"]
 
 
 def test_a_foreign_or_corrupt_checkpoint_is_refused(recipe: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ def parser() -> VerbParser:
     """Arguments of the verb."""
     arguments = VerbParser("sft", "Only the supervised warm-up of a recipe.", takes_recipe=True)
     arguments.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
-    arguments.add_argument("--overwrite", action="store_true", help="delete an earlier run of the same name")
+    arguments.add_argument("--overwrite", action="store_true", help="replace an earlier run of the same name; it is deleted when this one has ended")
     return arguments
 
 

@@ -19,7 +19,7 @@ def parser() -> VerbParser:
     arguments = VerbParser("train", "Train a model by reinforcement learning, or resume a run.", takes_recipe=True)
     arguments.add_argument("recipe", metavar="RECIPE", nargs="?", help=RECIPE_HELP)
     arguments.add_argument("--resume", metavar="RUN", help="go on from a run's newest checkpoint, with the run's own recipe")
-    arguments.add_argument("--overwrite", action="store_true", help="delete an earlier run of the same name")
+    arguments.add_argument("--overwrite", action="store_true", help="replace an earlier run of the same name; it is deleted when this one has ended")
     return arguments
 
 
@@ -32,6 +32,9 @@ def run(argv: Sequence[str]) -> int:
         return start(load_recipe(given.recipe, settings), resume=None, overwrite=given.overwrite, stop_after=None)
     if given.overwrite:
         raise UserError("sixfold train: --resume keeps the run and --overwrite deletes it; give one of them")
+    from sixfold.run_folder import recover
+
+    recover(Path(given.resume).expanduser())
     folder = run_folder(given.resume)
     recipe = load_recipe(str(folder / "recipe.toml"), settings)
     return start(recipe, resume=folder, overwrite=False, stop_after=None)
