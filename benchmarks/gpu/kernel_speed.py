@@ -62,7 +62,14 @@ class AttentionProbe:
         """Itself."""
         return self
 
+    def lowered(self, dtype: torch.dtype) -> Body:
+        """Itself."""
+        return self
+
     def refresh(self) -> None:
+        """It copies no weights."""
+
+    def release(self) -> None:
         """It copies no weights."""
 
     def footing(self) -> None:

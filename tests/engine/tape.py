@@ -106,7 +106,9 @@ class TapeCapture:
         runner: Any = run.func.__self__  # type: ignore[attr-defined]
         cache = runner.cache.tensors()
         before = [side.clone() for side in cache]
-        with Tape([*run.args[0], *runner.model.module.parameters(), *runner.model.module.buffers(), *cache]) as tape:
+        modules = {runner.model.module, getattr(runner, "_body", runner.model).module}  # its own copies of weights too
+        weights = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+        with Tape([*run.args[0], *weights, *cache]) as tape:
             result = run()
         tape.spoil()
         for side, old in zip(cache, before, strict=True):

@@ -50,7 +50,7 @@ def own() -> PreTrainedModel:
     return made
 
 
-def make_engine(model: PreTrainedModel, graphs: bool = True, **settings: Any) -> Engine:
+def make_engine(model: PreTrainedModel, graphs: bool | None = True, **settings: Any) -> Engine:
     return Engine(CausalLM(model), **{"kv_tokens": 4000, "block_size": 8, "cuda_graphs": graphs, **settings})
 
 
@@ -284,7 +284,7 @@ def test_a_shape_beyond_the_largest_runs_eagerly(tiny: Callable[[str], PreTraine
 
 
 def test_who_gets_graphs(tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that is asked for them, on CUDA. By default none, on CUDA neither; asked for elsewhere they are refused."""
+    """An engine on CUDA, unless they are switched off. Asked for elsewhere they are refused."""
     model = CausalLM(tiny("qwen3"))
     assert Engine(model, kv_tokens=64).runner._graphs is None
     monkeypatch.undo()
@@ -297,11 +297,34 @@ def test_who_gets_graphs(tiny: Callable[[str], PreTrainedModel], monkeypatch: py
         runner.device = torch.device("cuda")
 
     monkeypatch.setattr(model_runner.ModelRunner, "__init__", on_cuda)
-    monkeypatch.setattr(model_runner.ModelRunner, "use_graphs", lambda runner, stats: made.append(stats))
-    Engine(model, kv_tokens=64)
+    monkeypatch.setattr(model_runner.ModelRunner, "use_graphs", lambda runner, stats, may_fail: made.append((stats, may_fail)))
+    Engine(model, kv_tokens=64, cuda_graphs=False)
     assert made == []
-    engine = Engine(model, kv_tokens=64, cuda_graphs=True)
-    assert made == [engine.stats]
+    for asked in (None, True):
+        engine = Engine(model, kv_tokens=64, cuda_graphs=asked)
+        assert made.pop() == (engine.stats, asked is None)
+
+
+class Refusing(TapeCapture):
+    """A capture that CUDA ends, from the second on."""
+
+    def __call__(self, run: Callable[[], Tensor], beside: Tape | None) -> tuple[Tape, Tensor]:
+        if self.tapes:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().__call__(run, beside)
+
+
+def test_a_capture_that_fails_ends_the_graphs_and_is_said(tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On by default must not end a run that would do without; asked for, the error is the user's."""
+    monkeypatch.setattr(cuda_graphs, "CUDACapture", Refusing)
+    engine = make_engine(tiny("qwen3"), graphs=None)
+    engine.runner.use_graphs(engine.stats, may_fail=True)
+    with pytest.warns(UserWarning, match=r"out of memory.*engine\.cuda_graphs = 'off'"):
+        drawn = draw(engine)
+    assert drawn == draw(make_engine(tiny("qwen3"), graphs=False))
+    assert engine.stats.graph_captures == 1 and engine.stats.eager_decodes > 0 and tapes(engine) == []
+    with pytest.raises(torch.OutOfMemoryError):
+        draw(make_engine(tiny("qwen3")))
 
 
 def test_the_stand_in_calls_no_python_and_knows_what_is_stale() -> None:

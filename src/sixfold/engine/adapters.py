@@ -31,9 +31,13 @@ class LoadedAdapter:
 
 
 class Adapters:
-    """By name. A request holds on to its own: unloading takes the name away, not the weights of those who run with it."""
+    """By name. A request holds on to its own: unloading takes the name away, not the weights of those who run with it.
 
-    def __init__(self) -> None:
+    dtype: what products are computed in; adapters are cast once, not in each forward. None: their own.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self._dtype = dtype
         self._loaded: dict[str, LoadedAdapter] = {}
         self._numbers = count(1)
 
@@ -49,7 +53,8 @@ class Adapters:
         layers = {}
         for layer, (down, up) in adapter.layers.items():
             short = -len(down) % MIN_ROWS
-            layers[layer] = (F.pad(down, (0, 0, 0, short)), F.pad(up, (0, short)))
+            padded = F.pad(down, (0, 0, 0, short)), F.pad(up, (0, short))
+            layers[layer] = (padded[0].to(self._dtype), padded[1].to(self._dtype)) if self._dtype else padded
         self._loaded[name] = LoadedAdapter(name, next(self._numbers), layers)
 
     def unload(self, name: str) -> None:

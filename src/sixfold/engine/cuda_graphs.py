@@ -8,6 +8,7 @@ What cannot be replayed runs eagerly, to the same result: see `DecodeGraphs.run`
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,6 @@ from torch import Tensor
 
 from ..types import EngineStats
 from .kv_cache import KVCache
-from .language_model import LanguageModel
 
 MOST_GRAPHS = 32
 """Each holds its launches and a [rows, hidden] result; they share the rest of their memory."""
@@ -54,11 +54,14 @@ class CUDACapture:
 class DecodeGraphs:
     """The graphs of one model over one cache, by the shapes of their inputs. Of more than MOST_GRAPHS the one used least recently goes."""
 
-    def __init__(self, model: LanguageModel, cache: KVCache, stats: EngineStats) -> None:
-        self._model = model
+    def __init__(self, device: torch.device, cache: KVCache, stats: EngineStats, may_fail: bool = False) -> None:
+        """may_fail: a capture that CUDA refuses ends the use of graphs, with a warning; without it
+        the error is raised."""
+        self.failure = ""
+        self._may_fail = may_fail
         self._cache = cache
         self._stats = stats
-        self._device = next(model.module.parameters()).device
+        self._device = device
         self._capture = CUDACapture(self._device)
         self._graphs: OrderedDict[tuple[tuple[int, ...], ...], tuple[Tensor, torch.cuda.CUDAGraph, Tensor]] = OrderedDict()
         """Shapes -> all inputs one after another, the graph, and where it leaves its result."""
@@ -68,31 +71,63 @@ class DecodeGraphs:
         """Drop all graphs."""
         self._graphs.clear()
 
-    def run(self, inputs: list[np.ndarray], forward: Callable[[list[Tensor]], Tensor], plain: bool) -> Tensor | None:
-        """forward(inputs), int64 each, as it is on the device; to be used before the next run. None where it must run eagerly: not `plain` (adapters
-        add to it), more rows than MOST_ROWS, or a model that cannot be captured now. Graphs go when the model or the cache lies elsewhere."""
-        footing = self._model.footing() if plain and len(inputs[0]) <= MOST_ROWS else None
-        if footing is None:
+    def run(
+        self,
+        inputs: list[np.ndarray],
+        forward: Callable[[list[Tensor]], Tensor],
+        footing: Callable[[], object | None],
+        plain: bool,
+    ) -> Tensor | None:
+        """Replay the graph for inputs of these shapes, or capture it first.
+
+        Args:
+            inputs: int64 each.
+            forward: what is captured; it gets the inputs as they are on the device.
+            footing: fingerprint of everything a graph depends on besides the cache. Where it is
+                another one, or the cache lies elsewhere, all graphs go. None: no capture.
+            plain: False where something is added to the forward (adapters).
+
+        Returns:
+            forward(inputs), to be used before the next run. None where the caller must run it
+            eagerly: not `plain`, more than MOST_ROWS rows, no footing, or a capture that failed.
+        """
+        fixed = footing() if plain and not self.failure and len(inputs[0]) <= MOST_ROWS else None
+        if fixed is None:
             self._stats.eager_decodes += 1
             return None
-        held = (footing, [side.data_ptr() for side in self._cache.tensors()])
+        held = (fixed, [side.data_ptr() for side in self._cache.tensors()])
         if held != self._held:
             self.clear()
             self._held = held
-        key, given = tuple(x.shape for x in inputs), torch.from_numpy(np.concatenate([x.reshape(-1) for x in inputs]))
-        if key not in self._graphs:
-            self._add(key, given.to(self._device), forward)
+        key = tuple(x.shape for x in inputs)
+        given = torch.from_numpy(np.concatenate([x.reshape(-1) for x in inputs]))
+        if key not in self._graphs and not self._add(key, given.to(self._device), forward):
+            self._stats.eager_decodes += 1
+            return None
         self._graphs.move_to_end(key)
         static, graph, hidden = self._graphs[key]
-        static.copy_(given)
+        static.copy_(given, non_blocking=True)
         graph.replay()
         self._stats.graph_replays += 1
         return hidden
 
-    def _add(self, key: tuple[tuple[int, ...], ...], static: Tensor, forward: Callable[[list[Tensor]], Tensor]) -> None:
+    def _add(self, key: tuple[tuple[int, ...], ...], static: Tensor, forward: Callable[[list[Tensor]], Tensor]) -> bool:
+        """Capture a graph for inputs of these shapes; False if CUDA refused and that is allowed."""
         if len(self._graphs) == MOST_GRAPHS:
             self._graphs.popitem(last=False)
         views = [part.view(shape) for part, shape in zip(static.split([int(np.prod(shape)) for shape in key]), key, strict=True)]
         beside = next(iter(self._graphs.values()))[1] if self._graphs else None
-        self._graphs[key] = (static, *self._capture(partial(forward, views), beside))
+        try:
+            self._graphs[key] = (static, *self._capture(partial(forward, views), beside))
+        except RuntimeError as error:  # CUDA's own errors, out of memory among them
+            if not self._may_fail:
+                raise
+            self.failure = str(error).strip() or type(error).__name__
+            self.clear()
+            warnings.warn(
+                f"CUDA graphs are off from here on: a capture failed ({self.failure.splitlines()[0]}); engine.cuda_graphs = 'off' avoids the try",
+                stacklevel=2,
+            )
+            return False
         self._stats.graph_captures += 1
+        return True

@@ -44,7 +44,8 @@ class Engine:
     prefix_cache: none, radix or hash (`prefix_cache.py`). continuous, chunked_prefill: see `scheduler.py`. preemption: none reserves each sequence's
     worst case; the others stop sequences when blocks run out, and compute them again or swap them to host memory, which holds at most host_tokens
     tokens (None: as many as the cache). With any of these the same tokens come out. kv_dtype: int8 rounds the cache (`quantised_cache.py`).
-    speculation: see `speculative.py`; None: one token a step. cuda_graphs: decode by graphs (`cuda_graphs.py`), on CUDA.
+    speculation: see `speculative.py`; None: one token a step. cuda_graphs: decode by graphs (`cuda_graphs.py`), on CUDA; None:
+    wherever the model is on CUDA, and without them from the first capture that fails.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Engine:
         kv_dtype: Literal["auto", "int8"] = "auto",
         autocast: torch.dtype | None = None,
         speculation: Speculation | None = None,
-        cuda_graphs: bool = False,
+        cuda_graphs: bool | None = None,
     ) -> None:
         # One block more: the partly filled one of the prompt whose samples are still starting, which they copy.
         manager = BlockManager(-(-kv_tokens // block_size) + 1, block_size)
@@ -77,11 +78,11 @@ class Engine:
         self.stats = self.scheduler.stats
         cache = Int8KVCache if kv_dtype == "int8" else KVCache
         self.runner = ModelRunner(model, cache(manager.count, block_size), autocast)
-        if cuda_graphs:
-            self.runner.use_graphs(self.stats)
+        if cuda_graphs or (cuda_graphs is None and self.runner.device.type == "cuda"):
+            self.runner.use_graphs(self.stats, may_fail=cuda_graphs is None)
         self.weights = Weights(model.module)
         self.speculator = make_speculator(speculation, self.scheduler, self.runner, autocast) if speculation else None
-        self.adapters = Adapters()
+        self.adapters = Adapters(autocast)
         self.version = 0
         self._batch = Columns([])
         self._constraints = Constraints()

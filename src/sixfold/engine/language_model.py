@@ -7,6 +7,7 @@ from ctypes import CDLL
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 
@@ -73,7 +74,14 @@ class Body(Protocol):
         """What to run a forward on: itself, once it has looked whether the module is still what it stands for, or else the module."""
 
     def refresh(self) -> None:
-        """The weights may have changed in a way that PyTorch does not see; and copies of them are not needed for now."""
+        """The weights may have changed in a way that PyTorch does not see."""
+
+    def release(self) -> None:
+        """Copies of weights are not needed for now: give their memory back."""
+
+    def footing(self) -> object | None:
+        """Fingerprint of everything that a CUDA graph of `hidden` depends on: equal for as long as
+        the graph holds. None where there can be none."""
 
 
 class LanguageModel(Body, Protocol):
@@ -85,5 +93,5 @@ class LanguageModel(Body, Protocol):
     def body(self, build: Callable[[Path], CDLL | None] | None) -> Body:
         """The fastest way to run it. build: compiles a C file, if there is a compiler."""
 
-    def footing(self) -> object | None:
-        """What a CUDA graph of `hidden` stands on: equal for as long as the graph holds. None where there can be none."""
+    def lowered(self, dtype: torch.dtype) -> Body:
+        """The way to run it under autocast, on weights that have its dtype already."""

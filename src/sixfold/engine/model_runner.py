@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..types import EngineStats
 from .adapters import MIN_ROWS, Additions, LoadedAdapter, Owners, rows_by_adapter
+from .block_tables import DecodeTable, block_table
 from .columns import Columns
 from .cpu_kernels import compiled, cpu_kernels
 from .cuda_graphs import DecodeGraphs, rounded_up
@@ -47,15 +48,16 @@ class ModelRunner:
         self._autocast = autocast
         self.host = HostPools(cache)
         self._adapted = adapted
-        self._body = model.body(compiled if autocast is None and cpu_kernels() is not None else None)
+        self._body = model.body(compiled if cpu_kernels() is not None else None) if autocast is None else model.lowered(autocast)
         self._ready = self._body
-        self._table: tuple[int, int, np.ndarray] = (-1, 0, np.zeros((0, 0), dtype=np.int64))
-        self._shared: tuple[np.ndarray | None, tuple[np.ndarray, ...]] = (None, ())
+        self._table = DecodeTable(cache.blocks, self._shape)
+        self._shared: tuple[object, tuple[np.ndarray, ...]] = (None, ())
         self._graphs: DecodeGraphs | None = None
 
-    def use_graphs(self, stats: EngineStats) -> None:
-        """Decode forwards run as CUDA graphs from here on, where they can. Raises ValueError for a model that is not on a CUDA device."""
-        self._graphs = DecodeGraphs(self.model, self.cache, stats)
+    def use_graphs(self, stats: EngineStats, may_fail: bool = False) -> None:
+        """Decode forwards run as CUDA graphs from here on, where they can. may_fail: as `DecodeGraphs`
+        has it. Raises ValueError for a model that is not on a CUDA device."""
+        self._graphs = DecodeGraphs(self.device, self.cache, stats, may_fail)
 
     def over(self, cache: KVCache) -> ModelRunner:
         """A runner for prefills alone, over another cache: the same model with the same copies of weights."""
@@ -66,7 +68,7 @@ class ModelRunner:
     def release_memory(self) -> None:
         """Drop the buffers of the cache and of what is beside it, and copies of weights."""
         self.cache.clear()
-        self._body.refresh()
+        self._body.release()
         self.host.clear()
         if self._graphs is not None:
             self._graphs.clear()
@@ -137,9 +139,8 @@ class ModelRunner:
         """
         self._ready = self._body.ready()
         rows = max(len(batch), at_least, self._least_rows())
-        if self._table[:2] != (revision, rows):  # kept until a table changes
-            self._table = (revision, rows, self._block_table([s.blocks for s in batch.sequences], rows))
-        return self._logits(self._decode(batch.newest, batch.lengths - 1, self._table[2], batch.owners, apart=True))[: len(batch)]
+        table = self._table.update(batch.sequences, revision, rows)
+        return self._logits(self._decode(batch.newest, batch.lengths - 1, table, batch.owners, self._table.key))[: len(batch)]
 
     def replay(self, chunks: list[Chunk]) -> None:
         """Compute again the sampled tokens of each chunk, REPLAY_ROWS at a time, by a decode's arithmetic, row for row: the same bits."""
@@ -162,16 +163,27 @@ class ModelRunner:
         owners = [(adapters[i], 1) for i in owner] if adapters is not None else []
         return self._logits(self._decode(tokens, positions, self._rows_table(tables, owner), owners))[: len(tokens)]
 
-    def _decode(self, tokens: Rows, positions: Rows, table: np.ndarray, owners: Owners, apart: bool = False) -> Tensor:
-        """Tokens [N] at positions [N] by a decode's arithmetic, each behind its row of the table, whose other rows are padding -> [rows, hidden].
-        apart: each is of another sequence."""
+    def _decode(self, tokens: Rows, positions: Rows, table: np.ndarray, owners: Owners, batch: object = None) -> Tensor:
+        """Compute tokens by a decode's arithmetic.
+
+        Args:
+            tokens: [N] token ids.
+            positions: [N] where each stands in its sequence.
+            table: [rows, M] blocks of each token's sequence; rows from N on are padding.
+            owners: whose adapter each row wants.
+            batch: equal for as long as the same sequences decode; each token is then of another
+                sequence. None: the rows may be of any sequences.
+
+        Returns:
+            [rows, hidden].
+        """
         size, rows = self.cache.block_size, np.zeros((2, len(table)), dtype=np.int64)
         rows[:, : len(tokens)] = tokens, positions
         slots = table[np.arange(len(table)), rows[1] // size] * size + rows[1] % size
-        inputs = [*rows, slots, table, *self._shared_prefixes(table, rows[1])]
+        inputs = [*rows, slots, table, *self._shared_prefixes(table, rows[1], batch)]
         additions = self._additions(owners, len(table))
-        hidden = None if self._graphs is None else self._graphs.run(inputs, self._decode_hidden, additions is None)
-        return self._decode_hidden([self._tensor(x) for x in inputs], additions, apart) if hidden is None else hidden
+        hidden = None if self._graphs is None else self._graphs.run(inputs, self._decode_hidden, self._ready.footing, additions is None)
+        return self._decode_hidden([self._tensor(x) for x in inputs], additions, batch is not None) if hidden is None else hidden
 
     def _decode_hidden(self, inputs: list[Tensor], additions: Additions | None = None, apart: bool = False) -> Tensor:
         """inputs: tokens, positions, slots [B], table [B, M]; for GPU kernels those of `SharedPrefixes` too. Reads nothing else that may change: a
@@ -184,12 +196,13 @@ class ModelRunner:
             layout = TritonDecodeLayout(self.cache, slots, table, positions, units_of(positions, *shared))
         return self._hidden(tokens, positions, layout, additions)
 
-    def _shared_prefixes(self, table: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, ...]:
-        """`SharedPrefixes` for GPU kernels, nothing for others. Found once for a table: a new one is made whenever a sequence's changes."""
+    def _shared_prefixes(self, table: np.ndarray, positions: np.ndarray, batch: object) -> tuple[np.ndarray, ...]:
+        """`SharedPrefixes` for GPU kernels, nothing for others. Found once for a batch: while it
+        runs, only blocks behind the prefixes are added to the table."""
         if not triton_serves(self.device.type):
             return ()
-        if table is not self._shared[0]:
-            self._shared = (table, find_shared_prefixes(table, positions, self.cache.block_size).padded())
+        if batch is None or batch is not self._shared[0]:
+            self._shared = (batch, find_shared_prefixes(table, positions, self.cache.block_size).padded())
         return self._shared[1]
 
     def _rows_table(self, tables: list[list[int]], owner: np.ndarray) -> np.ndarray:
@@ -200,10 +213,7 @@ class ModelRunner:
 
     def _block_table(self, tables: list[list[int]], rows: int) -> np.ndarray:
         """[rows or more, M] blocks of every sequence, scratch where it has fewer."""
-        table = np.full(self._shape(rows, max(map(len, tables))), self.cache.blocks, dtype=np.int64)
-        for row, blocks in zip(table, tables, strict=False):
-            row[: len(blocks)] = blocks
-        return table
+        return block_table(tables, self._shape(rows, max(map(len, tables))), self.cache.blocks)
 
     def _shape(self, rows: int, blocks: int) -> tuple[int, int]:
         """Of a decode's table with room for so many: enough rows, of a multiple of MIN_ROWS slots; with graphs, one that comes again."""

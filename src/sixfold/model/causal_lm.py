@@ -6,9 +6,10 @@ The split is what lets the trainer score a chunk of positions at a time, and the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import UserError
@@ -17,6 +18,7 @@ from .body_kernels import Compile, body_kernels
 from .footing import Footing
 from .fused_decoder import Body, fused_decoder
 from .lora import LayerAdditions, added
+from .lowered import Halves, LoweredBody
 
 
 def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
@@ -47,6 +49,7 @@ class CausalLM:
     def __init__(self, module: PreTrainedModel) -> None:
         self.module = module
         self._footing: Footing | None = None
+        self._lowered: dict[torch.dtype, LoweredBody] = {}
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
         """tokens, positions [N] -> [N, hidden]."""
@@ -60,6 +63,12 @@ class CausalLM:
         itself."""
         kernels = None if build is None else body_kernels(build)
         return (None if kernels is None else fused_decoder(self, kernels)) or self
+
+    def lowered(self, dtype: torch.dtype) -> LoweredBody:
+        """Body and head on weights that are in autocast's dtype already; made once for each."""
+        if dtype not in self._lowered:
+            self._lowered[dtype] = LoweredBody(self, _halves, _probe_logits, dtype)
+        return self._lowered[dtype]
 
     def footing(self) -> tuple[object, ...] | None:
         """What a captured `hidden` stands on: equal for as long as it holds. None where it cannot be captured. See `footing.py`."""
@@ -87,6 +96,19 @@ class CausalLM:
 
     def refresh(self) -> None:
         """The module reads its weights themselves."""
+
+    def release(self) -> None:
+        """It holds no copies."""
+
+
+def _halves(module: nn.Module) -> CausalLM:
+    return CausalLM(cast(PreTrainedModel, module))
+
+
+def _probe_logits(model: Halves) -> Tensor:
+    """Logits of two tokens."""
+    zeros = torch.zeros(2, dtype=torch.int64, device=next(model.module.parameters()).device)
+    return model.logits(model.hidden(zeros, zeros, _Segments(((0, 2),))))
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,10 @@ class Body(Protocol):
         """The weights may have changed in a way that PyTorch does not see."""
         ...
 
+    def release(self) -> None:
+        """Copies of weights are not needed for now: give their memory back."""
+        ...
+
 
 Weights = Mapping[str, Tensor | None]
 """A module's own parameters by name: looked up at every use, so that a parameter put in another's place counts."""
@@ -165,6 +169,13 @@ class FusedDecoder:
         self._packed_from, self._compiled = ([], []), None
         for linear in self._linears:
             linear.packed = None
+
+    def release(self) -> None:
+        """As `Body.release`."""
+        self.refresh()
+
+    def footing(self) -> None:
+        """It runs on the CPU, which has no graphs."""
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
         """As `Body.hidden`."""
