@@ -170,7 +170,10 @@ def test_an_adapter_is_cast_once_too() -> None:
     out, width = model.model.layers[0].mlp.up_proj.weight.shape
 
     class Added:
-        layers = {"model.layers.0.mlp.up_proj": (torch.randn(4, width) * 0.1, torch.randn(out, 4) * 0.2)}
+        def __init__(self) -> None:
+            generator = torch.Generator().manual_seed(0)
+            down, up = torch.randn(4, width, generator=generator), torch.randn(out, 4, generator=generator)
+            self.layers = {"model.layers.0.mlp.up_proj": (down * 0.1, up * 0.2)}
 
     drawn = []
     for kind in (CausalLM, AsItIs):

@@ -64,13 +64,11 @@ class DecodeTable:
     def _appended(self) -> bool:
         """Write what the sequences' lists got at their ends; False if they changed otherwise."""
         counts = [len(s.blocks) for s in self._batch]
-        for s, known, before, now in zip(
-            self._batch, self._lists, self._counts, counts, strict=True
-        ):
+        for s, known, before, now in zip(self._batch, self._lists, self._counts, counts, strict=True):
             # A preempted sequence comes back with another list of blocks.
             if s.blocks is not known or now < before:
                 return False
-        rows, columns = self._shape(self._asked[1], max(counts))
+        columns = self._shape(self._asked[1], max(counts))[1]
         if columns > self.array.shape[1]:
             more = columns - self.array.shape[1]
             self.array = np.pad(self.array, ((0, 0), (0, more)), constant_values=self._scratch)

@@ -58,6 +58,10 @@ class Body(Protocol):
         """Copies of weights are not needed for now: give their memory back."""
         ...
 
+    def footing(self) -> object | None:
+        """Fingerprint of everything that a CUDA graph of `hidden` depends on."""
+        ...
+
 
 Weights = Mapping[str, Tensor | None]
 """A module's own parameters by name: looked up at every use, so that a parameter put in another's place counts."""

@@ -33,10 +33,6 @@ class Halves(Body, Protocol):
     @property
     def module(self) -> nn.Module: ...
 
-    def footing(self) -> object | None:
-        """Fingerprint of everything that a CUDA graph of `hidden` depends on."""
-        ...
-
 
 class LoweredBody:
     """The twin of one model. It costs the memory of the copies until `release`."""
