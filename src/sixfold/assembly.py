@@ -19,7 +19,9 @@ from .engine.engine import Engine
 from .engine.speculative import Speculation
 from .environment.scorer import Environment
 from .errors import UserError
+from .kv_size import kv_tokens
 from .model.causal_lm import CausalLM
+from .model.device import resolve_device
 from .model.loading import Policy, load_policy
 from .outside import start_outside
 from .rollout.backend import parse_backend
@@ -82,11 +84,11 @@ class World:
 
     def evaluator(self) -> EngineRollout | OutsideRollout:
         """The rollout role of held-out evaluation."""
-        return self._rollout(self._params(self.recipe.eval.temperature), self.recipe.eval.samples)
+        return self._rollout(self._params(self.recipe.eval.temperature), self.recipe.eval.samples, self.recipe.engine.release_kv)
 
     def prober(self) -> EngineRollout | OutsideRollout:
         """Greedy, one sample a task: what SFT's progress is measured by."""
-        return self._rollout(self._params(0.0), 1)
+        return self._rollout(self._params(0.0), 1, self.recipe.engine.release_kv)
 
     def trainer(self, config: TrainerConfig, total_steps: int) -> Trainer:
         """A trainer with a fresh optimizer on the policy's weights."""
@@ -113,7 +115,7 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
 
     Raises UserError for a missing device, model or dataset, and for prompts that do not fit.
     """
-    device = resolve_device(recipe)
+    device = resolve_device(recipe.run.device, "run.device")
     torch.set_num_threads(recipe.run.threads or torch.get_num_threads())
     config = recipe.environment
     rewards = (reward,) if reward else recipe.environment.rewards
@@ -150,7 +152,7 @@ def _engine_and_sync(
     backend = parse_backend(recipe.rollout.backend)
     if backend.kind != "engine":
         return start_outside(recipe, backend, policy, longest, ending)
-    engine = make_engine(recipe, policy, longest, autocast)
+    engine = make_engine(recipe, policy, longest, autocast, notes)
     if recipe.sync.mode == "shared":
         return engine, SharedSync(policy.model, engine)
     sync = CopySync(policy.model, engine, recipe.sync.every, recipe.sync.mode)
@@ -161,16 +163,30 @@ def _engine_and_sync(
     return engine, sync
 
 
-def make_engine(recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None) -> Engine:
-    """The engine on the policy's own module, or on a copy of it where the recipe does not share it."""
+def make_engine(
+    recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None, notes: list[str] | None = None
+) -> Engine:  # fmt: skip
+    """The engine on the policy's own module, or on a copy of it where the recipe does not share it.
+
+    Args:
+        recipe: the whole run.
+        policy: the trainer's model.
+        longest: sequence, in tokens.
+        autocast: dtype of the forward passes; None: the weights' own.
+        notes: gets what to tell the user.
+
+    Raises:
+        UserError: CUDA graphs without a GPU, or no memory for one sequence.
+    """
     config = recipe.engine
     model = policy.model
+    if config.cuda_graphs == "on" and model.device.type != "cuda":
+        raise UserError(f"engine.cuda_graphs = 'on' needs a GPU, and the model is on {model.device}; use auto")
     if recipe.sync.mode != "shared":
         model = copy.deepcopy(model).requires_grad_(False)
-    blocks = -(-longest // config.block_size)
     return Engine(
         CausalLM(model),
-        kv_tokens=config.kv_tokens or config.max_running * blocks * config.block_size,
+        kv_tokens=config.kv_tokens or kv_tokens(recipe, policy, longest, notes if notes is not None else []),
         block_size=config.block_size,
         max_running=config.max_running,
         prefill_tokens=config.prefill_tokens_per_step,
@@ -178,14 +194,8 @@ def make_engine(recipe: Recipe, policy: Policy, longest: int, autocast: torch.dt
         preemption=config.preemption,
         autocast=autocast,
         speculation=Speculation() if config.speculation == "ngram" else None,
+        cuda_graphs={"auto": None, "on": True, "off": False}[config.cuda_graphs],
     )
-
-
-def resolve_device(recipe: Recipe) -> str:
-    """cpu or cuda. Raises UserError when a GPU is asked for and there is none."""
-    if recipe.run.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("run.device = 'cuda': no CUDA device found; use --run.device cpu, or auto")
-    return "cuda" if recipe.run.device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def _fit_prompts(recipe: Recipe, tasks: TaskSet, codec: PromptCodec, context: int) -> int:

@@ -7,9 +7,11 @@ What was asked is here; what follows from it (micro-batches, cache blocks, ...) 
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
 
 def _finite(x: float) -> float:
@@ -18,7 +20,20 @@ def _finite(x: float) -> float:
     return x
 
 
+def _device(name: str) -> str:
+    """The name as it is. Raises an error for a device that the code has no kernels for."""
+    if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name):
+        return name
+    if name.startswith("cuda"):
+        raise PydanticCustomError("unsupported", "write cuda, or cuda:N for GPU number N")
+    if name.split(":")[0] in ("mps", "xpu", "hpu", "npu", "xla", "tpu"):
+        raise PydanticCustomError("unsupported", "not supported; use cpu, or cuda on a machine with such a GPU")
+    raise ValueError("no device")
+
+
 Real = Annotated[float, AfterValidator(_finite)]
+Device = Annotated[str, AfterValidator(_device), WithJsonSchema({"type": "string", "enum": ["auto", "cpu", "cuda"]})]
+"""One of the three names, or cuda:N."""
 Decay = Annotated[Real, Field(ge=0, lt=1)]
 
 
@@ -42,7 +57,7 @@ class RunConfig(Section):
     steps: int = knob(100, "RL steps", ge=0)
     max_minutes: Real = knob(0.0, "stop after this much wall time, with a checkpoint (0: no limit)", ge=0)
     target_reward: Real = knob(0.0, "stop once the moving average of the reward reaches this (0: never)", ge=0)
-    device: Literal["auto", "cpu", "cuda"] = knob("auto", "where the model lives; auto takes a GPU if there is one")
+    device: Device = knob("auto", "where the model lives: auto (a GPU if there is one), cpu, cuda, or cuda:N for GPU number N")
     precision: Literal["float32", "bfloat16"] = knob("float32", "of the forward passes; weights and gradients stay float32")
     threads: int = knob(0, "CPU threads for torch (0: every core)", ge=0)
 
@@ -132,7 +147,12 @@ class EngineConfig(Section):
 
     block_size: int = knob(16, "tokens in one block of the paged KV cache", ge=1)
     max_running: int = knob(256, "sequences decoded together", ge=1)
-    kv_tokens: int = knob(0, "tokens that the KV cache holds (0: enough for max_running full-length sequences)", ge=0)
+    kv_tokens: int = knob(
+        0, "tokens that the KV cache holds (0: enough for max_running full-length sequences, on a GPU at most what is free beside training)", ge=0
+    )
+    cuda_graphs: Literal["auto", "on", "off"] = knob(
+        "auto", "launch a decode step as one captured CUDA graph: auto (on a GPU; off after a capture that fails), on (a failure is an error), off"
+    )
     prefill_tokens_per_step: int = knob(4096, "prompt tokens computed in one engine step", ge=1)
     prefix_cache: Literal["radix", "hash", "none"] = knob("radix", "how beginnings that prompts have in common are found, to be computed once")
     preemption: Literal["none", "recompute", "swap"] = knob(

@@ -176,6 +176,7 @@ def _engine_facts(plan: Plan) -> list[Fact]:
     room = _UNKNOWN if plan.kv_blocks is None else f"{bound}{plan.kv_tokens:,} tokens in {plan.kv_blocks:,} blocks of {engine.block_size}"
     size = _UNKNOWN if plan.kv_bytes is None else _bytes(plan.kv_bytes)
     full_length = f"engine.kv_tokens = 0: room for engine.max_running = {engine.max_running} sequences of {_tokens(plan.longest_tokens)}"
+    full_length += "; on a GPU no more than is free there, less what training needs and a tenth of its memory"
     shared = f"a prompt is computed once for its {samples} samples" if samples > 1 else "a prompt has one sample"
     return [
         Fact(

@@ -288,6 +288,8 @@ def _validate(asked: Mapping[str, Any], where: str, place: Callable[[str], str])
     except ValidationError as invalid:
         error = invalid.errors(include_url=False)[0]
         key = ".".join(str(part) for part in error["loc"] if isinstance(part, str))
+        if error["type"] == "unsupported":  # a check of the setting's own says why
+            raise UserError(f"{key} = '{error['input']}': {error['msg']} ({place(key)})") from invalid
         if key in knobs():
             raise UserError(f"{_bad_value(knobs()[key], asked)} ({place(key)})") from invalid
         raise UserError(f"{error['msg'].removeprefix('Value error, ')} ({where})") from invalid

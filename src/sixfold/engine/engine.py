@@ -22,7 +22,7 @@ from .constraints import Constraints
 from .kv_cache import KVCache
 from .language_model import Adapter, LanguageModel
 from .look_ahead import give_back
-from .model_runner import ModelRunner, fill
+from .model_runner import ModelRunner, fill, on_device
 from .offload import HostBlocks
 from .prefix_cache import make_prefix_cache
 from .quantised_cache import Int8KVCache
@@ -80,6 +80,7 @@ class Engine:
         self.runner = ModelRunner(model, cache(manager.count, block_size), autocast)
         if cuda_graphs or (cuda_graphs is None and self.runner.device.type == "cuda"):
             self.runner.use_graphs(self.stats, may_fail=cuda_graphs is None)
+        self._device = self.runner.device
         self.weights = Weights(model.module)
         self.speculator = make_speculator(speculation, self.scheduler, self.runner, autocast) if speculation else None
         self.adapters = Adapters(autocast)
@@ -149,11 +150,12 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
         """One token for each scheduled sequence, with speculation one or more; gives back those that ended with it."""
-        work = self.scheduler.schedule()
-        if self.speculator is not None:
-            return self._speculate(work, self.speculator)
-        forwards = self._forward(work)
-        return self._commit(work, forwards)
+        with on_device(self._device):
+            work = self.scheduler.schedule()
+            if self.speculator is not None:
+                return self._speculate(work, self.speculator)
+            forwards = self._forward(work)
+            return self._commit(work, forwards)
 
     def set_version(self, version: int) -> None:
         """The weights just changed: tokens from here on carry `version`. Raises RuntimeError if it does not grow or sequences are in flight."""

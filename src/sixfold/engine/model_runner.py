@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import numpy as np
@@ -243,6 +244,12 @@ class ModelRunner:
 
     def _tensor(self, values: object) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one of this thread: Triton and CUDA graphs launch there, wherever the
+    tensors are that they are given."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def fill(runner: ModelRunner, work: Work) -> list[tuple[Chunk, Tensor]]:

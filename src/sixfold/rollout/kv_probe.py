@@ -8,7 +8,7 @@ from torch import Tensor
 from ..engine.engine import Engine
 from ..engine.kv_cache import KVCache
 from ..engine.language_model import LanguageModel
-from ..engine.model_runner import ModelRunner
+from ..engine.model_runner import ModelRunner, on_device
 from ..engine.sequence import Chunk, Request, Ticket
 from ..types import SamplingParams
 
@@ -43,5 +43,7 @@ def exact_logp(model: LanguageModel, tokens: list[int], autocast: torch.dtype | 
     cache = KVCache(-(-len(tokens) // 16), 16)
     ticket = Ticket(Request("", tokens, SamplingParams(max_tokens=1), [0]), tokens)
     chunk = Chunk(ticket, list(range(cache.blocks)), 0, len(tokens), 0)
-    logp = ModelRunner(model, cache, autocast).prefill([chunk], everywhere=True).log_softmax(-1)
+    runner = ModelRunner(model, cache, autocast)
+    with on_device(runner.device):
+        logp = runner.prefill([chunk], everywhere=True).log_softmax(-1)
     return logp[:-1].gather(-1, torch.tensor(tokens[1:], device=logp.device)[:, None])[:, 0]

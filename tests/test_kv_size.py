@@ -1,0 +1,114 @@
+"""The KV cache's size against sums by hand: on a GPU no more than fits beside training."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from sixfold import assembly, kv_size
+from sixfold.config import Recipe
+from sixfold.engine import kv_budget
+from sixfold.errors import UserError
+from sixfold.model.loading import Policy
+from sixfold.plan import make_plan
+from sixfold.plan_text import explain
+from sixfold.recipe_io import parse_recipe
+
+LONGEST = 100
+PER_TOKEN = 2 * 2 * 2 * 16 * 4
+"""Keys and values, 2 layers, 2 heads of 16 numbers, 4 bytes."""
+
+
+def recipe(*flags: str) -> Recipe:
+    return parse_recipe('run.name = "x"', "x.toml", flags)
+
+
+def gpu(monkeypatch: pytest.MonkeyPatch, free: int, total: int) -> None:
+    monkeypatch.setattr(kv_size, "free_memory", lambda device: (free, total))
+
+
+def test_what_is_wanted_and_what_fits() -> None:
+    assert kv_budget.wanted_tokens(256, 100, 16) == 256 * 112
+    assert kv_budget.tokens_that_fit(free=10_000, reserved=2_000, per_token=100, wanted=50) == 50
+    assert kv_budget.tokens_that_fit(free=10_000, reserved=2_000, per_token=100, wanted=500) == 80
+    assert kv_budget.tokens_that_fit(free=10_000, reserved=20_000, per_token=100, wanted=500) == 0
+
+
+def test_what_training_holds_by_hand() -> None:
+    """Qwen2.5-1.5B: 1.54e9 parameters. Gradient and moments 12 bytes each, a reference 4, a critic 16, the engine's copy 2."""
+    n = 1_540_000_000
+    assert kv_budget.held_for_training(n, lowered=False, references=0, critics=0) == 12 * n
+    assert kv_budget.held_for_training(n, lowered=True, references=1, critics=1) == (12 + 2 + 4 + 16) * n
+
+
+def test_what_a_backward_pass_uses_by_hand() -> None:
+    sizes = kv_budget.LayerSizes(layers=3, hidden=8, intermediate=20, attention=24)
+    layer = 6 * 4 * 8 + 2 * (2 * 24 + 4 * 20)
+    logits = 6 * 4 * 10 * 50
+    whole = kv_budget.used_while_training(sizes, 7, 10, 50, width=2, recompute=False)
+    again = kv_budget.used_while_training(sizes, 7, 10, 50, width=2, recompute=True)
+    assert whole == 7 * 3 * layer + logits
+    assert again == 7 * (3 * 4 * 8 + layer) + logits
+
+
+def test_a_cpu_holds_what_is_wanted(policy: Policy) -> None:
+    notes: list[str] = []
+    assert kv_size.kv_tokens(recipe(), policy, LONGEST, notes) == 256 * 112 and notes == []
+
+
+def test_a_gpu_holds_what_fits_and_the_user_is_told(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = recipe("--engine.max_running=8", "--trainer.max_tokens_per_microbatch=64", "--trainer.logprob_chunk=16")
+    config = policy.model.config.to_dict()
+    reserved = kv_size.reserved_bytes(asked, policy, config)
+    assert reserved > 12 * sum(p.numel() for p in policy.model.parameters())
+    notes: list[str] = []
+    total = 100_000_000
+    gpu(monkeypatch, reserved + total // 10 + 8 * 112 * PER_TOKEN, total)
+    assert kv_size.kv_tokens(asked, policy, LONGEST, notes) == 8 * 112 and notes == []
+    gpu(monkeypatch, reserved + total // 10 + 300 * PER_TOKEN, total)
+    assert kv_size.kv_tokens(asked, policy, LONGEST, notes) == 288, "whole blocks of 16"
+    (note,) = notes
+    assert "288 tokens" in note and "896" in note and "engine.max_running = 8" in note and "engine.preemption" in note
+    engine = assembly.make_engine(asked, policy, LONGEST, None, notes)
+    assert engine.scheduler.blocks.count == 288 // 16 + 1 and len(notes) == 2
+    given = assembly.make_engine(recipe("--engine.kv_tokens=4000"), policy, LONGEST, None, notes)
+    assert given.scheduler.blocks.count == 4000 // 16 + 1, "a size that the user gives is the user's"
+
+
+def test_no_room_for_one_sequence_is_said_before_anything_runs(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu(monkeypatch, 1000, 2000)
+    with pytest.raises(UserError, match=r"engine\.kv_tokens.*rollout\.max_new_tokens.*engine\.release_kv"):
+        kv_size.kv_tokens(recipe(), policy, LONGEST, [])
+
+
+def test_models_beside_the_policy_and_released_memory_count(policy: Policy) -> None:
+    config, n = policy.model.config.to_dict(), sum(p.numel() for p in policy.model.parameters())
+
+    def bytes_of(*flags: str) -> int:
+        return kv_size.reserved_bytes(recipe(*flags), policy, config)
+
+    alone = bytes_of("--algorithm.beta=0")
+    assert bytes_of("--algorithm.beta=0.1") - alone == 4 * n
+    assert bytes_of("--algorithm.name=ppo", "--algorithm.beta=0") - alone == 16 * n
+    assert bytes_of("--algorithm.beta=0", "--engine.release_kv=true") == 12 * n
+    assert bytes_of("--algorithm.beta=0", "--trainer.activation_checkpointing=full") < alone
+
+
+def test_explain_states_the_rule() -> None:
+    assert "on a GPU no more than is free there, less what training needs" in explain(make_plan(recipe()))
+
+
+def test_cuda_graphs_as_the_recipe_says(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"engine\.cuda_graphs = 'on' needs a GPU.*auto"):
+        assembly.make_engine(recipe("--engine.cuda_graphs=on"), policy, LONGEST, None)
+    given: list[bool | None] = []
+    monkeypatch.setattr(assembly, "Engine", lambda *args, cuda_graphs, **settings: given.append(cuda_graphs))
+    for asked in ("auto", "off"):
+        assembly.make_engine(recipe(f"--engine.cuda_graphs={asked}"), policy, LONGEST, None)
+    there = copy.copy(policy.model)
+    monkeypatch.setattr(type(there), "device", torch.device("cuda"))
+    monkeypatch.setattr(assembly, "kv_tokens", lambda *args: 64)
+    assembly.make_engine(recipe("--engine.cuda_graphs=on"), policy, LONGEST, None)
+    assert given == [None, False, True]
