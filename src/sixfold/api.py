@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .api_arguments import checked_algorithm, checked_recipe, checked_tasks, python_words, setting_flags
 from .config import Recipe
+from .environment.callables import check_callable
 from .errors import UserError
 from .recipe_io import load_recipe, parse_recipe
 from .types import Task
@@ -16,47 +19,58 @@ if TYPE_CHECKING:  # at run time it would bring torch in
 
 
 def train(
-    recipe: str | Recipe = "",
+    recipe: str | PathLike[str] | Recipe = "",
     *,
     reward: Callable[..., Any] | None = None,
     algorithm: Algorithm | None = None,
-    tasks: Sequence[Task] | None = None,
-    heldout: Sequence[Task] = (),
+    tasks: Iterable[Task] | None = None,
+    heldout: Iterable[Task] | None = (),
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
 ) -> Path:
-    """Train, and give back the run's folder.
+    """Train, and return the folder of the run.
 
-    recipe: a TOML file, a shipped name, a Recipe, or empty for the defaults. reward: `f(completion, task) -> float`, or one written for TRL
-    (`f(prompts, completions, **columns) -> list[float]`); it replaces the recipe's rewards and runs in this process.
-    algorithm: an object with the two methods of `algorithm.base.Algorithm`; it replaces the recipe's. tasks, heldout: replace the
-    recipe's dataset. settings: dotted overrides, e.g. {"trainer.learning_rate": 1e-6}. resume: go on with the run of that name.
+    Args:
+        recipe: a TOML file, the name of a shipped recipe, a Recipe, or empty for the defaults.
+        reward: `f(completion, task) -> float`, or a function written for TRL, `f(prompts, completions, **columns) -> list`.
+            It replaces the recipe's rewards and runs in this process.
+        algorithm: an object with the methods of `algorithm.base.Algorithm`. It replaces the recipe's algorithm.
+        tasks: training tasks. They replace the recipe's dataset.
+        heldout: held-out tasks for evaluation, with `tasks`.
+        settings: dotted settings that replace those of the recipe, e.g. {"trainer.learning_rate": 1e-6}.
+        resume: continue the run of this name.
+        overwrite: replace the run of this name.
 
-    Raises UserError for bad input, KeyboardInterrupt when stopped by a signal (the run's last checkpoint stays).
+    Raises:
+        UserError: for bad input.
+        KeyboardInterrupt: if a signal stopped the run. Its last checkpoint stays.
     """
     from .plan import make_plan
     from .run import train_run
 
-    flags = [part for key, value in (settings or {}).items() for part in (f"--{key}", _flag(value))]
-    if isinstance(recipe, Recipe):
-        if flags:
-            raise UserError("settings go with a recipe file or name; with a Recipe object, give it the values")
-        resolved = recipe
-    else:
-        resolved = load_recipe(recipe, flags) if recipe else parse_recipe('run.name = "run"', "sixfold.train", flags)
-    if tasks is None and heldout:
-        raise UserError("heldout is given without tasks: give both, or set data.heldout or data.heldout_split for the recipe's dataset")
-    make_plan(resolved)
-    folder = Path(resolved.run.dir) / resolved.run.name
-    own = {"reward": reward, "algorithm": algorithm, "tasks": tasks, "heldout": heldout}
-    code = train_run(resolved, resume=folder if resume else None, overwrite=overwrite, **own)  # type: ignore[arg-type]
+    with python_words():
+        flags = setting_flags(settings)
+        recipe = checked_recipe(recipe)
+        if isinstance(recipe, Recipe):
+            if flags:
+                raise UserError("settings go with a recipe file or name; with a Recipe object, give it the values")
+            resolved = recipe
+        else:
+            resolved = load_recipe(recipe, flags) if recipe else parse_recipe('run.name = "run"', "sixfold.train", flags)
+        if reward is not None:
+            check_callable(reward)
+        checked_algorithm(algorithm)
+        if tasks is None and heldout:
+            raise UserError("heldout is given without tasks: give both, or set data.heldout or data.heldout_split for the recipe's dataset")
+        if resume and overwrite:
+            raise UserError("resume=True goes on with the run, overwrite=True replaces it: give one of them")
+        given = None if tasks is None else checked_tasks("tasks", tasks)
+        held = [] if heldout is None else checked_tasks("heldout", heldout)
+        make_plan(resolved)
+        folder = Path(resolved.run.dir) / resolved.run.name
+        own: dict[str, Any] = {"reward": reward, "algorithm": algorithm, "tasks": given, "heldout": held}
+        code = train_run(resolved, resume=folder if resume else None, overwrite=overwrite, **own)
     if code:
         raise KeyboardInterrupt(f"stopped by signal {code - 128}")
     return folder
-
-
-def _flag(value: Any) -> str:
-    from .recipe_io import toml_literal
-
-    return value if isinstance(value, str) else toml_literal(value)

@@ -118,13 +118,13 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
     device = resolve_device(recipe.run.device, "run.device")
     torch.set_num_threads(recipe.run.threads or torch.get_num_threads())
     config = recipe.environment
-    rewards = (reward,) if reward else recipe.environment.rewards
+    rewards = (reward,) if reward is not None else recipe.environment.rewards
     if tasks is None:
-        tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=() if reward else recipe.environment.rewards)
+        tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=() if reward is not None else recipe.environment.rewards)
     source = recipe.model.model_copy(update={"path": model_path}) if model_path else recipe.model
     environment = Environment(
         rewards,
-        weights=() if reward else config.weights,
+        weights=() if reward is not None else config.weights,
         timeout_s=config.timeout_s,
         error_budget=config.error_budget,
         workers=config.workers,

@@ -1,10 +1,16 @@
 """Names become rewards, TRL's functions get what TRL gives them, and a value that is no finite number is refused."""
 
+import asyncio
+import operator
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sixfold.environment.callables import callable_name, check_callable
 from sixfold.environment.rewards import RewardFunction, checked_value, load_reward, trl_arguments
 from sixfold.errors import UserError
 from sixfold.types import Message, Task
@@ -79,7 +85,86 @@ def test_values_that_are_no_reward(value: Any, error: type[Exception]) -> None:
         RewardFunction("f", lambda completion, task: value)("x", TASK)
 
 
-def test_numpy_numbers_and_booleans_are_rewards() -> None:
+def test_numbers_of_array_libraries_are_rewards() -> None:
     import numpy
+    import torch
 
-    assert [checked_value(v) for v in (True, numpy.float32(0.5), numpy.int64(2))] == [1.0, 0.5, 2.0]
+    values = [
+        True, numpy.float32(0.5), numpy.int64(2), numpy.bool_(True), numpy.array(0.5), numpy.array([2]), Decimal("0.5"), Fraction(1, 4),
+        torch.tensor(0.5), torch.tensor([[3]]), torch.tensor(True), torch.tensor(0.5, dtype=torch.bfloat16), torch.tensor(1.0, requires_grad=True),
+    ]  # fmt: skip
+    assert [checked_value(v) for v in values] == [1.0, 0.5, 2.0, 1.0, 0.5, 2.0, 0.5, 0.25, 0.5, 3.0, 1.0, 0.5, 1.0]
+    for wrong in (numpy.array([1.0, 2.0]), torch.zeros(2), torch.tensor(1j), numpy.complex64(1), "0.5", b"1", [0.5], {}):
+        with pytest.raises(TypeError, match="not a number"):
+            checked_value(wrong)
+
+
+def test_what_trl_functions_may_return() -> None:
+    import numpy
+    import torch
+
+    forms: list[Any] = [
+        torch.tensor([0.5, 1.0]), torch.tensor([[0.5], [1.0]]), numpy.array([0.5, 1.0]), numpy.array([0.5, 1.0], dtype=object),
+        [torch.tensor(0.5), numpy.bool_(True)], (0.5, 1), (value for value in (0.5, True)),
+    ]  # fmt: skip
+    for form in forms:
+        assert RewardFunction("f", lambda completions, form=form: form).scores(["x", "y"], TASK, [[], []]) == [0.5, 1.0]
+    for none in ([None, 1], numpy.array([None, 1.0])):
+        assert RewardFunction("f", lambda completions, form=none: form).scores(["x", "y"], TASK, [[], []]) == [None, 1.0]
+    for wrong in (1.0, torch.tensor(1.0), "ab", {"a": 1, "b": 2}, None):
+        with pytest.raises(TypeError, match="not a list of rewards"):
+            RewardFunction("f", lambda completions, form=wrong: form).scores(["x", "y"], TASK, [[], []])
+
+
+def test_async_rewards_run_inside_a_running_loop_and_keep_one_loop() -> None:
+    loops = []
+
+    async def ours(completion: str, task: Task) -> float:
+        loops.append(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        return float(len(completion))
+
+    async def group(completions: list[str], **kwargs: Any) -> list[float]:
+        return [await ours(text, TASK) for text in completions]
+
+    async def notebook() -> list[list[float | None]]:
+        return [RewardFunction("f", f).scores(["x", "yz"], TASK, [[], []]) for f in (ours, group)]
+
+    assert asyncio.run(notebook()) == [[1.0, 2.0]] * 2
+    assert RewardFunction("f", ours).scores(["xyz"], TASK, [[]]) == [3.0]
+    assert len(set(map(id, loops))) == 1  # a client that a reward keeps is bound to its loop
+
+
+class Judge:
+    def __len__(self) -> int:
+        return 0  # an object that is false
+
+    def __call__(self, completion: str, task: Task) -> float:
+        return 2.0
+
+    def method(self, completions: list[str], **kwargs: Any) -> list[float]:
+        return [3.0] * len(completions)
+
+
+def scaled(completion: str, task: Task, factor: float) -> float:
+    return factor
+
+
+@pytest.mark.parametrize(
+    ("reward", "name", "value"),
+    [
+        (lambda completion, task: 1.0, "<lambda>", 1.0), (Judge(), "Judge", 2.0), (Judge().method, "method", 3.0),
+        (partial(scaled, factor=4.0), "scaled", 4.0), (lambda *arguments: 5.0, "<lambda>", 5.0),
+        (lambda **columns: [6.0] * len(columns["completions"]), "<lambda>", 6.0), (operator.eq, "eq", 0.0),
+    ],
+    ids=["lambda", "object", "method", "partial", "star", "columns", "built-in"],
+)  # fmt: skip
+def test_callables_of_every_kind(reward: Any, name: str, value: float) -> None:
+    check_callable(reward)
+    assert (callable_name(reward), RewardFunction(name, reward).scores(["x"], TASK, [[]])) == (name, [value])
+
+
+@pytest.mark.parametrize("reward", [42, None, "math", [scaled], scaled, lambda completion: 1.0, lambda: 1.0, Judge, object()])
+def test_what_is_no_reward(reward: Any) -> None:
+    with pytest.raises(UserError, match="reward"):
+        check_callable(reward)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 from sixfold.errors import UserError
@@ -73,9 +74,32 @@ def _checked(argument: str, given: Iterable[Any]) -> list[Task]:
     for number, task in enumerate(tasks):
         if not isinstance(task, Task):
             raise UserError(f"{argument}[{number}] is of type {type(task).__name__}: give sixfold.Task(id=..., prompt=..., answer=...) objects")
-        if not task.prompt:
-            raise UserError(f"{argument}[{number}] has an empty prompt")
-    return [task if isinstance(task.id, str) else replace(task, id=str(task.id)) for task in tasks]
+    return [_given_task(f"{argument}[{number}]", task) for number, task in enumerate(tasks)]
+
+
+def _given_task(where: str, task: Task) -> Task:
+    """The task with a text id and with its messages in a tuple. Raises UserError for a task that cannot be trained on."""
+    identity, prompt = task.id if isinstance(task.id, str) else "", task.prompt
+    if isinstance(task.id, Integral) and not isinstance(task.id, bool):
+        identity = str(task.id)
+    if not identity.strip():
+        raise UserError(f"{where} has the id {task.id!r}: give every task a text of its own, e.g. id='{where}'")
+    if isinstance(prompt, list | tuple):
+        for message in prompt:
+            if not (isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)):
+                raise UserError(f"{where}.prompt: a message is {{'role': 'user', 'content': text}}, got {str(message)[:60]}")
+        prompt = tuple(prompt)
+        empty = not prompt or not all(message["content"].strip() for message in prompt)
+    elif isinstance(prompt, str):
+        empty = not prompt.strip()
+    else:
+        raise UserError(f"{where}.prompt is of type {type(prompt).__name__}: give text, or a list of messages")
+    if empty:
+        raise UserError(f"{where} has an empty prompt")
+    for name, text in (("id", identity), ("prompt", prompt_key(replace(task, prompt=prompt)))):
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise UserError(f"{where}.{name} holds a lone surrogate: it is not valid Unicode")
+    return replace(task, id=identity, prompt=prompt)
 
 
 def _check_unique(tasks: Sequence[Task], which: str) -> None:

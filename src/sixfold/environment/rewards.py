@@ -2,16 +2,15 @@
 
 Two forms. Ours is `f(completion: str, task: Task) -> float`. TRL's is `f(prompts, completions, **columns) -> list[float | None]`, sync or
 async, known by a parameter named `completions`; it is called as TRL calls it, with one group of K completions at a time.
+Ours may be async too, and both may return numbers of numpy or tensors.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
 import inspect
 import math
-import numbers
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from sixfold.environment import callables
+from sixfold.environment.values import awaited, entries, number
 from sixfold.errors import UserError, nearest
 from sixfold.types import Task
 
@@ -42,7 +43,7 @@ class RewardFunction:
     @cached_property
     def takes_groups(self) -> bool:
         """Whether it is a TRL function: K completions of a task in, K rewards out."""
-        return "completions" in inspect.signature(self.function).parameters
+        return callables.takes_groups(self.function)
 
     def __call__(self, completion: str, task: Task) -> float | None:
         """The reward of one completion (None: a TRL function says that it does not apply)."""
@@ -51,12 +52,9 @@ class RewardFunction:
     def scores(self, completions: Sequence[str], task: Task, completion_ids: Sequence[Sequence[int]]) -> list[float | None]:
         """The rewards of completions of one task. Raises what the function raises, ValueError or TypeError for no finite number."""
         if not self.takes_groups:
-            return [checked_value(self.function(completion, task)) for completion in completions]
+            return [checked_value(awaited(self.function(completion, task))) for completion in completions]
         arguments = trl_arguments(self.function, completions, task, completion_ids)
-        values = self.function(**arguments)
-        if inspect.isawaitable(values):
-            values = asyncio.run(_result(values))
-        values = list(values)
+        values = entries(awaited(self.function(**arguments)))
         if len(values) != len(completions):
             raise ValueError(f"returned {len(values)} rewards for {len(completions)} completions")
         return [None if value is None else checked_value(value) for value in values]
@@ -64,12 +62,10 @@ class RewardFunction:
 
 def checked_value(value: Any) -> float:
     """`value` as a float. Raises TypeError if it is no number, ValueError if it is NaN or infinite: neither may train anything."""
-    if not isinstance(value, numbers.Real):
-        raise TypeError(f"returned {type(value).__name__}, not a number")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"returned {number}")
-    return number
+    finite = number(value)
+    if not math.isfinite(finite):
+        raise ValueError(f"returned {finite}")
+    return finite
 
 
 def load_reward(spec: str) -> RewardFunction:
@@ -85,6 +81,7 @@ def load_reward(spec: str) -> RewardFunction:
     if not callable(function):
         hint = nearest(function_name, [name for name, member in members.items() if callable(member)])
         raise UserError(f"reward {spec!r}: {source} has no function {function_name!r}.{hint}")
+    callables.check_callable(function)
     return RewardFunction(spec if spec in BUILT_IN else function_name, function)
 
 
@@ -118,10 +115,6 @@ def trl_arguments(function: RewardCallable, completions: Sequence[str], task: Ta
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return offered
     return {name: value for name, value in offered.items() if name in parameters}
-
-
-async def _result(awaitable: Any) -> Any:
-    return await awaitable
 
 
 def _load_module(name: str, spec: str) -> ModuleType:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from types import FunctionType, TracebackType
+from types import TracebackType
 
+from sixfold.environment.callables import callable_name, check_callable
 from sixfold.environment.pool import WorkerPool
 from sixfold.environment.rewards import RewardCallable, RewardFunction, check_spec
 from sixfold.environment.worker import Check, Outcome, run_check
@@ -66,10 +67,13 @@ class Environment:
         named = [reward for reward in rewards if isinstance(reward, str)]
         for spec in named:
             check_spec(spec)
+        for reward in rewards:
+            if not isinstance(reward, str):
+                check_callable(reward)
         self._weights = list(weights) or [1.0] * len(rewards)
         self._error_budget = error_budget
         self._pool = WorkerPool(named, workers=workers, timeout_s=timeout_s) if named else None
-        self._local = {index: RewardFunction(_callable_name(reward), reward) for index, reward in enumerate(rewards) if not isinstance(reward, str)}
+        self._local = {index: RewardFunction(callable_name(reward), reward) for index, reward in enumerate(rewards) if not isinstance(reward, str)}
         self._named = [index for index, reward in enumerate(rewards) if isinstance(reward, str)]
         self._specs = ["" if callable(reward) else reward for reward in rewards]
 
@@ -185,10 +189,6 @@ def _checks(groups: Sequence[Group], reward: int, takes_groups: bool) -> list[tu
             checks = [Check(reward, group.task, [trajectory.text], [[]]) for trajectory in group.trajectories]
             work += [(check, [member]) for check, member in zip(checks, members, strict=True)]
     return work
-
-
-def _callable_name(function: RewardCallable) -> str:
-    return function.__name__ if isinstance(function, FunctionType) else type(function).__name__
 
 
 def _completion_ids(trajectory: Trajectory) -> list[int]:

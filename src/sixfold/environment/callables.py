@@ -1,0 +1,49 @@
+"""Reward functions given as Python objects: functions, lambdas, partials, bound methods and callable objects."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+from sixfold.errors import UserError
+
+FORMS = "a reward is a function f(completion, task) -> float, or TRL's f(prompts, completions, **columns) -> list"
+
+
+def check_callable(reward: Any) -> None:
+    """Raise UserError if `reward` cannot be called as a reward function."""
+    if isinstance(reward, str):
+        raise UserError(f"reward = {reward!r} is text: name rewards in settings, settings={{'environment.rewards': [{reward!r}]}}")
+    if isinstance(reward, list | tuple):
+        raise UserError(f"reward is a {type(reward).__name__}: give one function, or name several in settings under 'environment.rewards'")
+    if isinstance(reward, type) or not callable(reward):
+        shown = f"the class {reward.__name__}" if isinstance(reward, type) else repr(reward)[:60]
+        raise UserError(f"reward = {shown} is not a function: {FORMS}")
+    if takes_groups(reward):
+        return
+    try:
+        inspect.signature(reward).bind("completion", None)
+    except TypeError as error:
+        raise UserError(f"reward {callable_name(reward)} cannot be called with a completion and a task ({error}): {FORMS}") from error
+    except ValueError:  # written in C, without a signature
+        return
+
+
+def takes_groups(reward: Callable[..., Any]) -> bool:
+    """Whether it has TRL's form: a parameter named `completions`, or nothing but `**kwargs`."""
+    try:
+        parameters = inspect.signature(reward).parameters
+    except ValueError:  # written in C, without a signature
+        return False
+    return "completions" in parameters or [p.kind for p in parameters.values()] == [inspect.Parameter.VAR_KEYWORD]
+
+
+def callable_name(reward: Callable[..., Any]) -> str:
+    """The name under which a reward is logged."""
+    while isinstance(reward, partial):
+        reward = reward.func
+    named = isinstance(reward, FunctionType | MethodType | BuiltinFunctionType)
+    return reward.__name__ if named else type(reward).__name__

@@ -1,0 +1,79 @@
+"""What reward functions return, as plain Python numbers: tensors, arrays, numpy scalars, awaitables.
+
+No torch and no numpy is imported: arrays of every library have `tolist`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Protocol, SupportsFloat, runtime_checkable
+
+
+@runtime_checkable
+class _Array(Protocol):
+    """A tensor, an array, or a scalar of an array library."""
+
+    def tolist(self) -> Any: ...
+
+
+def number(value: Any) -> float:
+    """One number as a float. An array counts if it has a single entry.
+
+    Raises:
+        TypeError: for text, None, lists, complex numbers and arrays of several entries.
+    """
+    plain = value.tolist() if isinstance(value, _Array) else value
+    if isinstance(value, _Array):
+        while isinstance(plain, list) and len(plain) == 1:
+            plain = plain[0]
+    if not isinstance(plain, SupportsFloat):
+        raise TypeError(f"returned {type(value).__name__}, not a number")
+    return float(plain)
+
+
+def entries(values: Any) -> list[Any]:
+    """The entries of a list, tuple, generator, tensor, array or column of rewards.
+
+    Raises:
+        TypeError: for anything else, also for text and dictionaries.
+    """
+    plain = values.tolist() if isinstance(values, _Array) else values
+    try:
+        if not isinstance(plain, str | bytes | Mapping):
+            return [entry[0] if isinstance(values, _Array) and isinstance(entry, list) and len(entry) == 1 else entry for entry in plain]
+    except TypeError:
+        pass
+    raise TypeError(f"returned {type(values).__name__}, not a list of rewards")
+
+
+def awaited(value: Any) -> Any:
+    """`value`, or what it resolves to if it is awaitable.
+
+    It runs in an event loop of its own, in a thread of its own: the caller may be inside a running loop (a notebook), and
+    clients that a reward keeps between calls stay bound to one loop.
+    """
+    if not inspect.isawaitable(value):
+        return value
+    future = asyncio.run_coroutine_threadsafe(_result(value), _loop(os.getpid()))
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+@lru_cache(maxsize=1)
+def _loop(process: int) -> asyncio.AbstractEventLoop:
+    """The event loop of `process`; a forked child has no thread of its parent's and needs its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="async-rewards", daemon=True).start()
+    return loop
+
+
+async def _result(awaitable: Any) -> Any:
+    return await awaitable
