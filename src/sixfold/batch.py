@@ -207,6 +207,20 @@ def _kept_sets(trajectories: Sequence[Trajectory], tokens: Tensor, mask: Tensor)
     return sets
 
 
+def send(x: Tensor, device: torch.device | str) -> Tensor:
+    """x on `device`, by a copy that the host does not wait for. To read it back on the host, wait first."""
+    device = torch.device(device)
+    if device.type == "cuda" and x.is_cpu:
+        x = x.pin_memory()  # from pageable memory the copy would wait all the same
+    return x.to(device, non_blocking=device.type != "cpu")
+
+
+def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Arrays [N] of int64 on `device`, by one copy for all of them."""
+    whole = send(torch.from_numpy(np.concatenate(arrays)), device)
+    return list(whole.split([len(array) for array in arrays]))
+
+
 def filled(field_: Tensor | None, name: str) -> Tensor:
     """A field that some role must have filled in by now. Raises ValueError, naming it, where none has."""
     if field_ is None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from .body_kernels import CompiledAttention
+from .span_attention import Spans, span_attention
 
 NAME = "sixfold"
 
@@ -58,6 +59,9 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, mask: Tens
     mask: boolean, True = may look, broadcast to [B, 1, Q, S]. causal: query i sees keys 0..i (Q == S). The window is the caller's to mask.
     """
     grouped = q.shape[1] != k.shape[1]
+    if grouped and q.device.type != "cpu":  # grouped heads and a mask together reach no fused kernel of a GPU
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+        grouped = False
     if kernel.softcap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=kernel.scale, enable_gqa=grouped)
     if grouped:
@@ -74,11 +78,23 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel, mask: Tens
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
     """Causal attention of a whole segment over itself, q [B, H, L, D] -> [B, H, L, D], with the layer's window."""
     length = q.shape[2]
+    if q.device.type != "cpu":
+        return _causal_spans(q, k, v, kernel)
     if kernel.window is None or length <= kernel.window:
         return masked_attention(q, k, v, kernel, causal=length > 1)
     at = torch.arange(length, device=q.device)
     seen = (at[:, None] >= at) & (at[:, None] - at < kernel.window)
     return masked_attention(q, k, v, kernel, mask=seen)
+
+
+def _causal_spans(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+    """`causal_attention` on a GPU: each row of the batch is a span."""
+    batch, _, length, _ = q.shape
+    offsets = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)
+    spans = Spans(((length, length),) * batch, offsets, offsets)
+    rows = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    out = span_attention(*rows, spans, kernel.scale, kernel.window, kernel.softcap)
+    return out.unflatten(0, (batch, length)).transpose(1, 2)
 
 
 def attention(

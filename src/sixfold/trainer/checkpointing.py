@@ -1,7 +1,7 @@
 """Activation checkpointing: a layer's activations are dropped after its forward and computed again in its backward.
 
 full: only the layer's input is kept. selective: the results of its matrix products and of its attention are kept too, so that what is computed
-again is cheap.
+again is cheap. Tables of attention scores are never kept.
 
 The layers of transformers can do it, but only while their `training` flag is set, and the policy stays in evaluation mode because the sampler
 runs the same module. So the flag is set on the layer alone, not on the modules it holds: dropout stays off. Without gradients (sampling,
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -23,15 +23,30 @@ from ..errors import UserError
 
 Mode = Literal["none", "selective", "full"]
 
-_KEPT = [
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.bmm.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-]
+_KEPT = frozenset(
+    {
+        torch.ops.aten.mm,
+        torch.ops.aten.addmm,
+        torch.ops.aten.bmm,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+        torch.ops.aten._scaled_dot_product_flash_attention,
+        torch.ops.aten._scaled_dot_product_efficient_attention,
+        torch.ops.aten._scaled_dot_product_cudnn_attention,
+        torch.ops.aten._flash_attention_forward,
+        torch.ops.aten._efficient_attention_forward,
+    }
+)
+_VARLEN = "torch_attn::_varlen_attn"  # flash attention of ragged batches; not there before its module is imported
+
+
+def keep_result(_: object, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Which results selective checkpointing keeps; the rest is computed again."""
+    keep = op.overloadpacket in _KEPT or op.name() == _VARLEN
+    if op.overloadpacket is torch.ops.aten.bmm and keep:
+        # A product larger than both its factors is a table of attention scores.
+        a, b = args
+        keep = a.shape[0] * a.shape[1] * b.shape[2] <= max(a.numel(), b.numel())
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def apply_activation_checkpointing(model: PreTrainedModel, mode: Mode) -> None:
@@ -58,4 +73,4 @@ def _recompute_all(layer: Callable[..., Any], *inputs: Any) -> Any:
 def _recompute_selected(layer: Callable[..., Any], *inputs: Any) -> Any:
     if not torch.is_grad_enabled():
         return layer(*inputs)
-    return checkpoint(layer, *inputs, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, _KEPT))
+    return checkpoint(layer, *inputs, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, keep_result))

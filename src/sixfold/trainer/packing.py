@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..batch import Batch, KeptSets
 from ..model.attention import Kernel
-from .segments import AttentionPlan, Segment, plan_attention
+from .segments import AttentionPlan, Segment, SpanPlan, plan_attention
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class PackedRow:
 
     tokens: Tensor
     positions: Tensor
-    attention: AttentionPlan
+    attention: AttentionPlan | SpanPlan
     predictor: Tensor
     target: Tensor
     row: Tensor

@@ -1,7 +1,11 @@
 """Attention of a packed row, planned once and run in every layer: which spans attend to which, and which of them go in one call.
 
-A segment is a span of queries that sees a prefix span (or none) and, causally, itself. Long segments are one call each. Short ones, whose calls
-would cost more than their arithmetic, are gathered into padded buckets; padding is masked, so the numbers are those of the single calls.
+A segment is a span of queries that sees a prefix span (or none) and, causally, itself.
+
+On a CPU (`AttentionPlan`), long segments are one call each. Short ones, whose calls would cost more than their arithmetic, are gathered into padded
+buckets; padding is masked, so the numbers are those of the single calls.
+
+On a GPU (`SpanPlan`), all segments are one call: the keys of a segment are its prefix and itself, and aligned at their ends they need no mask.
 """
 
 from __future__ import annotations
@@ -10,10 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..batch import upload
 from ..model.attention import Kernel, causal_attention, masked_attention
+from ..model.span_attention import Spans, span_attention
 
 SHORT = 256 * 256
 """A segment with fewer scores than this (queries x keys) is worth gathering."""
@@ -128,13 +135,51 @@ class AttentionPlan:
         return (out if self.order is None else take(out, self.order))[None]
 
 
+@dataclass(frozen=True)
+class SpanPlan:
+    """All segments in one call of a fused kernel.
+
+    Args:
+        spans: the segments, in the row's order, with the keys that each sees.
+        keys: [S] row of every key, a prefix again for each segment that sees it; None if each segment sees only itself.
+    """
+
+    spans: Spans
+    keys: Tensor | None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+        """q [1, H, N, D] -> [1, N, H, D]; no scores are kept, and no mask is made."""
+        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+        if self.keys is not None:
+            # In float32: the gradient of a prefix is a sum over its segments, which must not be rounded at every term.
+            k, v = (take(x.float() if x.dtype.itemsize < 4 else x, self.keys).to(x.dtype) for x in (k, v))
+        return span_attention(q, k, v, self.spans, kernel.scale, kernel.window, kernel.softcap)[None]
+
+
 def take(x: Tensor, rows: Tensor) -> Tensor:
     """Rows of x [N, H, D] -> [len(rows), H, D]. As whole rows: the backward of x[rows] adds element by element, many times slower."""
     return x.reshape(x.shape[0], -1).index_select(0, rows).view(-1, *x.shape[1:])
 
 
-def plan_attention(segments: Sequence[Segment], device: torch.device) -> AttentionPlan:
-    """Decide which segments go together. The segments tile the row: together they are [0, N), each query once."""
+def plan_attention(segments: Sequence[Segment], device: torch.device) -> AttentionPlan | SpanPlan:
+    """The way to attend on this device. The segments tile the row: together they are [0, N), each query once."""
+    return plan_calls(segments, device) if device.type == "cpu" else plan_spans(segments, device)
+
+
+def plan_spans(segments: Sequence[Segment], device: torch.device) -> SpanPlan:
+    """All segments in one call."""
+    in_row = sorted(segments, key=lambda s: s.start)
+    lengths = tuple((s.length, s.keys) for s in in_row)
+    offsets = np.zeros((2, len(in_row) + 1), np.int64)
+    offsets[:, 1:] = np.cumsum(np.array(lengths).T, axis=1)
+    runs = [np.arange(a, b) for s in in_row for a, b in ((s.prefix_start, s.prefix_stop), (s.start, s.stop))]
+    keys = np.concatenate(runs) if any(s.prefix for s in in_row) else None
+    queries_at, keys_at, *rows = upload([*offsets, *([] if keys is None else [keys])], device)
+    return SpanPlan(Spans(lengths, queries_at.int(), keys_at.int()), rows[0] if rows else None)
+
+
+def plan_calls(segments: Sequence[Segment], device: torch.device) -> AttentionPlan:
+    """Decide which segments go together."""
     short = sorted((s for s in segments if s.length * s.keys < SHORT), key=lambda s: (s.length, s.keys))
     parts: list[Single | Bucket] = [Single(s) for s in segments if s.length * s.keys >= SHORT]
     parts += [_bucket(group, device) if len(group) > 1 else Single(group[0]) for group in _grouped(short)]

@@ -1,0 +1,139 @@
+"""Attention a chunk of queries at a time, forward and backward, in plain PyTorch.
+
+It takes what no fused kernel does: soft caps, and windows in float32. Scores exist for one chunk. The
+backward computes them again from the saved log-sum-exp, as flash attention does (arXiv:2205.14135).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+TABLE = 1 << 24
+"""Most scores in memory at a time, over all heads (64 MB in float32)."""
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Queries [start, stop) against keys [first, last) of a span, all as rows of q and k.
+
+    offset: the first query sees keys up to this one, counted from `first`.
+    """
+
+    start: int
+    stop: int
+    first: int
+    last: int
+    offset: int
+
+    def hidden(self, window: int | None, device: torch.device) -> Tensor:
+        """[queries, keys] boolean: True where a query does not see a key."""
+        query = torch.arange(self.offset, self.offset + self.stop - self.start, device=device)[:, None]
+        key = torch.arange(self.last - self.first, device=device)
+        hidden = key > query
+        return hidden if window is None else hidden | (query - key >= window)
+
+
+def _chunks(lengths: Sequence[tuple[int, int]], heads: int, window: int | None) -> Iterator[_Chunk]:
+    query_start = key_start = 0
+    for queries, keys in lengths:
+        size, seen = queries, keys
+        if window is not None:  # size queries see window + size - 1 keys
+            size = min(queries, max(window, 64))
+            seen = min(keys, window + size)
+        size = max(1, min(size, TABLE // (heads * seen)))
+        for a in range(0, queries, size):
+            b = min(queries, a + size)
+            before = keys - queries  # the position of query 0
+            first = 0 if window is None else max(0, before + a - window + 1)
+            yield _Chunk(query_start + a, query_start + b, key_start + first, key_start + before + b, before + a - first)
+        query_start, key_start = query_start + queries, key_start + keys
+
+
+class _Scores:
+    """Scores of one chunk and, while the backward needs it, the tanh of a soft cap.
+
+    masked: [H_kv, group * queries, keys] scores, minus infinity where a query does not see a key.
+    """
+
+    def __init__(self, q: Tensor, k: Tensor, chunk: _Chunk, scale: float, window: int | None, softcap: float | None) -> None:
+        scores = (q @ k.transpose(-1, -2)).mul_(scale)
+        self.tanh = None
+        if softcap is not None:
+            self.tanh = scores.div_(softcap).tanh_()
+            scores = self.tanh * softcap
+        hidden = chunk.hidden(window, q.device).repeat(q.shape[1] // (chunk.stop - chunk.start), 1)
+        self.masked = scores.masked_fill_(hidden, -torch.inf)
+
+
+def _grouped(x: Tensor, kv_heads: int) -> Tensor:
+    """[queries, H, D] -> [H_kv, group * queries, D]: heads that share keys side by side."""
+    queries, heads, size = x.shape
+    grouped = x.view(queries, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
+    return grouped.reshape(kv_heads, -1, size)
+
+
+def _ungrouped(x: Tensor, queries: int) -> Tensor:
+    """[H_kv, group * queries, D] -> [queries, H, D]."""
+    kv_heads, _, size = x.shape
+    return x.view(kv_heads, -1, queries, size).permute(2, 0, 1, 3).reshape(queries, -1, size)
+
+
+class ChunkedAttention(torch.autograd.Function):
+    """`span_attention`'s last resort; see there for the arguments. Computes in float32 or above."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lengths: tuple[tuple[int, int], ...],
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        out = q.new_empty(*q.shape[:2], v.shape[-1])
+        sums = []
+        precise = torch.promote_types(q.dtype, torch.float32)
+        ctx.lengths, ctx.scale, ctx.window, ctx.softcap = lengths, scale, window, softcap
+        with torch.autocast(q.device.type, enabled=False):
+            for c in _chunks(lengths, q.shape[1], window):
+                keys, values = (x[c.first : c.last].transpose(0, 1).to(precise) for x in (k, v))
+                queries = _grouped(q[c.start : c.stop], k.shape[1]).to(precise)
+                scores = _Scores(queries, keys, c, scale, window, softcap).masked
+                log_sum = scores.logsumexp(-1, keepdim=True)
+                part = scores.sub_(log_sum).exp_() @ values
+                out[c.start : c.stop] = _ungrouped(part, c.stop - c.start)
+                sums.append(log_sum)
+        ctx.save_for_backward(q, k, v, out, *sums)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """With P the probabilities and delta = rowsum(dO * O): dV = P' dO, dS = P * (dO V' - delta)."""
+        q, k, v, out, *sums = ctx.saved_tensors
+        precise = torch.promote_types(q.dtype, torch.float32)
+        dq, dk, dv = torch.empty_like(q), k.new_zeros(k.shape, dtype=precise), v.new_zeros(v.shape, dtype=precise)
+        with torch.autocast(q.device.type, enabled=False):
+            for c, log_sum in zip(_chunks(ctx.lengths, q.shape[1], ctx.window), sums, strict=True):
+                rows, seen = slice(c.start, c.stop), slice(c.first, c.last)
+                keys, values = (x[seen].transpose(0, 1).to(precise) for x in (k, v))
+                queries, of_out, output = (_grouped(x[rows], k.shape[1]).to(precise) for x in (q, grad, out))
+                made = _Scores(queries, keys, c, ctx.scale, ctx.window, ctx.softcap)
+                chance = made.masked.sub_(log_sum).exp_()
+                dv[seen] += (chance.transpose(-1, -2) @ of_out).transpose(0, 1)
+                delta = (of_out * output).sum(-1, keepdim=True)
+                of_scores = (of_out @ values.transpose(-1, -2)).sub_(delta).mul_(chance)
+                if made.tanh is not None:
+                    of_scores.mul_(1 - made.tanh.square_())
+                of_scores.mul_(ctx.scale)
+                dq[rows] = _ungrouped(of_scores @ keys, c.stop - c.start).to(q.dtype)
+                dk[seen] += (of_scores.transpose(-1, -2) @ queries).transpose(0, 1)
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None, None

@@ -1,0 +1,163 @@
+"""Attention of many spans in one call, for GPUs. No table of queries x keys is ever in memory.
+
+A span is a run of queries with the run of keys that it may see, causally aligned at their ends. All
+spans of a packed row go in one call, to the first of these kernels that can take it:
+
+    flash      half precision; windows and grouped heads included
+    efficient  float32 too, but no windows; keys and values are repeated for grouped heads
+    chunked    anything, soft caps included: a chunk of queries at a time, in PyTorch
+
+The first two are PyTorch's kernels for ragged batches. They take offsets, not masks, so nothing is
+specialised on the shape of a batch. `scaled_dot_product_attention` is avoided on purpose. With a
+mask and grouped heads it would fall back to a dense product that keeps all scores, and on Hopper to
+cuDNN, which builds a plan for every new shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .chunked_attention import ChunkedAttention
+
+Choice = Literal["flash", "efficient", "chunked"]
+
+_HALF = (torch.float16, torch.bfloat16)
+_LOWER_RIGHT = 2  # the efficient kernel's code for a causal mask that is aligned at the ends
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Runs of queries and of keys. Query i of Q sees keys 0 .. S - Q + i of its span's S.
+
+    Args:
+        lengths: (Q, S) of each span.
+        queries: [spans + 1] int32, where each span's queries begin; the last entry is their number.
+        keys: [spans + 1] int32, the same of the keys.
+    """
+
+    lengths: tuple[tuple[int, int], ...]
+    queries: Tensor
+    keys: Tensor
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Most queries and most keys of any span."""
+        return max(q for q, _ in self.lengths), max(s for _, s in self.lengths)
+
+
+def span_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spans: Spans,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Attention within each span.
+
+    Args:
+        q: [N, H, D] queries, span after span.
+        k: [S, H_kv, D] keys, span after span. H is a multiple of H_kv.
+        v: [S, H_kv, D_v] values.
+        spans: which queries see which keys.
+        scale: of the scores; None: 1 / sqrt(D).
+        window: keys that a query sees at most, itself included; None: all before it.
+        softcap: scores become softcap * tanh(scores / softcap).
+
+    Returns:
+        [N, H, D_v], in autocast's dtype if autocast is on, else in that of the values.
+    """
+    device, size, values = q.device.type, q.shape[-1], v.shape[-1]
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else v.dtype
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    scale = size**-0.5 if scale is None else scale
+    choice = choose_kernel(device_kernels(q.device), dtype, max(size, values), window, softcap)
+    if choice == "chunked":
+        return ChunkedAttention.apply(q, k, v, spans.lengths, scale, window, softcap)
+    wide = -(-max(size, values) // 8) * 8  # both kernels read heads in vectors of 16 bytes
+    q, k, v = (x.contiguous() if x.shape[-1] == wide else pad(x, (0, wide - x.shape[-1])) for x in (q, k, v))
+    out = _flash(q, k, v, spans, scale, window) if choice == "flash" else _efficient(q, k, v, spans, scale)
+    return out[..., :values]
+
+
+def choose_kernel(
+    kernels: frozenset[Choice],
+    dtype: torch.dtype,
+    head_size: int,
+    window: int | None,
+    softcap: float | None,
+) -> Choice:
+    """The fastest of `kernels` that computes this attention and its gradient."""
+    # Flash has no backward for heads of 193 to 224 on some GPUs, and none at all above 256.
+    heads_fit = head_size <= 192 or 224 < head_size <= 256
+    if "flash" in kernels and dtype in _HALF and heads_fit and softcap is None:
+        return "flash"
+    # The efficient kernel takes a window, but PyTorch's derivative of it ignores the window.
+    if "efficient" in kernels and dtype in (*_HALF, torch.float32) and window is None and softcap is None:
+        return "efficient"
+    return "chunked"
+
+
+@cache
+def device_kernels(device: torch.device) -> frozenset[Choice]:
+    """Kernels that this device and this version of PyTorch have."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return frozenset({"chunked"})
+    flash = _varlen_attn() is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    return frozenset({"chunked", "efficient", "flash"} if flash else {"chunked", "efficient"})
+
+
+@cache
+def _varlen_attn() -> Callable[..., Tensor] | None:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:  # PyTorch before 2.10
+        return None
+    return varlen_attn  # type: ignore[no-any-return]
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float, window: int | None) -> Tensor:
+    kernel = _varlen_attn()
+    assert kernel is not None
+    most_queries, most_keys = spans.longest
+    return kernel(
+        q,
+        k,
+        v,
+        spans.queries,
+        spans.keys,
+        most_queries,
+        most_keys,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+
+
+def _efficient(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float) -> Tensor:
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    most_queries, most_keys = spans.longest
+    forward: Any = torch.ops.aten._efficient_attention_forward
+    out: Tensor = forward(
+        q[None],
+        k[None],
+        v[None],
+        None,
+        spans.queries,
+        spans.keys,
+        most_queries,
+        most_keys,
+        0.0,
+        _LOWER_RIGHT,
+        torch.is_grad_enabled(),
+        scale=scale,
+    )[0]
+    return out[0]
