@@ -28,28 +28,33 @@ Metrics = dict[str, float | list[float]]
 class KeptSets:
     """Which token ids could have been drawn where tokens were: for tokens of any shape [...], ids[start : start + count].
 
-    ids: int32, one pool that every selection of tokens shares. start, count: [...] int64; count 0: all of the vocabulary.
+    ids: int32, one pool that every selection of tokens shares. start, count: [...] int64; count 0: all of the vocabulary. known: count on the CPU;
+    without it, the sets of a GPU are read back when their members are listed.
     """
 
     ids: Tensor
     start: Tensor
     count: Tensor
+    known: Tensor | None = None
 
     def __getitem__(self, index: Tensor | tuple[Tensor, ...]) -> KeptSets:
         """The sets of some of the tokens."""
-        return replace(self, start=self.start[index], count=self.count[index])
+        return replace(self, start=self.start[index], count=self.count[index], known=None)
 
     def to(self, device: torch.device | str) -> KeptSets:
         """The sets on `device`."""
-        return KeptSets(self.ids.to(device), self.start.to(device), self.count.to(device))
+        return KeptSets(send(self.ids, device), send(self.start, device), send(self.count, device), self.known)
 
     def split(self, size: int) -> list[KeptSets]:
         """Sets of tokens [N], `size` tokens at a time."""
-        return [replace(self, start=s, count=c) for s, c in zip(self.start.split(size), self.count.split(size), strict=True)]
+        starts, counts = self.start.split(size), self.count.split(size)
+        known = [None] * len(starts) if self.known is None else self.known.split(size)
+        return [KeptSets(self.ids, s, c, n) for s, c, n in zip(starts, counts, known, strict=True)]
 
     def members(self) -> tuple[Tensor, Tensor]:
         """Of tokens [N]: (token number, id) of every member of their sets, both int64."""
-        token = torch.arange(len(self.count), device=self.count.device).repeat_interleave(self.count)
+        total = int((self.count if self.known is None else self.known).sum())
+        token = torch.arange(len(self.count), device=self.count.device).repeat_interleave(self.count, output_size=total)
         rank = torch.arange(len(token), device=token.device) - (self.count.cumsum(0) - self.count)[token]
         return token, self.ids[self.start[token] + rank].long()
 
@@ -79,6 +84,8 @@ class Batch:
     advantages. weights: how much each token's loss counts, so that a loss is always (weights * token_loss).sum() and any split of the rows gives the
     same gradient. returns: what the critic learns. correction: importance weight of each token's policy loss. marked: bool, tokens that KL-Cov
     holds back. minibatch: [B] int64, the optimizer step, within a pass over the batch, that takes the row.
+
+    host: where the batch is on a GPU, the CPU's batch that it was moved from; see `at_host`.
     """
 
     tokens: Tensor
@@ -103,19 +110,37 @@ class Batch:
     marked: Tensor | None = None
     minibatch: Tensor | None = None
     kept: KeptSets | None = None
+    host: Batch | None = field(default=None, repr=False)
 
     def with_(self, **fields: Tensor) -> Batch:
         """A copy with some fields filled in."""
         changed: dict[str, Any] = dict(fields)
+        if not LAYOUT.isdisjoint(changed):
+            changed["host"] = None
         return replace(self, **changed)
 
     def to(self, device: torch.device | str) -> Batch:
-        """The batch with every tensor on `device`."""
-        return self._map(lambda t: t.to(device), None if self.kept is None else self.kept.to(device))
+        """The batch with every tensor on `device`. A copy to a GPU does not wait, and the result remembers the CPU's batch as `host`."""
+        moved = self._map(lambda t: send(t, device), None if self.kept is None else self.kept.to(device))
+        return replace(moved, host=None if moved.tokens.is_cpu else self if self.tokens.is_cpu else self.host)
+
+    def at_host(self) -> Batch:
+        """A batch on the CPU whose LAYOUT fields are this one's; the other fields may be out of date or missing.
+
+        Rows are laid out on the host, which would otherwise wait for the device several times per row. Free if the batch was collated on the
+        CPU and then moved.
+        """
+        if self.tokens.is_cpu:
+            return self
+        return self.host or self._map(Tensor.cpu, None if self.kept is None else self.kept.to("cpu"))
+
+    def with_host(self) -> Batch:
+        """The batch with `host` filled in, so that `at_host` is free from now on."""
+        return self if self.tokens.is_cpu else replace(self, host=self.at_host())
 
     def rows(self, index: Tensor) -> Batch:
         """The rows `index` [R] as a batch of their own, same T."""
-        return self._map(lambda t: t[index], None if self.kept is None else self.kept[index])
+        return replace(self._map(lambda t: t[index], None if self.kept is None else self.kept[index]), host=None)
 
     def _map(self, f: Callable[[Tensor], Tensor], kept: KeptSets | None) -> Batch:
         changed: dict[str, Any] = {name: f(t) for name, t in vars(self).items() if isinstance(t, Tensor)}
@@ -125,6 +150,10 @@ class Batch:
     def scores(self) -> Tensor:
         """[B] the reward of each trajectory: its per-token rewards summed."""
         return self.rewards.sum(-1)
+
+
+LAYOUT = frozenset({"tokens", "mask", "version", "lengths", "prompt_lengths", "group", "kept"})
+"""Fields of a batch that say where its tokens are. No role changes them."""
 
 
 @dataclass(frozen=True)
@@ -208,11 +237,11 @@ def _kept_sets(trajectories: Sequence[Trajectory], tokens: Tensor, mask: Tensor)
 
 
 def send(x: Tensor, device: torch.device | str) -> Tensor:
-    """x on `device`, by a copy that the host does not wait for. To read it back on the host, wait first."""
+    """x on `device`. A copy from the CPU to a GPU does not block the host."""
     device = torch.device(device)
     if device.type == "cuda" and x.is_cpu:
         x = x.pin_memory()  # from pageable memory the copy would wait all the same
-    return x.to(device, non_blocking=device.type != "cpu")
+    return x.to(device, non_blocking=x.is_cpu)  # to the CPU the copy must be whole when it is read
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:

@@ -92,8 +92,8 @@ def _causal_spans(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
     batch, _, length, _ = q.shape
     offsets = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)
     spans = Spans(((length, length),) * batch, offsets, offsets)
-    rows = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-    out = span_attention(*rows, spans, kernel.scale, kernel.window, kernel.softcap)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    out = span_attention(q, k, v, spans, kernel.scale, kernel.window, kernel.softcap)
     return out.unflatten(0, (batch, length)).transpose(1, 2)
 
 

@@ -116,19 +116,19 @@ def device_kernels(device: torch.device) -> frozenset[Choice]:
 
 
 @cache
-def _varlen_attn() -> Callable[..., Tensor] | None:
+def _varlen_attn() -> Callable[..., Any] | None:
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # PyTorch before 2.10
         return None
-    return varlen_attn  # type: ignore[no-any-return]
+    return varlen_attn
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float, window: int | None) -> Tensor:
     kernel = _varlen_attn()
     assert kernel is not None
     most_queries, most_keys = spans.longest
-    return kernel(
+    out: Tensor = kernel(
         q,
         k,
         v,
@@ -140,6 +140,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float, window: 
         window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=q.shape[1] != k.shape[1],
     )
+    return out
 
 
 def _efficient(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float) -> Tensor:

@@ -98,10 +98,10 @@ class Scorer:
 
     def score(self, fields: dict[str, Tensor]) -> Tensor:
         """Log-probs [B, T] of the batch that FIELDS, and perhaps KEPT, make."""
-        fields = {name: tensor.to(self._setup.device) for name, tensor in fields.items()}
-        nothing = torch.zeros(fields["tokens"].shape, device=self._setup.device)
-        kept = KeptSets(*(fields.pop(name) for name in KEPT)) if KEPT[0] in fields else None
-        batch = Batch(**fields, old_logp=nothing, version=nothing, rewards=nothing, kept=kept)
+        nothing = torch.zeros(fields["tokens"].shape)
+        kept = KeptSets(*(fields[name] for name in KEPT)) if KEPT[0] in fields else None
+        layout: dict[str, Any] = {name: fields[name] for name in FIELDS}
+        batch = Batch(**layout, old_logp=nothing, version=nothing, rewards=nothing, kept=kept).to(self._setup.device)
         return score_batch(self._model, batch, self._scoring, self._setup.max_tokens, self._setup.share_prefix).cpu()
 
 

@@ -28,7 +28,7 @@ from ..trainer.logprobs import Scoring
 from ..types import Group
 from .shared_weights import mapped, share
 from .weights import FrozenWeights
-from .worker import FIELDS, Setup, receive, send
+from .worker import FIELDS, KEPT, Setup, receive, send
 
 
 class ReferenceFailed(RuntimeError):
@@ -151,8 +151,9 @@ class WorkerReference(FrozenWeights):
 
 
 def _fields(batch: Batch) -> dict[str, Tensor]:
-    kept = {name: tensor.cpu() for name, tensor in vars(batch.kept).items()} if batch.kept else {}
-    return {name: tensor.cpu() for name, tensor in vars(batch).items() if name in FIELDS} | kept
+    host = batch.at_host()
+    kept = {name: getattr(host.kept, name) for name in KEPT} if host.kept else {}
+    return {name: getattr(host, name) for name in FIELDS} | kept
 
 
 def _same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

@@ -82,7 +82,8 @@ def score_tables(
 ) -> tuple[Tensor, Tensor]:
     """Scores (log-probs, or what `score` gives) and entropies of a whole batch without gradient: [B, T] each, 0 where mask is False."""
     logp, entropy = (torch.zeros(batch.tokens.shape, device=batch.tokens.device) for _ in range(2))
-    rows = batch.mask.any(-1).nonzero()[:, 0].tolist()
+    batch = batch.with_host()
+    rows = batch.at_host().mask.any(-1).nonzero()[:, 0].tolist()
     for part in microbatches(batch, rows, max_tokens, share_prefix):
         row = pack(batch, part, share_prefix)
         logp[row.row, row.column], entropy[row.row, row.column] = score(model, row, scoring)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..batch import Metrics
+from ..batch import Metrics, send
 
 PARITY_LIMIT = {"float32": 1e-3, "bfloat16": 0.2}
 """Largest disagreement between engine and trainer, in nats on one token, with which a run starts."""
@@ -21,12 +21,11 @@ RATIO_EDGES = (-1.0, -0.5, -0.2, -0.1, -0.01, 0.01, 0.1, 0.2, 0.5, 1.0)
 def log_ratio_metrics(logp: Tensor, old_logp: Tensor) -> Metrics:
     """Mean ratio, mean log-ratio and histogram over scored tokens, [S] each; log-ratio = logp - old_logp."""
     log_ratio = logp - old_logp
-    counts = torch.bincount(torch.bucketize(log_ratio, torch.tensor(RATIO_EDGES, device=logp.device)), minlength=len(RATIO_EDGES) + 1)
-    return {
-        "train/ratio_mean": float(log_ratio.clamp(-20, 20).exp().mean()),
-        "train/log_ratio_mean": float(log_ratio.mean()),
-        "train/ratio_hist": [float(c) for c in counts],
-    }
+    edges = send(torch.tensor(RATIO_EDGES), logp.device)
+    bins = torch.zeros(len(RATIO_EDGES) + 1, dtype=torch.float64, device=logp.device)
+    bins.scatter_add_(0, torch.bucketize(log_ratio, edges), torch.ones_like(log_ratio, dtype=torch.float64))
+    ratio, mean, *counts = torch.cat([_column(log_ratio.clamp(-20, 20).exp().mean(), log_ratio.mean()), bins]).tolist()
+    return {"train/ratio_mean": ratio, "train/log_ratio_mean": mean, "train/ratio_hist": counts}
 
 
 def mismatch_metrics(logp: Tensor, old_logp: Tensor) -> Metrics:
@@ -38,9 +37,20 @@ def mismatch_metrics(logp: Tensor, old_logp: Tensor) -> Metrics:
     if len(logp) == 0:
         return {}
     gap = (logp - old_logp).double()  # in float32 exp(l) - 1 - l of a small gap is rounding, and may come out below 0
+    largest, mean, kl, error = _column(
+        gap.abs().max(),
+        gap.abs().mean(),
+        (gap.clamp(-20, 20).exp() - 1 - gap).mean(),
+        gap.abs().clamp_max(20).exp().mean(),
+    ).tolist()
     return {
-        "mismatch/max_abs_logp": float(gap.abs().max()),
-        "mismatch/mean_abs_logp": float(gap.abs().mean()),
-        "mismatch/kl_k3": float((gap.clamp(-20, 20).exp() - 1 - gap).mean()),
-        "mismatch/prob_error": float(gap.abs().clamp_max(20).exp().mean()),
+        "mismatch/max_abs_logp": largest,
+        "mismatch/mean_abs_logp": mean,
+        "mismatch/kl_k3": kl,
+        "mismatch/prob_error": error,
     }
+
+
+def _column(*numbers: Tensor) -> Tensor:
+    """Scalars as one tensor of float64, so that the host waits for the device once."""
+    return torch.stack([n.double() for n in numbers])

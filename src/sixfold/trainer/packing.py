@@ -8,22 +8,32 @@ the gradient of the prompt's part is the sum over its completions, as it must be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import Batch, KeptSets
+from ..batch import Batch, KeptSets, upload
 from ..model.attention import Kernel
 from .segments import AttentionPlan, Segment, SpanPlan, plan_attention
 
 
 @dataclass(frozen=True)
 class PackedRow:
-    """One micro-batch as a row of N tokens, and as a layout for the model's attention.
+    """One micro-batch as a row of N tokens, and as a layout for the model's attention. S tokens of it are scored.
 
-    tokens, positions: [N]. attention: who sees whom. predictor: [S] row index whose hidden state predicts a scored token. target: [S] the scored
-    token. row, column: [S] its place in [B, T]. kept: [S] what could have been drawn there; None: everything.
+    Args:
+        tokens: [N].
+        positions: [N] of each token in its trajectory.
+        attention: who sees whom.
+        predictor: [S] place in the row whose hidden state predicts a scored token.
+        target: [S] the scored token.
+        row: [S] the token's row in the batch.
+        column: [S] its column in the batch.
+        slot: [S] the number of its row among the micro-batch's rows.
+        members: [R] the micro-batch's rows.
+        kept: [S] what could have been drawn there; None: everything.
     """
 
     tokens: Tensor
@@ -33,6 +43,8 @@ class PackedRow:
     target: Tensor
     row: Tensor
     column: Tensor
+    slot: Tensor
+    members: Tensor
     kept: KeptSets | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
@@ -41,52 +53,83 @@ class PackedRow:
 
 
 def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
-    """Lay out the trajectories `rows` of the batch; with share_prefix, neighbours with the same group and prompt share one prompt."""
-    tokens: list[Tensor] = []
-    positions: list[Tensor] = []
-    segments: list[Segment] = []
-    scored: list[tuple[Tensor, Tensor, int]] = []
-    at = 0
-    shared: dict[tuple[int, ...], tuple[int, int]] = {}
-    mask_rows = batch.mask
+    """Lay out the trajectories `rows` of the batch; with share_prefix, neighbours with the same group and prompt share one prompt.
+
+    Everything is computed on the host and sent to the batch's device in one copy, and one more for the attention's plan.
+    """
+    host, device = batch.at_host(), batch.tokens.device
+    layout = _Layout(host.tokens.numpy(), host.mask.numpy(), host.lengths.tolist(), host.prompt_lengths.tolist())
     for b in rows:
-        length, prompt = int(batch.lengths[b]), int(batch.prompt_lengths[b])
-        row = batch.tokens[b, :length]
-        columns = mask_rows[b, :length].nonzero()[:, 0]
-        if not share_prefix:
-            segments.append(Segment(at, at + length))
-            tokens.append(row)
-            positions.append(torch.arange(length, device=row.device))
-            scored.append((columns + at - 1, columns, b))
-            at += length
-            continue
-        key = shared_key(batch, b)
-        if key not in shared:
-            shared[key] = (at, at + prompt)
-            segments.append(Segment(*shared[key]))
-            tokens.append(row[:prompt])
-            positions.append(torch.arange(prompt, device=row.device))
-            at += prompt
-        start, stop = shared[key]
-        if length > prompt:
-            segments.append(Segment(at, at + length - prompt, start, stop))
-            tokens.append(row[prompt:])
-            positions.append(torch.arange(prompt, length, device=row.device))
-            predictor = torch.where(columns == prompt, stop - 1, columns - prompt - 1 + at)
-            scored.append((predictor, columns, b))
-            at += length - prompt
-    column = torch.cat([c for _, c, _ in scored])
-    row_index = torch.cat([torch.full_like(c, b) for _, c, b in scored])
+        layout.add(b, shared_key(host, b) if share_prefix else None)
+    row, column = np.concatenate(layout.row), np.concatenate(layout.column)
+    slot = np.repeat(np.arange(len(rows)), [len(columns) for columns in layout.column])
+    arrays = [*map(np.concatenate, (layout.tokens, layout.positions, layout.predictor)), host.tokens.numpy()[row, column], row, column]
+    kept = None if host.kept is None else host.kept[torch.from_numpy(row), torch.from_numpy(column)]
+    extra = [] if kept is None else [kept.start.numpy(), kept.count.numpy()]
+    sent = upload([*arrays, slot, np.array(rows), *extra], device)
+    if kept is not None and batch.kept is not None:
+        kept = KeptSets(batch.kept.ids, sent[8], sent[9], kept.count)
     return PackedRow(
-        tokens=torch.cat(tokens),
-        positions=torch.cat(positions),
-        attention=plan_attention(segments, batch.tokens.device),
-        predictor=torch.cat([p for p, _, _ in scored]),
-        target=batch.tokens[row_index, column],
-        row=row_index,
-        column=column,
-        kept=None if batch.kept is None else batch.kept[row_index, column],
+        tokens=sent[0],
+        positions=sent[1],
+        attention=plan_attention(layout.segments, device),
+        predictor=sent[2],
+        target=sent[3],
+        row=sent[4],
+        column=sent[5],
+        slot=sent[6],
+        members=sent[7],
+        kept=kept,
     )
+
+
+@dataclass
+class _Layout:
+    """A packed row in the making. The first four are the batch's, on the host; the lists hold an array for each run of tokens."""
+
+    batch_tokens: np.ndarray
+    mask: np.ndarray
+    lengths: list[int]
+    prompts: list[int]
+    tokens: list[np.ndarray] = field(default_factory=list)
+    positions: list[np.ndarray] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    predictor: list[np.ndarray] = field(default_factory=list)
+    row: list[np.ndarray] = field(default_factory=list)
+    column: list[np.ndarray] = field(default_factory=list)
+    shared: dict[bytes, Segment] = field(default_factory=dict)
+    used: int = 0
+
+    def add(self, b: int, key: bytes | None) -> None:
+        """Append trajectory b. key: of its prompt, to be computed once for all with that key; None: to be computed for b alone."""
+        length, prompt = self.lengths[b], self.prompts[b]
+        columns = self.mask[b, :length].nonzero()[0]
+        if key is None:
+            at = self._run(b, 0, length).start
+            self._score(b, columns, columns + at - 1)
+            return
+        if key not in self.shared:
+            self.shared[key] = self._run(b, 0, prompt)
+        before = self.shared[key]
+        if length > prompt:
+            at = self._run(b, prompt, length, before).start
+            self._score(b, columns, np.where(columns == prompt, before.stop - 1, columns - prompt - 1 + at))
+        else:
+            self._score(b, columns[:0], columns[:0])
+
+    def _run(self, b: int, first: int, last: int, prefix: Segment | None = None) -> Segment:
+        """Append tokens [first, last) of trajectory b, as a segment."""
+        segment = Segment(self.used, self.used + last - first, *((prefix.start, prefix.stop) if prefix else ()))
+        self.tokens.append(self.batch_tokens[b, first:last])
+        self.positions.append(np.arange(first, last))
+        self.segments.append(segment)
+        self.used = segment.stop
+        return segment
+
+    def _score(self, b: int, columns: np.ndarray, predictor: np.ndarray) -> None:
+        self.predictor.append(predictor)
+        self.row.append(np.full_like(columns, b))
+        self.column.append(columns)
 
 
 def microbatches(batch: Batch, rows: Sequence[int], max_tokens: int, share_prefix: bool) -> list[list[int]]:
@@ -94,10 +137,12 @@ def microbatches(batch: Batch, rows: Sequence[int], max_tokens: int, share_prefi
 
     A prompt is counted again in every micro-batch that its group reaches into. A trajectory longer than max_tokens gets a micro-batch of its own.
     """
+    host = batch.at_host()
+    lengths, prompts = host.lengths.tolist(), host.prompt_lengths.tolist()
     parts: list[list[int]] = []
-    used, seen = 0, set[tuple[int, ...]]()
+    used, seen = 0, set[bytes]()
     for b in rows:
-        length, prompt, key = int(batch.lengths[b]), int(batch.prompt_lengths[b]), shared_key(batch, b)
+        length, prompt, key = lengths[b], prompts[b], shared_key(host, b)
         cost = length - prompt if share_prefix and key in seen else length
         if parts and used + cost > max_tokens:
             parts.append([])
@@ -110,6 +155,10 @@ def microbatches(batch: Batch, rows: Sequence[int], max_tokens: int, share_prefi
     return parts
 
 
-def shared_key(batch: Batch, row: int) -> tuple[int, ...]:
-    """Rows with the same key may share a computed prompt: its group and its tokens (a group's prompts may differ, e.g. in their examples)."""
-    return int(batch.group[row]), *batch.tokens[row, : int(batch.prompt_lengths[row])].tolist()
+def shared_key(host: Batch, row: int) -> bytes:
+    """Rows with the same key may share a computed prompt: its group and its tokens (a group's prompts may differ, e.g. in their examples).
+
+    host: a batch on the CPU.
+    """
+    prompt = host.tokens[row, : int(host.prompt_lengths[row])]
+    return host.group[row].numpy().tobytes() + prompt.numpy().tobytes()

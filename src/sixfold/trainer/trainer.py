@@ -9,6 +9,7 @@ that weigh something, packed, a micro-batch at a time; because weights are fixed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..batch import Batch, Loss, LossOutput, Metrics, filled
+from ..batch import Batch, Loss, LossOutput, Metrics, filled, upload
 from ..config import TrainerConfig
 from .checkpointing import apply_activation_checkpointing
 from .logprobs import Score, Scoring, score_row
@@ -31,19 +32,50 @@ class TrainingDiverged(RuntimeError):
 
 @dataclass
 class _Totals:
-    """What the micro-batches of a step add up to."""
+    """What the micro-batches of an update add up to. Numbers stay on the device until the last micro-batch; then the host waits for all at once.
 
-    tokens: int = 0
+    rows: of each micro-batch. losses: of each micro-batch. sums, means: by name, a number from each micro-batch. fresh: [tokens] boolean on the
+    host, sampled from the current weights.
+    """
+
     computed: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
-    means: dict[str, float] = field(default_factory=dict)
+    rows: list[Sequence[int]] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    sums: dict[str, list[Tensor]] = field(default_factory=dict)
+    means: dict[str, list[Tensor]] = field(default_factory=dict)
     logp: list[Tensor] = field(default_factory=list)
     old_logp: list[Tensor] = field(default_factory=list)
     fresh: list[Tensor] = field(default_factory=list)
-    bad_rows: list[int] = field(default_factory=list)
 
-    def add(self, name: str, value: float, into: dict[str, float]) -> None:
-        into[name] = into.get(name, 0.0) + value
+    def read(self, norm: Tensor) -> _Read:
+        """Everything as Python numbers, in one copy from the device."""
+        named = [(kind, name, len(values)) for kind in (self.sums, self.means) for name, values in kind.items()]
+        columns = [*self.losses, *(value for kind, name, _ in named for value in kind[name]), norm]
+        numbers = torch.stack([x.detach().double() for x in columns]).tolist()
+        bad_rows = [b for loss, rows in zip(numbers, self.rows, strict=False) if not math.isfinite(loss) for b in rows]
+        at, sums, means = len(self.losses), dict[str, float](), dict[str, float]()
+        for kind, name, count in named:
+            (sums if kind is self.sums else means)[name] = sum(numbers[at : at + count])
+            at += count
+        tokens = max(sum(map(len, self.logp)), 1)
+        return _Read(bad_rows, numbers[-1], {**sums, **{name: total / tokens for name, total in means.items()}})
+
+    def fresh_logp(self) -> tuple[Tensor, Tensor]:
+        """Log-probs and log-probs at sampling of the fresh tokens, [F] each."""
+        logp, old_logp, fresh = torch.cat(self.logp), torch.cat(self.old_logp), torch.cat(self.fresh)
+        if bool(fresh.all()):
+            return logp, old_logp
+        (index,) = upload([fresh.nonzero()[:, 0].numpy()], logp.device)
+        return logp[index], old_logp[index]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """bad_rows: of the micro-batches whose loss is not finite. norm: of the gradient. metrics: sums, and means over the scored tokens."""
+
+    bad_rows: list[int]
+    norm: float
+    metrics: Metrics
 
 
 class Trainer:
@@ -88,7 +120,8 @@ class Trainer:
         """
         if batch.weights is None:
             raise ValueError("batch.weights is not filled in: compute advantages first")
-        updates = _minibatches(batch, batch.weights.any(-1).nonzero()[:, 0]) * self.epochs
+        weighs, batch = batch.weights.any(-1).tolist(), batch.with_host()
+        updates = _minibatches(batch, [b for b, any_weight in enumerate(weighs) if any_weight]) * self.epochs
         if not updates:
             self.skip_reason = "no trajectory carries a signal: every advantage is zero, as where all rewards are equal"
             return {
@@ -112,12 +145,12 @@ class Trainer:
         parts = microbatches(batch, rows, self.config.max_tokens_per_microbatch, self.config.share_prefix)
         totals = self._accumulate(batch, parts, loss)
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        logp, old_logp, fresh = (torch.cat(t) for t in (totals.logp, totals.old_logp, totals.fresh))
-        skipped = self._step(norm, totals, rate)
-        metrics: Metrics = {**totals.sums, **{k: v / max(totals.tokens, 1) for k, v in totals.means.items()}}
-        metrics |= log_ratio_metrics(logp, old_logp) | mismatch_metrics(logp[fresh], old_logp[fresh])
+        read = totals.read(norm)
+        skipped = self._step(norm, read, rate)
+        metrics: Metrics = dict(read.metrics)
+        metrics |= log_ratio_metrics(torch.cat(totals.logp), torch.cat(totals.old_logp)) | mismatch_metrics(*totals.fresh_logp())
         metrics |= {
-            "train/grad_norm": float(norm),
+            "train/grad_norm": read.norm,
             "train/learning_rate": rate,
             "train/updates": float(not skipped),
             "train/tokens": float(totals.computed),
@@ -129,23 +162,21 @@ class Trainer:
 
     def _accumulate(self, batch: Batch, parts: Sequence[Sequence[int]], loss: Loss) -> _Totals:
         """Forward and backward every micro-batch; gradients add up in float32 on the master weights."""
-        totals = _Totals()
+        totals, host = _Totals(), batch.at_host()
         for rows in parts:
             packed = pack(batch, rows, self.config.share_prefix)
-            local, logp = self._forward(batch, rows, packed)
+            local, logp = self._forward(batch, packed)
             output = loss(local, logp)
-            if bool(output.loss.isfinite()):
-                output.loss.backward()
-            else:
-                totals.bad_rows += rows
+            # Even if it is not finite: to look would be to wait for the device. The update is then left out, and the gradient dropped.
+            output.loss.backward()
             self._count(totals, local, packed, logp, output)
+            totals.rows.append(rows)
+            totals.fresh.append((host.version[rows] == self.version)[host.mask[rows]])
         return totals
 
-    def _forward(self, batch: Batch, rows: Sequence[int], packed: PackedRow) -> tuple[Batch, Tensor]:
-        """The rows as a batch of their own with their entropies filled in, and their log-probs [len(rows), T]."""
-        index = torch.tensor(rows, device=batch.tokens.device)
-        local = batch.rows(index)
-        at = torch.searchsorted(index, packed.row), packed.column
+    def _forward(self, batch: Batch, packed: PackedRow) -> tuple[Batch, Tensor]:
+        """The rows as a batch of their own with their entropies filled in, and their log-probs [rows, T]."""
+        local, at = batch.rows(packed.members), (packed.slot, packed.column)
         grid = torch.zeros(local.tokens.shape, device=batch.tokens.device)
         if self.frozen is not None:  # before the policy's forward, whose activations would be kept alive meanwhile
             local = local.with_(ref_logp=grid.index_put(at, self.frozen(packed)))
@@ -153,24 +184,23 @@ class Trainer:
         return local.with_(entropy=grid.index_put(at, scored_entropy)), grid.index_put(at, scored_logp)
 
     def _count(self, totals: _Totals, local: Batch, packed: PackedRow, logp: Tensor, output: LossOutput) -> None:
-        mask = local.mask
-        totals.tokens += int(mask.sum())
+        at = packed.slot, packed.column
         totals.computed += len(packed.tokens)
+        totals.losses.append(output.loss.detach())
         for name, value in output.sums.items():
-            totals.add(name, float(value), totals.sums)
+            totals.sums.setdefault(name, []).append(value)
         for name, table in {**output.means, "train/entropy": filled(local.entropy, "entropy")}.items():
-            totals.add(name, float(table.detach()[mask].sum()), totals.means)
-        totals.logp.append(logp.detach()[mask])
-        totals.old_logp.append(local.old_logp[mask])
-        totals.fresh.append(local.version[mask] == self.version)
+            totals.means.setdefault(name, []).append(table.detach()[at].sum())
+        totals.logp.append(logp.detach()[at])
+        totals.old_logp.append(local.old_logp[at])
 
-    def _step(self, norm: Tensor, totals: _Totals, rate: float) -> bool:
+    def _step(self, norm: Tensor, read: _Read, rate: float) -> bool:
         """Update the weights unless something was not finite; True when skipped."""
         self.steps += 1
         self.skip_reason = ""
-        if totals.bad_rows:
-            self.skip_reason = f"loss not finite in rows {totals.bad_rows[:8]}"
-        elif not bool(norm.isfinite()):
+        if read.bad_rows:
+            self.skip_reason = f"loss not finite in rows {read.bad_rows[:8]}"
+        elif not math.isfinite(read.norm):
             names = [n for n, p in self.model.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())]
             self.skip_reason = f"gradient not finite in {len(names)} tensors, first {names[:1]}"
         if not self.skip_reason:
@@ -209,9 +239,9 @@ def merge_updates(made: Sequence[Metrics]) -> Metrics:
     return merged
 
 
-def _minibatches(batch: Batch, rows: Tensor) -> list[list[int]]:
+def _minibatches(batch: Batch, rows: Sequence[int]) -> list[list[int]]:
     """The rows of each update of a pass, in the mini-batches' order; those without a row are left out."""
     if batch.minibatch is None:
-        return [rows.tolist()] if len(rows) else []
-    number = batch.minibatch[rows]
-    return [rows[number == m].tolist() for m in number.unique()]
+        return [list(rows)] if rows else []
+    number = batch.minibatch.tolist()
+    return [[b for b in rows if number[b] == m] for m in sorted({number[b] for b in rows})]
