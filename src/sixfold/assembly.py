@@ -21,7 +21,7 @@ from .environment.scorer import Environment
 from .errors import UserError
 from .kv_size import kv_tokens
 from .model.causal_lm import CausalLM
-from .model.device import resolve_device
+from .model.device import prepare_device, resolve_device
 from .model.loading import Policy, load_policy
 from .outside import start_outside
 from .rollout.backend import parse_backend
@@ -116,6 +116,7 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
     Raises UserError for a missing device, model or dataset, and for prompts that do not fit.
     """
     device = resolve_device(recipe.run.device, "run.device")
+    prepare_device(device, recipe.run.precision)
     torch.set_num_threads(recipe.run.threads or torch.get_num_threads())
     config = recipe.environment
     rewards = (reward,) if reward is not None else recipe.environment.rewards

@@ -166,7 +166,7 @@ def test_the_chunked_gradient_is_exact(softcap: float | None, window: int | None
     made = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(n, h, 3, dtype=torch.float64, generator=made).requires_grad_() for n, h in ((9, 4), (13, 2), (13, 2)))
     lengths = ((4, 8), (5, 5))
-    assert torch.autograd.gradcheck(lambda *x: chunked_attention.ChunkedAttention.apply(*x, lengths, 0.7, window, softcap), (q, k, v), fast_mode=True)
+    assert torch.autograd.gradcheck(lambda *x: chunked_attention.chunked_attention(*x, lengths, 0.7, window, softcap), (q, k, v), fast_mode=True)
 
 
 LONG = 8192
@@ -202,8 +202,7 @@ def test_no_table_of_n_by_n_at_8192_tokens(dtype: torch.dtype, kernel: Kernel, m
         )
         out.backward(grad.transpose(1, 2))
     assert seen.elements <= LONG * LONG // 32, seen
-    chunked = kernel.softcap or (dtype is F32 and kernel.window)
-    assert kept["_varlen_attn"] + kept["_efficient_attention_forward"] == (0 if chunked else 1)
+    assert sum(kept[name] for name in ("_varlen_attn", "_efficient_attention_forward", "chunked_attention")) == 1
 
 
 def test_selective_checkpointing_keeps_no_scores() -> None:

@@ -122,12 +122,33 @@ def _following(table: Tensor, mask: Tensor) -> Tensor:
 
 def _sum_from(terms: Tensor, decay: Tensor, mask: Tensor) -> Tensor:
     """[B, T]: y_t = terms_t + decay_t y_(next token of the mask), 0 off the mask. What terms and decay hold off the mask is not read."""
+    return sum_by_columns(terms, decay, mask) if terms.is_cpu else sum_by_doubling(terms, decay, mask)
+
+
+def sum_by_columns(terms: Tensor, decay: Tensor, mask: Tensor) -> Tensor:
+    """`_sum_from` as it is defined, from the last column to the first. On a GPU each column would cost three kernels."""
     total = terms.new_zeros(len(terms))
     sums = []
     for t in reversed(range(terms.shape[1])):
         total = torch.where(mask[:, t], terms[:, t] + decay[:, t] * total, total)
         sums.append(total)
     return torch.where(mask, torch.stack(sums[::-1], -1), 0.0)
+
+
+def sum_by_doubling(terms: Tensor, decay: Tensor, mask: Tensor) -> Tensor:
+    """`_sum_from` in log2(T) rounds. Column t holds y_t as value + factor * y_(t+n), and each round doubles n.
+
+    In float64, so that the result is at least as close to the exact sum as that of the columns in float32.
+    """
+    value, factor = torch.where(mask, terms, 0.0).double(), torch.where(mask, decay, 1.0).double()
+    reach = 1
+    while reach < terms.shape[1]:
+        ahead = pad(value[:, reach:], (0, reach))
+        # A product of many factors above 1 may overflow, and infinity times 0 is NaN.
+        value = value + torch.where(ahead == 0, 0.0, factor * ahead)
+        factor = factor * pad(factor[:, reach:], (0, reach))
+        reach *= 2
+    return torch.where(mask, value, 0.0).to(terms.dtype)
 
 
 def _check(mask: Tensor, *tables: Tensor) -> None:

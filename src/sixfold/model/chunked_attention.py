@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 TABLE = 1 << 24
 """Most scores in memory at a time, over all heads (64 MB in float32)."""
@@ -39,9 +38,9 @@ class _Chunk:
         return hidden if window is None else hidden | (query - key >= window)
 
 
-def _chunks(lengths: Sequence[tuple[int, int]], heads: int, window: int | None) -> Iterator[_Chunk]:
+def _chunks(every_queries: Sequence[int], every_keys: Sequence[int], heads: int, window: int | None) -> Iterator[_Chunk]:
     query_start = key_start = 0
-    for queries, keys in lengths:
+    for queries, keys in zip(every_queries, every_keys, strict=True):
         size, seen = queries, keys
         if window is not None:  # size queries see window + size - 1 keys
             size = min(queries, max(window, 64))
@@ -74,7 +73,7 @@ class _Scores:
 def _grouped(x: Tensor, kv_heads: int) -> Tensor:
     """[queries, H, D] -> [H_kv, group * queries, D]: heads that share keys side by side."""
     queries, heads, size = x.shape
-    grouped = x.view(queries, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
+    grouped = x.reshape(queries, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
     return grouped.reshape(kv_heads, -1, size)
 
 
@@ -84,56 +83,92 @@ def _ungrouped(x: Tensor, queries: int) -> Tensor:
     return x.view(kv_heads, -1, queries, size).permute(2, 0, 1, 3).reshape(queries, -1, size)
 
 
-class ChunkedAttention(torch.autograd.Function):
-    """`span_attention`'s last resort; see there for the arguments. Computes in float32 or above."""
+# Operators of their own, so that selective checkpointing sees one result to keep, and not the
+# products inside, which are changed in place.
+@torch.library.custom_op("sixfold::chunked_attention", mutates_args=())
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: Sequence[int],
+    keys: Sequence[int],
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    out = q.new_empty(*q.shape[:2], v.shape[-1])
+    precise = torch.promote_types(q.dtype, torch.float32)
+    log_sums = q.new_empty(*q.shape[:2], 1, dtype=precise)
+    with torch.autocast(q.device.type, enabled=False):
+        for c in _chunks(queries, keys, q.shape[1], window):
+            rows, seen = slice(c.start, c.stop), slice(c.first, c.last)
+            some_keys, values = (x[seen].transpose(0, 1).to(precise) for x in (k, v))
+            scores = _Scores(_grouped(q[rows], k.shape[1]).to(precise), some_keys, c, scale, window, softcap).masked
+            log_sum = scores.logsumexp(-1, keepdim=True)
+            out[rows] = _ungrouped(scores.sub_(log_sum).exp_() @ values, c.stop - c.start).to(out.dtype)
+            log_sums[rows] = _ungrouped(log_sum, c.stop - c.start)
+    return out, log_sums
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        lengths: tuple[tuple[int, int], ...],
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor:
-        out = q.new_empty(*q.shape[:2], v.shape[-1])
-        sums = []
-        precise = torch.promote_types(q.dtype, torch.float32)
-        ctx.lengths, ctx.scale, ctx.window, ctx.softcap = lengths, scale, window, softcap
-        with torch.autocast(q.device.type, enabled=False):
-            for c in _chunks(lengths, q.shape[1], window):
-                keys, values = (x[c.first : c.last].transpose(0, 1).to(precise) for x in (k, v))
-                queries = _grouped(q[c.start : c.stop], k.shape[1]).to(precise)
-                scores = _Scores(queries, keys, c, scale, window, softcap).masked
-                log_sum = scores.logsumexp(-1, keepdim=True)
-                part = scores.sub_(log_sum).exp_() @ values
-                out[c.start : c.stop] = _ungrouped(part, c.stop - c.start)
-                sums.append(log_sum)
-        ctx.save_for_backward(q, k, v, out, *sums)
-        return out
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """With P the probabilities and delta = rowsum(dO * O): dV = P' dO, dS = P * (dO V' - delta)."""
-        q, k, v, out, *sums = ctx.saved_tensors
-        precise = torch.promote_types(q.dtype, torch.float32)
-        dq, dk, dv = torch.empty_like(q), k.new_zeros(k.shape, dtype=precise), v.new_zeros(v.shape, dtype=precise)
-        with torch.autocast(q.device.type, enabled=False):
-            for c, log_sum in zip(_chunks(ctx.lengths, q.shape[1], ctx.window), sums, strict=True):
-                rows, seen = slice(c.start, c.stop), slice(c.first, c.last)
-                keys, values = (x[seen].transpose(0, 1).to(precise) for x in (k, v))
-                queries, of_out, output = (_grouped(x[rows], k.shape[1]).to(precise) for x in (q, grad, out))
-                made = _Scores(queries, keys, c, ctx.scale, ctx.window, ctx.softcap)
-                chance = made.masked.sub_(log_sum).exp_()
-                dv[seen] += (chance.transpose(-1, -2) @ of_out).transpose(0, 1)
-                delta = (of_out * output).sum(-1, keepdim=True)
-                of_scores = (of_out @ values.transpose(-1, -2)).sub_(delta).mul_(chance)
-                if made.tanh is not None:
-                    of_scores.mul_(1 - made.tanh.square_())
-                of_scores.mul_(ctx.scale)
-                dq[rows] = _ungrouped(of_scores @ keys, c.stop - c.start).to(q.dtype)
-                dk[seen] += (of_scores.transpose(-1, -2) @ queries).transpose(0, 1)
-        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None, None
+@torch.library.custom_op("sixfold::chunked_attention_backward", mutates_args=())
+def _differentiate(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    log_sums: Tensor,
+    queries: Sequence[int],
+    keys: Sequence[int],
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """With P the probabilities and delta = rowsum(dO * O): dV = P' dO, dS = P * (dO V' - delta)."""
+    precise, kv_heads = log_sums.dtype, k.shape[1]
+    dq, dk, dv = torch.empty_like(q), k.new_zeros(k.shape, dtype=precise), v.new_zeros(v.shape, dtype=precise)
+    with torch.autocast(q.device.type, enabled=False):
+        for c in _chunks(queries, keys, q.shape[1], window):
+            rows, seen = slice(c.start, c.stop), slice(c.first, c.last)
+            some_keys, values = (x[seen].transpose(0, 1).to(precise) for x in (k, v))
+            some_queries, of_out, output, log_sum = (_grouped(x[rows], kv_heads).to(precise) for x in (q, grad, out, log_sums))
+            made = _Scores(some_queries, some_keys, c, scale, window, softcap)
+            chance = made.masked.sub_(log_sum).exp_()
+            dv[seen] += (chance.transpose(-1, -2) @ of_out).transpose(0, 1)
+            delta = (of_out * output).sum(-1, keepdim=True)
+            of_scores = (of_out @ values.transpose(-1, -2)).sub_(delta).mul_(chance)
+            if made.tanh is not None:
+                of_scores.mul_(1 - made.tanh.square_())
+            of_scores.mul_(scale)
+            dq[rows] = _ungrouped(of_scores @ some_keys, c.stop - c.start).to(q.dtype)
+            dk[seen] += (of_scores.transpose(-1, -2) @ some_queries).transpose(0, 1)
+    return dq, dk.to(k.dtype, copy=True), dv.to(v.dtype, copy=True)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:3], *output)
+    ctx.others = inputs[3:]
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return *_differentiate(grad, *ctx.saved_tensors, *ctx.others), *(None,) * len(ctx.others)
+
+
+_attend.register_autograd(_backward, setup_context=_remember)
+
+
+def chunked_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Sequence[tuple[int, int]],
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """`span_attention` with any kernel's features; see there for the arguments. lengths: (queries, keys) of each span.
+
+    Computes in float32, or in float64 if that is given.
+    """
+    out: Tensor = _attend(q, k, v, [a for a, _ in lengths], [b for _, b in lengths], scale, window, softcap)[0]
+    return out

@@ -1,4 +1,4 @@
-"""Which device a model lives on, and which dtype it is sampled in."""
+"""Which device a model lives on, and what PyTorch may do there."""
 
 from __future__ import annotations
 
@@ -33,6 +33,22 @@ def resolve_device(asked: str, setting: str) -> str:
         raise UserError(f"{setting} = '{asked}': this machine has {there}")
     torch.cuda.set_device(int(number))  # for what asks for "cuda" and names no number
     return f"{kind}:{int(number)}"
+
+
+def prepare_device(device: str, precision: str | None = None) -> None:
+    """Set what PyTorch may do on a GPU. Does nothing for the CPU.
+
+    Args:
+        device: where models will live.
+        precision: of forward passes. With "bfloat16", the products that remain in float32 may use TF32, whose 10 bits of mantissa are more than
+            bfloat16's 7. With "float32" they keep all 23 bits. None: leave this as it is.
+    """
+    if torch.device(device).type != "cuda":
+        return
+    # On Hopper, PyTorch prefers cuDNN's attention, which builds a plan of 50 ms for every new shape.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    if precision is not None:
+        torch.set_float32_matmul_precision("high" if precision == "bfloat16" else "highest")
 
 
 def free_memory(device: torch.device) -> tuple[int, int] | None:

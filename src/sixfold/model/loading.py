@@ -18,6 +18,7 @@ from ..errors import UserError
 from ..hub_names import not_a_hub_id
 from .attention import NAME, register
 from .causal_lm import check_split
+from .device import prepare_device
 from .norms import fuse_norms
 from .scratch import scratch_model
 
@@ -47,8 +48,9 @@ def load_policy(config: ModelConfig, *, seed: int, device: str, setting: str = "
     disable_progress_bar()  # transformers draws one for every file; ours is the run's
     model, tokenizer = from_disk(config.path, setting) if config.path else scratch_model(config.scratch, seed)
     model.set_attn_implementation(NAME)
-    model = model.to(device).eval()  # type: ignore[arg-type]
     fuse_norms(model)
+    prepare_device(device)
+    model = model.to(device).eval()  # type: ignore[arg-type]
     check_split(model)
     return Policy(model, tokenizer, context_of(model), stop_tokens(model, tokenizer), vocabulary_hash(tokenizer))
 

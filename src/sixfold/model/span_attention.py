@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .chunked_attention import ChunkedAttention
+from .chunked_attention import chunked_attention
 
 Choice = Literal["flash", "efficient", "chunked"]
 
@@ -81,7 +81,7 @@ def span_attention(
     scale = size**-0.5 if scale is None else scale
     choice = choose_kernel(device_kernels(q.device), dtype, max(size, values), window, softcap)
     if choice == "chunked":
-        return ChunkedAttention.apply(q, k, v, spans.lengths, scale, window, softcap)
+        return chunked_attention(q, k, v, spans.lengths, scale, window, softcap)
     wide = -(-max(size, values) // 8) * 8  # both kernels read heads in vectors of 16 bytes
     q, k, v = (x.contiguous() if x.shape[-1] == wide else pad(x, (0, wide - x.shape[-1])) for x in (q, k, v))
     out = _flash(q, k, v, spans, scale, window) if choice == "flash" else _efficient(q, k, v, spans, scale)

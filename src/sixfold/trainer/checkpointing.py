@@ -36,12 +36,13 @@ _KEPT = frozenset(
         torch.ops.aten._efficient_attention_forward,
     }
 )
-_VARLEN = "torch_attn::_varlen_attn"  # flash attention of ragged batches; not there before its module is imported
+# By name: PyTorch makes the first when its module is imported.
+_KEPT_BY_NAME = frozenset({"torch_attn::_varlen_attn", "sixfold::chunked_attention"})
 
 
 def keep_result(_: object, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """Which results selective checkpointing keeps; the rest is computed again."""
-    keep = op.overloadpacket in _KEPT or op.name() == _VARLEN
+    keep = op.overloadpacket in _KEPT or op.name() in _KEPT_BY_NAME
     if op.overloadpacket is torch.ops.aten.bmm and keep:
         # A product larger than both its factors is a table of attention scores.
         a, b = args

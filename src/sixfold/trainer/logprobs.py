@@ -34,6 +34,9 @@ class Scoring:
     entropy_gradient: bool = False
 
 
+TABLE = 1 << 26
+"""Most logits in one table (268 MB in float32). Three such tables are alive at the peak of a forward pass, four at that of a backward pass."""
+
 Score = Callable[[PreTrainedModel, PackedRow, Scoring], tuple[Tensor, Tensor]]
 """What a model says of a packed row's scored tokens: their scores, with gradient, and their entropies; [S] each, float32, in row.target's order."""
 
@@ -46,23 +49,32 @@ def score_chunk(
     kept: [C]; the log-prob is then logit(target) - logsumexp of the logits kept, with the gradient of both, and 0 for what was not.
     """
     logits = head_logits(model, hidden)
+    # In place: with 152,000 words a table of 441 positions is 268 MB.
     if temperature != 1.0:
-        logits = logits / temperature
+        logits = logits.div_(temperature)
     if kept is not None:
-        logits = logits.masked_fill(kept.excluded(logits.shape[-1]), -torch.inf)
+        logits = logits.masked_fill_(kept.excluded(logits.shape[-1]), -torch.inf)
     logp = logits.log_softmax(-1)
+    del logits
     chosen = logp.gather(-1, target[:, None])[:, 0]
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):  # last, so that the recomputation in the backward pass stops before it
-        entropy = -(logp.exp() * logp.clamp_min(-1e4)).sum(-1)  # clamped: 0 * -inf would be NaN
+        chance, surprise = logp.exp(), logp.clamp_min(-1e4)  # clamped: 0 * -inf would be NaN
+        entropy = -(chance * surprise if chance.requires_grad else chance.mul_(surprise)).sum(-1)
     return chosen, entropy
+
+
+def chunk_size(most: int, vocabulary: int) -> int:
+    """Positions whose logits exist at one time: `most`, or fewer where the vocabulary is so large that they would exceed TABLE."""
+    return max(1, min(most, TABLE // vocabulary))
 
 
 def score_row(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> tuple[Tensor, Tensor]:
     """Log-prob and entropy of every scored token of a packed row, [S] each, float32, in the order of row.target."""
     with torch.autocast(row.tokens.device.type, scoring.autocast or torch.bfloat16, enabled=scoring.autocast is not None):
         hidden = hidden_states(model, row.tokens, row.positions, row).index_select(0, row.predictor)
-        hiddens, targets = hidden.split(scoring.chunk), row.target.split(scoring.chunk)
-        kept = [None] * len(targets) if row.kept is None else row.kept.split(scoring.chunk)
+        size = chunk_size(scoring.chunk, len(model.get_output_embeddings().weight))
+        hiddens, targets = hidden.split(size), row.target.split(size)
+        kept = [None] * len(targets) if row.kept is None else row.kept.split(size)
         chunks = [(model, h, t, scoring.temperature, scoring.entropy_gradient, k) for h, t, k in zip(hiddens, targets, kept, strict=True)]
         if torch.is_grad_enabled() and len(chunks) > 1:  # a single chunk's logits exist once either way: nothing to save
             scores = [checkpoint(score_chunk, *chunk, use_reentrant=False) for chunk in chunks]
