@@ -261,7 +261,7 @@ def _values(knob: Knob) -> st.SearchStrategy[Any]:
 
 
 # tied to each other by the schema: drawn alone they contradict
-_TIED = {"sync.every", "environment.weights", "environment.rewards", "model.scratch.heads", "model.scratch.kv_heads", "data.source"}
+_TIED = {"sync.every", "environment.weights", "environment.rewards", "model.scratch.heads", "model.scratch.kv_heads", "data.source", "data.sources"}
 
 
 @st.composite
@@ -298,6 +298,53 @@ def test_any_valid_value_passes_as_a_flag(data: st.DataObject) -> None:
     value = data.draw(_values(knob))
     recipe = parse_recipe("run.seed = 1", "x", [f"--{knob.key}={json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")])
     assert flat(recipe)[knob.key] == (tuple(value) if isinstance(value, list) else value)
+
+
+SOURCES = """
+[data]
+prompt_field = "problem"
+
+[[data.sources]]
+source = "a.jsonl"
+weight = 3
+
+[[data.sources]]
+source = "org/b"
+name = "b"
+answer_field = "reward_model.ground_truth"
+"""
+
+
+def test_a_list_of_tables_loads_dumps_and_passes_as_a_flag() -> None:
+    recipe = parse_recipe(SOURCES, "x")
+    first, second = recipe.data.sources
+    assert (first.source, first.weight, first.prompt_field, first.label) == ("a.jsonl", 3.0, None, "a.jsonl")
+    assert (second.label, second.weight, second.answer_field) == ("b", 1.0, "reward_model.ground_truth")
+    assert parse_recipe(dump_recipe(recipe), "dumped") == recipe
+    flag = '--data.sources=[{source = "a.jsonl", weight = 3}, {source = "org/b", name = "b", answer_field = "reward_model.ground_truth"}]'
+    assert parse_recipe("data.prompt_field = 'problem'", "x", [flag]) == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[data.sources]]\nsource = 'a'\nwieght = 2", r"unknown key 'wieght' in data.sources, entry 1. Did you mean 'weight'\? \(x, line 3\)"),
+        ("[[data.sources]]\nsource = 'a'\nweight = -1", r"data.sources, entry 1: weight: input should be greater than 0, got -1 \(x, line 3\)"),
+        ("[[data.sources]]\nweight = 1", r"data.sources, entry 1: source: field required"),
+        ("[[data.sources]]\nsource = 'a'\n[[data.sources]]\nsource = 'a'", "data.sources: two are called 'a': give each a name"),
+        ("[data]\nsource = 'b'\n[[data.sources]]\nsource = 'a'", "data.source and data.sources are both set: put source into each table"),
+        ("[[data.sources]]\nsource = 'reasoning_gym'", "data.reasoning_gym.tasks is empty"),
+    ],
+)
+def test_a_bad_table_in_a_list_is_one_line(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        parse_recipe(text, "x")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_of_tables_holds_tables() -> None:
+    with pytest.raises(UserError, match=r"data.sources: entry 1 is 'a.jsonl', want a table"):
+        parse_recipe("run.seed = 1", "x", ["--data.sources=a.jsonl"])
 
 
 def test_comments_are_the_descriptions_and_only_on_request() -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from .config import Recipe, TrainerConfig
 from .data.sources import load_tasks
-from .data.task_set import TaskSet
+from .data.task_set import TaskSet, few_tasks_notes
 from .engine.cpu_kernels import cpu_kernels
 from .engine.engine import Engine
 from .engine.speculative import Speculation
@@ -122,7 +122,7 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
     rewards = (reward,) if reward is not None else recipe.environment.rewards
     if tasks is None:
         tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=() if reward is not None else recipe.environment.rewards)
-    source = recipe.model.model_copy(update={"path": model_path}) if model_path else recipe.model
+    source = recipe.model.model_copy(update={"path": model_path, "revision": ""}) if model_path else recipe.model
     environment = Environment(
         rewards,
         weights=() if reward is not None else config.weights,
@@ -212,6 +212,7 @@ def _fit_prompts(recipe: Recipe, tasks: TaskSet, codec: PromptCodec, context: in
         getattr(tasks, name)[:] = kept
         if dropped:
             tasks.notes.append(f"{name}: {dropped} tasks dropped, their prompts are over {limit} tokens")
+    tasks.notes += few_tasks_notes(tasks, recipe.rollout.prompts_per_step)
     if codec.escaped:
         tasks.notes.append(f"{codec.escaped} prompts spell special tokens of the tokenizer; they are encoded as plain text")
     return max(len(codec.encode(t)) for t in [*tasks.train, *tasks.heldout])

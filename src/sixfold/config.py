@@ -79,6 +79,7 @@ class ModelConfig(Section):
     """The policy: a Hugging Face causal LM, loaded or made from scratch."""
 
     path: str = knob("", "model folder or hub id; empty: make one from [model.scratch]")
+    revision: str = knob("", "branch, tag or commit of a hub model; empty: the newest")
     scratch: ScratchConfig = ScratchConfig()
 
 
@@ -96,11 +97,40 @@ class GymConfig(Section):
     size: int = knob(2000, "tasks generated per dataset, training and held-out together", ge=1)
 
 
-class DataConfig(Section):
-    """Where tasks come from and how rows become prompts."""
+class SourceConfig(Section):
+    """One of several data sources: an entry of [[data.sources]]. A setting that is left out is that of [data]."""
 
-    source: str = knob("arithmetic", "arithmetic, reasoning_gym, a .jsonl/.json/.parquet file, a dataset folder, or a hub id")
+    source: str = Field(description="as data.source")
+    name: str = knob("", "what its tasks are called in ids and reports; empty: the source", max_length=80)
+    weight: Real = knob(1.0, "share of each step's prompts, relative to the other sources", gt=0)
+    subset: str = knob("", "as data.subset")
+    revision: str = knob("", "as data.revision")
+    split: str = knob("train", "as data.split")
+    heldout_split: str = knob("", "as data.heldout_split")
+    limit: int = knob(0, "as data.limit", ge=0)
+    prompt_field: str | None = knob(None, "as data.prompt_field")
+    answer_field: str | None = knob(None, "as data.answer_field")
+    answer_after: str | None = knob(None, "as data.answer_after")
+    trace_field: str | None = knob(None, "as data.trace_field")
+    id_field: str | None = knob(None, "as data.id_field")
+    system_prompt: str | None = knob(None, "as data.system_prompt")
+    prompt_suffix: str | None = knob(None, "as data.prompt_suffix")
+
+    @property
+    def label(self) -> str:
+        """What the source is called."""
+        return self.name or self.source
+
+
+class DataConfig(Section):
+    """Where tasks come from and how rows become prompts. Columns are named by dotted path where they are nested: reward_model.ground_truth."""
+
+    source: str = knob("arithmetic", "arithmetic, reasoning_gym, a .jsonl/.json/.csv/.tsv/.parquet file, a dataset folder, or a hub id")
+    sources: tuple[SourceConfig, ...] = knob(
+        (), "several sources in place of `source`, each a table [[data.sources]]; steps draw from them by weight"
+    )
     subset: str = knob("", "configuration name of a hub dataset, e.g. main")
+    revision: str = knob("", "branch, tag or commit of a hub dataset; empty: the newest")
     split: str = knob("train", "split to train on")
     heldout_split: str = knob("", "split (for a file: another file) to evaluate on, whole; empty: `heldout` tasks are set aside")
     heldout: int = knob(512, "tasks set aside from training to evaluate on, where no heldout_split is named", ge=0)
@@ -108,13 +138,39 @@ class DataConfig(Section):
     answer_field: str = knob("answer", "column that holds the reference answer")
     answer_after: str = knob("", "the answer is what follows the last of these in its column (GSM8K: ####)")
     trace_field: str = knob("", "column that holds a worked solution for SFT; empty: none")
+    id_field: str = knob("id", "column that holds an id unique to the row; empty, or no such column: split and row number")
     system_prompt: str = knob("", "system message put before every prompt")
     prompt_suffix: str = knob("", "text put after every prompt")
-    limit: int = knob(0, "read at most this many rows (0: all)", ge=0)
+    limit: int = knob(0, "use this many rows, drawn from the whole file or split by run.seed (0: all)", ge=0)
     max_prompt_tokens: int = knob(0, "longest prompt in tokens (0: whatever leaves room for the completion)", ge=0)
     overlong: Literal["error", "drop"] = knob("error", "what to do with a longer prompt; drops are counted and reported")
     arithmetic: ArithmeticConfig = ArithmeticConfig()
     reasoning_gym: GymConfig = GymConfig()
+
+    @property
+    def names(self) -> list[str]:
+        """Every source that tasks come from."""
+        return [s.source for s in self.sources] or [self.source]
+
+    @property
+    def heldout_splits(self) -> list[str]:
+        """Every split (or file) that is named to evaluate on."""
+        return [split for split in (self.heldout_split, *(s.heldout_split for s in self.sources)) if split]
+
+    @model_validator(mode="after")
+    def _sources_agree(self) -> DataConfig:
+        """With [[data.sources]], each entry says where its rows are, and no two have one name."""
+        if not self.sources:
+            return self
+        fields = type(self).model_fields
+        for name in ("source", "subset", "revision", "split", "heldout_split", "limit"):
+            if getattr(self, name) != fields[name].default:
+                raise ValueError(f"data.{name} and data.sources are both set: put {name} into each table of [[data.sources]]")
+        labels = [s.label for s in self.sources]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ValueError(f"data.sources: two are called '{label}': give each a name of its own (name = ...)")
+        return self
 
 
 class EnvironmentConfig(Section):
@@ -314,6 +370,6 @@ class Recipe(Section):
             raise ValueError("environment.rewards is empty: name at least one, e.g. ['math']")
         if self.model.scratch.heads % self.model.scratch.kv_heads:
             raise ValueError(f"model.scratch.heads ({self.model.scratch.heads}) must be a multiple of kv_heads ({self.model.scratch.kv_heads})")
-        if self.data.source == "reasoning_gym" and not self.data.reasoning_gym.tasks:
+        if "reasoning_gym" in self.data.names and not self.data.reasoning_gym.tasks:
             raise ValueError("data.source is reasoning_gym but data.reasoning_gym.tasks is empty: name datasets, e.g. ['chain_sum']")
         return self

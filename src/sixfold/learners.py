@@ -127,7 +127,7 @@ def training_rollout(world: World, own: Algorithm | None = None) -> Rollout:
     rounds = method_of(world.recipe, own).dynamic_sampling
     config = world.recipe.rollout
     rollout = Oversample(world.oversampler(), world.environment, config.samples_per_prompt) if config.oversample else world.rollout()
-    return Refill(rollout, world.environment, world.tasks.train, rounds) if rounds else rollout
+    return Refill(rollout, world.environment, world.tasks.train, rounds, world.tasks.weights) if rounds else rollout
 
 
 def _reference(world: World) -> KeptReference:

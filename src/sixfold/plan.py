@@ -275,7 +275,7 @@ def _step_tokens(recipe: Recipe, prompt: int) -> int:
 
 def _evaluations(recipe: Recipe) -> int:
     """Held-out evaluations: before the first RL step, every `eval.every` steps, after the last."""
-    if recipe.data.heldout == 0 and not recipe.data.heldout_split:
+    if recipe.data.heldout == 0 and not recipe.data.heldout_splits:
         return 0
     steps, every = recipe.run.steps, recipe.eval.every
     between = (steps - 1) // every if every and steps else 0

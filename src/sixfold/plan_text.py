@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sixfold.algorithm.lineage import cells
 from sixfold.algorithm.method import Method
-from sixfold.config import Recipe
+from sixfold.config import DataConfig, Recipe
 from sixfold.environment.preflight import degenerate_probability, expected_refill
 from sixfold.plan import SFT_PROBE_EVERY, TRAINING_BYTES_PER_PARAMETER, Plan
 from sixfold.recipe_io import flat, knobs, toml_literal
@@ -135,7 +135,7 @@ def _sampler_facts(recipe: Recipe) -> list[Fact]:
 
 def _task_facts(plan: Plan) -> list[Fact]:
     data = plan.recipe.data
-    kept = f"split '{data.heldout_split}'" if data.heldout_split else f"{data.heldout} tasks set aside from split '{data.split}'"
+    kept = _held_out(data)
     limit = _tokens(plan.max_prompt_tokens)
     why = (
         f"data.max_prompt_tokens = {data.max_prompt_tokens}"
@@ -146,10 +146,24 @@ def _task_facts(plan: Plan) -> list[Fact]:
     rewards = plan.recipe.environment
     scale = rewards.weights or (1.0,) * len(rewards.rewards)
     return [
-        Fact("tasks", f"{data.source}; held out: {kept}"),
+        Fact("tasks", f"{_sources(data)}; held out: {kept}"),
         Fact("prompts", f"at most {limit}; a longer one {longer}", why),
         Fact("reward", " + ".join(f"{w:g} x {name}" for w, name in zip(scale, rewards.rewards, strict=True))),
     ]
+
+
+def _sources(data: DataConfig) -> str:
+    """What tasks are drawn from, and with several sources the share of each in a step's prompts."""
+    if not data.sources:
+        return data.source + (f" at revision {data.revision}" if data.revision else "")
+    total = sum(s.weight for s in data.sources)
+    return ", ".join(f"{s.weight / total:.0%} {s.label}" + (f" at revision {s.revision}" if s.revision else "") for s in data.sources)
+
+
+def _held_out(data: DataConfig) -> str:
+    if data.heldout_splits:
+        return ", ".join(f"split '{split}'" for split in data.heldout_splits)
+    return f"{data.heldout} tasks set aside" + ("" if data.sources else f" from split '{data.split}'")
 
 
 def _rollout_facts(plan: Plan) -> list[Fact]:
@@ -337,7 +351,7 @@ def _eval_facts(plan: Plan) -> list[Fact]:
     settings, data = plan.recipe.eval, plan.recipe.data
     if not plan.evaluations:
         return [Fact("evaluation", "none", "data.heldout = 0 and data.heldout_split is empty")]
-    everything = f"all of split '{data.heldout_split}'" if data.heldout_split else f"{data.heldout} held-out tasks"
+    everything = f"all of {_held_out(data)}" if data.heldout_splits else f"{data.heldout} held-out tasks"
     some = f" ({settings.tasks} of them in between)" if settings.tasks else ""
     how = "greedy" if settings.temperature == 0 else f"temperature {settings.temperature:g}"
     samples = f"{settings.samples} sample{'s' if settings.samples > 1 else ''}"

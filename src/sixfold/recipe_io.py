@@ -33,8 +33,8 @@ _BOUNDS = {"minimum": ">=", "ge": ">=", "exclusiveMinimum": ">", "gt": ">", "max
 class Knob:
     """One setting, as `--help` shows it.
 
-    accepts: the valid values in words. kind: its JSON type. item: that of a list's items. choices: the values, or a list's items, where they are
-    enumerated, else empty.
+    accepts: the valid values in words. kind: its JSON type. item: that of a list's items, "table" for a list of tables. choices: the values, or a
+    list's items, where they are enumerated, else empty. fields: names that the tables of a list take.
     """
 
     key: str
@@ -44,6 +44,7 @@ class Knob:
     kind: str
     item: str = ""
     choices: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
 
     @property
     def section(self) -> str:
@@ -63,6 +64,10 @@ def knobs() -> dict[str, Knob]:
         for name, spec in node["properties"].items():
             if "$ref" in spec:
                 yield from walk(schema["$defs"][spec["$ref"].rpartition("/")[2]], f"{prefix}{name}.")
+            elif reference := spec.get("items", {}).get("$ref"):
+                fields = schema["$defs"][reference.rpartition("/")[2]]["properties"]
+                words = f"a list of tables with any of {', '.join(fields)}"
+                yield Knob(prefix + name, spec["default"], spec["description"], words, "array", "table", fields=tuple(fields))
             else:
                 yield _knob(prefix + name, spec)
 
@@ -259,6 +264,20 @@ def _check_keys(tree: Mapping[str, Any], place: Callable[[str], str], prefix: st
             _check_keys(value, place, key + ".")
         elif key not in knobs():
             raise UserError(f"{_unknown_key(key, value)} ({place(key)})")
+        elif knobs()[key].fields and isinstance(value, list):
+            _check_tables(knobs()[key], value, place)
+
+
+def _check_tables(knob: Knob, tables: Sequence[Any], place: Callable[[str], str]) -> None:
+    """Each item of a list of tables is a table with known names; else UserError."""
+    for number, table in enumerate(tables, start=1):
+        if not isinstance(table, dict):
+            raise UserError(f"{knob.key}: entry {number} is {_shown(table)}, want a table such as [[{knob.key}]] ({place(knob.key)})")
+        for name in table:
+            if name not in knob.fields:
+                raise UserError(
+                    f"unknown key '{name}' in {knob.key}, entry {number}.{nearest(name, list(knob.fields))} ({place(f'{knob.key}.{name}')})"
+                )
 
 
 def _unknown_key(key: str, value: Any) -> str:
@@ -292,7 +311,17 @@ def _validate(asked: Mapping[str, Any], where: str, place: Callable[[str], str])
             raise UserError(f"{key} = '{error['input']}': {error['msg']} ({place(key)})") from invalid
         if key in knobs():
             raise UserError(f"{_bad_value(knobs()[key], asked)} ({place(key)})") from invalid
+        parent, _, name = key.rpartition(".")
+        if parent in knobs():  # a field of a list of tables
+            number = next(part for part in error["loc"] if isinstance(part, int)) + 1
+            raise UserError(f"{parent}, entry {number}: {name}: {_said_of_field(error)} ({place(key)})") from invalid
         raise UserError(f"{error['msg'].removeprefix('Value error, ')} ({where})") from invalid
+
+
+def _said_of_field(error: Any) -> str:
+    """Pydantic's message on a field of a table in a list, with the value that it refused."""
+    message = error["msg"][0].lower() + error["msg"][1:]
+    return message if error["type"] == "missing" else f"{message}, got {_shown(error['input'])}"
 
 
 def _bad_value(knob: Knob, asked: Mapping[str, Any]) -> str:
@@ -348,4 +377,8 @@ def toml_literal(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves DEL bare, TOML forbids it
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(toml_literal(item) for item in value) + "]"
+    if isinstance(value, BaseModel):  # a table in a list: only what is not its default
+        value = value.model_dump(exclude_defaults=True)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml_literal(item)}" for key, item in value.items()) + "}"
     return repr(value)

@@ -25,8 +25,8 @@ from .batch import Batch, Metrics, collate
 from .config import Recipe
 from .controller.loop import Controller
 from .controller.refill import mixed
-from .controller.stream import TaskStream, step_seed
-from .data.task_set import given_tasks
+from .controller.stream import step_seed, task_stream
+from .data.task_set import drawn_tasks, given_tasks
 from .durable import write_json_atomic, write_text_atomic
 from .environment.preflight import BASELINE_TASKS, baseline_scores, expected_refill, preflight
 from .environment.scorer import RewardBudgetExceeded
@@ -181,7 +181,7 @@ class Run:
         """Sample a few training tasks: are they neither too easy nor too hard, and do engine and trainer agree on the log-probs?"""
         rollout = self.world.rollout()
         count = -(-max(self.recipe.environment.preflight, 1) // rollout.samples)
-        groups = rollout.generate(self.world.tasks.train[:count], step_seed(self.recipe.run.seed, 0))
+        groups = rollout.generate(drawn_tasks(self.world.tasks.train, count, self.recipe.run.seed), step_seed(self.recipe.run.seed, 0))
         if self.recipe.environment.preflight:
             self.world.environment.score(groups)
             known = [r for g in groups for r in g.rewards if r is not None]
@@ -230,7 +230,8 @@ class Run:
     def _baseline(self) -> dict[str, object]:
         """What the rewards pay for answers that know nothing, for the record. Never ends the run: a failing check pays nothing."""
         try:
-            baseline = baseline_scores(self.world.environment.score, self.world.tasks.train[:BASELINE_TASKS], self.world.codec.plain)
+            tasks = drawn_tasks(self.world.tasks.train, BASELINE_TASKS, self.recipe.run.seed)
+            baseline = baseline_scores(self.world.environment.score, tasks, self.world.codec.plain)
         except RewardBudgetExceeded as error:
             self.progress.note(f"pre-flight: what random and constant answers earn is unknown: {error}")
             return {}
@@ -241,7 +242,7 @@ class Run:
     def _loop(self, learners: Learners) -> None:
         recipe = self.recipe
         loggers = Loggers(recipe, self.run, flat(recipe), self.state.step + 1)
-        stream = TaskStream(self.world.tasks.train, recipe.rollout.prompts_per_step, recipe.run.seed)
+        stream = task_stream(self.world.tasks.train, recipe.rollout.prompts_per_step, recipe.run.seed, self.world.tasks.weights)
         controller = Controller(
             rollout=training_rollout(self.world, self.algorithm),
             environment=self.world.environment,
@@ -303,7 +304,7 @@ class Run:
             )
         every = self.recipe.eval.every
         if every and step % every == 0 and self.world.tasks.heldout:
-            subset = self.world.tasks.heldout[: self.recipe.eval.tasks or None]
+            subset = drawn_tasks(self.world.tasks.heldout, self.recipe.eval.tasks, self.recipe.run.seed)
             began = time.perf_counter()
             metrics |= self._evaluate(subset).metrics()
             if alarm := self.divergence.look(step, self.state.ema, metrics):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from .assembly import World
 from .batch import Batch, Metrics
-from .controller.stream import TaskStream
+from .controller.stream import task_stream
+from .data.task_set import drawn_tasks
 from .errors import UserError
 from .evaluation.evaluate import evaluate
 from .plan import SFT_PROBE_EVERY
@@ -31,8 +32,10 @@ class SftStage:
         recipe = self.world.recipe
         sft = recipe.sft
         tasks = self._solved_tasks()
-        probe, rest = (tasks[:PROBE_TASKS], tasks[PROBE_TASKS:]) if sft.stop_at_accuracy and len(tasks) > 2 * PROBE_TASKS else ([], tasks)
-        stream = TaskStream(rest, sft.examples_per_step, seed=recipe.run.seed)
+        probe = drawn_tasks(tasks, PROBE_TASKS, recipe.run.seed) if sft.stop_at_accuracy and len(tasks) > 2 * PROBE_TASKS else []
+        probed = {task.id for task in probe}
+        rest = [task for task in tasks if task.id not in probed]
+        stream = task_stream(rest, sft.examples_per_step, recipe.run.seed, self.world.tasks.weights)
         settings = recipe.trainer.model_copy(
             update={
                 "learning_rate": sft.learning_rate,

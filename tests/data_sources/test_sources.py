@@ -1,13 +1,19 @@
 """Tasks from every source: the right rows, a stable split without overlap, and one line for each thing that can be wrong."""
 
 import base64
+import csv
 import json
 import pickle
 import zlib
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import datasets
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from sixfold.config import ArithmeticConfig, DataConfig, GymConfig
 from sixfold.data.sources import load_tasks
@@ -19,8 +25,6 @@ GSM8K_FORM = Path(__file__).parents[1] / "data" / "gsm8k_form"
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
     datasets.disable_progress_bars()
 
@@ -85,33 +89,66 @@ def test_a_folder_of_the_form_of_gsm8k() -> None:
 
 
 def test_folders_written_by_save_to_disk(tmp_path: Path) -> None:
-    import datasets
-
     split = datasets.Dataset.from_list([qa(f"{n}?", n) for n in range(5)])
     split.save_to_disk(tmp_path / "one")
     datasets.DatasetDict(train=split, test=datasets.Dataset.from_list([qa("9?", 9)])).save_to_disk(tmp_path / "two")
     assert [t.answer for t in load(DataConfig(source=str(tmp_path / "one"), heldout=0)).train] == [0, 1, 2, 3, 4]
     two = load(DataConfig(source=str(tmp_path / "two"), heldout_split="test", limit=3))
-    assert ([t.answer for t in two.train], [t.answer for t in two.heldout]) == ([0, 1, 2], [9])
+    assert (len(two.train), [t.answer for t in two.heldout]) == (3, [9])
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
-def test_files(tmp_path: Path, suffix: str) -> None:
-    rows = [qa(f"{n}?", str(n), level=n) for n in range(6)]
-    path = tmp_path / f"rows{suffix}"
+SUFFIXES = [".jsonl", ".json", ".csv", ".tsv", ".parquet", ".JSONL"]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
+    """A file of the form that its suffix names."""
+    suffix = path.suffix.lower()
     if suffix == ".jsonl":
-        write(path, *rows)
-    elif suffix == ".json":
+        return write(path, *rows)
+    if suffix == ".json":
         path.write_text(json.dumps(rows))
-    else:
-        import pyarrow
-        from pyarrow import parquet
-
+    elif suffix == ".parquet":
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    tasks = load(DataConfig(source=str(path), heldout=0, limit=5))
-    assert [(t.prompt, t.answer, t.columns["level"]) for t in tasks.train] == [(f"{n}?", str(n), n) for n in range(5)]
-    other = load(DataConfig(source=str(path), heldout_split=write(tmp_path / "other.jsonl", qa("9?", 9))))
+    else:
+        with path.open("w", newline="") as file:
+            table = csv.DictWriter(file, list(rows[0]), delimiter="\t" if suffix == ".tsv" else ",")
+            table.writeheader()
+            table.writerows(rows)
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_files(tmp_path: Path, suffix: str) -> None:
+    rows = [qa(f'{n}, "or"\n\t{n}?', str(n), level=f"L{n}") for n in range(6)]
+    source = write_rows(tmp_path / f"rows{suffix}", rows)
+    tasks = load(DataConfig(source=source, heldout=0))
+    assert [(t.id, t.prompt, t.answer, t.columns["level"]) for t in tasks.train] == [
+        (f"train-{n}", f'{n}, "or"\n\t{n}?', str(n), f"L{n}") for n in range(6)
+    ]
+    other = load(DataConfig(source=source, heldout_split=write(tmp_path / "other.jsonl", qa("9?", 9))))
     assert (len(other.train), other.heldout[0].prompt) == (6, "9?")
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, "folder"])
+def test_a_limit_draws_from_the_whole_file_by_seed(tmp_path: Path, suffix: str) -> None:
+    rows = [qa(f"{n}?", str(n)) for n in range(200)]
+    if suffix == "folder":
+        datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "rows")
+        source = str(tmp_path / "rows")
+    else:
+        source = write_rows(tmp_path / f"rows{suffix}", rows)
+
+    def numbers(limit: int, seed: int) -> list[int]:
+        found = load(DataConfig(source=source, heldout=0, limit=limit), seed=seed).train
+        assert [t.id for t in found] == [f"train-{t.answer}" for t in found]  # an id is the row's place in the file
+        return [int(t.answer) for t in found]
+
+    drawn = numbers(50, seed=0)
+    assert drawn == sorted(drawn) and len(set(drawn)) == 50
+    assert drawn == numbers(50, seed=0) != numbers(50, seed=1)
+    assert 60 < sum(drawn) / 50 < 140 and min(drawn) < 20 and max(drawn) > 180  # over the file, not its beginning
+    assert set(drawn) < set(numbers(80, seed=0))
+    assert numbers(500, seed=0) == list(range(200))
 
 
 def test_messages_stay_messages(tmp_path: Path) -> None:
@@ -188,20 +225,88 @@ def test_settings_that_do_not_fit_the_rows(tmp_path: Path) -> None:
         load(DataConfig(source=system, heldout=0, system_prompt="S"))
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "bytes.jsonl").write_bytes(b'{"question": "q", "answer": "1"}\n{"q\xff')
-    (tmp_path / "cut.json").write_text('[{"question":\n "q')
-    (tmp_path / "truncated.jsonl").write_text('{"question": "q", "answer": "1"}\n{"question": "q", "ans')
-    (tmp_path / "no.parquet").write_bytes(b"PAR1 not at all")
-    for name, message in (
-        ("missing.jsonl", "missing.jsonl: no such file .looked in"),
-        ("bytes.jsonl", "bytes.jsonl:2: invalid UTF-8 at byte 3"),
-        ("cut.json", "cut.json: invalid JSON at line 2, column 2"),
-        ("truncated.jsonl", r"truncated.jsonl:2: invalid JSON at column 19 \(file truncated\?\)"),
-        ("no.parquet", "no.parquet: not a readable parquet file"),
+LONG = "9" * 5000
+DEEP = "[" * 500 + "]" * 500
+GOOD = b'{"question": "q", "answer": "1"}\n'
+BAD_FILES = {
+    "bytes.jsonl": (GOOD + b'{"q\xff', r"bytes.jsonl:2: invalid UTF-8 at byte 3"),
+    "cut.json": (b'[{"question":\n "q', "cut.json: invalid JSON at line 2, column 2"),
+    "truncated.jsonl": (GOOD + b'{"question": "q", "ans', r"truncated.jsonl:2: invalid JSON at column 19 \(file truncated\?\)"),
+    "no.parquet": (b"PAR1 not at all", "no.parquet: not a readable parquet file"),
+    "long.jsonl": (GOOD + f'{{"question": "q", "answer": {LONG}}}\n'.encode(), r"long.jsonl:2: an integer of 5,000 digits.*write it as text"),
+    "long.json": (f'[{{"question": "q", "answer": -{LONG}}}]'.encode(), r"long.json: an integer of 5,001 digits"),
+    "nan.jsonl": (GOOD + b'{"question": "q", "answer": NaN}\n', r"nan.jsonl:2: NaN is not valid JSON; write null"),
+    "inf.jsonl": (GOOD + b'{"question": "q", "answer": -Infinity}\n', r"inf.jsonl:2: -Infinity is not valid JSON"),
+    "huge.jsonl": (GOOD + b'{"question": "q", "answer": 1e999}\n', r"huge.jsonl:2: the number 1e999 is too large"),
+    "keys.jsonl": (GOOD + b'{"question": "q", "answer": "1", "answer": "2"}\n', r"keys.jsonl:2: duplicate key 'answer'"),
+    "inner.jsonl": (GOOD + b'{"question": "q", "answer": "1", "x": [{"a": 1, "a": 1}]}\n', r"inner.jsonl:2: duplicate key 'a'"),
+    "deep.jsonl": (GOOD + f'{{"question": "q", "answer": "1", "x": {DEEP}}}\n'.encode(), r"deep.jsonl:2: 'x' is nested more than 100 levels"),
+    "deeper.jsonl": (GOOD + b'{"question": "q", "x": ' + b"[" * 100_000 + b"\n", r"deeper.jsonl:2: invalid JSON: nested too deeply"),
+    "lines.json": (GOOD + GOOD, r"lines.json: invalid JSON at line 2, column 1 \(one object per line\? then name the file .jsonl\)"),
+    "empty.json": (b" \n", "empty.json: the file is empty"),
+    "empty.jsonl": (b"", "has 0 rows in split 'train'"),
+    "empty.csv": (b"", "empty.csv: the file is empty"),
+    "header.csv": (b"question,answer\n", "has 0 rows in split 'train'"),
+    "utf16.csv": ("question,answer\nq,1\n".encode("utf-16"), "utf16.csv:1: invalid UTF-8 at byte 0; the file is UTF-16"),
+    "bytes.csv": (b'question,answer\n"a\nb\xff",1\n', "bytes.csv:3: invalid UTF-8 at byte 1"),
+    "twice.csv": (b"question,answer,question\nq,1,r\n", "twice.csv:1: duplicate column 'question'"),
+    "commas.csv": (b'question,answer\n"a\nb",1\n1,2,3\n', r"commas.csv:4: 3 values for 2 columns \(question, answer\)"),
+    "quote.csv": (b'question,answer\n"q" x,1\n', "quote.csv:2: invalid CSV"),
+    "open.csv": (b'question,answer\nq,1\n"q', "open.csv:3: invalid CSV: unexpected end of data"),
+    "columns.csv": (b"question;answer\nq;1\n", r"columns.csv:2: missing field 'question'.*row keys: \['question;answer'\]"),
+    "rows.txt": (b"q", "rows.txt: cannot read .txt; want .jsonl"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    content, message = BAD_FILES[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        load(DataConfig(source=str(tmp_path / name), heldout=0))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_a_missing_file_names_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").touch()
+    with pytest.raises(UserError, match=r"trian.jsonl: no such file .looked in .*Did you mean 'train.jsonl'\?"):
+        load(DataConfig(source=str(tmp_path / "trian.jsonl")))
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(UserError, match=r"folder\.json is a folder"):
+        load(DataConfig(source=str(tmp_path / "folder.json")))
+
+
+def test_csv_forms(tmp_path: Path) -> None:
+    """A byte order mark, blank lines, Windows line ends, and a value longer than the csv module's own limit."""
+    long = "x" * 200_000
+    (tmp_path / "a.csv").write_bytes(f"\ufeffquestion,answer\r\n\r\nq,1\r\n{long},2\r\n".encode())
+    limit = csv.field_size_limit()
+    assert [(t.id, t.prompt, t.answer) for t in load(DataConfig(source=str(tmp_path / "a.csv"), heldout=0)).train] == [
+        ("train-0", "q", "1"), ("train-1", long, "2")
+    ]  # fmt: skip
+    assert csv.field_size_limit() == limit
+
+
+def test_parquet_types(tmp_path: Path) -> None:
+    """Decimals become text; a date is no answer; NaN is no answer; bytes are no prompt."""
+    path = tmp_path / "a.parquet"
+
+    def table(**columns: Any) -> DataConfig:
+        parquet.write_table(pyarrow.table(columns), path)
+        return DataConfig(source=str(path), heldout=0)
+
+    made = load(table(question=["q"], answer=[Decimal("2.50")], at=[datetime(2026, 1, 1)], raw=[b"\xff"])).train
+    assert made[0].answer == "2.50" and made[0].columns["raw"] == b"\xff"
+    for columns, message in (
+        (dict(question=["q"], answer=[datetime(2026, 1, 1)]), "row 1: 'answer' must be text or a number, got datetime"),
+        (dict(question=["q", "r"], answer=[1.0, float("nan")]), "row 2: 'answer' must be text or a finite number, got nan"),
+        (dict(question=[b"q"], answer=["1"]), "row 1: 'question' must be text or a list of messages, got bytes"),
     ):
         with pytest.raises(UserError, match=message):
-            load(DataConfig(source=str(tmp_path / name), heldout=0))
+            load(table(**columns))
+    parquet.write_table(pyarrow.Table.from_arrays([pyarrow.array(["q"])] * 2, names=["question", "question"]), path)
+    with pytest.raises(UserError, match="duplicate column 'question'"):
+        load(DataConfig(source=str(path), heldout=0))
 
 
 def test_pickles_are_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

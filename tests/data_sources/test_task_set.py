@@ -7,7 +7,7 @@ import pytest
 
 from sixfold.config import DataConfig
 from sixfold.data.sources import load_tasks
-from sixfold.data.task_set import TaskSet, given_tasks
+from sixfold.data.task_set import TaskSet, drawn_tasks, few_tasks_notes, given_tasks
 from sixfold.errors import UserError
 from sixfold.types import Task
 
@@ -60,3 +60,24 @@ def test_tasks_from_python_are_checked() -> None:
     assert ids(numbered.train) == ["0", "1"] and ids(numbered.heldout) == ["heldout/0"] and not numbered.notes
     shared = given_tasks(tasks("0", "1"), [Task("9", "train 1"), Task("8", "new")])
     assert shared.notes == ["1 of 2 held-out prompts are also trained on: held-out figures will be too high"]
+
+
+def test_a_draw_is_of_the_whole_list_and_its_order_does_not_matter() -> None:
+    """Files are often sorted: the first tasks stand for nothing."""
+    many = tasks(*(f"{n:04}" for n in range(1000)))
+    drawn = drawn_tasks(many, 100, seed=0)
+    assert drawn == drawn_tasks(many[::-1], 100, seed=0) and len(set(ids(drawn))) == 100
+    assert 400 < sum(int(t.id) for t in drawn) / 100 < 600
+    assert drawn_tasks(many, 40, seed=0) == drawn[:40] != drawn_tasks(many, 40, seed=1)
+    assert drawn_tasks(many, 0, seed=0) == many and len(drawn_tasks(many, 5000, seed=0)) == 1000
+
+
+def test_fewer_tasks_than_a_step_asks_for_are_said() -> None:
+    assert few_tasks_notes(TaskSet(tasks("0", "1", "2"), []), 3) == []
+    assert few_tasks_notes(TaskSet(tasks("0", "1", "2"), []), 4) == [
+        "rollout.prompts_per_step = 4, and there are 3 training tasks: every step trains on all of them"
+    ]
+    mixed = TaskSet([Task(n, "?", source=n[0]) for n in ("a0", "a1", "b0", "b1", "b2")], [], weights={"a": 1, "b": 1})
+    assert few_tasks_notes(mixed, 4) == []
+    (note,) = few_tasks_notes(mixed, 6)
+    assert "'a' has 2 training tasks and a share of 3.0" in note

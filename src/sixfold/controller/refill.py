@@ -8,16 +8,16 @@ What it draws is a function of the step's tasks and seed (and of the weights): t
 
 from __future__ import annotations
 
-import random
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from ..environment.base import EnvironmentRole
 from ..rollout.base import Rollout
 from ..types import Group, Task
+from .mixture import weighted_order
 from .stream import step_seed
 
 _MEAN_OVER = {
@@ -43,20 +43,33 @@ class _Round:
 
 
 class Refill:
-    """A rollout whose groups come back scored, and mixed as far as `max_rounds` rounds of sampling allow (1: nothing is replaced).
+    """Rollout whose groups come back scored, and with unequal rewards if `max_rounds` rounds suffice.
 
-    tasks: every task of the run, to draw further ones from. Round 1 is the inner rollout with the step's own tasks and seed; a later round
-    has one further task for each open slot, never one already sampled in this step, and a seed of its own. A slot that is never filled keeps its own
-    degenerate group, so a step always has as many groups as tasks. Raises ValueError for max_rounds < 1.
+    Round 1 is the inner rollout with the step's own tasks and seed. A later round has one further task
+    for each open slot, never one already sampled in this step, and a seed of its own. A slot that is
+    never filled keeps its own degenerate group, so a step always has as many groups as tasks.
+
+    Args:
+        inner: rollout that samples.
+        environment: scores what it sampled.
+        tasks: every task of the run, to draw further ones from.
+        max_rounds: most calls of `inner` in a step. 1: nothing is replaced.
+        weights: source name to weight, as in `MixtureStream`. Empty: all tasks are drawn alike.
+
+    Raises:
+        ValueError: if `max_rounds` is less than 1.
     """
 
-    def __init__(self, inner: Rollout, environment: EnvironmentRole, tasks: Sequence[Task], max_rounds: int) -> None:
+    def __init__(
+        self, inner: Rollout, environment: EnvironmentRole, tasks: Sequence[Task], max_rounds: int, weights: Mapping[str, float] | None = None
+    ) -> None:
         if max_rounds < 1:
             raise ValueError(f"max_rounds must be at least 1, got {max_rounds}")
         self._inner = inner
         self._environment = environment
         self._tasks = tasks
         self._max_rounds = max_rounds
+        self._weights = weights or {}
         self._stats: dict[str, float] = {}
 
     def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
@@ -89,8 +102,9 @@ class Refill:
         """Other tasks than the step's, in an order drawn from the step's seed: as many as the rounds can use, or all there are."""
         taken = {task.id for task in tasks}
         count = min(len(self._tasks), len(tasks) * (self._max_rounds - 1) + len(taken))
-        order = random.Random(f"{seed}/refill").sample(range(len(self._tasks)), count)
-        return (self._tasks[i] for i in order if self._tasks[i].id not in taken)
+        for i in weighted_order(self._tasks, count, f"{seed}/refill", self._weights):
+            if self._tasks[i].id not in taken:
+                yield self._tasks[i]
 
 
 def mixed(group: Group) -> bool:

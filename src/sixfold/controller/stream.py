@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 
 from ..types import Task
+from .mixture import MixtureStream
 
 
 class TaskStream:
@@ -30,6 +31,11 @@ class TaskStream:
             self._order = (epoch, order)
         chosen = self._order[1][index * self._per_step : (index + 1) * self._per_step]
         return [self._tasks[i] for i in chosen]
+
+
+def task_stream(tasks: Sequence[Task], per_step: int, seed: int, weights: Mapping[str, float]) -> Callable[[int], list[Task]]:
+    """What maps a step to its tasks. weights: by source; empty: all tasks are drawn alike."""
+    return MixtureStream(tasks, per_step, seed, weights) if weights else TaskStream(tasks, per_step, seed)
 
 
 def step_seed(seed: int, step: int) -> int:

@@ -1,92 +1,198 @@
-"""Rows of .jsonl, .json and .parquet files, each with the place it came from, so that an error can name it."""
+"""Rows of .jsonl, .json, .csv, .tsv and .parquet files, each with the place it came from, so that an error can name it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import csv
+import heapq
+import random
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sixfold.errors import UserError
+from sixfold.data.json_text import json_type, parse_json
+from sixfold.errors import UserError, nearest
 
-FILE_TYPES = (".jsonl", ".json", ".parquet")
+FILE_TYPES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+
+T = TypeVar("T")
+
+_LONGEST_CELL = 2**31 - 1
+"""Characters of a csv value: the largest number that the csv module takes on every platform."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row and where it stands: "data/train.jsonl:17" or "row 3 of train"."""
+    """One row of a dataset.
+
+    Args:
+        where: place for error messages, such as "data/train.jsonl:17" or "row 3 of train".
+        fields: column name to value.
+        number: position in the file or split, counted from 0. Drawing rows does not change it.
+    """
 
     where: str
     fields: dict[str, Any]
+    number: int
 
 
-def read_file(path: Path, limit: int) -> list[Row]:
-    """The rows of a file, at most `limit` of them (0: all). Raises UserError with the line (and column) that is wrong."""
+_Unread = Callable[[], Row]
+
+
+def is_file_name(source: str) -> bool:
+    """Whether a source names a data file, by its suffix."""
+    return Path(source).suffix.lower() in FILE_TYPES
+
+
+def read_file(path: Path, limit: int, seed: int) -> list[Row]:
+    """The rows of a file in their order.
+
+    Args:
+        path: file of one of FILE_TYPES.
+        limit: number of rows to draw from the whole file by `seed`. 0: all.
+        seed: seed of the draw.
+
+    Raises:
+        UserError: with the line (and column) that is wrong.
+    """
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name it without the suffix of a file, or give a file in it")
     if not path.is_file():
-        raise UserError(f"{path}: no such file (looked in {Path.cwd()})")
-    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet}
-    if path.suffix not in readers:
+        names = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(f"{path}: no such file (looked in {Path.cwd()}).{nearest(path.name, names)}")
+    if suffix not in FILE_TYPES:
         raise UserError(f"{path}: cannot read {path.suffix or 'a file without a suffix'}; want {', '.join(FILE_TYPES)}")
-    return list(islice(readers[path.suffix](path), limit or None))
+    try:
+        if suffix == ".parquet":
+            return _read_parquet(path, limit, seed)
+        return [read() for read in drawn(_READERS[suffix](path), limit, seed)]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _read_jsonl(path: Path) -> Iterator[Row]:
+def drawn(items: Iterable[T], limit: int, seed: int) -> list[T]:
+    """`limit` of the items in their order, drawn by `seed`; 0: all.
+
+    Every item has the same chance, wherever it stands: files are often sorted. Reads `items` once
+    and keeps `limit` of them. A larger limit draws the same items and more.
+    """
+    if not limit:
+        return list(items)
+    rank = random.Random(f"{seed}/limit").random
+    kept: list[tuple[float, int, T]] = []  # a heap with the highest rank on top
+    for number, item in enumerate(items):
+        entry = (-rank(), number, item)
+        if len(kept) < limit:
+            heapq.heappush(kept, entry)
+        elif entry[0] > kept[0][0]:
+            heapq.heapreplace(kept, entry)
+    return [item for _, _, item in sorted(kept, key=lambda entry: entry[1])]
+
+
+def _read_jsonl(path: Path) -> Iterator[_Unread]:
+    numbers = count()
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
+        for line_number, line in enumerate(lines, start=1):
             if line.strip():
-                where = f"{path}:{number}"
-                yield _row(where, _decoded(where, line.rstrip(b"\r\n")), truncated=not line.endswith(b"\n"))
+                yield partial(_json_line, f"{path}:{line_number}", line, next(numbers))
 
 
-def _read_json(path: Path) -> Iterator[Row]:
-    rows = _parsed(str(path), _decoded(str(path), path.read_bytes()))
+def _json_line(where: str, line: bytes, number: int) -> Row:
+    hint = "" if line.endswith(b"\n") else " (file truncated?)"
+    return _object_row(where, parse_json(where, _decoded(where, line.rstrip(b"\r\n")), hint), number)
+
+
+def _read_json(path: Path) -> Iterator[_Unread]:
+    text = _decoded(str(path), path.read_bytes())
+    if not text.strip():
+        raise UserError(f"{path}: the file is empty; want a list of objects")
+    lines = text.count("\n{") and text.lstrip().startswith("{")
+    rows = parse_json(str(path), text, " (one object per line? then name the file .jsonl)" if lines else "")
     if not isinstance(rows, list):
         raise UserError(f"{path}: want a list of objects, got {json_type(rows)}")
-    for number, fields in enumerate(rows, start=1):
-        yield _checked(f"{path}: row {number}", fields)
+    for number, fields in enumerate(rows):
+        yield partial(_object_row, f"{path}: row {number + 1}", fields, number)
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
+def _read_csv(path: Path, delimiter: str = ",") -> Iterator[_Unread]:
+    """Every value is text. A row may span lines; its first line names it."""
+    with path.open("rb") as raw:
+        lines = csv.reader((_decoded(f"{path}:{n}", line) for n, line in enumerate(raw, start=1)), delimiter=delimiter, strict=True)
+        limit = csv.field_size_limit(_LONGEST_CELL)  # the module's own, 131,072 characters, is shorter than some prompts
+        try:
+            yield from _csv_rows(path, lines)
+        except csv.Error as error:
+            raise UserError(f"{path}:{lines.line_num}: invalid CSV: {error}") from error
+        finally:
+            csv.field_size_limit(limit)
+
+
+def _csv_rows(path: Path, lines: Any) -> Iterator[_Unread]:
+    header: list[str] = next(lines, [])
+    if not header:
+        raise UserError(f"{path}: the file is empty; want a first line with the names of the columns")
+    repeated = sorted({name for name in header if header.count(name) > 1})
+    if repeated:
+        raise UserError(f"{path}:1: duplicate column {repeated[0]!r}")
+    numbers, start = count(), lines.line_num + 1
+    for cells in lines:
+        where, start = f"{path}:{start}", lines.line_num + 1
+        if cells and len(cells) != len(header):
+            raise UserError(f"{where}: {len(cells)} values for {len(header)} columns ({', '.join(header[:5])}); quote values that hold a separator")
+        if cells:
+            yield partial(Row, where, dict(zip(header, cells, strict=True)), next(numbers))
+
+
+def _read_parquet(path: Path, limit: int, seed: int) -> list[Row]:
     import pyarrow
     from pyarrow import parquet
 
     try:
-        rows = parquet.read_table(path).to_pylist()
+        table = parquet.ParquetFile(path).read()
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path}: not a readable parquet file: {str(error).splitlines()[0]}") from error
-    for number, fields in enumerate(rows, start=1):
-        yield Row(f"{path}: row {number}", fields)
+    repeated = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
+    if repeated:
+        raise UserError(f"{path}: duplicate column {repeated[0]!r}")
+    numbers = drawn(range(table.num_rows), limit, seed)
+    table = table.take(numbers) if limit else table
+    return [Row(f"{path}: row {n + 1}", fields, n) for n, fields in zip(numbers, _arrow_rows(path, table, numbers), strict=True)]
 
 
-def _row(where: str, text: str, truncated: bool) -> Row:
-    return _checked(where, _parsed(where, text, " (file truncated?)" if truncated else ""))
+def _arrow_rows(path: Path, table: Any, numbers: list[int]) -> list[dict[str, Any]]:
+    """The rows as Python values. numbers: of the rows, for the error message."""
+    try:
+        return list(table.to_pylist())
+    except (ValueError, OverflowError):  # a date beyond Python's, a struct with two fields of one name: find the row
+        rows: list[dict[str, Any]] = []
+        for number in numbers:
+            try:
+                rows += table.slice(len(rows), 1).to_pylist()
+            except (ValueError, OverflowError) as error:
+                raise UserError(f"{path}: row {number + 1}: a value has no form in Python: {str(error).splitlines()[0]}") from error
+        return rows
 
 
-def _checked(where: str, fields: Any) -> Row:
+def _object_row(where: str, fields: Any, number: int) -> Row:
     if not isinstance(fields, dict):
         raise UserError(f"{where}: want an object, got {json_type(fields)}")
-    return Row(where, fields)
-
-
-def _parsed(where: str, text: str, hint: str = "") -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise UserError(f"{where}: invalid JSON at {line}column {error.colno}{hint}: {error.msg}") from error
-    except RecursionError as error:
-        raise UserError(f"{where}: invalid JSON: nested too deeply") from error
+    return Row(where, fields, number)
 
 
 def _decoded(where: str, data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{where}: invalid UTF-8 at byte {error.start}") from error
+        other = "; the file is UTF-16: save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+        raise UserError(f"{where}: invalid UTF-8 at byte {error.start}{other}") from error
 
 
-def json_type(value: Any) -> str:
-    """The type of a value in the words of a data file: null, str, list, object, ..."""
-    return {"NoneType": "null", "dict": "object"}.get(type(value).__name__, type(value).__name__)
+_READERS: dict[str, Callable[[Path], Iterator[_Unread]]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": partial(_read_csv, delimiter="\t"),
+}

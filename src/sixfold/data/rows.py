@@ -7,52 +7,86 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from sixfold.config import DataConfig
-from sixfold.data.files import Row, json_type
+from sixfold.data.columns import MISSING, lookup, paths
+from sixfold.data.files import Row
+from sixfold.data.json_text import LONGEST_INTEGER, json_type
+from sixfold.data.messages import chat_messages, check_turns
 from sixfold.errors import UserError, nearest
 from sixfold.types import Message, Task
 
 NEED_ANSWER = ("arithmetic", "math")
-ROLES = ("system", "user", "assistant")
+DEEPEST = 100
+"""Levels of nesting in one value. Rewards get the columns by pickling, which is recursive."""
+
+_TOO_LARGE = 10**LONGEST_INTEGER
+_DEFAULT_ID_FIELD = DataConfig.model_fields["id_field"].default
+_DEFAULT_ANSWER_FIELD = DataConfig.model_fields["answer_field"].default
 
 
-def rows_to_tasks(rows: Sequence[Row], data: DataConfig, *, name: str, rewards: Sequence[str]) -> list[Task]:
-    """The tasks of `rows`. Ids are the `id` column, or `name` and the position. Raises UserError for the first row that is no task."""
+def rows_to_tasks(rows: Sequence[Row], data: DataConfig, *, name: str, rewards: Sequence[str]) -> tuple[list[Task], list[str]]:
+    """The tasks of `rows`, and notes on what the user should know.
+
+    Args:
+        rows: rows of one file or split.
+        data: which columns hold what.
+        name: of the split. A row without an id is called `name` and its position.
+        rewards: names of the rewards, for the fields they need.
+
+    Raises:
+        UserError: for the first row that is no task.
+    """
     needs_answer = any(reward in NEED_ANSWER for reward in rewards)
-    required = [data.prompt_field, *([data.answer_field] if needs_answer else []), *([data.trace_field] if data.trace_field else [])]
-    for field in required:
-        _require(rows, field, rewards if field == data.answer_field else ())
-    tasks = [_task(row, f"{name}-{number}", data, needs_answer) for number, row in enumerate(rows)]
+    # A reward of the user's own may need no answer, so only a column that was asked for by name has to be there.
+    answer_asked = needs_answer or data.answer_field != _DEFAULT_ANSWER_FIELD or bool(data.answer_after)
+    _require(rows, "data.prompt_field", data.prompt_field)
+    if answer_asked:
+        _require(rows, "data.answer_field", data.answer_field, [r for r in rewards if r in NEED_ANSWER])
+    if data.trace_field:
+        _require(rows, "data.trace_field", data.trace_field)
+    tasks = [_task(row, f"{name}-{row.number}", data, needs_answer) for row in rows]
     for task, row in zip(tasks, rows, strict=True):
         if "arithmetic" in rewards and not str(task.answer).strip().lstrip("-").isdigit():
             raise UserError(f"{row.where}: reward 'arithmetic' needs an integer in {data.answer_field!r}, got {str(task.answer)[:40]!r}")
-    _check_ids(tasks, rows)
-    return tasks
+    _check_ids(tasks, rows, data.id_field)
+    return tasks, _answer_notes(tasks, rows, data, name)
 
 
-def _require(rows: Sequence[Row], field: str, rewards: Sequence[str]) -> None:
-    missing = [row for row in rows if field not in row.fields]
+def _require(rows: Sequence[Row], setting: str, field: str, rewards: Sequence[str] = ()) -> None:
+    missing = [row for row in rows if lookup(row.fields, field) is MISSING]
     if not missing:
         return
-    keys = list(missing[0].fields)
+    keys = list(paths(missing[0].fields))
     more = f"; so have {len(missing) - 1} more rows ({', '.join(row.where for row in missing[1:5])})" if len(missing) > 1 else ""
-    reason = f", which reward {rewards[0]!r} checks against" if rewards else ""
-    raise UserError(f"{missing[0].where}: missing field {field!r}{reason} (row keys: {keys}){more}.{nearest(field, keys)}")
+    reason = f", which reward {rewards[0]!r} checks against" if rewards else f" ({setting})"
+    shown = [key for key in keys if "." not in key or "." in field]
+    raise UserError(f"{missing[0].where}: missing field {field!r}{reason} (row keys: {shown}){more}.{nearest(field, keys)}")
+
+
+def _answer_notes(tasks: Sequence[Task], rows: Sequence[Row], data: DataConfig, name: str) -> list[str]:
+    unknown = sum(task.answer is None for task in tasks)
+    if not unknown:
+        return []
+    if all(lookup(row.fields, data.answer_field) is MISSING for row in rows):
+        hint = nearest(data.answer_field, list(paths(rows[0].fields)))
+        return [f"split '{name}' has no column {data.answer_field!r} (data.answer_field): its tasks have no reference answer.{hint}"]
+    return [f"split '{name}': {unknown} of {len(tasks)} rows have no answer in {data.answer_field!r} (data.answer_field)"]
 
 
 def _task(row: Row, default_id: str, data: DataConfig, needs_answer: bool) -> Task:
     for field, value in row.fields.items():
         _check_value(row.where, field, value)
-    trace = row.fields.get(data.trace_field) if data.trace_field else None
+    trace = lookup(row.fields, data.trace_field) if data.trace_field else None
     if data.trace_field and not (isinstance(trace, str) and trace):
         raise UserError(f"{row.where}: {data.trace_field!r} must be text, got {json_type(trace) if trace is None or trace else 'nothing'}")
-    identity = row.fields.get("id")
     return Task(
-        id=default_id if identity is None else str(identity),
+        id=_id(row, data.id_field) or default_id,
         prompt=_prompt(row, data),
         answer=_answer(row, data, needs_answer),
         trace=trace,
@@ -61,11 +95,24 @@ def _task(row: Row, default_id: str, data: DataConfig, needs_answer: bool) -> Ta
     )
 
 
+def _id(row: Row, field: str) -> str:
+    """The id that the row brings, or an empty text."""
+    identity = lookup(row.fields, field) if field else MISSING
+    if identity is MISSING and field not in ("", _DEFAULT_ID_FIELD):
+        _require([row], "data.id_field", field)
+    if isinstance(identity, list | dict):
+        raise UserError(f"{row.where}: {field!r} must be text or a number, got {json_type(identity)}; data.id_field names another column")
+    return "" if identity is None or identity is MISSING else str(identity)
+
+
 def _answer(row: Row, data: DataConfig, needed: bool) -> Any:
     """The reference answer. Built-in rewards check text and numbers; a reward of the user's own gets whatever the column holds."""
-    answer = row.fields.get(data.answer_field)
+    found = lookup(row.fields, data.answer_field)
+    answer = None if found is MISSING else str(found) if isinstance(found, Decimal) else found
     if needed and (isinstance(answer, bool) or not isinstance(answer, str | int | float)):
         raise UserError(f"{row.where}: {data.answer_field!r} must be text or a number, got {json_type(answer)}")
+    if needed and isinstance(answer, float) and not math.isfinite(answer):
+        raise UserError(f"{row.where}: {data.answer_field!r} must be text or a finite number, got {answer}")
     if data.answer_after and isinstance(answer, str):
         _, marker, answer = answer.rpartition(data.answer_after)
         if not marker:
@@ -78,7 +125,7 @@ def _answer(row: Row, data: DataConfig, needed: bool) -> Any:
 
 def _prompt(row: Row, data: DataConfig) -> str | tuple[Message, ...]:
     """Text stays text; with a system prompt it becomes messages. Messages stay messages."""
-    value = row.fields[data.prompt_field]
+    value = lookup(row.fields, data.prompt_field)
     if isinstance(value, str):
         if not value.strip():
             raise UserError(f"{row.where}: empty prompt")
@@ -88,53 +135,40 @@ def _prompt(row: Row, data: DataConfig) -> str | tuple[Message, ...]:
         return (Message(role="system", content=data.system_prompt), Message(role="user", content=text))
     if not isinstance(value, list):
         raise UserError(f"{row.where}: {data.prompt_field!r} must be text or a list of messages, got {json_type(value)}")
-    if not value:
-        raise UserError(f"{row.where}: empty prompt")
-    messages = [_message(row.where, message) for message in value]
+    messages = chat_messages(row.where, value)
     if data.system_prompt:
         if messages[0]["role"] == "system":
             raise UserError(f"{row.where}: the row has a system message of its own: leave data.system_prompt empty")
         messages.insert(0, Message(role="system", content=data.system_prompt))
-    _check_turns(row.where, messages)
+    check_turns(row.where, messages)
     messages[-1] = Message(role="user", content=messages[-1]["content"] + data.prompt_suffix)
     return tuple(messages)
 
 
-def _message(where: str, message: Any) -> Message:
-    if not isinstance(message, dict) or not isinstance(message.get("content"), str) or not isinstance(message.get("role"), str):
-        raise UserError(f"{where}: a message is an object with text in 'role' and 'content', got {str(message)[:60]}")
-    if message["role"] not in ROLES:
-        raise UserError(f"{where}: unknown role {message['role']!r}; want {', '.join(ROLES)}")
-    if not message["content"].strip():
-        raise UserError(f"{where}: empty prompt (a message without content)")
-    return Message(role=message["role"], content=message["content"])
-
-
-def _check_turns(where: str, messages: Sequence[Message]) -> None:
-    roles = [message["role"] for message in messages]
-    turns = roles[1:] if roles[0] == "system" else roles
-    if "system" in turns:
-        raise UserError(f"{where}: a system message comes first or not at all")
-    if any(role != ("user", "assistant")[number % 2] for number, role in enumerate(turns)):
-        raise UserError(f"{where}: roles must alternate, beginning with user: {', '.join(roles)}")
-    if not turns or turns[-1] != "user":
-        raise UserError(f"{where}: last message must be from user, is from {roles[-1]}")
-
-
 def _check_value(where: str, field: str, value: Any) -> None:
-    """Refuse text that no tokenizer can encode, and pickles."""
-    if isinstance(value, bytes) and value.startswith(b"\x80") and value.endswith(b"."):
-        raise UserError(f"{where}: column {field!r} is a pickle (unpickling is disabled): convert it to JSON")
-    if not isinstance(value, str):
-        for part in value if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
-            _check_value(where, field, part)
-        return
-    if not value.isascii():
+    """Refuse text that no tokenizer can encode, pickles, integers without a decimal form, and endless nesting."""
+    rest = [(value, 1)]
+    while rest:
+        part, depth = rest.pop()
+        if isinstance(part, str):
+            _check_text(where, field, part)
+        elif isinstance(part, bytes) and part.startswith(b"\x80") and part.endswith(b"."):
+            raise UserError(f"{where}: column {field!r} is a pickle (unpickling is disabled): convert it to JSON")
+        elif isinstance(part, int) and abs(part) >= _TOO_LARGE:
+            raise UserError(f"{where}: {field!r} holds an integer of more than {LONGEST_INTEGER:,} digits; write it as text")
+        elif isinstance(part, list | tuple | Mapping):
+            if depth > DEEPEST:
+                raise UserError(f"{where}: {field!r} is nested more than {DEEPEST} levels deep")
+            rest += [(inner, depth + 1) for inner in (part.values() if isinstance(part, Mapping) else part)]
+
+
+def _check_text(where: str, field: str, text: str) -> None:
+    if not text.isascii():
         try:
-            value.encode()
+            text.encode()
         except UnicodeEncodeError as error:
             raise UserError(f"{where}: {field!r} holds a lone surrogate at character {error.start}: invalid UTF-8") from error
-    if value.startswith(("eJ", "gAS")) and _is_encoded_pickle(value):
+    if text.startswith(("eJ", "gAS")) and _is_encoded_pickle(text):
         raise UserError(f"{where}: column {field!r} is a pickle (unpickling is disabled): convert it to JSON")
 
 
@@ -149,9 +183,12 @@ def _is_encoded_pickle(text: str) -> bool:
     return len(head) > 1 and head[0] == 0x80 and head[1] <= 5
 
 
-def _check_ids(tasks: Sequence[Task], rows: Sequence[Row]) -> None:
+def _check_ids(tasks: Sequence[Task], rows: Sequence[Row], field: str) -> None:
     seen: dict[str, str] = {}
     for task, row in zip(tasks, rows, strict=True):
         if task.id in seen:
-            raise UserError(f"duplicate id {task.id!r} ({seen[task.id]} and {row.where}): sampling noise and resume need unique ids")
+            raise UserError(
+                f"duplicate id {task.id!r} ({seen[task.id]} and {row.where}): sampling noise and resume need unique ids; "
+                f"name another column, or set data.id_field = '' to number the rows (now {field!r})"
+            )
         seen[task.id] = row.where

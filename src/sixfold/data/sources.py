@@ -1,4 +1,4 @@
-"""Where tasks come from: the arithmetic generator, reasoning-gym, a file, a dataset folder, or the hub.
+"""Where tasks come from: the arithmetic generator, reasoning-gym, a file, a dataset folder, the hub, or several of these.
 
 Invariants: the same configuration and seed give the same tasks in the same order; no prompt is in both halves; both come with notes on
 whatever was dropped. `datasets` is imported only for folders and the hub.
@@ -6,48 +6,92 @@ whatever was dropped. `datasets` is imported only for folders and the hub.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from hashlib import blake2b
-from itertools import islice
+from collections.abc import Sequence
+from dataclasses import replace
 from math import comb
 from pathlib import Path
-from typing import Any
 
-from sixfold.config import DataConfig
-from sixfold.data.files import FILE_TYPES, Row, read_file
+from sixfold.config import DataConfig, SourceConfig
+from sixfold.data.files import FILE_TYPES, Row, drawn, is_file_name, read_file
+from sixfold.data.hub import read_dataset
 from sixfold.data.rows import rows_to_tasks
-from sixfold.data.task_set import TaskSet, prompt_key
+from sixfold.data.task_set import TaskSet, drawn_tasks, prompt_key
 from sixfold.environment.arithmetic import arithmetic_tasks
 from sixfold.environment.gym import gym_tasks
-from sixfold.errors import UserError, nearest
-from sixfold.hub_names import not_a_hub_id
+from sixfold.errors import UserError
 from sixfold.types import Task
 
 ARITHMETIC_TASKS = 20_000  # generated where data.limit does not say how many; fewer where fewer sums exist
 
 
 def load_tasks(data: DataConfig, *, seed: int, rewards: tuple[str, ...]) -> TaskSet:
-    """The tasks of a recipe. rewards: names of the rewards that will check them, for the fields they need.
+    """The tasks of a recipe.
 
-    Raises UserError, with file and line where there is one, for a source that is missing, empty or malformed.
+    Args:
+        data: the recipe's section.
+        seed: draws the held-out tasks and, with a limit, the rows.
+        rewards: names of the rewards that will check the tasks, for the fields they need.
+
+    Raises:
+        UserError: with file and line where there is one, for a source that is missing, empty or
+            malformed.
     """
-    if "reasoning_gym" in rewards and data.source != "reasoning_gym":
-        raise UserError(f"reward 'reasoning_gym' scores tasks of data.source = 'reasoning_gym' only, not of {data.source!r}")
+    others = [name for name in data.names if name != "reasoning_gym"]
+    if "reasoning_gym" in rewards and others:
+        raise UserError(f"reward 'reasoning_gym' scores tasks of data.source = 'reasoning_gym' only, not of {others[0]!r}")
+    if data.sources:
+        return _mixture(data, seed, rewards)
+    train, heldout, notes = _read(data, seed, rewards)
+    return _halves(train, heldout, notes, data, seed)
+
+
+def _mixture(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> TaskSet:
+    """Tasks of several sources. Each id gets its source's name in front, each task names its source."""
+    train: list[Task] = []
+    heldout: list[Task] = []
+    notes: list[str] = []
+    for source in data.sources:
+        found = _read(_resolved(source, data), seed, rewards)
+        for tasks, into in ((found[0], train), (found[1], heldout)):
+            into += [replace(task, id=f"{source.label}/{task.id}", source=source.label) for task in tasks]
+        notes += [f"{source.label}: {note}" for note in found[2]]
+    made = _halves(train, heldout, notes, data, seed)
+    made.weights = {source.label: source.weight for source in data.sources}
+    left = {task.source for task in made.train}
+    for source in data.sources:
+        if source.label not in left:
+            raise UserError(f"data.sources: no task of {source.label!r} is left to train on: all of its prompts are held out")
+    return made
+
+
+def _resolved(source: SourceConfig, data: DataConfig) -> DataConfig:
+    """The section [data] as if it had this one source."""
+    own = {name: value for name, value in source if value is not None and name in DataConfig.model_fields}
+    return data.model_copy(update={**own, "sources": ()})
+
+
+def _halves(train: list[Task], heldout: list[Task], notes: list[str], data: DataConfig, seed: int) -> TaskSet:
+    made = _disjoint(train, heldout) if heldout else _set_aside(train, data.heldout, seed)
+    made.notes = [*notes, *made.notes]
+    return made
+
+
+def _read(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> tuple[list[Task], list[Task], list[str]]:
+    """Training tasks, held-out tasks where a split of their own is named, and notes, of one source."""
     if data.source == "arithmetic":
-        return _set_aside(_sums(data, seed), data.heldout, seed)
+        return _sums(data, seed), [], []
     if data.source == "reasoning_gym":
         gym = data.reasoning_gym
-        return _set_aside(gym_tasks(gym.tasks, gym.size, seed)[: data.limit or None], data.heldout, seed)
-    splits = _read_splits(data)
-    train = rows_to_tasks(splits[data.split], data, name=data.split, rewards=rewards)
-    if not train:
-        raise UserError(f"dataset {data.source!r} has 0 rows in split {data.split!r}")
-    if not data.heldout_split:
-        return _set_aside(train, data.heldout, seed)
-    heldout = rows_to_tasks(splits[data.heldout_split], data, name=data.heldout_split, rewards=rewards)
-    if not heldout:
-        raise UserError(f"dataset {data.source!r} has 0 rows in split {data.heldout_split!r}")
-    return _disjoint(train, heldout)
+        return drawn(gym_tasks(gym.tasks, gym.size, seed), data.limit, seed), [], []
+    halves: list[list[Task]] = []
+    notes: list[str] = []
+    for split, rows in _read_splits(data, seed).items():
+        if not rows:
+            raise UserError(f"dataset {data.source!r} has 0 rows in split {split!r}")
+        tasks, said = rows_to_tasks(rows, data, name=split, rewards=rewards)
+        halves.append(tasks)
+        notes += said
+    return halves[0], halves[1] if len(halves) > 1 else [], notes
 
 
 def _sums(data: DataConfig, seed: int) -> list[Task]:
@@ -60,7 +104,7 @@ def _set_aside(tasks: list[Task], count: int, seed: int) -> TaskSet:
     """`count` of `tasks` become the held-out ones: those whose hash of seed and id is smallest, whatever their order in the list."""
     if count >= len(tasks):
         raise UserError(f"data.heldout = {count} of {len(tasks)} tasks leaves none to train on: lower it")
-    heldout = sorted(tasks, key=lambda task: blake2b(f"{seed}:{task.id}".encode(), digest_size=8).digest())[:count]
+    heldout = drawn_tasks(tasks, count, seed) if count else []
     chosen = {task.id for task in heldout}
     return _disjoint([task for task in tasks if task.id not in chosen], heldout)
 
@@ -76,52 +120,20 @@ def _disjoint(train: list[Task], heldout: list[Task]) -> TaskSet:
     return TaskSet(kept, heldout, notes)
 
 
-def _read_splits(data: DataConfig) -> dict[str, list[Row]]:
+def _read_splits(data: DataConfig, seed: int) -> dict[str, Sequence[Row]]:
     """The rows of the training split and of the held-out split, if one is named. For a file, the held-out split is another file."""
-    path = Path(data.source)
-    if path.suffix in FILE_TYPES:
-        splits = {data.split: read_file(path, data.limit)}
-        if data.heldout_split:
-            if Path(data.heldout_split).suffix not in FILE_TYPES:
-                raise UserError(f"{path} has no splits: data.heldout_split is another file, or empty, not {data.heldout_split!r}")
-            splits[data.heldout_split] = read_file(Path(data.heldout_split), data.limit)
-        return splits
-    dataset = _load_dataset(data)
-    return {split: _rows(dataset, split, data) for split in (data.split, data.heldout_split) if split}
-
-
-def _rows(dataset: Mapping[str, Any], split: str, data: DataConfig) -> list[Row]:
-    if split not in dataset:
-        raise UserError(f"dataset {data.source!r} has no split {split!r}; it has {', '.join(dataset)}.{nearest(split, list(dataset))}")
-    rows = islice(dataset[split], data.limit or None)
-    return [Row(f"{data.source} ({split}), row {number}", dict(fields)) for number, fields in enumerate(rows, start=1)]
-
-
-def _load_dataset(data: DataConfig) -> Mapping[str, Any]:
-    """Split name -> rows, from a folder (as `save_to_disk` wrote it, or of data files) or from the hub."""
-    folder = Path(data.source)
-    if not folder.exists() and (reason := not_a_hub_id(data.source)):
-        raise UserError(f"data.source = {data.source!r}: {reason}")
-    import datasets
-
-    try:
-        if (folder / "dataset_dict.json").is_file():
-            return datasets.load_from_disk(data.source)
-        if (folder / "state.json").is_file():
-            return {data.split: datasets.load_from_disk(data.source)}
-        return datasets.load_dataset(data.source, data.subset or None)
-    except RuntimeError as error:  # `datasets` runs no code of a repository, and says so this way
-        if "script" not in str(error):
-            raise UserError(_unloadable(data, folder, error)) from error
-        raise UserError(f"dataset {data.source!r} requires executing repository code; not supported") from error
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # unreachable, unknown, gated, malformed: all the user's to mend
-        raise UserError(_unloadable(data, folder, error)) from error
-
-
-def _unloadable(data: DataConfig, folder: Path, error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    reason = f"{type(error).__name__}: {lines[0].rstrip('.') if lines else 'no reason given'}"
-    if folder.is_dir():
-        return f"cannot load the dataset folder {data.source!r}: {reason}"
-    hint = nearest(data.source, ["arithmetic", "reasoning_gym"])
-    return f"cannot load dataset {data.source!r}: no such folder in {Path.cwd()}, and the hub gave {reason}.{hint}"
+    splits = [split for split in (data.split, data.heldout_split) if split]
+    if len(set(splits)) < len(splits):
+        raise UserError(f"data.split and data.heldout_split are both {data.split!r}: nothing would be left to train on")
+    if not is_file_name(data.source) and not Path(data.source).is_file():
+        return dict(read_dataset(data, splits, seed))
+    if unused := data.subset or data.revision:
+        raise UserError(f"{data.source} is a file: data.subset and data.revision are for hub datasets; leave out {unused!r}")
+    found = {data.split: read_file(Path(data.source), data.limit, seed)}
+    if data.heldout_split:
+        if not is_file_name(data.heldout_split):
+            raise UserError(
+                f"{data.source} has no splits: data.heldout_split is another file ({', '.join(FILE_TYPES)}), or empty, not {data.heldout_split!r}"
+            )
+        found[data.heldout_split] = read_file(Path(data.heldout_split), data.limit, seed)
+    return dict(found)

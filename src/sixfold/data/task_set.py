@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from heapq import nsmallest
 from numbers import Integral
 from typing import Any
 
@@ -29,6 +31,8 @@ class TaskSet:
         train: training tasks.
         heldout: held-out tasks.
         notes: one line for each thing that the user should know, such as dropped rows.
+        weights: share of each step's prompts by `Task.source`, relative to each other. Empty: all
+            tasks are drawn alike.
 
     Raises:
         UserError: if an id repeats within one of the lists.
@@ -37,6 +41,7 @@ class TaskSet:
     train: list[Task]
     heldout: list[Task]
     notes: list[str] = field(default_factory=list)
+    weights: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_unique(self.train, "training")
@@ -62,6 +67,37 @@ def given_tasks(tasks: Iterable[Any], heldout: Iterable[Any]) -> TaskSet:
     if shared:
         task_set.notes.append(f"{shared} of {len(task_set.heldout)} held-out prompts are also trained on: held-out figures will be too high")
     return task_set
+
+
+def drawn_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
+    """`count` of the tasks (0: all), drawn by seed: those whose hash of seed and id is smallest.
+
+    Files are often sorted, so the first tasks of a list stand for nothing. The draw does not depend
+    on the order of the list, and a larger count draws the same tasks and more.
+    """
+    if not count:
+        return list(tasks)
+    return nsmallest(count, tasks, key=lambda task: blake2b(f"{seed}:{task.id}".encode(), digest_size=8).digest())
+
+
+def few_tasks_notes(tasks: TaskSet, per_step: int) -> list[str]:
+    """A note for each source that has fewer training tasks than its share of a step."""
+    if not tasks.weights:
+        count = len(tasks.train)
+        return (
+            [f"rollout.prompts_per_step = {per_step}, and there are {count} training tasks: every step trains on all of them"]
+            if count < per_step
+            else []
+        )
+    notes = []
+    total = sum(tasks.weights.values())
+    for name, weight in tasks.weights.items():
+        count, share = sum(task.source == name for task in tasks.train), per_step * weight / total
+        if count < share:
+            notes.append(
+                f"data.sources: {name!r} has {count} training tasks and a share of {share:.1f} prompts per step: steps are smaller than asked"
+            )
+    return notes
 
 
 def prompt_key(task: Task) -> str:

@@ -46,7 +46,7 @@ def load_policy(config: ModelConfig, *, seed: int, device: str, setting: str = "
     """
     register()
     disable_progress_bar()  # transformers draws one for every file; ours is the run's
-    model, tokenizer = from_disk(config.path, setting) if config.path else scratch_model(config.scratch, seed)
+    model, tokenizer = from_disk(config.path, setting, config.revision) if config.path else scratch_model(config.scratch, seed)
     model.set_attn_implementation(NAME)
     fuse_norms(model)
     prepare_device(device)
@@ -55,16 +55,29 @@ def load_policy(config: ModelConfig, *, seed: int, device: str, setting: str = "
     return Policy(model, tokenizer, context_of(model), stop_tokens(model, tokenizer), vocabulary_hash(tokenizer))
 
 
-def from_disk(path: str, setting: str = "model.path") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a folder or a hub id. Only safetensors weights, no remote code. Dropout is off: log-probs must be the ones that sampled."""
+def from_disk(path: str, setting: str = "model.path", revision: str = "") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a folder or a hub id. Only safetensors weights, no remote code. Dropout is off: log-probs must be the ones that sampled.
+
+    Args:
+        path: model folder or hub id.
+        setting: what the path is called in error messages.
+        revision: branch, tag or commit of a hub id; empty: the newest.
+
+    Raises:
+        UserError: if it cannot be loaded.
+    """
     _check_folder(path, setting)
+    if revision and Path(path).exists():
+        raise UserError(f"model.revision = '{revision}' pins a hub model, and '{path}' is a folder here: leave it empty")
+    pinned = revision or "main"
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, revision=pinned, trust_remote_code=False)
         for key in vars(config):
             if key.endswith(("dropout", "pdrop")) and isinstance(getattr(config, key), float):
                 setattr(config, key, 0.0)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
+            revision=pinned,
             config=config,
             dtype=torch.float32,
             use_safetensors=True,
@@ -73,7 +86,7 @@ def from_disk(path: str, setting: str = "model.path") -> tuple[PreTrainedModel, 
             ignore_mismatched_sizes=True,  # refused below, by name
         )
         model, found = loaded
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=pinned, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"{setting} = '{path}': cannot be loaded as a causal LM with tokenizer ({reason})") from error

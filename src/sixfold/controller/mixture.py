@@ -1,0 +1,135 @@
+"""Which tasks a step trains on where they come from several sources, drawn by weight.
+
+Like `stream.TaskStream` a function of (seed, step) alone: nothing is saved, and a resumed run draws
+what the uninterrupted run would have drawn.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from ..types import Task
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+"""Its multiples are spread evenly over [0, 1), so a source with 0.3 prompts per step gets one in 3 or 4 steps."""
+
+
+@dataclass
+class _Source:
+    """Endless epochs over the tasks of one source.
+
+    Args:
+        name: of the source; its epochs have orders of their own.
+        tasks: at least one.
+        epoch: number of the epoch that the next task comes from.
+        index: place of the next task in the order of that epoch.
+    """
+
+    name: str
+    tasks: list[Task]
+    epoch: int = 0
+    index: int = 0
+
+    def take(self, wanted: int) -> tuple[int, int, int]:
+        """Go on by `wanted` tasks, all different; gives their epoch and the ends of their range.
+
+        The last few tasks of an epoch, too few for the step, are left to the next epochs.
+        """
+        wanted = min(wanted, len(self.tasks))
+        if self.index + wanted > len(self.tasks):
+            self.epoch, self.index = self.epoch + 1, 0
+        start, self.index = self.index, self.index + wanted
+        return self.epoch, start, self.index
+
+    def read(self, seed: int, epoch: int, start: int, end: int) -> list[Task]:
+        """The tasks of a range in the order of an epoch."""
+        order = list(range(len(self.tasks)))
+        random.Random(f"{seed}/{self.name}/{epoch}").shuffle(order)
+        return [self.tasks[i] for i in order[start:end]]
+
+
+class MixtureStream:
+    """Endless epochs over several sources, each with its share of every step. Steps count from 1.
+
+    A source's prompts in a step are its share rounded down or up, and equal the share over many
+    steps. A source with fewer tasks than its share gives all it has, and the step is smaller.
+
+    Args:
+        tasks: tasks of all sources; `Task.source` names the source.
+        per_step: prompts per step.
+        seed: draws the orders, and which steps round up.
+        weights: source name to weight. Sources without tasks are left out.
+
+    Raises:
+        ValueError: if there are no tasks, or a task's source has no weight.
+    """
+
+    def __init__(self, tasks: Sequence[Task], per_step: int, seed: int, weights: Mapping[str, float]) -> None:
+        self._per_step = per_step
+        self._seed = seed
+        self._by_name = _by_source(tasks, weights)
+        total = sum(weights[name] for name in self._by_name)
+        ends = list(accumulate(per_step * weights[name] / total for name in self._by_name))
+        self._ends = ends[:-1]
+        self._offset = random.Random(f"{seed}/mixture").random()
+        self._restart()
+
+    def __call__(self, step: int) -> list[Task]:
+        """The tasks of a step, all different, in an order drawn for the step."""
+        if step <= self._step:
+            self._restart()
+        while self._step < step:
+            self._step += 1
+            taken = [source.take(count) for source, count in zip(self._sources, self._shares(self._step), strict=True)]
+        chosen = [
+            task for source, (epoch, start, end) in zip(self._sources, taken, strict=True) for task in source.read(self._seed, epoch, start, end)
+        ]
+        random.Random(f"{self._seed}/step/{step}").shuffle(chosen)
+        return chosen
+
+    def _restart(self) -> None:
+        self._step = 0
+        self._sources = [_Source(name, tasks) for name, tasks in self._by_name.items()]
+
+    def _shares(self, step: int) -> list[int]:
+        """Prompts of each source in a step: systematic sampling, so they add up to `per_step`."""
+        offset = (self._offset + step * _GOLDEN) % 1.0
+        marks = [0, *(min(math.floor(end + offset), self._per_step) for end in self._ends), self._per_step]
+        return [high - low for low, high in pairwise(marks)]
+
+
+def weighted_order(tasks: Sequence[Task], count: int, seed: str, weights: Mapping[str, float]) -> list[int]:
+    """Places of `count` tasks, drawn without replacement.
+
+    A source's chance at each draw is its weight, whatever its size, until its tasks run out
+    (Efraimidis and Spirakis, 2006: the largest of u^(1/w)).
+
+    Args:
+        tasks: what to draw from.
+        count: at most the number of tasks.
+        seed: of the draw.
+        weights: source name to weight. Empty: all tasks have the same chance.
+    """
+    rng = random.Random(seed)
+    if not weights:
+        return rng.sample(range(len(tasks)), count)
+    sizes = {name: len(found) for name, found in _by_source(tasks, weights).items()}
+    keys = [math.log(1 - rng.random()) * sizes[task.source] / weights[task.source] for task in tasks]
+    return sorted(range(len(tasks)), key=keys.__getitem__, reverse=True)[:count]
+
+
+def _by_source(tasks: Iterable[Task], weights: Mapping[str, float]) -> dict[str, list[Task]]:
+    """Tasks by source, in the order of `weights`."""
+    found: dict[str, list[Task]] = {name: [] for name in weights}
+    for task in tasks:
+        if task.source not in found:
+            raise ValueError(f"task {task.id} is of source {task.source!r}, which has no weight")
+        found[task.source].append(task)
+    present = {name: group for name, group in found.items() if group}
+    if not present:
+        raise ValueError("no tasks to train on")
+    return present

@@ -1,0 +1,36 @@
+"""Values of a row by column name, nested ones by dotted path: "reward_model.ground_truth"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MISSING = object()
+"""What `lookup` gives for a path that the row does not have. None is a value."""
+
+
+def lookup(fields: Mapping[str, Any], path: str) -> Any:
+    """The value at `path`, or MISSING.
+
+    A column whose own name is `path` comes first. Otherwise each part of the path names a field of
+    an object, or counts in a list from 0: "answers.text.0".
+    """
+    if path in fields:
+        return fields[path]
+    value: Any = fields
+    for part in path.split("."):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return MISSING
+    return value
+
+
+def paths(fields: Mapping[str, Any], prefix: str = "", depth: int = 3) -> Iterator[str]:
+    """Column names and dotted paths that `lookup` takes, for a hint at the right one."""
+    for name, value in fields.items():
+        yield prefix + name
+        if isinstance(value, Mapping) and depth > 1:
+            yield from paths(value, f"{prefix}{name}.", depth - 1)

@@ -1,0 +1,64 @@
+"""Datasets that the `datasets` library reads: folders, and the hub. The library is imported only here, when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sixfold.config import DataConfig
+from sixfold.data.files import Row, drawn
+from sixfold.errors import UserError, nearest
+from sixfold.hub_names import not_a_hub_id
+
+
+def read_dataset(data: DataConfig, splits: list[str], seed: int) -> dict[str, list[Row]]:
+    """Rows of the named splits of a folder (of `save_to_disk`, or of data files) or of a hub dataset.
+
+    Raises:
+        UserError: if the source cannot be loaded, or lacks a split.
+    """
+    dataset = _load(data)
+    return {split: _rows(dataset, split, data, seed) for split in splits}
+
+
+def _rows(dataset: Mapping[str, Any], split: str, data: DataConfig, seed: int) -> list[Row]:
+    if split not in dataset:
+        raise UserError(f"dataset {data.source!r} has no split {split!r}; it has {', '.join(dataset)}.{nearest(split, list(dataset))}")
+    rows = dataset[split].with_format(None)  # a folder may have been saved to give numpy arrays or tensors
+    numbers = drawn(range(len(rows)), data.limit, seed)
+    rows = rows.select(numbers) if data.limit else rows
+    return [Row(f"{data.source} ({split}), row {n + 1}", dict(fields), n) for n, fields in zip(numbers, rows, strict=True)]
+
+
+def _load(data: DataConfig) -> Mapping[str, Any]:
+    """Split name -> rows."""
+    folder = Path(data.source)
+    if not folder.exists() and (reason := not_a_hub_id(data.source)):
+        raise UserError(f"data.source = {data.source!r}: {reason}")
+    if folder.exists() and data.revision:
+        raise UserError(f"data.revision = {data.revision!r} pins a hub dataset, and {data.source!r} is a folder here: leave it empty")
+    import datasets
+
+    try:
+        if (folder / "dataset_dict.json").is_file():
+            return datasets.load_from_disk(data.source)
+        if (folder / "state.json").is_file():
+            return {data.split: datasets.load_from_disk(data.source)}
+        return datasets.load_dataset(data.source, data.subset or None, revision=data.revision or None)
+    except RuntimeError as error:  # `datasets` runs no code of a repository, and says so this way
+        if "script" not in str(error):
+            raise UserError(_unloadable(data, folder, error)) from error
+        raise UserError(f"dataset {data.source!r} requires executing repository code; not supported") from error
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # unreachable, unknown, gated, malformed: all the user's to mend
+        raise UserError(_unloadable(data, folder, error)) from error
+
+
+def _unloadable(data: DataConfig, folder: Path, error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    reason = f"{type(error).__name__}: {lines[0].rstrip('.') if lines else 'no reason given'}"
+    if folder.is_dir():
+        return f"cannot load the dataset folder {data.source!r}: {reason}"
+    hint = nearest(data.source, ["arithmetic", "reasoning_gym"])
+    pinned = f" at revision {data.revision!r}" if data.revision else ""
+    return f"cannot load dataset {data.source!r}{pinned}: no such folder in {Path.cwd()}, and the hub gave {reason}.{hint}"
