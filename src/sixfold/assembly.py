@@ -24,6 +24,7 @@ from .model.causal_lm import CausalLM
 from .model.device import prepare_device, resolve_device
 from .model.loading import Policy, load_policy
 from .outside import start_outside
+from .rendered_prompt import rendering
 from .rollout.backend import parse_backend
 from .rollout.engine_rollout import EngineRollout
 from .rollout.outside_engine import OutsideEngine
@@ -80,7 +81,7 @@ class World:
         rollout = self.rollout()
         if not isinstance(rollout, EngineRollout):
             raise TypeError("only the embedded engine gives up samples on the way")
-        return EngineRollout(rollout.engine, self.codec, rollout.params, r.oversample, self.recipe.engine.release_kv)
+        return EngineRollout(rollout.engine, self.codec, rollout.params, r.oversample, self.recipe.engine.release_kv, rollout.stops)
 
     def evaluator(self) -> EngineRollout | OutsideRollout:
         """The rollout role of held-out evaluation."""
@@ -99,8 +100,8 @@ class World:
 
     def _rollout(self, params: SamplingParams, samples: int, release_kv: bool = False) -> EngineRollout | OutsideRollout:
         if isinstance(self.engine, Engine):
-            return EngineRollout(self.engine, self.codec, params, samples, release_kv)
-        return OutsideRollout(self.engine, self.codec, params, samples)
+            return EngineRollout(self.engine, self.codec, params, samples, release_kv, self.policy.stop_strings)
+        return OutsideRollout(self.engine, self.codec, params, samples, self.policy.stop_strings)
 
     def close(self) -> None:
         """End the processes that check answers, and what else is in `ending`."""
@@ -133,11 +134,12 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
     with ExitStack() as on_failure:
         on_failure.callback(environment.close)
         environment.start()  # its workers load while the model does
-        policy = load_policy(source, seed=recipe.run.seed, device=device)
-        codec = PromptCodec(policy.tokenizer)
+        policy = load_policy(source, seed=recipe.run.seed, device=device).stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop)
+        codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
         longest = _fit_prompts(recipe, tasks, codec, policy.context) + recipe.rollout.max_new_tokens
         autocast = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
         scoring = Scoring(recipe.rollout.temperature, recipe.trainer.logprob_chunk, autocast)
+        tasks.notes += rendering(codec, tasks.train, policy.stop_token_ids, policy.stop_strings)
         ending = on_failure.enter_context(ExitStack())
         engine, sync = _engine_and_sync(recipe, policy, longest, autocast, ending, tasks.notes)
         if isinstance(engine, Engine) and device == "cpu" and autocast is None and cpu_kernels() is None:

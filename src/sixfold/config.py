@@ -35,6 +35,8 @@ Real = Annotated[float, AfterValidator(_finite)]
 Device = Annotated[str, AfterValidator(_device), WithJsonSchema({"type": "string", "enum": ["auto", "cpu", "cuda"]})]
 """One of the three names, or cuda:N."""
 Decay = Annotated[Real, Field(ge=0, lt=1)]
+StopText = Annotated[str, Field(min_length=1)]
+Assignment = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*=")]
 
 
 def knob(default: Any, description: str, **bounds: Any) -> Any:
@@ -80,6 +82,10 @@ class ModelConfig(Section):
 
     path: str = knob("", "model folder or hub id; empty: make one from [model.scratch]")
     revision: str = knob("", "branch, tag or commit of a hub model; empty: the newest")
+    chat_template: str = knob(
+        "auto", "auto: the tokenizer's own template; none: plain text prompts; a Jinja file; or a name, where the tokenizer has several", min_length=1
+    )
+    template_args: tuple[Assignment, ...] = knob((), "variables of the chat template, e.g. enable_thinking=false; the saved model keeps them")
     scratch: ScratchConfig = ScratchConfig()
 
 
@@ -195,6 +201,10 @@ class RolloutConfig(Section):
     top_p: Real = knob(1.0, "sample from the fewest tokens that reach this probability; scoring uses the same set (1: off)", gt=0, le=1)
     top_k: int = knob(0, "sample from the k most probable tokens; scoring uses the same set (0: off)", ge=0)
     min_p: Real = knob(0.0, "sample from tokens at least this share as probable as the best; scoring uses the same set (0: off)", ge=0, lt=1)
+    stop_tokens: tuple[str, ...] = knob(
+        ("auto",), "tokens that end a completion; auto: the model's end tokens and what ends a turn in its chat template"
+    )
+    stop: tuple[StopText, ...] = knob((), "texts that end a completion; the graded text ends before the first of them")
     backend: str = knob("engine", "who samples: engine (the embedded one), vllm, vllm:/path/to/python, or sglang:http://host:port")
 
 

@@ -150,11 +150,16 @@ class Kept:
 class Trajectory:
     """One sampled answer, token for token. `tokens`, `mask`, `logp` and `version` are streams of one length, T.
 
-    tokens: prompt and everything after it. mask: True exactly where the policy sampled the token (the end-of-sequence token is
-    sampled; prompt and environment tokens are not). logp: log-prob of the token under the distribution that sampled it, 0 where
-    mask is False. version: the weights that sampled it, -1 where mask is False. text: the completion as text, special tokens left out.
-    turns: start of each turn in `tokens`. seconds: wall clock from admission to the last token. kept: what truncated sampling kept of each sampled
-    token; None where all were drawn from the full distribution.
+    Attributes:
+        tokens: prompt and everything after it.
+        mask: True exactly where the policy sampled the token (the end-of-sequence token is sampled; prompt and environment tokens are not).
+        logp: log-prob of the token under the distribution that sampled it, 0 where mask is False.
+        version: the weights that sampled it, -1 where mask is False.
+        text: the completion as text, up to the token or the stop string that ends it.
+        turns: start of each turn in `tokens`.
+        seconds: wall clock from admission to the last token.
+        kept: what truncated sampling kept of each sampled token; None where all were drawn from the full distribution.
+        opened: tag of a think block that the prompt left open, so that the completion begins inside of it; else empty.
     """
 
     task_id: str
@@ -170,6 +175,7 @@ class Trajectory:
     seconds: float = 0.0
     reward: Reward | None = None
     kept: Kept | None = None
+    opened: str = ""
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -187,10 +193,17 @@ class Trajectory:
         """Tokens after the prompt."""
         return len(self.tokens) - self.prompt_length
 
+    @property
+    def graded_text(self) -> str:
+        """What rewards read: the completion, after the think tag that the prompt ended with."""
+        return self.opened + self.text
+
     def to_record(self) -> dict[str, Any]:
-        """A JSON-ready dict; `from_record` gives the trajectory back, field for field. Without `kept` where there is none."""
+        """A JSON-ready dict; `from_record` gives the trajectory back, field for field. Without `kept` and `opened` where there is none."""
         record = asdict(self)
         del record["kept"]
+        if not self.opened:
+            del record["opened"]
         return record | ({"kept": self.kept.to_record()} if self.kept else {})
 
     @classmethod
@@ -199,11 +212,12 @@ class Trajectory:
 
         Raises KeyError, TypeError, ValueError or OverflowError on another form.
         """
-        fields = {name: record[name] for name in cls.__dataclass_fields__ if name != "kept"}
+        fields = {name: record[name] for name in cls.__dataclass_fields__ if name not in ("kept", "opened")}
         reward, kept = fields["reward"], record.get("kept")
         if reward is not None:
             fields["reward"] = Reward(**{**reward, "steps": tuple((int(i), float(v)) for i, v in reward.get("steps", ()))})
-        return cls(**fields, kept=None if kept is None else Kept.from_record(kept))
+        opened = record.get("opened", "")  # records from before it have none
+        return cls(**fields, kept=None if kept is None else Kept.from_record(kept), opened=opened)
 
 
 @dataclass

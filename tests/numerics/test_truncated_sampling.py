@@ -18,7 +18,7 @@ from sixfold.batch import Batch, collate
 from sixfold.config import AlgorithmConfig, TrainerConfig
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
-from sixfold.model.loading import stop_tokens
+from sixfold.model.ends import stop_tokens
 from sixfold.model.scratch import character_tokenizer
 from sixfold.plan import resolve_algorithm
 from sixfold.rollout.engine_rollout import EngineRollout

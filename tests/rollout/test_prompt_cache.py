@@ -16,8 +16,8 @@ def tokens(task: Task) -> list[int]:
 
 def test_two_tasks_of_one_id_have_prompts_of_their_own() -> None:
     codec = PromptCodec(character_tokenizer("ab"))
-    assert codec.decode(codec.encode(Task("0", "ab"))) == "ab"
-    assert codec.decode(codec.encode(Task("0", "ba"))) == "ba"
+    assert codec.shown(codec.encode(Task("0", "ab"))) == "<|user|>ab<|assistant|>"
+    assert codec.shown(codec.encode(Task("0", "ba"))) == "<|user|>ba<|assistant|>"
 
 
 def test_the_key_tells_text_from_chats_and_turns_apart() -> None:

@@ -32,7 +32,8 @@ ALLOWED = {
     "hub_names": {"errors"},
     "batch": {"types"},
     "engine": {"types"},
-    "model": {"config", "errors", "hub_names"},
+    "chat": {"errors"},
+    "model": {"chat", "config", "errors", "hub_names"},
     "algorithm": {"batch", "types"},
     "environment": {"types", "errors"},
     "durable": {"errors"},
@@ -40,8 +41,8 @@ ALLOWED = {
     "reference": {"batch", "config", "errors", "model", "trainer", "types"},
     "critic": {"batch", "config", "errors", "model", "trainer"},
     "sync": {"engine", "rollout"},
-    "rollout": {"engine", "errors", "types"},
-    "server": {"engine", "errors", "rollout", "types"},
+    "rollout": {"chat", "engine", "errors", "types"},
+    "server": {"chat", "engine", "errors", "rollout", "types"},
     "controller": {"algorithm", "batch", "environment", "reference", "rollout", "sync", "trainer", "types"},
 }
 """Room or leaf module -> what of ours it may import besides itself."""

@@ -8,17 +8,28 @@ from sixfold.cli.parsing import RECIPE_HELP, VerbParser
 from sixfold.plan import make_plan
 from sixfold.plan_text import explain
 from sixfold.recipe_io import load_recipe
+from sixfold.report.untrusted import visible
 
 
 def parser() -> VerbParser:
     """Arguments of the verb."""
     arguments = VerbParser("explain", "What a recipe resolves to, in plain words, with the reason for each number.", takes_recipe=True)
     arguments.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
+    arguments.add_argument(
+        "--render",
+        action="store_true",
+        help="also load the tokenizer and the tasks, and show the first prompt with its special tokens and what ends a completion",
+    )
     return arguments
 
 
 def run(argv: Sequence[str]) -> int:
     """Parse and print."""
     given, settings = parser().parse(argv)
-    print(explain(make_plan(load_recipe(given.recipe, settings))))
+    recipe = load_recipe(given.recipe, settings)
+    print(explain(make_plan(recipe)))
+    if given.render:
+        from sixfold.rendered_prompt import render_recipe
+
+        print("", *map(visible, render_recipe(recipe)), sep="\n")
     return 0

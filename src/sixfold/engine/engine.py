@@ -124,23 +124,40 @@ class Engine:
         loaded = None if adapter is None else self.adapters.get(adapter)
         yield from PromptScorer(self.runner).scores(prompts, temperature, top, loaded)
 
-    def run(self, *, same_weights: bool = False, on_end: Callable[[Sequence], None] = lambda _: None) -> list[Sequence]:
+    def run(
+        self,
+        *,
+        same_weights: bool = False,
+        on_end: Callable[[Sequence], None] = lambda _: None,
+        ends: Callable[[Sequence], bool] | None = None,
+    ) -> list[Sequence]:
         """Step until nothing waits or runs; the finished sequences in the order they ended.
 
-        same_weights: the caller vouches that the weights are still those of the call before, so the prefix cache is kept (the next turn of a
-        conversation). They may change without a new version, as in supervised training: otherwise nothing from before this call is believed.
-
-        on_end: told of each, between two steps; it may abort others.
+        Args:
+            same_weights: the caller vouches that the weights are still those of the call before, so the prefix cache is kept (the next turn
+                of a conversation). They may change without a new version, as in supervised training: otherwise nothing from before this
+                call is believed.
+            on_end: told of each, between two steps; it may abort others.
+            ends: asked after each step of every sequence that runs, whether it ends here (with reason "stop"). It may cut the sequence.
         """
         if not same_weights and not self.scheduler.running:
             self._forget_weights()
         finished: list[Sequence] = []
         while self.busy:
             ended = self.step()
+            if ends is not None:
+                ended += self._end_where(ends)
             finished += ended
             for sequence in ended:
                 on_end(sequence)
         return finished
+
+    def _end_where(self, ends: Callable[[Sequence], bool]) -> list[Sequence]:
+        """End what runs and `ends` says so of."""
+        ended = [sequence for sequence in self.scheduler.running if ends(sequence)]
+        for sequence in ended:
+            self.end(sequence, "stop")
+        return ended
 
     @property
     def busy(self) -> bool:

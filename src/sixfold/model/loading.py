@@ -4,34 +4,65 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from ..chat.template import set_template
+from ..chat.turn_end import TurnEnd
 from ..config import ModelConfig
 from ..errors import UserError
 from ..hub_names import not_a_hub_id
 from .attention import NAME, register
 from .causal_lm import check_split
 from .device import prepare_device
+from .ends import chosen_ends, keep_stop_tokens, model_ends
 from .norms import fuse_norms
-from .scratch import scratch_model
+from .scratch import character_tokenizer, scratch_model
+
+_PLACEHOLDER = re.compile(r"image|audio|video|vision|speech", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A model with its tokenizer. context: longest sequence. stop_token_ids: what ends a completion. vocabulary_hash: of the tokenizer."""
+    """A model with its tokenizer.
+
+    Attributes:
+        model: the policy itself.
+        tokenizer: with the chat template that the recipe chose.
+        context: longest sequence in tokens.
+        stop_token_ids: tokens that end a completion.
+        vocabulary_hash: of the tokenizer.
+        stop_strings: texts that end a completion.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     context: int
     stop_token_ids: tuple[int, ...]
     vocabulary_hash: str
+    stop_strings: tuple[str, ...] = ()
+
+    def stopping_at(self, tokens: Sequence[str], strings: Sequence[str]) -> Policy:
+        """The same policy with other ends of a completion. A saved model stops at the same tokens.
+
+        Args:
+            tokens: as the tokenizer writes them; `auto` stands for those that the policy has.
+            strings: added to the policy's own, which a template that marks turns by plain text gives it.
+
+        Raises:
+            UserError: the tokenizer has no such token.
+        """
+        ends = chosen_ends(TurnEnd(self.stop_token_ids, self.stop_strings), self.tokenizer, tokens, strings)
+        keep_stop_tokens(self.model.generation_config, ends.tokens)
+        return replace(self, stop_token_ids=ends.tokens, stop_strings=ends.strings)
 
     def save(self, folder: Path) -> None:
         """Write model and tokenizer in Hugging Face form; `AutoModelForCausalLM.from_pretrained(folder)` reads it back."""
@@ -47,12 +78,48 @@ def load_policy(config: ModelConfig, *, seed: int, device: str, setting: str = "
     register()
     disable_progress_bar()  # transformers draws one for every file; ours is the run's
     model, tokenizer = from_disk(config.path, setting, config.revision) if config.path else scratch_model(config.scratch, seed)
+    check_vocabulary(model, tokenizer, f"{setting} = '{config.path}'")
+    set_template(tokenizer, config.chat_template, config.template_args)
     model.set_attn_implementation(NAME)
     fuse_norms(model)
     prepare_device(device)
     model = model.to(device).eval()  # type: ignore[arg-type]
     check_split(model)
-    return Policy(model, tokenizer, context_of(model), stop_tokens(model, tokenizer), vocabulary_hash(tokenizer))
+    ends = model_ends(model.generation_config, tokenizer)
+    keep_stop_tokens(model.generation_config, ends.tokens)
+    return Policy(model, tokenizer, context_of(model), ends.tokens, vocabulary_hash(tokenizer), ends.strings)
+
+
+def load_tokenizer(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, GenerationConfig | None]:
+    """The tokenizer that `load_policy` would give, with the model's generation settings, but without the model.
+
+    Raises:
+        UserError: the tokenizer cannot be loaded, or the chat template cannot be used.
+    """
+    tokenizer: PreTrainedTokenizerBase = character_tokenizer(config.scratch.alphabet)
+    settings = None
+    if config.path:
+        _check_folder(config.path, "model.path")
+        try:
+            pinned = config.revision or "main"
+            tokenizer = AutoTokenizer.from_pretrained(config.path, revision=pinned, trust_remote_code=False)
+            settings = _generation_settings(config.path, pinned)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"model.path = '{config.path}': its tokenizer cannot be loaded ({_reason(error)})") from error
+    set_template(tokenizer, config.chat_template, config.template_args)
+    return tokenizer, settings
+
+
+def _generation_settings(path: str, revision: str) -> GenerationConfig:
+    """The model's generation settings: of their own file, or of the model's configuration."""
+    try:
+        return GenerationConfig.from_pretrained(path, revision=revision)
+    except OSError:
+        return GenerationConfig.from_model_config(AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False))
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def from_disk(path: str, setting: str = "model.path", revision: str = "") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -88,8 +155,7 @@ def from_disk(path: str, setting: str = "model.path", revision: str = "") -> tup
         model, found = loaded
         tokenizer = AutoTokenizer.from_pretrained(path, revision=pinned, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{setting} = '{path}': cannot be loaded as a causal LM with tokenizer ({reason})") from error
+        raise UserError(f"{setting} = '{path}': cannot be loaded as a causal LM with tokenizer ({_reason(error)})") from error
     wrong = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
     if wrong:  # transformers gives such weights random values and goes on
         raise UserError(f"{setting} = '{path}': {len(wrong)} weights are missing or not of the shape that config.json says, first '{wrong[0]}'")
@@ -122,12 +188,20 @@ def context_of(model: PreTrainedModel) -> int:
     return int(settings.get("max_position_embeddings") or settings.get("n_positions") or 1 << 20)
 
 
-def stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The tokenizer's end-of-sequence token and those of the model's generation settings (chat models often have two)."""
-    generation = model.generation_config
-    listed = generation.eos_token_id if generation is not None else None
-    more = listed if isinstance(listed, list) else [listed]
-    return tuple(sorted({int(t) for t in (tokenizer.eos_token_id, *more) if t is not None}))
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, where: str) -> None:
+    """Raise UserError for tokens that the model has no embedding for.
+
+    Placeholders of pictures and sounds are let pass: Gemma 3's text models have one more token than
+    embeddings, <image_soft_token>, which no text becomes.
+    """
+    embedding: Any = model.get_input_embeddings()
+    rows = embedding.weight.shape[0]
+    beyond = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i >= rows and not _PLACEHOLDER.search(token))
+    if beyond:
+        raise UserError(
+            f"{where}: the tokenizer has {len(beyond)} tokens for which the model has no embedding (it has {rows}), first {beyond[0][1]!r} "
+            f"with id {beyond[0][0]}; use the model's own tokenizer, or enlarge the model with resize_token_embeddings and save it"
+        )
 
 
 def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -11,19 +11,37 @@ from ..engine.sequence import Sequence as EngineSequence
 from ..types import EngineStats, Group, SamplingParams, Task, Trajectory
 from .base import Enough
 from .prompts import PromptCodec
+from .stop_watch import StopWatch
 from .trajectories import completed, rollout_metrics
 
 
 class EngineRollout:
-    """Tasks in, groups out. params: how completions are drawn; its seed is replaced at every call. release_kv: give the cache's memory back
-    after each call."""
+    """Tasks in, groups out.
 
-    def __init__(self, engine: Engine, codec: PromptCodec, params: SamplingParams, samples: int, release_kv: bool = False) -> None:
+    Args:
+        engine: samples.
+        codec: renders prompts and decodes completions.
+        params: how completions are drawn. Its seed is replaced at every call.
+        samples: completions per task.
+        release_kv: give the cache's memory back after each call.
+        stops: stop strings. A completion ends with the token that completes one; its text ends before it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        codec: PromptCodec,
+        params: SamplingParams,
+        samples: int,
+        release_kv: bool = False,
+        stops: Sequence[str] = (),
+    ) -> None:
         self.engine = engine
         self.codec = codec
         self.params = params
         self.samples = samples
         self.release_kv = release_kv
+        self.stops = tuple(stops)
         self._stats: dict[str, float] = {}
 
     def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
@@ -42,19 +60,21 @@ class EngineRollout:
         ended: dict[str, list[Trajectory]] = {t.id: [] for t in tasks}
         whole: dict[str, list[Trajectory]] = {}
         begun: list[EngineSequence] = []
+        watch = StopWatch(self.codec.decode, self.stops)
 
         def on_end(sequence: EngineSequence) -> None:
             begun.append(sequence)
+            text = watch.text(sequence)
             task, request = requests[sequence.request.key]
             if task.id in whole:
                 return  # ended in the very step in which its group was whole
-            ended[task.id].append(self._trajectory(sequence))
+            ended[task.id].append(self._trajectory(sequence, text))
             kept = enough(task, ended[task.id])
             if kept is not None:
                 whole[task.id] = kept
                 begun.extend(self.engine.abort(request))
 
-        self.engine.run(on_end=on_end)
+        self.engine.run(on_end=on_end, ends=watch.ends if self.stops else None)
         if self.release_kv:
             self.engine.release_memory()
         groups = [Group(t, whole[t.id]) for t in tasks]
@@ -68,7 +88,8 @@ class EngineRollout:
         """Metrics of the last call."""
         return self._stats
 
-    def _trajectory(self, sequence: EngineSequence) -> Trajectory:
+    def _trajectory(self, sequence: EngineSequence, text: str | None) -> Trajectory:
+        """text: of the completion where a stop string ended it."""
         prompt = sequence.request.prompt
         completion = sequence.tokens[len(prompt) :]
         if sequence.finish_reason is None:
@@ -81,9 +102,10 @@ class EngineRollout:
             sequence.logp,
             sequence.version,
             sequence.finish_reason,
-            self.codec.decode(completion),
+            self.codec.decode(completion) if text is None else text,
             sequence.seconds,
             sequence.kept or None,
+            self.codec.opened(prompt),
         )
 
     def _measure(self, groups: list[Group], begun: Sequence[EngineSequence], seconds: float, before: EngineStats) -> dict[str, float]:

@@ -6,20 +6,37 @@ import time
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from ..types import Group, SamplingParams, Task
+from ..types import Group, SamplingParams, Task, Trajectory
 from .outside_engine import OutsideEngine, Sampled
 from .prompts import PromptCodec
+from .stop_watch import cut_at_stop
 from .trajectories import completed, rollout_metrics
 
 
 class OutsideRollout:
-    """Tasks in, groups out. params: how completions are drawn; every sample gets a seed of its own."""
+    """Tasks in, groups out.
 
-    def __init__(self, engine: OutsideEngine, codec: PromptCodec, params: SamplingParams, samples: int) -> None:
+    Args:
+        engine: samples; text is not its business.
+        codec: renders prompts and decodes completions.
+        params: how completions are drawn. Every sample gets a seed of its own.
+        samples: completions per task.
+        stops: stop strings. The engine samples on past them, and what follows is thrown away.
+    """
+
+    def __init__(
+        self,
+        engine: OutsideEngine,
+        codec: PromptCodec,
+        params: SamplingParams,
+        samples: int,
+        stops: Sequence[str] = (),
+    ) -> None:
         self.engine = engine
         self.codec = codec
         self.params = params
         self.samples = samples
+        self.stops = tuple(stops)
         self._stats: dict[str, float] = {}
 
     def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
@@ -33,21 +50,34 @@ class OutsideRollout:
         seeds = [sample_seed(seed, task.id, k) for task, k in asked]
         done = self.engine.generate([prompts[task.id] for task, _ in asked], self.params, seeds)
         self._check_versions(done)
-        trajectories = [
-            completed(
-                task.id, k, prompts[task.id], s.tokens, s.logp, s.version, s.finish_reason, self.codec.decode(s.tokens), s.seconds
-            )
-            for (task, k), s in zip(asked, done, strict=True)
-        ]  # fmt: skip
+        trajectories = [self._trajectory(task, k, prompts[task.id], s) for (task, k), s in zip(asked, done, strict=True)]
         groups = [Group(task, trajectories[i * self.samples : (i + 1) * self.samples]) for i, task in enumerate(tasks)]
         reused = sum(s.reused for s in done)
         total = sum(len(prompts[task.id]) for task, _ in asked)
-        self._stats = rollout_metrics(groups, time.perf_counter() - started, total - reused, reused)
+        sampled = [len(s.tokens) for s in done]
+        self._stats = rollout_metrics(groups, time.perf_counter() - started, total - reused, reused, sampled)
         return groups
 
     def stats(self) -> dict[str, float]:
         """Metrics of the last call."""
         return self._stats
+
+    def _trajectory(self, task: Task, sample: int, prompt: list[int], sampled: Sampled) -> Trajectory:
+        """What was sampled, up to the token that completes a stop string."""
+        found = cut_at_stop(sampled.tokens, self.codec.decode, self.stops)
+        length, text = found or (len(sampled.tokens), self.codec.decode(sampled.tokens))
+        return completed(
+            task.id,
+            sample,
+            prompt,
+            sampled.tokens[:length],
+            sampled.logp[:length],
+            sampled.version[:length],
+            sampled.finish_reason if found is None else "stop",
+            text,
+            sampled.seconds,
+            opened=self.codec.opened(prompt),
+        )
 
     def _check_versions(self, done: Sequence[Sampled]) -> None:
         """Nothing is handed over within a call, so every token must come from the weights that were handed over before it."""

@@ -3,37 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
+from ..chat.template import TemplateRefusal, render
+from ..chat.think import continued_block, opened_block
+from ..chat.turn_end import turn_end
 from ..errors import UserError
 from ..types import Task
 from .prompt_cache import PromptCache
 from .special_texts import SpecialTexts
 
+_TAG_TOKENS = 16
+"""Tokens at the end of a prompt in which a think tag is looked for."""
+
 
 class PromptCodec:
     """Renders prompts and decodes completions with one tokenizer.
 
-    A tokenizer with a chat template gets every prompt as messages (plain text as one user message); one without gets the text as it is. Special
-    tokens come from the template and the tokenizer alone, never from what a prompt spells. escaped: prompts that spelled one.
+    A tokenizer with a chat template gets every prompt as messages, plain text as one user message. A
+    tokenizer without one gets the text as it is. Special tokens come from the template and the tokenizer
+    alone, never from what a prompt spells.
+
+    Args:
+        tokenizer: of the policy, with the recipe's chat template.
+        stop_token_ids: tokens that end a completion. They are not part of its text.
+
+    Attributes:
+        escaped: prompts that spelled a special token.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_token_ids: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
         self.escaped = 0
         self._special = SpecialTexts(tokenizer)
         self._cache = PromptCache()
         self._pieces: dict[int, str] = {}
+        self._ends = {*stop_token_ids, tokenizer.eos_token_id}
+        self._control = {*self._ends, tokenizer.bos_token_id, tokenizer.pad_token_id}
 
     def encode(self, task: Task) -> list[int]:
         """Token ids of the task's prompt, ready to be continued. Raises UserError for characters that the tokenizer does not have."""
         return self._cache.get(task, self._encode)
 
     def solution(self, task: Task) -> list[int]:
-        """Token ids of the task's worked solution (or bare answer), end-of-sequence token included."""
+        """Token ids of the assistant's turn that holds the task's worked solution (or bare answer).
+
+        The turn is what the chat template writes for it, up to the token that ends it. A template that leaves
+        out or rewrites a part of the solution is not asked. What the solution spells stays text. It ends with
+        no token only if the model has none that ends a turn.
+        """
         text = task.trace if task.trace is not None else str(task.answer)
-        return [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
+        if not self.tokenizer.chat_template:
+            return self.plain(text) + self._end_of_turn
+        turns = [(role, self._special.mark(content)) for role, content in self._turns(task)]
+        prompt = self._template(task, turns)
+        ids = self._continuation(prompt, self._turn(prompt, turns, self._special.mark(text)))
+        end = next((i for i, token in enumerate(ids) if token in self._ends), None)
+        return ids + self._end_of_turn if end is None else ids[: end + 1]
 
     def plain(self, text: str) -> list[int]:
         """Token ids of a text that stands for a completion; what it spells stays text."""
@@ -41,10 +69,31 @@ class PromptCodec:
 
     def render(self, task: Task) -> str:
         """The prompt as the text that is tokenized."""
-        return self._template(self._turns(task)) if self.tokenizer.chat_template else self._bare(task)
+        return self._template(task, self._turns(task)) if self.tokenizer.chat_template else self._bare(task)
+
+    def shown(self, ids: Sequence[int]) -> str:
+        """Token ids as text, special tokens included."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def opened(self, prompt: Sequence[int]) -> str:
+        """The think tag that the prompt ends with, if the completion begins inside a think block; else empty."""
+        return opened_block(self.shown(prompt[-_TAG_TOKENS:]))
+
+    def decode(self, completion: Sequence[int]) -> str:
+        """Text of a completion up to the first token that ends it.
+
+        Tokens that only control (end, padding, beginning) are left out. Those that mark a thought or a tool
+        call are text: rewards read them.
+        """
+        end = next((i for i, token in enumerate(completion) if token in self._ends), len(completion))
+        return self.shown([token for token in completion[:end] if token not in self._control])
 
     def _encode(self, task: Task) -> list[int]:
         ids = self._tokenize(task)
+        if not ids:
+            raise UserError(
+                f"task {task.id}: the prompt {task.prompt_text[:60]!r} has no tokens; a prompt needs at least one for the model to continue"
+            )
         if self._special.misses(ids):
             raise UserError(f"task {task.id}: the prompt has characters that the tokenizer lacks: {task.prompt_text[:60]!r}")
         return ids
@@ -56,29 +105,75 @@ class PromptCodec:
             return self._special.encode_bare(text)
         turns = self._turns(task)
         self.escaped += any(self._special.spelled_in(content) for _, content in turns)
-        return self._special.encode_rendered(self._template([(role, self._special.mark(content)) for role, content in turns]))
+        return self._special.encode_rendered(self._template(task, [(role, self._special.mark(content)) for role, content in turns]))
 
     def _bare(self, task: Task) -> str:
         if not isinstance(task.prompt, str):
-            raise UserError(f"task {task.id} is a chat, and the model's tokenizer has no chat template: use a text prompt or a chat model")
+            raise UserError(
+                f"task {task.id} is a chat, and the model has no chat template: use text prompts, a chat model, or give a template "
+                "(model.chat_template = FILE)"
+            )
         return task.prompt
 
     def _turns(self, task: Task) -> list[tuple[str, str]]:
         return [("user", task.prompt)] if isinstance(task.prompt, str) else [(m["role"], m["content"]) for m in task.prompt]
 
-    def _template(self, turns: list[tuple[str, str]]) -> str:
-        messages = [{"role": role, "content": content} for role, content in turns]
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    def _template(self, task: Task, turns: list[tuple[str, str]]) -> str:
+        """The prompt as the chat template writes it. Raises UserError where it refuses the task."""
+        try:
+            return render(self.tokenizer, _messages(turns))
+        except TemplateRefusal as refusal:
+            raise self._refused(task, turns, refusal) from refusal
 
-    def decode(self, completion: Sequence[int]) -> str:
-        """Completion text without special tokens: an end-of-turn that the model spells out as text stays text."""
-        return str(self.tokenizer.decode(list(completion), skip_special_tokens=True))
+    def _refused(self, task: Task, turns: list[tuple[str, str]], refusal: TemplateRefusal) -> UserError:
+        """The error for a prompt that the template does not take."""
+        if turns[0][0] == "system":
+            try:
+                render(self.tokenizer, _messages(turns[1:]))
+            except TemplateRefusal:
+                pass
+            else:
+                return UserError(
+                    f"task {task.id}: the model's chat template refuses system messages ({refusal}): leave data.system_prompt empty and put the "
+                    "instructions into the prompt (data.prompt_suffix), or give a template that takes them (model.chat_template = FILE)"
+                )
+        return UserError(
+            f"task {task.id}: the model's chat template refuses the prompt ({refusal}): change the messages, or give another template "
+            "(model.chat_template = FILE, or 'none' for plain text prompts)"
+        )
+
+    def _turn(self, prompt: str, turns: list[tuple[str, str]], solution: str) -> str:
+        """The assistant's turn with this solution, as it follows the rendered prompt."""
+        try:
+            whole = render(self.tokenizer, _messages([*turns, ("assistant", solution)]), generation=False)
+        except TemplateRefusal:
+            whole = ""
+        turn = whole.removeprefix(prompt)
+        return turn if whole.startswith(prompt) and solution.strip() in turn else continued_block(opened_block(prompt), solution)
+
+    def _continuation(self, prompt: str, turn: str) -> list[int]:
+        """Token ids of a turn after its prompt. Some tokenizers put a space before the first word of a text, which is not wanted here."""
+        before, whole = self._special.encode_rendered(prompt), self._special.encode_rendered(prompt + turn)
+        return whole[len(before) :] if whole[: len(before)] == before else self._special.encode_rendered(turn)
+
+    @cached_property
+    def _end_of_turn(self) -> list[int]:
+        """Token ids that a turn ends with where nothing else does."""
+        end = turn_end(self.tokenizer)
+        if end.tokens:
+            return list(end.tokens)
+        eos = self.tokenizer.eos_token_id
+        return [eos] if eos is not None else self.plain("".join(end.strings))
 
     def piece(self, token: int) -> str:
         """One token as text, for display."""
         if token not in self._pieces:
             self._pieces[token] = str(self.tokenizer.decode([token]))
         return self._pieces[token]
+
+
+def _messages(turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in turns]
 
 
 def check_lengths(codec: PromptCodec, tasks: Sequence[Task], limit: int, overlong: str) -> tuple[list[Task], int]:

@@ -82,6 +82,46 @@ class StopStrings:
         return self._held
 
 
+class CompletionText:
+    """Text of a completion as its tokens come, cut before the first stop string.
+
+    Training and the server both end completions by it.
+
+    Args:
+        decode: token ids -> text.
+        stops: the stop strings; empty for none.
+
+    Attributes:
+        text: what is settled so far.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
+        self.text = ""
+        self._stream = TextStream(decode)
+        self._stops = StopStrings(stops)
+        self._one_by_one = bool(stops)
+
+    def push(self, tokens: Sequence[int]) -> int | None:
+        """Take new tokens in.
+
+        Returns:
+            How many of them the completion has if a stop string ends it; the last of these completes the stop
+            string. None if it goes on.
+        """
+        for used, piece in enumerate([[token] for token in tokens] if self._one_by_one else [tokens], start=1):
+            settled, stopped = self._stops.push(self._stream.push(piece))
+            self.text += settled
+            if stopped:
+                return used
+        return None
+
+    def finish(self) -> bool:
+        """Settle what was held back, as no token follows. True if that completes a stop string."""
+        settled, stopped = self._stops.push(self._stream.finish())
+        self.text += settled + ("" if stopped else self._stops.finish())
+        return stopped
+
+
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest proper prefix of `stop` that `text` ends with.
 

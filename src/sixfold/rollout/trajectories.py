@@ -18,8 +18,23 @@ def completed(
     text: str,
     seconds: float,
     kept: Kept | None = None,
+    opened: str = "",
 ) -> Trajectory:
-    """A prompt and what was sampled after it as one trajectory of one turn. completion, logp, version, kept: of the sampled tokens alone."""
+    """A prompt and what was sampled after it as one trajectory of one turn.
+
+    Args:
+        task_id: of the task.
+        sample: index of the sample.
+        prompt: token ids.
+        completion: sampled token ids.
+        logp: log-prob of each sampled token.
+        version: weights that sampled each of them.
+        finish_reason: why sampling ended.
+        text: the completion as text.
+        seconds: from admission to the last token.
+        kept: what truncated sampling kept at each sampled token.
+        opened: tag of the think block that the prompt left open.
+    """
     length = len(prompt)
     return Trajectory(
         task_id=task_id,
@@ -34,6 +49,7 @@ def completed(
         turns=[length],
         seconds=seconds,
         kept=kept,
+        opened=opened,
     )
 
 

@@ -18,7 +18,6 @@ from ..engine.engine import Engine
 from ..engine.sequence import Request
 from ..engine.sequence import Sequence as EngineSequence
 from ..engine.weights import NamedTensors
-from ..rollout.text_stream import TextStream
 from ..types import FinishReason
 from .api_error import ApiError, bad_request
 from .job import Choice, Delta, Job, noise_key
@@ -144,7 +143,7 @@ class EngineThread:
                 return
             job.requests.append(request)
             for k in range(job.n):
-                self._choices[request, k] = Choice(job, i * job.n + k, TextStream(self._decode))
+                self._choices[request, k] = Choice(job, i * job.n + k, self._decode)
 
     def _load(self, tensors: NamedTensors, version: int, done: Future[int]) -> None:
         if not done.set_running_or_notify_cancel():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine.sequence import Request
 from ..engine.sequence import Sequence as EngineSequence
-from ..rollout.text_stream import StopStrings, TextStream
+from ..rollout.text_stream import CompletionText
 from ..types import FinishReason, SamplingParams, Trajectory
 
 
@@ -78,43 +78,36 @@ class Choice:
     watched: it must be looked at after every step, as its text is streamed or may hold a stop string.
     """
 
-    def __init__(self, job: Job, index: int, stream: TextStream) -> None:
+    def __init__(self, job: Job, index: int, decode: Callable[[Sequence[int]], str]) -> None:
         self.job = job
         self.index = index
         self.watched = job.stream or bool(job.stops)
-        self.text = ""
-        self._stream = stream
-        self._stops = StopStrings(job.stops)
+        self._text = CompletionText(decode, job.stops)
         self._delta = Delta(index)
         self._seen = 0
+        self._told = 0
+
+    @property
+    def text(self) -> str:
+        """What of the completion is settled."""
+        return self._text.text
 
     def advance(self, sequence: EngineSequence) -> bool:
         """Take the sequence's new tokens in. True when they complete a stop string; those behind it, where a step drew several, are cut off."""
-        text, stopped = self._read(sequence)
-        new = sequence.tokens[len(sequence.request.prompt) + self._seen :]
+        at = len(sequence.request.prompt) + self._seen
+        used = self._text.push(sequence.tokens[at:])
+        if used is not None:
+            sequence.cut(at + used)
+        new = sequence.tokens[at:]
         self._delta.tokens += new
         self._delta.logp += sequence.logp[self._seen :]
         self._delta.version += sequence.version[self._seen :]
         self._delta.top += sequence.top[self._seen :]
         self._seen += len(new)
-        if not stopped and sequence.finish_reason is not None:
-            rest, stopped = self._stops.push(self._stream.finish())
-            text += rest + ("" if stopped else self._stops.finish())
-        self._delta.text += text
-        self.text += text
+        stopped = used is not None or (sequence.finish_reason is not None and self._text.finish())
+        self._delta.text += self.text[self._told :]
+        self._told = len(self.text)
         return stopped
-
-    def _read(self, sequence: EngineSequence) -> tuple[str, bool]:
-        """The text that the new tokens settle, and whether a stop string ends it."""
-        at = len(sequence.request.prompt) + self._seen
-        new, text = sequence.tokens[at:], ""
-        for piece in [[token] for token in new] if self.job.stops else [new]:
-            settled, stopped = self._stops.push(self._stream.push(piece))
-            at, text = at + len(piece), text + settled
-            if stopped:
-                sequence.cut(at)
-                return text, True
-        return text, False
 
     def take(self, finish_reason: FinishReason | None = None) -> Delta:
         """What has gathered since the last call."""

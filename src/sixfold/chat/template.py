@@ -1,0 +1,124 @@
+"""A tokenizer's chat template: the settings that choose and change it, rendering, and what it refuses.
+
+Settings are applied to the tokenizer once, when the model is loaded. Everything that renders prompts
+then uses the same template, and a saved model carries the template that it was trained with.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import UserError
+
+PROBE = "5819203746"
+"""Stands for a message. Digits survive whatever a template does to a text: trimming, changes of case."""
+
+_REMEDY = "give another template (model.chat_template = FILE), or none for plain text prompts"
+
+
+class TemplateRefusal(ValueError):
+    """The template raised an error while it rendered a conversation."""
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Any] = (),
+    generation: bool = True,
+) -> str:
+    """A conversation as the text that the model reads.
+
+    Args:
+        tokenizer: has a chat template.
+        messages: role and content of each turn.
+        tools: descriptions of functions that the model may call.
+        generation: end with the start of the assistant's next turn.
+
+    Raises:
+        TemplateRefusal: the template raised an error on these messages.
+        UserError: the template does not parse.
+    """
+    try:
+        rendered = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=generation,
+        )
+    except TemplateSyntaxError as error:
+        raise UserError(f"the model's chat template does not parse (line {error.lineno}: {error.message}); {_REMEDY}") from error
+    except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        # A template is a program: it may fail in any of these ways on a message that it does not expect.
+        raise TemplateRefusal(" ".join(str(error).split()) or type(error).__name__) from error
+    return str(rendered)
+
+
+def set_template(tokenizer: PreTrainedTokenizerBase, choice: str, arguments: Sequence[str]) -> None:
+    """Apply `model.chat_template` and `model.template_args` to a tokenizer.
+
+    Arguments become defaults at the top of the template, so that every reader of a saved model sees them.
+
+    Args:
+        tokenizer: its `chat_template` is replaced.
+        choice: auto (keep the tokenizer's own), none, the name of one of several templates, or a file.
+        arguments: `name=value` each; a value is JSON, or else text.
+
+    Raises:
+        UserError: no such file, no template that takes the arguments, or a template that cannot be used.
+    """
+    template = _chosen(tokenizer.chat_template, choice)
+    if template is None and arguments:
+        raise UserError(f"model.template_args = {list(arguments)}: there is no chat template to take them; leave it empty")
+    if template is not None and arguments:
+        defaults = "".join(map(_default, arguments))
+        template = template if template.startswith(defaults) else defaults + template
+    tokenizer.chat_template = template
+    if template is not None:
+        _check(tokenizer)
+
+
+def _chosen(own: Any, choice: str) -> str | None:
+    """The template that `choice` names. own: a text, a dictionary of named texts, or nothing."""
+    if choice == "none":
+        return None
+    if isinstance(own, dict):
+        name = "default" if choice == "auto" else choice
+        if name in own:
+            return str(own[name])
+        if choice == "auto":
+            raise UserError(f"model.chat_template = 'auto': the tokenizer has several templates and none is the default; name one of {sorted(own)}")
+    if choice == "auto":
+        return None if not own else str(own)
+    try:
+        return Path(choice).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.chat_template = '{choice}': cannot be read ({error}); use 'auto', 'none' or the path of a Jinja file") from error
+
+
+def _default(argument: str) -> str:
+    """Jinja that gives a variable its value unless the caller of the template does."""
+    name, _, raw = argument.partition("=")
+    try:
+        value = json.loads({"True": "true", "False": "false"}.get(raw, raw))
+    except ValueError:
+        value = raw
+    literal = re.sub(r"\bnull\b", "none", json.dumps(value)) if not isinstance(value, str) else json.dumps(value)
+    return f"{{%- if {name} is not defined %}}{{%- set {name} = {literal} %}}{{%- endif %}}"
+
+
+def _check(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise UserError for a template that does not parse, or that leaves out what the user says."""
+    try:
+        text = render(tokenizer, [{"role": "user", "content": PROBE}])
+    except TemplateRefusal:
+        return  # it may want a system message: tasks have the say
+    if PROBE not in text:
+        raise UserError(f"the model's chat template does not show the text of a user's message; {_REMEDY}")

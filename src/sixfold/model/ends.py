@@ -1,0 +1,77 @@
+"""What ends a completion: tokens of the model and of its chat template, and what the recipe says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..chat.turn_end import TurnEnd, turn_end
+from ..errors import UserError, nearest
+
+AUTO = "auto"
+"""In `rollout.stop_tokens`: what the model and its chat template say."""
+
+
+def model_ends(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> TurnEnd:
+    """The end tokens of tokenizer and generation settings, and what ends a turn in the chat template."""
+    template = turn_end(tokenizer)
+    listed = _listed(settings.eos_token_id if settings is not None else None)
+    found = (tokenizer.eos_token_id, *listed, *template.tokens)
+    return TurnEnd(tuple(sorted({int(token) for token in found if token is not None})), template.strings)
+
+
+def chosen_ends(own: TurnEnd, tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], strings: Sequence[str]) -> TurnEnd:
+    """Ends of a completion by the settings `rollout.stop_tokens` and `rollout.stop`.
+
+    Args:
+        own: those of the model.
+        tokenizer: knows the tokens.
+        tokens: as the tokenizer writes them; `auto` stands for the model's own, strings included.
+        strings: texts.
+
+    Raises:
+        UserError: the tokenizer has no such token.
+    """
+    base = own if AUTO in tokens else TurnEnd()
+    named = [_token_id(tokenizer, token) for token in tokens if token != AUTO]
+    return TurnEnd(tuple(sorted({*base.tokens, *named})), tuple(dict.fromkeys((*base.strings, *strings))))
+
+
+def keep_stop_tokens(settings: GenerationConfig | None, ids: tuple[int, ...]) -> None:
+    """Write the stop tokens into a model's generation settings, so that a saved model stops at them everywhere.
+
+    Many models ship sampling values beside do_sample = false. transformers refuses to save that: do_sample
+    becomes true, which is what the values mean.
+    """
+    if settings is None:
+        return
+    if {*ids} != {*_listed(settings.eos_token_id)}:
+        settings.eos_token_id = list(ids)
+    if not settings.do_sample and _samples(settings):
+        settings.do_sample = True
+
+
+def stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Tokens that end a completion by themselves (chat models often have two)."""
+    return model_ends(model.generation_config, tokenizer).tokens
+
+
+def _samples(settings: GenerationConfig) -> bool:
+    """True if a value that only matters for sampling is set to something."""
+    values = ((settings.temperature, 1.0), (settings.top_p, 1.0), (settings.typical_p, 1.0), (settings.min_p, None), (settings.top_k, 50))
+    return any(value is not None and value != neutral for value, neutral in values)
+
+
+def _listed(ids: int | list[int] | None) -> list[int]:
+    """One id, several or none, as a list."""
+    return ids if isinstance(ids, list) else [] if ids is None else [ids]
+
+
+def _token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
+    """The id of a token of `rollout.stop_tokens`."""
+    vocabulary = tokenizer.get_vocab()
+    if token not in vocabulary:
+        hint = nearest(token, [t.content for t in tokenizer.added_tokens_decoder.values()])
+        raise UserError(f"rollout.stop_tokens: the tokenizer has no token {token!r}.{hint} A text of several tokens belongs in rollout.stop")
+    return int(vocabulary[token])
