@@ -136,6 +136,7 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
         environment.start()  # its workers load while the model does
         policy = load_policy(source, seed=recipe.run.seed, device=device).stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop)
         codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
+        environment.shown = codec.shown
         longest = _fit_prompts(recipe, tasks, codec, policy.context) + recipe.rollout.max_new_tokens
         autocast = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
         scoring = Scoring(recipe.rollout.temperature, recipe.trainer.logprob_chunk, autocast)

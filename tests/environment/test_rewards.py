@@ -12,6 +12,7 @@ import pytest
 
 from sixfold.environment.callables import callable_name, check_callable
 from sixfold.environment.rewards import RewardFunction, checked_value, load_reward, trl_arguments
+from sixfold.environment.sampled import Sampled
 from sixfold.errors import UserError
 from sixfold.types import Message, Task
 
@@ -49,6 +50,23 @@ def test_a_file_that_fails_to_load(tmp_path: Path) -> None:
         load_reward(f"{tmp_path}/broken.py:f")
 
 
+NOTHING = Sampled(["stop", "stop"], [[], []], [], "")
+
+
+def test_a_function_of_our_form_gets_what_it_names() -> None:
+    def asks(completion: str, task: Task, rendered_prompt: str, finish_reason: str, scale: float = 2.0) -> float:
+        return scale * (finish_reason == "stop") * len(rendered_prompt)
+
+    def tokens(completion: str, task: Task, *, completion_ids: list[int], prompt_ids: list[int]) -> float:
+        return 10.0 * sum(prompt_ids) + sum(completion_ids)
+
+    sampled = Sampled(["stop", "length"], [[1], [2, 3]], [8, 9], "<user>")
+    for function in (asks, tokens):
+        check_callable(function)
+    assert RewardFunction("asks", asks).scores(["x", "y"], TASK, sampled) == [12.0, 0.0]
+    assert RewardFunction("tokens", tokens).scores(["x", "y"], TASK, sampled) == [171.0, 175.0]
+
+
 def test_what_a_trl_function_is_given() -> None:
     def everything(prompts: list[Any], completions: list[Any], **kwargs: Any) -> list[float]:
         return []
@@ -56,13 +74,15 @@ def test_what_a_trl_function_is_given() -> None:
     def some(completions: list[Any], level: list[int]) -> list[float]:
         return []
 
-    text = trl_arguments(everything, ["x", "y"], TASK, [[1], [2, 3]])
+    sampled = Sampled(["stop", "length"], [[1], [2, 3]], [8, 9], "<user>say a")
+    text = trl_arguments(everything, ["x", "y"], TASK, sampled)
     assert text == {
         "prompts": ["say a", "say a"], "completions": ["x", "y"], "completion_ids": [[1], [2, 3]],
+        "finish_reason": ["stop", "length"], "prompt_ids": [[8, 9], [8, 9]], "rendered_prompt": ["<user>say a", "<user>say a"],
         "letter": ["a", "a"], "level": [3, 3], "answer": ["a", "a"],
     }  # fmt: skip
-    assert trl_arguments(some, ["x"], TASK, [[]]) == {"completions": ["x"], "level": [3]}
-    chat = trl_arguments(everything, ["x"], CHAT, [[]])
+    assert trl_arguments(some, ["x"], TASK, sampled) == {"completions": ["x"], "level": [3]}
+    chat = trl_arguments(everything, ["x"], CHAT, sampled)
     assert chat["prompts"] == [[{"role": "user", "content": "say a"}]]
     assert chat["completions"] == [[{"role": "assistant", "content": "x"}]]
 
@@ -70,11 +90,11 @@ def test_what_a_trl_function_is_given() -> None:
 def test_trl_functions_score_groups() -> None:
     letters = load_reward(f"{FILE}:trl_letters")
     assert letters.takes_groups
-    assert letters.scores(["banana", "b"], TASK, [[], []]) == letters.scores(["banana", "b"], CHAT, [[], []]) == [3.0, 0.0]
+    assert letters.scores(["banana", "b"], TASK, NOTHING) == letters.scores(["banana", "b"], CHAT, NOTHING) == [3.0, 0.0]
     assert letters("x", Task(id="t", prompt="", columns={"letter": "?"})) is None
-    assert load_reward(f"{FILE}:trl_async").scores(["x", "yz"], TASK, [[], []]) == [6.0, 7.0]
+    assert load_reward(f"{FILE}:trl_async").scores(["x", "yz"], TASK, NOTHING) == [6.0, 7.0]
     with pytest.raises(ValueError, match="returned 1 rewards for 2 completions"):
-        load_reward(f"{FILE}:trl_short").scores(["x", "y"], TASK, [[], []])
+        load_reward(f"{FILE}:trl_short").scores(["x", "y"], TASK, NOTHING)
 
 
 @pytest.mark.parametrize(("value", "error"), [("1", TypeError), (None, TypeError), (float("nan"), ValueError), (float("-inf"), ValueError)])
@@ -108,12 +128,12 @@ def test_what_trl_functions_may_return() -> None:
         [torch.tensor(0.5), numpy.bool_(True)], (0.5, 1), (value for value in (0.5, True)),
     ]  # fmt: skip
     for form in forms:
-        assert RewardFunction("f", lambda completions, form=form: form).scores(["x", "y"], TASK, [[], []]) == [0.5, 1.0]
+        assert RewardFunction("f", lambda completions, form=form: form).scores(["x", "y"], TASK, NOTHING) == [0.5, 1.0]
     for none in ([None, 1], numpy.array([None, 1.0])):
-        assert RewardFunction("f", lambda completions, form=none: form).scores(["x", "y"], TASK, [[], []]) == [None, 1.0]
+        assert RewardFunction("f", lambda completions, form=none: form).scores(["x", "y"], TASK, NOTHING) == [None, 1.0]
     for wrong in (1.0, torch.tensor(1.0), "ab", {"a": 1, "b": 2}, None):
         with pytest.raises(TypeError, match="not a list of rewards"):
-            RewardFunction("f", lambda completions, form=wrong: form).scores(["x", "y"], TASK, [[], []])
+            RewardFunction("f", lambda completions, form=wrong: form).scores(["x", "y"], TASK, NOTHING)
 
 
 def test_async_rewards_run_inside_a_running_loop_and_keep_one_loop() -> None:
@@ -128,10 +148,10 @@ def test_async_rewards_run_inside_a_running_loop_and_keep_one_loop() -> None:
         return [await ours(text, TASK) for text in completions]
 
     async def notebook() -> list[list[float | None]]:
-        return [RewardFunction("f", f).scores(["x", "yz"], TASK, [[], []]) for f in (ours, group)]
+        return [RewardFunction("f", f).scores(["x", "yz"], TASK, NOTHING) for f in (ours, group)]
 
     assert asyncio.run(notebook()) == [[1.0, 2.0]] * 2
-    assert RewardFunction("f", ours).scores(["xyz"], TASK, [[]]) == [3.0]
+    assert RewardFunction("f", ours).scores(["xyz"], TASK, NOTHING) == [3.0]
     assert len(set(map(id, loops))) == 1  # a client that a reward keeps is bound to its loop
 
 
@@ -161,7 +181,7 @@ def scaled(completion: str, task: Task, factor: float) -> float:
 )  # fmt: skip
 def test_callables_of_every_kind(reward: Any, name: str, value: float) -> None:
     check_callable(reward)
-    assert (callable_name(reward), RewardFunction(name, reward).scores(["x"], TASK, [[]])) == (name, [value])
+    assert (callable_name(reward), RewardFunction(name, reward).scores(["x"], TASK, NOTHING)) == (name, [value])
 
 
 @pytest.mark.parametrize("reward", [42, None, "math", [scaled], scaled, lambda completion: 1.0, lambda: 1.0, Judge, object()])

@@ -128,7 +128,7 @@ def test_what_reaches_a_trl_function_in_its_process() -> None:
     with Environment([f"{SAMPLE}:trl_record"], error_budget=1.0) as environment:
         environment.score([g])
     error = str(rewards(g)[0].error).removeprefix("trl_record: ValueError: ")
-    assert json.loads(error) == [["q", "q"], ["x", "y"], [[7, 8], [7, 8]], ["answer", "level"]]
+    assert json.loads(error) == [["q", "q"], ["x", "y"], [[7, 8], [7, 8]], ["answer", "finish_reason", "level", "prompt_ids", "rendered_prompt"]]
 
 
 def test_what_a_stopped_score_leaves_behind_does_not_answer_the_next() -> None:

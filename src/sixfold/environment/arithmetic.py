@@ -11,6 +11,7 @@ import re
 from itertools import combinations_with_replacement
 from math import comb
 
+from sixfold.environment.answer_part import answer_part
 from sixfold.errors import UserError
 from sixfold.types import Task
 
@@ -27,8 +28,8 @@ def arithmetic_tasks(count: int, *, terms: int, digits: int, seed: int) -> list[
 
 
 def arithmetic_reward(completion: str, task: Task) -> float:
-    """1.0 if the last integer of `completion` is the answer, else 0.0 (also where there is no integer)."""
-    integers = _INTEGER.findall(completion)
+    """1.0 if the last integer after all thoughts is the answer, else 0.0 (also where there is no integer)."""
+    integers = _INTEGER.findall(answer_part(completion))
     return float(bool(integers) and _canonical(integers[-1]) == _canonical(str(task.answer)))
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
+from sixfold.environment.sampled import asked_of
 from sixfold.errors import UserError
 
 FORMS = "a reward is a function f(completion, task) -> float, or TRL's f(prompts, completions, **columns) -> list"
@@ -25,7 +26,7 @@ def check_callable(reward: Any) -> None:
     if takes_groups(reward):
         return
     try:
-        inspect.signature(reward).bind("completion", None)
+        inspect.signature(reward).bind("completion", None, **dict.fromkeys(asked_of(reward)))
     except TypeError as error:
         raise UserError(f"reward {callable_name(reward)} cannot be called with a completion and a task ({error}): {FORMS}") from error
     except ValueError:  # written in C, without a signature

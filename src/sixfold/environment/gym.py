@@ -7,6 +7,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
+from sixfold.environment.answer_part import answer_part
 from sixfold.errors import UserError, nearest
 from sixfold.types import Task
 
@@ -39,7 +40,8 @@ def gym_reward(completion: str, task: Task) -> float:
 
 
 def submitted_answer(completion: str) -> str:
-    """The part of a completion that is scored."""
+    """The part of a completion that is scored. Thoughts are not."""
+    completion = answer_part(completion)
     tagged = completion.rpartition("<answer>")
     if tagged[1]:
         return tagged[2].partition("</answer>")[0].strip()

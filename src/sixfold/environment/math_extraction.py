@@ -1,6 +1,6 @@
 """Which part of a completion is its answer. Linear in the length of the text, whatever the text.
 
-The declared policy: only what follows the last `</think>` is graded, and an unfinished think block leaves nothing to grade. The answer is
+The declared policy: only what follows the last thought is graded (`answer_part`), and an unfinished thought leaves nothing to grade. The answer is
 the content of the last balanced `\\boxed{}` or `\\fbox{}`, even if prose after it takes it back. Where no box was opened at all, it is what
 follows the last "the answer is", "answer:" or "####", up to the end of its sentence or line.
 """
@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import re
 
-_THINK, _END_THINK = "<think>", "</think>"
+from sixfold.environment.answer_part import answer_part
+
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _STATED = re.compile(r"answer\s*(?:is\b|:|=)\s*:?|####", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|\.\s|\.$|[!?]\s")
 
 
-def graded_text(completion: str) -> str:
-    """What follows the last `</think>`; empty where a think block is still open."""
-    end = completion.rfind(_END_THINK)
-    text = completion if end < 0 else completion[end + len(_END_THINK) :]
-    return "" if _THINK in text else text
-
-
 def final_answer(completion: str) -> str | None:
     """The answer that `completion` gives, as written, or None if it gives none (a box that never closes gives none)."""
-    text = graded_text(completion)
+    text = answer_part(completion)
     return last_box(text) if _BOX.search(text) else _stated_answer(text)
 
 

@@ -3,6 +3,8 @@
 Two forms. Ours is `f(completion: str, task: Task) -> float`. TRL's is `f(prompts, completions, **columns) -> list[float | None]`, sync or
 async, known by a parameter named `completions`; it is called as TRL calls it, with one group of K completions at a time.
 Ours may be async too, and both may return numbers of numpy or tensors.
+
+Both may also ask for the fields of `Sampled`, by naming them as parameters. TRL's gets a list of each.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from sixfold.environment import callables
+from sixfold.environment.sampled import Sampled, asked_of
 from sixfold.environment.values import awaited, entries, number
 from sixfold.errors import UserError, nearest
 from sixfold.types import Task
@@ -45,15 +48,21 @@ class RewardFunction:
         """Whether it is a TRL function: K completions of a task in, K rewards out."""
         return callables.takes_groups(self.function)
 
+    @cached_property
+    def asks(self) -> frozenset[str]:
+        """Fields of `Sampled` that a function of our form names after its first two parameters."""
+        return asked_of(self.function)
+
     def __call__(self, completion: str, task: Task) -> float | None:
         """The reward of one completion (None: a TRL function says that it does not apply)."""
-        return self.scores([completion], task, [[]])[0]
+        return self.scores([completion], task, Sampled(["stop"], [[]], [], task.prompt_text))[0]
 
-    def scores(self, completions: Sequence[str], task: Task, completion_ids: Sequence[Sequence[int]]) -> list[float | None]:
+    def scores(self, completions: Sequence[str], task: Task, sampled: Sampled) -> list[float | None]:
         """The rewards of completions of one task. Raises what the function raises, ValueError or TypeError for no finite number."""
         if not self.takes_groups:
-            return [checked_value(awaited(self.function(completion, task))) for completion in completions]
-        arguments = trl_arguments(self.function, completions, task, completion_ids)
+            given = [{name: value for name, value in sampled.of(i).items() if name in self.asks} for i in range(len(completions))]
+            return [checked_value(awaited(self.function(text, task, **more))) for text, more in zip(completions, given, strict=True)]
+        arguments = trl_arguments(self.function, completions, task, sampled)
         values = entries(awaited(self.function(**arguments)))
         if len(values) != len(completions):
             raise ValueError(f"returned {len(values)} rewards for {len(completions)} completions")
@@ -97,7 +106,7 @@ def check_spec(spec: str) -> None:
         raise UserError(f"reward {spec!r}: no such file {source} (looked in {Path.cwd()})")
 
 
-def trl_arguments(function: RewardCallable, completions: Sequence[str], task: Task, ids: Sequence[Sequence[int]]) -> dict[str, Any]:
+def trl_arguments(function: RewardCallable, completions: Sequence[str], task: Task, sampled: Sampled) -> dict[str, Any]:
     """What TRL 1.16 passes, of that what `function` asks for by name or by `**kwargs`: every column is a list with one entry a completion.
 
     A chat prompt gives completions as message lists, a text prompt as strings. trainer_state, log_extra and log_metric belong to TRL's
@@ -110,7 +119,8 @@ def trl_arguments(function: RewardCallable, completions: Sequence[str], task: Ta
         offered["answer"] = [task.answer] * count
     offered["prompts"] = [list(task.prompt) if chat else task.prompt for _ in completions]
     offered["completions"] = [[{"role": "assistant", "content": text}] if chat else text for text in completions]
-    offered["completion_ids"] = [list(tokens) for tokens in ids]
+    each = [sampled.of(i) for i in range(count)]
+    offered |= {name: [one[name] for one in each] for name in Sampled._fields}
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return offered

@@ -9,7 +9,7 @@ says why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from types import TracebackType
@@ -17,6 +17,7 @@ from types import TracebackType
 from sixfold.environment.callables import callable_name, check_callable
 from sixfold.environment.pool import WorkerPool
 from sixfold.environment.rewards import RewardCallable, RewardFunction, check_spec
+from sixfold.environment.sampled import Sampled
 from sixfold.environment.worker import Check, Outcome, run_check
 from sixfold.errors import UserError
 from sixfold.types import Group, Reward, Trajectory
@@ -70,6 +71,8 @@ class Environment:
         for reward in rewards:
             if not isinstance(reward, str):
                 check_callable(reward)
+        self.shown: Callable[[Sequence[int]], str] | None = None
+        """Token ids as text, for rewards that ask for the rendered prompt; None: they get the prompt's own text."""
         self._weights = list(weights) or [1.0] * len(rewards)
         self._error_budget = error_budget
         self._pool = WorkerPool(named, workers=workers, timeout_s=timeout_s) if named else None
@@ -96,10 +99,10 @@ class Environment:
         budget = _Budget(max(len(given), expected) * len(self._weights), self._error_budget, failed=sum(map(_failed, given)))
         names, takes_groups = self._rewards()
         for index, function in self._local.items():
-            for check, members in _checks(groups, index, takes_groups[index]):
+            for check, members in _checks(groups, index, takes_groups[index], self.shown):
                 self._record(verdicts, members, index, names[index], run_check(function, check), budget)
         if self._pool:
-            work = list(chain.from_iterable(_checks(groups, index, takes_groups[index]) for index in self._named))
+            work = list(chain.from_iterable(_checks(groups, index, takes_groups[index], self.shown) for index in self._named))
             positions = {index: position for position, index in enumerate(self._named)}
 
             def on_outcome(number: int, outcome: Outcome) -> None:
@@ -175,19 +178,20 @@ def _failed(trajectory: Trajectory) -> bool:
     return trajectory.reward is not None and trajectory.reward.error not in (None, NOT_APPLICABLE)
 
 
-def _checks(groups: Sequence[Group], reward: int, takes_groups: bool) -> list[tuple[Check, list[int]]]:
-    """The checks of one reward, each with the positions of its trajectories."""
+def _checks(groups: Sequence[Group], reward: int, takes_groups: bool, shown: Callable[[Sequence[int]], str] | None) -> list[tuple[Check, list[int]]]:
+    """The checks of one reward, each with the positions of its trajectories. shown: token ids as text."""
     work: list[tuple[Check, list[int]]] = []
     first = 0
     for group in groups:
-        members = list(range(first, first + len(group.trajectories)))
+        trajectories = group.trajectories
+        members = list(range(first, first + len(trajectories)))
         first += len(members)
-        if takes_groups:
-            texts = [trajectory.text for trajectory in group.trajectories]
-            work.append((Check(reward, group.task, texts, [_completion_ids(t) for t in group.trajectories]), members))
-        else:
-            checks = [Check(reward, group.task, [trajectory.text], [[]]) for trajectory in group.trajectories]
-            work += [(check, [member]) for check, member in zip(checks, members, strict=True)]
+        prompt = trajectories[0].tokens[: trajectories[0].prompt_length]
+        rendered = shown(prompt) if shown else group.task.prompt_text
+        for part in [range(len(members))] if takes_groups else [[i] for i in range(len(members))]:
+            asked = [trajectories[i] for i in part]
+            sampled = Sampled([t.finish_reason for t in asked], [_completion_ids(t) for t in asked], prompt, rendered)
+            work.append((Check(reward, group.task, [t.graded_text for t in asked], sampled), [members[i] for i in part]))
     return work
 
 

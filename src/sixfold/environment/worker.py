@@ -26,6 +26,7 @@ from typing import IO, NamedTuple
 
 from sixfold.environment.processes import adopt_orphans, descendants, die_with, end_descendants, has_children, supervise
 from sixfold.environment.rewards import RewardFunction, load_reward
+from sixfold.environment.sampled import Sampled
 from sixfold.errors import UserError
 from sixfold.types import Task
 
@@ -33,12 +34,12 @@ LENGTH = struct.Struct("!I")
 
 
 class Check(NamedTuple):
-    """One call of one reward: `completions` is a single text, or all of a group for a TRL function. completion_ids: tokens of each."""
+    """One call of one reward: `completions` is a single text, or all of a group for a TRL function. sampled: what else it may ask for."""
 
     reward: int
     task: Task
     completions: list[str]
-    completion_ids: list[list[int]]
+    sampled: Sampled
 
 
 class Outcome(NamedTuple):
@@ -53,7 +54,7 @@ def run_check(function: RewardFunction, check: Check) -> Outcome:
     """Call the reward. Whatever it raises is an outcome."""
     process, start = os.getpid(), time.perf_counter()
     try:
-        values, error = function.scores(check.completions, check.task, check.completion_ids), None
+        values, error = function.scores(check.completions, check.task, check.sampled), None
     except Exception as raised:  # noqa: BLE001  the boundary: a failing check is data
         values, error = [], one_line(raised)
     finally:

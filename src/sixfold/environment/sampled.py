@@ -1,0 +1,41 @@
+"""What rewards may ask for by parameter name, besides completion and task."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Sampled(NamedTuple):
+    """The completions of one check, and their prompt.
+
+    Attributes:
+        finish_reason: of each completion: stop (it ended by itself), length, aborted or error.
+        completion_ids: token ids of each completion.
+        prompt_ids: token ids of the prompt.
+        rendered_prompt: the prompt as the model read it, special tokens included.
+    """
+
+    finish_reason: list[str]
+    completion_ids: list[list[int]]
+    prompt_ids: list[int]
+    rendered_prompt: str
+
+    def of(self, index: int) -> dict[str, Any]:
+        """By parameter name, for one completion."""
+        return {
+            "finish_reason": self.finish_reason[index],
+            "completion_ids": list(self.completion_ids[index]),
+            "prompt_ids": list(self.prompt_ids),
+            "rendered_prompt": self.rendered_prompt,
+        }
+
+
+def asked_of(function: Callable[..., Any]) -> frozenset[str]:
+    """Fields of `Sampled` that a function of our form names after its first two parameters."""
+    try:
+        parameters = list(inspect.signature(function).parameters)
+    except ValueError:  # written in C, without a signature
+        return frozenset()
+    return frozenset(parameters[2:]) & frozenset(Sampled._fields)
