@@ -28,7 +28,7 @@ def test_held_out_tasks_get_their_own_prompts_and_noise_whatever_their_ids(tmp_p
         assert len({t.id for t in [*world.tasks.train, *world.tasks.heldout]}) == 6  # noise is keyed by id
         for group, given in zip(groups, heldout, strict=True):
             (sampled,) = group.trajectories
-            assert world.codec.decode(sampled.tokens[: sampled.prompt_length]) == given.prompt
+            assert world.codec.shown(sampled.tokens[: sampled.prompt_length]) == f"<|user|>{given.prompt}<|assistant|>"
             assert group.task.answer == given.answer
     finally:
         world.close()

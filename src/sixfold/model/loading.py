@@ -191,12 +191,13 @@ def context_of(model: PreTrainedModel) -> int:
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, where: str) -> None:
     """Raise UserError for tokens that the model has no embedding for.
 
-    Placeholders of pictures and sounds are let pass: Gemma 3's text models have one more token than
-    embeddings, <image_soft_token>, which no text becomes.
+    Tokens that no prompt becomes are let pass. Gemma 3's text models have one more token than embeddings,
+    <image_soft_token>. transformers gives every Qwen2 tokenizer an unknown token, <|endoftext|>.
     """
     embedding: Any = model.get_input_embeddings()
     rows = embedding.weight.shape[0]
-    beyond = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i >= rows and not _PLACEHOLDER.search(token))
+    beyond = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i >= rows)
+    beyond = [(i, token) for i, token in beyond if i != tokenizer.unk_token_id and not _PLACEHOLDER.search(token)]
     if beyond:
         raise UserError(
             f"{where}: the tokenizer has {len(beyond)} tokens for which the model has no embedding (it has {rows}), first {beyond[0][1]!r} "

@@ -16,14 +16,14 @@ from .prompts import PromptCodec
 def generate(model: str, prompt: str, params: SamplingParams, n: int, speculation: Speculation | None = None) -> list[str]:
     """`n` completions of the prompt, as text. Raises UserError for a model that cannot be loaded or a prompt that does not fit."""
     policy = load_policy(ModelConfig(path=model), seed=0, device="cpu")
-    codec = PromptCodec(policy.tokenizer)
+    codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
     task = Task("prompt", prompt)
     length = len(codec.encode(task)) + params.max_tokens
     if length > policy.context:
         raise UserError(f"prompt and max-tokens need {length} tokens, the model's context has {policy.context}: lower --max-tokens")
     engine = Engine(CausalLM(policy.model), kv_tokens=(length + 32) * n, speculation=speculation)
     sampling = SamplingParams(params.max_tokens, params.temperature, stop_token_ids=policy.stop_token_ids)
-    (group,) = EngineRollout(engine, codec, sampling, n).generate([task], params.seed)
+    (group,) = EngineRollout(engine, codec, sampling, n, stops=policy.stop_strings).generate([task], params.seed)
     return [t.text for t in group.trajectories]
 
 

@@ -1,0 +1,65 @@
+"""Each model family from its folder on the hub to a trained one: it stops where its turn ends, and only the turn is graded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import sixfold
+from sixfold.report.rollouts import read_rollouts
+from sixfold.rollout.generate import generate
+from sixfold.types import SamplingParams, Task
+from tests.models.families import FAMILIES, QUESTION, Family
+
+TASKS = [Task(f"{i}", QUESTION, answer="42") for i in range(4)]
+LONGEST = 12
+SETTINGS: dict[str, Any] = {
+    "run.steps": 3, "run.threads": 1, "rollout.prompts_per_step": 2, "rollout.samples_per_prompt": 4, "rollout.max_new_tokens": LONGEST,
+    "data.max_prompt_tokens": 400, "trainer.learning_rate": 1e-3, "environment.preflight": 4, "eval.every": 0, "checkpoint.every": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_three_steps(family: Family, family_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = family_folder(family.name)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ends, script = ([tokenizer.convert_tokens_to_ids(token) for token in tokens] for tokens in (family.ends, family.script))
+    followed = []
+
+    def reward(completion: str, task: Task, finish_reason: str, completion_ids: list[int], prompt_ids: list[int], rendered_prompt: str) -> float:
+        assert prompt_ids == _prompt(tokenizer)
+        assert rendered_prompt == tokenizer.decode(prompt_ids)
+        assert not [token for token in completion_ids[:-1] if token in ends]
+        assert (finish_reason == "stop") == (completion_ids[-1] in ends)
+        assert not [token for token in family.ends if token in completion]
+        followed.append(completion_ids == script)
+        assert (completion == family.text) == followed[-1]
+        return float(completion.endswith("42"))
+
+    settings = SETTINGS | {"model.path": str(folder), "run.dir": str(tmp_path)}
+    run = sixfold.train(reward=reward, tasks=TASKS, settings=settings)
+    assert sum(followed) > len(followed) / 3
+    sampled = [record for step in (1, 2, 3) for record in read_rollouts(run / "rollouts" / f"step-{step:06d}.jsonl.zst")]
+    assert all(record["mask"][record["prompt_length"] :] == [True] * (len(record["tokens"]) - record["prompt_length"]) for record in sampled)
+    _transformers_says_the_same(run / "checkpoints" / "step-000003" / "model", family, ends)
+
+
+def _prompt(tokenizer: Any) -> list[int]:
+    ids: list[int] = tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_dict=False)
+    return ids
+
+
+def _transformers_says_the_same(saved: Path, family: Family, ends: list[int]) -> None:
+    """The same greedy text, by the folder's own settings for where to stop."""
+    ours = generate(str(saved), QUESTION, SamplingParams(LONGEST, 0.0), n=1)
+    tokenizer, model = AutoTokenizer.from_pretrained(saved), AutoModelForCausalLM.from_pretrained(saved).eval()
+    prompt = torch.tensor([_prompt(tokenizer)])
+    with torch.no_grad():
+        theirs = model.generate(prompt, max_new_tokens=LONGEST, do_sample=False, repetition_penalty=1.0)[0, prompt.shape[1] :].tolist()
+    assert theirs[-1] in ends
+    assert ours == [tokenizer.decode(theirs[:-1])] == [family.text.removeprefix("<think>\n") if "\n" in family.text else family.text]
