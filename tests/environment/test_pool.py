@@ -11,7 +11,7 @@ import pytest
 
 from sixfold.environment.pool import WorkerPool
 from sixfold.environment.processes import descendants
-from sixfold.environment.rewards import RewardFunction
+from sixfold.environment.rewards import RewardFunction, Sampled
 from sixfold.environment.worker import Check, Outcome, run_check
 from sixfold.types import Task
 
@@ -20,7 +20,7 @@ TASK = Task(id="t", prompt="q", answer=1)
 
 
 def check(text: str) -> Check:
-    return Check(0, TASK, [text], [[]])
+    return Check(0, TASK, [text], Sampled(["stop"], [[]], [], ""))
 
 
 def outcomes(reward: str, texts: Sequence[str], workers: int = 1, timeout_s: float = 5.0) -> dict[int, Outcome]:
@@ -116,12 +116,13 @@ def test_a_worker_that_ignores_all_signals_ends_with_its_parent() -> None:
     code = (
         "import os, threading, time\n"
         "from sixfold.environment.pool import WorkerPool\n"
+        "from sixfold.environment.rewards import Sampled\n"
         "from sixfold.environment.worker import Check\n"
         "from sixfold.types import Task\n"
         f"pool = WorkerPool(['{SAMPLE}:deaf'], workers=1, timeout_s=100.0)\n"
         "pool.rewards(); print(pool._workers[0].process.pid, flush=True)\n"
         "threading.Timer(0.3, lambda: os._exit(9)).start()\n"
-        "pool.run([Check(0, Task(id='t', prompt='q'), ['x'], [[]])], print)"
+        "pool.run([Check(0, Task(id='t', prompt='q'), ['x'], Sampled(['stop'], [[]], [], ''))], print)"
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60)
     pids = [int(line) for line in done.stdout.split()]
