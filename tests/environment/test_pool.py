@@ -11,7 +11,8 @@ import pytest
 
 from sixfold.environment.pool import WorkerPool
 from sixfold.environment.processes import descendants
-from sixfold.environment.rewards import RewardFunction, Sampled
+from sixfold.environment.rewards import RewardFunction
+from sixfold.environment.sampled import Sampled
 from sixfold.environment.worker import Check, Outcome, run_check
 from sixfold.types import Task
 
@@ -116,7 +117,7 @@ def test_a_worker_that_ignores_all_signals_ends_with_its_parent() -> None:
     code = (
         "import os, threading, time\n"
         "from sixfold.environment.pool import WorkerPool\n"
-        "from sixfold.environment.rewards import Sampled\n"
+        "from sixfold.environment.sampled import Sampled\n"
         "from sixfold.environment.worker import Check\n"
         "from sixfold.types import Task\n"
         f"pool = WorkerPool(['{SAMPLE}:deaf'], workers=1, timeout_s=100.0)\n"
