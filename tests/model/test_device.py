@@ -59,7 +59,7 @@ def test_a_gpu_by_number_becomes_the_current_one(two_gpus: list[int]) -> None:
 def test_without_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto", "run.device") == "cpu"
-    with pytest.raises(UserError, match=rf"run\.device = '{name}': no CUDA device.*cpu"):
+    with pytest.raises(UserError, match=rf"run\.device = '{name}': no CUDA device.*use --run.device cpu"):
         resolve_device(name, "run.device")
 
 

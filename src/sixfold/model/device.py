@@ -23,7 +23,8 @@ def resolve_device(asked: str, setting: str) -> str:
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if not torch.cuda.is_available():
-        raise UserError(f"{setting} = '{asked}': no CUDA device found; use cpu, or auto")
+        flag = setting if setting.startswith("--") else f"--{setting}"
+        raise UserError(f"{setting} = '{asked}': no CUDA device found; use {flag} cpu, or auto")
     kind, _, number = asked.partition(":")
     if not number:
         return "cuda"
