@@ -10,7 +10,7 @@ from itertools import zip_longest
 import numpy as np
 
 from .constraints import constrained_rows
-from .sampler import Asked
+from .asked import Asked
 from .sequence import Sequence
 
 NOISE_AHEAD = 16

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .asked import on
 from .kv_cache import KVCache
 from .language_model import LanguageModel
 from .model_runner import ModelRunner, fill
@@ -41,7 +42,8 @@ class DraftProposer:
                 guesses[i].append(token)
             drawn.append((alive, tokens, logp))
         first = np.cumsum([0, *(count + 1 for count in counts)])[:-1]
-        rows = torch.from_numpy(np.argsort(np.concatenate([first[alive] + j for j, (alive, _, _) in enumerate(drawn)]))).to(tokens.device)
+        rows = torch.from_numpy(np.argsort(np.concatenate([first[alive] + j for j, (alive, _, _) in enumerate(drawn)])))
+        rows = on(rows, tokens.device)
         draft = Draft(torch.cat([tokens for _, tokens, _ in drawn])[rows], torch.cat([logp for _, _, logp in drawn])[rows])
         return Proposals([guess[:-1] for guess in guesses], draft)
 

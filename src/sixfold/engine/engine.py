@@ -183,7 +183,7 @@ class Engine:
         self._forget_weights()
         self.version = version
 
-    def load_weights(self, tensors: NamedTensors, version: int) -> None:
+    def load_weights(self, tensors: NamedTensors, version: int, *, undo: bool = True) -> None:
         """Overwrite the model's weights in place and stamp what is sampled from here on with `version`. To be called between two steps, by the thread
         that steps, and not for a module that others use.
 
@@ -191,11 +191,12 @@ class Engine:
         prefix cache forgets everything, and prompts of which no sample runs are computed anew.
 
         Raises ValueError for tensors that do not fit (see `Weights.load`), RuntimeError for a version that does not grow (the present one will do
-        while nothing is in flight: weights from before the first step all have number 0). After any error weights and version are the old ones.
+        while nothing is in flight: weights from before the first step all have number 0). After any error weights and version are the old ones; without
+        `undo`, which saves a copy of the old weights in host memory, an error in the middle of writing leaves an engine that computes nothing.
         """
         if version < self.version or (version == self.version and self.busy):
             raise RuntimeError(f"weight version must grow: {self.version} -> {version}")
-        self.weights.load(tensors)
+        self.weights.load(tensors, undo=undo)
         self.scheduler.outdate()
         self.version = version
 

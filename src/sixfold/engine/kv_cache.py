@@ -89,10 +89,11 @@ class KVCache:
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to) in every layer."""
-        if not pairs:
+        sides = self.tensors()
+        if not pairs or not sides:
             return
-        for side in self.tensors():
-            source, target = (torch.tensor(column, device=side.device) for column in zip(*pairs, strict=True))
+        source, target = torch.tensor(pairs).T.contiguous().to(sides[0].device, non_blocking=True)
+        for side in sides:
             side.index_copy_(1, target, side.index_select(1, source))
 
     def read(self, layer: int, select: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ all this.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from itertools import takewhile
 
 import torch
@@ -87,26 +88,53 @@ class HostPools:
         sides = self._cache.tensors()
         self._pools = self._pools or [side.new_empty(side.shape[0], slots, *side.shape[2:], device="cpu") for side in sides]
         to, blocks = torch.tensor(list(copies)), torch.tensor(list(copies.values()))
-        for pool, side in zip(self._pools, sides, strict=True):
-            staged = _staging(side, len(copies)).copy_(side.index_select(1, blocks.to(side.device)))
-            pool.index_copy_(1, to, staged)
-            self.taken_out += staged.nbytes
+        there = blocks.to(sides[0].device, non_blocking=True)
+        for pool, part in zip(self._pools, _to_host([side.index_select(1, there) for side in sides]), strict=True):
+            pool.index_copy_(1, to, part)
+            self.taken_out += part.nbytes
 
     def bring_back(self, pairs: list[tuple[int, int]]) -> None:
         """Copy (slot, block) pairs into the cache."""
         if not pairs:
             return
-        slots, blocks = (torch.tensor(column) for column in zip(*pairs, strict=True))
-        for pool, side in zip(self._pools, self._cache.tensors(), strict=True):
-            staged = torch.index_select(pool, 1, slots, out=_staging(side, len(pairs)))
-            side.index_copy_(1, blocks.to(side.device), staged.to(side.device))
-            self.brought_back += staged.nbytes
+        slots, blocks = torch.tensor(pairs).T.contiguous()
+        sides = self._cache.tensors()
+        there = blocks.to(sides[0].device, non_blocking=True)
+        parts = [pool.index_select(1, slots) for pool in self._pools]
+        for part, side in zip(_to_device(parts, sides[0].device), sides, strict=True):
+            side.index_copy_(1, there, part)
+            self.brought_back += part.nbytes
 
     def clear(self) -> None:
         """Drop the buffers."""
         self._pools.clear()
 
 
-def _staging(side: Tensor, blocks: int) -> Tensor:
-    """Host memory for some blocks of a tensor of the cache; pinned for a GPU, which copies from and to such memory several times faster."""
-    return torch.empty(side.shape[0], blocks, *side.shape[2:], dtype=side.dtype, pin_memory=side.is_cuda)
+def _to_host(parts: list[Tensor]) -> list[Tensor]:
+    """The same in host memory; from a GPU in one copy for each dtype, whatever the number of layers."""
+    if parts[0].is_cpu:
+        return parts
+    return _together(parts, lambda flat: _staging(flat).copy_(flat))
+
+
+def _to_device(parts: list[Tensor], device: torch.device) -> list[Tensor]:
+    """The same on the device; on a GPU in one copy for each dtype."""
+    if device.type == "cpu":
+        return parts
+    return _together(parts, lambda flat: (_staging(flat).copy_(flat) if device.type == "cuda" else flat).to(device, non_blocking=True))
+
+
+def _together(parts: list[Tensor], move: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Each part as `move` leaves it, which is called once for all parts of a dtype."""
+    moved: dict[int, Tensor] = {}
+    for dtype in {part.dtype: None for part in parts}:
+        of = [i for i, part in enumerate(parts) if part.dtype == dtype]
+        flat = move(torch.cat([parts[i].reshape(-1) for i in of]))
+        for i, piece in zip(of, flat.split([parts[i].numel() for i in of]), strict=True):
+            moved[i] = piece.view(parts[i].shape)
+    return [moved[i] for i in range(len(parts))]
+
+
+def _staging(like: Tensor) -> Tensor:
+    """Host memory, pinned if there is a GPU: it copies from and to such memory several times faster."""
+    return torch.empty(like.shape, dtype=like.dtype, pin_memory=torch.cuda.is_available())

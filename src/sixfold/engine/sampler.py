@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..types import SamplingParams
+from .asked import Asked, index, on
 from .cpu_kernels import cpu_kernels
 from .kv_cache import triton_serves
 from .penalties import penalise
@@ -30,26 +30,6 @@ class Draw(NamedTuple):
     cut: Truncation | None
 
 
-class Asked(list[SamplingParams]):
-    """What each row asks, and what `sample` and `likeliest` want to know of it: found once, where the same rows come again."""
-
-    @cached_property
-    def plain(self) -> list[bool]:
-        """Whether a row is neither truncated nor penalised."""
-        of = {id(p): p.is_plain for p in {id(p): p for p in self}.values()}  # a batch has few
-        return [of[id(p)] for p in self]
-
-    @cached_property
-    def temperatures(self) -> Tensor:
-        """[B]"""
-        return torch.tensor([p.temperature for p in self])
-
-    @cached_property
-    def wants_top(self) -> list[int]:
-        """Rows that ask for the likeliest tokens."""
-        return [b for b, p in enumerate(self) if p.top_logprobs]
-
-
 Noise = Sequence[float] | np.ndarray
 
 
@@ -59,19 +39,29 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, histo
     A greedy row (temperature 0) takes the most probable token; its log-prob is at temperature 1. With truncation on, the log-prob is that of the
     truncated and renormalised distribution.
     """
-    fast, asked = _fast_sampler(logits), params if isinstance(params, Asked) else Asked(params)
+    fast, asked = _fast_sampler(logits), _asked(params)
     # Row by row, not by what the batch happens to hold: a row's token must not depend on its company, and two ways may differ in the last bit.
     plain = asked.plain
     if fast is None or not any(plain):
-        return _sample(logits, params, noise, history)
-    token, logp = fast(logits, asked.temperatures.to(logits.device), torch.as_tensor(noise, dtype=torch.float64, device=logits.device))
+        return _sample(logits, asked, noise, history)
+    token, logp = fast(logits, asked.temperatures(logits.device), _on(noise, logits.device))
     if all(plain):
         return Draw(token, logp, None)
-    others = [b for b, is_plain in enumerate(plain) if not is_plain]
-    slow = _sample(logits[others], [params[b] for b in others], [noise[b] for b in others], [history[b] for b in others])
-    token[others], logp[others] = slow.token, slow.logp
+    others, slower = asked.others
+    rows = asked.column("others", logits.device, lambda: torch.tensor(others))
+    slow = _sample(logits[rows], slower, [noise[b] for b in others], [history[b] for b in others])
+    token[rows], logp[rows] = slow.token, slow.logp
     cut = None if slow.cut is None else replace(slow.cut, rows=[others[row] for row in slow.cut.rows])
     return Draw(token, logp, cut)
+
+
+def _asked(params: Sequence[SamplingParams]) -> Asked:
+    return params if isinstance(params, Asked) else Asked(params)
+
+
+def _on(noise: Noise, device: torch.device) -> Tensor:
+    """[B] float64 on the device."""
+    return on(torch.as_tensor(noise, dtype=torch.float64), device)
 
 
 def _fast_sampler(logits: Tensor) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None:
@@ -93,18 +83,16 @@ def _sample(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, hist
 
 def distribution(logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]]) -> tuple[Tensor, Truncation | None]:
     """logits [B, V] float32 -> log-probs [B, V] that tokens are sampled from (at temperature 1 in a greedy row), and what truncating rows kept."""
-    first = params[0]
-    uniform_params = all(p is first or p == first for p in params)
-    logits = _adjust(logits, params, history, uniform_params)
-    cut = truncate(logits, params) if (first.truncates if uniform_params else any(p.truncates for p in params)) else None
+    asked = _asked(params)
+    logits = _adjust(logits, asked, history)
+    cut = truncate(logits, asked) if any(p.truncates for p in (asked[:1] if asked.alike else asked)) else None
     return (logits if cut is None else cut.apply(logits)).log_softmax(-1), cut
 
 
 def draw(logp: Tensor, params: Sequence[SamplingParams], noise: Noise) -> Tensor:
     """A token from each row of logp [B, V], with noise [B] in [0, 1) -> [B]. The most probable one in a greedy row."""
-    token = inverse_transform(logp.exp(), torch.as_tensor(noise, dtype=torch.float64, device=logp.device))
-    greedy = torch.tensor([p.temperature == 0 for p in params], device=logp.device)
-    return torch.where(greedy, logp.argmax(-1), token) if bool(greedy.any()) else token
+    asked, token = _asked(params), inverse_transform(logp.exp(), _on(noise, logp.device))
+    return torch.where(asked.greedy(logp.device), logp.argmax(-1), token) if asked.any_greedy else token
 
 
 def inverse_transform(mass: Tensor, noise: Tensor) -> Tensor:
@@ -122,12 +110,12 @@ def likeliest(
 
     tokens, logps: what `sample` gave; of a token drawn the log-prob is that very one. Truncation may leave fewer tokens than are asked for.
     """
-    rows = (params if isinstance(params, Asked) else Asked(params)).wants_top
+    rows = _asked(params).wants_top
     if not rows:
         return {}
-    asking = [params[b] for b in rows]
-    logp, _ = distribution(logits[rows], asking, [history[b] for b in rows])
-    logp[range(len(rows)), tokens[rows]] = logps[rows]  # a kernel's last bit may be another
+    asking, at = [params[b] for b in rows], index(rows, logits.device)
+    logp, _ = distribution(logits[at], asking, [history[b] for b in rows])
+    logp.scatter_(1, tokens[at][:, None], logps[at][:, None])  # a kernel's last bit may be another
     best = logp.topk(min(max(p.top_logprobs for p in asking), logp.shape[-1]), dim=-1)
     top = {}
     for b, p, ids, values in zip(rows, asking, best.indices.tolist(), best.values.tolist(), strict=True):
@@ -135,11 +123,11 @@ def likeliest(
     return top
 
 
-def _adjust(logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]], uniform_params: bool) -> Tensor:
+def _adjust(logits: Tensor, asked: Asked, history: Sequence[list[int]]) -> Tensor:
     """Repetition penalty, then presence and frequency penalties, then temperature."""
-    if any(p.reads_history for p in params):
-        logits = penalise(logits, params, history)
-    if uniform_params:
-        temperature = params[0].temperature or 1.0
+    if any(p.reads_history for p in asked):
+        logits = penalise(logits, asked, history)
+    if asked.alike:
+        temperature = asked[0].temperature or 1.0
         return logits if temperature == 1.0 else logits / temperature
-    return logits / torch.tensor([p.temperature or 1.0 for p in params], device=logits.device)[:, None]
+    return logits / asked.divisors(logits.device)

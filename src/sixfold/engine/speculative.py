@@ -18,6 +18,7 @@ from torch import Tensor
 from ..types import EngineStats
 from .acceptance import reject, run_lengths
 from .constraints import Constraints, constrained_rows
+from .asked import index, on
 from .draft import DraftProposer, check_vocabulary
 from .kv_cache import KVCache
 from .language_model import LanguageModel
@@ -128,13 +129,14 @@ class Speculator:
         """The proposer gave no probabilities: the model draws its own tokens, and a guess stands if it is that -> the draw, which stand [N]."""
         noise = [u for s, start, stop in rows.spans for u in s.noise[start:stop]]
         draw = sample(logits, rows.params, noise, rows.history)
-        return draw, draw.token == torch.tensor(rows.guessed, device=draw.token.device)
+        return draw, draw.token == index(rows.guessed, draw.token.device)
 
     def _drafted(self, rows: _Rows, logits: Tensor, draft: Draft) -> tuple[Draw, Tensor]:
         """Rejection sampling -> the draw, which guesses stand [N]."""
         logp, cut = distribution(logits, rows.params, rows.history)
-        noise = torch.from_numpy(np.concatenate([self._streams(s)[:, start:stop] for s, start, stop in rows.spans], axis=1)).to(logp.device)
-        greedy = torch.tensor([p.temperature == 0 for p in rows.params], device=logp.device)
+        noise = torch.from_numpy(np.concatenate([self._streams(s)[:, start:stop] for s, start, stop in rows.spans], axis=1))
+        noise = on(noise, logp.device)
+        greedy = on(torch.tensor([p.temperature == 0 for p in rows.params]), logp.device)
         tokens, stands = reject(logp, draft, greedy, noise[0], noise[1])
         return Draw(tokens, logp.gather(-1, tokens[:, None])[:, 0], cut), stands
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..types import SamplingParams
+from .asked import Asked, Limits, index
 
 WINDOW = 1024
 """Most probable tokens that are sorted at first; more, up to the whole row, only where a kept set reaches beyond them."""
@@ -31,31 +32,27 @@ class Truncation:
         """Logits [B, V] with -inf for what was not kept. A copy."""
         if len(self.rows) == len(logits):
             return logits.masked_fill(~self.kept, -torch.inf)
-        cut = logits.clone()
-        cut[self.rows] = logits[self.rows].masked_fill(~self.kept, -torch.inf)
+        cut, rows = logits.clone(), index(self.rows, logits.device)
+        cut[rows] = logits[rows].masked_fill(~self.kept, -torch.inf)
         return cut
 
     def sets(self) -> Iterator[tuple[int, array[int], float]]:
         """(row number, kept ids ascending, mass) of each row."""
         ids = self.kept.nonzero()[:, 1].to(torch.int32).cpu().numpy()
+        both = torch.stack([self.kept.sum(-1, dtype=torch.float64), self.mass])  # one copy for both
         at = 0
-        for row, count, mass in zip(self.rows, self.kept.sum(-1).tolist(), self.mass.tolist(), strict=True):
-            yield row, array("i", ids[at : at + count].tobytes()), mass
-            at += count
+        for row, count, mass in zip(self.rows, *both.tolist(), strict=True):
+            yield row, array("i", ids[at : at + int(count)].tobytes()), mass
+            at += int(count)
 
 
 def truncate(logits: Tensor, params: Sequence[SamplingParams]) -> Truncation:
     """What each truncating row of logits [B, V], at their temperature, keeps: the top_k, of their renormalised distribution the smallest set that
     reaches top_p, and of that what is at least min_p times as probable as the best. The best is always kept."""
-    rows = [b for b, p in enumerate(params) if p.truncates]
-    asked = [params[b] for b in rows]
+    rows, asked = (params if isinstance(params, Asked) else Asked(params)).truncating
     vocabulary = logits.shape[-1]
-    probs = (logits if len(rows) == len(logits) else logits[rows]).softmax(-1, dtype=torch.float64)
-    limits = _Limits(
-        torch.tensor([min(p.top_k or vocabulary, vocabulary) for p in asked], device=logits.device)[:, None],
-        torch.tensor([p.top_p for p in asked], dtype=torch.float64, device=logits.device)[:, None],
-        torch.tensor([p.min_p for p in asked], dtype=torch.float64, device=logits.device)[:, None],
-    )
+    probs = (logits if len(rows) == len(logits) else logits[index(rows, logits.device)]).softmax(-1, dtype=torch.float64)
+    limits = asked.limits(vocabulary, logits.device)
     last, count = _edge(probs, limits)
     # By the last one's probability and not by its place in the sorted row: the order of equals is the sort's own business.
     better, level = probs > last, probs == last
@@ -63,38 +60,27 @@ def truncate(logits: Tensor, params: Sequence[SamplingParams]) -> Truncation:
     return Truncation(rows, kept, torch.where(kept, probs, 0.0).sum(-1))
 
 
-def _edge(probs: Tensor, limits: _Limits) -> tuple[Tensor, Tensor]:
+def _edge(probs: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
     """Probability of the last kept token of each row, and how many are kept; [R, 1] each."""
     vocabulary = probs.shape[-1]
-    width = min(vocabulary, max(WINDOW, limits.largest_k(vocabulary)))
+    width = min(vocabulary, max(WINDOW, limits.largest_k))
     while True:
         best = probs.topk(width).values if width < vocabulary else probs.sort(descending=True).values
-        count = limits.count(best, vocabulary)
+        count = _count(best, limits, vocabulary)
         if width == vocabulary or not bool(((count == width) & (count < limits.top_k)).any()):
             return best.gather(-1, count - 1), count
         width = min(vocabulary, 16 * width)
 
 
-@dataclass(frozen=True)
-class _Limits:
-    """[R, 1] each; top_k is V where it is off."""
-
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-
-    def largest_k(self, vocabulary: int) -> int:
-        """Of the rows where top_k cuts; 0 where it cuts in none."""
-        return int(torch.where(self.top_k < vocabulary, self.top_k, 0).max())
-
-    def count(self, best: Tensor, vocabulary: int) -> Tensor:
-        """How many of the most probable, best [R, W] in falling order, are kept; [R, 1]. W where it may be more."""
-        total = best.cumsum(-1)
-        before = total.roll(1, -1)  # mass of the better ones
-        before[:, 0] = 0.0
-        whole = torch.where(self.top_k < vocabulary, total.gather(-1, self.top_k.clamp_max(best.shape[-1]) - 1), 1.0)
-        # Off is no limit at all: the running sum of a whole row may round to 1 before its end.
-        reach = torch.where(self.top_p < 1.0, self.top_p * whole, torch.inf)
-        rank = torch.arange(best.shape[-1], device=best.device)
-        kept = (rank < self.top_k) & (before < reach) & (best >= self.min_p * best[:, :1]) & (best > 0.0)
-        return kept.sum(-1, keepdim=True).clamp_min(1)
+def _count(best: Tensor, limits: Limits, vocabulary: int) -> Tensor:
+    """How many of the most probable, best [R, W] in falling order, are kept; [R, 1]. W where it may be more."""
+    total = best.cumsum(-1)
+    before = total.roll(1, -1)  # mass of the better ones
+    before[:, 0] = 0.0
+    top_k, top_p = limits.top_k, limits.top_p
+    whole = torch.where(top_k < vocabulary, total.gather(-1, top_k.clamp_max(best.shape[-1]) - 1), 1.0)
+    # Off is no limit at all: the running sum of a whole row may round to 1 before its end.
+    reach = torch.where(top_p < 1.0, top_p * whole, torch.inf)
+    rank = torch.arange(best.shape[-1], device=best.device)
+    kept = (rank < top_k) & (before < reach) & (best >= limits.min_p * best[:, :1]) & (best > 0.0)
+    return kept.sum(-1, keepdim=True).clamp_min(1)

@@ -8,6 +8,7 @@ error is the format's alone, and quantising what is quantised already changes no
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -58,14 +59,39 @@ def _scale(largest: Tensor, most: float) -> Tensor:
     return (largest / most).bfloat16().float().clamp_min(LEAST_SCALE)
 
 
-def quantised_weights(model: PreTrainedModel, form: str) -> dict[str, Tensor]:
-    """The model's weights by name, the matrices of its linear layers quantised (new tensors), the others the model's own. form: int8 or fp8.
+class QuantisedWeights(Mapping[str, Tensor]):
+    """The model's weights by name, the matrices of its linear layers quantised, the others its own.
+
+    A quantised tensor is made anew each time that it is asked for, from the weights of then, so
+    that there is never a second table of weights.
+    """
+
+    def __init__(self, model: PreTrainedModel, form: str) -> None:
+        """form: int8 or fp8."""
+        self._form = form
+        self._weights = dict(model.named_parameters())
+        self._outputs = _linear(model)
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight = self._weights[name]
+        if id(weight) not in self._outputs:
+            return weight
+        return _rounded(weight.detach(), self._form, self._outputs[id(weight)])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def quantised_weights(model: PreTrainedModel, form: str) -> QuantisedWeights:
+    """The model's weights as an engine in int8 or fp8 would have them.
 
     Left as they are: embeddings and the head, tied or not (vLLM and llm-compressor leave it too: it decides every log-prob directly), norms, biases,
     and matrices outside a linear layer, such as stacked experts and their router.
     """
-    outputs = _linear(model)
-    return {name: _rounded(p.detach(), form, outputs[id(p)]) if id(p) in outputs else p for name, p in model.named_parameters()}
+    return QuantisedWeights(model, form)
 
 
 def quantised_share(model: PreTrainedModel) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..engine.engine import Engine
+from ..engine.weights import first_false
 from .quantise import quantised_weights
 
 
@@ -22,9 +23,8 @@ class SyncError(RuntimeError):
 def finite_weights(trainer: PreTrainedModel) -> dict[str, Tensor]:
     """The trainer's weights by name. Raises SyncError for one that is not finite: nothing is copied then, and the engine keeps its old ones whole."""
     weights: dict[str, Tensor] = dict(trainer.named_parameters())
-    for name, source in weights.items():
-        if not bool(source.isfinite().all()):
-            raise SyncError(f"weight '{name}' is not finite: not handed to the engine")
+    if wrong := first_false({name: source.isfinite().all() for name, source in weights.items()}):
+        raise SyncError(f"weight '{wrong}' is not finite: not handed to the engine")
     return weights
 
 
@@ -90,10 +90,14 @@ class CopySync:
         self._hand_over(self._engine.version)
 
     def _hand_over(self, version: int) -> None:
-        """The engine checks all of them before the first copy, and proves each after the last."""
+        """The engine checks all of them before the first copy, and proves each copy.
+
+        On a GPU the old weights are not kept meanwhile, for which there may be no memory: where
+        writing fails the engine computes nothing more, and the run ends.
+        """
         weights = dict(self._trainer.named_parameters()) if self._form == "copy" else quantised_weights(self._trainer, self._form)
         try:
-            self._engine.load_weights(weights, version)
+            self._engine.load_weights(weights, version, undo=self._trainer.device.type == "cpu")
         except ValueError as error:
             raise SyncError(f"{error}: not handed to the engine") from error
 
