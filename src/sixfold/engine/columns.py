@@ -9,8 +9,8 @@ from itertools import zip_longest
 
 import numpy as np
 
-from .constraints import constrained_rows
 from .asked import Asked
+from .constraints import constrained_rows
 from .sequence import Sequence
 
 NOISE_AHEAD = 16

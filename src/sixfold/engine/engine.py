@@ -190,9 +190,11 @@ class Engine:
         Sequences in flight go on with the keys and values that they have: their later tokens are of the new weights over a past of the old ones. The
         prefix cache forgets everything, and prompts of which no sample runs are computed anew.
 
+        undo: keep the old weights in host memory meanwhile, to put them back if writing fails. Without it such an error leaves an engine that
+        computes nothing.
+
         Raises ValueError for tensors that do not fit (see `Weights.load`), RuntimeError for a version that does not grow (the present one will do
-        while nothing is in flight: weights from before the first step all have number 0). After any error weights and version are the old ones; without
-        `undo`, which saves a copy of the old weights in host memory, an error in the middle of writing leaves an engine that computes nothing.
+        while nothing is in flight: weights from before the first step all have number 0). After any error weights and version are the old ones.
         """
         if version < self.version or (version == self.version and self.busy):
             raise RuntimeError(f"weight version must grow: {self.version} -> {version}")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..types import SamplingParams
+from .asked import index, on
 
 
 def penalise(logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]]) -> Tensor:
@@ -37,9 +38,9 @@ def penalise(logits: Tensor, params: Sequence[SamplingParams], history: Sequence
 def _repeated(logits: Tensor, rows: list[int], params: Sequence[SamplingParams], history: Sequence[list[int]]) -> Tensor:
     """Positive logits of tokens that are there divided by the row's penalty, negative ones multiplied by it (arXiv:1909.05858)."""
     lengths = torch.tensor([len(history[b]) for b in rows])
-    row = torch.tensor(rows).repeat_interleave(lengths).to(logits.device)
-    penalty = torch.tensor([params[b].repetition_penalty for b in rows]).repeat_interleave(lengths).to(logits.device)
-    token = torch.tensor(list(chain.from_iterable(history[b] for b in rows)), device=logits.device)
+    row = on(torch.tensor(rows).repeat_interleave(lengths), logits.device)
+    penalty = on(torch.tensor([params[b].repetition_penalty for b in rows]).repeat_interleave(lengths), logits.device)
+    token = index(list(chain.from_iterable(history[b] for b in rows)), logits.device)
     before = logits[row, token]
     # A token that is there twice is written twice, both times with the value made from the logit as it was.
     return logits.index_put((row, token), torch.where(before > 0, before / penalty, before * penalty))
@@ -55,5 +56,5 @@ def _counted(logits: Tensor, rows: list[int], params: Sequence[SamplingParams], 
         row += [b] * len(counts)
         token += counts.keys()
         charge += [params[b].presence_penalty + params[b].frequency_penalty * n for n in counts.values()]
-    at = (torch.tensor(row, dtype=torch.long, device=logits.device), torch.tensor(token, dtype=torch.long, device=logits.device))
-    return logits.index_put(at, logits[at] - torch.tensor(charge, dtype=logits.dtype, device=logits.device))
+    at = (index(row, logits.device), index(token, logits.device))
+    return logits.index_put(at, logits[at] - on(torch.tensor(charge, dtype=logits.dtype), logits.device))

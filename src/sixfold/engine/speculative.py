@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..types import EngineStats
 from .acceptance import reject, run_lengths
-from .constraints import Constraints, constrained_rows
 from .asked import index, on
+from .constraints import Constraints, constrained_rows
 from .draft import DraftProposer, check_vocabulary
 from .kv_cache import KVCache
 from .language_model import LanguageModel

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -155,7 +156,7 @@ def _check(write: Write, source: Tensor, storages: set[int]) -> None:
 def _check_apart(plan: list[Write]) -> None:
     """Targets must not overlap: writing one would change another that was written before."""
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes, write.name) for write in plan if (t := write.target).nbytes)
-    for (_, stop, name), (start, _, other) in zip(spans, spans[1:], strict=False):
+    for (_, stop, name), (start, _, other) in pairwise(spans):
         if start < stop:
             raise ValueError(f"weights '{name}' and '{other}' share memory in the model without being one tensor: they cannot be loaded")
 
