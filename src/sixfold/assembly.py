@@ -29,7 +29,8 @@ from .rollout.backend import parse_backend
 from .rollout.engine_rollout import EngineRollout
 from .rollout.outside_engine import OutsideEngine
 from .rollout.outside_rollout import OutsideRollout
-from .rollout.prompts import PromptCodec, check_lengths
+from .rollout.prompt_lengths import fitting_tasks
+from .rollout.prompts import PromptCodec
 from .sync.quantise import quantised_share
 from .sync.sync import CopySync, SharedSync
 from .sync.versioned import VersionedSync
@@ -210,12 +211,14 @@ def _fit_prompts(recipe: Recipe, tasks: TaskSet, codec: PromptCodec, context: in
             f"rollout.max_new_tokens = {recipe.rollout.max_new_tokens} leaves no room for a prompt in the model's context of {context} tokens"
         )
     limit = min(room, recipe.data.max_prompt_tokens or room)
+    longest = 0
     for name in ("train", "heldout"):
-        kept, dropped = check_lengths(codec, getattr(tasks, name), limit, recipe.data.overlong)
-        getattr(tasks, name)[:] = kept
-        if dropped:
-            tasks.notes.append(f"{name}: {dropped} tasks dropped, their prompts are over {limit} tokens")
+        fitting = fitting_tasks(codec, getattr(tasks, name), limit, recipe.data.overlong)
+        getattr(tasks, name)[:] = fitting.tasks
+        longest = max(longest, fitting.longest)
+        if fitting.dropped:
+            tasks.notes.append(f"{name}: {fitting.dropped} tasks dropped, their prompts are over {limit} tokens")
     tasks.notes += few_tasks_notes(tasks, recipe.rollout.prompts_per_step)
     if codec.escaped:
         tasks.notes.append(f"{codec.escaped} prompts spell special tokens of the tokenizer; they are encoded as plain text")
-    return max(len(codec.encode(t)) for t in [*tasks.train, *tasks.heldout])
+    return longest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sixfold.errors import UserError
 from sixfold.model.scratch import character_tokenizer
-from sixfold.rollout.prompts import PromptCodec, check_lengths
+from sixfold.rollout.prompts import PromptCodec
 from sixfold.types import Message, Task
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz<|>+ \n"
@@ -135,21 +134,3 @@ def test_decoding_leaves_special_tokens_out_and_spelled_ones_in() -> None:
 def test_pieces_show_special_tokens() -> None:
     c = codec()
     assert [c.piece(t) for t in (*ids("a\n", c), c.tokenizer.eos_token_id)] == ["a", "\n", "<|end|>"]
-
-
-TASKS = [Task("short", "ab"), Task("long", "abcdefgh"), Task("fits", "abcd")]
-
-
-def test_overlong_prompts_are_dropped_and_counted_or_refused() -> None:
-    c = codec()
-    kept, dropped = check_lengths(c, TASKS, limit=6, overlong="drop")  # two tokens of template
-    assert [t.id for t in kept] == ["short", "fits"] and dropped == 1
-    with pytest.raises(UserError, match=r"task long: the prompt has 10 tokens and 6 fit.*data.overlong"):
-        check_lengths(c, TASKS, limit=6, overlong="error")
-    assert check_lengths(c, TASKS, limit=10, overlong="error") == (TASKS, 0)
-
-
-def test_nothing_left_is_refused() -> None:
-    with pytest.raises(UserError, match="0 usable tasks: 3 read, 3 dropped"):
-        check_lengths(codec(), copy.copy(TASKS), limit=3, overlong="drop")
-    assert check_lengths(codec(), [], limit=3, overlong="drop") == ([], 0)

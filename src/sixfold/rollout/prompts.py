@@ -174,23 +174,3 @@ class PromptCodec:
 
 def _messages(turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
     return [{"role": role, "content": content} for role, content in turns]
-
-
-def check_lengths(codec: PromptCodec, tasks: Sequence[Task], limit: int, overlong: str) -> tuple[list[Task], int]:
-    """The tasks whose prompts have at most `limit` tokens, and how many were dropped.
-
-    Raises UserError at the first longer prompt when overlong is "error", and when nothing is left.
-    """
-    kept = []
-    for task in tasks:
-        length = len(codec.encode(task))
-        if length <= limit:
-            kept.append(task)
-        elif overlong == "error":
-            raise UserError(
-                f"task {task.id}: the prompt has {length} tokens and {limit} fit (context less rollout.max_new_tokens, or data.max_prompt_tokens); "
-                "data.overlong = 'drop' leaves such tasks out"
-            )
-    if tasks and not kept:
-        raise UserError(f"dataset has 0 usable tasks: {len(tasks)} read, {len(tasks)} dropped with prompts over {limit} tokens")
-    return kept, len(tasks) - len(kept)
