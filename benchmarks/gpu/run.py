@@ -23,6 +23,7 @@ from engine_speed import MODES, decode_row, prefill_row
 from kernel_speed import kernel_rows
 from shapes import SHAPES, make_model
 from timing import Clock, measure_limits
+from training_speed import attention_rows
 
 DTYPES = {"cuda": torch.bfloat16, "cpu": torch.float32}
 PREFILL_PROMPTS = 8
@@ -31,12 +32,16 @@ PREFILL_PROMPTS = 8
 def measure_shape(name: str, options: argparse.Namespace, clock: Clock, limits: Any) -> dict[str, list[dict[str, Any]]]:
     """All rows of one model."""
     model = make_model(name, clock.device, DTYPES[clock.device.type])
-    found: dict[str, list[dict[str, Any]]] = {"decode": [], "prefill": [], "kernels": []}
+    found: dict[str, list[dict[str, Any]]] = {"decode": [], "prefill": [], "kernels": [], "training attention": []}
     for mode in options.modes:
         for batch in options.batches:
             found["decode"].append(decode_row(name, model, mode, batch, options.context, options.steps, clock, limits))
         found["prefill"].append(prefill_row(name, model, mode, PREFILL_PROMPTS, options.context, clock, limits))
     found["kernels"] += kernel_rows(name, model, max(options.batches), options.context, clock, limits)
+    del model
+    found["training attention"] += attention_rows(
+        name, options.context, clock, limits, (DTYPES[clock.device.type], torch.float32)[: 1 + clock.on_gpu]
+    )
     return found
 
 
@@ -86,7 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
     limits = measure_limits(clock, DTYPES[options.device])
     device = torch.cuda.get_device_name() if clock.on_gpu else platform.processor() or "CPU"
     print(f"{device}, torch {torch.__version__}: {limits.bandwidth / 1e9:.0f} GB/s, {limits.matmul / 1e12:.2f} TFLOP/s in {DTYPES[options.device]}")
-    rows: dict[str, list[dict[str, Any]]] = {"decode": [], "prefill": [], "kernels": []}
+    rows: dict[str, list[dict[str, Any]]] = {"decode": [], "prefill": [], "kernels": [], "training attention": []}
     for name in options.shapes:
         for part, found in measure_shape(name, options, clock, limits).items():
             rows[part] += found

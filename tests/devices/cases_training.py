@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from array import array
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from fused_kernels import register_gpu
 from phantom import Synchronisations, count_synchronisations, is_phantom
 from tests.trainer.tiny import VOCABULARY, grpo, make_trainer, ragged_batch, ragged_groups, relative, step_gradient, tiny_model
 from torch import Tensor
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from sixfold.algorithm.composed import Composed
 from sixfold.algorithm.returns import gae, rewards_to_go, sum_by_columns, sum_by_doubling, vtrace
@@ -20,6 +22,7 @@ from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, KeptSets, collate
 from sixfold.config import CriticConfig, TrainerConfig
 from sixfold.critic.critic import Critic
+from sixfold.model.norms import fuse_norms
 from sixfold.reference.frozen import FrozenReference, FusedReference
 from sixfold.trainer.logprobs import Scoring, score_batch
 from sixfold.trainer.packing import microbatches, pack
@@ -87,6 +90,21 @@ def test_frozen_and_fused_references_agree() -> None:
     fused = FusedReference(model, Scoring())
     row = pack(batch, range(12), True)
     torch.testing.assert_close(fused.scorer(row), frozen[row.row, row.column], atol=1e-5, rtol=1e-5)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_fused_norms_are_the_modules_own_up_to_rounding(dtype: torch.dtype, weights: torch.dtype) -> None:
+    theirs = Qwen3RMSNorm(16, eps=1e-3)
+    torch.nn.init.normal_(theirs.weight, generator=torch.Generator().manual_seed(1))
+    ours = copy.deepcopy(theirs).to(DEVICE, weights)
+    fuse_norms(ours)  # type: ignore[arg-type]
+    assert "forward" in vars(ours)
+    x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(2)).to(dtype)
+    expected, made = theirs.to(weights)(x), ours(x.to(DEVICE))
+    exact = dtype is weights is torch.float32
+    assert made.dtype is expected.dtype
+    torch.testing.assert_close(made.cpu(), expected, rtol=1e-6 if exact else 0.02, atol=1e-6 if exact else 0.02)
 
 
 # --- advantages

@@ -25,7 +25,7 @@ def test_cases_pass_on_the_fake_device(tmp_path: Path) -> None:
         [*command, "--basetemp", str(tmp_path / "cases"), str(HERE)],
         capture_output=True,
         text=True,
-        timeout=540,
+        timeout=1800,
         env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
         cwd=HERE.parents[1],
     )

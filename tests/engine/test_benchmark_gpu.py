@@ -41,6 +41,8 @@ def test_it_runs_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert row["bandwidth_share"] == pytest.approx(row["gb_s"] / 1e3)
     assert {row["kernel"] for row in found["kernels"]} >= {"attention, decode", "attention, prefill", "MLP", "sampling"}
     assert all(0 < row["roofline_share"] < 1 for row in found["kernels"])
+    assert [(row["way"], row["tokens"]) for row in found["training attention"]] == [("spans", 9 * 40), ("calls", 9 * 40)]
+    assert all(0 < row["matmul_share"] < 1 for row in found["training attention"])
 
 
 def test_steps_with_cuda_graphs_are_measured_beside_those_without(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

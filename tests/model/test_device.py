@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sixfold.errors import UserError
-from sixfold.model.device import free_memory, resolve_device
+from sixfold.model.device import free_memory, prepare_device, resolve_device
 from sixfold.recipe_io import parse_recipe
 
 
@@ -69,3 +69,16 @@ def test_free_memory_counts_what_the_allocator_holds_idle(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20)
     assert free_memory(torch.device("cuda:1")) == (40, 100)
+
+
+def test_cudnn_attention_is_off_on_a_gpu_and_tf32_follows_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing changes for the CPU, nor TF32 where no precision is given."""
+    seen: list[object] = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", seen.append)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", seen.append)
+    prepare_device("cpu", "bfloat16")
+    assert seen == []
+    for precision, expected in (("bfloat16", [False, "high"]), ("float32", [False, "highest"]), (None, [False])):
+        prepare_device("cuda:1", precision)
+        assert seen == expected
+        seen.clear()

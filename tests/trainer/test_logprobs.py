@@ -7,11 +7,11 @@ import math
 
 import pytest
 import torch
-from tiny import Allocations, grpo, make_trainer, plain_logits, plain_logp, ragged_batch, relative, step_gradient, tiny_model
+from tiny import VOCABULARY, Allocations, grpo, make_trainer, plain_logits, plain_logp, ragged_batch, relative, step_gradient, tiny_model
 from torch import nn
 
 from sixfold.model.causal_lm import head_logits
-from sixfold.trainer.logprobs import Scoring, score_batch, score_chunk, score_row
+from sixfold.trainer.logprobs import TABLE, Scoring, chunk_size, score_batch, score_chunk, score_row
 from sixfold.trainer.packing import pack
 
 torch.set_num_threads(1)
@@ -113,3 +113,17 @@ def test_scoring_a_batch_without_sampled_tokens_is_all_zeros() -> None:
     batch = ragged_batch(0)
     empty = batch.with_(mask=torch.zeros_like(batch.mask))
     assert not score_batch(tiny_model(), empty, Scoring(), 64, True).any()
+
+
+def test_a_large_vocabulary_makes_chunks_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 152,000 words a table of 1,024 positions would be 0.6 GB, and several are alive at once. Small vocabularies keep their chunk."""
+    assert chunk_size(1024, 152_000) * 152_000 <= TABLE < (chunk_size(1024, 152_000) + 1) * 152_000
+    assert chunk_size(1024, 32_000) == 1024 and chunk_size(16, 152_000) == 16 and chunk_size(1024, 10**9) == 1
+    model, row = tiny_model(), pack(ragged_batch(1), range(12), True)
+    whole = score_row(model, row, Scoring())
+    monkeypatch.setattr("sixfold.trainer.logprobs.TABLE", 10 * VOCABULARY)
+    with Allocations(width=VOCABULARY) as seen:
+        parts = score_row(model, row, Scoring())
+    assert seen.wide <= 10 * VOCABULARY
+    for a, b in zip(parts, whole, strict=True):
+        torch.testing.assert_close(a, b)

@@ -44,10 +44,7 @@ class RMSNorm(torch.autograd.Function):
 
 
 def fuse_norms(model: PreTrainedModel) -> None:
-    """Give every plain RMSNorm of the model the forward above. The others (Gemma's 1 + weight, LayerNorm) keep theirs.
-
-    The model must be on the CPU, where a norm is recognised by its results.
-    """
+    """Give every plain RMSNorm of the model the forward above. The others (Gemma's 1 + weight, LayerNorm) keep theirs."""
     for module in model.modules():
         if _is_plain(module):
             module.forward = MethodType(_forward, module)  # bound, so that a deep copy of the model binds its own
@@ -67,9 +64,9 @@ def _forward(module: Any, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _is_plain(module: nn.Module) -> bool:
-    """Not by name: whether its own forward on a probe, with a probe for its weight, gives our very bits."""
+    """Not by name: whether its own forward on a probe, with a probe for its weight, gives our very bits. Both are on the CPU, wherever the module is."""
     epsilon, weight = vars(module).get("variance_epsilon"), dict(module.named_parameters()).get("weight")
-    if not isinstance(epsilon, float) or weight is None or weight.dim() != 1 or weight.device.type != "cpu":
+    if not isinstance(epsilon, float) or weight is None or weight.dim() != 1:
         return False
     x, probe = torch.linspace(-3, 2, 4 * len(weight)).view(4, -1), torch.linspace(0.5, 2, len(weight))
     theirs = torch.func.functional_call(module, {"weight": probe}, (x,))
