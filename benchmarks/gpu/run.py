@@ -39,9 +39,8 @@ def measure_shape(name: str, options: argparse.Namespace, clock: Clock, limits: 
         found["prefill"].append(prefill_row(name, model, mode, PREFILL_PROMPTS, options.context, clock, limits))
     found["kernels"] += kernel_rows(name, model, max(options.batches), options.context, clock, limits)
     del model
-    found["training attention"] += attention_rows(
-        name, options.context, clock, limits, (DTYPES[clock.device.type], torch.float32)[: 1 + clock.on_gpu]
-    )
+    dtypes = (torch.bfloat16, torch.float32) if clock.on_gpu else (torch.float32,)
+    found["training attention"] += attention_rows(name, options.context, clock, limits, dtypes)
     return found
 
 

@@ -64,7 +64,7 @@ def _forward(module: Any, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _is_plain(module: nn.Module) -> bool:
-    """Not by name: whether its own forward on a probe, with a probe for its weight, gives our very bits. Both are on the CPU, wherever the module is."""
+    """Whether the module's own forward gives our very bits. Input and weight are probes on the CPU, wherever the module is."""
     epsilon, weight = vars(module).get("variance_epsilon"), dict(module.named_parameters()).get("weight")
     if not isinstance(epsilon, float) or weight is None or weight.dim() != 1:
         return False
