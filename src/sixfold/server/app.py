@@ -63,6 +63,7 @@ class Served:
         hosts: names that the Host header may hold, or None if any may.
         adapters: their names. A request may give one as its model.
         read_weights: reads the weights at a path, or None if the weights may not be changed.
+        stop_strings: texts that end a turn in chats; of models whose template marks turns by plain text.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Served:
     hosts: AllowedHosts | None = None
     adapters: tuple[str, ...] = ()
     read_weights: Callable[[str], NamedTensors] | None = None
+    stop_strings: tuple[str, ...] = ()
 
     @property
     def codec(self) -> ChatCodec:
@@ -235,7 +237,8 @@ class Endpoints:
         name = f"{kind}-{secrets.token_hex(12)}"
         asked |= {"model": ask.model, "n": ask.n, "stop": ask.stops, "metadata": ask.metadata}
         adapter = ask.model if ask.model in self.served.adapters else None
-        return Job(name, prompts, params, ask.n, ask.stops, ask.stream, ask.metadata.get("task_id", name), asked, adapter)
+        stops = (*ask.stops, *(self.served.stop_strings if isinstance(ask, ChatAsk) else ()))
+        return Job(name, prompts, params, ask.n, stops, ask.stream, ask.metadata.get("task_id", name), asked, adapter)
 
     async def _answer(self, request: Request, job: Job, reply: Reply) -> Response:
         self.served.engine.submit(job)

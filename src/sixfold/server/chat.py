@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from ..chat.template import TemplateRefusal, render
 from ..rollout.special_texts import SpecialTexts
 from .api_error import bad_request
 
@@ -37,13 +37,9 @@ class ChatCodec:
 
     def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    self._marked(list(messages)), tools=self._marked(list(tools)) or None, tokenize=False, add_generation_prompt=True
-                )
-            )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:  # a template may do anything with what it does not expect
-            raise bad_request(f"the model's chat template refuses these messages: {error}", "messages") from error
+            return render(self.tokenizer, self._marked(list(messages)), tools=self._marked(list(tools)))
+        except TemplateRefusal as refusal:
+            raise bad_request(f"the model's chat template refuses these messages: {refusal}", "messages") from refusal
 
     def _marked(self, value: Any) -> Any:
         """The value with every text in it marked."""

@@ -127,9 +127,9 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
             raise UserError(f"--adapter {name}={path}: the name '{name}' is taken")
         engine.load_adapter(name, read_adapter(path, policy.model))
     # Two copies of the tokenizer: the engine's thread decodes with one while the event loop's threads encode and decode with the others.
-    decoder, pieces = (PromptCodec(copy.deepcopy(policy.tokenizer)) for _ in range(2))
+    decoder, pieces = (PromptCodec(copy.deepcopy(policy.tokenizer), policy.stop_token_ids) for _ in range(2))
     recorder = Recorder(options.record) if options.record is not None else None
-    thread = EngineThread(engine, decoder.decode, options.max_queue, recorder)
+    thread = EngineThread(engine, decoder.decode, options.max_queue, recorder, decoder.opened)
     longest_token = max(map(len, policy.tokenizer.get_vocab()), default=1)
     limits = Limits(vocabulary, min(policy.context, options.kv_tokens), options.max_tokens, longest_token)
     hosts = AllowedHosts((options.host, *options.allow_hosts)) if is_loopback(options.host) else None
@@ -144,6 +144,7 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
         hosts,
         tuple(engine.adapters.names),
         partial(_read_weights, policy.vocabulary_hash) if options.allow_weight_updates else None,
+        policy.stop_strings,
     )
 
 

@@ -31,11 +31,19 @@ _FAILED = ApiError(500, "the engine has failed: see the server's log")
 
 class EngineThread:
     """max_queue: prompts that may wait to start; beyond it a request is refused. decode: token ids -> text, called by this thread alone.
+    opened: the think tag that a prompt ends with, for the record.
 
     aborted: requests given up. rate: of sampled tokens. usage: how full the engine was after its last step, for readers in other threads.
     """
 
-    def __init__(self, engine: Engine, decode: Callable[[Sequence[int]], str], max_queue: int, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        decode: Callable[[Sequence[int]], str],
+        max_queue: int,
+        recorder: Recorder | None = None,
+        opened: Callable[[Sequence[int]], str] = lambda prompt: "",
+    ) -> None:
         self.engine = engine
         self.max_queue = max_queue
         self.aborted = 0
@@ -43,6 +51,7 @@ class EngineThread:
         self.usage = engine.usage()
         self.failure: BaseException | None = None
         self._decode = decode
+        self._opened = opened
         self._recorder = recorder
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._choices: dict[tuple[Request, int], Choice] = {}
@@ -198,7 +207,7 @@ class EngineThread:
         job = choice.job
         asked = {"exchange": job.id, "created": job.created, "seed": job.params.seed, **job.asked}
         try:
-            self._recorder.write(choice.trajectory(sequence, reason), asked)
+            self._recorder.write(choice.trajectory(sequence, reason, self._opened(sequence.request.prompt)), asked)
         except (OSError, ValueError) as error:
             log.error("an exchange cannot be recorded: %s", error)
             return False

@@ -95,7 +95,8 @@ class Choice:
     def advance(self, sequence: EngineSequence) -> bool:
         """Take the sequence's new tokens in. True when they complete a stop string; those behind it, where a step drew several, are cut off."""
         at = len(sequence.request.prompt) + self._seen
-        used = self._text.push(sequence.tokens[at:])
+        # The token that ended it is no text, also where only this request names it.
+        used = self._text.push(sequence.tokens[at : -1 if sequence.finish_reason == "stop" else None])
         if used is not None:
             sequence.cut(at + used)
         new = sequence.tokens[at:]
@@ -120,8 +121,8 @@ class Choice:
         """True when there is something to stream. Tokens whose text is held back wait for it."""
         return bool(self._delta.text)
 
-    def trajectory(self, sequence: EngineSequence, reason: FinishReason) -> Trajectory:
-        """The exchange as training takes it; its text is what the client was given."""
+    def trajectory(self, sequence: EngineSequence, reason: FinishReason, opened: str = "") -> Trajectory:
+        """The exchange as training takes it; its text is what the client was given. opened: tag of a think block that the prompt left open."""
         prompt, sampled = len(sequence.request.prompt), len(sequence.logp)
         return Trajectory(
             task_id=self.job.task_id,
@@ -136,6 +137,7 @@ class Choice:
             turns=[prompt],
             seconds=sequence.seconds,
             kept=sequence.kept or None,
+            opened=opened,
         )
 
 
