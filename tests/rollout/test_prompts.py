@@ -126,9 +126,57 @@ def test_solutions_end_with_the_end_token_and_fall_back_on_the_answer() -> None:
     assert c.solution(Task("1", "a", answer="zz")) == [*ids("zz", c), end]
 
 
-def test_decoding_leaves_special_tokens_out_and_spelled_ones_in() -> None:
+def test_decoding_leaves_control_tokens_out_and_spelled_ones_in() -> None:
     c = codec()
     assert c.decode([*ids("a<|end|>b", c), special("pad", c), c.tokenizer.eos_token_id]) == "a<|end|>b"
+
+
+def test_other_special_tokens_are_text_and_nothing_counts_after_an_end() -> None:
+    c = codec()
+    assert c.decode([*ids("a", c), special("user", c), *ids("b", c)]) == "a<|user|>b"
+    assert c.decode([*ids("a", c), c.tokenizer.eos_token_id, *ids("b", c)]) == "a"
+    assert PromptCodec(c.tokenizer, [special("user", c)]).decode([*ids("a", c), special("user", c), *ids("b", c)]) == "a"
+
+
+def test_a_template_that_refuses_system_messages_names_the_setting() -> None:
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{{ messages[0].content }}"
+    with pytest.raises(UserError, match=r"task 7: .*refuses system messages.*data\.system_prompt.*data\.prompt_suffix.*model\.chat_template"):
+        codec(template).encode(Task("7", chat(("system", "be"), ("user", "a"))))
+    with pytest.raises(UserError, match=r"task 7: .*refuses the prompt \(never\).*model\.chat_template"):
+        codec("{{ raise_exception('never') }}").encode(Task("7", chat(("system", "be"), ("user", "a"))))
+
+
+def test_a_prompt_without_tokens_is_refused_by_name_of_the_task() -> None:
+    with pytest.raises(UserError, match=r"task 7: the prompt '' has no tokens"):
+        codec(template=None).encode(Task("7", ""))
+
+
+def test_a_solution_never_spells_a_special_token() -> None:
+    for c in (codec(), codec(template=None)):
+        assert c.solution(Task("1", "a", trace="b<|end|>c<|user|>")) == [*ids("b<|end|>c<|user|>", c), c.tokenizer.eos_token_id]
+
+
+def test_a_solution_ends_with_what_there_is() -> None:
+    """A tokenizer without an end token: the template's token, its text, or nothing."""
+    for template, end in [
+        ("{% for m in messages %}{{ m.content }}<|user|>{% endfor %}", [3]),
+        ("{% for m in messages %}{{ m.content }}{% if not loop.last %}<|user|>{% endif %}{% endfor %}", [3]),
+        ("{% for m in messages %}{{ m.content }}\n+{% endfor %}", ids("\n+", codec())),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", []),
+        (None, []),
+    ]:
+        c = codec(template)
+        c.tokenizer.eos_token = None
+        c = PromptCodec(c.tokenizer, [3] if end == [3] else [])
+        assert c.solution(Task("1", "a", trace="bc"))[-2 - len(end) :] == [*ids("bc", c), *end]
+
+
+def test_a_solution_is_the_turn_that_the_template_writes() -> None:
+    """With what it puts around an answer; not where it takes something away."""
+    c = codec("{% for m in messages %}{{ m.content if m.role == 'user' else '+' + m.content | trim + '<|end|>\n' }}{% endfor %}")
+    assert c.solution(Task("1", "a", trace=" bc ")) == [*ids("+bc", c), special("end", c)]
+    c = codec("{% for m in messages %}{{ m.content[:2] }}<|end|>{% endfor %}")
+    assert c.solution(Task("1", "a", trace="bcd")) == [*ids("bcd", c), special("end", c)]
 
 
 def test_pieces_show_special_tokens() -> None:

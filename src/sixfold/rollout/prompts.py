@@ -58,10 +58,12 @@ class PromptCodec:
         if not self.tokenizer.chat_template:
             return self.plain(text) + self._end_of_turn
         turns = [(role, self._special.mark(content)) for role, content in self._turns(task)]
-        prompt = self._template(task, turns)
-        ids = self._continuation(prompt, self._turn(prompt, turns, self._special.mark(text)))
-        end = next((i for i, token in enumerate(ids) if token in self._ends), None)
-        return ids + self._end_of_turn if end is None else ids[: end + 1]
+        prompt, marked = self._template(task, turns), self._special.mark(text)
+        turn = self._turn(prompt, turns, marked)
+        ids = self._continuation(prompt, turn)
+        before = sum(token in self._ends for token in self._special.encode_rendered(turn[: turn.rfind(marked.strip())]))
+        ends = [i for i, token in enumerate(ids) if token in self._ends][before:]
+        return ids[: ends[0] + 1] if ends else ids + self._end_of_turn
 
     def plain(self, text: str) -> list[int]:
         """Token ids of a text that stands for a completion; what it spells stays text."""
