@@ -56,14 +56,19 @@ class PromptCodec:
         """
         text = task.trace if task.trace is not None else str(task.answer)
         if not self.tokenizer.chat_template:
-            return self.plain(text) + self._end_of_turn
+            return self.plain(text) + self._end_tokens
         turns = [(role, self._special.mark(content)) for role, content in self._turns(task)]
         prompt, marked = self._template(task, turns), self._special.mark(text)
         turn = self._turn(prompt, turns, marked)
         ids = self._continuation(prompt, turn)
-        before = sum(token in self._ends for token in self._special.encode_rendered(turn[: turn.rfind(marked.strip())]))
+        said = turn[: turn.rfind(marked.strip()) + len(marked.strip())]
+        before = sum(token in self._ends for token in self._special.encode_rendered(said))
         ends = [i for i, token in enumerate(ids) if token in self._ends][before:]
-        return ids[: ends[0] + 1] if ends else ids + self._end_of_turn
+        if ends:
+            return ids[: ends[0] + 1]
+        if self._end_tokens:
+            return ids + self._end_tokens
+        return self._continuation(prompt, said) + self.plain("".join(turn_end(self.tokenizer).strings))
 
     def plain(self, text: str) -> list[int]:
         """Token ids of a text that stands for a completion; what it spells stays text."""
@@ -159,13 +164,10 @@ class PromptCodec:
         return whole[len(before) :] if whole[: len(before)] == before else self._special.encode_rendered(turn)
 
     @cached_property
-    def _end_of_turn(self) -> list[int]:
-        """Token ids that a turn ends with where nothing else does."""
-        end = turn_end(self.tokenizer)
-        if end.tokens:
-            return list(end.tokens)
+    def _end_tokens(self) -> list[int]:
+        """Token that ends a turn where the template writes none after the last one."""
         eos = self.tokenizer.eos_token_id
-        return [eos] if eos is not None else self.plain("".join(end.strings))
+        return list(turn_end(self.tokenizer).tokens) or ([] if eos is None else [eos])
 
     def piece(self, token: int) -> str:
         """One token as text, for display."""
