@@ -8,7 +8,16 @@ import random
 
 import pytest
 
-from sixfold.evaluation.statistics import mean_interval, paired_test, pass_at_k, task_interval, task_means, wilson_interval
+from sixfold.evaluation.statistics import (
+    EXACT_UP_TO,
+    bounded_interval,
+    mean_interval,
+    paired_test,
+    pass_at_k,
+    task_interval,
+    task_means,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +80,99 @@ def test_samples_of_a_task_count_once() -> None:
     once = [[1.0], [0.0], [0.0], [1.0], [1.0]]
     tenfold = [task * 10 for task in once]
     assert task_means(tenfold) == [1.0, 0.0, 0.0, 1.0, 1.0]
-    assert task_interval(tenfold) == mean_interval([1.0, 0.0, 0.0, 1.0, 1.0])
+    assert task_interval(tenfold) == bounded_interval([1.0, 0.0, 0.0, 1.0, 1.0])
     assert task_interval(once) == wilson_interval(3, 5)
-    assert task_interval([[0.5], [0.25]]) == mean_interval([0.5, 0.25])
+    assert task_interval([[0.5], [0.25]]) == bounded_interval([0.5, 0.25])
+
+
+def test_the_bounded_interval_by_hand() -> None:
+    """10 tasks, all 0: 1.9208 ones and 11.9208 zeros; share c = 0.138773, error sqrt(c (1 - c) / 13.8416). t(13) = 2.160369."""
+    share = 1.9208 / 13.8416
+    half = 2.160369 * math.sqrt(share * (1 - share) / 13.8416)
+    assert task_interval([[0.0] * 4] * 10) == pytest.approx((0.0, 0.0, share + half))
+    assert task_interval([[1.0] * 4] * 10) == pytest.approx((1.0, 1 - share - half, 1.0))
+    # values 0.5 and 1, with 1.9208 values each at 0 and at 1 added: squares about the centre, by the formula
+    center = (1.5 + 1.9208) / 5.8416
+    squares = (0.5 - center) ** 2 + (1 - center) ** 2 + 1.9208 * (center**2 + (1 - center) ** 2)
+    half = 2.570582 * math.sqrt(squares) / 5.8416  # t(5)
+    assert bounded_interval([0.5, 1.0]) == pytest.approx((0.75, center - half, 1.0))
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1 / 3, 0.5, 1.0])
+@pytest.mark.parametrize("tasks", [1, 2, 3, 50, 700])
+@pytest.mark.parametrize("samples", [1, 2, 8])
+def test_equal_outcomes_have_an_interval_of_some_width_inside_the_bounds(value: float, tasks: int, samples: int) -> None:
+    mean, low, high = task_interval([[value] * samples] * tasks)
+    assert mean == pytest.approx(value) and 0 <= low <= mean <= high <= 1
+    assert high - low > 1 / (2 * tasks)
+    more = task_interval([[value] * samples] * (4 * tasks))
+    assert more.high - more.low < high - low, "more tasks, more certain"
+
+
+def test_rewards_outside_0_to_1_widen_the_bounds() -> None:
+    assert task_interval([[-1.0], [-1.0], [-1.0]]).low == -1.0
+    mean, low, high = task_interval([[-1.0, 1.0], [1.0, 1.0], [3.0, 1.0]])
+    assert mean == 1.0 and -1 <= low < 1 < high <= 3
+
+
+def _tasks(noise: random.Random, kind: str, count: int) -> list[list[float]]:
+    """Draws of a population of tasks whose mean is known: see MEANS."""
+    if kind == "unlike tasks":  # a quarter is solved 9 times in 10, the others 1 time in 10
+        return [[float(noise.random() < p) for _ in range(8)] for p in (0.9 if noise.random() < 0.25 else 0.1 for _ in range(count))]
+    if kind == "rarely solved":
+        return [[float(noise.random() < p) for _ in range(4)] for p in (0.8 if noise.random() < 0.05 else 0.0 for _ in range(count))]
+    if kind == "graded":
+        return [[noise.betavariate(8, 2)] for _ in range(count)]
+    return [[1.0 if noise.random() < 0.05 else 0.01] for _ in range(count)]  # hardly any spread until a rare one comes
+
+
+MEANS = {"unlike tasks": 0.3, "rarely solved": 0.04, "graded": 0.8, "rare": 0.0595}
+
+
+@pytest.mark.parametrize("kind", MEANS)
+@pytest.mark.parametrize("count", [3, 10, 60])
+def test_the_interval_over_tasks_holds_the_truth_19_times_in_20(kind: str, count: int) -> None:
+    noise, held = random.Random(f"{kind}/{count}"), 0
+    for _ in range(600):
+        _, low, high = task_interval(_tasks(noise, kind, count))
+        held += low <= MEANS[kind] <= high
+    assert held / 600 > 0.93
+
+
+@pytest.mark.parametrize("pairs", [4, 25])
+def test_the_interval_of_a_difference_holds_the_truth_19_times_in_20(pairs: int) -> None:
+    """a is right on 0.6 of the tasks, b on 0.4, and they agree more often than by chance."""
+    noise, held = random.Random(pairs), 0
+    for _ in range(600):
+        draws = [noise.random() for _ in range(pairs)]
+        a, b = [float(u < 0.6) for u in draws], [float(u < 0.35 or u > 0.95) for u in draws]
+        _, low, high = paired_test(a, b).difference
+        held += low <= 0.2 <= high
+    assert held / 600 > 0.93
+
+
+def test_two_tasks_prove_nothing() -> None:
+    for a, b in (([1.0, 1.0], [0.0, 0.0]), ([0.75, 0.75], [0.25, 0.25]), ([0.5, 0.9], [0.1, 0.5])):
+        result = paired_test(a, b)
+        assert result.p_value == 0.5, "2 of the 4 choices of signs are as extreme"
+        assert result.difference.low < 0 < result.difference.mean <= result.difference.high <= 1
+
+
+def test_the_permutation_test_counts_every_choice_of_signs() -> None:
+    a, b = [0.5, 0.25, 1.0, 0.75, 0.5], [0.0, 0.5, 0.25, 0.5, 0.5]
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    choices = list(itertools.product((1, -1), repeat=5))
+    extreme = sum(abs(sum(s * d for s, d in zip(signs, differences, strict=True))) >= abs(sum(differences)) - 1e-12 for signs in choices)
+    result = paired_test(a, b)
+    assert result.test == "sign-flip permutation, exact" and result.p_value == extreme / 32
+    assert paired_test(b, a).p_value == result.p_value
+
+
+@pytest.mark.parametrize("tasks", [EXACT_UP_TO, EXACT_UP_TO + 1, 40, 2000])
+@pytest.mark.parametrize(("a", "b"), [(1.0, 0.0), (0.75, 0.25)])
+def test_no_p_value_is_zero(tasks: int, a: float, b: float) -> None:
+    p = paired_test([a] * tasks, [b] * tasks).p_value
+    assert max(2.0 ** (1 - tasks), 1e-12) * 0.999 <= p < 2e-4
 
 
 def test_mcnemar_is_the_sign_test_on_the_tasks_that_differ() -> None:
@@ -94,14 +193,17 @@ def test_equal_checkpoints_do_not_differ() -> None:
 
 
 def test_paired_t_by_hand() -> None:
-    # differences 1, 2, 3, 4, 10: mean 4, sd 3.5355, error 1.58114, t = 2.52982 with 4 degrees of freedom: p = 0.0647 (tables: .1 > p > .05)
-    result = paired_test([1.0, 2.0, 3.0, 4.0, 10.0], [0.0] * 5)
-    t2 = 2.5298221**2
-    # for 4 degrees of freedom P(|T| > t) has a closed form: 1 - s (1 + c / 2), s^2 = t^2 / (4 + t^2), c = 1 - s^2
-    s = math.sqrt(t2 / (4 + t2))
-    assert result.test == "paired t"
-    assert result.p_value == pytest.approx(1 - s * (1 + (1 - s * s) / 2), abs=1e-8)
-    assert result.difference == pytest.approx((4.0, 4 - 2.7764451 * 1.5811388, 4 + 2.7764451 * 1.5811388), abs=1e-6)
+    # differences 1 ... 15 and -20: mean 6.25, squared deviations 1240 + 400 - 16 * 6.25^2 = 1015, error sqrt(1015 / 15 / 16)
+    result = paired_test([*map(float, range(1, 16)), 0.0], [0.0] * 15 + [20.0])
+    t2 = 6.25**2 * 15 * 16 / 1015
+    # for 15 degrees of freedom: 26.7.3 of Abramowitz and Stegun, term by term
+    angle = math.atan(math.sqrt(t2 / 15))
+    series, term = 0.0, math.cos(angle)
+    for i in range(1, 8):
+        series += term
+        term *= math.cos(angle) ** 2 * 2 * i / (2 * i + 1)
+    assert result.test == "paired t" and (result.wins, result.losses) == (15, 1)
+    assert result.p_value == pytest.approx(1 - 2 / math.pi * (angle + math.sin(angle) * series), abs=1e-9)
 
 
 def test_p_values_are_uniform_when_nothing_differs() -> None:

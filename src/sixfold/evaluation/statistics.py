@@ -1,7 +1,9 @@
-"""How sure an evaluation is: pass@k, 95 % intervals, and whether one checkpoint beats another on the same tasks. Standard library only.
+"""How sure an evaluation is: pass@k, 95 % intervals, and whether one checkpoint beats another.
 
-The unit of evidence is the task. Several samples of one task are correlated, so they are averaged to one value first (`task_means`);
-intervals and tests then run over tasks.
+Standard library only. The unit of evidence is the task. Samples of one task are correlated, so
+they are averaged to one value per task first (`task_means`); intervals and tests run over tasks.
+
+No interval has width 0 and no p-value is 0: a few tasks that all agree are little evidence.
 """
 
 from __future__ import annotations
@@ -10,6 +12,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+
+Z = 1.96
+"""Standard deviations of a normal 95 % interval."""
+
+EXACT_UP_TO = 14
+"""Tasks that differ up to which the permutation test counts every choice of signs: 16,384 of them."""
+
+LEAST_P = 1e-12
+"""Smallest p-value given. Below it, rounding and the tests' own assumptions decide."""
 
 
 class Interval(NamedTuple):
@@ -24,7 +36,7 @@ class Interval(NamedTuple):
 class PairedTest:
     """Two checkpoints on the same tasks. difference: mean of a - b per task, with its 95 % interval; positive when a is better.
 
-    p_value: two-sided, of no difference. test: which one was used. wins, losses: tasks on which a is better, worse. n: tasks.
+    p_value: two-sided, of no difference; never 0. test: which one was used. wins, losses: tasks on which a is better, worse. n: tasks.
     """
 
     difference: Interval
@@ -81,43 +93,116 @@ def mean_interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def bounded_interval(values: Sequence[float], low: float = 0.0, high: float = 1.0) -> Interval:
+    """Mean of independent values between `low` and `high`, with a 95 % interval inside those bounds.
+
+    Agresti and Coull's interval (1998, doi:10.1080/00031305.1998.10480550) for values that need
+    not be 0 or 1: z^2 / 2 values at each bound are added, and Student's interval of all of them is
+    cut at the bounds. Values that are all equal therefore still have an interval, of width ~ 1 / n.
+
+    Args:
+        values: one per task.
+        low: smallest possible value.
+        high: largest possible value.
+
+    Raises:
+        ValueError: if there are no values, or one is outside the bounds.
+    """
+    if not values or not low < high or min(values) < low or max(values) > high:
+        raise ValueError(f"bounded_interval: at least one value, all from {low} to {high}")
+    mean = _inside(math.fsum(values) / len(values), min(values), max(values))
+    start, end = _wald(values, [(low, Z * Z / 2), (high, Z * Z / 2)])
+    return Interval(mean, max(low, min(start, mean)), min(high, max(end, mean)))
+
+
 def task_interval(samples: Sequence[Sequence[float]]) -> Interval:
-    """95 % interval of the mean over tasks: Wilson's where each task has one 0/1 outcome, else Student's over task means."""
+    """95 % interval of the mean over tasks, from the values of each task's samples.
+
+    Wilson's if each task has one sample with outcome 0 or 1, otherwise `bounded_interval` of the
+    task means. Values are assumed to lie between 0 and 1, or within the range seen where it is wider.
+    """
     means = task_means(samples)
     if all(len(task) == 1 for task in samples) and set(means) <= {0.0, 1.0}:
         return wilson_interval(int(sum(means)), len(means))
-    return mean_interval(means)
+    return bounded_interval(means, *_range(means))
 
 
 def paired_test(a: Sequence[float], b: Sequence[float]) -> PairedTest:
-    """Compare two checkpoints by their values on the same tasks, in the same order.
+    """Compare two checkpoints by their values on the same tasks, in the same order. Deterministic.
 
-    0/1 outcomes: exact McNemar test (the sign test on the tasks where they differ). Otherwise: paired t test. Deterministic.
+    - 0/1 outcomes: exact McNemar test, the sign test on the tasks where they differ.
+    - Otherwise, with at most 14 tasks that differ: exact sign-flip permutation test.
+    - Otherwise: paired t test, with p no smaller than the permutation test could give.
+
+    The interval of the difference is Agresti and Min's (2005, doi:10.1002/sim.1781): two pairs are
+    added, half of one where only a is right, half of one where only b is, and one where they agree.
     """
     if len(a) != len(b) or not a:
         raise ValueError(f"paired_test: the same tasks for both, at least one, got {len(a)} and {len(b)}")
     differences = [x - y for x, y in zip(a, b, strict=True)]
     wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-    difference = mean_interval(differences)
+    low, high = _range([*a, *b])
+    difference = _difference_interval(differences, high - low)
     if {*a, *b} <= {0.0, 1.0}:
         return PairedTest(difference, _sign_test(wins, losses), "McNemar, exact", wins, losses, len(a))
-    return PairedTest(difference, _paired_t(differences, difference.mean), "paired t", wins, losses, len(a))
+    if wins + losses <= EXACT_UP_TO:
+        return PairedTest(difference, _sign_flip_test(differences), "sign-flip permutation, exact", wins, losses, len(a))
+    return PairedTest(difference, _paired_t(differences), "paired t", wins, losses, len(a))
+
+
+def _difference_interval(differences: Sequence[float], span: float) -> Interval:
+    """Mean difference with its 95 % interval. span: largest possible difference."""
+    mean = math.fsum(differences) / len(differences)
+    low, high = _wald(differences, [(-span, 0.5), (0.0, 1.0), (span, 0.5)])
+    return Interval(mean, max(-span, min(low, mean)), min(span, max(high, mean)))
+
+
+def _wald(values: Sequence[float], added: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Ends of Student's 95 % interval of `values` and of `added` values, given as (value, weight)."""
+    total = len(values) + math.fsum(weight for _, weight in added)
+    center = (math.fsum(values) + math.fsum(value * weight for value, weight in added)) / total
+    squares = math.fsum((v - center) ** 2 for v in values)
+    squares += math.fsum(weight * (value - center) ** 2 for value, weight in added)
+    half = _t_quantile(0.95, round(total) - 1) * math.sqrt(squares) / total
+    return center - half, center + half
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    """Bounds assumed for values: 0 to 1, or wider if some of them are outside."""
+    return min(0.0, *values), max(1.0, *values)
+
+
+def _inside(value: float, low: float, high: float) -> float:
+    # a mean of equal values may be off by rounding, and then lie outside [low, high]
+    return min(max(value, low), high)
 
 
 def _sign_test(wins: int, losses: int) -> float:
     """Two-sided binomial p-value of `wins` against `losses` at even odds."""
     n = wins + losses
     tail = sum(math.comb(n, i) for i in range(min(wins, losses) + 1))
-    return min(1.0, 2 * tail / 2**n)
+    return min(1.0, max(2 * tail / 2**n, LEAST_P))
 
 
-def _paired_t(differences: Sequence[float], mean: float) -> float:
-    if len(differences) == 1:
-        return 1.0
+def _sign_flip_test(differences: Sequence[float]) -> float:
+    """Two-sided p-value of the mean difference among all choices of sign of each difference."""
+    nonzero = [abs(d) for d in differences if d]
+    sums = [0.0]
+    for d in nonzero:
+        sums = [s + d for s in sums] + [s - d for s in sums]
+    observed = abs(math.fsum(differences))
+    tolerance = 1e-9 * sum(nonzero)  # the same signs summed in another order must count as equal
+    return sum(abs(s) >= observed - tolerance for s in sums) / len(sums)
+
+
+def _paired_t(differences: Sequence[float]) -> float:
+    """Two-sided p-value of the paired t test, at least that of the most extreme choice of signs."""
+    mean = math.fsum(differences) / len(differences)
+    least = max(2.0 ** (1 - min(60, sum(map(bool, differences)))), LEAST_P)
     error = _standard_error(differences, mean)
     if error == 0.0:
-        return 1.0 if mean == 0.0 else 0.0
-    return max(0.0, 1.0 - _t_coverage(abs(mean) / error, len(differences) - 1))
+        return least
+    return max(least, 1.0 - _t_coverage(abs(mean) / error, len(differences) - 1))
 
 
 def _standard_error(values: Sequence[float], mean: float) -> float:
