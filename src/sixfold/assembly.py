@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from .config import Recipe, TrainerConfig
+from .config import Recipe
 from .data.sources import load_tasks
 from .data.task_set import TaskSet, few_tasks_notes
 from .engine.cpu_kernels import cpu_kernels
@@ -35,7 +35,6 @@ from .sync.quantise import quantised_share
 from .sync.sync import CopySync, SharedSync
 from .sync.versioned import VersionedSync
 from .trainer.logprobs import Scoring
-from .trainer.trainer import Trainer
 from .types import SamplingParams
 
 
@@ -92,10 +91,6 @@ class World:
         """Greedy, one sample a task: what SFT's progress is measured by."""
         return self._rollout(self._params(0.0), 1, self.recipe.engine.release_kv)
 
-    def trainer(self, config: TrainerConfig, total_steps: int) -> Trainer:
-        """A trainer with a fresh optimizer on the policy's weights."""
-        return Trainer(self.policy.model, config, self.scoring, total_steps)
-
     def _params(self, temperature: float) -> SamplingParams:
         return SamplingParams(self.recipe.rollout.max_new_tokens, temperature, stop_token_ids=self.policy.stop_token_ids)
 
@@ -131,6 +126,8 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
         timeout_s=config.timeout_s,
         error_budget=config.error_budget,
         workers=config.workers,
+        metric=recipe.eval.metric,
+        solved_at=recipe.eval.solved_at,
     )
     with ExitStack() as on_failure:
         on_failure.callback(environment.close)

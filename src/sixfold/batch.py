@@ -24,6 +24,10 @@ Metrics = dict[str, float | list[float]]
 """What a step logs, by key; every key is documented in docs/metrics.md."""
 
 
+LARGEST_REWARD = 1e18
+"""Beyond this, the variance of a group overflows float32, and rewards that differ look equal."""
+
+
 @dataclass(frozen=True)
 class KeptSets:
     """Which token ids could have been drawn where tokens were: for tokens of any shape [...], ids[start : start + count].
@@ -272,4 +276,7 @@ def final_rewards(scores: Sequence[float] | Tensor, mask: Tensor) -> Tensor:
 def _score(trajectory: Trajectory) -> float:
     if trajectory.reward is None:
         raise ValueError(f"collate: trajectory {trajectory.sample} of task {trajectory.task_id} has no reward; score the groups first")
-    return float("nan") if trajectory.reward.value is None else trajectory.reward.value
+    value = trajectory.reward.value
+    if value is not None and LARGEST_REWARD < abs(value) < math.inf:
+        raise ValueError(f"collate: reward {value:g} of task {trajectory.task_id} is too large for float32 statistics")
+    return float("nan") if value is None else value

@@ -329,6 +329,8 @@ class EvalConfig(Section):
     tasks: int = knob(0, "held-out tasks per evaluation during training (0: all); the first and last always use all", ge=0)
     samples: int = knob(1, "completions per task", ge=1)
     temperature: Real = knob(0.0, "0: greedy", ge=0)
+    metric: str = knob("", "what is evaluated: the name of a reward, or 'reward' for the weighted sum; empty: the verifier among them")
+    solved_at: Real = knob(1.0, "a completion counts as solved from this value of the metric on; for 'reward', times the sum of the weights")
 
 
 class CheckpointConfig(Section):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .assembly import World
 from .batch import Batch, Metrics
 from .controller.stream import task_stream
 from .data.task_set import drawn_tasks
 from .errors import UserError
-from .evaluation.evaluate import evaluate
+from .evaluation.evaluate import evaluate_policy
 from .plan import SFT_PROBE_EVERY
 from .trainer.sft import example, sft_batch, sft_loss
+from .trainer.trainer import Trainer
 from .types import Task
 
 PROBE_TASKS = 128
@@ -44,7 +45,8 @@ class SftStage:
                 "schedule": "constant",
             }
         )
-        trainer = self.world.trainer(settings, sft.steps)
+        # Solutions were not sampled: they are learned at temperature 1, whatever rollouts are drawn at.
+        trainer = Trainer(self.world.policy.model, settings, replace(self.world.scoring, temperature=1.0), sft.steps)
         total, started = 0, time.perf_counter()
         for step in range(1, sft.steps + 1):
             batch = self._batch(stream(step)).to(self.world.device)
@@ -63,8 +65,7 @@ class SftStage:
         return step
 
     def _probe(self, probe: list[Task]) -> Metrics:
-        self.world.sync.refresh()
-        return {**evaluate(self.world.prober(), self.world.environment, probe, seed=0).metrics()}
+        return {**evaluate_policy(self.world, probe, version=0, probe=True).metrics()}
 
     def _solved_tasks(self) -> list[Task]:
         """Training tasks that bring a solution to imitate: a trace, or else the bare answer."""

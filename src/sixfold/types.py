@@ -99,7 +99,8 @@ class Reward:
 
     value: the scalar that trains, or None when the checker failed: a recorded outcome that never becomes a zero. parts: named
     components (correctness, format, ...). error: one line that says how the checker failed. seconds: time the checker took. steps: process rewards,
-    each with the index in `tokens` of the last token it speaks of; they train beside `value`.
+    each with the index in `tokens` of the last token it speaks of; they train beside `value`. score: what is evaluated, `value` or one part
+    (`eval.metric`). solved: whether it reaches `eval.solved_at`. Both are None when the check failed or no reward that decides applies.
     """
 
     value: float | None
@@ -107,6 +108,8 @@ class Reward:
     error: str | None = None
     seconds: float = 0.0
     steps: tuple[tuple[int, float], ...] = ()
+    score: float | None = None
+    solved: bool | None = None
 
 
 @dataclass

@@ -46,14 +46,14 @@ class Baseline(NamedTuple):
         return f"the verifier pays for nothing: {' and '.join(free)} a task; training will find it" if free else ""
 
 
-def preflight(rewards: Sequence[float], solved_at: float = 0.5) -> Verdict:
-    """Verdict on the rewards of some 50 rollouts; one of `solved_at` or more counts as solved. Raises ValueError if there are none.
+def preflight(solved: Sequence[bool]) -> Verdict:
+    """Verdict on some 50 rollouts, each solved or not. Raises ValueError if there are none.
 
     Under 5 % a group has hardly a sample to learn from, over 95 % hardly one to learn against; 10 to 80 % is where training is productive.
     """
-    if not rewards:
-        raise ValueError("preflight needs at least one reward")
-    rate = sum(reward >= solved_at for reward in rewards) / len(rewards)
+    if not solved:
+        raise ValueError("preflight needs at least one rollout")
+    rate = sum(solved) / len(solved)
     if rate < 0.05:
         return Verdict(rate, "too hard", "warm up longer on worked solutions (sft.steps), or take easier tasks")
     if rate > 0.95:

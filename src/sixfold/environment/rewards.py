@@ -33,6 +33,10 @@ BUILT_IN = {
     "reasoning_gym": "sixfold.environment.gym:gym_reward",
 }
 
+MAX_REWARD = 1e15
+"""Largest reward. Training computes in float32, where the square of a reward above 1e19 is infinite:
+the group would look as if all its rewards were equal."""
+
 RewardCallable = Callable[..., Any]
 
 
@@ -70,10 +74,17 @@ class RewardFunction:
 
 
 def checked_value(value: Any) -> float:
-    """`value` as a float. Raises TypeError if it is no number, ValueError if it is NaN or infinite: neither may train anything."""
+    """`value` as a float.
+
+    Raises:
+        TypeError: if it is not a number.
+        ValueError: if it is NaN, infinite or beyond `MAX_REWARD`: none of these can train anything.
+    """
     finite = number(value)
     if not math.isfinite(finite):
         raise ValueError(f"returned {finite}")
+    if abs(finite) > MAX_REWARD:
+        raise ValueError(f"returned {finite:g}: rewards must be between -{MAX_REWARD:g} and {MAX_REWARD:g}")
     return finite
 
 

@@ -9,6 +9,7 @@ says why.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -16,8 +17,9 @@ from types import TracebackType
 
 from sixfold.environment.callables import callable_name, check_callable
 from sixfold.environment.pool import WorkerPool
-from sixfold.environment.rewards import RewardCallable, RewardFunction, check_spec
+from sixfold.environment.rewards import BUILT_IN, MAX_REWARD, RewardCallable, RewardFunction, check_spec
 from sixfold.environment.sampled import Sampled
+from sixfold.environment.solved import SolvedRule, reward_labels, solved_rule
 from sixfold.environment.worker import Check, Outcome, run_check
 from sixfold.errors import UserError
 from sixfold.types import Group, Reward, Trajectory
@@ -39,10 +41,13 @@ class _Verdict:
     seconds: float = 0.0
     value: float = 0.0
 
-    def reward(self) -> Reward:
+    def reward(self, rule: SolvedRule) -> Reward:
         if self.errors or not self.parts:
             return Reward(None, self.parts, "; ".join(self.errors) or NOT_APPLICABLE, self.seconds)
-        return Reward(self.value, self.parts, None, self.seconds)
+        if not math.isfinite(self.value) or abs(self.value) > MAX_REWARD:
+            return Reward(None, self.parts, f"the weighted sum is {self.value:g}: beyond {MAX_REWARD:g}", self.seconds)
+        score = rule.score(self.value, self.parts)
+        return Reward(self.value, self.parts, None, self.seconds, score=score, solved=None if score is None else rule.solves(score))
 
 
 class Environment:
@@ -51,7 +56,7 @@ class Environment:
     rewards: names as `load_reward` takes them, checked in `workers` processes, or Python callables. A callable runs in this process and
     cannot be stopped: nothing kills it if it hangs, so name it as `module:function` to have `timeout_s` hold. weights: one a reward, empty
     for 1 each. timeout_s: seconds for one check, or for one group where the reward is a TRL function. error_budget: share of the checks of
-    one `score` that may fail. Use it in a `with` block or call `close`. Raises UserError for a name that means nothing.
+    one `score` that may fail. metric, solved_at: when a completion counts as solved, see `solved`. Use it in a `with` block or call `close`. Raises UserError for a name that means nothing.
     """
 
     def __init__(
@@ -62,6 +67,8 @@ class Environment:
         timeout_s: float = 5.0,
         error_budget: float = 0.1,
         workers: int = 1,
+        metric: str = "",
+        solved_at: float = 1.0,
     ) -> None:
         if weights and len(weights) != len(rewards):
             raise UserError(f"{len(weights)} weights for {len(rewards)} rewards: give one each, or none")
@@ -78,7 +85,10 @@ class Environment:
         self._pool = WorkerPool(named, workers=workers, timeout_s=timeout_s) if named else None
         self._local = {index: RewardFunction(callable_name(reward), reward) for index, reward in enumerate(rewards) if not isinstance(reward, str)}
         self._named = [index for index, reward in enumerate(rewards) if isinstance(reward, str)]
-        self._specs = ["" if callable(reward) else reward for reward in rewards]
+        specs = ["" if callable(reward) else reward for reward in rewards]
+        names = [callable_name(reward) if callable(reward) else _spec_name(reward) for reward in rewards]
+        self._labels = reward_labels(names, specs)
+        self.solved_rule = solved_rule(self._labels, self._weights, metric, solved_at)
 
     def start(self) -> None:
         """Start the processes without waiting for them. Call it early: they load their rewards while the model loads."""
@@ -97,7 +107,7 @@ class Environment:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         verdicts = [_Verdict() for _ in trajectories]
         budget = _Budget(max(len(given), expected) * len(self._weights), self._error_budget, failed=sum(map(_failed, given)))
-        names, takes_groups = self._rewards()
+        names, takes_groups = self._labels, self._takes_groups()
         for index, function in self._local.items():
             for check, members in _checks(groups, index, takes_groups[index], self.shown):
                 self._record(verdicts, members, index, names[index], run_check(function, check), budget)
@@ -111,7 +121,7 @@ class Environment:
 
             self._pool.run([check._replace(reward=positions[check.reward]) for check, _ in work], on_outcome)
         for trajectory, verdict in zip(trajectories, verdicts, strict=True):
-            trajectory.reward = verdict.reward()
+            trajectory.reward = verdict.reward(self.solved_rule)
 
     def close(self) -> None:
         """End the processes. A second call does nothing."""
@@ -124,13 +134,10 @@ class Environment:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _rewards(self) -> tuple[list[str], list[bool]]:
-        """Name and form of every reward, in order. Two of one name are told apart by where they come from."""
+    def _takes_groups(self) -> list[bool]:
+        """For each reward in order: whether it is a TRL function."""
         infos = dict(zip(self._named, self._pool.rewards(), strict=True)) if self._pool else {}
-        names = [infos[i].name if i in infos else self._local[i].name for i in range(len(self._weights))]
-        takes_groups = [infos[i].takes_groups if i in infos else self._local[i].takes_groups for i in range(len(self._weights))]
-        labels = [name if names.count(name) == 1 else self._specs[i] or f"{name} {i}" for i, name in enumerate(names)]
-        return labels, takes_groups
+        return [infos[i].takes_groups if i in infos else self._local[i].takes_groups for i in range(len(self._weights))]
 
     def _record(self, verdicts: list[_Verdict], members: Sequence[int], index: int, name: str, outcome: Outcome, budget: _Budget) -> None:
         """Enter the outcome of one check, which spoke of the trajectories at `members`."""
@@ -193,6 +200,11 @@ def _checks(groups: Sequence[Group], reward: int, takes_groups: bool, shown: Cal
             sampled = Sampled([t.finish_reason for t in asked], [_completion_ids(t) for t in asked], prompt, rendered)
             work.append((Check(reward, group.task, [t.graded_text for t in asked], sampled), [members[i] for i in part]))
     return work
+
+
+def _spec_name(spec: str) -> str:
+    """The name that `load_reward` gives the reward of a spec."""
+    return spec if spec in BUILT_IN else spec.rpartition(":")[2]
 
 
 def _completion_ids(trajectory: Trajectory) -> list[int]:

@@ -1,31 +1,65 @@
-"""Held-out evaluation: greedy or sampled completions of tasks that training never saw, scored by the environment."""
+"""Held-out evaluation: completions of tasks that training never saw, scored by the environment."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..environment.base import EnvironmentRole
 from ..rollout.base import Rollout
-from ..types import Group, Task
+from ..types import Group, Reward, Task
 from .statistics import Interval, pass_at_k, task_interval
+
+if TYPE_CHECKING:
+    from ..assembly import World
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scored groups of held-out tasks. values: per task, the known rewards of its samples (a failed check has none)."""
+    """Scored groups of held-out tasks."""
 
     groups: list[Group]
 
     @property
+    def version(self) -> int:
+        """The weights that were measured, as stamped on the sampled tokens.
+
+        Raises:
+            RuntimeError: if different weights sampled: the figures would be of no model.
+        """
+        found = {v for g in self.groups for t in g.trajectories for v, m in zip(t.version, t.mask, strict=True) if m}
+        if len(found) != 1:
+            raise RuntimeError(f"an evaluation must sample from one version of the weights, found {sorted(found)}")
+        return found.pop()
+
+    @property
     def values(self) -> list[list[float]]:
-        """Rewards by task; a sample whose check failed counts as 0, which can only lower the figure."""
-        return [[0.0 if r is None else r for r in group.rewards] for group in self.groups]
+        """Per task, 1 for each sample that is solved and 0 for each other one, failed checks included."""
+        return [[float(bool(t.reward and t.reward.solved)) for t in g.trajectories] for g in self.groups]
 
     @property
     def interval(self) -> Interval:
-        """Mean reward over tasks with its 95 % interval."""
+        """Share solved (mean over tasks of each task's share) with its 95 % interval."""
         return task_interval(self.values)
+
+    @property
+    def score(self) -> Interval | None:
+        """Mean of the metric (`eval.metric`) with its 95 % interval; None if nothing was scored."""
+        return _interval([[r.score for r in rewards if r.score is not None] for rewards in self._rewards()])
+
+    @property
+    def reward(self) -> Interval | None:
+        """Mean of the weighted sum that is trained on, with its 95 % interval; None if nothing was scored."""
+        return _interval([[r.value for r in rewards if r.value is not None] for rewards in self._rewards()])
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Mean of each reward by name, before its weight, over the samples that have it."""
+        rewards = [r for of_task in self._rewards() for r in of_task]
+        names = sorted({name for r in rewards for name in r.parts})
+        return {name: _mean([r.parts[name] for r in rewards if name in r.parts]) for name in names}
 
     @property
     def errors(self) -> int:
@@ -33,13 +67,18 @@ class Evaluation:
         return sum(r is None for group in self.groups for r in group.rewards)
 
     def pass_at(self, k: int) -> float:
-        """Mean over tasks of the unbiased estimate that one of k samples solves it (reward >= 1)."""
-        return sum(pass_at_k(len(v), sum(r >= 1 for r in v), k) for v in self.values) / len(self.groups)
+        """Mean over tasks of the unbiased estimate that one of k samples solves it."""
+        return sum(pass_at_k(len(v), int(sum(v)), k) for v in self.values) / len(self.groups)
 
     def metrics(self) -> dict[str, float]:
         """The heldout/* metrics."""
-        interval = self.interval
-        return {"heldout/accuracy": interval.mean, "heldout/low": interval.low, "heldout/high": interval.high}
+        accuracy, score = self.interval, self.score
+        found = {"heldout/accuracy": accuracy.mean, "heldout/low": accuracy.low, "heldout/high": accuracy.high}
+        found |= {"heldout/score": score.mean} if score else {}
+        return found | {"heldout/version": float(self.version)}
+
+    def _rewards(self) -> list[list[Reward]]:
+        return [[t.reward for t in g.trajectories if t.reward] for g in self.groups]
 
 
 def evaluate(rollout: Rollout, environment: EnvironmentRole, tasks: Sequence[Task], seed: int) -> Evaluation:
@@ -47,3 +86,38 @@ def evaluate(rollout: Rollout, environment: EnvironmentRole, tasks: Sequence[Tas
     groups = rollout.generate(tasks, seed)
     environment.score(groups)
     return Evaluation(groups)
+
+
+def evaluate_policy(world: World, tasks: Sequence[Task], version: int, *, probe: bool = False) -> Evaluation:
+    """Evaluate the policy's own weights, as a checkpoint of this moment would hold them.
+
+    The sampler may hold older weights (`sync.every` > 1) or rounded ones (`sync.mode` int8, fp8). It
+    gets the policy's for as long as the evaluation lasts, then its own back, so what training samples
+    next does not depend on whether there was an evaluation.
+
+    Args:
+        world: the run.
+        tasks: what to evaluate on.
+        version: number of the policy's weights.
+        probe: one greedy sample per task, as the warm-up is measured, instead of the [eval] settings.
+
+    Raises:
+        RuntimeError: if the tokens are not stamped with `version`.
+    """
+    with world.sync.policy_weights(version):
+        rollout, seed = (world.prober(), 0) if probe else (world.evaluator(), world.recipe.run.seed)
+        groups = rollout.generate(tasks, seed)
+    found = Evaluation(groups)
+    if found.version != version:
+        raise RuntimeError(f"the evaluation of version {version} sampled from version {found.version}")
+    world.environment.score(groups)
+    return found
+
+
+def _interval(samples: Sequence[Sequence[float]]) -> Interval | None:
+    known = [task for task in samples if task]
+    return task_interval(known) if known else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

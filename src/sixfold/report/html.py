@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sixfold.durable import write_text_atomic
+from sixfold.report.marks import DOTS, mark
 from sixfold.report.progress import clock
 from sixfold.report.run_record import Interval, RunRecord, read_run, series
 from sixfold.report.samples import Sample, pair
@@ -189,10 +190,9 @@ def _samples(before: Sequence[Sample], after: Sequence[Sample]) -> str:
 def _completion(sample: Sample | None) -> str:
     if sample is None:
         return "<td>—</td>"
-    good = sample.reward is not None and sample.reward > 0
-    mark = "unknown" if sample.reward is None else "good" if good else "bad"
+    found = mark(sample.reward, sample.solved)
     figure = "no reward" if sample.reward is None else f"reward {sample.reward:.3g}"
-    dot = f'<span class="dot-{mark}">{"●" if good else "○"} <small>{figure}</small></span>'
+    dot = f'<span class="dot-{found}">{DOTS[found]} <small>{figure}</small></span>'
     return f'<td class="text">{dot}<pre>{escape(sample.completion)}</pre></td>'
 
 

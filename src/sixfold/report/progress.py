@@ -22,6 +22,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from sixfold.report.marks import TICKS, mark
 from sixfold.report.samples import Sample, pair
 from sixfold.report.schema import ROLES, Value, role_seconds
 from sixfold.report.untrusted import one_line, visible
@@ -216,5 +217,5 @@ def clock(seconds: float) -> str:
 def _completion(sample: Sample | None) -> Text:
     if sample is None:
         return Text("—", style="dim")
-    mark = "·" if sample.reward is None else "✓" if sample.reward > 0 else "✗"
-    return Text(f"{mark} {one_line(sample.completion, 160)}", style="green" if mark == "✓" else "")
+    found = mark(sample.reward, sample.solved)
+    return Text(f"{TICKS[found]} {one_line(sample.completion, 160)}", style="green" if found == "good" else "")

@@ -13,12 +13,16 @@ from sixfold.errors import UserError
 
 @dataclass(frozen=True)
 class Sample:
-    """One completion of a held-out prompt. answer: the reference answer as text. reward: None where the check failed."""
+    """One completion of a held-out prompt.
+
+    answer: the reference answer as text. reward: None if the check failed. solved: see `environment.solved`.
+    """
 
     prompt: str
     answer: str
     completion: str
     reward: float | None
+    solved: bool | None = None
 
 
 def write_samples(path: Path, before: Sequence[Sample], after: Sequence[Sample]) -> None:
@@ -46,10 +50,11 @@ def pair(before: Sequence[Sample], after: Sequence[Sample]) -> list[tuple[Sample
 
 
 def _sample(entry: dict[str, object]) -> Sample:
-    reward = entry.get("reward")
+    reward, solved = entry.get("reward"), entry.get("solved")
     return Sample(
         prompt=str(entry["prompt"]),
         answer=str(entry.get("answer", "")),
         completion=str(entry["completion"]),
         reward=None if reward is None else float(str(reward)),
+        solved=solved if isinstance(solved, bool) else None,
     )

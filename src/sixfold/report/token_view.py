@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sixfold.report.marks import DOTS, mark
 from sixfold.report.untrusted import escape, one_line
 
 GROUPS_SHOWN = 3
@@ -38,7 +39,7 @@ def trajectories(step: int, records: Sequence[Record], first_open: bool = False)
 
 def _group(records: Sequence[Record], scale: float, is_open: bool) -> str:
     first = records[0]
-    dots = "".join(_dot(_reward(record)) for record in records)
+    dots = "".join(_dot(record) for record in records)
     prompt = one_line(str(first.get("prompt", "")), 90)
     head = f'<summary><span class="dots">{dots}</span> <code>{escape(prompt)}</code></summary>'
     about = [f"task {first.get('task_id', '')}", f"reference answer {first.get('answer')}", f"source {first.get('source') or '—'}"]
@@ -60,7 +61,7 @@ def _sample(record: Record, scale: float) -> str:
     facts += [f"{name} {_figure(value)}" for name, value in (reward.get("parts") or {}).items()]
     error = f'<p class="error">{escape(reward["error"])}</p>' if reward.get("error") else ""
     tokens = _tokens(record, _prompt_length(record), len(_stream(record, "tokens")), scale)
-    return f'<p class="about">{_dot(_reward(record))} {escape(" · ".join(facts))}</p>{error}<div class="tokens">{tokens}</div>'
+    return f'<p class="about">{_dot(record)} {escape(" · ".join(facts))}</p>{error}<div class="tokens">{tokens}</div>'
 
 
 def _tokens(record: Record, start: int, stop: int, scale: float) -> str:
@@ -119,9 +120,11 @@ def _piece(text: object, token: object) -> str:
     return escape(text).replace("\n", '<span class="nl">⏎</span>\n')
 
 
-def _dot(reward: float | None) -> str:
-    name = "unknown" if reward is None else "good" if reward > 0 else "bad"
-    return f'<span class="dot-{name}" title="reward {_figure(reward)}">{"?" if reward is None else "●" if reward > 0 else "○"}</span>'
+def _dot(record: Record) -> str:
+    reward = record.get("reward")
+    solved = reward.get("solved") if isinstance(reward, Mapping) else None
+    found = mark(_reward(record), solved if isinstance(solved, bool) else None)
+    return f'<span class="dot-{found}" title="reward {_figure(_reward(record))}">{DOTS[found]}</span>'
 
 
 def _figure(value: object) -> str:

@@ -6,7 +6,8 @@ tensor by tensor), and every token sampled from then on carries the new version.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -53,6 +54,12 @@ class SharedSync:
     def refresh(self) -> None:
         """Nothing to copy."""
 
+    @contextmanager
+    def policy_weights(self, version: int) -> Iterator[None]:
+        """Within the block the engine samples from the policy's weights, as it always does here."""
+        self.sync(version)
+        yield
+
     def tensors(self) -> dict[str, Tensor]:
         """Nothing to save: the engine's weights are the trainer's."""
         return {}
@@ -89,13 +96,39 @@ class CopySync:
         """Copy now, under the number that the engine has (before RL begins every number is 0). Raises SyncError as `sync` does."""
         self._hand_over(self._engine.version)
 
+    @contextmanager
+    def policy_weights(self, version: int) -> Iterator[None]:
+        """Within the block the engine samples from the policy's weights, neither stale nor rounded.
+
+        After it the engine has its earlier weights and their version again, so training samples are
+        the same with and without an evaluation.
+
+        Args:
+            version: number of the policy's weights.
+        """
+        before = self._engine.version
+        if version == before > 0 and self._form == "copy":  # 0 is the number of all weights before RL
+            yield
+            return
+        # on the host: a GPU may have no room for a second copy
+        held = {name: p.detach().to("cpu", copy=True) for name, p in self._engine.runner.model.module.named_parameters()}
+        self._copy(dict(self._trainer.named_parameters()), version)
+        try:
+            yield
+        finally:
+            self._engine.version = before  # the engine takes no number below its own
+            self._copy(held, before)
+
     def _hand_over(self, version: int) -> None:
+        """Copy the trainer's weights, or what quantising makes of them."""
+        self._copy(dict(self._trainer.named_parameters()) if self._form == "copy" else quantised_weights(self._trainer, self._form), version)
+
+    def _copy(self, weights: dict[str, Tensor], version: int) -> None:
         """The engine checks all of them before the first copy, and proves each copy.
 
         On a GPU the old weights are not kept meanwhile, for which there may be no memory: where
         writing fails the engine computes nothing more, and the run ends.
         """
-        weights = dict(self._trainer.named_parameters()) if self._form == "copy" else quantised_weights(self._trainer, self._form)
         try:
             self._engine.load_weights(weights, version, undo=self._trainer.device.type == "cpu")
         except ValueError as error:

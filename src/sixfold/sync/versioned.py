@@ -6,7 +6,8 @@ hand-over a fixed sequence is scored by both sides. That the version arrived is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -50,6 +51,28 @@ class VersionedSync:
     def tensors(self) -> dict[str, Tensor]:
         """The engine's weights by name where they may be older than the trainer's; else nothing: they are in the checkpoint already."""
         return {f"engine/{name}": tensor for name, tensor in self._handed.items()}
+
+    @contextmanager
+    def policy_weights(self, version: int) -> Iterator[None]:
+        """Within the block the engine samples from the policy's weights, not from stale ones.
+
+        After it the engine has its earlier weights and their version again. Before RL, where every
+        version is 0, it keeps the newer ones: nothing is trained from its samples then.
+
+        Args:
+            version: number of the policy's weights.
+        """
+        before, held = self._engine.version, self._handed
+        if version == before > 0:
+            yield
+            return
+        self._hand_over(version)
+        try:
+            yield
+        finally:
+            if version > before:
+                self._handed = held
+                self._engine.load(self._checkpoint_form(held), before)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], version: int, waited: int) -> None:

@@ -1,0 +1,95 @@
+"""When a completion counts as solved: the one definition for pre-flight, metrics and report.
+
+A completion is solved if its score reaches full marks, `eval.solved_at`. Its score is one of:
+
+- the value of one reward function, before its weight (the default, or `eval.metric = NAME`);
+- the weighted sum that is trained on (`eval.metric = "reward"`). Full marks are then
+  `eval.solved_at` times the sum of the positive weights.
+
+The default is the verifier: a built-in reward if there is one, otherwise the reward with the largest
+weight, otherwise the first. A reward of TRL's form may say that it does not apply to a task; the next
+one in that order then decides. Partial credit is not solved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sixfold.environment.rewards import BUILT_IN
+from sixfold.errors import UserError, nearest
+
+REWARD = "reward"
+"""The metric that is the weighted sum of all rewards."""
+
+TOLERANCE = 1e-6
+"""Share of full marks that may be missing: a sum of 0.7, 0.2 and 0.1 is not exactly 1."""
+
+
+@dataclass(frozen=True)
+class SolvedRule:
+    """What a completion's score is, and from which score it counts as solved.
+
+    Args:
+        parts: names of the rewards that may decide, best first; empty for the weighted sum.
+        full: the score that counts as solved.
+    """
+
+    parts: tuple[str, ...]
+    full: float
+
+    def score(self, value: float, parts: Mapping[str, float]) -> float | None:
+        """The score of a checked completion; None if no reward that decides applies to it.
+
+        Args:
+            value: weighted sum of the rewards.
+            parts: value of each reward by name, before its weight.
+        """
+        if not self.parts:
+            return value
+        return next((parts[name] for name in self.parts if name in parts), None)
+
+    def solves(self, score: float) -> bool:
+        """True if `score` reaches full marks."""
+        return score >= self.full - TOLERANCE * max(1.0, abs(self.full))
+
+    @property
+    def text(self) -> str:
+        """The rule in words, e.g. `math >= 1`."""
+        return f"{self.parts[0] if self.parts else REWARD} >= {self.full:g}"
+
+
+def solved_rule(
+    names: Sequence[str],
+    weights: Sequence[float],
+    metric: str = "",
+    solved_at: float = 1.0,
+) -> SolvedRule:
+    """The rule for rewards of these names and weights.
+
+    Args:
+        names: one per reward, all different.
+        weights: one per reward.
+        metric: `eval.metric`.
+        solved_at: `eval.solved_at`.
+
+    Raises:
+        UserError: if `metric` names no reward.
+    """
+    if metric == REWARD and metric not in names:
+        return SolvedRule((), solved_at * (sum(w for w in weights if w > 0) or 1.0))
+    if metric and metric not in names:
+        hint = nearest(metric, [*names, REWARD])
+        raise UserError(f"eval.metric = '{metric}': no reward has this name; choose one of {', '.join([*names, REWARD])}.{hint}")
+    order = sorted(range(len(names)), key=lambda i: (names[i] not in BUILT_IN, -weights[i], i))
+    return SolvedRule((metric,) if metric else tuple(names[i] for i in order), solved_at)
+
+
+def reward_labels(names: Sequence[str], specs: Sequence[str]) -> list[str]:
+    """Names by which rewards are told apart: two of one name get their spec, or a number.
+
+    Args:
+        names: name of each reward function.
+        specs: `environment.rewards`; empty texts for functions given from Python.
+    """
+    return [name if names.count(name) == 1 else specs[i] or f"{name} {i}" for i, name in enumerate(names)]

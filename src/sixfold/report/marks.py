@@ -1,0 +1,25 @@
+"""Marks of completions in the report and on the screen: solved, partly right, wrong, not checked."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Mark = Literal["good", "part", "bad", "unknown"]
+
+DOTS: dict[Mark, str] = {"good": "●", "part": "◐", "bad": "○", "unknown": "?"}
+TICKS: dict[Mark, str] = {"good": "✓", "part": "~", "bad": "✗", "unknown": "·"}
+
+
+def mark(reward: float | None, solved: bool | None) -> Mark:
+    """The mark of one completion. Partial credit is not a tick.
+
+    Args:
+        reward: its reward; None if the check failed.
+        solved: whether it counts as solved (`environment.solved`); None in files of earlier releases,
+            where a reward of 1 decides.
+    """
+    if reward is None:
+        return "unknown"
+    if solved if solved is not None else reward >= 1:
+        return "good"
+    return "part" if reward > 0 else "bad"
