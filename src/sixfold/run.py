@@ -6,13 +6,12 @@ and makes it again, bit for bit.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,8 +30,8 @@ from .durable import write_json_atomic, write_text_atomic
 from .environment.preflight import BASELINE_TASKS, baseline_scores, expected_refill, preflight
 from .environment.scorer import RewardBudgetExceeded
 from .errors import UserError
-from .evaluation.evaluate import Evaluation, evaluate
-from .evaluation.statistics import Interval
+from .evaluation.evaluate import evaluate_policy
+from .evaluation.record import record, samples, shown, summary_entries, upgraded
 from .interrupts import Interrupts
 from .learners import Learners, build_learners, method_of, training_rollout
 from .plan_algorithm import check_recomputed
@@ -40,12 +39,14 @@ from .recipe_io import dump_recipe, flat
 from .report.alarms import Alarms
 from .report.divergence import Divergence
 from .report.html import write_report
-from .report.loggers import JsonlLogger
+from .report.learning import Learning
+from .report.loggers import JsonlLogger, read_metrics
+from .report.notes import Notes
 from .report.outputs import Loggers
 from .report.progress import Progress
 from .report.rewards import reward_metrics
 from .report.rollouts import write_rollouts
-from .report.samples import Sample, write_samples
+from .report.samples import write_samples
 from .resume import cut_after, find_checkpoint
 from .run_folder import RunFolder, check_free, create_run, open_run, recover
 from .run_state import RunState, check_same, restore, save, signature
@@ -55,7 +56,6 @@ from .trainer.logprobs import score_batch
 from .trainer.mismatch import PARITY_LIMIT, QUANTISED_LIMIT, mismatch_metrics
 from .types import Group, Reward, Task
 
-SHOWN_SAMPLES = 8
 _PARITY = {"max": "at most", "mean": "in the mean"}
 
 
@@ -118,6 +118,10 @@ class Run:
     log_seconds: float = 0.0
     alarms: Alarms = field(default_factory=Alarms)
     divergence: Divergence = field(default_factory=Divergence)
+    learning: Learning = field(default_factory=Learning)
+
+    def __post_init__(self) -> None:
+        self.notes = Notes(self.run.path, self.progress.note)
 
     def prepare(self, checkpoint: Checkpoint | None, made_with: Mapping[str, Any]) -> None:
         """Take over the state of the checkpoint, cut what came after it, and write down what is about to run."""
@@ -126,8 +130,10 @@ class Run:
             self.alarms.load(self.state.alarms)
             self.divergence.load(self.state.divergence)
         self.state = replace(self.state, **made_with)
+        self.state.before = upgraded(self.state.before)
         self.started -= self.state.seconds
         cut_after(self.run, checkpoint, self.state.step, self.progress.note)
+        self.notes.cut_after(self.state.step if checkpoint and not self.state.warming_up else None)
         write_text_atomic(self.run.recipe, dump_recipe(self.recipe))
         self.run.write_environment(sys.argv)
 
@@ -143,6 +149,7 @@ class Run:
         learners = build_learners(self.world, self.algorithm)
         if checkpoint:
             restore(checkpoint.tensors, self.state, self.world, learners)
+            self._watch()
         else:
             self._save(learners)
         if stop_after != "sft":
@@ -152,7 +159,7 @@ class Run:
         if self.interrupts.exit_code:
             self.progress.note(f"stopped after step {self.state.step}; go on with: sixfold train --resume {self.run.path}")
             return self.interrupts.exit_code
-        self._finish(after_rl=stop_after != "sft")
+        self._finish(stop_after != "sft", learners.trainer.version)
         self.run.end()
         return 0
 
@@ -173,9 +180,9 @@ class Run:
                 return
         self._preflight()
         if self.world.tasks.heldout:
-            evaluation = self._evaluate(self.world.tasks.heldout)
-            self.state.before = {"interval": _finite(evaluation.interval), "samples": [vars(s) for s in _samples(evaluation)]}
-            self.progress.note(f"held-out before RL: {_percent(evaluation)}")
+            self.state.before = record(evaluate_policy(self.world, self.world.tasks.heldout, version=0))
+            self.progress.note(f"held-out before RL: {shown(self.state.before)}; solved means {self.world.environment.solved_rule.text}")
+        self._watch()
 
     def _preflight(self) -> None:
         """Sample a few training tasks: are they neither too easy nor too hard, and do engine and trainer agree on the log-probs?"""
@@ -184,15 +191,18 @@ class Run:
         groups = rollout.generate(drawn_tasks(self.world.tasks.train, count, self.recipe.run.seed), step_seed(self.recipe.run.seed, 0))
         if self.recipe.environment.preflight:
             self.world.environment.score(groups)
-            known = [r for g in groups for r in g.rewards if r is not None]
-            if not known:
+            rewards = [t.reward for g in groups for t in g.trajectories if t.reward and t.reward.value is not None]
+            if not rewards:
                 raise UserError(f"pre-flight: every check failed, the first with: {_first_error(groups)}")
-            verdict = preflight(known)
-            self.progress.note(f"pre-flight: {verdict.pass_rate:.0%} of {len(known)} rollouts solved, {verdict.label}: {verdict.advice}")
+            verdict, rule = preflight([bool(r.solved) for r in rewards]), self.world.environment.solved_rule
+            line = f"pre-flight: {verdict.pass_rate:.0%} of {len(rewards)} rollouts solved ({rule.text}), {verdict.label}: {verdict.advice}"
+            self.notes.add(0, line, warning=verdict.label in ("too hard", "too easy"))
+            if above := rule.above([r.score for r in rewards if r.score is not None]):
+                self.notes.add(0, f"pre-flight: {above}", warning=True)
             if rounds := method_of(self.recipe, self.algorithm).dynamic_sampling:
                 extra, unfilled = expected_refill(sum(not mixed(g) for g in groups) / len(groups), rounds)
                 self.progress.note(f"dynamic sampling: expect about {extra:.0%} more rollouts, and {unfilled:.0%} of the groups never filled")
-            self.state.preflight = {"solved": verdict.pass_rate, "rollouts": len(known), "label": verdict.label, **self._baseline()}
+            self.state.preflight = {"solved": verdict.pass_rate, "rollouts": len(rewards), "label": verdict.label, **self._baseline()}
         self._check_parity(groups)
 
     def _check_parity(self, groups: Sequence[Group]) -> None:
@@ -233,10 +243,10 @@ class Run:
             tasks = drawn_tasks(self.world.tasks.train, BASELINE_TASKS, self.recipe.run.seed)
             baseline = baseline_scores(self.world.environment.score, tasks, self.world.codec.plain)
         except RewardBudgetExceeded as error:
-            self.progress.note(f"pre-flight: what random and constant answers earn is unknown: {error}")
+            self.notes.add(0, f"pre-flight: what random and constant answers earn is unknown: {error}", warning=True)
             return {}
         if baseline.warning:
-            self.progress.note(f"pre-flight: {baseline.warning}")
+            self.notes.add(0, f"pre-flight: {baseline.warning}", warning=True)
         return {"random_answer": baseline.random, "constant_answer": baseline.constant, "constant": baseline.answer, "warning": baseline.warning}
 
     def _loop(self, learners: Learners) -> None:
@@ -293,6 +303,7 @@ class Run:
         metrics |= {
             **batch_metrics(batch),
             "tokens_total": float(self.state.tokens_total),
+            "train/tok_s": float(metrics["train/tokens"]) / max(float(metrics["time/trainer_s"]), 1e-9),  # type: ignore[arg-type]
             "sync/version": float(self.world.engine.version),
             "sync/staleness": float(trained_at - int(batch.version[batch.mask].min())),
         }
@@ -306,17 +317,17 @@ class Run:
         if every and step % every == 0 and self.world.tasks.heldout:
             subset = drawn_tasks(self.world.tasks.heldout, self.recipe.eval.tasks, self.recipe.run.seed)
             began = time.perf_counter()
-            metrics |= self._evaluate(subset).metrics()
+            metrics |= evaluate_policy(self.world, subset, trainer.version).metrics()
             if alarm := self.divergence.look(step, self.state.ema, metrics):
-                self.progress.note(alarm)
+                self.notes.add(step, alarm, warning=True)
             metrics["time/eval_s"] = time.perf_counter() - began
         began = time.perf_counter()
         metrics["time/log_s"] = self.log_seconds
         metrics["time/total_s"] = float(metrics["time/total_s"]) + float(metrics.get("time/eval_s", 0.0)) + self.log_seconds  # type: ignore[arg-type]
         if self.recipe.log.rollouts_every and step % self.recipe.log.rollouts_every == 0:
             write_rollouts(self.run.rollout_file(step), groups, _advantages(groups, batch), self._piece)
-        for alarm in self.alarms.look(metrics):
-            self.progress.note(f"step {step}: {alarm}")
+        for alarm in [*self.alarms.look(metrics), *self.learning.look(metrics)]:
+            self.notes.add(step, alarm, warning=True)
         loggers.log(step, metrics)
         self.progress.update({"step": float(step), **metrics})
         self.log_seconds = time.perf_counter() - began
@@ -324,16 +335,25 @@ class Run:
     def _piece(self, token: int) -> str:
         return self.world.codec.piece(token)
 
-    def _evaluate(self, tasks: Sequence[Task]) -> Evaluation:
-        return evaluate(self.world.evaluator(), self.world.environment, tasks, self.recipe.run.seed)
+    def _watch(self) -> None:
+        """Begin to watch what is learned, with the first evaluation and the steps that a resumed run has behind it."""
+        before = self.state.before
+        self.learning = Learning((before["accuracy"], *before["interval"]) if before else None)
+        if self.state.step:
+            self.learning.replay(read_metrics(self.run.metrics))
 
     def _save(self, learners: Learners) -> None:
         self.state.seconds = time.perf_counter() - self.started
         self.state.alarms, self.state.divergence = self.alarms.state(), self.divergence.state()
         save(self.run, self.world, learners, self.state)
 
-    def _finish(self, after_rl: bool) -> None:
-        """Final evaluation, summary.json, samples.json, report.html, and the table on the screen."""
+    def _finish(self, after_rl: bool, version: int) -> None:
+        """Final evaluation, summary.json, samples.json, report.html, and the table on the screen.
+
+        Args:
+            after_rl: whether RL was run.
+            version: number of the weights that were saved last, which the final evaluation measures.
+        """
         before = self.state.before
         rows: list[tuple[str, str, str]] = []
         summary: dict[str, object] = {
@@ -343,41 +363,33 @@ class Run:
             "sft_steps": self.state.sft_steps,
             **({"preflight": self.state.preflight} if self.state.preflight else {}),
         }
-        after: list[Sample] = []
+        after: dict[str, Any] = {}
         if before:
-            mean, low, high = before["interval"]
-            summary |= {
-                "heldout_after_sft": mean,
-                "heldout_after_sft_interval": [low, high],
-                "heldout_tasks": len(self.world.tasks.heldout),
-            }
+            summary |= summary_entries("heldout_after_sft", before)
+            summary |= {"heldout_tasks": len(self.world.tasks.heldout), "heldout_metric": self.world.environment.solved_rule.text}
         if before and after_rl:
-            evaluation = self._evaluate(self.world.tasks.heldout)
-            mean_after, *ends = _finite(evaluation.interval)
-            summary |= {"heldout_after": mean_after, "heldout_after_interval": ends}
-            rows.append(("held-out accuracy", _share(mean, low, high), _percent(evaluation)))
-            after = _samples(evaluation)
+            after = record(evaluate_policy(self.world, self.world.tasks.heldout, version))
+            summary |= summary_entries("heldout_after", after) | {"heldout_after_checkpoint": f"checkpoints/step-{self.state.step:06d}"}
+            rows.append((f"held-out ({summary['heldout_metric']})", shown(before), shown(after)))
+            low, high = after["interval"]
+            for alarm in self.learning.look({"heldout/accuracy": after["accuracy"], "heldout/low": low, "heldout/high": high}):
+                self.notes.add(self.state.step, alarm, warning=True)
         summary |= {
             "tokens_sampled": self.state.tokens_total,
             "seconds": round(time.perf_counter() - self.started, 1),
             "versions": _versions(),
         }
-        earlier = [Sample(**s) for s in before.get("samples", [])]
-        write_samples(self.run.samples, earlier, after)
+        write_samples(self.run.samples, samples(before), samples(after))
         write_json_atomic(self.run.summary, summary)
         report = write_report(self.run.path)
         if rows:
             self.progress.before_after([*rows, ("seconds", "", f"{summary['seconds']}")])
-            self.progress.samples(earlier, after)
+            self.progress.samples(samples(before), samples(after))
         self.progress.note(f"report: {report}")
 
 
 def _first_error(groups: Sequence[Group]) -> str:
     return next((t.reward.error for g in groups for t in g.trajectories if t.reward and t.reward.error), "no reason given")
-
-
-def _samples(evaluation: Evaluation) -> list[Sample]:
-    return [Sample(g.task.prompt_text, str(g.task.answer), g.trajectories[0].text, g.rewards[0]) for g in evaluation.groups[:SHOWN_SAMPLES]]
 
 
 def _advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]:
@@ -390,22 +402,8 @@ def _advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]:
     return [flat_list[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
 
 
-def _percent(evaluation: Evaluation) -> str:
-    mean, low, high = _finite(evaluation.interval)
-    return _share(mean or 0.0, low, high) + (f", {evaluation.errors} checks failed" if evaluation.errors else "")
-
-
-def _finite(interval: Interval) -> list[float | None]:
-    """Mean, low, high for JSON; None for an end that one value alone cannot give."""
-    return [x if math.isfinite(x) else None for x in interval]
-
-
-def _share(mean: float, low: float | None, high: float | None) -> str:
-    return f"{mean:.1%}" + (f" ({low:.1%} to {high:.1%})" if low is not None and high is not None else " (one value: no interval)")
-
-
 def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("sixfold", "torch", "transformers", "tokenizers", "numpy")} | {
+    return {name: metadata.version(name) for name in ("sixfold", "torch", "transformers", "tokenizers", "numpy")} | {
         "python": sys.version.split()[0],
         "torch_build": torch.__version__,
     }

@@ -20,7 +20,7 @@ from sixfold.types import Task
      (81, "borderline"), (95, "borderline"), (96, "too easy"), (100, "too easy")],
 )  # fmt: skip
 def test_borders(solved: int, label: str) -> None:
-    verdict = preflight([1.0] * solved + [0.0] * (100 - solved))
+    verdict = preflight([True] * solved + [False] * (100 - solved))
     assert (verdict.label, verdict.pass_rate) == (label, solved / 100)
 
 

@@ -77,13 +77,15 @@ def test_the_room_needs_no_torch() -> None:
 def test_the_length_that_solved_tasks_need() -> None:
     """Nearest rank: of 60 solved answers of lengths 1 to 60 the 59th; what was not solved, however long, says nothing."""
 
-    def answer(length: int, value: float | None) -> Trajectory:
-        reward = Reward(value, error=None if value is not None else "broken")
+    def answer(length: int, solved: bool | None) -> Trajectory:
+        reward = Reward(None, error="broken") if solved is None else Reward(0.9, solved=solved)
         return Trajectory(
             "t", 0, [0] * (1 + length), 1, [False] + [True] * length, [0.0] * (1 + length), [0] * (1 + length), "stop", "", reward=reward
         )
 
-    solved = [answer(n, 1.0 if n % 2 else 0.5) for n in range(1, 61)]
-    group = Group(Task("t", ""), [*solved, answer(500, 0.4), answer(600, None)])
-    assert reward_metrics([group])["rollout/solved_length_p98"] == 59
-    assert "rollout/solved_length_p98" not in reward_metrics([Group(Task("t", ""), [answer(5, 0.0)])])
+    solved = [answer(n, True) for n in range(1, 61)]
+    group = Group(Task("t", ""), [*solved, answer(500, False), answer(600, None)])
+    metrics = reward_metrics([group])
+    assert metrics["rollout/solved_length_p98"] == 59
+    assert metrics["reward/solved_frac"] == 60 / 61, "a failed check is not counted"
+    assert "rollout/solved_length_p98" not in reward_metrics([Group(Task("t", ""), [answer(5, False)])])

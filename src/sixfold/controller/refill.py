@@ -152,4 +152,6 @@ def _dynamic_stats(rounds: Sequence[_Round], kept: Sequence[Group]) -> dict[str,
         "dynamic/check_s": sum(r.check_s for r in rounds),
     }
     known = [value for g in groups for value in g.rewards if value is not None]
-    return stats | ({"dynamic/reward_mean": sum(known) / len(known)} if known else {})
+    judged = [t.reward.solved for g in groups for t in g.trajectories if t.reward and t.reward.solved is not None]
+    stats |= {"dynamic/reward_mean": sum(known) / len(known)} if known else {}
+    return stats | ({"dynamic/solved_frac": sum(judged) / len(judged)} if judged else {})

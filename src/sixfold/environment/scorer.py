@@ -56,7 +56,9 @@ class Environment:
     rewards: names as `load_reward` takes them, checked in `workers` processes, or Python callables. A callable runs in this process and
     cannot be stopped: nothing kills it if it hangs, so name it as `module:function` to have `timeout_s` hold. weights: one a reward, empty
     for 1 each. timeout_s: seconds for one check, or for one group where the reward is a TRL function. error_budget: share of the checks of
-    one `score` that may fail. metric, solved_at: when a completion counts as solved, see `solved`. Use it in a `with` block or call `close`. Raises UserError for a name that means nothing.
+    one `score` that may fail. metric, solved_at: when a completion counts as solved, see `solved`. Use it in a `with` block or call `close`.
+
+    Raises UserError for a name that means nothing.
     """
 
     def __init__(

@@ -53,6 +53,13 @@ class SolvedRule:
         """True if `score` reaches full marks."""
         return score >= self.full - TOLERANCE * max(1.0, abs(self.full))
 
+    def above(self, scores: Sequence[float]) -> str:
+        """A line if scores exceed full marks, so that partial credit would count as solved; otherwise empty."""
+        most = max(scores, default=self.full)
+        if most <= self.full + TOLERANCE * max(1.0, abs(self.full)):
+            return ""
+        return f"scores reach {most:g} and count as solved from {self.full:g} on: if {most:g} is full marks, set eval.solved_at"
+
     @property
     def text(self) -> str:
         """The rule in words, e.g. `math >= 1`."""

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..report.samples import Sample
+from ..types import Reward
 from .evaluate import Evaluation
 
 SHOWN_SAMPLES = 8
@@ -25,6 +26,15 @@ def record(evaluation: Evaluation) -> dict[str, Any]:
         "errors": evaluation.errors,
         "samples": [asdict(sample) for sample in _samples(evaluation)],
     }
+
+
+def upgraded(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as `record` makes it, from one in a checkpoint of an earlier release: [mean, low, high] and samples."""
+    if not found or "accuracy" in found:
+        return dict(found)
+    mean, *ends = found["interval"]
+    ends = [0.0 if ends[0] is None else ends[0], 1.0 if ends[1] is None else ends[1]]
+    return {"accuracy": mean, "interval": ends, "score": None, "version": 0, "tasks": 0, "errors": 0, "samples": found["samples"]}
 
 
 def summary_entries(name: str, found: Mapping[str, Any]) -> dict[str, object]:
@@ -52,5 +62,9 @@ def samples(found: Mapping[str, Any]) -> list[Sample]:
 
 
 def _samples(evaluation: Evaluation) -> list[Sample]:
-    first = [(g.task, g.trajectories[0]) for g in evaluation.groups[:SHOWN_SAMPLES]]
-    return [Sample(task.prompt_text, str(task.answer), t.text, *((t.reward.value, t.reward.solved) if t.reward else (None, None))) for task, t in first]
+    found = []
+    for group in evaluation.groups[:SHOWN_SAMPLES]:
+        first = group.trajectories[0]
+        reward = first.reward or Reward(None)
+        found.append(Sample(group.task.prompt_text, str(group.task.answer), first.text, reward.value, reward.solved))
+    return found

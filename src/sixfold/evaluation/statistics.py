@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-
 Z = 1.96
 """Standard deviations of a normal 95 % interval."""
 

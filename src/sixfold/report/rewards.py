@@ -8,6 +8,7 @@ from statistics import fmean, pstdev
 
 from ..types import Group
 
+
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float | list[float]]:
     """reward/*, time/check_p99_s and rollout/solved_length_p98 of a step.
 

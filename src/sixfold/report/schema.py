@@ -62,6 +62,12 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         Metric("reward/mean", "reward", "mean reward of the step", "mean of r over trajectories whose check did not fail"),
         Metric("reward/std", "reward", "spread of the rewards", "population standard deviation of the same"),
         Metric("reward/ema", "reward", "smoothed mean reward", "0.9 · previous + 0.1 · reward/mean (under dynamic sampling, dynamic/reward_mean)"),
+        Metric(
+            "reward/solved_frac",
+            "share",
+            "trajectories that solve their task (eval.metric, eval.solved_at)",
+            "those whose score reaches full marks / trajectories whose check did not fail",
+        ),
         Metric("reward/error_frac", "share", "checks that failed", "trajectories whose reward is an error / trajectories"),
         Metric("reward/part/*", "reward", "mean of one named part of the reward", "mean of parts[NAME] over trajectories that have it"),
         Metric("group/degenerate_frac", "share", "groups that teach nothing", "groups whose rewards are all equal / groups"),
@@ -84,7 +90,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
             "rollout/solved_length_p98",
             "tokens",
             "length that solved tasks need: rollout.max_new_tokens far above it buys no reward",
-            "98th percentile (nearest rank) of sampled tokens over trajectories with a reward of at least 0.5; absent if there is none",
+            "98th percentile (nearest rank) of sampled tokens over trajectories that solve their task; absent if there is none",
         ),
         Metric("rollout/kept_mean", "tokens", "tokens that truncated sampling left to draw from", "mean over sampled tokens of the kept set's size"),
         Metric("rollout/kept_mass_frac", "share", "probability of those tokens together", "mean over sampled tokens of the kept set's probability"),
@@ -159,6 +165,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         Metric("dynamic/kept_frac", "share", "groups that teach something", "groups sampled whose known rewards differ / groups sampled"),
         Metric("dynamic/unfilled", "count", "groups kept although their rewards are equal", "slots that no round could fill"),
         Metric("dynamic/check_s", "s", "checking inside the rollout", "wall clock of the checks of all rounds; part of time/rollout_s"),
+        Metric("dynamic/solved_frac", "share", "reward/solved_frac of all that was sampled", "trajectories that solve their task / those sampled"),
         Metric("dynamic/reward_mean", "reward", "mean reward of all that was sampled", "mean of known r over trajectories sampled, dropped ones too"),
     ),
     "Engine against trainer": (
@@ -175,11 +182,13 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         Metric(
             "heldout/accuracy",
             "share",
-            "mean reward on held-out tasks; the share solved where rewards are 0 or 1",
-            "mean over tasks of the mean over samples",
+            "held-out tasks solved (eval.metric, eval.solved_at)",
+            "mean over tasks of the share of its samples that are solved; a failed check is not",
         ),
         Metric("heldout/low", "share", "lower end of its 95 % interval", "interval of heldout/accuracy over tasks"),
         Metric("heldout/high", "share", "upper end of its 95 % interval", "interval of heldout/accuracy over tasks"),
+        Metric("heldout/score", "reward", "mean of eval.metric on held-out tasks, with partial credit", "mean over tasks of the mean over samples"),
+        Metric("heldout/version", "count", "weights that were measured", "updates made before the evaluation; always the policy's own weights"),
     ),
 }
 

@@ -65,7 +65,8 @@ summary { cursor: pointer; padding: .4rem 0; overflow-wrap: anywhere; } .about {
 .n2 { background: rgb(var(--neg) / .30); } .n3 { background: rgb(var(--neg) / .45); } .n4 { background: rgb(var(--neg) / .60); }
 .p1 { box-shadow: inset 0 -1px var(--soft); } .p2 { box-shadow: inset 0 -2px var(--soft); } .p3 { box-shadow: inset 0 -1.5px var(--ink); }
 .p4 { box-shadow: inset 0 -3px var(--ink); } .legend span { padding: .1rem .45rem; } .legend .grey { padding: 0; }
-.dots { letter-spacing: .08em; } .dot-good { color: var(--c0); } .dot-part { color: var(--c3); } .dot-bad { color: var(--c1); } .dot-unknown { color: var(--soft); }
+.dots { letter-spacing: .08em; } .dot-good { color: var(--c0); }
+.dot-part { color: var(--c3); } .dot-bad { color: var(--c1); } .dot-unknown { color: var(--soft); }
 .error, .problems { color: var(--c1); font-size: .87rem; overflow-wrap: anywhere; }
 @media (max-width: 520px) { main { padding: 1.2rem .8rem 4rem; } .tile.hero { grid-column: 1 / -1; } .tiles { grid-template-columns: 1fr
   1fr; } }

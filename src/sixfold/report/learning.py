@@ -1,0 +1,147 @@
+"""Alarms for a run that does not learn what it should.
+
+Three of them, from the training rewards and the held-out evaluations:
+
+- the reward rises while the share of solved tasks does not: partial credit is being exploited;
+- held-out accuracy falls below where it began, beyond the first evaluation's interval;
+- nothing has been learned after `PATIENCE` steps.
+
+Training figures vary from step to step, so means of `WINDOW` steps are compared, and a difference
+counts only if it is several times its standard error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, variance
+
+from .schema import Value
+
+WINDOW = 20
+"""Steps whose mean is compared."""
+PATIENCE = 50
+"""Steps after which something should have been learned."""
+MEMORY = 100
+"""Steps looked back: a reward that rose and solved tasks that stopped rising 500 steps ago are found too."""
+CLEAR = 4.0
+"""Standard errors from which the reward has risen for certain."""
+SLIGHT = 2.0
+"""Standard errors up to which solved tasks have not risen, or nothing has been learned."""
+LEAST_RISE = 0.02
+"""Rise of the reward that is worth a note."""
+NEARLY_ALL = 0.95
+"""Share of solved tasks from which there is little left to learn."""
+
+PARTIAL_CREDIT = (
+    "Try a reward that pays only for full answers, a smaller weight for the parts that rise, or more warm-up (sft.steps); "
+    "and read the samples in the report."
+)
+FELL = "Try a smaller trainer.learning_rate, algorithm.beta > 0 to stay near the starting policy, or an earlier checkpoint; and check the reward."
+NOT_LEARNING = (
+    "Try a larger trainer.learning_rate, more rollout.samples_per_prompt, tasks that are solved 10 to 80 % of the time, or more warm-up (sft.steps)."
+)
+
+
+@dataclass
+class Learning:
+    """Looks at each step's metrics, in step order.
+
+    Args:
+        first: the held-out evaluation before RL as (accuracy, low, high), or None. Its place is taken
+            by the first evaluation seen.
+    """
+
+    first: tuple[float, float, float] | None = None
+    _rewards: list[float] = field(default_factory=list)
+    _recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MEMORY))
+    _ringing: set[str] = field(default_factory=set)
+    _quiet_until: dict[str, int] = field(default_factory=dict)
+    _best: float = -1.0
+
+    def look(self, metrics: Mapping[str, Value]) -> list[str]:
+        """The alarms that begin with this step, as lines. Each is said again only after it has passed."""
+        reward = _number(metrics, "dynamic/reward_mean", "reward/mean")
+        solved = _number(metrics, "dynamic/solved_frac", "reward/solved_frac")
+        if reward is not None:
+            self._rewards.append(reward)
+            self._recent.append((reward, solved if solved is not None else math.nan))
+        said = [self._ring("partial", self._partial_credit()), self._ring("fell", self._fell(metrics)), self._ring("still", self._standing_still())]
+        return [line for line in said if line]
+
+    def replay(self, records: Sequence[Mapping[str, Value]]) -> None:
+        """Take in the metrics of the steps before a resume. What rang then does not ring again."""
+        for record in records:
+            self.look(record)
+
+    def _partial_credit(self) -> str | None:
+        """The reward of the last steps is clearly above that of earlier ones, and no more tasks are solved."""
+        if len(self._recent) < 2 * WINDOW:
+            return None
+        earlier, last = list(self._recent)[:WINDOW], list(self._recent)[-WINDOW:]
+        before, now = ([solved for _, solved in steps] for steps in (earlier, last))
+        if any(map(math.isnan, [*before, *now])) or fmean(now) >= NEARLY_ALL:
+            return None
+        rewards = [reward for reward, _ in earlier], [reward for reward, _ in last]
+        rise, error = _rise(*rewards)
+        more_solved, solved_error = _rise(before, now)
+        if rise <= max(CLEAR * error, LEAST_RISE) or more_solved > SLIGHT * solved_error:
+            return None
+        return (
+            f"the mean reward rose from {fmean(rewards[0]):.3g} to {fmean(rewards[1]):.3g}, but the share of solved tasks did not "
+            f"({fmean(before):.1%} to {fmean(now):.1%}): the policy collects partial credit. {PARTIAL_CREDIT}"
+        )
+
+    def _fell(self, metrics: Mapping[str, Value]) -> str | None:
+        """This evaluation is below the interval of the first one, whose value is above the interval of this one."""
+        accuracy, low, high = (_number(metrics, f"heldout/{end}") for end in ("accuracy", "low", "high"))
+        if accuracy is None or low is None or high is None:
+            return KEEP if "fell" in self._ringing else None
+        self.first = self.first or (accuracy, low, high)
+        self._best = max(self._best, accuracy)
+        began, began_low, began_high = self.first
+        if accuracy >= began_low or high >= began:
+            return None
+        return (
+            f"held-out accuracy is {accuracy:.1%} ({low:.1%} to {high:.1%}) and was {began:.1%} ({began_low:.1%} to {began_high:.1%}) "
+            f"at the start: training makes the model worse. {FELL}"
+        )
+
+    def _standing_still(self) -> str | None:
+        """The reward of the last steps is not above that of the first ones, nor any evaluation above the first interval."""
+        if len(self._rewards) < PATIENCE:
+            return None
+        first, last = self._rewards[:WINDOW], self._rewards[-WINDOW:]
+        rise, error = _rise(first, last)
+        solved = fmean(solved for _, solved in list(self._recent)[-WINDOW:])
+        if rise > SLIGHT * error or solved >= NEARLY_ALL or (self.first and self._best > self.first[2]):
+            return None
+        return f"no clear gain in {len(self._rewards)} steps: the mean reward is {fmean(last):.3g} and was {fmean(first):.3g}. {NOT_LEARNING}"
+
+    def _ring(self, name: str, line: str | None) -> str | None:
+        """The line if it is new: not said in the step before, nor in the last MEMORY steps with a reward."""
+        new = line is not None and name not in self._ringing and len(self._rewards) >= self._quiet_until.get(name, 0)
+        if line is None:
+            self._ringing.discard(name)
+        else:
+            self._ringing.add(name)
+        if new and name != "fell":  # evaluations are too few to flicker
+            self._quiet_until[name] = len(self._rewards) + MEMORY
+        return line if new else None
+
+
+KEEP = "still so"
+"""In place of a line that has rung, in a step that has no evaluation."""
+
+
+def _rise(before: Sequence[float], now: Sequence[float]) -> tuple[float, float]:
+    """Difference of the means, and its standard error."""
+    return fmean(now) - fmean(before), math.sqrt(variance(before) / len(before) + variance(now) / len(now))
+
+
+def _number(metrics: Mapping[str, Value], *keys: str) -> float | None:
+    """The first of the keys that holds a finite number."""
+    values = (metrics.get(key) for key in keys)
+    return next((float(v) for v in values if isinstance(v, float | int) and math.isfinite(v)), None)

@@ -1,0 +1,64 @@
+"""Notes of a run, `notes.jsonl`: what was said while it went on that the report must still show.
+
+One JSON object per line: `step` (0 before the first), `warning` (whether something is wrong) and `text`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sixfold.durable import disk_errors, write_text_atomic
+
+FILE = "notes.jsonl"
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line for the user. warning: something is wrong, and the line says what to try."""
+
+    step: int
+    text: str
+    warning: bool = False
+
+
+class Notes:
+    """Shows notes and keeps them.
+
+    Args:
+        folder: the run's folder.
+        show: puts a line on the screen.
+    """
+
+    def __init__(self, folder: Path, show: Callable[[str], None]) -> None:
+        self._path = folder / FILE
+        self._show = show
+
+    def cut_after(self, step: int | None) -> None:
+        """Drop the notes of steps after `step` (None: all of them), which a resumed run makes again."""
+        kept = [] if step is None else [note for note in read_notes(self._path) if note.step <= step]
+        write_text_atomic(self._path, "".join(map(_line, kept)))
+
+    def add(self, step: int, text: str, warning: bool = False) -> None:
+        """Show a line, with its step unless that is 0, and append it to the file."""
+        self._show(f"step {step}: {text}" if step else text)
+        with disk_errors(f"cannot write {self._path}"), self._path.open("a", encoding="utf-8") as file:
+            file.write(_line(Note(step, text, warning)))
+
+
+def read_notes(path: Path) -> list[Note]:
+    """The notes in file order; none if there is no file. A line that is not a note is left out: a crash may cut one."""
+    notes = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        try:
+            entry = json.loads(line)
+            notes.append(Note(int(entry["step"]), str(entry["text"]), bool(entry.get("warning"))))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return notes
+
+
+def _line(note: Note) -> str:
+    return json.dumps(asdict(note)) + "\n"  # ASCII: model text may hold lone surrogates

@@ -1,0 +1,125 @@
+"""What counts as solved: full marks of the verifier, whatever the weights, the scale and the other rewards are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sixfold.environment.scorer import Environment
+from sixfold.environment.solved import solved_rule
+from sixfold.errors import UserError
+from sixfold.types import Group, Reward, Task, Trajectory
+
+TASK = Task("t", "2+2=", answer=4)
+
+
+def right(completion: str, task: Task) -> float:
+    return float(completion == "4")
+
+
+def half(completion: str, task: Task) -> float:
+    return {"4": 1.0, "40": 0.75}.get(completion, 0.0)
+
+
+def short(completion: str, task: Task) -> float:
+    return -0.1 * len(completion)
+
+
+def tidy(completion: str, task: Task) -> float:
+    return 1.0
+
+
+def judged(text: str, rewards: list[Callable[..., object]], **settings: object) -> Reward:
+    trajectory = Trajectory("t", 0, [1, 2], 1, [False, True], [0.0, 0.0], [-1, 0], "stop", text)
+    with Environment(rewards, **settings) as environment:  # type: ignore[arg-type]
+        environment.score([Group(TASK, [trajectory])])
+    assert trajectory.reward
+    return trajectory.reward
+
+
+@pytest.mark.parametrize(
+    ("rewards", "weights"),
+    [([right], []), ([right], [2.0]), ([right], [0.25]), ([right, tidy], [1.0, 0.1]), ([tidy, right], [0.1, 1.0]), ([right, tidy], []),
+     ([right, short], [1.0, 1.0]), ([right, short], [0.5, 0.5])],
+)  # fmt: skip
+def test_the_verifier_decides_whatever_the_weights_are(rewards: list[Callable[..., object]], weights: list[float]) -> None:
+    yes, no = (judged(text, rewards, weights=weights) for text in ("4", "5"))
+    assert (yes.score, yes.solved, no.score, no.solved) == (1.0, True, 0.0, False)
+
+
+def test_partial_credit_is_not_solved() -> None:
+    found = judged("40", [half], weights=[2.0])
+    assert (found.value, found.score, found.solved) == (1.5, 0.75, False)
+
+
+def test_a_builtin_verifier_is_preferred_then_weight_then_order() -> None:
+    assert solved_rule(["form", "math", "close"], [5.0, 0.1, 1.0]).parts == ("math", "form", "close")
+    assert solved_rule(["a", "b", "c"], [0.5, 1.0, 1.0]).parts == ("b", "c", "a")
+
+
+def test_a_part_or_the_sum_can_be_named() -> None:
+    rewards = [right, half, tidy]
+    assert judged("40", rewards, metric="half", solved_at=0.75).solved is True
+    assert judged("40", rewards, metric="half", solved_at=0.76).solved is False
+    assert judged("5", rewards, metric="tidy").solved is True
+    whole, some = (judged(text, rewards, metric="reward", weights=[0.7, 0.2, 0.1]) for text in ("4", "40"))
+    assert whole.solved is True and whole.score == whole.value, "0.7 + 0.2 + 0.1 is full marks, rounding or not"
+    assert some.solved is False
+    assert judged("40", rewards, metric="reward", weights=[0.7, 0.2, 0.1], solved_at=0.25).solved is True
+
+
+def test_a_reward_for_evaluation_alone_has_weight_0() -> None:
+    found = judged("4", [short, right], weights=[1.0, 0.0], metric="right")
+    assert (found.value, found.score, found.solved) == (-0.1, 1.0, True)
+
+
+def test_a_reward_that_does_not_apply_leaves_the_next_to_decide() -> None:
+    def elsewhere(completions: list[str], **_: object) -> list[float | None]:
+        return [None for _ in completions]
+
+    found = judged("4", [elsewhere, right], weights=[2.0, 1.0])
+    assert (found.value, found.score, found.solved) == (1.0, 1.0, True)
+    named = judged("4", [elsewhere, right], metric="elsewhere")
+    assert (named.value, named.score, named.solved) == (1.0, None, None)
+
+
+def test_a_failed_check_is_neither_solved_nor_not() -> None:
+    def broken(completion: str, task: Task) -> float:
+        raise RuntimeError("no")
+
+    found = judged("4", [right, broken], error_budget=1.0)
+    assert (found.value, found.score, found.solved) == (None, None, None)
+
+
+def test_a_name_that_no_reward_has_is_refused_with_those_there_are() -> None:
+    with pytest.raises(UserError, match=r"eval.metric = 'rihgt'.*choose one of right, tidy, reward.*right"):
+        Environment([right, tidy], metric="rihgt")
+    with pytest.raises(UserError, match=r"eval.metric = 'maths'.*Did you mean 'math'"):
+        Environment(["math"], metric="maths")
+
+
+def test_names_are_known_before_any_file_is_run(tmp_path: Path) -> None:
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("def check(completion, task):\n    return 1.0\n")
+    specs = [f"{tmp_path}/a.py:check", f"{tmp_path}/b.py:check"]
+    environment = Environment(specs, metric=specs[1])
+    assert environment.solved_rule.parts == (specs[1],)
+
+
+def test_scores_above_full_marks_are_pointed_out() -> None:
+    rule = solved_rule(["points"], [1.0])
+    assert "set eval.solved_at" in rule.above([0.0, 10.0]) and rule.above([0.0, 1.0]) == "" and rule.above([]) == ""
+
+
+@pytest.mark.parametrize("value", [1e300, -1e16, 10**400, float("inf"), float("nan")])
+def test_a_reward_that_float32_cannot_train_on_is_a_failed_check(value: float) -> None:
+    """1e300 was infinite in float32: taken for a failed check of an otherwise even group, "all rewards equal"."""
+    found = judged("4", [lambda completion, task: value], error_budget=1.0)
+    assert found.value is None and found.error
+
+
+def test_a_weighted_sum_that_float32_cannot_train_on_is_one_too() -> None:
+    found = judged("4", [right], weights=[1e300])
+    assert found.value is None and found.error is not None and "1e+300" in found.error
