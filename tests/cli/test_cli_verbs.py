@@ -82,7 +82,9 @@ def test_sft_stops_after_the_warm_up(calls: Calls, capsys: pytest.CaptureFixture
 def test_eval_generate_and_report_hand_on_their_arguments(calls: Calls, run_dir: Path) -> None:
     assert main(["eval", "demo", "--checkpoint", "a", "--against", "b", "--eval.samples=4", "--eval.temperature=1"]) == 7
     sampled = load_recipe("demo", ["--eval.samples=4", "--eval.temperature=1"])
-    assert calls.pop() == ("evaluate_command", (sampled, "a", "b"), {})
+    assert calls.pop() == ("evaluate_command", (sampled, ["a"], "b", None), {})
+    assert main(["eval", "demo", "--checkpoint", "a", "b", "--out", "there", "--checkpoint", "c"]) == 7
+    assert calls.pop() == ("evaluate_command", (load_recipe("demo", []), ["a", "b", "c"], None, Path("there")), {})
     assert main(["generate", "runs/demo", "--prompt", "1+1=", "--n", "3", "--temperature", "0", "--max-tokens", "9", "--seed", "4"]) == 7
     assert calls.pop() == ("generate_command", ("runs/demo", "1+1="), {"n": 3, "temperature": 0.0, "max_tokens": 9, "seed": 4, "speculation": "none"})
     assert main(["generate", "runs/demo", "--prompt", "1+1=", "--speculation", "ngram"]) == 7

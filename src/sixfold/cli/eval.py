@@ -1,8 +1,9 @@
-"""`sixfold eval RECIPE --checkpoint DIR [--against DIR]`."""
+"""`sixfold eval RECIPE --checkpoint DIR [DIR ...] [--against DIR] [--out DIR]`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from sixfold.cli.parsing import RECIPE_HELP, VerbParser
 from sixfold.errors import UserError
@@ -12,11 +13,13 @@ from sixfold.recipe_io import load_recipe
 
 def parser() -> VerbParser:
     """Arguments of the verb."""
-    text = "Mean reward and pass@k of a checkpoint on the recipe's held-out tasks, with 95 % intervals."
+    text = "Share of the recipe's held-out tasks that checkpoints solve, pass@k and mean score, with 95 % intervals."
     arguments = VerbParser("eval", text, takes_recipe=True)
     arguments.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
-    arguments.add_argument("--checkpoint", metavar="DIR", required=True, help="a checkpoint, a run, or a Hugging Face model")
-    arguments.add_argument("--against", metavar="DIR", help="a second one: paired test on the same tasks")
+    what = "checkpoints, runs or Hugging Face models: a row of the table each"
+    arguments.add_argument("--checkpoint", metavar="DIR", nargs="+", action="extend", required=True, help=what)
+    arguments.add_argument("--against", metavar="DIR", help="one more, to compare the others with: paired test on the same tasks")
+    arguments.add_argument("--out", metavar="DIR", type=Path, help="where results.json and completions go (default: a new folder in DIR/evaluations)")
     return arguments
 
 
@@ -28,4 +31,4 @@ def run(argv: Sequence[str]) -> int:
         raise UserError("nothing to evaluate on: data.heldout = 0 and data.heldout_split is empty; set one of them")
     from sixfold.evaluation.command import evaluate_command
 
-    return evaluate_command(recipe, given.checkpoint, given.against)
+    return evaluate_command(recipe, given.checkpoint, given.against, given.out)
