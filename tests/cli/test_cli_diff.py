@@ -58,7 +58,7 @@ def test_what_differs_is_shown_and_the_rest_is_not(runs: tuple[Path, Path]) -> N
 
 
 def test_final_numbers_are_the_newest_of_each_and_stand_side_by_side(runs: tuple[Path, Path]) -> None:
-    assert rows(compare_runs(*runs), "final numbers") == [
+    assert rows(compare_runs(*runs), "final numbers that differ") == [
         ["heldout_after", "0.953125", "-"],
         ["seconds", "201", "-"],
         ["step", "2", "1"],
@@ -69,7 +69,23 @@ def test_final_numbers_are_the_newest_of_each_and_stand_side_by_side(runs: tuple
 
 def test_a_run_does_not_differ_from_itself(runs: tuple[Path, Path]) -> None:
     text = compare_runs(runs[0], runs[0])
-    assert "settings that differ: none" in text and "environment that differs: none" in text
+    assert "settings that differ: none" in text and "environment that differs: none" in text and "final numbers that differ: none" in text
+
+
+def test_no_row_shows_the_same_text_twice(runs: tuple[Path, Path]) -> None:
+    """Values that differ in the eighth digit, or after 48 characters."""
+    long = "x" * 60
+    for run, last, value in ((runs[0], "a", 0.123456789), (runs[1], "b", 0.123456780)):
+        (run / "recipe.toml").write_text(f'[run]\nname = "{long}{last}{long}"\nrate = {value}\n')
+    found = rows(compare_runs(*runs), "settings that differ")
+    assert [row[0] for row in found] == ["run.name", "run.rate"] and all(left != right for _, left, right in found)
+    assert found[1][1:] == ["0.123456789", "0.12345678"]
+
+
+def test_equal_numbers_are_no_rows(runs: tuple[Path, Path]) -> None:
+    (runs[1] / "summary.json").write_text('{"heldout_after": 0.953125, "seconds": 200}')
+    keys = [row[0] for row in rows(compare_runs(*runs), "final numbers that differ")]
+    assert "seconds" in keys and "heldout_after" not in keys
 
 
 def test_the_command_prints_it_and_refuses_what_is_no_run(runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,6 +115,33 @@ class TestCopySync:
             assert torch.equal(p, q), name
         assert engine.version == 0
 
+    @pytest.mark.parametrize("form", ["copy", "int8", "fp8"])
+    @pytest.mark.parametrize("every", [1, 3])
+    def test_an_evaluation_gets_the_policy_itself_and_training_its_own_again(
+        self, trained: PreTrainedModel, engine: Engine, form: str, every: int
+    ) -> None:
+        sync, sampler = CopySync(trained, engine, every, form), engine.runner.model.module
+        sync.refresh()
+        for version in range(6):
+            if version:
+                nudge(trained)
+                sync.sync(version)
+            before, held, waited = engine.version, weights(sampler), sync.waited
+            with sync.policy_weights(version):
+                assert engine.version == version
+                assert all(torch.equal(p, weights(trained)[name]) for name, p in sampler.named_parameters())
+            assert (engine.version, sync.waited) == (before, waited)
+            assert all(torch.equal(p, held[name]) for name, p in sampler.named_parameters())
+
+    def test_an_evaluation_that_fails_leaves_them_too(self, trained: PreTrainedModel, engine: Engine) -> None:
+        sync, held = CopySync(trained, engine, every=3), weights(engine.runner.model.module)
+        nudge(trained)
+        sync.sync(1)
+        with pytest.raises(RuntimeError, match="in between"), sync.policy_weights(1):
+            raise RuntimeError("in between")
+        assert engine.version == 0
+        assert all(torch.equal(p, held[name]) for name, p in engine.runner.model.module.named_parameters())
+
     def test_stale_weights_go_through_a_checkpoint(self, trained: PreTrainedModel, engine: Engine) -> None:
         """A resumed run samples from the weights that the stopped one would have sampled from: those of the last sync."""
         sync = CopySync(trained, engine, every=2)

@@ -97,6 +97,35 @@ def test_every_second_step_counts_steps_and_not_versions(trained: PreTrainedMode
     assert seen == [(0, 1), (8, 0), (8, 1), (16, 0), (16, 1)]
 
 
+def test_an_evaluation_gets_the_policy_and_training_its_stale_weights_again(trained: PreTrainedModel) -> None:
+    engine = Elsewhere(trained)
+    sync = VersionedSync(trained, engine, 3, LIMIT, 64)
+    sync.refresh()
+    old = names(trained)
+    nudge(trained)
+    sync.sync(1)
+    with sync.policy_weights(1):
+        assert engine.version == 1 and same(names(engine.model), names(trained))
+    assert (engine.version, sync.waited) == (0, 1) and same(names(engine.model), old)
+    assert same({name.removeprefix("engine/"): t for name, t in sync.tensors().items()}, old), "a checkpoint holds the stale ones"
+    for version in (2, 3):
+        nudge(trained)
+        sync.sync(version)
+    loads = len(engine.loads)
+    with sync.policy_weights(3):
+        assert engine.version == 3 and same(names(engine.model), names(trained))
+    assert len(engine.loads) == loads, "what is there already is not handed over again"
+
+
+def test_an_evaluation_within_version_0_sees_what_sft_has_changed(trained: PreTrainedModel) -> None:
+    engine = Elsewhere(trained)
+    sync = VersionedSync(trained, engine, 1, LIMIT, 64)
+    sync.refresh()
+    nudge(trained)
+    with sync.policy_weights(0):
+        assert engine.version == 0 and same(names(engine.model), names(trained))
+
+
 def test_an_engine_that_did_not_load_is_found_out(trained: PreTrainedModel) -> None:
     engine = Elsewhere(trained)
     sync = VersionedSync(trained, engine, 1, LIMIT, 64)

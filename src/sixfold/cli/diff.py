@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ _ABSENT = "-"
 
 def parser() -> VerbParser:
     """Arguments of the verb."""
-    arguments = VerbParser("diff", "What differs between two runs: settings, versions, code; and their final numbers side by side.")
+    arguments = VerbParser("diff", "What differs between two runs: settings, versions, code and final numbers.")
     arguments.add_argument("run_a", metavar="RUN_A", help="a run's folder")
     arguments.add_argument("run_b", metavar="RUN_B", help="another run's folder")
     return arguments
@@ -35,7 +36,7 @@ def compare_runs(a: Path, b: Path) -> str:
     parts = [
         _table("settings that differ", _differing(_settings(a), _settings(b))),
         _table("environment that differs", _differing(_environment(a), _environment(b))),
-        _table("final numbers", [row for row in _side_by_side(*numbers) if not set(row[1:]) <= {_ABSENT}]),
+        _table("final numbers that differ", _differing(*numbers)),
     ]
     return "\n\n".join([f"A: {a}\nB: {b}", *parts])
 
@@ -83,12 +84,20 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    return [(key, left, right) for key, left, right in _side_by_side(a, b) if a.get(key, _ABSENT) != b.get(key, _ABSENT)]
+    """Key and both values, as text, of every key whose values differ."""
+    pairs = ((key, a.get(key, _ABSENT), b.get(key, _ABSENT)) for key in dict.fromkeys([*a, *b]))
+    return [(key, *_shown_apart(left, right)) for key, left, right in pairs if left != right]
 
 
-def _side_by_side(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for key in dict.fromkeys([*a, *b]):
-        yield key, _shown(a.get(key, _ABSENT)), _shown(b.get(key, _ABSENT))
+def _shown_apart(a: object, b: object) -> tuple[str, str]:
+    """Two values that differ as two texts that differ: in full, or from where they part, if their short forms are equal."""
+    if _shown(a) != _shown(b):
+        return _shown(a), _shown(b)
+    texts = json.dumps(a), json.dumps(b)
+    start = len(commonprefix(texts))
+    if start <= 24 or isinstance(a, float):
+        return texts
+    return tuple("..." + text[start - 12 : start + 30] for text in texts)  # type: ignore[return-value]
 
 
 def _shown(value: object) -> str:

@@ -70,7 +70,7 @@ class VersionedSync:
         try:
             yield
         finally:
-            if version > before:
+            if held and version > before:
                 self._handed = held
                 self._engine.load(self._checkpoint_form(held), before)
 
