@@ -37,7 +37,8 @@ def flags(folder: Path, **overrides: object) -> list[str]:
     rewards.write_text("def odd(completion, task):\n    return float(sum(map(ord, completion)) % 97 / 96)\n")
     settings = {
         "run__name": "run", "run__steps": STEPS, "run__dir": str(folder), "environment__rewards": f'["{rewards}:odd"]', "sft__steps": 3,
-        "trainer__learning_rate": 2e-2, "data__heldout": 24, "eval__every": 2, "checkpoint__every": 1, "checkpoint__keep": 9, "rollout__temperature": 1.3,
+        "trainer__learning_rate": 2e-2, "data__heldout": 24, "eval__every": 2, "checkpoint__every": 1, "checkpoint__keep": 9,
+        "rollout__temperature": 1.3,
         "eval__temperature": 1, "eval__samples": 2,
     }  # fmt: skip
     return tiny_recipe(folder, **{**settings, **overrides})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +93,7 @@ def _shown_apart(a: object, b: object) -> tuple[str, str]:
     if _shown(a) != _shown(b):
         return _shown(a), _shown(b)
     texts = json.dumps(a), json.dumps(b)
-    start = len(commonprefix(texts))
+    start = next((i for i, (x, y) in enumerate(zip(*texts, strict=False)) if x != y), min(map(len, texts)))
     if start <= 24 or isinstance(a, float):
         return texts
     return tuple("..." + text[start - 12 : start + 30] for text in texts)  # type: ignore[return-value]
