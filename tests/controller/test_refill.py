@@ -117,7 +117,8 @@ def test_all_mixed_at_once_is_exactly_the_inner_rollout() -> None:
     assert len(kept) == 4 and all(a is b for a, b in zip(kept, sampler.made, strict=True))
     stats = refill.stats()
     assert {k: v for k, v in stats.items() if k.startswith("dynamic/") and k != "dynamic/check_s"} == {
-        "dynamic/rounds": 1.0, "dynamic/extra_frac": 0.0, "dynamic/kept_frac": 1.0, "dynamic/unfilled": 0.0, "dynamic/reward_mean": 0.5, "dynamic/solved_frac": 0.5,
+        "dynamic/rounds": 1.0, "dynamic/extra_frac": 0.0, "dynamic/kept_frac": 1.0, "dynamic/unfilled": 0.0, "dynamic/reward_mean": 0.5,
+        "dynamic/solved_frac": 0.5,
     }  # fmt: skip
     inner = sampler.stats()
     assert {k: stats[k] for k in inner if k != "rollout/tok_s"} == pytest.approx({k: v for k, v in inner.items() if k != "rollout/tok_s"}, abs=1e-12)
