@@ -26,14 +26,19 @@ from ..errors import UserError
 from .api_error import ApiError, bad_request
 from .bounds import BodyReader, parse_body, shortened
 from .chat import ChatCodec
+from .chat_ask import ChatAsk
 from .engine_thread import EngineThread
 from .form import check_form
 from .gate import Gate, as_response
 from .hosts import AllowedHosts
 from .job import Job
 from .metrics import Metrics
+from .pieces import Pieces
 from .replies import ChatReply, Reply, TextReply
-from .requests import MAX_CHOICES, MAX_VERSIONS_AHEAD, Ask, ChatAsk, Limits, TextAsk, WeightsAsk, parse_ask
+from .requests import MAX_CHOICES, MAX_VERSIONS_AHEAD, Ask, Limits, TextAsk, WeightsAsk, parse_ask
+from .responses_ask import parse_responses
+from .responses_reply import ResponsesReply
+from .structured import Grammars
 
 log = logging.getLogger("sixfold.server")
 T = TypeVar("T")
@@ -56,7 +61,8 @@ class Served:
         name: the model's name in requests.
         engine: the thread that samples.
         codecs: for short texts and for long ones, with a tokenizer each.
-        piece: one token as text.
+        pieces: tokens as texts and bytes.
+        grammars: compiles what an answer must look like.
         limits: what requests are held against.
         stop_token_ids: tokens that end a completion.
         key: the API key, or "".
@@ -69,7 +75,8 @@ class Served:
     name: str
     engine: EngineThread
     codecs: tuple[ChatCodec, ChatCodec]
-    piece: Callable[[int], str]
+    pieces: Pieces
+    grammars: Grammars
     limits: Limits
     stop_token_ids: tuple[int, ...]
     key: str = ""
@@ -101,6 +108,7 @@ def make_app(served: Served) -> ASGIApp:
             *changing,
             Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
             Route("/v1/completions", endpoints.text, methods=["POST"]),
+            Route("/v1/responses", endpoints.responses, methods=["POST"]),
             Route("/v1/models", endpoints.models),
             Route("/v1/models/{model:path}", endpoints.model),
             Route("/", endpoints.root),
@@ -129,11 +137,14 @@ class Endpoints:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         ask = parse_ask(ChatAsk, await self._body(request))
-        self._check_model(ask.model)
-        messages, tools = ask.shown_messages(), ask.shown_tools()
-        prompt = await self._encode_chat(messages, tools)
-        job = self._job("chatcmpl", ask, [prompt], {"endpoint": "chat", "prompt": messages, "tools": tools})
-        return await self._answer(request, job, ChatReply(job, ask, self.served.piece))
+        job = await self._chat_job("chatcmpl", ask)
+        return await self._answer(request, job, ChatReply(job, ask, self.served.pieces))
+
+    async def responses(self, request: Request) -> Response:
+        """POST /v1/responses."""
+        ask = parse_responses(await self._body(request))
+        job = await self._chat_job("resp", ask)
+        return await self._answer(request, job, ResponsesReply(job, ask, self.served.pieces))
 
     async def text(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -143,8 +154,9 @@ class Endpoints:
         if len(given) * ask.n > MAX_CHOICES:
             raise bad_request(f"{len(given)} prompts times n = {ask.n} is over {MAX_CHOICES} completions", "n")
         prompts = [await self._tokens(prompt) for prompt in given]
-        job = self._job("cmpl", ask, prompts, {"endpoint": "text", "prompt": ask.prompt})
-        return await self._answer(request, job, TextReply(job, ask, self.served.piece))
+        job = await self._job("cmpl", ask, prompts, {"endpoint": "text", "prompt": ask.prompt})
+        echoed = [p if isinstance(p, str) else self.served.pieces.join(p) for p in given] if ask.echo else []
+        return await self._answer(request, job, TextReply(job, ask, self.served.pieces, echoed))
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -231,14 +243,23 @@ class Endpoints:
     def _lane(self, characters: int) -> Lane:
         return self._lanes[characters >= LONG_TEXT]
 
-    def _job(self, kind: str, ask: Ask, prompts: list[list[int]], asked: dict[str, Any]) -> Job:
+    async def _chat_job(self, kind: str, ask: ChatAsk) -> Job:
+        self._check_model(ask.model)
+        messages, tools = ask.shown_messages(), ask.shown_tools()
+        prompt = await self._encode_chat(messages, tools)
+        return await self._job(kind, ask, [prompt], {"endpoint": "chat", "prompt": messages, "tools": tools})
+
+    async def _job(self, kind: str, ask: Ask, prompts: list[list[int]], asked: dict[str, Any]) -> Job:
         max_tokens = self.served.limits.max_tokens(ask, max(map(len, prompts)))
         params = ask.sampling(max_tokens, self.served.stop_token_ids, secrets.randbits(63))
         name = f"{kind}-{secrets.token_hex(12)}"
         asked |= {"model": ask.model, "n": ask.n, "stop": ask.stops, "metadata": ask.metadata}
         adapter = ask.model if ask.model in self.served.adapters else None
         stops = (*ask.stops, *(self.served.stop_strings if isinstance(ask, ChatAsk) else ()))
-        return Job(name, prompts, params, ask.n, stops, ask.stream, ask.metadata.get("task_id", name), asked, adapter)
+        form = ask.form()
+        constraint = None if form.is_free else await run_sync(self.served.grammars.compile, form, limiter=self._parser)
+        task_id = ask.metadata.get("task_id", name)
+        return Job(name, prompts, params, ask.n, stops, ask.stream, task_id, asked, adapter, constraint, ask.scores_prompt)
 
     async def _answer(self, request: Request, job: Job, reply: Reply) -> Response:
         self.served.engine.submit(job)
@@ -256,14 +277,16 @@ class Endpoints:
             yield _event(chunk)
         try:
             async for delta in job.deltas():
-                yield _event(reply.chunk(delta))
+                for chunk in reply.chunks(delta):
+                    yield _event(chunk)
         except ApiError as error:  # the status is sent already: the stream says it
-            yield _event(error.body)
+            yield _event(reply.failed(error.body))
         else:
             self._answered(job)
             for chunk in reply.closing():
                 yield _event(chunk)
-        yield "data: [DONE]\n\n"
+        if reply.last_event:
+            yield reply.last_event
 
     def _answered(self, job: Job) -> None:
         self.counts.seconds += time.time() - job.created
@@ -317,7 +340,9 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data, allow_nan=False, ensure_ascii=False)}\n\n"
+    """A server-sent event; of one that has a type, with its name."""
+    name = f"event: {data['type']}\n" if "type" in data else ""
+    return f"{name}data: {json.dumps(data, allow_nan=False, ensure_ascii=False)}\n\n"
 
 
 async def _refusal(request: Request, error: Exception) -> Response:

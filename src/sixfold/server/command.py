@@ -31,8 +31,10 @@ from .chat import ChatCodec
 from .connections import BoundedHeaders
 from .engine_thread import EngineThread
 from .hosts import AllowedHosts, is_loopback
+from .pieces import Pieces
 from .record import Recorder
 from .requests import Limits
+from .structured import Grammars
 
 log = logging.getLogger("sixfold.server")
 
@@ -127,7 +129,8 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
             raise UserError(f"--adapter {name}={path}: the name '{name}' is taken")
         engine.load_adapter(name, read_adapter(path, policy.model))
     # Two copies of the tokenizer: the engine's thread decodes with one while the event loop's threads encode and decode with the others.
-    decoder, pieces = (PromptCodec(copy.deepcopy(policy.tokenizer), policy.stop_token_ids) for _ in range(2))
+    decoder = PromptCodec(copy.deepcopy(policy.tokenizer), policy.stop_token_ids)
+    grammars = Grammars(copy.deepcopy(policy.tokenizer), vocabulary, policy.stop_token_ids)
     recorder = Recorder(options.record) if options.record is not None else None
     thread = EngineThread(engine, decoder.decode, options.max_queue, recorder, decoder.opened)
     longest_token = max(map(len, policy.tokenizer.get_vocab()), default=1)
@@ -137,7 +140,8 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
         options.name,
         thread,
         (ChatCodec(policy.tokenizer), ChatCodec(copy.deepcopy(policy.tokenizer))),
-        pieces.piece,
+        Pieces(copy.deepcopy(policy.tokenizer)),
+        grammars,
         limits,
         policy.stop_token_ids,
         options.key,

@@ -23,6 +23,7 @@ from .api_error import ApiError, bad_request
 from .job import Choice, Delta, Job, noise_key
 from .rate import Rate
 from .record import Recorder
+from .scoring_queue import ScoringQueue
 
 log = logging.getLogger("sixfold.server")
 
@@ -55,6 +56,7 @@ class EngineThread:
         self._recorder = recorder
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._choices: dict[tuple[Request, int], Choice] = {}
+        self._scoring = ScoringQueue(engine)
         self._outgoing: list[tuple[Job, Delta | Exception]] = []
         self._waiting = 0
         self._lock = threading.Lock()
@@ -120,6 +122,9 @@ class EngineThread:
                 self._take_commands()
                 if self.engine.busy:
                     self._step()
+                scored = self._scoring.step()
+                if scored is not None:
+                    self._start(scored)
                 self.usage = self.engine.usage()
                 self._deliver()
             self._end_all(ApiError(503, "the server is stopping"))
@@ -133,7 +138,7 @@ class EngineThread:
 
     def _take_commands(self) -> None:
         """All that have arrived; waits for one where there is nothing to step."""
-        if not self.engine.busy:
+        if not self.engine.busy and not self._scoring.busy:
             self._commands.get()()
         while not self._commands.empty():
             self._commands.get()()
@@ -141,10 +146,20 @@ class EngineThread:
     def _admit(self, job: Job) -> None:
         if self.failure is not None:
             self._outgoing.append((job, _FAILED))
+        elif job.scored:
+            self._scoring.add(job)
+        else:
+            self._start(job)
+
+    def _start(self, job: Job) -> None:
+        """Let the engine sample. A job that wants no tokens is answered at once."""
+        if job.params.max_tokens == 0:
+            self._left(len(job.prompts))
+            self._outgoing += [(job, Delta(i, finish_reason="length")) for i in range(job.choices)]
             return
         for i, prompt in enumerate(job.prompts):
             try:
-                request = self.engine.add(noise_key(prompt), prompt, job.params, list(range(job.n)), adapter=job.adapter)
+                request = self.engine.add(noise_key(prompt), prompt, job.params, list(range(job.n)), adapter=job.adapter, constraint=job.constraint)
             except ValueError as error:  # could never fit the cache
                 self._drop(job)
                 self._left(len(job.prompts) - i)
@@ -216,6 +231,10 @@ class EngineThread:
     def _drop(self, job: Job) -> None:
         if self.failure is not None:
             return
+        if self._scoring.drop(job):
+            self._left(len(job.prompts))
+            self.aborted += 1
+            return
         before = len(self.engine.scheduler.waiting)
         open_choices = {key: self._choices.pop(key) for key in [(r, k) for r in job.requests for k in range(job.n)] if key in self._choices}
         for request in job.requests:
@@ -236,7 +255,7 @@ class EngineThread:
         """Every open job hears of the error, those too that the queue still holds."""
         while not self._commands.empty():
             self._commands.get()()
-        for job in {choice.job for choice in self._choices.values()}:
+        for job in {*self._scoring.jobs, *(choice.job for choice in self._choices.values())}:
             self._drop(job)
             self._outgoing.append((job, error))
         self._choices.clear()

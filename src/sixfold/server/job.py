@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..engine.sequence import Request
+from ..engine.scoring import PromptScore
+from ..engine.sequence import Constraint, Request
 from ..engine.sequence import Sequence as EngineSequence
 from ..rollout.text_stream import CompletionText
 from ..types import FinishReason, SamplingParams, Trajectory
@@ -31,9 +32,26 @@ class Delta:
 
 @dataclass(eq=False)
 class Job:
-    """prompts: token ids; each is sampled n times, choice index = prompt * n + sample. task_id, asked: for the record. stream: deltas are wanted as
-    they come. adapter: its name, or None for the model as it is. inbox: filled by the event loop on the engine thread's behalf. open: choices that
-    have not ended, as the reader has seen it."""
+    """One request.
+
+    Attributes:
+        id: of the answer.
+        prompts: token ids. Each is sampled n times; choice index = prompt * n + sample.
+        params: how completions are drawn.
+        n: completions of each prompt.
+        stops: stop strings.
+        stream: deltas are wanted as they come.
+        task_id: for the record.
+        asked: what else the record holds.
+        adapter: its name, or None for the model as it is.
+        constraint: which tokens may be sampled, or None for all.
+        scored: whether the prompts' log-probs are wanted.
+        scores: these, one a prompt, before the first delta comes.
+        requests: the engine's.
+        inbox: filled by the event loop on the engine thread's behalf.
+        created: seconds since the epoch.
+        open: choices that have not ended, as the reader has seen it.
+    """
 
     id: str
     prompts: list[list[int]]
@@ -44,6 +62,9 @@ class Job:
     task_id: str = ""
     asked: Mapping[str, Any] = field(default_factory=dict)
     adapter: str | None = None
+    constraint: Constraint | None = None
+    scored: bool = False
+    scores: list[PromptScore] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     inbox: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
     created: float = field(default_factory=time.time)

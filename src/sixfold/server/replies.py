@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from .chat_ask import ChatAsk
 from .job import Delta, Job
-from .requests import Ask, ChatAsk
+from .pieces import Pieces
+from .requests import Ask, TextAsk
 from .tool_calls import ToolCall, ToolCallParser
 
 
 class Reply:
-    """What both forms share. piece: one token as text. It counts the tokens of a stream as they pass."""
+    """What all forms share. It counts the tokens of a stream as they pass.
+
+    Attributes:
+        last_event: what ends a stream.
+    """
 
     kind = ""
     chunk_kind = ""
+    last_event = "data: [DONE]\n\n"
 
-    def __init__(self, job: Job, ask: Ask, piece: Callable[[int], str]) -> None:
+    def __init__(self, job: Job, ask: Ask, pieces: Pieces) -> None:
         self.job = job
         self.ask = ask
-        self._piece = piece
+        self._pieces = pieces
         self._sampled = 0
 
     def whole(self, answers: Sequence[Delta]) -> dict[str, Any]:
@@ -35,15 +42,19 @@ class Reply:
         """Chunks before the first token."""
         return []
 
-    def chunk(self, delta: Delta) -> dict[str, Any]:
-        """One chunk of a stream."""
+    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
+        """What a stream says of a delta."""
         first = not self._sampled
         self._sampled += len(delta.tokens)
-        return self._chunk([self._part(delta) | self._ours(delta, first)])
+        return [self._chunk([self._part(delta) | self._ours(delta, first)])]
 
     def closing(self) -> list[dict[str, Any]]:
         """Chunks after the last token."""
         return [self._envelope(self.chunk_kind) | {"choices": [], "usage": self.usage()}] if self._counts else []
+
+    def failed(self, error: dict[str, Any]) -> dict[str, Any]:
+        """What a stream says of an answer that broke off; the status is sent already."""
+        return error
 
     def usage(self) -> dict[str, int]:
         """Tokens so far. A prompt counts once, whatever n."""
@@ -75,26 +86,62 @@ class Reply:
 
 
 class TextReply(Reply):
-    """/v1/completions."""
+    """/v1/completions. With `echo`, a choice begins with its prompt.
+
+    Args:
+        echoed: the prompts as texts, or nothing.
+    """
 
     kind = chunk_kind = "text_completion"
 
+    def __init__(self, job: Job, ask: TextAsk, pieces: Pieces, echoed: Sequence[str] = ()) -> None:
+        super().__init__(job, ask, pieces)
+        self._to_echo = {i: echoed[i // job.n] for i in range(job.choices)} if echoed else {}
+
     def _choice(self, delta: Delta) -> dict[str, Any]:
-        return {"index": delta.index, "text": delta.text, "logprobs": self._logprobs(delta), "finish_reason": delta.finish_reason}
+        echoes = delta.index in self._to_echo
+        text = self._to_echo.pop(delta.index, "") + delta.text
+        return {"index": delta.index, "text": text, "logprobs": self._logprobs(delta, echoes), "finish_reason": delta.finish_reason}
 
     def _part(self, delta: Delta) -> dict[str, Any]:
         return self._choice(delta)
 
-    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+    def _logprobs(self, delta: Delta, echoes: bool) -> dict[str, Any] | None:
         if not self.ask.wants_logprobs:
             return None
-        top = [self._alternatives(t, p, top) for t, p, top in zip(delta.tokens, delta.logp, delta.top, strict=True)] if delta.top else None
-        return {"tokens": [self._piece(t) for t in delta.tokens], "token_logprobs": delta.logp, "top_logprobs": top, "text_offset": None}
+        tokens: list[int] = list(delta.tokens)
+        logps: list[float | None] = list(delta.logp)
+        tops: list[dict[int, float] | None] = list(delta.top)
+        if echoes:  # nothing predicts the first token of a prompt
+            prompt, score = delta.index // self.job.n, self.job.scores[delta.index // self.job.n]
+            tokens, logps, tops = [*self.job.prompts[prompt], *tokens], [None, *score.logp, *logps], [None, *score.top, *tops]
+        shown = [self._alternatives(t, p, top) for t, p, top in zip(tokens, logps, tops, strict=True)] if self.ask.alternatives else None
+        return {"tokens": [self._pieces.text(t) for t in tokens], "token_logprobs": logps, "top_logprobs": shown, "text_offset": None}
 
-    def _alternatives(self, token: int, logp: float, top: dict[int, float]) -> dict[str, float]:
-        """By text, as the form has it; the sampled token is among them. Of tokens that look alike the likeliest is shown, so it is written last."""
+    def _alternatives(self, token: int, logp: float | None, top: dict[int, float] | None) -> dict[str, float] | None:
+        """By text, as the form has it; the token itself is among them. Of tokens that look alike the likeliest is shown, so it is written last."""
+        if logp is None or top is None:
+            return None
         ordered = sorted(({token: logp} | top).items(), key=lambda item: item[1])
-        return {self._piece(t): p for t, p in ordered}
+        return {self._pieces.text(t): p for t, p in ordered}
+
+
+class TokenLogprobs:
+    """Log-probs of tokens in the form of chats and responses."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+
+    def content(self, delta: Delta) -> list[dict[str, Any]]:
+        """Of each sampled token, with the likeliest at its place where they were asked for."""
+        tops = delta.top or [{}] * len(delta.tokens)
+        return [
+            self._token(token, logp) | {"top_logprobs": [self._token(t, p) for t, p in top.items()]}
+            for token, logp, top in zip(delta.tokens, delta.logp, tops, strict=True)
+        ]
+
+    def _token(self, token: int, logp: float) -> dict[str, Any]:
+        return {"token": self._pieces.text(token), "logprob": logp, "bytes": self._pieces.bytes(token)}
 
 
 class ChatReply(Reply):
@@ -102,8 +149,9 @@ class ChatReply(Reply):
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, job: Job, ask: ChatAsk, piece: Callable[[int], str]) -> None:
-        super().__init__(job, ask, piece)
+    def __init__(self, job: Job, ask: ChatAsk, pieces: Pieces) -> None:
+        super().__init__(job, ask, pieces)
+        self._tokens = TokenLogprobs(pieces)
         self._parsers = [ToolCallParser() for _ in range(job.choices)] if ask.uses_tools else []
         self._calls = [0] * job.choices
 
@@ -144,16 +192,4 @@ class ChatReply(Reply):
         return "tool_calls" if delta.finish_reason == "stop" and self._calls[delta.index] else delta.finish_reason
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        if not self.ask.wants_logprobs:
-            return None
-        tops = delta.top or [{}] * len(delta.tokens)
-        content = [
-            self._token(token, logp) | {"top_logprobs": [self._token(t, p) for t, p in top.items()]}
-            for token, logp, top in zip(delta.tokens, delta.logp, tops, strict=True)
-        ]
-        return {"content": content, "refusal": None}
-
-    def _token(self, token: int, logp: float) -> dict[str, Any]:
-        text = self._piece(token)
-        whole = "\ufffd" not in text  # a token may hold a part of a character, whose bytes its text does not show
-        return {"token": text, "logprob": logp, "bytes": list(text.encode()) if whole else None}
+        return {"content": self._tokens.content(delta), "refusal": None} if self.ask.wants_logprobs else None

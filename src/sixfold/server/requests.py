@@ -5,10 +5,9 @@ A field that would change the answer and is not supported is refused, not passed
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, PlainValidator
 
@@ -16,6 +15,7 @@ from ..types import SamplingParams
 from .api_error import ApiError, bad_request
 from .form import STRICT, check_form
 from .neutral import NEUTRAL, without_neutral
+from .structured import Form
 
 MAX_CHOICES = 1024
 """Completions of one request: prompts times n."""
@@ -62,6 +62,8 @@ class Ask(BaseModel):
     top_k: Annotated[int, Field(ge=-1)] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] = []
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=256)] = []
@@ -92,6 +94,18 @@ class Ask(BaseModel):
         raise NotImplementedError
 
     @property
+    def scores_prompt(self) -> bool:
+        """True when the answer holds log-probs of the prompt."""
+        return False
+
+    def check(self) -> None:
+        """Raises ApiError for fields that contradict one another."""
+
+    def form(self) -> Form:
+        """What the completion must look like. Raises ApiError for a form that contradicts itself."""
+        return Form()
+
+    @property
     def prompt_field(self) -> str:
         """The field that holds the prompt."""
         return "prompt"
@@ -105,119 +119,12 @@ class Ask(BaseModel):
             top_p=self.top_p,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
             stop_token_ids=(*stop_token_ids, *self.stop_token_ids),
             seed=seed if self.seed is None else self.seed,
             top_logprobs=self.alternatives,
         )
-
-
-class TextPart(BaseModel):
-    """A piece of a message. Text is the only kind."""
-
-    model_config = STRICT
-
-    type: Literal["text"]
-    text: str
-
-
-class CalledFunction(BaseModel):
-    """arguments: JSON of an object, as text."""
-
-    model_config = STRICT
-
-    name: str
-    arguments: str
-
-
-class PastCall(BaseModel):
-    """A tool call of an earlier turn."""
-
-    model_config = STRICT
-
-    id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-class ChatMessage(BaseModel):
-    """One turn. Fields that OpenAI's clients send back with an answer of ours are read; what they hold besides text and calls is nothing."""
-
-    model_config = STRICT
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-    name: str | None = None
-    tool_calls: Annotated[list[PastCall], Field(fail_fast=True)] | None = None
-    tool_call_id: str | None = None
-
-    @property
-    def text(self) -> str:
-        """The content as one text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
-
-
-class Function(BaseModel):
-    """A function that the model may call. parameters: its JSON schema."""
-
-    model_config = STRICT
-
-    name: Annotated[str, Field(min_length=1, max_length=64)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(BaseModel):
-    """One tool."""
-
-    model_config = STRICT
-
-    type: Literal["function"]
-    function: Function
-
-
-class ChatAsk(Ask):
-    """The body of /v1/chat/completions."""
-
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
-    max_completion_tokens: Count | None = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
-    tool_choice: Literal["auto", "none"] = "auto"
-
-    @property
-    def token_limit(self) -> int | None:
-        """Both names of the limit mean the same."""
-        return self.max_completion_tokens or self.max_tokens
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """OpenAI's flag."""
-        return self.logprobs
-
-    @property
-    def alternatives(self) -> int:
-        """OpenAI's number."""
-        return self.top_logprobs
-
-    @property
-    def prompt_field(self) -> str:
-        """A chat's field."""
-        return "messages"
-
-    @property
-    def uses_tools(self) -> bool:
-        """True when the template shows tools and the answer is searched for calls."""
-        return bool(self.tools) and self.tool_choice == "auto"
-
-    def shown_tools(self) -> list[dict[str, Any]]:
-        """The tools as templates take them."""
-        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()] if self.uses_tools else []
-
-    def shown_messages(self) -> list[dict[str, Any]]:
-        """The messages as templates take them: content as text, a call's arguments as an object. Raises ApiError for what no template can show."""
-        return [_shown(message, f"messages[{i}]") for i, message in enumerate(self.messages)]
 
 
 def _prompt(value: Any) -> Any:
@@ -238,8 +145,10 @@ def _all_tokens(value: Any) -> bool:
 
 
 class TextAsk(Ask):
-    """The body of /v1/completions. prompt: one or several, each as text or as token ids."""
+    """The body of /v1/completions. prompt: one or several, each as text or as token ids. echo: the answer begins with the prompt."""
 
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    echo: bool = False
     prompt: Annotated[str | list[str] | list[int] | list[list[int]], PlainValidator(_prompt)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
@@ -252,6 +161,11 @@ class TextAsk(Ask):
     def alternatives(self) -> int:
         """The same number."""
         return self.logprobs or 0
+
+    @property
+    def scores_prompt(self) -> bool:
+        """True when the answer holds log-probs of the prompt."""
+        return self.echo and self.wants_logprobs
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts one by one. Raises ApiError when there is none, or an empty one."""
@@ -315,13 +229,6 @@ class Limits:
 
 AskT = TypeVar("AskT", bound=Ask)
 
-_REFUSED: dict[str, list[Any]] = {
-    "presence_penalty": [0],
-    "frequency_penalty": [0],
-    "response_format": [{"type": "text"}],
-    "tool_choice": ["auto", "none"],
-}
-
 
 def parse_ask(form: type[AskT], body: Mapping[str, Any]) -> AskT:
     """The checked request. A field that is null counts as left out.
@@ -329,38 +236,12 @@ def parse_ask(form: type[AskT], body: Mapping[str, Any]) -> AskT:
     Raises:
         ApiError: names the first field that is wrong.
     """
-    given = without_neutral(body, form.model_fields, NEUTRAL | _REFUSED)
+    given = without_neutral(body, form.model_fields, NEUTRAL)
     messages = given.get("messages")
     if isinstance(messages, list):
         given["messages"] = [{k: v for k, v in m.items() if v is not None and v != []} if isinstance(m, dict) else m for m in messages]
     ask = check_form(form, given)
-    if isinstance(ask, ChatAsk) and ask.max_tokens and ask.max_completion_tokens and ask.max_tokens != ask.max_completion_tokens:
-        raise bad_request("max_tokens and max_completion_tokens mean the same and differ: give one", "max_tokens")
-    if isinstance(ask, ChatAsk) and ask.top_logprobs and not ask.logprobs:
-        raise bad_request("top_logprobs is for logprobs = true", "top_logprobs")
+    ask.check()
     if ask.stream_options is not None and not ask.stream:
         raise bad_request("stream_options is for stream = true", "stream_options")
     return ask
-
-
-def _shown(message: ChatMessage, where: str) -> dict[str, Any]:
-    if message.content is None and not message.tool_calls:
-        raise bad_request(f"{where}.content is missing", f"{where}.content", "missing_required_parameter")
-    if message.role == "tool" and message.tool_call_id is None:
-        raise bad_request(f"{where}.tool_call_id is missing", f"{where}.tool_call_id", "missing_required_parameter")
-    if message.tool_calls and message.role != "assistant":
-        raise bad_request(f"{where}.tool_calls: only the assistant calls tools", f"{where}.tool_calls")
-    shown: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": message.text}
-    if message.tool_calls:
-        shown["tool_calls"] = [_shown_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
-    return shown | {key: value for key, value in (("name", message.name), ("tool_call_id", message.tool_call_id)) if value is not None}
-
-
-def _shown_call(call: PastCall, where: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.function.arguments or "{}")  # clients send "" for a call without arguments
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise bad_request(f"{where}.function.arguments is not JSON of an object", f"{where}.function.arguments")
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

@@ -1,0 +1,59 @@
+"""The bytes of a token. A token may hold a part of a character, which its text cannot show."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenBytes:
+    """Bytes by token id, by the tokenizer's own decoder: byte-level (GPT-2, Llama 3, Qwen), byte fallback
+    (Llama 2, Gemma), or the token's text where there are no partial characters."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
+        self._decoders = _decoders(tokenizer)
+
+    def __call__(self, token: int) -> bytes:
+        """The bytes that the token stands for inside a text. Nothing for an id that is no token."""
+        if token in self._added:
+            return self._added[token].encode()
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        if not isinstance(name, str):
+            return b""
+        if "ByteLevel" in self._decoders:
+            return bytes(_BYTE_OF[c] for c in name if c in _BYTE_OF)
+        if "ByteFallback" in self._decoders and (found := _BYTE.fullmatch(name)):
+            return bytes([int(found[1], 16)])
+        if self._decoders & {"ByteFallback", "Metaspace"}:
+            return name.replace("\u2581", " ").encode()
+        return str(self._tokenizer.decode([token])).encode()
+
+
+def _decoders(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """Names of the steps of the tokenizer's decoder. Empty for a tokenizer without one."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
+    return set(_types(decoder))
+
+
+def _types(decoder: Any) -> list[str]:
+    if not isinstance(decoder, dict):
+        return []
+    return [str(decoder.get("type")), *(name for step in decoder.get("decoders", ()) for name in _types(step))]
+
+
+def _byte_of() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(0x100) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF = _byte_of()

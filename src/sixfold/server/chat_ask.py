@@ -1,0 +1,222 @@
+"""The body of /v1/chat/completions, and the messages and tools in it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .api_error import bad_request
+from .bounds import shortened
+from .form import STRICT
+from .requests import Ask, Count
+from .structured import Form
+
+
+class TextPart(BaseModel):
+    """A piece of a message. Text is the only kind."""
+
+    model_config = STRICT
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(BaseModel):
+    """arguments: JSON of an object, as text."""
+
+    model_config = STRICT
+
+    name: str
+    arguments: str
+
+
+class PastCall(BaseModel):
+    """A tool call of an earlier turn."""
+
+    model_config = STRICT
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(BaseModel):
+    """One turn. Fields that clients send back with an answer are read. `reasoning_content` goes to templates that show it."""
+
+    model_config = STRICT
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[PastCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+
+
+class Function(BaseModel):
+    """A function that the model may call. parameters: its JSON schema."""
+
+    model_config = STRICT
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """One tool."""
+
+    model_config = STRICT
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(BaseModel):
+    """The function that must be called."""
+
+    model_config = STRICT
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    """The tool that must be called."""
+
+    model_config = STRICT
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class NamedSchema(BaseModel):
+    """A JSON schema. strict: the answer follows it in any case."""
+
+    model_config = ConfigDict(**STRICT, populate_by_name=True)
+
+    name: str = "answer"
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")] = {}
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """Whether the answer is text, JSON of an object, or JSON of a schema."""
+
+    model_config = STRICT
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
+class ChatAsk(Ask):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
+    response_format: ResponseFormat | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        """Both names of the limit mean the same."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """OpenAI's flag."""
+        return self.logprobs
+
+    @property
+    def alternatives(self) -> int:
+        """OpenAI's number."""
+        return self.top_logprobs
+
+    @property
+    def prompt_field(self) -> str:
+        """A chat's field."""
+        return "messages"
+
+    @property
+    def uses_tools(self) -> bool:
+        """True when the template shows tools and the answer is searched for calls."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def check(self) -> None:
+        """Raises ApiError for fields that contradict one another."""
+        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
+            raise bad_request("max_tokens and max_completion_tokens mean the same and differ: give one", "max_tokens")
+        if self.top_logprobs and not self.logprobs:
+            raise bad_request("top_logprobs is for logprobs = true", "top_logprobs")
+
+    def form(self) -> Form:
+        """What the answer must look like.
+
+        Raises:
+            ApiError: a tool must be called that is not there, or a schema is missing.
+        """
+        must = self.tool_choice not in ("auto", "none")
+        tools = {tool.function.name: tool.function.parameters or {} for tool in self.tools or ()} if self.uses_tools else {}
+        if isinstance(self.tool_choice, NamedTool):
+            name = self.tool_choice.function.name
+            if name not in tools:
+                raise bad_request(f"tool_choice: no tool '{shortened(name)}' is given", "tool_choice")
+            tools = {name: tools[name]}
+        if must and not tools:
+            raise bad_request("tool_choice: a call is required, and no tools are given", "tool_choice")
+        many = self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool)
+        return Form(self._schema(), tuple(tools.items()), must, many)
+
+    def _schema(self) -> dict[str, Any] | None:
+        given = self.response_format
+        if given is None or given.type == "text":
+            return None
+        if given.type == "json_object":
+            return {"type": "object"}
+        if given.json_schema is None:
+            raise bad_request("response_format.json_schema is missing", "response_format.json_schema", "missing_required_parameter")
+        return given.json_schema.json_schema or {"type": "object"}
+
+    def shown_tools(self) -> list[dict[str, Any]]:
+        """The tools as templates take them."""
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()] if self.uses_tools else []
+
+    def shown_messages(self) -> list[dict[str, Any]]:
+        """The messages as templates take them: content as text, a call's arguments as an object. Raises ApiError for what no template can show."""
+        return [_shown(message, f"messages[{i}]") for i, message in enumerate(self.messages)]
+
+
+def _shown(message: ChatMessage, where: str) -> dict[str, Any]:
+    if message.content is None and not message.tool_calls:
+        raise bad_request(f"{where}.content is missing", f"{where}.content", "missing_required_parameter")
+    if message.role == "tool" and message.tool_call_id is None:
+        raise bad_request(f"{where}.tool_call_id is missing", f"{where}.tool_call_id", "missing_required_parameter")
+    if message.tool_calls and message.role != "assistant":
+        raise bad_request(f"{where}.tool_calls: only the assistant calls tools", f"{where}.tool_calls")
+    shown: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": message.text}
+    if message.tool_calls:
+        shown["tool_calls"] = [_shown_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
+    more = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": message.reasoning_content}
+    return shown | {key: value for key, value in more.items() if value is not None}
+
+
+def _shown_call(call: PastCall, where: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments or "{}")  # clients send "" for a call without arguments
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise bad_request(f"{where}.function.arguments is not JSON of an object", f"{where}.function.arguments")
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

@@ -1,0 +1,33 @@
+"""How tokens look in an answer, for the event loop's thread alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from ..rollout.token_bytes import TokenBytes
+
+
+class Pieces:
+    """Texts and bytes of single tokens, by a tokenizer that no other thread uses."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._bytes = TokenBytes(tokenizer)
+        self._texts: dict[int, str] = {}
+
+    def text(self, token: int) -> str:
+        """One token as text; replacement characters where it holds a part of a character."""
+        if token not in self._texts:
+            self._texts[token] = str(self._tokenizer.decode([token]))
+        return self._texts[token]
+
+    def bytes(self, token: int) -> list[int]:
+        """The token's bytes."""
+        text = self.text(token)
+        return list(self._bytes(token) if "\ufffd" in text else text.encode())
+
+    def join(self, tokens: Sequence[int]) -> str:
+        """Tokens as one text, special ones included."""
+        return str(self._tokenizer.decode(list(tokens)))
