@@ -142,9 +142,13 @@ class Endpoints:
 
     async def responses(self, request: Request) -> Response:
         """POST /v1/responses."""
-        ask = parse_responses(await self._body(request))
-        job = await self._chat_job("resp", ask)
-        return await self._answer(request, job, ResponsesReply(job, ask, self.served.pieces))
+        asked, ask = parse_responses(await self._body(request))
+        try:
+            job = await self._chat_job("resp", ask)
+        except ApiError as error:
+            error.param = "input" if error.param == ask.prompt_field else error.param
+            raise
+        return await self._answer(request, job, ResponsesReply(job, ask, self.served.pieces, asked))
 
     async def text(self, request: Request) -> Response:
         """POST /v1/completions."""

@@ -217,19 +217,8 @@ def _tool(tool: FlatTool) -> Tool:
     return Tool(type="function", function=function)
 
 
-class ResponsesChat(ChatAsk):
-    """The chat that a request to /v1/responses stands for. asked: the request."""
-
-    asked: ResponsesAsk
-
-    @property
-    def prompt_field(self) -> str:
-        """This endpoint's field."""
-        return "input"
-
-
-def parse_responses(body: dict[str, Any]) -> ResponsesChat:
-    """The checked request as a chat.
+def parse_responses(body: dict[str, Any]) -> tuple[ResponsesAsk, ChatAsk]:
+    """The checked request, and the chat that it stands for.
 
     Raises:
         ApiError: names the first field that is wrong.
@@ -244,6 +233,6 @@ def parse_responses(body: dict[str, Any]) -> ResponsesChat:
             raise bad_request(f"tools: '{kind}' is not supported here: only functions are", "tools", "unsupported_value")
     asked = check_form(ResponsesAsk, given)
     asked.check()
-    ask = check_form(ResponsesChat, asked.chat_fields() | {"asked": asked})
+    ask = check_form(ChatAsk, asked.chat_fields())
     ask.check()
-    return ask
+    return asked, ask

@@ -6,10 +6,11 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from .chat_ask import ChatAsk
 from .job import Delta, Job
 from .pieces import Pieces
 from .replies import Reply, TokenLogprobs
-from .responses_ask import ResponsesChat
+from .responses_ask import ResponsesAsk
 from .tool_calls import ToolCall, ToolCallParser
 
 
@@ -18,9 +19,9 @@ class ResponsesReply(Reply):
 
     last_event = ""
 
-    def __init__(self, job: Job, ask: ResponsesChat, pieces: Pieces) -> None:
+    def __init__(self, job: Job, ask: ChatAsk, pieces: Pieces, asked: ResponsesAsk) -> None:
         super().__init__(job, ask, pieces)
-        self._asked = ask.asked
+        self._asked = asked
         self._id = job.id
         self._parser = ToolCallParser() if ask.uses_tools else None
         self._logprobs = TokenLogprobs(pieces)
