@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Sequence
 
 from sixfold.model.scratch import character_tokenizer
 from sixfold.rollout.prompt_cache import PromptCache
@@ -27,22 +28,26 @@ def test_the_key_tells_text_from_chats_and_turns_apart() -> None:
     cache = PromptCache()
     prompts = [Task("0", "ab"), chat("ab"), chat("a", "b"), chat("b", "a"), Task("0", "userab"), Task("0", "a\ud800")]
     for number, task in enumerate(prompts):
-        assert cache.get(task, lambda _, n=number: [n]) == [number]  # type: ignore[misc]
-    assert [cache.get(task, lambda _: []) for task in prompts] == [[n] for n in range(len(prompts))]
+        assert cache.get([task], lambda _, n=number: [[n]]) == [[number]]  # type: ignore[misc]
+    assert cache.get(prompts, lambda _: []) == [[n] for n in range(len(prompts))]
 
 
 def test_the_least_recently_used_prompts_are_dropped_at_the_limit() -> None:
     cache, made = PromptCache(capacity=10), []
 
-    def make(task: Task) -> list[int]:
-        made.append(task.prompt_text)
-        return tokens(task)
+    def make(tasks: Sequence[Task]) -> list[list[int]]:
+        made.extend(task.prompt_text for task in tasks)
+        return [tokens(task) for task in tasks]
 
     for prompt in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb"):
-        assert cache.get(Task("0", prompt), make) == [ord(prompt[0])] * 4
+        assert cache.get([Task("0", prompt)], make) == [[ord(prompt[0])] * 4]
     assert made == ["aaaa", "bbbb", "cccc", "bbbb"]
     assert (len(cache), cache.tokens) == (2, 8)
-    assert len(cache.get(Task("0", "d" * 11), make)) == 11 and len(cache) == 0  # longer than the limit: given, not kept
+    assert len(cache.get([Task("0", "d" * 11)], make)[0]) == 11 and len(cache) == 0  # longer than the limit: given, not kept
+    made.clear()
+    many = [Task("0", prompt) for prompt in ("eee", "fff", "eee", "ggg", "hhh")]
+    assert cache.get(many, make) == [tokens(task) for task in many] and made == ["eee", "fff", "ggg", "hhh"]
+    assert (len(cache), cache.tokens) == (3, 9)
 
 
 def test_a_cached_token_takes_four_bytes() -> None:
@@ -50,7 +55,7 @@ def test_a_cached_token_takes_four_bytes() -> None:
     cache, count, length = PromptCache(), 500, 1000
     tracemalloc.start()
     for n in range(count):
-        cache.get(Task(str(n), str(n)), lambda _: [100_000 + i for i in range(length)])
+        cache.get([Task(str(n), str(n))], lambda _: [[100_000 + i for i in range(length)]])
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert used < count * (4 * length + 400)

@@ -76,6 +76,15 @@ def test_special_tokens_that_a_prompt_spells_stay_text(template: str | None) -> 
     assert c.escaped == 1
 
 
+@pytest.mark.parametrize("template", ["scratch", None])
+def test_prompts_encoded_together_are_those_encoded_alone(template: str | None) -> None:
+    tasks = [Task(str(n), text) for n, text in enumerate(["ab", INJECTION, "a" * 50, "ab", "<|end|>", "b" + INJECTION + "c", "x"])]
+    alone, together = codec(template), codec(template)
+    assert together.encode_all(tasks) == [alone.encode(task) for task in tasks]
+    assert together.escaped == alone.escaped == 3
+    assert together.encode_all([]) == []
+
+
 def test_special_tokens_spelled_in_any_turn_stay_text() -> None:
     c = codec()
     roles = [special(name, c) for name in ("system", "user", "assistant", "end")]

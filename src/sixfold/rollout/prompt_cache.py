@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from ..types import Task
@@ -31,20 +31,26 @@ class PromptCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, task: Task, make: Callable[[Task], list[int]]) -> list[int]:
-        """Token ids of the task's prompt as a new list. Calls `make` if the prompt is not cached."""
-        key = _digest(task)
-        found = self._kept.get(key)
-        if found is not None:
-            self._kept.move_to_end(key)
-            return found.tolist()
-        ids = make(task)
+    def get(self, tasks: Sequence[Task], make: Callable[[Sequence[Task]], list[list[int]]]) -> list[list[int]]:
+        """Token ids of each task's prompt, as new lists. `make` is called once, for the prompts that are not cached."""
+        keys = [_digest(task) for task in tasks]
+        absent = {key: task for key, task in zip(keys, tasks, strict=True) if key not in self._kept}
+        made = dict(zip(absent, make(list(absent.values())), strict=True)) if absent else {}
+        found = [list(made[key]) if key in made else self._used(key) for key in keys]
+        for key, ids in made.items():
+            self._keep(key, ids)
+        return found
+
+    def _used(self, key: bytes) -> list[int]:
+        self._kept.move_to_end(key)
+        return self._kept[key].tolist()
+
+    def _keep(self, key: bytes, ids: list[int]) -> None:
         self._kept[key] = array("i", ids)
         self.tokens += len(ids)
         while self.tokens > self.capacity:
             _, dropped = self._kept.popitem(last=False)
             self.tokens -= len(dropped)
-        return list(ids)
 
 
 def _digest(task: Task) -> bytes:

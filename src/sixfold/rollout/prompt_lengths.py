@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import UserError
@@ -12,6 +12,10 @@ from .shortest_encoding import ShortestEncoding
 
 _SUSPECT = 8
 """Characters per token that fits, above which a prompt's characters are counted before it is tokenized."""
+
+
+_TOGETHER = 1024
+"""Prompts that are tokenized in one call."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +47,43 @@ def fitting_tasks(codec: PromptCodec, tasks: Sequence[Task], limit: int, overlon
     """
     kept: list[Task] = []
     longest = 0
-    bound: ShortestEncoding | None = None
-    for task in tasks:
-        least = 0
-        if _characters(task) > _SUSPECT * limit:
-            bound = bound or ShortestEncoding(codec.tokenizer)
-            least = bound.tokens(codec.render(task))
-        length = least if least > limit else len(codec.encode(task))
-        if length <= limit:
+    for task, length in zip(tasks, _lengths(codec, tasks, limit), strict=True):
+        if length.tokens <= limit:
             kept.append(task)
-            longest = max(longest, length)
+            longest = max(longest, length.tokens)
         elif overlong == "error":
-            found = f"at least {least}" if least > limit else str(length)
             raise UserError(
-                f"task {task.id}: the prompt has {found} tokens and {limit} fit (context less rollout.max_new_tokens, or data.max_prompt_tokens); "
+                f"task {task.id}: the prompt has {length} tokens and {limit} fit (context less rollout.max_new_tokens, or data.max_prompt_tokens); "
                 "data.overlong = 'drop' leaves such tasks out"
             )
     if tasks and not kept:
         raise UserError(f"dataset has 0 usable tasks: {len(tasks)} read, {len(tasks)} dropped with prompts over {limit} tokens")
     return Fitting(kept, len(tasks) - len(kept), longest)
+
+
+@dataclass(frozen=True)
+class _Length:
+    """Tokens of a prompt, or fewer than it has if it was not tokenized."""
+
+    tokens: int
+    exact: bool
+
+    def __str__(self) -> str:
+        return f"{'' if self.exact else 'at least '}{self.tokens}"
+
+
+def _lengths(codec: PromptCodec, tasks: Sequence[Task], limit: int) -> Iterator[_Length]:
+    """The length of every prompt. One that cannot fit by its characters is not tokenized."""
+    bound: ShortestEncoding | None = None
+    for start in range(0, len(tasks), _TOGETHER):
+        some = tasks[start : start + _TOGETHER]
+        least = [0] * len(some)
+        for number, task in enumerate(some):
+            if _characters(task) > _SUSPECT * limit:
+                bound = bound or ShortestEncoding(codec.tokenizer)
+                least[number] = bound.tokens(codec.render(task))
+        encoded = iter(codec.encode_all([task for task, tokens in zip(some, least, strict=True) if tokens <= limit]))
+        yield from (_Length(tokens, False) if tokens > limit else _Length(len(next(encoded)), True) for tokens in least)
 
 
 def _characters(task: Task) -> int:

@@ -45,7 +45,11 @@ class PromptCodec:
 
     def encode(self, task: Task) -> list[int]:
         """Token ids of the task's prompt, ready to be continued. Raises UserError for characters that the tokenizer does not have."""
-        return self._cache.get(task, self._encode)
+        return self.encode_all([task])[0]
+
+    def encode_all(self, tasks: Sequence[Task]) -> list[list[int]]:
+        """`encode` of every task. One call for many is tokenized on all cores."""
+        return self._cache.get(tasks, self._encode)
 
     def solution(self, task: Task) -> list[int]:
         """Token ids of the assistant's turn that holds the task's worked solution (or bare answer).
@@ -95,24 +99,27 @@ class PromptCodec:
         end = next((i for i, token in enumerate(completion) if token in self._ends), len(completion))
         return self.shown([token for token in completion[:end] if token not in self._control])
 
-    def _encode(self, task: Task) -> list[int]:
-        ids = self._tokenize(task)
-        if not ids:
-            raise UserError(
-                f"task {task.id}: the prompt {task.prompt_text[:60]!r} has no tokens; a prompt needs at least one for the model to continue"
-            )
-        if self._special.misses(ids):
-            raise UserError(f"task {task.id}: the prompt has characters that the tokenizer lacks: {task.prompt_text[:60]!r}")
-        return ids
+    def _encode(self, tasks: Sequence[Task]) -> list[list[int]]:
+        texts = [self._marked(task) for task in tasks]
+        encoded = self._special.encode_rendered(texts) if self.tokenizer.chat_template else self._special.encode_bare(texts)
+        for task, ids in zip(tasks, encoded, strict=True):
+            if not ids:
+                raise UserError(
+                    f"task {task.id}: the prompt {task.prompt_text[:60]!r} has no tokens; a prompt needs at least one for the model to continue"
+                )
+            if self._special.misses(ids):
+                raise UserError(f"task {task.id}: the prompt has characters that the tokenizer lacks: {task.prompt_text[:60]!r}")
+        return encoded
 
-    def _tokenize(self, task: Task) -> list[int]:
+    def _marked(self, task: Task) -> str:
+        """The prompt as text, with marks in a rendered one for the special tokens that the task spells."""
         if not self.tokenizer.chat_template:
             text = self._bare(task)
             self.escaped += self._special.spelled_in(text)
-            return self._special.encode_bare(text)
+            return text
         turns = self._turns(task)
         self.escaped += any(self._special.spelled_in(content) for _, content in turns)
-        return self._special.encode_rendered(self._template(task, [(role, self._special.mark(content)) for role, content in turns]))
+        return self._template(task, [(role, self._special.mark(content)) for role, content in turns])
 
     def _bare(self, task: Task) -> str:
         if not isinstance(task.prompt, str):
@@ -160,8 +167,8 @@ class PromptCodec:
 
     def _continuation(self, prompt: str, turn: str) -> list[int]:
         """Token ids of a turn after its prompt. Some tokenizers put a space before the first word of a text, which is not wanted here."""
-        before, whole = self._special.encode_rendered(prompt), self._special.encode_rendered(prompt + turn)
-        return whole[len(before) :] if whole[: len(before)] == before else self._special.encode_rendered(turn)
+        before, whole, alone = self._special.encode_rendered([prompt, prompt + turn, turn])
+        return whole[len(before) :] if whole[: len(before)] == before else alone
 
     @cached_property
     def _end_tokens(self) -> list[int]:

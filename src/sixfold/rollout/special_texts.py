@@ -6,6 +6,7 @@ Training's prompts and a server's are tokenized here, both by the same rules.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
@@ -32,16 +33,25 @@ class SpecialTexts:
         """The text with a mark for every special token it spells."""
         return self._any_text.sub(lambda found: self._marks[found[0]], text)
 
-    def encode_rendered(self, text: str) -> list[int]:
-        """Token ids of what a chat template made of marked text: special where the template wrote it, plain where a mark stands."""
-        ids: list[int] = []
-        for piece in filter(None, self._any_mark.split(text)):
-            ids += self._tokenizer(self._texts.get(piece, piece), add_special_tokens=False, split_special_tokens=piece in self._texts)["input_ids"]
-        return ids
+    def encode_rendered(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of what a chat template made of each marked text.
 
-    def encode_bare(self, text: str) -> list[int]:
-        """Token ids of a text without a template, with the tokens that the tokenizer itself puts around one."""
-        return list(self._tokenizer(text, split_special_tokens=True)["input_ids"])
+        They are special where the template wrote a special token, and plain where a mark stands.
+        """
+        pieces = [[piece for piece in self._any_mark.split(text) if piece] for text in texts]
+        plain = iter(self._ids([piece for parts in pieces for piece in parts if piece not in self._texts]))
+        return [[i for piece in parts for i in (self._spelled(piece) if piece in self._texts else next(plain))] for parts in pieces]
+
+    def encode_bare(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts without a template, with the tokens that the tokenizer itself puts around one."""
+        return [list(ids) for ids in self._tokenizer(list(texts), split_special_tokens=True)["input_ids"]] if texts else []
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        return list(self._tokenizer(texts, add_special_tokens=False)["input_ids"]) if texts else []
+
+    def _spelled(self, mark: str) -> list[int]:
+        """Token ids of the text that a mark stands for."""
+        return list(self._tokenizer(self._texts[mark], add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
     def misses(self, ids: list[int]) -> bool:
         """True when the text held characters that the tokenizer does not have."""

@@ -29,11 +29,11 @@ class ChatCodec:
         text = self._render(messages, tools)
         if tools and text == self._render(messages, ()):
             raise bad_request("the model's chat template has no place for tools", "tools")
-        return self._known(self._special.encode_rendered(text), "messages")
+        return self._known(self._special.encode_rendered([text])[0], "messages")
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of a bare prompt, with the tokens that the tokenizer itself puts around a text."""
-        return self._known(self._special.encode_bare(text), "prompt")
+        return self._known(self._special.encode_bare([text])[0], "prompt")
 
     def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
         try:
