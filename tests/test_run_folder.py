@@ -217,7 +217,7 @@ def test_environment_says_versions_and_commit(tmp_path: Path, monkeypatch: pytes
     repository.mkdir()
     monkeypatch.chdir(repository)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    run.write_environment(["sixfold", "train", "demo"])
+    run.write_environment(["sixfold", "train", "demo"], {"org/model": "abc", "org/data": "123"})
     environment = json.loads(run.environment.read_text())
     assert environment["command"] == ["sixfold", "train", "demo"] and environment["git_revision"] is None
     assert environment["packages"]["torch"] == version("torch") and environment["cpus"] == os.cpu_count()
@@ -226,8 +226,12 @@ def test_environment_says_versions_and_commit(tmp_path: Path, monkeypatch: pytes
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one"], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    run.write_environment([])
+    run.write_environment([], {"org/data": "456"})  # a resumed run: the model came from its checkpoint
     assert json.loads(run.environment.read_text())["git_revision"] == head
+    assert json.loads(run.environment.read_text())["hub_commits"] == {"org/model": "abc", "org/data": "456"}
+    run.environment.write_text("[]")
+    run.write_environment([], {})
+    assert json.loads(run.environment.read_text())["hub_commits"] == {}
     run.unlock()
 
 

@@ -135,7 +135,7 @@ class Run:
         cut_after(self.run, checkpoint, self.state.step, self.progress.note)
         self.notes.cut_after(self.state.step if checkpoint and not self.state.warming_up else None)
         write_text_atomic(self.run.recipe, dump_recipe(self.recipe))
-        self.run.write_environment(sys.argv)
+        self.run.write_environment(sys.argv, {**self.world.policy.hub_commits, **self.world.tasks.hub_commits})
 
     def go(self, checkpoint: Checkpoint | None, stop_after: Literal["sft"] | None) -> int:
         """SFT and the first evaluation (unless a checkpoint has them), then RL, then the report."""

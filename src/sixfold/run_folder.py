@@ -13,7 +13,7 @@ import platform
 import re
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -171,8 +171,14 @@ class RunFolder:
                 if (match and int(match[1]) > step) or _LEFTOVER.fullmatch(file.name):
                     file.unlink()
 
-    def write_environment(self, command: Sequence[str]) -> None:
-        """Record start, command, machine, git revision of the working directory, versions (from package metadata: nothing is imported)."""
+    def write_environment(self, command: Sequence[str], hub_commits: Mapping[str, str]) -> None:
+        """Record start, command, machine, git revision of the working directory, versions (from package metadata: nothing is imported).
+
+        Args:
+            command: of this process.
+            hub_commits: commit of each hub model and dataset that was loaded. Those of an earlier
+                process of the run stay: a resumed run loads its model from a checkpoint.
+        """
         write_json_atomic(
             self.environment,
             {
@@ -183,8 +189,16 @@ class RunFolder:
                 "git_revision": _git_revision(),
                 "platform": platform.platform(),
                 "cpus": os.cpu_count(),
+                "hub_commits": {**self._earlier_commits(), **hub_commits},
             },
         )
+
+    def _earlier_commits(self) -> dict[str, str]:
+        try:
+            found = json.loads(self.environment.read_bytes())["hub_commits"]
+        except (OSError, ValueError, KeyError, TypeError):  # no earlier process, or one that did not write it
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 def check_free(directory: Path, name: str, overwrite: bool = False) -> None:

@@ -148,16 +148,23 @@ def test_rewards_are_checked_against_every_source(tmp_path: Path) -> None:
         load(mixture(tmp_path, sources=(sources[0], sources[1].model_copy(update={"answer_field": None}))))
 
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
 def test_a_revision_reaches_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def hub(*arguments: Any, **options: Any) -> dict[str, Any]:
         asked.append((arguments, options))
-        return {"train": datasets.Dataset.from_list([{"question": "q", "answer": "1"}])}
+        split = datasets.Dataset.from_list([{"question": "q", "answer": "1"}])
+        if options["revision"]:
+            split.info.download_checksums = {f"hf://datasets/org/name@{COMMIT}/main/train.parquet": {"num_bytes": 1}}
+        return {"train": split}
 
     monkeypatch.setattr("datasets.load_dataset", hub)
-    load(DataConfig(source="org/name", subset="main", revision="abc123", heldout=0))
-    load(DataConfig(source="org/name", heldout=0))
+    pinned = load(DataConfig(source="org/name", subset="main", revision="abc123", heldout=0))
+    assert pinned.hub_commits == {"org/name": COMMIT}
+    assert load(DataConfig(source="org/name", heldout=0)).hub_commits == {}
     assert asked == [(("org/name", "main"), {"revision": "abc123"}), (("org/name", None), {"revision": None})]
 
 

@@ -54,6 +54,9 @@ def test_tasks_from_python_are_checked() -> None:
         given_tasks([Task("0", "?"), {"prompt": "?"}], [])
     with pytest.raises(UserError, match=r"heldout\[0\] has an empty prompt"):
         given_tasks(tasks("0"), [Task("1", "")])
+    for bad, message in ((Task("0", "?", 10**5000), "'answer' holds an integer of more than 4,300 digits"), (Task("0", "?", "\ud800"), "surrogate")):
+        with pytest.raises(UserError, match=rf"tasks\[0\]: .*{message}"):
+            given_tasks([bad], [])
     with pytest.raises(UserError, match="tasks is empty"):
         given_tasks([], tasks("0"))
     numbered = given_tasks((Task(n, f"{n}?") for n in range(2)), [Task(0, "x?")])  # type: ignore[arg-type]

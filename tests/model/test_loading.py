@@ -142,3 +142,28 @@ def test_a_path_that_is_not_there_is_not_asked_of_the_hub(path: str) -> None:
 def test_a_hub_model_that_cannot_be_had_says_why() -> None:
     with pytest.raises(UserError, match=r"model.path = 'nobody/nothing-1': cannot be loaded .*\(.+\)"):
         load("nobody/nothing-1")
+
+
+def test_a_revision_chooses_the_commit_and_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's cache on disk, with two commits: the newest (main) and one tagged v1."""
+    sizes = ScratchConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=32, context=64)
+    repository = tmp_path / "models--org--tiny"
+    (repository / "refs").mkdir(parents=True)
+    weights = {}
+    for seed, (reference, commit) in enumerate({"main": "a" * 40, "v1": "b" * 40}.items()):
+        policy = load_policy(ModelConfig(scratch=sizes), seed=seed, device="cpu")
+        policy.save(repository / "snapshots" / commit)
+        (repository / "refs" / reference).write_text(commit)
+        weights[commit] = next(policy.model.parameters())
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for revision, commit in {"": "a" * 40, "main": "a" * 40, "v1": "b" * 40, "b" * 40: "b" * 40}.items():
+        loaded = load_policy(ModelConfig(path="org/tiny", revision=revision), seed=0, device="cpu")
+        assert torch.equal(next(loaded.model.parameters()), weights[commit])
+        assert loaded.hub_commits == {"org/tiny": commit}
+    with pytest.raises(UserError, match=r"model.path = 'org/tiny': cannot be loaded"):
+        load_policy(ModelConfig(path="org/tiny", revision="v2"), seed=0, device="cpu")
+
+
+def test_a_revision_of_a_folder_is_refused(whole: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.revision = 'v1' pins a hub model, and '.*' is here"):
+        load_policy(ModelConfig(path=str(whole), revision="v1"), seed=0, device="cpu")

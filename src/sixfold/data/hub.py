@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,20 @@ from sixfold.data.files import Row, drawn
 from sixfold.errors import UserError, nearest
 from sixfold.hub_names import not_a_hub_id
 
+_ADDRESS = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/")
 
-def read_dataset(data: DataConfig, splits: list[str], seed: int) -> dict[str, list[Row]]:
+
+def read_dataset(data: DataConfig, splits: list[str], seed: int) -> tuple[dict[str, list[Row]], str]:
     """Rows of the named splits of a folder (of `save_to_disk`, or of data files) or of a hub dataset.
+
+    Returns:
+        Split name to rows; and the commit of a hub dataset, empty if unknown.
 
     Raises:
         UserError: if the source cannot be loaded, or lacks a split.
     """
     dataset = _load(data)
-    return {split: _rows(dataset, split, data, seed) for split in splits}
+    return {split: _rows(dataset, split, data, seed) for split in splits}, _commit(dataset[splits[0]].info)
 
 
 def _rows(dataset: Mapping[str, Any], split: str, data: DataConfig, seed: int) -> list[Row]:
@@ -29,6 +35,12 @@ def _rows(dataset: Mapping[str, Any], split: str, data: DataConfig, seed: int) -
     numbers = drawn(range(len(rows)), data.limit, seed)
     rows = rows.select(numbers) if data.limit else rows
     return [Row(f"{data.source} ({split}), row {n + 1}", dict(fields), n) for n, fields in zip(numbers, rows, strict=True)]
+
+
+def _commit(info: Any) -> str:
+    """The commit in the addresses that a split's files were downloaded from: hf://datasets/ID@COMMIT/FILE."""
+    found = (_ADDRESS.match(address) for address in info.download_checksums or ())
+    return next((match[1] for match in found if match), "")
 
 
 def _load(data: DataConfig) -> Mapping[str, Any]:

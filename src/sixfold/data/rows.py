@@ -81,7 +81,7 @@ def _answer_notes(tasks: Sequence[Task], rows: Sequence[Row], data: DataConfig, 
 
 def _task(row: Row, default_id: str, data: DataConfig, needs_answer: bool) -> Task:
     for field, value in row.fields.items():
-        _check_value(row.where, field, value)
+        check_value(row.where, field, value)
     trace = lookup(row.fields, data.trace_field) if data.trace_field else None
     if data.trace_field and not (isinstance(trace, str) and trace):
         raise UserError(f"{row.where}: {data.trace_field!r} must be text, got {json_type(trace) if trace is None or trace else 'nothing'}")
@@ -145,8 +145,8 @@ def _prompt(row: Row, data: DataConfig) -> str | tuple[Message, ...]:
     return tuple(messages)
 
 
-def _check_value(where: str, field: str, value: Any) -> None:
-    """Refuse text that no tokenizer can encode, pickles, integers without a decimal form, and endless nesting."""
+def check_value(where: str, field: str, value: Any) -> None:
+    """Refuse text that no tokenizer can encode, pickles, integers that are too long to print, and deep nesting."""
     rest = [(value, 1)]
     while rest:
         part, depth = rest.pop()

@@ -6,8 +6,8 @@ whatever was dropped. `datasets` is imported only for folders and the hub.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import comb
 from pathlib import Path
 
@@ -22,6 +22,23 @@ from sixfold.errors import UserError
 from sixfold.types import Task
 
 ARITHMETIC_TASKS = 20_000  # generated where data.limit does not say how many; fewer where fewer sums exist
+
+
+@dataclass
+class _Found:
+    """What was read of one source, or of all.
+
+    Args:
+        train: training tasks.
+        heldout: tasks of splits that are named to be held out.
+        notes: what the user should know.
+        commit: of a hub dataset.
+    """
+
+    train: list[Task] = field(default_factory=list)
+    heldout: list[Task] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    commit: str = ""
 
 
 def load_tasks(data: DataConfig, *, seed: int, rewards: tuple[str, ...]) -> TaskSet:
@@ -41,21 +58,24 @@ def load_tasks(data: DataConfig, *, seed: int, rewards: tuple[str, ...]) -> Task
         raise UserError(f"reward 'reasoning_gym' scores tasks of data.source = 'reasoning_gym' only, not of {others[0]!r}")
     if data.sources:
         return _mixture(data, seed, rewards)
-    train, heldout, notes = _read(data, seed, rewards)
-    return _halves(train, heldout, notes, data, seed)
+    found = _read(data, seed, rewards)
+    made = _halves(found, data, seed)
+    made.hub_commits = {data.source: found.commit} if found.commit else {}
+    return made
 
 
 def _mixture(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> TaskSet:
     """Tasks of several sources. Each id gets its source's name in front, each task names its source."""
-    train: list[Task] = []
-    heldout: list[Task] = []
-    notes: list[str] = []
+    everything, commits = _Found(), {}
     for source in data.sources:
         found = _read(_resolved(source, data), seed, rewards)
-        for tasks, into in ((found[0], train), (found[1], heldout)):
+        for tasks, into in ((found.train, everything.train), (found.heldout, everything.heldout)):
             into += [replace(task, id=f"{source.label}/{task.id}", source=source.label) for task in tasks]
-        notes += [f"{source.label}: {note}" for note in found[2]]
-    made = _halves(train, heldout, notes, data, seed)
+        everything.notes += [f"{source.label}: {note}" for note in found.notes]
+        if found.commit:
+            commits[source.label] = found.commit
+    made = _halves(everything, data, seed)
+    made.hub_commits = commits
     made.weights = {source.label: source.weight for source in data.sources}
     left = {task.source for task in made.train}
     for source in data.sources:
@@ -70,28 +90,29 @@ def _resolved(source: SourceConfig, data: DataConfig) -> DataConfig:
     return data.model_copy(update={**own, "sources": ()})
 
 
-def _halves(train: list[Task], heldout: list[Task], notes: list[str], data: DataConfig, seed: int) -> TaskSet:
-    made = _disjoint(train, heldout) if heldout else _set_aside(train, data.heldout, seed)
-    made.notes = [*notes, *made.notes]
+def _halves(found: _Found, data: DataConfig, seed: int) -> TaskSet:
+    made = _disjoint(found.train, found.heldout) if found.heldout else _set_aside(found.train, data.heldout, seed)
+    made.notes = [*found.notes, *made.notes]
     return made
 
 
-def _read(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> tuple[list[Task], list[Task], list[str]]:
-    """Training tasks, held-out tasks where a split of their own is named, and notes, of one source."""
+def _read(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> _Found:
+    """The tasks of one source."""
     if data.source == "arithmetic":
-        return _sums(data, seed), [], []
+        return _Found(_sums(data, seed))
     if data.source == "reasoning_gym":
         gym = data.reasoning_gym
-        return drawn(gym_tasks(gym.tasks, gym.size, seed), data.limit, seed), [], []
-    halves: list[list[Task]] = []
-    notes: list[str] = []
-    for split, rows in _read_splits(data, seed).items():
+        return _Found(drawn(gym_tasks(gym.tasks, gym.size, seed), data.limit, seed))
+    splits, commit = _read_splits(data, seed)
+    found = _Found(commit=commit)
+    for split, rows in splits.items():
         if not rows:
             raise UserError(f"dataset {data.source!r} has 0 rows in split {split!r}")
-        tasks, said = rows_to_tasks(rows, data, name=split, rewards=rewards)
-        halves.append(tasks)
-        notes += said
-    return halves[0], halves[1] if len(halves) > 1 else [], notes
+        tasks, notes = rows_to_tasks(rows, data, name=split, rewards=rewards)
+        into = found.heldout if found.train else found.train
+        into += tasks
+        found.notes += notes
+    return found
 
 
 def _sums(data: DataConfig, seed: int) -> list[Task]:
@@ -120,13 +141,16 @@ def _disjoint(train: list[Task], heldout: list[Task]) -> TaskSet:
     return TaskSet(kept, heldout, notes)
 
 
-def _read_splits(data: DataConfig, seed: int) -> dict[str, Sequence[Row]]:
-    """The rows of the training split and of the held-out split, if one is named. For a file, the held-out split is another file."""
+def _read_splits(data: DataConfig, seed: int) -> tuple[Mapping[str, Sequence[Row]], str]:
+    """The rows of the training split and of the held-out split, if one is named, and the commit of a hub dataset.
+
+    For a file, the held-out split is another file.
+    """
     splits = [split for split in (data.split, data.heldout_split) if split]
     if len(set(splits)) < len(splits):
         raise UserError(f"data.split and data.heldout_split are both {data.split!r}: nothing would be left to train on")
     if not is_file_name(data.source) and not Path(data.source).is_file():
-        return dict(read_dataset(data, splits, seed))
+        return read_dataset(data, splits, seed)
     if unused := data.subset or data.revision:
         raise UserError(f"{data.source} is a file: data.subset and data.revision are for hub datasets; leave out {unused!r}")
     found = {data.split: read_file(Path(data.source), data.limit, seed)}
@@ -136,4 +160,4 @@ def _read_splits(data: DataConfig, seed: int) -> dict[str, Sequence[Row]]:
                 f"{data.source} has no splits: data.heldout_split is another file ({', '.join(FILE_TYPES)}), or empty, not {data.heldout_split!r}"
             )
         found[data.heldout_split] = read_file(Path(data.heldout_split), data.limit, seed)
-    return dict(found)
+    return found, ""

@@ -14,6 +14,7 @@ from heapq import nsmallest
 from numbers import Integral
 from typing import Any
 
+from sixfold.data.rows import check_value
 from sixfold.errors import UserError
 from sixfold.types import Task
 
@@ -31,6 +32,7 @@ class TaskSet:
         train: training tasks.
         heldout: held-out tasks.
         notes: one line for each thing that the user should know, such as dropped rows.
+        hub_commits: commit of each hub dataset by its id.
         weights: share of each step's prompts by `Task.source`, relative to each other. Empty: all
             tasks are drawn alike.
 
@@ -42,6 +44,7 @@ class TaskSet:
     heldout: list[Task]
     notes: list[str] = field(default_factory=list)
     weights: dict[str, float] = field(default_factory=dict)
+    hub_commits: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_unique(self.train, "training")
@@ -135,6 +138,9 @@ def _given_task(where: str, task: Task) -> Task:
     for name, text in (("id", identity), ("prompt", prompt_key(replace(task, prompt=prompt)))):
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise UserError(f"{where}.{name} holds a lone surrogate: it is not valid Unicode")
+    check_value(where, "answer", task.answer)
+    for name, value in {"trace": task.trace, **task.columns}.items():
+        check_value(where, name, value)
     return replace(task, id=identity, prompt=prompt)
 
 

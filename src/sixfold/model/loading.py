@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
@@ -41,6 +42,7 @@ class Policy:
         stop_token_ids: tokens that end a completion.
         vocabulary_hash: of the tokenizer.
         stop_strings: texts that end a completion.
+        hub_commits: the commit that was loaded, by hub id; empty for a folder.
     """
 
     model: PreTrainedModel
@@ -49,6 +51,7 @@ class Policy:
     stop_token_ids: tuple[int, ...]
     vocabulary_hash: str
     stop_strings: tuple[str, ...] = ()
+    hub_commits: Mapping[str, str] = field(default_factory=dict)
 
     def stopping_at(self, tokens: Sequence[str], strings: Sequence[str]) -> Policy:
         """The same policy with other ends of a completion. A saved model stops at the same tokens.
@@ -87,7 +90,8 @@ def load_policy(config: ModelConfig, *, seed: int, device: str, setting: str = "
     check_split(model)
     ends = model_ends(model.generation_config, tokenizer)
     keep_stop_tokens(model.generation_config, ends.tokens)
-    return Policy(model, tokenizer, context_of(model), ends.tokens, vocabulary_hash(tokenizer), ends.strings)
+    commits = _hub_commits(config.path, config.revision)
+    return Policy(model, tokenizer, context_of(model), ends.tokens, vocabulary_hash(tokenizer), ends.strings, commits)
 
 
 def load_tokenizer(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, GenerationConfig | None]:
@@ -99,7 +103,7 @@ def load_tokenizer(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Genera
     tokenizer: PreTrainedTokenizerBase = character_tokenizer(config.scratch.alphabet)
     settings = None
     if config.path:
-        _check_folder(config.path, "model.path")
+        _check_folder(config.path, "model.path", config.revision)
         try:
             pinned = config.revision or "main"
             tokenizer = AutoTokenizer.from_pretrained(config.path, revision=pinned, trust_remote_code=False)
@@ -133,9 +137,7 @@ def from_disk(path: str, setting: str = "model.path", revision: str = "") -> tup
     Raises:
         UserError: if it cannot be loaded.
     """
-    _check_folder(path, setting)
-    if revision and Path(path).exists():
-        raise UserError(f"model.revision = '{revision}' pins a hub model, and '{path}' is a folder here: leave it empty")
+    _check_folder(path, setting, revision)
     pinned = revision or "main"
     try:
         config = AutoConfig.from_pretrained(path, revision=pinned, trust_remote_code=False)
@@ -162,13 +164,23 @@ def from_disk(path: str, setting: str = "model.path", revision: str = "") -> tup
     return model, tokenizer
 
 
-def _check_folder(path: str, setting: str) -> None:
+def _hub_commits(path: str, revision: str) -> dict[str, str]:
+    """The commit of a hub model that has just been loaded: the folder of the cache that holds its files."""
+    if not path or Path(path).exists():
+        return {}
+    found = try_to_load_from_cache(path, "config.json", revision=revision or "main")
+    return {path: Path(found).parent.name} if isinstance(found, str) else {}
+
+
+def _check_folder(path: str, setting: str, revision: str = "") -> None:
     """Refuse a path that cannot hold a model. What may be a hub id ("owner/name") is left to the hub."""
     folder = Path(path)
     if not folder.exists():
         if reason := not_a_hub_id(path):
             raise UserError(f"{setting} = '{path}': {reason}")
         return
+    if revision:
+        raise UserError(f"model.revision = '{revision}' pins a hub model, and '{path}' is here: leave it empty")
     if not folder.is_dir():
         raise UserError(f"{setting} = '{folder}' is a file: give the folder that holds config.json")
     names = {p.name for p in folder.iterdir()}
