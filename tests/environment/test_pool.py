@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sixfold.environment.limits import WORKER_MEMORY_BYTES
 from sixfold.environment.pool import WorkerPool
 from sixfold.environment.processes import descendants
 from sixfold.environment.rewards import RewardFunction
@@ -128,3 +129,23 @@ def test_a_worker_that_ignores_all_signals_ends_with_its_parent() -> None:
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60)
     pids = [int(line) for line in done.stdout.split()]
     assert len(pids) == 2 and eventually(lambda: not any(running(pid) for pid in pids))
+
+
+def test_a_check_that_fails_after_it_blamed_the_answer_is_a_wrong_answer() -> None:
+    texts = ["right", "hang", "blame hang", "blame crash", "blame raise", "right"]
+    found = outcomes("blames", texts, timeout_s=0.5)
+    assert [found[n].values for n in range(6)] == [[1.0], [], [0.0], [0.0], [], [1.0]]
+    assert found[1].error == "timeout after 0.5 s" and str(found[4].error).startswith("ValueError")
+
+
+def test_workers_of_built_in_rewards_have_bounded_memory() -> None:
+    found: dict[int, Outcome] = {}
+    pool = WorkerPool(["math"], workers=1, timeout_s=30.0)
+    try:
+        pool.run([Check(0, Task(id="t", prompt="", answer=r"\sqrt{2}"), [r"\boxed{\frac{2}{\sqrt{2}}}"], [[]])], found.__setitem__)
+        limits = Path(f"/proc/{pool._workers[0].pid}/limits").read_text()
+    finally:
+        pool.close()
+    assert found[0].values == [1.0]
+    (line,) = [line for line in limits.splitlines() if line.startswith("Max address space")]
+    assert int(line.split()[3]) == WORKER_MEMORY_BYTES

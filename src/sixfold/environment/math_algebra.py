@@ -1,16 +1,22 @@
 """Equality of two expressions by math-verify, behind limits that keep the CAS from hanging. Model text is parsed, never evaluated as code.
 
-Run it in a process that can be killed: the limits stop what is known to hang, and the CAS knows more ways. math-verify's own timeouts are
-off, because they use SIGALRM, which works in the main thread only and cancels anybody else's alarm.
+The limits on text stop what is known to hang, a limit on CPU time stops the rest. Run it in a process that can be killed all the same: no
+limit inside a process stops a single long operation on integers. math-verify's own timeouts are off: they cancel anybody else's alarm.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import time
 from functools import lru_cache
 from typing import Any
 
+from sixfold.environment.limits import OutOfTime, blame_answer, cpu_limit
+from sixfold.environment.math_constants import same_value
+
+MAX_SECONDS = 1.5  # of CPU time for all of one check; almost all take less than a tenth
+MAX_GOLD_SECONDS = 5.0  # of CPU time
 MAX_CHARACTERS = 400
 MAX_DEPTH = 10
 MAX_NESTED_FUNCTIONS = 3
@@ -29,26 +35,103 @@ _KNOWN_COMMANDS = frozenset(_COMMAND_NAMES.split())
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _FUNCTION = re.compile(r"\\(?:a?(?:rc)?(?:sin|cos|tan)h?|cot|sec|csc|log|ln|exp)(?![A-Za-z])|[^\s]")
 _ALIEN = re.compile(r"""["`;@#$]|__|\.\s*[A-Za-z_]""")  # of no formula, and of much code
+_BINOMIAL = re.compile(r"\\binom\s*(?:\{\s*\d{1,3}\s*\}|\d)\s*(?:\{\s*\d{1,3}\s*\}|\d)")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?|\.\d+|\{\s*\d+(?:\.\d+)?\s*\})\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
+_UPRIGHT = re.compile(r"\\text\s*\{\s*([eix])\s*\}")
+_CIS = re.compile(r"\\text\s*\{\s*cis\s*\}\s*(\([^()]*\)|\{[^{}]*\})")
 _DECIMAL_POINT = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
 _JOINED_DIGITS = re.compile(r"(?<![\d_^])\d+\s+\d")  # the parser adds them: 3 for "1 2"
 
 
-def equal_by_algebra(answer: str, gold: str) -> bool:
-    """Whether two normalised expressions are equal for math-verify (gold first: a set may answer an inequality, not the reverse).
+class BadReference(Exception):
+    """The reference answer makes the CAS fail: the task is at fault, not the answer."""
+
+
+class Budget:
+    """CPU seconds that the comparisons of one check may still take, together."""
+
+    seconds = MAX_SECONDS
+
+
+def equal_by_algebra(answer: str, gold: str, budget: Budget | None = None) -> bool:
+    """Whether two normalised expressions are equal for the CAS.
 
     Exact: a decimal is the rational that it spells, never an approximation. An answer beyond the limits, undefined, or with a symbol that
-    the gold lacks is not equal.
-    """
-    from math_verify import verify
+    the gold lacks is not equal; nor is one on which the CAS fails.
 
+    Raises:
+        BadReference: if the CAS fails on the gold.
+        OutOfTime: if the budget is spent.
+    """
     if not _within_limits(answer):
         return False
-    gold_expression, answer_expression = _parsed(_exact(gold)), _parsed(_exact(answer))
-    if gold_expression is None or answer_expression is None or not _same_kind(answer_expression, gold_expression):
+    gold_expression = _parsed_gold(gold)
+    blame_answer()
+    budget = budget or Budget()
+    start = time.process_time()
+    if budget.seconds <= 0:
+        raise OutOfTime
+    try:
+        with cpu_limit(budget.seconds):
+            return _equal(_parsed(_exact(answer)), gold_expression)
+    except Exception:  # noqa: BLE001  the CAS raises whatever it likes on what a model may write
         return False
-    if _differ_in_value(answer_expression, gold_expression):
+    finally:
+        budget.seconds -= time.process_time() - start
+
+
+@lru_cache(maxsize=4096)
+def _parsed_gold(gold: str) -> Any:
+    import math_verify  # noqa: F401  here and not under the limit: the first import takes a second or two
+
+    try:
+        with cpu_limit(MAX_GOLD_SECONDS):
+            return _parsed(_exact(gold))
+    except (Exception, OutOfTime) as error:
+        raise BadReference(f"the reference answer {gold[:80]!r} cannot be parsed: {type(error).__name__}") from error
+
+
+def _equal(answer: Any, gold: Any) -> bool:
+    """Equality of two parsed expressions: constants by value, others by math-verify (gold first: a set may answer an inequality, not the reverse)."""
+    from math_verify import verify
+
+    if gold is None or answer is None:
         return False
-    return bool(verify(gold_expression, answer_expression, timeout_seconds=None))
+    answer, gold = _with_imaginary_unit(answer, gold)
+    by_value = _same_constant(answer, gold)
+    if by_value is not None:
+        return by_value
+    if not _same_kind(answer, gold) or _differ_in_value(answer, gold):
+        return False
+    return bool(verify(gold, answer, timeout_seconds=None))
+
+
+def _same_constant(answer: Any, gold: Any) -> bool | None:
+    """Equality of constants; False also for an answer without a value; None where there is more to compare than values."""
+    from sympy import Expr
+
+    if not isinstance(answer, Expr):
+        return None
+    if not isinstance(gold, Expr):
+        return False if same_value(answer, answer) is False else None
+    return same_value(answer, gold)
+
+
+def _with_imaginary_unit(answer: Any, gold: Any) -> tuple[Any, Any]:
+    """Both sides with i as the imaginary unit and all other symbols real, if either side has i and both have a variable too.
+
+    The parser assumes variables to be real only where it sees no sign of complex numbers, so that x on one
+    side would differ from x on the other.
+    """
+    from sympy import Expr, I, Symbol
+
+    if not isinstance(answer, Expr) or not isinstance(gold, Expr):
+        return answer, gold
+    names = {symbol.name for symbol in answer.free_symbols | gold.free_symbols}
+    if "i" not in names or len(names) == 1:
+        return answer, gold
+    units = {s: I if s.name == "i" else Symbol(s.name, real=True) for s in answer.free_symbols | gold.free_symbols}
+    return answer.xreplace(units), gold.xreplace(units)
 
 
 def _within_limits(text: str) -> bool:
@@ -125,14 +208,19 @@ def _group_after(text: str, start: int) -> str:
 
 
 def _factorials_are_small(text: str) -> bool:
-    """A factorial only of a literal of at most three digits; binomials only of such."""
+    """A factorial or binomial only of literals of at most three digits."""
     if "!" not in text and "\\binom" not in text:
         return True
+    if len(_BINOMIAL.findall(text)) != text.count("\\binom"):
+        return False
     return not re.search(r"(?:[^\d]|\d{4,})\s*!|![\s!]*!", text) and not re.search(r"\d{4,}", text)
 
 
 def _exact(text: str) -> str:
-    """Decimals as fractions, so that nothing in the CAS is a float and nothing is equal only to six digits."""
+    """Decimals as fractions, so that nothing in the CAS is a float and nothing is equal only to six digits. Degrees in radians, upright e and i."""
+    if "\\text" in text:
+        text = _UPRIGHT.sub(r"\1", _CIS.sub(r"e^{i\1}", text))
+    text = _DEGREES.sub(r"{(\\frac{\1\\pi}{180})}", text)
     return _DECIMAL_POINT.sub(lambda m: rf"\frac{{{int((m[1] + m[2]) or '0')}}}{{{10 ** len(m[2])}}}", text)
 
 

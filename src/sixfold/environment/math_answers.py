@@ -1,70 +1,122 @@
 """The reward for mathematics: is the final answer of a completion equal to the task's?
 
-Cast: `math_extraction` finds the answer, `math_numbers` makes text and exact numbers of it, `math_algebra` asks the CAS about the rest.
-Invariants: an equivalent answer earns 1 (1/2, 0.5 and \\frac{1}{2} are one), an approximation of an exact gold earns 0, a restatement of
-the question earns 0, and the text of the model is never run.
+Cast: `math_extraction` finds the answer, `math_numbers` makes text and exact numbers of it, `math_choices`, `math_times` and `math_intervals`
+know options, times of day and sets of reals, `math_algebra` asks the CAS about the rest.
+
+Invariants: no answer makes the check fail: what raises, or takes too long, is a wrong answer. An equivalent answer earns 1 (1/2, 0.5 and
+\\frac{1}{2} are one), an approximation of an exact gold earns 0, a restatement of the question earns 0, and the text of the model is never run.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
 
-from sixfold.environment.math_algebra import equal_by_algebra
+from sixfold.environment.limits import OutOfTime
+from sixfold.environment.math_algebra import Budget, equal_by_algebra
+from sixfold.environment.math_choices import same_choice
 from sixfold.environment.math_extraction import final_answer, last_box
-from sixfold.environment.math_numbers import Quantity, exact_number, normalise, quantity
+from sixfold.environment.math_intervals import region, same_region
+from sixfold.environment.math_numbers import Quantity, exact_number, normalise, ordinal, quantity, same_unit
+from sixfold.environment.math_times import same_time, time_of_day
 from sixfold.types import Task
 
 MAX_ANSWER_CHARACTERS = 2000
+MAX_PARTS = 50
 
+_SET = "\\{\\}"
 _ASSIGNMENT = re.compile(r"\\?[A-Za-z]+(?:_\w)?(?:\([A-Za-z]\))?\s*=\s*(?P<value>[^=]+)")
 _REVERSED = re.compile(r"(?P<value>[^=A-Za-z]*\d[^=A-Za-z]*)=\s*[A-Za-z]")
+_MEMBER = re.compile(r"\s*[A-Za-z]\s*\\in(?![A-Za-z])\s*")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _WORDS = re.compile(r"[A-Za-z]{3,}(?:[ '-][A-Za-z]+)*|[A-J]")
+_WORKED_OUT = re.compile(r"[+-]?[\d.,]+|\\?[A-Za-z]+")
 _MULTIPLICATION = re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])|×|·")
 
 
 def math_reward(completion: str, task: Task) -> float:
-    """1.0 if the final answer of `completion` equals `task.answer`, else 0.0.
+    """1.0 if the final answer of `completion` equals `task.answer`, else 0.0. Also 0.0 for an answer that cannot be checked within the limits.
 
-    Most answers are settled as text or as exact numbers. The rest goes to a CAS, which can hang: score through `scorer.Environment`, which
-    runs this in a process that it can kill. Raises ValueError for a task without an answer.
+    Most answers are settled as text or as exact numbers. The rest goes to a CAS, behind limits on what it computes.
+
+    Raises:
+        ValueError: for a task without an answer.
+        BadReference: if the CAS fails on the task's answer.
     """
     if task.answer is None:
         raise ValueError(f"task {task.id!r} has no answer to check against")
-    answer = final_answer(completion)
-    if answer is None or not answer.strip() or len(answer) > MAX_ANSWER_CHARACTERS:
+    gold = normalise(last_box(str(task.answer)) or str(task.answer))
+    try:
+        answer = final_answer(completion)
+        if answer is None or not answer.strip() or len(answer) > MAX_ANSWER_CHARACTERS:
+            return 0.0
+        answer = normalise(answer)
+        if answer == gold or not answer or not gold:
+            return float(answer == gold and bool(gold))
+        number, wanted = exact_number(answer), exact_number(gold)
+        if number is not None and wanted is not None:  # most checks end here
+            return float(number == wanted and not _echoes(answer, gold, task.prompt_text))
+        return float(_accepts(answer, gold, task.prompt_text))
+    except OutOfTime:
         return 0.0
-    gold = str(task.answer)
-    return float(_accepts(normalise(answer), normalise(last_box(gold) or gold), task.prompt_text))
+    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError):
+        return 0.0
 
 
 def _accepts(answer: str, gold: str, prompt: str) -> bool:
-    if not answer or not gold:
-        return False
-    if answer == gold:
-        return True
-    return not _echoes(answer, gold, prompt) and _equivalent(answer, gold)
+    chosen = same_choice(answer, gold, prompt)
+    if chosen is not None:
+        return chosen
+    return not _echoes(answer, gold, prompt) and _equivalent(answer, gold, Budget())
 
 
-def _equivalent(answer: str, gold: str) -> bool:
+def _equivalent(answer: str, gold: str, budget: Budget) -> bool:
     """Whether two normalised answers are the same: as text, as lists of answers, as quantities, then by algebra."""
     if answer == gold:
         return True
+    same = same_time(answer, gold)
+    if same is None:
+        same = _same_ordinal(answer, gold)
+    if same is None:
+        same = same_region(answer, gold, partial(_equivalent, budget=budget))
+    if same is not None:
+        return same
     answer, gold = _unassigned(answer, gold)
     gold_words = _words(gold)
     if gold_words is not None:
         return _words(answer) == gold_words
     answer_parts, gold_parts = _list_parts(answer), _list_parts(gold)
     if answer_parts and gold_parts:
-        return _same_lists(answer_parts, gold_parts)
-    left, right = quantity(answer), quantity(gold)
-    if left.unit and right.unit and left.unit != right.unit and "%" not in (left.unit, right.unit):
+        return _same_lists(answer_parts, gold_parts, budget)
+    if answer_parts and not answer_parts[0] and region(gold) is not None:
+        return False  # the ends of an interval are not the interval
+    return _same_measure(quantity(answer), quantity(gold), budget)
+
+
+def _same_ordinal(answer: str, gold: str) -> bool | None:
+    """Whether both are the same ordinal, as words or digits; None if one of them is no ordinal."""
+    left, right = ordinal(answer, words=True), ordinal(gold, words=True)
+    return None if left is None or right is None else left == right
+
+
+def _same_measure(answer: Quantity, gold: Quantity, budget: Budget) -> bool:
+    """Whether two numbers or expressions with their units are equal. Of all units only degrees and cents are converted."""
+    units = {answer.unit, gold.unit}
+    if units == {"$", "¢"} and answer.value is not None and gold.value is not None:
+        return answer.value * (100 if answer.unit == "$" else 1) == gold.value * (100 if gold.unit == "$" else 1)
+    if units == {"°", "rad"} or ("°" in units and "" in units and "\\pi" in answer.body + gold.body):
+        return equal_by_algebra(_in_radians(answer), _in_radians(gold), budget)
+    if answer.unit and gold.unit and not same_unit(answer.unit, gold.unit):
         return False
-    if left.value is not None and right.value is not None:
-        return _same_quantity(left, right)
-    if "%" in (left.unit, right.unit):
-        return left.unit == right.unit and equal_by_algebra(left.body, right.body)
-    return equal_by_algebra(left.body, right.body)
+    if answer.value is not None and gold.value is not None:
+        return _same_quantity(answer, gold)
+    if "%" in units:
+        return answer.unit == gold.unit and equal_by_algebra(answer.body, gold.body, budget)
+    return equal_by_algebra(answer.body, gold.body, budget)
+
+
+def _in_radians(angle: Quantity) -> str:
+    return rf"\frac{{{angle.body}}}{{180}}\pi" if angle.unit == "°" else angle.body
 
 
 def _same_quantity(answer: Quantity, gold: Quantity) -> bool:
@@ -80,7 +132,9 @@ def _same_quantity(answer: Quantity, gold: Quantity) -> bool:
 
 
 def _unassigned(answer: str, gold: str) -> tuple[str, str]:
-    """Both sides without `x =` where only one of them has it."""
+    """Both sides without `x =` or `x \\in` where only one of them has it."""
+    if bool(_MEMBER.match(answer)) != bool(_MEMBER.match(gold)):
+        answer, gold = _MEMBER.sub("", answer), _MEMBER.sub("", gold)
     if "=" in answer and "=" not in gold:
         return _value_of(answer), gold
     if "=" in gold and "=" not in answer:
@@ -121,32 +175,40 @@ def _list_parts(text: str) -> tuple[str, list[str]] | None:
             parts.append(inside[start:position].strip())
             start = position + 1
     parts.append(inside[start:].strip())
-    is_list = (len(parts) > 1 and exact_number(inside) is None) or kind == "\\{\\}"
+    is_list = (len(parts) > 1 and exact_number(inside) is None) or kind == _SET
     return (kind, parts) if is_list and "\\begin" not in text else None
 
 
-def _same_lists(answer: tuple[str, list[str]], gold: tuple[str, list[str]]) -> bool:
-    """Pairs and intervals in order, sets and bare lists in any. A set is not a pair, and [1,2] is not (1,2)."""
+def _same_lists(answer: tuple[str, list[str]], gold: tuple[str, list[str]], budget: Budget) -> bool:
+    """Pairs and intervals in order, sets and bare lists in any. A set is not a pair, and [1,2] is not (1,2). Members of a set count once."""
     (answer_kind, answers), (gold_kind, golds) = answer, gold
-    if (answer_kind and gold_kind and answer_kind != gold_kind) or len(answers) != len(golds) or len(golds) > 50:
+    if (answer_kind and gold_kind and answer_kind != gold_kind) or max(len(answers), len(golds)) > MAX_PARTS:
         return False
-    if gold_kind and gold_kind != "\\{\\}":
-        return all(_equivalent(a, g) for a, g in zip(answers, golds, strict=True))
+    if gold_kind == _SET:
+        matches = [{number for number, other in enumerate(golds) if _equivalent(part, other, budget)} for part in answers]
+        return all(matches) and set().union(*matches) == set(range(len(golds)))
+    if len(answers) != len(golds) and answer_kind != _SET:
+        return False
+    if gold_kind:
+        return len(answers) == len(golds) and all(_equivalent(a, g, budget) for a, g in zip(answers, golds, strict=True))
     missing = list(golds)
     for part in answers:
-        match = next((g for g in missing if _equivalent(part, g)), None)
-        if match is None:
+        match = next((g for g in missing if _equivalent(part, g, budget)), None)
+        if match is not None:
+            missing.remove(match)
+        elif answer_kind != _SET or not any(_equivalent(part, g, budget) for g in golds):
             return False
-        missing.remove(match)
-    return True
+    return not missing
 
 
 def _echoes(answer: str, gold: str, prompt: str) -> bool:
-    """Whether the answer is an expression of the question that is left to be worked out. A decimal is worked out wherever it stands."""
-    if not prompt or re.fullmatch(r"[+-]?[\d.,]+|\\?[A-Za-z]+", answer):
+    """Whether the answer is an expression of the question that is left to be worked out. A decimal is worked out, with a unit or without."""
+    if not prompt or _WORKED_OUT.fullmatch(answer):
         return False
     squashed = _squashed(answer)
-    return squashed != _squashed(gold) and squashed in _squashed(normalise(prompt)) and not _TEXT.fullmatch(answer)
+    if squashed == _squashed(gold) or squashed not in _squashed(normalise(prompt)) or _TEXT.fullmatch(answer):
+        return False
+    return not (_WORKED_OUT.fullmatch(quantity(answer).body) or time_of_day(answer))
 
 
 def _squashed(text: str) -> str:

@@ -8,11 +8,16 @@ follows the last "the answer is", "answer:" or "####", up to the end of its sent
 from __future__ import annotations
 
 import re
+from collections import deque
 
 from sixfold.environment.answer_part import answer_part
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+_BARE_BOX = re.compile(
+    r"\\(?:boxed|fbox)(?![A-Za-z{])[ \t]*(?=[-+(\[$\d.√π½]|\\(?!boxed|fbox|[)\]])|[A-Za-z](?:\s*(?:[=^_+*/(\\.,$-]|$)))", re.MULTILINE
+)
+_BARE_END = re.compile(r"(?<!\\)\$|\n|\\[)\]]|[.!?](?=\s|$)|,?\s(?:is|as|which|because|since|so|where|for|by)\b")
 _STATED = re.compile(r"answer\s*(?:is\b|:|=)\s*:?|####", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|\.\s|\.$|[!?]\s")
 
@@ -20,11 +25,28 @@ _SENTENCE_END = re.compile(r"\n|\.\s|\.$|[!?]\s")
 def final_answer(completion: str) -> str | None:
     """The answer that `completion` gives, as written, or None if it gives none (a box that never closes gives none)."""
     text = answer_part(completion)
-    return last_box(text) if _BOX.search(text) else _stated_answer(text)
+    return _boxed(text) if _BOX.search(text) else _stated_answer(text)
+
+
+def _boxed(text: str) -> str | None:
+    """Content of the last box, with braces or without (`\\boxed 5`). Prose after a bare box is no content."""
+    bare = next(iter(deque(_BARE_BOX.finditer(text), maxlen=1)), None)
+    start, end = _last_braces(text)
+    if bare is None or bare.start() < start:
+        return text[start:end] if start >= 0 else None
+    rest = text[bare.end() :].removeprefix("$")
+    stop = _BARE_END.search(rest)
+    return rest[: stop.start()] if stop else rest
 
 
 def last_box(text: str) -> str | None:
-    """Content of the balanced box that opens last (of nested boxes, the inner one), or None. `\\{` and `\\}` are not braces here."""
+    """Content of the balanced box that opens last (of nested boxes, the inner one), or None."""
+    start, end = _last_braces(text)
+    return text[start:end] if start >= 0 else None
+
+
+def _last_braces(text: str) -> tuple[int, int]:
+    """Where the content of the balanced box that opens last begins and ends; -1 if there is none. `\\{` and `\\}` are not braces here."""
     open_braces: list[int] = []  # where the content of each open box starts, -1 for a brace that is no box
     start, end = -1, -1
     for match in _BRACES.finditer(text):
@@ -35,7 +57,7 @@ def last_box(text: str) -> str | None:
                 start, end = opened, match.start()
         elif token[-1] == "{" and token != "\\{":
             open_braces.append(-1 if token == "{" else match.end())
-    return text[start:end] if start >= 0 else None
+    return start, end
 
 
 def _stated_answer(text: str) -> str | None:

@@ -53,8 +53,25 @@ _MIXED = re.compile(rf"({_SIGN})(\d+)(?:\s*\\frac\s*\{{(\d+)\}}\s*\{{(\d+)\}}|\s
 
 _TEXT_UNIT = re.compile(r"^(?P<body>.+?)\s*\\text\s*\{(?P<unit>[^{}]*)\}\s*(?P<power>(?:\^\s*\{?\s*[23]\s*\}?)?)$")
 _WORD_UNIT = re.compile(r"^(?P<body>[^A-Za-z]*\d[^A-Za-z]*?)(?P<gap>\s*)(?P<unit>[A-Za-z]{2,}(?: [A-Za-z]{2,}){0,2})(?P<power>(?:\^\{?[23]\}?)?)$")
-_DEGREES = re.compile(r"^(?P<body>.+?)\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})$")
-_CURRENCY = re.compile(r"^(?P<sign>-?)\s*(?:\\?\$|(?P<unit>[€£¥]))\s*(?P<body>[\d.].*)$")
+_DEGREES = re.compile(r"^(?P<body>(?!.*\\(?:a?(?:rc)?(?:sin|cos|tan)|sec|csc|cot|log|ln|exp)).+?)\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})$")
+_MONEY_SYMBOLS = r"\\?\$|US\s?\\?\$|€|£|¥|₹|¢|\\(?:euro|pounds|yen|textdollar|texteuro)\b"
+_MONEY_NAMES = r"USD|EUR|GBP|JPY|CNY|INR|Rs\.?"
+_MONEY = rf"{_MONEY_SYMBOLS}|{_MONEY_NAMES}|\\text\s*\{{\s*(?:{_MONEY_SYMBOLS}|{_MONEY_NAMES})\s*\}}"
+_CURRENCY = re.compile(rf"^(?P<sign>-?)\s*(?P<unit>{_MONEY})\s*(?P<body>-?[\d.].*)$")
+_CURRENCY_AFTER = re.compile(r"^(?P<body>-?[\d.,]*\d)\s*(?P<unit>\\?\$|€|\\euro\b|£|\\pounds\b|¥|₹|¢)$")
+_CURRENCY_NAMES = {
+    "us": "$", "usd": "$", "textdollar": "$", "euro": "€", "eur": "€", "texteuro": "€", "pounds": "£", "gbp": "£", "yen": "¥", "jpy": "¥",
+    "cny": "yuan", "inr": "₹", "rs": "₹", "": "$",
+}  # fmt: skip
+_ORDINAL = re.compile(
+    r"^(?:the\s+)?(?P<body>\d+)\s*(?:\^\s*)?(?:\\text\s*)?\{?\s*(?:\\text\s*\{)?\s*(?P<suffix>st|nd|rd|th)\s*\}{0,2}(?P<noun>(?:\s+[A-Za-z]{2,}){0,2})$"
+)
+_TEXT_ONLY = re.compile(r"\\text\s*\{([^{}]*)\}")
+_ORDINAL_NAMES = """
+    zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth sixteenth
+    seventeenth eighteenth nineteenth twentieth
+"""
+_ORDINAL_WORDS = _ORDINAL_NAMES.split()
 
 _WORDS_NO_UNIT = """
     or and not no maybe possibly either about approximately approx wrong incorrect false plus minus times over hundred thousand million
@@ -79,7 +96,15 @@ _SAME_UNIT = {
     **dict.fromkeys(["liter", "litre"], "l"),
     **dict.fromkeys(["foot", "feet"], "ft"),
     **dict.fromkeys(["deg", "degree"], "°"),
+    **dict.fromkeys(["rad", "radian"], "rad"),
+    **dict.fromkeys(["euro", "eur"], "€"),
+    **dict.fromkeys(["pound sterling", "gbp"], "£"),
+    **dict.fromkeys(["yen", "jpy"], "¥"),
+    **dict.fromkeys(["rupee", "inr"], "₹"),
+    **dict.fromkeys(["cent"], "¢"),
+    **dict.fromkeys(["rmb", "cny"], "yuan"),
 }
+_SYNONYMS = {frozenset(pair) for pair in (("pound", "£"), ("pound", "lb"), ("yuan", "¥"))}
 
 
 @dataclass(frozen=True)
@@ -110,16 +135,43 @@ def quantity(text: str) -> Quantity:
     currency = _CURRENCY.match(text)
     if currency:
         body = currency["sign"] + currency["body"]
-        return Quantity(body, exact_number(body), currency["unit"] or "$")
+        return Quantity(body, exact_number(body), _currency(currency["unit"]))
+    if currency := _CURRENCY_AFTER.match(text):
+        return Quantity(currency["body"], exact_number(currency["body"]), _currency(currency["unit"]))
+    number = ordinal(text)
+    if number is not None:
+        return Quantity(str(number), Fraction(number), "ordinal")
     for pattern in (_TEXT_UNIT, _WORD_UNIT, _DEGREES):
         match = pattern.match(text)
         if match is None:
             continue
         parts = match.groupdict()
         unit = _unit(parts.get("unit", "deg"), parts.get("gap", " "), plain=pattern is _WORD_UNIT)
-        if unit is not None and re.search(r"\d", parts["body"]):
+        if unit is not None and re.search(r"\d|\\pi", parts["body"]):
             return Quantity(parts["body"], exact_number(parts["body"]), unit + re.sub(r"[^23]", "", parts.get("power", "")))
     return Quantity(text, exact_number(text), "")
+
+
+def same_unit(left: str, right: str) -> bool:
+    """Whether two canonical units can be the same; "pound" is a currency and a mass."""
+    return left == right or frozenset((left, right)) in _SYNONYMS
+
+
+def ordinal(text: str, words: bool = False) -> int | None:
+    """The number of `3rd`, `3^{\\text{rd}}`, `the 21st place`, or None (also for the wrong suffix). words: also of `third`."""
+    match = _ORDINAL.match(text)
+    if match:
+        number = int(match["body"])
+        suffix = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+        return number if match["suffix"] == suffix else None
+    word = re.sub(r"^the\s+", "", _TEXT_ONLY.sub(r"\1", text).strip().casefold())
+    return _ORDINAL_WORDS.index(word) if words and word in _ORDINAL_WORDS else None
+
+
+def _currency(symbol: str) -> str:
+    """The canonical symbol of a currency."""
+    name = re.sub(r"\\text\b|[\\{}$.\s]", "", symbol).casefold()
+    return _CURRENCY_NAMES.get(name, name)
 
 
 def exact_number(text: str) -> Fraction | None:

@@ -57,7 +57,8 @@ class _Job:
 class _Worker:
     """One process. `pending` holds jobs in the order in which it answers; `deadline` is that of the first of them, or of the start.
 
-    process: the supervisor. pid: the process that runs the checks; 0 until it has loaded the rewards.
+    process: the supervisor. pid: the process that runs the checks; 0 until it has loaded the rewards. blames_answer: the check whose failure
+    will be the fault of the answer, by number.
     """
 
     process: subprocess.Popen[bytes]
@@ -67,6 +68,7 @@ class _Worker:
     pid: int = 0
     pending: deque[_Job] = field(default_factory=deque)
     unread: bytes = b""
+    blames_answer: int = 0
 
     @property
     def ready(self) -> bool:
@@ -193,6 +195,9 @@ class WorkerPool:
             if not worker.pending or reply.get("check") != worker.pending[0].number:
                 raise _BadReply
             job = worker.pending[0]
+            if reply.get("blame") == "answer":
+                worker.blames_answer = job.number
+                return
             outcome = _outcome(reply, job.check)
             worker.pending.popleft()
             worker.deadline = time.monotonic() + self._timeout_s
@@ -207,7 +212,11 @@ class WorkerPool:
         self._workers.append(self._spawn())
         if worker.pending:
             job = worker.pending.popleft()
-            on_outcome(job.index, Outcome([], reason, self._timeout_s if reason.startswith("timeout") else 0.0))
+            seconds = self._timeout_s if reason.startswith("timeout") else 0.0
+            if worker.blames_answer == job.number:
+                on_outcome(job.index, Outcome([0.0] * len(job.check.completions), None, seconds))
+            else:
+                on_outcome(job.index, Outcome([], reason, seconds))
         return list(worker.pending)
 
     def _death(self, worker: _Worker) -> str:

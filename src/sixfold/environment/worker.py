@@ -8,6 +8,9 @@ Protocol. Once, after the rewards are loaded, a JSON line: {"pid": p, "rewards":
 answered by one JSON line as soon as it is done: {"check": number, "pid": p, "values": [...], "error": null or text,
 "seconds": s}. Replies come in the order of the checks, so the parent knows at any time which check is running.
 
+Before the answer to a check there may be a line {"check": number, "pid": p, "blame": "answer"}: what goes wrong from
+here on, a time-out included, is the fault of the text that is checked (`limits.blame_answer`).
+
 A reward may fork. A child that comes back from the reward, by return or by an exception, ends there: it must not
 answer, and must not read requests. Replies are JSON and not pickles, so nothing that a reward writes is run by the
 parent. Standard output belongs to the reward functions.
@@ -22,8 +25,10 @@ import resource
 import struct
 import sys
 import time
+from functools import partial
 from typing import IO, NamedTuple
 
+from sixfold.environment.limits import limit_memory, on_blame
 from sixfold.environment.processes import adopt_orphans, descendants, die_with, end_descendants, has_children, supervise
 from sixfold.environment.rewards import RewardFunction, load_reward
 from sixfold.environment.sampled import Sampled
@@ -79,10 +84,13 @@ def serve(requests: IO[bytes], replies: int, specs: list[str]) -> None:
     finally:
         if os.getpid() != process:
             os._exit(1)
+    if set(specs) <= {"arithmetic", "math"}:  # a reward of the user's may map more than it uses, a GPU for one
+        limit_memory()
     helpers = frozenset(descendants())  # started when the rewards were loaded: they may outlive a check
     _reply(replies, {"pid": process, "rewards": [[function.name, function.takes_groups] for function in functions]})
     while header := requests.read(LENGTH.size):
         for number, check in pickle.loads(requests.read(*LENGTH.unpack(header))):
+            on_blame(partial(_reply, replies, {"check": number, "pid": process, "blame": "answer"}))
             outcome = run_check(functions[check.reward], check)
             if has_children():
                 end_descendants(helpers)

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any
 
+from sixfold.environment.limits import blame_answer
 from sixfold.types import Task
 
 
@@ -108,3 +109,10 @@ def deaf(completion: str, task: Task) -> float:
     print(os.getpid(), flush=True)
     while True:
         time.sleep(60)
+
+
+def blames(completion: str, task: Task) -> Any:
+    """Does what the completion says, after it has blamed the answer if it says so."""
+    if completion.startswith("blame "):
+        blame_answer()
+    return told(completion.removeprefix("blame "), task)

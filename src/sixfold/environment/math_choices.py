@@ -1,0 +1,75 @@
+"""Options of multiple choice: `C`, `(C)`, `\\textbf{(C) } 12`, `C. Paris`, `Option C`."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+_FORMS = [
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        r"\(\s*(?P<letter>[A-J])\s*\)\s*(?P<text>.*)",
+        r"\\text\s*\{\s*\(?\s*(?P<letter>[A-J])\s*\)?\s*[.:]?\s*\}\s*[.:)]?\s*(?P<text>.*)",
+        r"\\text\s*\{\s*(?:\(\s*(?P<letter>[A-J])\s*\)|(?P<letter2>[A-J])\s*[).:])(?P<text>.*)",
+        r"(?P<letter>[A-J])\s*(?:\)|[.:](?!\d))\s*(?P<text>.*)",
+        r"(?i:option|choice|answer)\s+\(?(?P<letter>[A-J])\)?\s*(?:[.:)]\s*(?P<text>.*))?",
+        r"(?P<letter>[A-J])(?P<text>)",
+    )
+]
+_WRAPPED_WORD = re.compile(r"\\text\s*\{\s*((?i:option|choice|answer)\s+\(?[A-J]\)?)\s*\}")
+_ANOTHER = re.compile(r"\(\s*([A-Ja-j])\s*\)|(?<![A-Za-z\\])([B-HJ])(?![A-Za-z])|(?<![A-Za-z\\])(A)(?=\s*(?:[).:,;]|$))")
+_OPTION_OF_PROMPT = r"(?<![A-Za-z\\])\(?{letter}\s*[).:]\s*(?P<text>.+?)(?=\s*(?:\\\\|\\q?quad|\n|\(?(?<![A-Za-z\\])[A-J]\s*[).:]\s|$))"
+
+
+class Choice(NamedTuple):
+    """letter: the option. text: what the answer says that the option is, often nothing."""
+
+    letter: str
+    text: str
+
+
+@lru_cache(maxsize=1024)  # the K samples of a task share its reference answer
+def choice(text: str) -> Choice | None:
+    """The option that a normalised answer names, or None. Nothing that names a second option."""
+    text = _WRAPPED_WORD.sub(r"\1", text.replace("**", "")).strip()
+    for form in _FORMS:
+        match = form.fullmatch(text)
+        if match:
+            parts = match.groupdict()
+            letter = parts["letter"] or parts.get("letter2") or ""
+            return Choice(letter, _plain(parts["text"] or ""))
+    return None
+
+
+def same_choice(answer: str, gold: str, prompt: str) -> bool | None:
+    """Whether both name the same option; None if one of them names none.
+
+    A text beside the letter must not name a second option, and must not contradict the reference or the
+    question where these give the text of the option.
+    """
+    wanted = choice(gold)
+    given = choice(answer) if wanted else None
+    if given is None or wanted is None:
+        return None
+    if given.letter != wanted.letter:
+        return False
+    if not given.text:
+        return True
+    if wanted.text:
+        return squashed(given.text) == squashed(wanted.text)
+    named = {letter.upper() for found in _ANOTHER.findall(given.text) for letter in found if letter}
+    stated = re.search(_OPTION_OF_PROMPT.format(letter=given.letter), prompt, re.DOTALL)
+    if stated and squashed(stated["text"]):
+        return squashed(_plain(stated["text"])) == squashed(given.text)
+    return named <= {given.letter}
+
+
+def squashed(text: str) -> str:
+    """Letters, digits and operators of a text, for comparing two spellings of one option."""
+    text = re.sub(r"\\(?:text|dfrac|tfrac|left|right|mathrm|textbf|mathbf)(?![A-Za-z])", "", text)
+    return re.sub(r"[^0-9a-z+\-*/^=<>%]", "", text.replace("\\frac", "/").casefold())
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\\text\s*|[{}$]|\\[ ,;]", " ", text).strip(" .")

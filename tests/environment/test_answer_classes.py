@@ -1,0 +1,192 @@
+"""Classes of answers that a plain comparison gets wrong, each with right answers and with wrong ones that look alike; and hostile answers."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sixfold.environment import math_algebra
+from sixfold.environment.limits import OutOfTime, blame_answer, cpu_limit, on_blame
+from sixfold.environment.math_algebra import BadReference
+from sixfold.environment.math_answers import math_reward
+from sixfold.environment.math_constants import same_value
+from sixfold.types import Task
+
+CLASSES: dict[str, dict[str, list[list[str]]]] = json.loads((Path(__file__).parents[1] / "data" / "answer_classes.json").read_text())
+
+
+def reward(completion: str, gold: str, prompt: str = "") -> float:
+    return math_reward(completion, Task(id="t", prompt=prompt, answer=gold))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_right_answers_are_accepted(name: str) -> None:
+    assert [case for case in CLASSES[name]["right"] if reward(*case) != 1.0] == []
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_wrong_answers_that_look_alike_are_refused(name: str) -> None:
+    assert [case for case in CLASSES[name]["wrong"] if reward(*case) != 0.0] == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("C. Paris", 1.0), (r"\textbf{(C) } Paris", 1.0), ("C. London", 0.0), ("B. Paris", 0.0), ("(C) Paris or (B) London", 0.0)],
+)
+def test_the_text_of_an_option_must_be_that_of_the_question(answer: str, expected: float) -> None:
+    prompt = "What is the capital of France?\n(A) Rome\n(B) London\n(C) Paris"
+    assert reward(rf"\boxed{{{answer}}}", "C", prompt) == expected
+
+
+def test_money_and_times_of_the_question_are_no_echo_but_expressions_are() -> None:
+    assert reward(r"\boxed{\$5}", "5", r"Is it \$5 or \$6?") == reward(r"\boxed{3:30 PM}", "15:30", "At 3:30 PM or at 4?") == 1.0
+    assert reward(r"\boxed{\frac{6}{3}}", "2", r"Simplify $\frac{6}{3}$") == 0.0
+
+
+@pytest.mark.parametrize("gold", ["5", "x+1", r"\{1,2\}", "2<x<5"])
+@pytest.mark.parametrize(
+    "answer",
+    [r"\binom{e}{999}", r"\exp(\cot(\arcsin(0)))", r"\frac{1}{\sin(\pi)}", r"\tan(\frac{\pi}{2})", r"\log(0)", r"\ln(\ln(1))", r"\binom{x}{999}",
+     r"999^{999}", r"\sqrt[999]{999}", r"\binom{999}{500}", r"i!", r"\csc\sinh10^{9}", "(1,2)" + r"\cup (1,2)" * 40, "\\{" + "9," * 49 + "9\\}"],
+)  # fmt: skip
+def test_an_answer_that_the_cas_fails_on_is_wrong(answer: str, gold: str) -> None:
+    start = time.process_time()
+    assert reward(rf"\boxed{{{answer}}}", gold) == 0.0
+    assert time.process_time() - start < 3.0
+
+
+ATOMS = [
+    "0",
+    "9",
+    "999",
+    "e",
+    "x",
+    "i",
+    r"\pi",
+    r"\infty",
+    "10^{9}",
+    "0.5",
+    "٣",
+    "²",
+    "½",
+    "𝟗",
+    "1e999",
+    "\x00",
+    "\x1b[31m",
+    "\u202e",
+    "\ud800",
+    "",
+    "3:30",
+    "€",
+]
+FUNCTIONS = [r"\sin", r"\tan", r"\cot", r"\ln", r"\exp", r"\arcsin", r"\arctan", r"\sinh"]
+FORMS = [
+    r"\frac{%s}{%s}",
+    r"\binom{%s}{%s}",
+    "%s^{%s}",
+    r"\sqrt[%s]{%s}",
+    "%s+%s",
+    "%s,%s",
+    "(%s)!%s",
+    r"\{%s,%s\}",
+    "|%s|%s",
+    r"x<%s \text{ or } x>%s",
+    "{%s%s",
+    "%s=%s",
+]
+
+
+def hostile(rng: random.Random, depth: int) -> str:
+    if depth == 0:
+        return rng.choice(ATOMS)
+    if rng.random() < 0.3:
+        return f"{rng.choice(FUNCTIONS)}({hostile(rng, depth - 1)})"
+    return rng.choice(FORMS) % (hostile(rng, depth - 1), hostile(rng, depth - 1)) * rng.choice((1, 1, 1, 8))
+
+
+def test_no_hostile_answer_raises_or_takes_long_or_much_memory() -> None:
+    rng = random.Random(0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    slowest = 0.0
+    for _ in range(120):
+        answer, gold = hostile(rng, rng.randrange(6)), rng.choice(("5", "x+1", r"\frac{\pi}{3}", "(1,2)", "x>3", "C", "3:30 PM", "i"))
+        start = time.process_time()
+        reward(rf"\boxed{{{answer}}}", gold)
+        slowest = max(slowest, time.process_time() - start)
+    assert slowest < 2.5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+
+
+def test_a_reference_that_the_cas_fails_on_is_a_failure_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(latex: str) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(math_algebra, "_parsed", fails)
+    math_algebra._parsed_gold.cache_clear()
+    with pytest.raises(BadReference, match="x\\+7"):
+        reward(r"\boxed{x+8}", "x+7")
+
+
+def test_an_answer_that_never_ends_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    reward(r"\boxed{x+1}", "x+9")
+
+    def spins(answer: Any, gold: Any) -> bool:
+        while True:
+            with suppress(Exception):  # as a library would
+                sum(range(100))
+
+    monkeypatch.setattr(math_algebra, "_equal", spins)
+    monkeypatch.setattr(math_algebra.Budget, "seconds", 0.1)
+    assert reward(r"\boxed{x+2}", "x+9") == 0.0
+
+
+def test_time_limit_ends_and_leaves_no_timer() -> None:
+    with pytest.raises(OutOfTime), cpu_limit(0.05):
+        while True:
+            pass
+    with cpu_limit(5.0):
+        pass
+    start = time.process_time()
+    while time.process_time() - start < 0.1:
+        pass
+
+
+def test_the_blame_reaches_whoever_asked() -> None:
+    told: list[int] = []
+    on_blame(lambda: told.append(1))
+    try:
+        reward(r"\boxed{7}", "8")
+        assert told == []
+        reward(r"\boxed{x+3}", "x+4")
+        assert told == [1]
+        blame_answer()
+    finally:
+        on_blame(lambda: None)
+    assert told == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        ("exp(I*pi)", "-1", True), ("cos(pi/5)", "(1+sqrt(5))/4", True), ("sin(pi/12)", "(sqrt(6)-sqrt(2))/4", True), ("sqrt(2)**2", "2", True),
+        ("5*exp(I*atan(Rational(4, 3)))", "3+4*I", True), ("1/(sqrt(2)-sqrt(2))", "1", False), ("tan(pi/2)", "1", False),
+        ("pi", "314159265358979323846264338327950288419716939937510/10**50", False), ("(-1)**Rational(1, 2)", "I", True), ("x", "1", None),
+        ("exp(10**7)", "exp(10**7)", False), ("floor(pi)", "3", None), ("log(8, 2)", "3", True), ("factorial(5)", "120", True),
+    ],
+)  # fmt: skip
+def test_values_of_constants(left: str, right: str, expected: bool | None) -> None:
+    import sympy
+
+    with sympy.evaluate(False):
+        names = {
+            name: getattr(sympy, name) for name in ("exp", "pi", "I", "cos", "sin", "tan", "atan", "sqrt", "log", "factorial", "floor", "Rational")
+        }
+        a, b = (sympy.parse_expr(text, local_dict=names, evaluate=False) for text in (left, right))
+    assert same_value(a, b) is expected
