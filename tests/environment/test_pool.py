@@ -142,7 +142,8 @@ def test_workers_of_built_in_rewards_have_bounded_memory() -> None:
     found: dict[int, Outcome] = {}
     pool = WorkerPool(["math"], workers=1, timeout_s=30.0)
     try:
-        pool.run([Check(0, Task(id="t", prompt="", answer=r"\sqrt{2}"), [r"\boxed{\frac{2}{\sqrt{2}}}"], Sampled(["stop"], [[]], [], ""))], found.__setitem__)
+        task = Task(id="t", prompt="", answer=r"\sqrt{2}")
+        pool.run([check(r"\boxed{\frac{2}{\sqrt{2}}}")._replace(task=task)], found.__setitem__)
         limits = Path(f"/proc/{pool._workers[0].pid}/limits").read_text()
     finally:
         pool.close()
