@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.conftest import VOCABULARY
 from transformers import PreTrainedModel
 
@@ -33,10 +36,10 @@ def test_each_step_has_the_table_that_a_fresh_one_would_be(
     checked: list[int] = []
     update = DecodeTable.update
 
-    def checking(table: DecodeTable, batch: list[Any], revision: int, rows: int) -> np.ndarray:
-        array = update(table, batch, revision, rows)
+    def checking(table: DecodeTable, batch: list[Any], revision: int, rows: int, shape_of: Any) -> np.ndarray:
+        array = update(table, batch, revision, rows, shape_of)
         blocks = [s.blocks for s in batch]
-        shape = table._shape(rows, max(map(len, blocks)))
+        shape = shape_of(rows, max(map(len, blocks)))
         fresh = block_table(blocks, (shape[0], max(shape[1], array.shape[1])), table._scratch)
         np.testing.assert_array_equal(array, fresh)
         checked.append(len(batch))
@@ -67,6 +70,21 @@ def test_a_table_is_filled_and_looked_at_for_prefixes_once_a_batch(tiny: Callabl
     engine.run()
     assert engine.stats.steps == 24
     assert (len(filled), len(looked)) == (1, 1)
+
+
+def test_an_engine_that_nobody_uses_is_gone_at_once(tiny: Callable[[str], PreTrainedModel]) -> None:
+    """Without waiting for the garbage collector: its cache may be most of a GPU's memory."""
+    for autocast in (None, torch.bfloat16):
+        engine = Engine(CausalLM(tiny("qwen3")), kv_tokens=64, autocast=autocast)
+        engine.add("t", [3, 4], SamplingParams(max_tokens=3), [0, 1])
+        engine.run()
+        cache = weakref.ref(engine.runner.cache)
+        gc.disable()
+        try:
+            del engine
+            assert cache() is None
+        finally:
+            gc.enable()
 
 
 def _without_triton(decode_hidden: Callable[..., Any]) -> Callable[..., Any]:

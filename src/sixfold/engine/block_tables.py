@@ -28,10 +28,9 @@ class DecodeTable:
     sequences share a prefix) stays true as long as `key` stays the same.
     """
 
-    def __init__(self, scratch: int, shape: Shape) -> None:
-        """scratch: the block that padding writes to. shape: see `Shape`."""
+    def __init__(self, scratch: int) -> None:
+        """scratch: the block that padding writes to."""
         self._scratch = scratch
-        self._shape = shape
         self._batch: list[Sequence] = []
         self._lists: list[list[int]] = []
         self._counts: list[int] = []
@@ -39,36 +38,37 @@ class DecodeTable:
         self.key: object = None
         self.array = np.zeros((0, 0), dtype=np.int64)
 
-    def update(self, batch: list[Sequence], revision: int, rows: int) -> np.ndarray:
+    def update(self, batch: list[Sequence], revision: int, rows: int, shape: Shape) -> np.ndarray:
         """Bring the table to the present.
 
         Args:
             batch: the sequences; the same list object for as long as they stay the same.
             revision: changes whenever a sequence's blocks do.
             rows: rows needed, those of padding included.
+            shape: see `Shape`. (Not kept: it is a method of the table's owner, and a cycle would
+                keep the memory of an engine that nobody uses.)
 
         Returns:
             [rows or more, columns] blocks; the same array while nothing changed.
         """
         if batch is self._batch and self._asked == (revision, rows):
             return self.array
-        if not (batch is self._batch and self._asked[1] == rows and self._appended()):
+        if not (batch is self._batch and self._asked[1] == rows and self._appended(shape)):
             self._batch, self._lists = batch, [s.blocks for s in batch]
-            shape = self._shape(rows, max(map(len, self._lists)))
-            self.array = block_table(self._lists, shape, self._scratch)
+            self.array = block_table(self._lists, shape(rows, max(map(len, self._lists))), self._scratch)
             self._counts = list(map(len, self._lists))
             self.key = object()
         self._asked = (revision, rows)
         return self.array
 
-    def _appended(self) -> bool:
+    def _appended(self, shape: Shape) -> bool:
         """Write what the sequences' lists got at their ends; False if they changed otherwise."""
         counts = [len(s.blocks) for s in self._batch]
         for s, known, before, now in zip(self._batch, self._lists, self._counts, counts, strict=True):
             # A preempted sequence comes back with another list of blocks.
             if s.blocks is not known or now < before:
                 return False
-        columns = self._shape(self._asked[1], max(counts))[1]
+        columns = shape(self._asked[1], max(counts))[1]
         if columns > self.array.shape[1]:
             more = columns - self.array.shape[1]
             self.array = np.pad(self.array, ((0, 0), (0, more)), constant_values=self._scratch)

@@ -51,7 +51,7 @@ class ModelRunner:
         self._adapted = adapted
         self._body = model.body(compiled if cpu_kernels() is not None else None) if autocast is None else model.lowered(autocast)
         self._ready = self._body
-        self._table = DecodeTable(cache.blocks, self._shape)
+        self._table = DecodeTable(cache.blocks)
         self._shared: tuple[object, tuple[np.ndarray, ...]] = (None, ())
         self._graphs: DecodeGraphs | None = None
 
@@ -140,7 +140,7 @@ class ModelRunner:
         """
         self._ready = self._body.ready()
         rows = max(len(batch), at_least, self._least_rows())
-        table = self._table.update(batch.sequences, revision, rows)
+        table = self._table.update(batch.sequences, revision, rows, self._shape)
         return self._logits(self._decode(batch.newest, batch.lengths - 1, table, batch.owners, self._table.key))[: len(batch)]
 
     def replay(self, chunks: list[Chunk]) -> None:
