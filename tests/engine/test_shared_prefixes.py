@@ -11,7 +11,7 @@ from cascade import cascade_attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sixfold.engine.shared_prefixes import SharedPrefixes, find_shared_prefixes
+from sixfold.engine.shared_prefixes import QUERIES, SharedPrefixes, find_shared_prefixes, neighbours
 from sixfold.model.attention import Kernel
 
 
@@ -113,3 +113,23 @@ def test_lines_come_in_few_numbers(groups: int, alone: int, lines: int) -> None:
     np.testing.assert_array_equal(padded.members[:groups], shared.members)
     np.testing.assert_array_equal(padded.lengths[:groups], shared.lengths)
     assert (padded.members[groups:] == -1).all() and (padded.lengths[groups:] == 0).all() and padded.own is shared.own
+
+
+@given(st.data())
+def test_neighbours_of_a_prompt_read_together_and_every_row_once(data: st.DataObject) -> None:
+    """Each line is of one text and within one multiple of QUERIES; padding sees one key."""
+    spans = data.draw(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=4))
+    padding = data.draw(st.integers(0, 15))
+    positions = np.concatenate([np.arange(start, start + count) for start, count in spans])
+    owner = np.repeat(np.arange(len(spans)), [count for _, count in spans])
+    members, ends = neighbours(positions, owner, padding)
+    found = members[members >= 0]
+    assert found.tolist() == list(range(len(positions) + padding)) and (members[:, 0] >= 0).all()
+    for line, end in zip(members, ends, strict=True):
+        rows = line[line >= 0]
+        if rows[0] >= len(positions):
+            assert end == 1
+            continue
+        assert len(set(owner[rows])) == 1 and len(set(positions[rows] // QUERIES)) == 1
+        assert end == positions[rows].max() + 1
+    assert len(members) <= sum(-(-count // QUERIES) + 1 for _, count in spans) + -(-padding // QUERIES)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 from sixfold.engine import model_runner, quantised_cache, sampler
 from sixfold.engine.engine import Engine
 from sixfold.engine.quantised_cache import dequantise, quantise
+from sixfold.engine.sequence import Chunk, Request, Ticket
 from sixfold.engine.shared_prefixes import find_shared_prefixes
 from sixfold.model.attention import Kernel
 from sixfold.model.causal_lm import CausalLM
@@ -149,10 +151,50 @@ def test_an_engine_on_the_kernels_draws_the_same_tokens(
         monkeypatch.setattr(module, "triton_serves", lambda device: True)
     monkeypatch.setattr(triton_kernels, "units_of", counting)
     drawn = draw()
-    assert sum(cascades) == 3
+    assert sum(cascades) == 3  # of the decodes; prompts have units of their own
     assert {key: tokens for key, (tokens, _) in drawn.items()} == {key: tokens for key, (tokens, _) in expected.items()}
     for key, (_, logp) in drawn.items():
         np.testing.assert_allclose(logp, expected[key][1], rtol=0, atol=1e-4 if kv_dtype == "int8" else 1e-5)
+
+
+@pytest.mark.parametrize(("name", "kv_dtype"), [("qwen3", "auto"), ("gemma2", "auto"), ("qwen3", "int8")])
+def test_prompts_on_the_kernels_get_the_same_logits(
+    name: str, kv_dtype: str, tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, in pieces behind what the cache holds, and one token alone, which is padded."""
+    model = CausalLM(tiny(name).to(DEVICE))
+    seen: list[int] = []
+
+    def logits(chunked: bool) -> list[Tensor]:
+        cache = (quantised_cache.Int8KVCache if kv_dtype == "int8" else model_runner.KVCache)(40, 4)
+        runner = model_runner.ModelRunner(model, cache, None)
+        found = []
+        for texts in ([[5] * 1], [[2, 3, 4] * 7, [9] * 30, [8, 7]]):
+            tickets = [
+                Ticket(Request("", text, SamplingParams(max_tokens=1), [0]), text, blocks=list(range(12 * i, 12 * i + 8)))
+                for i, text in enumerate(texts)
+            ]
+            cuts = [0, 11, 13] if chunked and len(texts) > 1 else [0]
+            for start, stop in zip(cuts, [*cuts[1:], 99], strict=True):
+                chunks = [Chunk(t, t.blocks, start, min(stop, len(t.tokens)), start) for t in tickets if start < len(t.tokens)]
+                found.append(runner.prefill(chunks, everywhere=True))
+        return [torch.cat(found[1:]), found[0]]
+
+    expected = [logits(chunked) for chunked in (False, True)]
+    attend = triton_kernels.decode_attention
+
+    def counting(q: Tensor, *args: Any) -> Tensor:
+        seen.append(len(q))
+        return attend(q, *args)
+
+    for module in (model_runner, quantised_cache):
+        monkeypatch.setattr(module, "triton_serves", lambda device: True)
+    monkeypatch.setattr(triton_kernels, "decode_attention", counting)
+    for chunked, theirs in zip((False, True), expected, strict=True):
+        for ours, other in zip(logits(chunked), theirs, strict=True):
+            torch.testing.assert_close(ours, other, rtol=0, atol=3e-4 if kv_dtype == "int8" else 1e-5)
+    assert {53, 24, 25} <= set(seen)
+    assert len(seen) == 2 * (2 + 4), "one call for each layer of a forward, however long the prompts"
 
 
 COMPILE = """
@@ -167,6 +209,7 @@ def compiled(kernel, constants, **signature):
     source = ASTSource(fn=kernel, signature=types, constexprs={(names.index(name),): value for name, value in constants.items()})
     return triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
 
+assert {"columns", "first_part", "parts", "split_keys"} <= set(kernels._attend.do_not_specialize)  # or a kernel for each 1 and multiple of 16
 positions = dict.fromkeys(("table", "positions", "members", "begin", "end"), "*i64")
 numbers = dict(q="*bf16", keys="*i8", values="*i8", key_scales="*fp32", value_scales="*fp32", out="*fp32", lse="*fp32", scale="fp32", softcap="fp32")
 shape = dict(MEMBERS=8, GROUP=2, ROWS=16, D=64, WIDTH=64, BLOCK_SIZE=16, TILE=64, INT8=True, SOFTCAP=True, WINDOW=True)
@@ -177,6 +220,26 @@ assert compiled(kernels._merge, dict(PARTS=4, D=64, WIDTH=64), out="*fp32", lse=
 assert compiled(kernels._write_int8, dict(D=64, WIDTH=64), x="*bf16", slots="*i64", pool="*i8", scales="*fp32")
 assert compiled(kernels._sample, dict(TILE=1024), logits="*fp32", temperatures="*fp32", noise="*fp64", tokens="*i64", logps="*fp32")
 """
+
+
+SPILLS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from spills import stack_bytes
+
+for dtype, members, group, d in (("bfloat16", 8, 7, 128), ("bfloat16", 8, 7, 64), ("float32", 1, 6, 128)):
+    stack, launch = stack_bytes(90, dtype, members, group, d)
+    assert stack <= 64, (dtype, members, group, d, launch, stack)
+"""
+
+
+@pytest.mark.slow
+def test_registers_suffice(tmp_path: Path) -> None:
+    """With 4 warps and tiles of 64 keys the first of these kept 1,528 bytes a thread in memory."""
+    benchmarks = Path(__file__).parents[2] / "benchmarks" / "gpu"
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", SPILLS, str(benchmarks)], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 def test_they_compile_for_a_gpu_without_one(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ CompiledAttention = tuple[c_void_p, Array[Attention], bool]
 """A function `Attend`, each layer's `Attention` (`kernels.h`), and whether no row reads what another one writes."""
 
 TILE = 64
-"""Query positions that a prefill attends for at a time."""
+"""Query positions that a prefill attends for at a time on the CPU."""
 
 
 @cache
@@ -113,10 +113,14 @@ class KVCache:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Queries of prompts, TILE of them at a time: those at positions [t * TILE, (t + 1) * TILE) of a sequence, over all keys up to there.
+    """Queries of prompts, a tile of them at a time: those at positions [t * size, (t + 1) * size) of
+    a sequence, over all keys up to there.
 
-    rows: [n, TILE] where in the forward's row each query is (any valid row where there is none). keys: [n, (t + 1) * TILE] cache slots. at: [M] which
-    of the n * TILE results are wanted. to: [M] their rows.
+    Attributes:
+        rows: [n, size] where in the forward's row each query is (any valid row where there is none).
+        keys: [n, (t + 1) * size] cache slots.
+        at: [M] which of the n * size results are wanted.
+        to: [M] their rows.
     """
 
     rows: Tensor
@@ -212,7 +216,7 @@ class PrefillLayout:
     slots: Tensor
     by_row: Callable[[], DecodeLayout]
     tiles: Callable[[], list[Tiles]]
-    _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Write keys and values, then attend causally to one's own sequence: q [1, H, N, D] -> [1, N, H, D]."""
@@ -221,22 +225,22 @@ class PrefillLayout:
         self.cache.write(kernel.layer, k[0], v[0], self.slots)
         out = q.new_zeros(q.shape[2], q.shape[1], q.shape[3], dtype=v.dtype)
         for tile in self.tiles():
-            n, width = tile.keys.shape
-            queries = q[0].index_select(1, tile.rows.view(-1)).view(q.shape[1], n, TILE, -1).transpose(0, 1)
+            (n, width), size = tile.keys.shape, tile.rows.shape[1]
+            queries = q[0].index_select(1, tile.rows.view(-1)).view(q.shape[1], n, size, -1).transpose(0, 1)
             keys, values = self.cache.read(kernel.layer, partial(_take, slots=tile.keys))
-            seen = kernel.attend(queries.to(keys.dtype), keys, values, self._mask(width, kernel.window))
-            out.index_copy_(0, tile.to, seen.transpose(1, 2).reshape(n * TILE, q.shape[1], -1).index_select(0, tile.at).to(out.dtype))
+            seen = kernel.attend(queries.to(keys.dtype), keys, values, self._mask(size, width, kernel.window))
+            out.index_copy_(0, tile.to, seen.transpose(1, 2).reshape(n * size, q.shape[1], -1).index_select(0, tile.at).to(out.dtype))
         return out[None]
 
     def compiled(self, q: Tensor, k: Tensor, v: Tensor, layers: Sequence[AttentionLayer]) -> CompiledAttention | None:
         """As a decode's."""
         return None if self.cache.kernels(q, k, v) is None else self.by_row().compiled(q, k, v, layers)
 
-    def _mask(self, width: int, window: int | None) -> Tensor:
-        """[TILE, width]: what the last TILE of `width` positions see."""
-        if (width, window) not in self._masks:
+    def _mask(self, size: int, width: int, window: int | None) -> Tensor:
+        """[size, width]: what the last `size` of `width` positions see."""
+        if (size, width, window) not in self._masks:
             keys = torch.arange(width, device=self.slots.device)
-            queries = keys[-TILE:, None]
+            queries = keys[-size:, None]
             seen = keys <= queries
-            self._masks[width, window] = seen if window is None else seen & (queries - keys < window)
-        return self._masks[width, window]
+            self._masks[size, width, window] = seen if window is None else seen & (queries - keys < window)
+        return self._masks[size, width, window]

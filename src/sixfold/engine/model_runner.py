@@ -28,14 +28,20 @@ from .language_model import LanguageModel, Layout
 from .offload import HostPools
 from .scheduler import Work
 from .sequence import Chunk
-from .shared_prefixes import find_shared_prefixes
+from .shared_prefixes import find_shared_prefixes, neighbours
 
 Rows = list[int] | range | np.ndarray
 Chosen = list[LoadedAdapter | None]
+Piece = tuple[Chunk, int, int]
+"""A chunk and the positions [start, stop) of it that are computed."""
 TILE_KEYS = 1 << 16
 """Keys that are gathered at most for one attention of a prefill (but always those of one tile)."""
 REPLAY_ROWS = 32
-"""Sampled tokens of a preempted sequence computed at a time; each gathers the keys of its whole sequence."""
+"""Sampled tokens of a preempted sequence computed at a time on the CPU; each gathers the keys of its whole sequence."""
+DEVICE_TILE, DEVICE_TILE_KEYS = 256, 1 << 18
+"""Queries of a tile, and keys, on a device for which neither the CPU's nor Triton's kernels serve."""
+DEVICE_REPLAY = 4096
+"""Sampled tokens of preempted sequences computed at a time there and on a GPU."""
 
 
 class ModelRunner:
@@ -54,6 +60,7 @@ class ModelRunner:
         self._table = DecodeTable(cache.blocks)
         self._shared: tuple[object, tuple[np.ndarray, ...]] = (None, ())
         self._graphs: DecodeGraphs | None = None
+        self._tile_rows, self._tile_keys = (TILE, TILE_KEYS) if self.device.type == "cpu" else (DEVICE_TILE, DEVICE_TILE_KEYS)
 
     def use_graphs(self, stats: EngineStats, may_fail: bool = False) -> None:
         """Decode forwards run as CUDA graphs from here on, where they can. may_fail: as `DecodeGraphs`
@@ -83,22 +90,52 @@ class ModelRunner:
         each, [tokens of all, V]."""
         self._ready = self._body.ready()
         pieces = [(c, c.start, c.prompt_stop) for c in chunks]
+        hidden, sizes = self._prompts(pieces), [stop - start for _, start, stop in pieces]
+        rows = list(range(sum(sizes))) if everywhere else (np.cumsum(sizes) - 1).tolist()
+        # Padded for the head's product, for the reason in the module docstring.
+        wanted = rows + rows[-1:] * max(0, self._least_rows() - len(rows))
+        return self._logits(hidden[self._tensor(wanted)])[: len(rows)]
+
+    def _prompts(self, pieces: list[Piece]) -> Tensor:
+        """Compute pieces of texts one after another in a row, and fill their blocks -> [tokens of all or more, hidden]."""
         tokens = [t for c, start, stop in pieces for t in c.ticket.tokens[start:stop]]
         positions = [i for _, start, stop in pieces for i in range(start, stop)]
         sizes = [stop - start for _, start, stop in pieces]
-        owner = np.repeat(np.arange(len(chunks)), sizes)
-        least = self._least_rows()
-        short = max(0, least - len(tokens))
+        owner = np.repeat(np.arange(len(pieces)), sizes)
+        short = max(0, self._least_rows() - len(tokens))
         slots = np.concatenate([*(self._slots(c.blocks, start, stop, c.known) for c, start, stop in pieces), self._slots([], 0, short)])
         to, at = self._tensor(slots), self._tensor(positions + [0] * short)
-        by_row = cache(lambda: DecodeLayout(self.cache, to, self._tensor(self._rows_table([c.blocks for c in chunks], owner)), at))
-        layout = PrefillLayout(self.cache, to, by_row, cache(lambda: self._tiles(pieces)))
-        additions = self._additions(zip([c.ticket.request.adapter for c in chunks], sizes, strict=True), len(tokens) + short)
-        hidden = self._hidden(self._tensor(tokens + [0] * short), at, layout, additions)
-        rows = list(range(len(tokens))) if everywhere else (np.cumsum(sizes) - 1).tolist()
-        # Padded for the head's product, for the reason in the module docstring.
-        wanted = rows + rows[-1:] * max(0, least - len(rows))
-        return self._logits(hidden[self._tensor(wanted)])[: len(rows)]
+        tables = [c.blocks for c, _, _ in pieces]
+        if triton_serves(self.device.type):
+            layout: Layout = self._triton_layout(to, at, np.array(positions, dtype=np.int64), tables, owner, short)
+        else:
+            by_row = cache(lambda: DecodeLayout(self.cache, to, self._tensor(self._rows_table(tables, owner)), at))
+            layout = PrefillLayout(self.cache, to, by_row, cache(lambda: self._tiles(pieces)))
+        additions = self._additions(zip([c.ticket.request.adapter for c, _, _ in pieces], sizes, strict=True), len(tokens) + short)
+        return self._hidden(self._tensor(tokens + [0] * short), at, layout, additions)
+
+    def _triton_layout(
+        self, slots: Tensor, positions: Tensor, places: np.ndarray, tables: list[list[int]], owner: np.ndarray, short: int
+    ) -> Layout:  # fmt: skip
+        """Prompts on the GPU's decode kernel: neighbouring queries of a text read its keys together.
+
+        Args:
+            slots: [N + short] where each token goes.
+            positions: [N + short] of the tokens; 0 in padding.
+            places: the first N of them, on the host.
+            tables: the blocks of each text.
+            owner: [N] whose a token is.
+            short: rows of padding at the end.
+        """
+        from .triton_kernels import TritonDecodeLayout, units_of_prompts
+
+        columns = int(places.max()) // self.cache.block_size + 1
+        table = block_table([blocks[:columns] for blocks in tables], (len(tables) + 1, columns), self.cache.blocks)
+        owners = np.append(owner, np.full(short, len(tables)))
+        members, ends = neighbours(places, owner, short)
+        expanded = self._tensor(table).index_select(0, self._tensor(owners))
+        units = units_of_prompts(self._tensor(members), self._tensor(ends))
+        return TritonDecodeLayout(self.cache, slots, expanded, positions, units)
 
     def _slots(self, blocks: list[int], start: int, stop: int, known: int = 0) -> np.ndarray:
         """Cache slots of positions [start, stop); scratch for those below `known`, and where there is no block."""
@@ -109,28 +146,30 @@ class ModelRunner:
         return np.where(at < known, self.cache.scratch_slot + at % size, slots)
 
     def _tiles(self, pieces: list[tuple[Chunk, int, int]]) -> list[Tiles]:
-        """Cut pieces of prompts at multiples of TILE; tiles of one index are attended for together, up to TILE_KEYS keys."""
+        """Cut pieces of prompts at multiples of a tile's rows; tiles of one index are attended for together, up to a number of keys."""
+        size = self._tile_rows
         by_index: dict[int, list[tuple[int, int, int, Chunk]]] = {}
         row = 0
         for chunk, start, stop in pieces:
-            for t in range(start // TILE, -(-stop // TILE)):
-                low, high = max(start, t * TILE), min(stop, (t + 1) * TILE)
-                by_index.setdefault(t, []).append((low - t * TILE, high - low, row, chunk))
+            for t in range(start // size, -(-stop // size)):
+                low, high = max(start, t * size), min(stop, (t + 1) * size)
+                by_index.setdefault(t, []).append((low - t * size, high - low, row, chunk))
                 row += high - low
         tiles = []
         for t, cut in by_index.items():
-            width = (t + 1) * TILE
-            many = max(1, TILE_KEYS // width)
+            width = (t + 1) * size
+            many = max(1, self._tile_keys // width)
             tiles += [self._tile(cut[i : i + many], width) for i in range(0, len(cut), many)]
         return tiles
 
     def _tile(self, cut: list[tuple[int, int, int, Chunk]], width: int) -> Tiles:
         """cut: (first query in the tile, queries, their first row, chunk) for each of n tiles."""
-        rows = np.zeros((len(cut), TILE), dtype=np.int64)
+        size = self._tile_rows
+        rows = np.zeros((len(cut), size), dtype=np.int64)
         for line, (first, count, row, _) in zip(rows, cut, strict=True):
             line[first : first + count] = np.arange(row, row + count)
         keys = np.stack([self._slots(chunk.blocks, 0, width) for *_, chunk in cut])
-        at = np.concatenate([np.arange(i * TILE + first, i * TILE + first + count) for i, (first, count, _, _) in enumerate(cut)])
+        at = np.concatenate([np.arange(i * size + first, i * size + first + count) for i, (first, count, _, _) in enumerate(cut)])
         return Tiles(self._tensor(rows), self._tensor(keys), self._tensor(at), self._tensor(rows.reshape(-1)[at]))
 
     def decode(self, batch: Columns, revision: int, at_least: int) -> Tensor:
@@ -144,13 +183,33 @@ class ModelRunner:
         return self._logits(self._decode(batch.newest, batch.lengths - 1, table, batch.owners, self._table.key))[: len(batch)]
 
     def replay(self, chunks: list[Chunk]) -> None:
-        """Compute again the sampled tokens of each chunk, REPLAY_ROWS at a time, by a decode's arithmetic, row for row: the same bits."""
+        """Compute again the sampled tokens of each chunk.
+
+        On the CPU REPLAY_ROWS at a time, by a decode's arithmetic, row for row: the same bits. On a
+        GPU, which makes no such promise, as if they were prompts, many at a time.
+        """
+        if self.device.type != "cpu":
+            self._replay_as_prompts([c for c in chunks if c.prompt_stop < c.stop])
+            return
         for chunk in chunks:
             self._ready = self._body.ready()
             for start in range(chunk.prompt_stop, chunk.stop, REPLAY_ROWS):
                 stop = min(chunk.stop, start + REPLAY_ROWS)
                 table = self._rows_table([chunk.blocks], np.zeros(stop - start, dtype=np.int64))
                 self._decode(chunk.ticket.tokens[start:stop], range(start, stop), table, [(chunk.ticket.request.adapter, stop - start)])
+
+    def _replay_as_prompts(self, chunks: list[Chunk]) -> None:
+        pieces = [
+            (c, start, min(c.stop, start + DEVICE_REPLAY)) for c in chunks for start in range(c.prompt_stop, c.stop, DEVICE_REPLAY)
+        ]  # fmt: skip
+        while pieces:
+            total, many = 0, 0
+            while many < len(pieces) and (not many or total + pieces[many][2] - pieces[many][1] <= DEVICE_REPLAY):
+                total += pieces[many][2] - pieces[many][1]
+                many += 1
+            self._ready = self._body.ready()
+            self._prompts(pieces[:many])
+            pieces = pieces[many:]
 
     def decode_rows(
         self, tables: list[list[int]], owner: np.ndarray, tokens: np.ndarray, positions: np.ndarray, adapters: Chosen | None = None

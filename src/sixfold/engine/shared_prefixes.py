@@ -49,3 +49,31 @@ def find_shared_prefixes(table: np.ndarray, positions: np.ndarray, block_size: i
             lengths.append(depth * block_size)
         start, depth = i, depths[i]
     return SharedPrefixes(np.array(members, dtype=np.int64).reshape(-1, rows), np.array(lengths, dtype=np.int64), own)
+
+
+QUERIES = 8
+"""Neighbouring tokens of a prompt that read its keys together: as many as the members of a prefix, so
+that one compiled kernel serves both."""
+
+
+def neighbours(positions: np.ndarray, owner: np.ndarray, padding: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows of a prefill read their keys together: neighbours in a text, cut at multiples of QUERIES.
+
+    Args:
+        positions: [N] of each row in its text, rising by one within a text.
+        owner: [N] whose text it is.
+        padding: rows behind them, at position 0 of no text.
+
+    Returns:
+        Row numbers [U, QUERIES], -1 behind them; how many keys the last of each line sees [U].
+    """
+    order = np.append(positions, np.arange(padding)) // QUERIES
+    owner = np.append(owner, np.full(padding, -1))
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = (owner[1:] != owner[:-1]) | (order[1:] != order[:-1])
+    starts, unit = np.flatnonzero(first), np.cumsum(first) - 1
+    members = np.full((len(starts), QUERIES), -1, dtype=np.int64)
+    rows = np.arange(len(order))
+    members[unit, rows - starts[unit]] = rows
+    seen = np.append(positions, np.zeros(padding, dtype=np.int64))
+    return members, np.maximum.reduceat(seen, starts) + 1

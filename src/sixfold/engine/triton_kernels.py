@@ -12,6 +12,7 @@ split of its keys; a second kernel joins the parts of each sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,8 +22,6 @@ from torch import Tensor
 from .kv_cache import KVCache
 from .language_model import AttentionLayer
 
-TILE_BYTES = 16384
-"""Of the keys that are read at a time: 64 of 128 bfloat16 numbers. Shared memory holds several tiles."""
 PROGRAMS = 512
 """Programs that a step should have at least, to fill a GPU: where sequences are fewer, their keys are split."""
 LEAST_SPLIT, MOST_SPLITS = 256, 32
@@ -38,7 +37,9 @@ def _dot(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     return tl.dot(a, b, input_precision="ieee")
 
 
-@triton.jit
+# The numbers that follow from the batch are not specialised on: a kernel for each value that happens
+# to be 1 or a multiple of 16 would be compiled in the middle of a rollout.
+@triton.jit(do_not_specialize=["columns", "first_part", "parts", "split_keys"])
 def _attend(
     q: tl.tensor, keys: tl.tensor, values: tl.tensor, key_scales: tl.tensor, value_scales: tl.tensor, table: tl.tensor, positions: tl.tensor,
     members: tl.tensor, begin: tl.tensor, end: tl.tensor, out: tl.tensor, lse: tl.tensor, scale: tl.tensor, softcap: tl.tensor,
@@ -95,7 +96,7 @@ def _attend(
     tl.store(lse + part, top + tl.log(tl.where(total > 0, total, 1.0)), mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def _merge(out: tl.tensor, lse: tl.tensor, merged: tl.tensor, parts: tl.tensor, PARTS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr) -> None:
     """Program (sequence and head): parts [parts, D] with their log-sum-exps -> [D]."""
     lane = tl.program_id(0).to(tl.int64)
@@ -105,6 +106,31 @@ def _merge(out: tl.tensor, lse: tl.tensor, merged: tl.tensor, parts: tl.tensor, 
     there = (part < parts)[:, None] & (at_d < D)
     sums = tl.load(out + (lane * parts + part)[:, None] * D + at_d, mask=there, other=0.0)
     tl.store(merged + lane * D + at_d, tl.sum(sums * weight[:, None], 0) / tl.sum(weight, 0), mask=at_d < D)
+
+
+class Launch(NamedTuple):
+    """How a program of `_attend` is run. warps: of 32 threads. tile: keys read at a time."""
+
+    warps: int
+    tile: int
+
+
+def launch_of(rows: int, d: int, itemsize: int) -> Launch:
+    """Warps and tile for which the compiler's registers suffice.
+
+    Found by compiling for sm_80 and sm_90 (`benchmarks/gpu/spills.py`).
+
+    Args:
+        rows: query rows of a program, before they are rounded up to a power of two.
+        d: head size.
+        itemsize: bytes of a number of the cache's dtype as it enters the products.
+    """
+    rows, d = triton.next_power_of_2(max(16, rows)), triton.next_power_of_2(max(16, d))
+    large = rows >= 64 or d >= 128
+    tile = 32 if large else 64
+    if itemsize == 4 and (rows * d >= 64 * 128 or d >= 256):
+        tile = 16
+    return Launch(8 if large else 4, tile)
 
 
 @dataclass(frozen=True)
@@ -118,7 +144,8 @@ class Units:
 
 @dataclass(frozen=True)
 class TritonDecodeLayout:
-    """`DecodeLayout` by these kernels: one new token for each of B sequences. slots, positions: [B]. table: [B, M]. units: of `units_of`."""
+    """`DecodeLayout` by these kernels: one new token for each of B sequences, or B tokens of prompts. slots, positions: [B]. table: [B, M]. units: of
+    `units_of`, or of `units_of_prompts`."""
 
     cache: KVCache
     slots: Tensor
@@ -140,6 +167,11 @@ def units_of(positions: Tensor, members: Tensor, lengths: Tensor, own: Tensor) -
     return [*prefixes, Units(rows[:, None], own, positions + 1)]
 
 
+def units_of_prompts(members: Tensor, ends: Tensor) -> list[Units]:
+    """Rows of prompts that read their keys together (`neighbours`): members [U, R], ends [U]."""
+    return [Units(members, torch.zeros_like(ends), ends)]
+
+
 def decode_attention(
     q: Tensor, keys: Tensor, values: Tensor, table: Tensor, positions: Tensor, units: list[Units], kernel: AttentionLayer,
     scales: tuple[Tensor, Tensor] | None = None,
@@ -155,22 +187,23 @@ def decode_attention(
     lse = torch.full((batch, heads, sum(splits)), float("-inf"), device=q.device)
     out = torch.zeros(batch, heads, sum(splits), d, device=q.device)
     group, padded, q = heads // kv_heads, triton.next_power_of_2(max(16, d)), q.contiguous()
-    tile = max(16, min(64, TILE_BYTES // (padded * q.element_size())))
     for i, unit in enumerate(units):
         count, members = unit.members.shape
+        launch = launch_of(members * group, d, q.element_size())
         _attend[(count, kv_heads, splits[i])](
             q, keys, values, *(scales or (keys, values)), table, positions, unit.members, unit.begin, unit.end, out, lse,
             d**-0.5 if kernel.scale is None else kernel.scale, kernel.softcap or 1.0, kernel.window or 0,
             blocks * block_size, table.shape[1], sum(splits[:i]), sum(splits), -(-width // splits[i]),
             MEMBERS=members, GROUP=group, ROWS=triton.next_power_of_2(max(16, members * group)), D=d, WIDTH=padded, BLOCK_SIZE=block_size,
-            TILE=tile, INT8=scales is not None, SOFTCAP=kernel.softcap is not None, WINDOW=kernel.window is not None,
+            TILE=launch.tile, INT8=scales is not None, SOFTCAP=kernel.softcap is not None, WINDOW=kernel.window is not None,
+            num_warps=launch.warps,
         )  # fmt: skip
     merged = torch.empty_like(q)
     _merge[(batch * heads,)](out, lse, merged, sum(splits), PARTS=triton.next_power_of_2(sum(splits)), D=d, WIDTH=padded)
     return merged
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _write_int8(
     x: tl.tensor, slots: tl.tensor, pool: tl.tensor, scales: tl.tensor, count: tl.tensor, room: tl.tensor,
     D: tl.constexpr, WIDTH: tl.constexpr,
