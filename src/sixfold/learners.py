@@ -34,7 +34,10 @@ from .trainer.trainer import Trainer
 
 @dataclass
 class Learners:
-    """The roles of the loop that have a state. trainer: the policy's own, or critic and policy in turn. scorers: reference, critic, proximal pass."""
+    """The roles of the loop that have a state. trainer: the policy's own, or critic and policy in turn. scorers: reference, critic, proximal pass.
+
+    scoring: what their time is: "reference" if there is one, "scoring" if it is only the critic and the proximal pass, else empty.
+    """
 
     algorithm: Algorithm
     policy: Trainer
@@ -44,6 +47,7 @@ class Learners:
     scorers: Reference
     resets: ResetPolicy
     has_teacher: bool
+    scoring: str = "reference"
 
     def reset_reference(self, step: int, heldout: float | None) -> str:
         """Copy the policy into the reference if it is time; on stagnation the optimizer starts afresh too. Says which, or nothing."""
@@ -113,7 +117,8 @@ def build_learners(world: World, own: Algorithm | None = None) -> Learners:
     proximal = [Proximal(world.policy.model, world.scoring, *budget)] if method.needs_proximal else []
     scorers = Chain(reference, [*([critic] if critic else []), *proximal])
     resets = ResetPolicy(recipe.reference.reset_every, recipe.reference.reset_patience)
-    return Learners(algorithm, policy, reference, critic, trainer, scorers, resets, bool(recipe.reference.path))
+    role = "reference" if algorithm.needs_reference else "scoring" if critic or proximal else ""
+    return Learners(algorithm, policy, reference, critic, trainer, scorers, resets, bool(recipe.reference.path), role)
 
 
 def method_of(recipe: Recipe, own: Algorithm | None) -> Method:

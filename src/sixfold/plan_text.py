@@ -8,6 +8,7 @@ from sixfold.algorithm.lineage import cells
 from sixfold.algorithm.method import Method
 from sixfold.config import DataConfig, Recipe
 from sixfold.environment.preflight import degenerate_probability, expected_refill
+from sixfold.environment.solved import reward_labels, solved_rule, spec_name
 from sixfold.plan import SFT_PROBE_EVERY, TRAINING_BYTES_PER_PARAMETER, Plan
 from sixfold.recipe_io import flat, knobs, toml_literal
 from sixfold.rollout.backend import parse_backend
@@ -356,7 +357,17 @@ def _eval_facts(plan: Plan) -> list[Fact]:
     how = "greedy" if settings.temperature == 0 else f"temperature {settings.temperature:g}"
     samples = f"{settings.samples} sample{'s' if settings.samples > 1 else ''}"
     when = f"before the first step, every {settings.every} steps and after the last" if settings.every else "before the first step and after the last"
-    return [Fact("evaluation", f"{everything}{some} x {samples}, {how}; {plan.evaluations} times: {when}")]
+    return [
+        Fact("evaluation", f"{everything}{some} x {samples}, {how}; {plan.evaluations} times: {when}", "of the policy's own weights"),
+        Fact("solved", _solved(plan.recipe), "by eval.metric and eval.solved_at; counted in accuracy, pass@k and pre-flight"),
+    ]
+
+
+def _solved(recipe: Recipe) -> str:
+    """The rule by which a completion counts as solved."""
+    specs = recipe.environment.rewards
+    labels = reward_labels([spec_name(spec) for spec in specs], specs)
+    return solved_rule(labels, recipe.environment.weights or [1.0] * len(specs), recipe.eval.metric, recipe.eval.solved_at).text
 
 
 def _end_facts(plan: Plan) -> list[Fact]:

@@ -263,7 +263,7 @@ class Run:
             tasks=stream,
             seed=lambda step: step_seed(recipe.run.seed, step),
             log=lambda step, groups, batch, metrics: self._log(loggers, learners, step, groups, batch, metrics),
-            on_phase=self.progress.phase,
+            on_phase=lambda role: self.progress.phase(learners.scoring if role == "reference" else role),
             device=self.world.device,
             steps_done=self.state.step,
         )
@@ -292,6 +292,9 @@ class Run:
     def _log(self, loggers: Loggers, learners: Learners, step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics) -> None:
         """The seventh step: complete the metrics, evaluate if it is time, write and show."""
         metrics |= reward_metrics(groups)
+        scored_s = metrics.pop("time/reference_s")
+        if learners.scoring:
+            metrics[f"time/{learners.scoring}_s"] = scored_s
         mean = metrics.get("dynamic/reward_mean", metrics.get("reward/mean"))
         if isinstance(mean, float):
             self.state.ema = mean if self.state.ema is None else 0.9 * self.state.ema + 0.1 * mean

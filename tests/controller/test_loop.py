@@ -99,7 +99,7 @@ def test_each_phase_is_announced_before_it_begins() -> None:
     fakes = Fakes()
     fakes.controller(on_phase=fakes.on_phase).step()
     assert fakes.calls == [
-        "(rollout)", "tasks 1", "generate step 1 101", "start", "(environment)", "environment", "(reference)", "reference",
+        "(rollout)", "tasks 1", "generate step 1 101", "start", "(environment)", "environment", "(batch)", "(reference)", "reference",
         "(algorithm)", "advantages", "(trainer)", "train", "(sync)", "sync 1", "(log)", "log 1",
     ]  # fmt: skip
 
@@ -111,7 +111,7 @@ def test_metrics_of_rollout_trainer_and_clock_flow_into_the_log() -> None:
     assert (step, tasks) == (1, ["step 1"]) and logged == metrics
     assert batch.weights is not None and batch.ref_logp is not None  # the batch as the trainer had it
     assert metrics["rollout/tokens"] == 2.0 and metrics["train/loss"] == 0.5
-    phases = [f"time/{name}_s" for name in ("rollout", "environment", "reference", "algorithm", "trainer", "sync")]
+    phases = [f"time/{name}_s" for name in ("rollout", "environment", "batch", "reference", "algorithm", "trainer", "sync")]
     assert set(metrics) == {"rollout/tokens", "train/loss", "time/total_s", *phases}
     times = [metrics[name] for name in phases]
     assert all(t >= 0 for t in times) and sum(times) <= metrics["time/total_s"] < 5  # type: ignore[operator,arg-type]

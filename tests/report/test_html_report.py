@@ -13,6 +13,8 @@ import pytest
 
 from sixfold.errors import UserError
 from sixfold.report.html import write_report
+from sixfold.report.marks import mark
+from sixfold.report.notes import Notes
 from sixfold.report.rollouts import read_rollouts, write_rollouts
 from sixfold.report.run_record import read_run
 from sixfold.report.samples import Sample, write_samples
@@ -103,6 +105,53 @@ def test_the_headline_is_the_runs(run_folder: Path) -> None:
         assert expected in text
     assert "missing or unreadable" not in text
     assert "step 8: loss 0.375" in text, "the SFT curve"
+
+
+def test_the_page_begins_with_what_is_wrong_and_why_it_ended(run_folder: Path) -> None:
+    summary = json.loads((run_folder / "summary.json").read_text())
+    summary |= {"ended": "the reward reached run.target_reward = 0.9", "heldout_metric": "math >= 1", "steps": 40}
+    summary |= {"heldout_after_sft_version": 0, "heldout_after_version": 39, "preflight": {"warning": "the verifier pays for <b>nothing</b>"}}
+    (run_folder / "summary.json").write_text(json.dumps(summary))
+    notes = Notes(run_folder, lambda line: None)
+    notes.add(0, "pre-flight: 40% of 64 rollouts solved")
+    notes.add(31, "the policy collects partial credit", warning=True)
+    with (run_folder / "notes.jsonl").open("a") as file:
+        file.write('{"step": 40, "te')
+    text = Page(write_report(run_folder).read_text(encoding="utf-8")).text
+    top = text[: text.index("Curves", text.index("Look at this first"))]
+    assert "before step 1 pre-flight: the verifier pays for <b>nothing</b>" in top
+    assert "step 31 the policy collects partial credit" in top and "64 rollouts" not in top
+    assert "ended: the reward reached run.target_reward = 0.9" in top
+    assert "held-out tasks solved (math >= 1)" in top and "version 0 → version 39" in top
+
+
+def test_the_chart_has_the_first_and_the_last_evaluation(run_folder: Path) -> None:
+    record = read_run(run_folder)
+    found = dict(record.evaluations())
+    assert (found[0].value, found[0].low, found[40].value, found[40].high) == (0.32, 0.29, 0.951, 0.967)
+    assert found[6].value == next(m["heldout/accuracy"] for m in record.metrics if m["step"] == 6)
+    text = Page(write_report(run_folder).read_text(encoding="utf-8")).text
+    assert "step 0: held-out 32.0%" in text and "step 40:" in text
+
+
+def test_only_what_is_solved_has_the_full_dot(run_folder: Path) -> None:
+    record = read_rollouts(RunFolder(run_folder).rollout_file(20))[0]
+    marks = {
+        "good": {"value": 2.0, "solved": True},
+        "part": {"value": 0.9, "solved": False},
+        "bad": {"value": 0.0, "solved": False},
+        "unknown": {"value": None, "solved": None},
+    }
+    old = {"good": {"value": 1.0}, "part": {"value": 0.5}}
+    for name, reward in [*marks.items(), *old.items()]:
+        page = trajectories(20, [{**record, "reward": reward}])
+        assert set(re.findall(r'class="dot-(\w+)"', page)) == {name}
+    assert [mark(r["value"], r.get("solved")) for r in marks.values()] == list(marks)
+    partial = Sample("1+1=", "2", "20", 0.4, solved=False)
+    write_samples(RunFolder(run_folder).samples, [partial], [Sample("1+1=", "2", "2", 0.6, solved=True)])
+    page = write_report(run_folder).read_text(encoding="utf-8")
+    section = page[page.index('id="samples"') : page.index('id="trajectories"')]
+    assert re.findall(r'class="dot-(\w+)"', section) == ["part", "good"]
 
 
 def test_held_out_figures_fall_back_to_the_metrics(run_folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sixfold.report.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Frame, Line, area_chart, histogram, line_chart, number
+from sixfold.report.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Frame, Line, area_chart, histogram, line_chart, number, percent
 
 
 def polylines(svg: str) -> list[list[tuple[float, float]]]:
@@ -73,3 +73,11 @@ def test_labels_are_escaped() -> None:
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert number(value) == text
+
+
+@pytest.mark.parametrize(("values", "lowest", "highest"), [([0.0, 0.0], "0%", "100%"), ([0.0, 0.25], "0%", "20%"), ([-0.5, 0.5], "-50%", "50%")])
+def test_an_axis_goes_below_zero_only_for_values_that_do(values: list[float], lowest: str, highest: str) -> None:
+    """A constant 0 had an axis of -100 % to 100 %."""
+    root = ElementTree.fromstring(line_chart([Line("a", list(enumerate(values, start=1)))], percent))
+    labels = [node.text for node in root.iter() if node.get("text-anchor") == "end"]
+    assert (labels[0], labels[-1]) == (lowest, highest)

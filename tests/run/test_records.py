@@ -78,3 +78,26 @@ def test_checks_that_fail_on_nonsense_do_not_end_the_run(tmp_path: Path, capsys:
     recipe = recipe.model_copy(update={"environment": recipe.environment.model_copy(update={"error_budget": 0.2})})
     assert train_run(recipe, reward=strict) == 0
     assert "what random and constant answers earn is unknown" in " ".join("".join(capsys.readouterr()).split())
+
+
+def test_time_goes_to_a_reference_only_where_there_is_one(tmp_path: Path) -> None:
+    """Making tensors of trajectories took 19 % of a step, under the name of a reference that did not exist."""
+    keys = {}
+    for name, more in (("none", {}), ("kept", {"algorithm__beta": 0.1}), ("critic", {"algorithm__name": "ppo", "algorithm__beta": 0})):
+        run = train(tmp_path / name, run__steps=1, **more)
+        (line,) = (run / "metrics.jsonl").read_text().splitlines()
+        keys[name] = set(json.loads(line))
+        assert "time/batch_s" in keys[name] and json.loads(line)["train/tok_s"] > 0
+    scored = {name: sorted(found & {"time/reference_s", "time/scoring_s"}) for name, found in keys.items()}
+    assert scored == {"none": [], "kept": ["time/reference_s"], "critic": ["time/scoring_s"]}
+
+
+def test_warnings_are_kept_for_the_report(tmp_path: Path) -> None:
+    """A reward that pays for everything: too easy, and free."""
+    (tmp_path / "free.py").write_text("def free(completion, task):\n    return 10.0\n")
+    run = train(tmp_path, run__steps=1, environment__rewards=f'["{tmp_path}/free.py:free"]', environment__preflight=4)
+    notes = [json.loads(line) for line in (run / "notes.jsonl").read_text().splitlines()]
+    said = " ".join(note["text"] for note in notes if note["warning"] and note["step"] == 0)
+    assert "too easy" in said and "free >= 1" in said and "set eval.solved_at" in said and "pays for nothing" in said
+    assert "pays for nothing" in (run / "report.html").read_text().split('id="curves"')[0]
+    assert json.loads((run / "summary.json").read_text())["heldout_after"] == 1.0, "a share, however large the reward"

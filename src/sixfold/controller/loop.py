@@ -54,8 +54,10 @@ class Controller:
         self.reference.start(groups)
         with self._phase("environment"):
             self.environment.score(groups)
+        with self._phase("batch"):
+            batch = collate(groups).to(self.device)
         with self._phase("reference"):
-            batch = self.reference.score(collate(groups).to(self.device))
+            batch = self.reference.score(batch)
         with self._phase("algorithm"):
             batch = self.algorithm.compute_advantages(batch)
         with self._phase("trainer"):

@@ -17,9 +17,9 @@ from types import TracebackType
 
 from sixfold.environment.callables import callable_name, check_callable
 from sixfold.environment.pool import WorkerPool
-from sixfold.environment.rewards import BUILT_IN, MAX_REWARD, RewardCallable, RewardFunction, check_spec
+from sixfold.environment.rewards import MAX_REWARD, RewardCallable, RewardFunction, check_spec
 from sixfold.environment.sampled import Sampled
-from sixfold.environment.solved import SolvedRule, reward_labels, solved_rule
+from sixfold.environment.solved import SolvedRule, reward_labels, solved_rule, spec_name
 from sixfold.environment.worker import Check, Outcome, run_check
 from sixfold.errors import UserError
 from sixfold.types import Group, Reward, Trajectory
@@ -88,7 +88,7 @@ class Environment:
         self._local = {index: RewardFunction(callable_name(reward), reward) for index, reward in enumerate(rewards) if not isinstance(reward, str)}
         self._named = [index for index, reward in enumerate(rewards) if isinstance(reward, str)]
         specs = ["" if callable(reward) else reward for reward in rewards]
-        names = [callable_name(reward) if callable(reward) else _spec_name(reward) for reward in rewards]
+        names = [callable_name(reward) if callable(reward) else spec_name(reward) for reward in rewards]
         self._labels = reward_labels(names, specs)
         self.solved_rule = solved_rule(self._labels, self._weights, metric, solved_at)
 
@@ -202,11 +202,6 @@ def _checks(groups: Sequence[Group], reward: int, takes_groups: bool, shown: Cal
             sampled = Sampled([t.finish_reason for t in asked], [_completion_ids(t) for t in asked], prompt, rendered)
             work.append((Check(reward, group.task, [t.graded_text for t in asked], sampled), [members[i] for i in part]))
     return work
-
-
-def _spec_name(spec: str) -> str:
-    """The name that `load_reward` gives the reward of a spec."""
-    return spec if spec in BUILT_IN else spec.rpartition(":")[2]
 
 
 def _completion_ids(trajectory: Trajectory) -> list[int]:

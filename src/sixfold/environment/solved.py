@@ -92,6 +92,11 @@ def solved_rule(
     return SolvedRule((metric,) if metric else tuple(names[i] for i in order), solved_at)
 
 
+def spec_name(spec: str) -> str:
+    """The name that `load_reward` gives the reward of a spec, without loading it."""
+    return spec if spec in BUILT_IN else spec.rpartition(":")[2]
+
+
 def reward_labels(names: Sequence[str], specs: Sequence[str]) -> list[str]:
     """Names by which rewards are told apart: two of one name get their spec, or a number.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from sixfold.durable import write_text_atomic
 from sixfold.report.marks import DOTS, mark
+from sixfold.report.notes import Note
 from sixfold.report.progress import clock
 from sixfold.report.run_record import Interval, RunRecord, read_run, series
 from sixfold.report.samples import Sample, pair
@@ -49,7 +50,7 @@ def render(run: RunRecord) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="referrer" content="no-referrer">'
         f"<title>{escape(run.name)} · sixfold</title><style>{STYLE}</style></head><body><main>"
-        f"<h1>{escape(run.name)}</h1><nav>{links}</nav>{_tiles(run)}{_problems(run)}{body}</main></body></html>\n"
+        f"<h1>{escape(run.name)}</h1><nav>{links}</nav>{_tiles(run)}{_notes(run)}{_problems(run)}{body}</main></body></html>\n"
     )
 
 
@@ -57,13 +58,20 @@ def _tiles(run: RunRecord) -> str:
     """The figures one opens the report for."""
     before, after = run.heldout(0, "heldout_after_sft"), run.heldout(-1, "heldout_after")
     result = f'{_accuracy(before)} <span class="to">→</span> {_accuracy(after)}'
-    tiles = [("held-out accuracy, before → after training", result, f"95% intervals {_ends(before)} → {_ends(after)}", " hero")]
+    metric = run.summary.get("heldout_metric")
+    solved = f" ({escape(metric)})" if isinstance(metric, str) else ""
+    measured = [f"version {e.version}" if e and e.version is not None else "" for e in (before, after)]
+    versions = f", {measured[0]} → {measured[1]}" if all(measured) else ""
+    about = f"95% intervals {_ends(before)} → {_ends(after)}{versions}"
+    tiles = [(f"held-out tasks solved{solved}, before → after training", result, about, " hero")]
     ema = [value for _, value in run.series("reward/ema") if value is not None]
     if ema:
         tiles.append(("reward (average)", number(ema[-1]), f"from {number(ema[0])}", ""))
     planned = "?" if run.steps_planned is None else str(run.steps_planned)
     skipped = sum(value or 0 for _, value in run.series("train/skipped"))
     note = f"of {planned} planned" + (f", {skipped:g} skipped" if skipped else "")
+    if isinstance(ended := run.summary.get("ended"), str):
+        note += f"; ended: {escape(ended)}"
     tiles.append(("steps", str(run.steps[-1] if run.steps else 0), note, ""))
     seconds = sum(value or 0 for _, value in run.series("time/total_s"))
     per_step = f"{seconds / len(run.metrics):.2f} s a step" if run.metrics else "no step yet"
@@ -84,6 +92,17 @@ def _ends(interval: Interval | None) -> str:
     return f"{interval.low:.1%} to {interval.high:.1%}"
 
 
+def _notes(run: RunRecord) -> str:
+    """Warnings of the run, and what its pre-flight found. A summary may have a warning that no note has: that of an earlier release."""
+    notes = [note for note in run.notes if note.warning]
+    preflight = run.summary.get("preflight")
+    warning = preflight.get("warning") if isinstance(preflight, Mapping) else None
+    if isinstance(warning, str) and warning and not any(warning in note.text for note in notes):
+        notes.insert(0, Note(0, f"pre-flight: {warning}", True))
+    lines = "".join(f"<li><small>{f'step {note.step}' if note.step else 'before step 1'}</small> {escape(note.text)}</li>" for note in notes)
+    return f'<div class="card notes"><b>Look at this first</b><ul>{lines}</ul></div>' if lines else ""
+
+
 def _problems(run: RunRecord) -> str:
     lines = "".join(f"<li>{escape(problem)}</li>" for problem in run.problems)
     summary = f"<summary>{len(run.problems)} missing or unreadable</summary>"
@@ -95,9 +114,10 @@ def _line(run: RunRecord, key: str, label: str, colour: int = 0, thin: bool = Fa
 
 
 def _heldout_line(run: RunRecord) -> Line:
-    ends = zip(run.series("heldout/low"), run.series("heldout/high"), strict=False)
-    band = [(step, low, high) for (step, low), (other, high) in ends if step == other and low is not None and high is not None]
-    return Line("accuracy", run.series("heldout/accuracy"), 2, dots=True, band=band)
+    """Every evaluation, the first (step 0) and the last among them."""
+    found = run.evaluations()
+    band = [(step, e.low, e.high) for step, e in found if e.low is not None and e.high is not None]
+    return Line("held-out", [(step, e.value) for step, e in found], 2, dots=True, band=band)
 
 
 def _curves(run: RunRecord) -> str:
@@ -116,10 +136,11 @@ def _curves(run: RunRecord) -> str:
         _line(run, "rollout/truncated_frac", "completions cut", 1),
         _line(run, "reward/error_frac", "checks failed", 3),
     ]
-    heldout = _heldout_line(run)
+    trained = "dynamic/solved_frac" if run.series("dynamic/solved_frac") else "reward/solved_frac"
+    solved = [_line(run, trained, "training samples", 6, thin=True), _heldout_line(run)]
     charts = [
         _figure("Reward", reward, line_chart(reward)),
-        _figure("Held-out accuracy", [heldout], line_chart([heldout], percent, limits=(0.0, 1.0))),
+        _figure("Tasks solved", solved, line_chart(solved, percent, limits=(0.0, 1.0))),
         _figure("Parts of the reward", parts, line_chart(parts)) if parts else "",
         _figure("KL to the reference, nats", [], line_chart([_line(run, "train/kl", "KL")])),
         _figure("Entropy, nats", [], line_chart([_line(run, "train/entropy", "entropy", 2)])),

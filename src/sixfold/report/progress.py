@@ -28,7 +28,8 @@ from sixfold.report.schema import ROLES, Value, role_seconds
 from sixfold.report.untrusted import one_line, visible
 
 _SPARKS = "▁▂▃▄▅▆▇█"
-_COLOURS = dict(zip((*ROLES, "other"), ("blue", "green", "cyan", "yellow", "magenta", "red", "white", "bright_blue", "bright_black"), strict=True))
+_SHADES = ("blue", "green", "bright_green", "cyan", "bright_cyan", "yellow", "magenta", "red", "white", "bright_blue", "bright_black")
+_COLOURS = dict(zip((*ROLES, "other"), _SHADES, strict=True))
 
 
 class Progress:

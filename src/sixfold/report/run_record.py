@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 from sixfold.errors import UserError
 from sixfold.report.loggers import read_metrics
+from sixfold.report.notes import FILE as NOTES
+from sixfold.report.notes import Note, read_notes
 from sixfold.report.rollouts import dumped_steps, read_rollouts
 from sixfold.report.samples import Sample, read_samples
 from sixfold.run_folder import RunFolder
@@ -21,11 +23,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Interval:
-    """A held-out accuracy with its 95 % interval, all shares from 0 to 1; the ends are None where they were not recorded."""
+    """A held-out accuracy with its 95 % interval, all shares from 0 to 1, and the version of the weights measured.
+
+    The ends and the version are None where they were not recorded.
+    """
 
     value: float
     low: float | None
     high: float | None
+    version: int | None = None
 
 
 @dataclass
@@ -45,6 +51,7 @@ class RunRecord:
     before: list[Sample] = field(default_factory=list)
     after: list[Sample] = field(default_factory=list)
     dumps: list[tuple[int, list[dict[str, Any]]]] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -72,11 +79,25 @@ class RunRecord:
         found = _finite_or_none(self.summary.get(summary_key))
         if found is not None:
             ends = self.summary.get(f"{summary_key}_interval")
-            return _interval(found, *(ends if isinstance(ends, list) and len(ends) == 2 else (None, None)))
+            low, high = ends if isinstance(ends, list) and len(ends) == 2 else (None, None)
+            return _interval(found, low, high, self.summary.get(f"{summary_key}_version"))
         records = [record for record in self.metrics if "heldout/accuracy" in record]
         if not records:
             return None
-        return _interval(*(records[which].get(f"heldout/{end}") for end in ("accuracy", "low", "high")))
+        return _interval(*(records[which].get(f"heldout/{end}") for end in ("accuracy", "low", "high", "version")))
+
+    def evaluations(self) -> list[tuple[int, Interval]]:
+        """Every evaluation by step: before RL (step 0), those of the metrics, and the last one."""
+        found: dict[int, Interval] = {}
+        steps = [record for record in self.metrics if "heldout/accuracy" in record]
+        for record in steps:
+            interval = _interval(*(record.get(f"heldout/{end}") for end in ("accuracy", "low", "high")))
+            found |= {int(record["step"]): interval} if interval else {}
+        last = self.summary.get("steps", self.steps[-1] if self.steps else 0)
+        for step, key in ((0, "heldout_after_sft"), (last, "heldout_after")):
+            interval = self.heldout(0, key) if _finite_or_none(self.summary.get(key)) is not None else None
+            found |= {step: interval} if interval and isinstance(step, int) else {}
+        return sorted(found.items())
 
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float | None]]:
@@ -100,6 +121,8 @@ def read_run(path: Path) -> RunRecord:
     run.environment = _read(run, "environment.json", _json_object, {})
     nothing: tuple[list[Sample], list[Sample]] = ([], [])
     run.before, run.after = _read(run, "samples.json", read_samples, nothing)
+    if (path / NOTES).is_file():
+        run.notes = _read(run, NOTES, read_notes, [])
     run.dumps = _dumps(run)
     return run
 
@@ -141,9 +164,9 @@ def _json_object(path: Path) -> Mapping[str, Any]:
     return value
 
 
-def _interval(value: object, low: object, high: object) -> Interval | None:
-    share = _finite_or_none(value)
-    return None if share is None else Interval(share, _finite_or_none(low), _finite_or_none(high))
+def _interval(value: object, low: object, high: object, version: object = None) -> Interval | None:
+    share, number = _finite_or_none(value), _finite_or_none(version)
+    return None if share is None else Interval(share, _finite_or_none(low), _finite_or_none(high), None if number is None else int(number))
 
 
 def _finite_or_none(value: object) -> float | None:

@@ -50,7 +50,9 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         Metric("time/total_s", "s", "the whole step", "wall clock from the first line of the step to the last"),
         Metric("time/rollout_s", "s", "sampling", "wall clock of the rollout role"),
         Metric("time/environment_s", "s", "checking answers", "wall clock of the environment role"),
-        Metric("time/reference_s", "s", "reference log-probs", "wall clock of the reference role"),
+        Metric("time/batch_s", "s", "trajectories to tensors", "wall clock of collate and the copy to the device"),
+        Metric("time/reference_s", "s", "reference log-probs", "wall clock of the reference role; absent without a reference"),
+        Metric("time/scoring_s", "s", "critic's values and the proximal pass, without a reference", "wall clock of the other scorers"),
         Metric("time/algorithm_s", "s", "advantages and weights", "wall clock of compute_advantages"),
         Metric("time/trainer_s", "s", "forward, backward, optimizer", "wall clock of the trainer role"),
         Metric("time/sync_s", "s", "fresh weights to the sampler", "wall clock of the sync"),
@@ -194,7 +196,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
 
 METRICS: tuple[Metric, ...] = tuple(metric for group in GROUPS.values() for metric in group)
 
-ROLES: tuple[str, ...] = ("rollout", "environment", "reference", "algorithm", "trainer", "sync", "log", "eval")
+ROLES: tuple[str, ...] = ("rollout", "environment", "batch", "reference", "scoring", "algorithm", "trainer", "sync", "log", "eval")
 """The shares of a step, in the order the loop runs them: `time/ROLE_s`."""
 
 

@@ -3,11 +3,12 @@
 STYLE = """
 :root { color-scheme: light dark; --bg: #fdfdfc; --card: #ffffff; --ink: #1d2126; --soft: #626b75; --line: #e3e5e8; --accent: #0072b2;
   --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #b07aa1; --c4: #b8860b; --c5: #56a4d8; --c6: #7d8a97; --c7: #8c564b; --c8: #c3c8ce;
+  --c9: #e0a030; --c10: #4e79a7;
   --pos: 0 114 178; --neg: 213 94 0; --mono: ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, monospace; }
 @media (prefers-color-scheme: dark) { :root { --bg: #14171a; --card: #1b1f23; --ink: #e4e7ea; --soft: #97a1ab; --line: #2c3238;
   --accent: #58aee6; --c0: #58aee6; --c1: #f0883e; --c2: #2fc192; --c3: #cf9fc2; --c4: #d9b13c; --c5: #8cc8ee; --c6: #97a1ab; --c7:
   #c08b7f;
-  --c8: #4a525a; --pos: 70 160 235; --neg: 240 125 40; } }
+  --c8: #4a525a; --c9: #f0c060; --c10: #9ab8dd; --pos: 70 160 235; --neg: 240 125 40; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--bg); color: var(--ink); font: 15px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 main { max-width: 1180px; margin: 0 auto; padding: 2rem 1.25rem 5rem; }
@@ -37,6 +38,7 @@ svg text { font: 10px system-ui, sans-serif; fill: var(--soft); font-variant-num
 .line.thin { stroke-width: 1; opacity: .5; } .dot, .fill { fill: var(--k); } .band { fill: var(--k); opacity: .16; }
 .c0 { --k: var(--c0); } .c1 { --k: var(--c1); } .c2 { --k: var(--c2); } .c3 { --k: var(--c3); } .c4 { --k: var(--c4); }
 .c5 { --k: var(--c5); } .c6 { --k: var(--c6); } .c7 { --k: var(--c7); } .c8 { --k: var(--c8); }
+.c9 { --k: var(--c9); } .c10 { --k: var(--c10); }
 .hit { fill: transparent; } .hair { stroke: var(--soft); stroke-dasharray: 2 2; } .hair, .tip { visibility: hidden; pointer-events: none;
   }
 .strip:hover .hair, .strip:hover .tip { visibility: visible; } svg text.tip { fill: var(--ink); font-size: 10.5px; }
@@ -67,6 +69,8 @@ summary { cursor: pointer; padding: .4rem 0; overflow-wrap: anywhere; } .about {
 .p4 { box-shadow: inset 0 -3px var(--ink); } .legend span { padding: .1rem .45rem; } .legend .grey { padding: 0; }
 .dots { letter-spacing: .08em; } .dot-good { color: var(--c0); }
 .dot-part { color: var(--c3); } .dot-bad { color: var(--c1); } .dot-unknown { color: var(--soft); }
+.notes { padding: .7rem .95rem; margin-top: .8rem; border-left: 4px solid var(--c1); overflow-wrap: anywhere; } .notes ul { margin: .3rem 0;
+  padding-left: 1.1rem; } .notes small { margin-right: .4rem; }
 .error, .problems { color: var(--c1); font-size: .87rem; overflow-wrap: anywhere; }
 @media (max-width: 520px) { main { padding: 1.2rem .8rem 4rem; } .tile.hero { grid-column: 1 / -1; } .tiles { grid-template-columns: 1fr
   1fr; } }

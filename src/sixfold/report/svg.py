@@ -140,7 +140,8 @@ def _padded(low: float, high: float, log: bool) -> tuple[float, float]:
     if log:
         return 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high) + 1e-9)
     pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    return (0.0 if 0 <= low < (high - low) * 0.5 else low - pad), high + pad
+    # what is never negative has no axis below 0: a constant 0 is drawn from 0 to 1
+    return (0.0 if 0 <= low <= (high - low) * 0.5 else low - pad), high + pad
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ..engine.engine import Engine
 from ..engine.weights import first_false
-from .quantise import QuantisedWeights, quantised_weights
+from .quantise import quantised_weights
 
 
 class SyncError(RuntimeError):
@@ -123,7 +123,7 @@ class CopySync:
         """Copy the trainer's weights, or what quantising makes of them."""
         self._copy(dict(self._trainer.named_parameters()) if self._form == "copy" else quantised_weights(self._trainer, self._form), version)
 
-    def _copy(self, weights: Mapping[str, Tensor] | QuantisedWeights, version: int) -> None:
+    def _copy(self, weights: Mapping[str, Tensor], version: int) -> None:
         """The engine checks all of them before the first copy, and proves each copy.
 
         On a GPU the old weights are not kept meanwhile, for which there may be no memory: where
