@@ -115,12 +115,15 @@ def test_the_page_begins_with_what_is_wrong_and_why_it_ended(run_folder: Path) -
     notes = Notes(run_folder, lambda line: None)
     notes.add(0, "pre-flight: 40% of 64 rollouts solved")
     notes.add(31, "the policy collects partial credit", warning=True)
+    for step in (33, 35, 38):
+        notes.add(step, f"a step takes {step / 3:.3g} s, 1e-3 s at the start of the run", warning=True)
     with (run_folder / "notes.jsonl").open("a") as file:
         file.write('{"step": 40, "te')
     text = Page(write_report(run_folder).read_text(encoding="utf-8")).text
     top = text[: text.index("Curves", text.index("Look at this first"))]
     assert "before step 1 pre-flight: the verifier pays for <b>nothing</b>" in top
     assert "step 31 the policy collects partial credit" in top and "64 rollouts" not in top
+    assert "step 33, then 2 more a step takes 11 s" in top and top.count("a step takes") == 1
     assert "ended: the reward reached run.target_reward = 0.9" in top
     assert "held-out tasks solved (math >= 1)" in top and "version 0 → version 39" in top
 

@@ -132,9 +132,16 @@ def test_model_text_cannot_drive_the_terminal(place: str) -> None:
 def test_samples_are_paired_by_prompt() -> None:
     stream = io.StringIO()
     with Progress(Console(file=stream, width=120)) as shown:
-        shown.samples([Sample("1+1=", "2", "three", 0.0), Sample("2+2=", "4", "four?", None)], [Sample("1+1=", "2", "two", 1.0), Sample("3+3=", "6", "60", 0.9, False)])
+        shown.samples(
+            [Sample("1+1=", "2", "three", 0.0), Sample("2+2=", "4", "four?", None)],
+            [Sample("1+1=", "2", "two", 1.0), Sample("3+3=", "6", "60", 0.9, False)],
+        )
     rows = [line.split("│") for line in stream.getvalue().splitlines() if "+" in line]
-    assert [[cell.strip() for cell in row[1:5]] for row in rows] == [["1+1=", "2", "✗ three", "✓ two"], ["3+3=", "6", "—", "~ 60"], ["2+2=", "4", "· four?", "—"]]
+    assert [[cell.strip() for cell in row[1:5]] for row in rows] == [
+        ["1+1=", "2", "✗ three", "✓ two"],
+        ["3+3=", "6", "—", "~ 60"],
+        ["2+2=", "4", "· four?", "—"],
+    ]
 
 
 def test_sparkline_and_clock() -> None:

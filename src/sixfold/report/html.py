@@ -6,6 +6,7 @@ might still get through.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,17 @@ def _notes(run: RunRecord) -> str:
     warning = preflight.get("warning") if isinstance(preflight, Mapping) else None
     if isinstance(warning, str) and warning and not any(warning in note.text for note in notes):
         notes.insert(0, Note(0, f"pre-flight: {warning}", True))
-    lines = "".join(f"<li><small>{f'step {note.step}' if note.step else 'before step 1'}</small> {escape(note.text)}</li>" for note in notes)
+    alike: dict[str, list[Note]] = {}
+    for note in notes:  # an alarm that rings again has other figures and the same words
+        alike.setdefault(re.sub(r"[\d.e+%-]+", "", note.text), []).append(note)
+    lines = "".join(f"<li><small>{_when(same)}</small> {escape(same[0].text)}</li>" for same in alike.values())
     return f'<div class="card notes"><b>Look at this first</b><ul>{lines}</ul></div>' if lines else ""
+
+
+def _when(notes: Sequence[Note]) -> str:
+    """`step 35`, and how often the same was said later."""
+    first = f"step {notes[0].step}" if notes[0].step else "before step 1"
+    return first if len(notes) == 1 else f"{first}, then {len(notes) - 1} more"
 
 
 def _problems(run: RunRecord) -> str:
