@@ -255,7 +255,7 @@ def _values(knob: Knob) -> st.SearchStrategy[Any]:
         "integer": st.integers(int(low[1]) if low else 0, int(high[1]) if high else 2**70),
         "number": st.floats(0, 1, exclude_min=True, exclude_max=True),
         "string": st.text(st.characters(exclude_categories=["Cs"])),
-        "array": st.lists(st.text(st.characters(exclude_categories=["Cs"]))),
+        "array": st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1)),
     }
     return by_kind[knob.kind]
 

@@ -342,13 +342,15 @@ def _shown(value: Any) -> str:
 
 
 def flat(recipe: Recipe) -> dict[str, Any]:
-    """Every value by dotted key, in the order of the schema."""
+    """Every value by dotted key, in the order of the schema. A table of a list has only what is not its default."""
 
     def walk(section: BaseModel, prefix: str) -> Iterator[tuple[str, Any]]:
         for name in type(section).model_fields:
             value = getattr(section, name)
             if isinstance(value, BaseModel):
                 yield from walk(value, f"{prefix}{name}.")
+            elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
+                yield prefix + name, tuple(table.model_dump(exclude_defaults=True) for table in value)
             else:
                 yield prefix + name, value
 
@@ -377,8 +379,6 @@ def toml_literal(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves DEL bare, TOML forbids it
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(toml_literal(item) for item in value) + "]"
-    if isinstance(value, BaseModel):  # a table in a list: only what is not its default
-        value = value.model_dump(exclude_defaults=True)
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {toml_literal(item)}" for key, item in value.items()) + "}"
     return repr(value)
