@@ -47,6 +47,11 @@ class BadReference(Exception):
     """The reference answer makes the CAS fail: the task is at fault, not the answer."""
 
 
+def load_cas() -> None:
+    """Import the CAS, which takes a second or two the first time."""
+    import math_verify  # noqa: F401
+
+
 class Budget:
     """CPU seconds that the comparisons of one check may still take, together."""
 
@@ -82,8 +87,7 @@ def equal_by_algebra(answer: str, gold: str, budget: Budget | None = None) -> bo
 
 @lru_cache(maxsize=4096)
 def _parsed_gold(gold: str) -> Any:
-    import math_verify  # noqa: F401  here and not under the limit: the first import takes a second or two
-
+    load_cas()  # not under the limit
     try:
         with cpu_limit(MAX_GOLD_SECONDS):
             return _parsed(_exact(gold))

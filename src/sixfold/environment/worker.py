@@ -29,6 +29,7 @@ from functools import partial
 from typing import IO, NamedTuple
 
 from sixfold.environment.limits import limit_memory, on_blame
+from sixfold.environment.math_algebra import load_cas
 from sixfold.environment.processes import adopt_orphans, descendants, die_with, end_descendants, has_children, supervise
 from sixfold.environment.rewards import RewardFunction, load_reward
 from sixfold.environment.sampled import Sampled
@@ -84,6 +85,8 @@ def serve(requests: IO[bytes], replies: int, specs: list[str]) -> None:
     finally:
         if os.getpid() != process:
             os._exit(1)
+    if "math" in specs:
+        load_cas()  # now, while the model loads: on a busy machine it takes longer than a check may
     if set(specs) <= {"arithmetic", "math"}:  # a reward of the user's may map more than it uses, a GPU for one
         limit_memory()
     helpers = frozenset(descendants())  # started when the rewards were loaded: they may outlive a check
