@@ -66,7 +66,7 @@ class PromptCodec:
         turn = self._turn(prompt, turns, marked)
         ids = self._continuation(prompt, turn)
         said = turn[: turn.rfind(marked.strip()) + len(marked.strip())]
-        before = sum(token in self._ends for token in self._special.encode_rendered(said))
+        before = sum(token in self._ends for ids in self._special.encode_rendered([said]) for token in ids)
         ends = [i for i, token in enumerate(ids) if token in self._ends][before:]
         if ends:
             return ids[: ends[0] + 1]
