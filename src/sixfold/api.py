@@ -11,6 +11,7 @@ from .api_arguments import checked_algorithm, checked_recipe, checked_tasks, pyt
 from .config import Recipe
 from .environment.callables import check_callable
 from .errors import UserError
+from .model_source import with_model_folders
 from .recipe_io import load_recipe, parse_recipe
 from .types import Task
 
@@ -67,6 +68,7 @@ def train(
             raise UserError("resume=True goes on with the run, overwrite=True replaces it: give one of them")
         given = None if tasks is None else checked_tasks("tasks", tasks)
         held = [] if heldout is None else checked_tasks("heldout", heldout)
+        resolved = with_model_folders(resolved)
         make_plan(resolved)
         folder = Path(resolved.run.dir) / resolved.run.name
         own: dict[str, Any] = {"reward": reward, "algorithm": algorithm, "tasks": given, "heldout": held}

@@ -111,7 +111,7 @@ MISTAKES = {
     "generate m --prompt x --run.seed 1": "sixfold generate: unknown option '--run.seed'. See sixfold generate --help",
     "generate m --prompt x --n 0": "sixfold generate: argument --n: expected an integer >= 1, got '0'. See sixfold generate --help",
     "generate m --prompt x --temperature nan": (
-        "sixfold generate: argument --temperature: expected a finite number >= 0, got 'nan'. See sixfold generate --help"
+        "sixfold generate: argument --temperature: expected 0 (greedy) or a finite number >= 1e-20, got 'nan'. See sixfold generate --help"
     ),
     "serve m --draft d --speculation ngram": "sixfold serve: --draft and --speculation ngram are two ways to guess; give one of them",
     "generate m --prompt=": "sixfold generate: --prompt is empty; give the text to complete",

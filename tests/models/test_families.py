@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import sixfold
 from sixfold.report.rollouts import read_rollouts
 from sixfold.rollout.generate import generate
-from sixfold.types import SamplingParams, Task
+from sixfold.types import Task
 from tests.models.families import FAMILIES, QUESTION, Family
 
 TASKS = [Task(f"{i}", QUESTION, answer="42") for i in range(4)]
@@ -56,7 +56,7 @@ def _prompt(tokenizer: Any) -> list[int]:
 
 def _transformers_says_the_same(saved: Path, family: Family, ends: list[int]) -> None:
     """The same greedy text, by the folder's own settings for where to stop."""
-    ours = generate(str(saved), QUESTION, SamplingParams(LONGEST, 0.0), n=1)
+    ours = generate(str(saved), QUESTION, n=1, temperature=0.0, max_tokens=LONGEST, seed=0)
     tokenizer, model = AutoTokenizer.from_pretrained(saved), AutoModelForCausalLM.from_pretrained(saved).eval()
     prompt = torch.tensor([_prompt(tokenizer)])
     with torch.no_grad():

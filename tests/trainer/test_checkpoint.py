@@ -22,17 +22,17 @@ from sixfold.trainer import checkpoint as ckpt
 from sixfold.trainer import manifest
 from sixfold.trainer.checkpoint import (
     clean,
-    damage,
     list_checkpoints,
     load_checkpoint,
     load_newest,
     load_optimizer_tensors,
-    newest_checkpoint,
     optimizer_tensors,
     prune,
     save_checkpoint,
     set_aside_after,
 )
+from sixfold.trainer.listing import newest_checkpoint
+from sixfold.trainer.manifest import damage
 
 KILLED = 137
 FILES = ["manifest.json", "model/config.json", "model/model.safetensors", "state.json", "trainer.safetensors"]

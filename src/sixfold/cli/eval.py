@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sixfold.cli.parsing import RECIPE_HELP, VerbParser
 from sixfold.errors import UserError
+from sixfold.model_source import with_model_folders
 from sixfold.plan import make_plan
 from sixfold.recipe_io import load_recipe
 
@@ -26,7 +27,7 @@ def parser() -> VerbParser:
 def run(argv: Sequence[str]) -> int:
     """Parse and evaluate."""
     given, settings = parser().parse(argv)
-    recipe = load_recipe(given.recipe, settings)
+    recipe = with_model_folders(load_recipe(given.recipe, settings))
     if not make_plan(recipe).evaluations:
         raise UserError("nothing to evaluate on: data.heldout = 0 and data.heldout_split is empty; set one of them")
     from sixfold.evaluation.command import evaluate_command

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sixfold.cli.parsing import RECIPE_HELP, VerbParser
+from sixfold.model_source import with_model_folders
 from sixfold.plan import make_plan
 from sixfold.plan_text import explain
 from sixfold.recipe_io import load_recipe
@@ -26,7 +27,7 @@ def parser() -> VerbParser:
 def run(argv: Sequence[str]) -> int:
     """Parse and print."""
     given, settings = parser().parse(argv)
-    recipe = load_recipe(given.recipe, settings)
+    recipe = with_model_folders(load_recipe(given.recipe, settings))
     print(explain(make_plan(recipe)))
     if given.render:
         from sixfold.rendered_prompt import render_recipe

@@ -101,13 +101,13 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def temperature(text: str) -> float:
-    """An argparse type: a finite number >= 0."""
+    """An argparse type: 0, or a finite number from 1e-20; logits divided by less overflow float32."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"expected a finite number >= 0, got '{text}'")
+    if not (math.isfinite(value) and (value == 0 or value >= 1e-20)):
+        raise argparse.ArgumentTypeError(f"expected 0 (greedy) or a finite number >= 1e-20, got '{text}'")
     return value
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 from sixfold.cli.parsing import RECIPE_HELP, VerbParser, run_folder
 from sixfold.config import Recipe
 from sixfold.errors import UserError
+from sixfold.model_source import with_model_folders
 from sixfold.plan import make_plan
 from sixfold.recipe_io import load_recipe
 
@@ -42,6 +43,7 @@ def run(argv: Sequence[str]) -> int:
 
 def start(recipe: Recipe, *, resume: Path | None, overwrite: bool, stop_after: Literal["sft"] | None) -> int:
     """Refuse what the plan refuses, then import torch and run. A full disk is the user's to mend, so it says how to go on."""
+    recipe = with_model_folders(recipe)
     make_plan(recipe)
     folder = resume or Path(recipe.run.dir) / recipe.run.name
     from sixfold.run import train_run

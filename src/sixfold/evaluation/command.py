@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -17,28 +16,10 @@ from rich.text import Text
 from ..assembly import build_world
 from ..config import Recipe, SyncConfig
 from ..errors import UserError
-from ..hub_names import not_a_hub_id
-from ..trainer.checkpoint import newest_checkpoint, verified_model
+from ..model_source import model_folder
 from .evaluate import Evaluation, evaluate
 from .results import check_out, completions_file, make_out, write_results
 from .statistics import Interval, PairedTest, paired_test
-
-
-def model_folder(path: str) -> str:
-    """Where the model of a run, a checkpoint or a plain model folder is; anything else is taken for a hub id."""
-    folder = Path(path)
-    if (folder / "recipe.toml").is_file():
-        checkpoint, warnings = newest_checkpoint(folder / "checkpoints")
-        for warning in warnings:
-            print(warning, file=sys.stderr)
-        if checkpoint is None:
-            raise UserError(f"{folder} has no intact checkpoint to load a model from")
-        return str(checkpoint / "model")
-    if (folder / "manifest.json").is_file():
-        return str(verified_model(folder))
-    if not folder.exists() and (reason := not_a_hub_id(path)):
-        raise UserError(f"no checkpoint, run or model at '{path}': {reason}")
-    return path
 
 
 @dataclass(frozen=True)
@@ -72,7 +53,7 @@ def evaluate_command(recipe: Recipe, checkpoints: Sequence[str], against: str | 
         raise UserError("eval.samples > 1 with eval.temperature = 0 draws the same completion every time: set a temperature")
     check_out(out)
     paths = list(dict.fromkeys([*checkpoints, *([against] if against else [])]))
-    models = [model_folder(path) for path in paths]  # all of them before the first is evaluated
+    models = [model_folder(path, "--checkpoint") for path in paths]  # all of them before the first is evaluated
     results = [_evaluate(recipe, path, model) for path, model in zip(paths, models, strict=True)]
     tests = {r.path: _compare(r.found, results[-1].found) for r in results[:-1]} if against else {}
     console = Console()

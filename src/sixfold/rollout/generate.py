@@ -8,32 +8,60 @@ from ..engine.speculative import Speculation
 from ..errors import UserError
 from ..model.causal_lm import CausalLM
 from ..model.loading import load_policy
+from ..model_source import model_folder
 from ..types import SamplingParams, Task
 from .engine_rollout import EngineRollout
 from .prompts import PromptCodec
 
+DEFAULT_TOKENS = 256
+"""Longest completion where nothing else is asked for, and the context has room for it."""
 
-def generate(model: str, prompt: str, params: SamplingParams, n: int, speculation: Speculation | None = None) -> list[str]:
-    """`n` completions of the prompt, as text. Raises UserError for a model that cannot be loaded or a prompt that does not fit."""
-    policy = load_policy(ModelConfig(path=model), seed=0, device="cpu")
+
+def generate(
+    model: str, prompt: str, *, n: int, temperature: float, max_tokens: int | None, seed: int, speculation: Speculation | None = None
+) -> list[str]:
+    """Completions of one prompt.
+
+    Args:
+        model: a model folder or a hub id.
+        prompt: what to complete, or to say to a chat model.
+        n: completions.
+        temperature: 0 is greedy.
+        max_tokens: longest completion; None: as many as fit, at most DEFAULT_TOKENS.
+        seed: of the sampling noise.
+        speculation: how to guess tokens, or None.
+
+    Raises:
+        UserError: the model cannot be loaded, or the prompt does not fit its context.
+    """
+    policy = load_policy(ModelConfig(path=model), seed=0, device="cpu", setting="MODEL")
     codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
     task = Task("prompt", prompt)
-    length = len(codec.encode(task)) + params.max_tokens
-    if length > policy.context:
-        raise UserError(f"prompt and max-tokens need {length} tokens, the model's context has {policy.context}: lower --max-tokens")
-    engine = Engine(CausalLM(policy.model), kv_tokens=(length + 32) * n, speculation=speculation)
-    sampling = SamplingParams(params.max_tokens, params.temperature, stop_token_ids=policy.stop_token_ids)
-    (group,) = EngineRollout(engine, codec, sampling, n, stops=policy.stop_strings).generate([task], params.seed)
+    tokens = len(codec.encode(task))
+    limit = _limit(tokens, max_tokens, policy.context)
+    engine = Engine(CausalLM(policy.model), kv_tokens=(tokens + limit + 32) * n, speculation=speculation)
+    sampling = SamplingParams(limit, temperature, stop_token_ids=policy.stop_token_ids)
+    (group,) = EngineRollout(engine, codec, sampling, n, stops=policy.stop_strings).generate([task], seed)
     return [t.text for t in group.trajectories]
 
 
-def generate_command(model: str, prompt: str, n: int, temperature: float, max_tokens: int, seed: int, speculation: str) -> int:
+def _limit(prompt: int, wanted: int | None, context: int) -> int:
+    """Tokens of a completion. Raises UserError if prompt and completion do not fit the context."""
+    room = context - prompt
+    if room < 1:
+        raise UserError(f"--prompt has {prompt} tokens, and the model's context holds {context}: shorten it")
+    if wanted is not None and wanted > room:
+        raise UserError(f"--max-tokens {wanted}: the prompt has {prompt} tokens, and the model's context of {context} has room for {room} more")
+    return min(DEFAULT_TOKENS, room) if wanted is None else wanted
+
+
+def generate_command(model: str, prompt: str, n: int, temperature: float, max_tokens: int | None, seed: int, speculation: str) -> int:
     """Print the completions, one after another. Gives the exit code."""
-    from ..evaluation.command import model_folder
     from ..report.untrusted import visible
 
-    params = SamplingParams(max_tokens, temperature, seed=seed)
-    for i, text in enumerate(generate(model_folder(model), prompt, params, n, Speculation() if speculation == "ngram" else None)):
+    guess = Speculation() if speculation == "ngram" else None
+    texts = generate(model_folder(model), prompt, n=n, temperature=temperature, max_tokens=max_tokens, seed=seed, speculation=guess)
+    for i, text in enumerate(texts):
         print(f"--- {i + 1} of {n}" if n > 1 else "", end="\n" if n > 1 else "")
         print(visible(text))
     return 0

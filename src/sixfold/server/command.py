@@ -20,10 +20,10 @@ from ..config import ModelConfig
 from ..engine.engine import Engine
 from ..engine.speculative import Speculation
 from ..errors import UserError
-from ..evaluation.command import model_folder
 from ..model.causal_lm import CausalLM
 from ..model.loading import Policy, from_disk, load_policy, vocabulary_hash
 from ..model.lora import read_adapter
+from ..model_source import model_folder
 from ..rollout.kv_probe import check_int8_kv
 from ..rollout.prompts import PromptCodec
 from .app import Served, make_app
@@ -179,7 +179,7 @@ def _speculation(policy: Policy, options: ServeOptions) -> Speculation | None:
     """Raises UserError for a draft model that does not read and write the model's tokens, in texts as long."""
     if not options.draft:
         return Speculation() if options.speculation == "ngram" else None
-    draft = load_policy(ModelConfig(path=model_folder(options.draft)), seed=0, device=str(policy.model.device), setting="--draft")
+    draft = load_policy(ModelConfig(path=model_folder(options.draft, "--draft")), seed=0, device=str(policy.model.device), setting="--draft")
     same_size = draft.model.config.get_text_config().vocab_size == policy.model.config.get_text_config().vocab_size
     if not same_size or draft.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise UserError(f"--draft {options.draft}: its vocabulary is not the model's; a draft needs the same tokenizer")

@@ -31,14 +31,11 @@ from torch.optim import Optimizer
 
 from ..durable import disk_errors, faultpoint, fsync_path
 from ..errors import UserError
-from .manifest import STATE, TENSORS, NewerFormat, damage, is_intact, remember, verify, write_manifest
+from .listing import NAME, age, list_checkpoints
+from .manifest import STATE, TENSORS, NewerFormat, is_intact, remember, verify, write_manifest
 
 MODEL = "model"
-STAGES = ("sft", "step")
-"""Stages of a run in their order. A checkpoint of SFT is older than every one of RL; RL's are named for its steps."""
-
-_NAME = re.compile(rf"({'|'.join(STAGES)})-(\d{{6,}})")
-_LEFTOVER = re.compile(rf"\.(saving|deleting)-{_NAME.pattern}")
+_LEFTOVER = re.compile(rf"\.(saving|deleting)-{NAME.pattern}")
 _SLACK_BYTES = 1 << 20  # tokenizer, configs, manifest
 
 
@@ -154,31 +151,6 @@ def _load(directory: Path) -> Checkpoint:
     return Checkpoint(directory, step, tensors, state)
 
 
-def list_checkpoints(checkpoints: Path) -> list[Path]:
-    """Published checkpoints, oldest first, whether or not they are intact. Empty if there is no such directory."""
-    return sorted((path for path in checkpoints.glob("*-*") if _NAME.fullmatch(path.name) and path.is_dir()), key=_age)
-
-
-def newest_checkpoint(checkpoints: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that verifies, or None; and a warning for each newer one that was passed over because it does not.
-
-    Raises NewerFormat where a later release wrote one.
-    """
-    warnings: list[str] = []
-    for path in reversed(list_checkpoints(checkpoints)):
-        cause = damage(path)
-        if cause is None:
-            return path, warnings
-        warnings.append(f"passing over a damaged checkpoint: {cause}")
-    return None, warnings
-
-
-def verified_model(checkpoint: Path) -> Path:
-    """The model's folder in a checkpoint whose every byte is as it was saved. Raises UserError otherwise, with the reason."""
-    verify(checkpoint)
-    return checkpoint / MODEL
-
-
 def prune(checkpoints: Path, keep: int) -> list[Path]:
     """Delete what is older than the newest `keep` intact checkpoints; returns what was deleted. With fewer intact ones, deletes nothing.
 
@@ -206,7 +178,7 @@ def set_aside_after(checkpoints: Path, last: Path | None) -> list[Path]:
     moved = []
     with disk_errors(f"cannot set aside checkpoints in {checkpoints}"):
         for path in list_checkpoints(checkpoints):
-            if last is None or _age(path) > _age(last):
+            if last is None or age(path) > age(last):
                 names = (f"damaged-{path.name}" + (f"-{number}" if number > 1 else "") for number in count(1))
                 target = next(path.with_name(name) for name in names if not path.with_name(name).exists())
                 os.rename(path, target)
@@ -275,12 +247,6 @@ def _require_same_model(saved: Mapping[str, Mapping[str, Tensor]], optimized: Ma
 
 def _shape(tensor: Tensor) -> str:
     return f"({','.join(map(str, tensor.shape))})"
-
-
-def _age(path: Path) -> tuple[int, int]:
-    """Sorts checkpoints from the oldest to the newest."""
-    stage, _, step = path.name.partition("-")
-    return STAGES.index(stage), int(step)
 
 
 def _ensure_directory(checkpoints: Path) -> None:
