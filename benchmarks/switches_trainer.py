@@ -44,7 +44,7 @@ def padded(row: PackedRow) -> PaddedRow:
     place = torch.arange(count).repeat_interleave(lengths) * longest + row.positions
     tokens = torch.zeros(count * longest, dtype=torch.int64).index_copy(0, place, row.tokens)
     positions = torch.arange(longest).repeat(count)
-    return PaddedRow(tokens, positions, row.attention, place[row.predictor], row.target, row.row, row.column, row.kept, count)
+    return PaddedRow(tokens, positions, row.attention, place[row.predictor], row.target, row.row, row.column, row.slot, row.members, row.kept, count)
 
 
 class CountedScore:

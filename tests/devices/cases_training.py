@@ -54,11 +54,10 @@ def test_gradients_are_those_of_the_cpu(kind: str, share_prefix: bool) -> None:
     assert is_phantom(ours) and relative(ours.cpu(), expected) < 1e-5
 
 
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "autocast"), [("mistral", None), ("gemma2", None), ("qwen3", torch.bfloat16), ("mistral", torch.bfloat16)])
 def test_checkpointing_changes_no_gradient(kind: str, autocast: torch.dtype | None) -> None:
     model, algorithm, scoring = tiny_model(kind).to(DEVICE), grpo(beta=0.05), Scoring(autocast=autocast)
-    batch = ragged_batch(1, algorithm).to(DEVICE)
+    batch = ragged_batch(1, algorithm, groups=2, samples=3).to(DEVICE)
     expected = step_gradient(model, batch, algorithm.compute_loss, scoring)
     for mode in ("selective", "full"):
         assert torch.equal(step_gradient(model, batch, algorithm.compute_loss, scoring, activation_checkpointing=mode), expected)
@@ -170,7 +169,7 @@ def test_waits_of_an_update_do_not_grow() -> None:
     algorithm = grpo(beta=0.05)
     small = _update(algorithm, ragged_batch(1, algorithm, groups=1, samples=2), max_tokens_per_microbatch=10**6)
     assert 0 < small.total <= 6, small.table()
-    for groups, longest, tokens, layers in ((3, 30, 60, 2), (2, 6, 10**6, 5)):
+    for groups, longest, tokens, layers in ((2, 20, 40, 2), (1, 6, 10**6, 4)):
         batch = ragged_batch(1, algorithm, groups=groups, longest=longest)
         large = _update(algorithm, batch, layers, max_tokens_per_microbatch=tokens)
         assert large.total == small.total, large.table()
@@ -188,12 +187,12 @@ def test_waits_of_scoring_do_not_grow() -> None:
             assert counts.total == 0, counts.table()
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "cispo", "rloo"])
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
 def test_waits_of_a_step_do_not_grow(name: str) -> None:
     """From the collated batch to the updated weights; at the commit before, at least 217 for 16 sequences."""
     row = ZOO[name]
     totals = []
-    for groups in (2, 6):
+    for groups in (1, 3):
         batch = collate_again(ragged_batch(1, groups=groups))
         algorithm = Composed(replace(row, minibatches=1), horizon=16)
         trainer = make_trainer(tiny_model().to(DEVICE), max_tokens_per_microbatch=60)

@@ -35,7 +35,7 @@ class Scoring:
 
 
 TABLE = 1 << 26
-"""Most logits in one table (268 MB in float32). Three such tables are alive at the peak of a forward pass, four at that of a backward pass."""
+"""Most logits in one table (268 MB in float32). At most four such tables are alive at a time."""
 
 Score = Callable[[PreTrainedModel, PackedRow, Scoring], tuple[Tensor, Tensor]]
 """What a model says of a packed row's scored tokens: their scores, with gradient, and their entropies; [S] each, float32, in row.target's order."""
@@ -49,13 +49,12 @@ def score_chunk(
     kept: [C]; the log-prob is then logit(target) - logsumexp of the logits kept, with the gradient of both, and 0 for what was not.
     """
     logits = head_logits(model, hidden)
-    # In place: with 152,000 words a table of 441 positions is 268 MB.
     if temperature != 1.0:
-        logits = logits.div_(temperature)
+        logits = logits / temperature
     if kept is not None:
-        logits = logits.masked_fill_(kept.excluded(logits.shape[-1]), -torch.inf)
+        logits = logits.masked_fill(kept.excluded(logits.shape[-1]), -torch.inf)
     logp = logits.log_softmax(-1)
-    del logits
+    del logits  # with 152,000 words a table of 441 positions is 268 MB
     chosen = logp.gather(-1, target[:, None])[:, 0]
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):  # last, so that the recomputation in the backward pass stops before it
         chance, surprise = logp.exp(), logp.clamp_min(-1e4)  # clamped: 0 * -inf would be NaN
