@@ -46,7 +46,7 @@ def make_tiny(name: str, **extra: object) -> PreTrainedModel:
     """A tiny random model of a transformers model type, whose distributions are far from flat."""
     sizes = {} if name == "gpt2" else _SIZES
     config = AutoConfig.for_model(name, **{"vocab_size": VOCABULARY, "eos_token_id": END, **sizes, **_EXTRAS.get(name, {}), **extra})
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):  # a test may ask first while it is in inference mode
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
