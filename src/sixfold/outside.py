@@ -18,7 +18,7 @@ from .rollout.sglang_server import SglangServer
 from .rollout.vllm_process import VllmProcess, vllm_config
 from .sync.sync import SyncError
 from .sync.versioned import VersionedSync
-from .trainer.mismatch import PARITY_LIMIT
+from .trainer.parity import parity_limits
 
 VLLM_BLOCK = 128
 """Tokens in a block of vLLM's cache on a CPU; smaller elsewhere."""
@@ -37,7 +37,8 @@ def start_outside(recipe: Recipe, backend: Backend, policy: Policy, longest: int
     else:
         engine = VllmProcess(config, dtype, _vllm_arguments(recipe, policy, longest, dtype), backend.python, torch.get_num_threads())
     ending.callback(engine.close)
-    sync = VersionedSync(policy.model, engine, recipe.sync.every, PARITY_LIMIT[recipe.run.precision], longest)
+    limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=True).mean
+    sync = VersionedSync(policy.model, engine, recipe.sync.every, limit, longest)
     try:
         sync.refresh()
     except SyncError as error:

@@ -53,10 +53,9 @@ from .run_state import RunState, check_same, restore, save, signature
 from .sft_stage import SftStage
 from .trainer.checkpoint import Checkpoint
 from .trainer.logprobs import score_batch
-from .trainer.mismatch import PARITY_LIMIT, QUANTISED_LIMIT, mismatch_metrics
+from .trainer.mismatch import QUANTISED_LIMIT, mismatch_metrics
+from .trainer.parity import Parity, parity_limits
 from .types import Group, Reward, Task
-
-_PARITY = {"max": "at most", "mean": "in the mean"}
 
 
 def train_run(
@@ -211,15 +210,10 @@ class Run:
             trajectory.reward = trajectory.reward or Reward(0.0)
         batch = collate(groups).to(self.world.device)
         found = self._mismatch(self.world.sampler, batch)
-        limit = PARITY_LIMIT[self.recipe.run.precision]
-        # Two programs' bfloat16 kernels agree on the whole, not on every token.
-        judged = "mean" if self.world.outside and self.recipe.run.precision == "bfloat16" else "max"
-        gap = float(found[f"mismatch/{judged}_abs_logp"])  # type: ignore[arg-type]
-        self.progress.note(f"parity: engine and trainer differ by {_PARITY[judged]} {gap:.1e} nats on {int(batch.mask.sum())} tokens")
-        if not gap <= limit:
-            raise UserError(
-                f"engine and trainer disagree by {gap:.2g} nats on the same tokens and weights (limit {limit:g}): this model cannot be trained here"
-            )
+        parity = Parity.of(found, int(batch.mask.sum()))
+        self.progress.note(f"parity: engine and trainer differ by {parity}")
+        if over := parity_limits(self.recipe.run.precision, self.world.device, self.world.outside).exceeded(parity):
+            raise UserError(f"engine and trainer disagree by {over} on the same tokens and weights: this model cannot be trained here")
         if not self.recipe.sync.quantised:
             return
         drift, mode = self._mismatch(self.world.policy.model, batch), self.recipe.sync.mode

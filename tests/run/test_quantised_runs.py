@@ -24,7 +24,8 @@ from sixfold.report.alarms import KL_DRIFT
 from sixfold.run import train_run
 from sixfold.sync.quantise import quantised_weights
 from sixfold.trainer.logprobs import score_batch
-from sixfold.trainer.mismatch import PARITY_LIMIT, QUANTISED_LIMIT
+from sixfold.trainer.mismatch import QUANTISED_LIMIT
+from sixfold.trainer.parity import ParityLimits, parity_limits
 from sixfold.types import Reward
 
 from .processes import metrics, tiny_recipe
@@ -64,7 +65,9 @@ def test_a_run_says_how_far_its_sampler_is(tmp_path: Path, form: str, capsys: py
     assert len(steps) == 4
     for m in steps:
         assert all(math.isfinite(m[f"mismatch/{key}"]) for key in ("max_abs_logp", "mean_abs_logp", "kl_k3", "prob_error"))
-        assert PARITY_LIMIT["float32"] / 20 < m["mismatch/max_abs_logp"] < 1, "rounded weights are further off than another kernel, and not far"
+        assert parity_limits("float32", "cpu", outside=False).worst / 20 < m["mismatch/max_abs_logp"] < 1, (
+            "rounded weights are further off than another kernel, and not far"
+        )
         assert 0 < m["mismatch/kl_k3"] < KL_DRIFT and m["mismatch/mean_abs_logp"] < QUANTISED_LIMIT
         assert m["correction/ess_frac"] < 1
         assert m["sync/staleness"] == 0
@@ -154,7 +157,7 @@ def test_weights_too_far_off_do_not_start(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_parity_of_engine_and_trainer_is_asked_as_strictly_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the engine's own rounded weights: what rounding does to them excuses no other difference."""
     recipe = parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, "int8"))
-    monkeypatch.setitem(sixfold.run.PARITY_LIMIT, "float32", 1e-5)
+    monkeypatch.setattr(sixfold.run, "parity_limits", lambda *a, **k: ParityLimits(mean=1e-5, worst=1e-5))
     train_run(recipe)
     score = sixfold.run.score_batch
     monkeypatch.setattr(sixfold.run, "score_batch", lambda *a: score(*a) + 2e-5)

@@ -172,6 +172,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
     ),
     "Engine against trainer": (
         Metric("mismatch/max_abs_logp", "nats", "worst disagreement on one token", "max |engine logp - trainer logp| before the update"),
+        Metric("mismatch/p99_abs_logp", "nats", "disagreement that 99 % of tokens stay within", "99 % quantile of |engine logp - trainer logp|"),
         Metric("mismatch/mean_abs_logp", "nats", "mean disagreement", "mean |engine logp - trainer logp|"),
         Metric("mismatch/kl_k3", "nats", "KL(engine ‖ trainer), estimated", "mean of exp(-r) + r - 1, r = engine logp - trainer logp"),
         Metric("mismatch/prob_error", "ratio", "factor between probabilities; 1 is perfect", "mean of exp |engine logp - trainer logp|"),

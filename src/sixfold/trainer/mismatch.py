@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from ..batch import Metrics, send
 
-PARITY_LIMIT = {"float32": 1e-3, "bfloat16": 0.2}
-"""Largest disagreement between engine and trainer, in nats on one token, with which a run starts."""
-
 QUANTISED_LIMIT = 0.1
 """Largest mean distance of a quantised sampler's log-probs from the policy's, in nats, with which a run starts. The mean, since single tokens move by
 nats where the mean is a thousandth."""
+
+HIGH = 0.99
+"""Share of tokens whose disagreement is at most mismatch/p99_abs_logp."""
 
 # Log-ratio edges of train/ratio_hist: 11 bins, the outer two open.
 RATIO_EDGES = (-1.0, -0.5, -0.2, -0.1, -0.01, 0.01, 0.1, 0.2, 0.5, 1.0)
@@ -37,14 +39,17 @@ def mismatch_metrics(logp: Tensor, old_logp: Tensor) -> Metrics:
     if len(logp) == 0:
         return {}
     gap = (logp - old_logp).double()  # in float32 exp(l) - 1 - l of a small gap is rounding, and may come out below 0
-    largest, mean, kl, error = _column(
-        gap.abs().max(),
-        gap.abs().mean(),
+    size = gap.abs()
+    largest, high, mean, kl, error = _column(
+        size.max(),
+        size.kthvalue(math.ceil(HIGH * len(size))).values,
+        size.mean(),
         (gap.clamp(-20, 20).exp() - 1 - gap).mean(),
-        gap.abs().clamp_max(20).exp().mean(),
+        size.clamp_max(20).exp().mean(),
     ).tolist()
     return {
         "mismatch/max_abs_logp": largest,
+        "mismatch/p99_abs_logp": high,
         "mismatch/mean_abs_logp": mean,
         "mismatch/kl_k3": kl,
         "mismatch/prob_error": error,
