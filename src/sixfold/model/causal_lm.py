@@ -17,6 +17,7 @@ from .attention import NAME, Kernel, Layout, causal_attention
 from .body_kernels import Compile, body_kernels
 from .footing import Footing
 from .fused_decoder import Body, fused_decoder
+from .head import head_product
 from .lora import LayerAdditions, added
 from .lowered import Halves, LoweredBody
 
@@ -29,7 +30,7 @@ def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, lay
 
 def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """Head of the model: hidden [N, hidden] -> float32 logits [N, V], with the scaling or soft cap that the architecture applies after it."""
-    return scaled_logits(model, model.get_output_embeddings()(hidden).float())
+    return scaled_logits(model, head_product(model.get_output_embeddings(), hidden))
 
 
 def scaled_logits(model: PreTrainedModel, logits: Tensor) -> Tensor:

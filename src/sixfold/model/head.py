@@ -1,0 +1,69 @@
+"""The product of the output head, with float32 results under autocast.
+
+Autocast would round logits to bfloat16: between 16 and 32 they would be multiples of 0.125, and
+log-probs of sampler and trainer would differ by that much wherever the two round to different
+sides. Here the factors are rounded as autocast does, and the sums stay in float32.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+
+def head_product(head: nn.Module, hidden: Tensor) -> Tensor:
+    """What the head makes of hidden [N, hidden]: float32 [N, V].
+
+    A head that is not a plain `nn.Linear`, or that has hooks, is called as it is.
+    """
+    device = hidden.device.type
+    plain = type(head) is nn.Linear and not head._forward_hooks and not head._forward_pre_hooks
+    if not (plain and torch.is_autocast_enabled(device)):
+        logits: Tensor = head(hidden).float()
+        return logits
+    dtype = torch.get_autocast_dtype(device)
+    weight, bias = head.weight, head.bias
+    with torch.autocast(device, enabled=False):
+        hidden, weight = hidden.to(dtype), weight.to(dtype)  # type: ignore[operator]
+        if not _wide_products(device):
+            return F.linear(hidden.float(), weight.float(), None if bias is None else bias.float())  # type: ignore[operator, union-attr]
+        logits = WideProduct.apply(hidden, weight)
+        return logits if bias is None else logits + bias.float()  # type: ignore[operator]
+
+
+class WideProduct(torch.autograd.Function):
+    """hidden [N, H] @ weight [V, H] transposed, in half precision with float32 sums and results.
+
+    The gradient of the logits is rounded to half precision, as under autocast.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+        """[N, V] float32."""
+        ctx.save_for_backward(hidden, weight)
+        return wide_mm(hidden, weight.t())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """grad [N, V] -> gradients of hidden and weight."""
+        hidden, weight = ctx.saved_tensors
+        grad = grad.to(weight.dtype)
+        return grad @ weight, grad.t() @ hidden
+
+
+def wide_mm(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in half precision with a float32 result: one kernel, for CUDA alone."""
+    out: Tensor = torch.mm(a, b, out_dtype=torch.float32)  # type: ignore[call-overload]
+    return out
+
+
+@cache
+def _wide_products(device: str) -> bool:
+    """Whether `wide_mm` exists there: on CUDA, since PyTorch 2.8."""
+    return device == "cuda" and torch.version.hip is None and "out_dtype" in str(torch.ops.aten.mm.dtype._schema)
