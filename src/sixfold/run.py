@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel
 
 from .algorithm.base import Algorithm, batch_metrics
 from .assembly import World, build_world
@@ -34,6 +33,7 @@ from .evaluation.evaluate import evaluate_policy
 from .evaluation.record import record, samples, shown, summary_entries, upgraded
 from .interrupts import Interrupts
 from .learners import Learners, build_learners, method_of, training_rollout
+from .parity_probe import check_parity
 from .plan_algorithm import check_recomputed
 from .recipe_io import dump_recipe, flat
 from .report.alarms import Alarms
@@ -52,9 +52,6 @@ from .run_folder import RunFolder, check_free, create_run, open_run, recover
 from .run_state import RunState, check_same, restore, save, signature
 from .sft_stage import SftStage
 from .trainer.checkpoint import Checkpoint
-from .trainer.logprobs import score_batch
-from .trainer.mismatch import QUANTISED_LIMIT, mismatch_metrics
-from .trainer.parity import Parity, parity_limits
 from .types import Group, Reward, Task
 
 
@@ -205,31 +202,11 @@ class Run:
         self._check_parity(groups)
 
     def _check_parity(self, groups: Sequence[Group]) -> None:
-        """Do engine and trainer compute the same log-probs from the same weights? And are quantised ones near the policy's?"""
+        """Compare engine and trainer on the trajectories of the pre-flight."""
         for trajectory in (t for g in groups for t in g.trajectories):
             trajectory.reward = trajectory.reward or Reward(0.0)
         batch = collate(groups).to(self.world.device)
-        found = self._mismatch(self.world.sampler, batch)
-        parity = Parity.of(found, int(batch.mask.sum()))
-        self.progress.note(f"parity: engine and trainer differ by {parity}")
-        if over := parity_limits(self.recipe.run.precision, self.world.device, self.world.outside).exceeded(parity):
-            raise UserError(f"engine and trainer disagree by {over} on the same tokens and weights: this model cannot be trained here")
-        if not self.recipe.sync.quantised:
-            return
-        drift, mode = self._mismatch(self.world.policy.model, batch), self.recipe.sync.mode
-        kl, mean, most = (float(drift[f"mismatch/{key}"]) for key in ("kl_k3", "mean_abs_logp", "max_abs_logp"))  # type: ignore[arg-type]
-        self.progress.note(f"{mode} weights move log-probs by {mean:.1e} nats in the mean, {most:.1e} at most; KL to the policy {kl:.1e} a token")
-        if not mean <= QUANTISED_LIMIT:
-            raise UserError(
-                f"sync.mode = '{mode}': rounded weights move log-probs by {mean:.2g} nats in the mean (limit {QUANTISED_LIMIT:g}), too far to learn "
-                "from their samples; use 'copy'"
-            )
-
-    def _mismatch(self, model: PreTrainedModel, batch: Batch) -> Metrics:
-        """The engine's log-probs against those that the trainer's code computes with `model`."""
-        config = self.recipe.trainer
-        logp = score_batch(model, batch, self.world.scoring, config.max_tokens_per_microbatch, config.share_prefix)
-        return mismatch_metrics(logp[batch.mask], batch.old_logp[batch.mask])
+        check_parity(self.world, batch, method_of(self.recipe, self.algorithm), self.progress.note)
 
     def _baseline(self) -> dict[str, object]:
         """What the rewards pay for answers that know nothing, for the record. Never ends the run: a failing check pays nothing."""

@@ -13,7 +13,7 @@ IMPORTS = {name: imports(name, path, tree) for name, path, tree in modules()}
 OURS = {name: {i[1:] for i in found if i.startswith(".") and i != "."} for name, found in IMPORTS.items()}
 
 COMPOSERS = {
-    *("run", "assembly", "outside", "run_state", "sft_stage", "learners"),
+    *("run", "assembly", "outside", "parity_probe", "run_state", "sft_stage", "learners"),
     *("evaluation.command", "rollout.generate", "server.command", "algorithm.shared_task"),
 }
 """Where rooms are put together: they may import any of them. `algorithm.shared_task` is the loop that an algorithm's file runs alone on."""

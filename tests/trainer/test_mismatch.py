@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sixfold.trainer.mismatch import RATIO_EDGES, log_ratio_metrics, mismatch_metrics
+from sixfold.trainer.mismatch import RATIO_EDGES, log_ratio_metrics, mismatch_metrics, outside_share
 
 torch.set_num_threads(1)
 CASE = json.loads((Path(__file__).parents[1] / "data" / "golden_loop.json").read_text())["mismatch_metrics"]
@@ -66,3 +66,10 @@ def test_report_and_trainer_agree_on_the_edges() -> None:
     from sixfold.report.schema import LOG_RATIO_EDGES
 
     assert tuple(LOG_RATIO_EDGES) == RATIO_EDGES
+
+
+def test_the_share_of_sequences_outside_a_band_by_hand() -> None:
+    """Means over scored tokens: 0.001 (outside), 0.0001 (inside), -0.0004 (outside); the last row has no scored token."""
+    mask = torch.tensor([[0, 1, 1], [0, 1, 1], [0, 1, 0], [0, 0, 0]], dtype=torch.bool)
+    gap = torch.tensor([[9.0, 0.0015, 0.0005], [9.0, 0.0003, -0.0001], [9.0, -0.0004, 9.0], [9.0, 9.0, 9.0]])
+    assert outside_share(gap, torch.zeros(4, 3), mask, low=math.log1p(-3e-4), high=math.log1p(4e-4)) == pytest.approx(2 / 3)

@@ -56,6 +56,22 @@ def mismatch_metrics(logp: Tensor, old_logp: Tensor) -> Metrics:
     }
 
 
+def outside_share(logp: Tensor, old_logp: Tensor, mask: Tensor, low: float, high: float) -> float:
+    """Share of rows whose mean log-ratio over scored tokens lies outside [low, high].
+
+    Args:
+        logp: [B, T] log-probs of the trainer.
+        old_logp: [B, T] log-probs at sampling.
+        mask: [B, T] True for scored tokens. Rows without any do not count.
+        low: lower end of the band, in nats.
+        high: upper end of the band, in nats.
+    """
+    count = mask.sum(-1)
+    mean = ((logp - old_logp) * mask).sum(-1) / count.clamp_min(1)
+    outside = ((mean < low) | (mean > high)) & (count > 0)
+    return float(outside.sum() / (count > 0).sum().clamp_min(1))
+
+
 def _column(*numbers: Tensor) -> Tensor:
     """Scalars as one tensor of float64, so that the host waits for the device once."""
     return torch.stack([n.double() for n in numbers])
