@@ -58,14 +58,15 @@ def noise_warning(method: Method, logp: Tensor, batch: Batch) -> str:
         batch: the same trajectories with the engine's log-probs.
     """
     kind = LOSSES[method.loss]
-    if kind.ratio != "sequence" or kind.clips != "clip" or method.ratio_from_trainer:
+    low, high = method.clip_low, method.clip_high
+    if kind.ratio != "sequence" or kind.clips != "clip" or method.ratio_from_trainer or low is None or high is None:
         return ""
-    share = outside_share(logp, batch.old_logp, batch.mask, math.log1p(-method.clip_low), math.log1p(method.clip_high))
+    share = outside_share(logp, batch.old_logp, batch.mask, math.log1p(-low), math.log1p(high))
     if share <= NOISE_SHARE:
         return ""
     return (
         f"WARNING: rounding alone moves {share:.0%} of the sequences out of {method.name}'s clip band "
-        f"({1 - method.clip_low:g} to {1 + method.clip_high:g}): clipping would follow numerical noise. "
+        f"({1 - low:g} to {1 + high:g}): clipping would follow numerical noise. "
         "Set algorithm.correction = 'decoupled', which takes ratios against log-probs that the trainer computes itself"
     )
 

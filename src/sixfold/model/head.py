@@ -22,18 +22,18 @@ def head_product(head: nn.Module, hidden: Tensor) -> Tensor:
     A head that is not a plain `nn.Linear`, or that has hooks, is called as it is.
     """
     device = hidden.device.type
-    plain = type(head) is nn.Linear and not head._forward_hooks and not head._forward_pre_hooks
-    if not (plain and torch.is_autocast_enabled(device)):
+    hooked = head._forward_hooks or head._forward_pre_hooks
+    if type(head) is not nn.Linear or hooked or not torch.is_autocast_enabled(device):
         logits: Tensor = head(hidden).float()
         return logits
     dtype = torch.get_autocast_dtype(device)
     weight, bias = head.weight, head.bias
     with torch.autocast(device, enabled=False):
-        hidden, weight = hidden.to(dtype), weight.to(dtype)  # type: ignore[operator]
+        hidden, weight = hidden.to(dtype), weight.to(dtype)  # type: ignore[assignment]
         if not _wide_products(device):
-            return F.linear(hidden.float(), weight.float(), None if bias is None else bias.float())  # type: ignore[operator, union-attr]
+            return F.linear(hidden.float(), weight.float(), None if bias is None else bias.float())
         logits = WideProduct.apply(hidden, weight)
-        return logits if bias is None else logits + bias.float()  # type: ignore[operator]
+        return logits if bias is None else logits + bias.float()
 
 
 class WideProduct(torch.autograd.Function):
