@@ -249,6 +249,10 @@ def _values(knob: Knob) -> st.SearchStrategy[Any]:
         return st.lists(st.floats(0, 1, exclude_max=True), min_size=2, max_size=2)
     if knob.key == "run.name":
         return st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,9}\Z")
+    if knob.key == "model.chat_template":
+        return st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+    if knob.key == "model.template_args":
+        return st.lists(st.from_regex(r"\A[A-Za-z_][A-Za-z0-9_]{0,5}=[a-z]{0,5}\Z"))
     low, high = (re.search(rf"{sign} (\d+)", knob.accepts) for sign in (">=", "<="))
     by_kind: dict[str, st.SearchStrategy[Any]] = {
         "boolean": st.booleans(),
