@@ -112,3 +112,19 @@ def test_cuda_graphs_as_the_recipe_says(policy: Policy, monkeypatch: pytest.Monk
     monkeypatch.setattr(assembly, "kv_tokens", lambda *args: 64)
     assembly.make_engine(recipe("--engine.cuda_graphs=on"), policy, LONGEST, None)
     assert given == [None, False, True]
+
+
+def test_released_memory_is_released_after_every_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training, evaluations and the probes of SFT share the GPU with the trainer alike."""
+    sizes = ["layers=1", "hidden_size=16", "heads=2", "kv_heads=1", "head_dim=8", "intermediate_size=16", "context=64"]
+    flags = [f"--model.scratch.{size}" for size in sizes]
+    flags += ["--data.heldout=4", "--data.limit=8", "--rollout.max_new_tokens=4", "--engine.kv_tokens=512"]
+    for released in ("true", "false"):
+        world = assembly.build_world(recipe(*flags, f"--engine.release_kv={released}"))
+        try:
+            for rollout in (world.rollout(), world.evaluator(), world.prober()):
+                rollout.generate(world.tasks.train[:2], seed=1)
+                assert isinstance(world.engine, assembly.Engine)
+                assert (world.engine.runner.cache.tensors() == []) == (released == "true")
+        finally:
+            world.close()

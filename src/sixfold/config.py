@@ -20,7 +20,7 @@ def _finite(x: float) -> float:
     return x
 
 
-def _device(name: str) -> str:
+def device_name(name: str) -> str:
     """The name as it is. Raises an error for a device that the code has no kernels for."""
     if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name):
         return name
@@ -32,7 +32,7 @@ def _device(name: str) -> str:
 
 
 Real = Annotated[float, AfterValidator(_finite)]
-Device = Annotated[str, AfterValidator(_device), WithJsonSchema({"type": "string", "enum": ["auto", "cpu", "cuda"]})]
+Device = Annotated[str, AfterValidator(device_name), WithJsonSchema({"type": "string", "enum": ["auto", "cpu", "cuda"]})]
 """One of the three names, or cuda:N."""
 Decay = Annotated[Real, Field(ge=0, lt=1)]
 StopText = Annotated[str, Field(min_length=1)]

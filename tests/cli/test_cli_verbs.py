@@ -86,7 +86,11 @@ def test_eval_generate_and_report_hand_on_their_arguments(calls: Calls, run_dir:
     assert main(["eval", "demo", "--checkpoint", "a", "b", "--out", "there", "--checkpoint", "c"]) == 7
     assert calls.pop() == ("evaluate_command", (load_recipe("demo", []), ["a", "b", "c"], None, Path("there")), {})
     assert main(["generate", "runs/demo", "--prompt", "1+1=", "--n", "3", "--temperature", "0", "--max-tokens", "9", "--seed", "4"]) == 7
-    assert calls.pop() == ("generate_command", ("runs/demo", "1+1="), {"n": 3, "temperature": 0.0, "max_tokens": 9, "seed": 4, "speculation": "none"})
+    where = {"device": "auto", "precision": "auto"}
+    drawn = {"n": 3, "temperature": 0.0, "max_tokens": 9, "seed": 4, "speculation": "none"}
+    assert calls.pop() == ("generate_command", ("runs/demo", "1+1="), drawn | where)
+    assert main(["generate", "runs/demo", "--prompt", "1+1=", "--device", "cuda:1", "--precision", "bfloat16"]) == 7
+    assert calls.pop()[2].items() >= {"device": "cuda:1", "precision": "bfloat16"}.items()
     assert main(["generate", "runs/demo", "--prompt", "1+1=", "--speculation", "ngram"]) == 7
     assert calls.pop()[2]["speculation"] == "ngram"
     assert main(["report", str(run_dir)]) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sixfold.cli.parsing import VerbParser, at_least, temperature
+from sixfold.cli.parsing import VerbParser, add_device, at_least, temperature
 from sixfold.errors import UserError
 
 
@@ -20,6 +20,7 @@ def parser() -> VerbParser:
     arguments.add_argument(
         "--speculation", choices=("none", "ngram"), default="none", help="guess tokens from what the text repeats; same tokens (default none)"
     )
+    add_device(arguments)
     return arguments
 
 
@@ -38,4 +39,6 @@ def run(argv: Sequence[str]) -> int:
         max_tokens=given.max_tokens,
         seed=given.seed,
         speculation=given.speculation,
+        device=given.device,
+        precision=given.precision,
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from sixfold.config import device_name
 from sixfold.errors import UserError, nearest
 
 RECIPE_HELP = "a .toml file, or the name of a shipped recipe, e.g. demo"
@@ -109,6 +110,25 @@ def temperature(text: str) -> float:
     if not (math.isfinite(value) and (value == 0 or value >= 1e-20)):
         raise argparse.ArgumentTypeError(f"expected 0 (greedy) or a finite number >= 1e-20, got '{text}'")
     return value
+
+
+def device(text: str) -> str:
+    """A device's name; whether it is there is known when a model is loaded."""
+    try:
+        return device_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text}': use auto, cpu, cuda, or cuda:N for GPU number N") from error
+
+
+def add_device(arguments: argparse.ArgumentParser) -> None:
+    """The options that say where a model runs, and in which precision."""
+    arguments.add_argument("--device", metavar="DEVICE", type=device, default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
+    arguments.add_argument(
+        "--precision",
+        choices=("auto", "float32", "bfloat16"),
+        default="auto",
+        help="of weights and computation; auto: on a GPU bfloat16 where the run or config.json says 16 bits, else float32 (default auto)",
+    )
 
 
 def run_folder(text: str) -> Path:

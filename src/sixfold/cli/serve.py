@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from sixfold.cli.parsing import VerbParser, at_least
+from sixfold.cli.parsing import VerbParser, add_device, at_least
 from sixfold.errors import UserError
 
 KEY_VARIABLE = "SIXFOLD_API_KEY"
@@ -36,7 +36,7 @@ def parser() -> VerbParser:
         "--speculation", choices=("none", "ngram"), default="none", help="guess tokens from what the text repeats; same tokens (default none)"
     )
     arguments.add_argument("--draft", metavar="MODEL_OR_RUN", default="", help="guess tokens with this smaller model, of the same tokenizer")
-    arguments.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the model runs (default auto)")
+    add_device(arguments)
     arguments.add_argument("--grace", metavar="SECONDS", type=at_least(0), default=10, help="for running requests to end when stopped (default 10)")
     arguments.add_argument(
         "--adapter", metavar="NAME=FOLDER", type=_named_folder, action="append", default=[], help="a LoRA adapter, asked for by its name; repeatable"
@@ -85,6 +85,7 @@ def run(argv: Sequence[str]) -> int:
             speculation=given.speculation,
             draft=given.draft,
             device=given.device,
+            precision=given.precision,
             grace=given.grace,
             adapters=tuple(given.adapter),
             allow_weight_updates=given.allow_weight_updates,

@@ -73,10 +73,25 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
 
-def load_policy(config: ModelConfig, *, seed: int, device: str, setting: str = "model.path") -> Policy:
-    """The model that the recipe names, float32, in evaluation mode, on `device`. setting: where it names it, for the error messages.
+def load_policy(
+    config: ModelConfig,
+    *,
+    seed: int,
+    device: str,
+    setting: str = "model.path",
+    dtype: torch.dtype = torch.float32,
+) -> Policy:  # fmt: skip
+    """The model that the recipe names, in evaluation mode.
 
-    Raises UserError for anything that cannot be loaded.
+    Args:
+        config: names it.
+        seed: of the weights of a model that is made from scratch.
+        device: where it is put.
+        setting: where the user names it, for the error messages.
+        dtype: of the weights. Training needs float32.
+
+    Raises:
+        UserError: it cannot be loaded.
     """
     register()
     disable_progress_bar()  # transformers draws one for every file; ours is the run's
@@ -86,12 +101,23 @@ def load_policy(config: ModelConfig, *, seed: int, device: str, setting: str = "
     model.set_attn_implementation(NAME)
     fuse_norms(model)
     prepare_device(device)
-    model = model.to(device).eval()  # type: ignore[arg-type]
+    # The check compares in float32; a model that is to be smaller is checked before it takes a GPU's memory.
+    model = model.to(device if dtype == torch.float32 else "cpu").eval()  # type: ignore[arg-type]
     check_split(model)
+    if dtype != torch.float32:
+        model = _with_weights_in(model, dtype).to(device)  # type: ignore[arg-type]
     ends = model_ends(model.generation_config, tokenizer)
     keep_stop_tokens(model.generation_config, ends.tokens)
     commits = _hub_commits(config.path, config.revision)
     return Policy(model, tokenizer, context_of(model), ends.tokens, vocabulary_hash(tokenizer), ends.strings, commits)
+
+
+def _with_weights_in(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The same model. Buffers stay as they are: the angles of rotary embeddings need float32."""
+    for p in model.parameters():
+        p.requires_grad_(False).data = p.data.to(dtype)
+    model.config.dtype = dtype
+    return model
 
 
 def load_tokenizer(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, GenerationConfig | None]:

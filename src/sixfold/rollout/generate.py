@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from ..config import ModelConfig
 from ..engine.engine import Engine
 from ..engine.speculative import Speculation
 from ..errors import UserError
 from ..model.causal_lm import CausalLM
-from ..model.loading import load_policy
-from ..model_source import model_folder
+from ..sampling_model import load_for_sampling
 from ..types import SamplingParams, Task
 from .engine_rollout import EngineRollout
 from .prompts import PromptCodec
@@ -18,23 +16,34 @@ DEFAULT_TOKENS = 256
 
 
 def generate(
-    model: str, prompt: str, *, n: int, temperature: float, max_tokens: int | None, seed: int, speculation: Speculation | None = None
+    model: str,
+    prompt: str,
+    *,
+    n: int,
+    temperature: float,
+    max_tokens: int | None,
+    seed: int,
+    speculation: Speculation | None = None,
+    device: str = "auto",
+    precision: str = "auto",
 ) -> list[str]:
     """Completions of one prompt.
 
     Args:
-        model: a model folder or a hub id.
+        model: a run, a checkpoint, a model folder or a hub id.
         prompt: what to complete, or to say to a chat model.
         n: completions.
         temperature: 0 is greedy.
         max_tokens: longest completion; None: as many as fit, at most DEFAULT_TOKENS.
         seed: of the sampling noise.
         speculation: how to guess tokens, or None.
+        device: auto, cpu, cuda or cuda:N.
+        precision: auto, float32 or bfloat16 (`sampling_model.py`).
 
     Raises:
-        UserError: the model cannot be loaded, or the prompt does not fit its context.
+        UserError: the model cannot be loaded, the device is not there, or the prompt does not fit the model's context.
     """
-    policy = load_policy(ModelConfig(path=model), seed=0, device="cpu", setting="MODEL")
+    policy = load_for_sampling(model, device, precision, "MODEL")
     codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
     task = Task("prompt", prompt)
     tokens = len(codec.encode(task))
@@ -55,12 +64,32 @@ def _limit(prompt: int, wanted: int | None, context: int) -> int:
     return min(DEFAULT_TOKENS, room) if wanted is None else wanted
 
 
-def generate_command(model: str, prompt: str, n: int, temperature: float, max_tokens: int | None, seed: int, speculation: str) -> int:
+def generate_command(
+    model: str,
+    prompt: str,
+    *,
+    n: int,
+    temperature: float,
+    max_tokens: int | None,
+    seed: int,
+    speculation: str,
+    device: str,
+    precision: str,
+) -> int:
     """Print the completions, one after another. Gives the exit code."""
     from ..report.untrusted import visible
 
-    guess = Speculation() if speculation == "ngram" else None
-    texts = generate(model_folder(model), prompt, n=n, temperature=temperature, max_tokens=max_tokens, seed=seed, speculation=guess)
+    texts = generate(
+        model,
+        prompt,
+        n=n,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+        speculation=Speculation() if speculation == "ngram" else None,
+        device=device,
+        precision=precision,
+    )
     for i, text in enumerate(texts):
         print(f"--- {i + 1} of {n}" if n > 1 else "", end="\n" if n > 1 else "")
         print(visible(text))

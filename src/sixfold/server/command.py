@@ -16,16 +16,16 @@ import torch
 import uvicorn
 from torch import Tensor
 
-from ..config import ModelConfig
 from ..engine.engine import Engine
 from ..engine.speculative import Speculation
 from ..errors import UserError
 from ..model.causal_lm import CausalLM
-from ..model.loading import Policy, from_disk, load_policy, vocabulary_hash
+from ..model.loading import Policy, from_disk, vocabulary_hash
 from ..model.lora import read_adapter
 from ..model_source import model_folder
 from ..rollout.kv_probe import check_int8_kv
 from ..rollout.prompts import PromptCodec
+from ..sampling_model import load_for_sampling
 from .app import Served, make_app
 from .chat import ChatCodec
 from .connections import BoundedHeaders
@@ -72,6 +72,7 @@ class ServeOptions:
     allow_weight_updates: bool = False
     allow_hosts: tuple[str, ...] = ()
     insecure: bool = False
+    precision: str = "auto"
 
 
 def serve_command(options: ServeOptions) -> int:
@@ -80,11 +81,11 @@ def serve_command(options: ServeOptions) -> int:
     host, port = listener.getsockname()[:2]
     if not options.key and not ip_address(host).is_loopback:
         _check_open_to_all(host, options)
-    device = _device(options.device)
-    policy = load_policy(ModelConfig(path=model_folder(options.model)), seed=0, device=device, setting="MODEL")
+    policy = load_for_sampling(options.model, options.device, options.precision, "MODEL")
     served = make_served(policy, options)
     config = uvicorn_config(served, options.grace)
-    print(f"serving '{served.name}' on {device} at http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
+    where = f"{policy.model.device}{' in bfloat16' if policy.model.dtype == torch.bfloat16 else ''}"
+    print(f"serving '{served.name}' on {where} at http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
     gc.collect()
     gc.freeze()  # what imports and loading made stays anyway: looking through it now and then would stop every stream for a quarter of a second
     uvicorn.Server(config).run(sockets=[listener])
@@ -179,7 +180,8 @@ def _speculation(policy: Policy, options: ServeOptions) -> Speculation | None:
     """Raises UserError for a draft model that does not read and write the model's tokens, in texts as long."""
     if not options.draft:
         return Speculation() if options.speculation == "ngram" else None
-    draft = load_policy(ModelConfig(path=model_folder(options.draft, "--draft")), seed=0, device=str(policy.model.device), setting="--draft")
+    precision = str(policy.model.dtype).removeprefix("torch.")
+    draft = load_for_sampling(options.draft, str(policy.model.device), precision, "--draft")
     same_size = draft.model.config.get_text_config().vocab_size == policy.model.config.get_text_config().vocab_size
     if not same_size or draft.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise UserError(f"--draft {options.draft}: its vocabulary is not the model's; a draft needs the same tokenizer")
@@ -196,9 +198,3 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError, TypeError, ValueError) as error:  # no such address; a port over 65535; a name that is none
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UserError(f"cannot listen on {host}:{port}: {reason or error}. Try another --host or --port") from error
-
-
-def _device(wanted: str) -> str:
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: no CUDA device found; use --device cpu, or auto")
-    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
