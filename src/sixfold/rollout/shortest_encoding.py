@@ -7,14 +7,13 @@ once: a token stands for no more characters than the longest entry of the vocabu
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-_KEPT = re.compile(r"[!-~]+")
-"""ASCII characters that no normalizer below drops, and that no two of become one."""
+_UNCOUNTED = bytes(b for b in range(256) if not 0x21 <= b <= 0x7E)
+"""Bytes of UTF-8 other than visible ASCII, which no normalizer below drops and no two of which become one."""
 
 _LETTERS_PER_CHARACTER = 3
 """Letters outside ASCII that normalization can join to one: three Hangul jamo make a syllable."""
@@ -41,7 +40,7 @@ class ShortestEncoding:
         """The text has at least this many tokens."""
         if not self._longest:
             return 0
-        kept = sum(len(run) for run in _KEPT.findall(text))
+        kept = len(text.encode("utf-8", "surrogatepass").translate(None, _UNCOUNTED))
         if not text.isascii():
             kept += sum(c.isalpha() for c in text if c > "\x7f") // _LETTERS_PER_CHARACTER
         return -(-kept // self._longest)
