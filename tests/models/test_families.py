@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import sixfold
 from sixfold.report.rollouts import read_rollouts
 from sixfold.rollout.generate import generate
+from sixfold.rollout.prompts import PromptCodec
 from sixfold.types import Task
-from tests.models.families import FAMILIES, QUESTION, Family
+from tests.models.families import FAMILIES, QUESTION, Family, make_tokenizer
 
 TASKS = [Task(f"{i}", QUESTION, answer="42") for i in range(4)]
 LONGEST = 12
@@ -25,14 +27,14 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_three_steps(family: Family, family_folder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_three_steps(family: Family, family_folder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = family_folder(family.name)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ends, script = ([tokenizer.convert_tokens_to_ids(token) for token in tokens] for tokens in (family.ends, family.script))
     followed = []
 
     def reward(completion: str, task: Task, finish_reason: str, completion_ids: list[int], prompt_ids: list[int], rendered_prompt: str) -> float:
-        assert prompt_ids == _prompt(tokenizer)
+        assert prompt_ids == _prompt(tokenizer, str(task.prompt))
         assert rendered_prompt == tokenizer.decode(prompt_ids)
         assert not [token for token in completion_ids[:-1] if token in ends]
         assert (finish_reason == "stop") == (completion_ids[-1] in ends)
@@ -42,15 +44,35 @@ def test_three_steps(family: Family, family_folder: Callable[[str], Path], tmp_p
         return float(completion.endswith("42"))
 
     settings = SETTINGS | {"model.path": str(folder), "run.dir": str(tmp_path)}
-    run = sixfold.train(reward=reward, tasks=TASKS, settings=settings)
+    run = sixfold.train(reward=reward, tasks=TASKS, heldout=[Task("held-out", f"{QUESTION} ", answer="42")], settings=settings)
+    assert json.loads((run / "summary.json").read_text())["heldout_after"] == 1.0
+    shown = capsys.readouterr().err
+    assert "first prompt as the model reads it" in shown and all(end in shown for end in family.ends)
     assert sum(followed) > len(followed) / 3
     sampled = [record for step in (1, 2, 3) for record in read_rollouts(run / "rollouts" / f"step-{step:06d}.jsonl.zst")]
     assert all(record["mask"][record["prompt_length"] :] == [True] * (len(record["tokens"]) - record["prompt_length"]) for record in sampled)
     _transformers_says_the_same(run / "checkpoints" / "step-000003" / "model", family, ends)
 
 
-def _prompt(tokenizer: Any) -> list[int]:
-    ids: list[int] = tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_dict=False)
+SOLUTIONS = {"mistral": " so 42", "phi-3": " so 42", "gpt-oss": "<|channel|>final<|message|>so 42"} | dict.fromkeys(
+    ("qwen3-base", "qwen3"), "<think>\n\n</think>\n\nso 42"
+) | dict.fromkeys(("qwen3-thinking", "r1-distill"), "\n</think>\n\nso 42")  # fmt: skip
+"""What SFT trains after the prompt, where it is more than the solution."""
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_solution_is_the_familys_turn(family: Family) -> None:
+    tokenizer = make_tokenizer(family)
+    codec = PromptCodec(tokenizer, [tokenizer.convert_tokens_to_ids(token) for token in family.ends])
+    task = Task("t", QUESTION, trace="so 42")
+    *turn, end = codec.solution(task)
+    assert tokenizer.decode([end]) == family.script[-1]
+    spoken = tokenizer.decode([*codec.encode(task), *turn]).removeprefix(tokenizer.decode(codec.encode(task)))
+    assert spoken == SOLUTIONS.get(family.name, "so 42")
+
+
+def _prompt(tokenizer: Any, question: str = QUESTION) -> list[int]:
+    ids: list[int] = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False)
     return ids
 
 

@@ -65,9 +65,10 @@ class PromptCodec:
         prompt, marked = self._template(task, turns), self._special.mark(text)
         turn = self._turn(prompt, turns, marked)
         ids = self._continuation(prompt, turn)
-        said = turn[: turn.rfind(marked.strip()) + len(marked.strip())]
-        before = sum(token in self._ends for ids in self._special.encode_rendered([said]) for token in ids)
-        ends = [i for i, token in enumerate(ids) if token in self._ends][before:]
+        at = turn.rfind(marked.strip())
+        said = turn[: at + len(marked.strip())]
+        before = [] if at == 0 else self._special.encode_rendered([said])[0]  # what the template writes first may hold an end of a turn too
+        ends = [i for i, token in enumerate(ids) if token in self._ends][sum(token in self._ends for token in before) :]
         if ends:
             return ids[: ends[0] + 1]
         if self._end_tokens:
@@ -167,8 +168,8 @@ class PromptCodec:
 
     def _continuation(self, prompt: str, turn: str) -> list[int]:
         """Token ids of a turn after its prompt. Some tokenizers put a space before the first word of a text, which is not wanted here."""
-        before, whole, alone = self._special.encode_rendered([prompt, prompt + turn, turn])
-        return whole[len(before) :] if whole[: len(before)] == before else alone
+        before, whole = self._special.encode_rendered([prompt, prompt + turn])
+        return whole[len(before) :] if whole[: len(before)] == before else self._special.encode_rendered([turn])[0]
 
     @cached_property
     def _end_tokens(self) -> list[int]:
