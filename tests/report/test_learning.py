@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from sixfold.report.learning import PATIENCE, WINDOW, Learning
 
 Series = Callable[[int], float]
+
+DEMO_BEGAN = (0.375, 0.318, 0.436)
+"""Held-out accuracy of the recorded demo before RL."""
 
 
 def rung(reward: Series, solved: Series, steps: int = 150, seed: int = 0, watch: Learning | None = None) -> dict[int, str]:
@@ -58,6 +63,13 @@ def test_a_healthy_run_hears_nothing(seed: int) -> None:
     assert same(rising) == {}
     assert same(lambda s: 0.3 + 0.002 * s) == {}
     assert same(lambda s: 0.97) == {}
+
+
+def test_the_demo_as_it_was_recorded_hears_nothing() -> None:
+    """tests/data/demo_curve.jsonl: `sixfold train demo --data.heldout 256`, seed 0, 2 CPU cores, 2026-11-22."""
+    watch = Learning(DEMO_BEGAN)
+    for line in (Path(__file__).parents[1] / "data" / "demo_curve.jsonl").read_text().splitlines():
+        assert watch.look(json.loads(line)) == []
 
 
 @pytest.mark.parametrize("seed", range(10))
