@@ -110,7 +110,9 @@ MISTAKES = {
     "train --resume /no/such": "no run at /no/such: no such folder; a run is a folder such as runs/demo",
     "train --resume /": "/ is not a run: it holds no recipe.toml; a run is a folder such as runs/demo",
     "eval demo": "sixfold eval: the following arguments are required: --checkpoint. See sixfold eval --help",
-    "explain demo --eval.metric arithmetc": "eval.metric = 'arithmetc': no reward has this name; choose one of arithmetic, reward. Did you mean 'arithmetic'?",
+    "explain demo --eval.metric arithmetc": (
+        "eval.metric = 'arithmetc': no reward has this name; choose one of arithmetic, reward. Did you mean 'arithmetic'?"
+    ),
     "eval demo --checkpoint x --data.heldout 0": ("nothing to evaluate on: data.heldout = 0 and data.heldout_split is empty; set one of them"),
     "generate m --promt x": "sixfold generate: unknown option '--promt'. Did you mean '--prompt'? See sixfold generate --help",
     "generate m --prompt x --run.seed 1": "sixfold generate: unknown option '--run.seed'. See sixfold generate --help",
