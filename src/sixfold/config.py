@@ -190,6 +190,15 @@ class EnvironmentConfig(Section):
     preflight: int = knob(50, "rollouts checked before the first step, to say whether the tasks are too easy or too hard", ge=0)
 
 
+class VllmConfig(Section):
+    """The vLLM process, where rollout.backend is vllm."""
+
+    devices: str = knob("", "GPUs of the vLLM process by number, e.g. 1 or 1,2 (empty: the policy's)", pattern=r"^(\d+(,\d+)*)?$")
+    tensor_parallel: int = knob(1, "GPUs that share each weight matrix; name as many in rollout.vllm.devices", ge=1)
+    memory: Real = knob(0.0, "share of each GPU's memory that vLLM may take (0: what weights and KV cache need)", ge=0, le=1)
+    sleep: bool = knob(False, "move vLLM's weights to host memory and drop its KV cache while the trainer works")
+
+
 class RolloutConfig(Section):
     """How many completions of which tasks, and how they are sampled."""
 
@@ -206,6 +215,7 @@ class RolloutConfig(Section):
     )
     stop: tuple[StopText, ...] = knob((), "texts that end a completion; the graded text ends before the first of them")
     backend: str = knob("engine", "who samples: engine (the embedded one), vllm, vllm:/path/to/python, or sglang:http://host:port")
+    vllm: VllmConfig = VllmConfig()
 
 
 class EngineConfig(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,11 +11,14 @@ import torch
 
 from .config import Recipe
 from .errors import UserError
+from .kv_size import reserved_bytes
+from .model.device import free_memory
 from .model.loading import Policy
 from .plan import kv_numbers_per_token
 from .rollout.backend import Backend
 from .rollout.outside_engine import OutsideEngine
 from .rollout.sglang_server import SglangServer
+from .rollout.vllm_memory import memory_share, visible_devices
 from .rollout.vllm_process import VllmProcess, vllm_config
 from .sync.sync import SyncError
 from .sync.versioned import VersionedSync
@@ -35,7 +39,16 @@ def start_outside(recipe: Recipe, backend: Backend, policy: Policy, longest: int
     if backend.kind == "sglang":
         engine = SglangServer(backend.url, config, dtype)
     else:
-        engine = VllmProcess(config, dtype, _vllm_arguments(recipe, policy, longest, dtype), backend.python, torch.get_num_threads())
+        vllm = recipe.rollout.vllm
+        engine = VllmProcess(
+            config,
+            dtype,
+            _vllm_arguments(recipe, policy, longest, dtype),
+            backend.python,
+            torch.get_num_threads(),
+            visible_devices(vllm.devices, str(policy.model.device), os.environ.get("CUDA_VISIBLE_DEVICES")),
+            vllm.sleep,
+        )
     ending.callback(engine.close)
     limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=True).mean
     sync = VersionedSync(policy.model, engine, recipe.sync.every, limit, longest)
@@ -55,11 +68,37 @@ def _vllm_arguments(recipe: Recipe, policy: Policy, longest: int, dtype: torch.d
         "max_num_batched_tokens": max(settings.prefill_tokens_per_step, settings.max_running, longest),
         "enable_prefix_caching": settings.prefix_cache != "none",
     }
+    vllm = recipe.rollout.vllm
+    if vllm.tensor_parallel > 1:
+        arguments["tensor_parallel_size"] = vllm.tensor_parallel
+    if vllm.sleep:
+        arguments["enable_sleep_mode"] = True
     numbers = kv_numbers_per_token(json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False)))
     if numbers:  # else vLLM takes what it finds free
         tokens = _whole_blocks(settings.kv_tokens) or settings.max_running * _whole_blocks(longest)
-        arguments["kv_cache_memory_bytes"] = (tokens + VLLM_BLOCK) * numbers * dtype.itemsize  # one block of it stays empty
+        arguments["kv_cache_memory_bytes"] = (tokens + VLLM_BLOCK) * numbers * dtype.itemsize // vllm.tensor_parallel  # one block of it stays empty
+    if share := _memory_share(recipe, policy, arguments.get("kv_cache_memory_bytes", 0), dtype):
+        arguments["gpu_memory_utilization"] = share
     return arguments
+
+
+def _memory_share(recipe: Recipe, policy: Policy, kv: int, dtype: torch.dtype) -> float | None:
+    """vLLM's share of its GPU; None to leave it to vLLM, as on a CPU.
+
+    On the policy's GPU the bytes that training will still allocate are left free.
+    """
+    vllm, device = recipe.rollout.vllm, policy.model.device
+    if vllm.memory:
+        return vllm.memory
+    own = bool(vllm.devices) and str(device.index or 0) not in vllm.devices.split(",")
+    memory = free_memory(torch.device("cuda", int(vllm.devices.split(",")[0])) if own else device)
+    if memory is None or (own and not kv):
+        return None
+    config = json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False))
+    weights = sum(p.numel() for p in policy.model.parameters()) * dtype.itemsize // vllm.tensor_parallel
+    # While vLLM sleeps, training has its memory: it must fit beside what stays, not beside all.
+    training = 0 if own or vllm.sleep else reserved_bytes(recipe, policy, config)
+    return memory_share(*memory, weights, kv, training)
 
 
 def _whole_blocks(tokens: int) -> int:

@@ -45,7 +45,7 @@ def test_a_wrong_model_in_bfloat16_is_refused(gaps: list[float], where: str) -> 
 def test_in_float32_on_a_cpu_every_token_must_agree() -> None:
     off = parity([0.0] * 9999 + [2e-3])
     assert "at worst" in parity_limits("float32", "cpu", outside=False).exceeded(off)
-    assert parity_limits("float32", "cuda", outside=False).exceeded(off) == "", "TF32 rounds products"
+    assert parity_limits("float32", "cuda", outside=False).exceeded(off) == "", "its kernels add up in other orders"
 
 
 def test_another_program_may_differ_more_in_bfloat16_and_not_in_float32() -> None:

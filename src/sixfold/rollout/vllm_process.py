@@ -42,22 +42,41 @@ _LAST_LINES = 5
 
 
 class VllmProcess:
-    """A running vLLM. config: of the model, in Hugging Face form. dtype: of its weights. engine: arguments of `vllm.LLM`. python: the interpreter
-    that has vLLM, empty for this one. threads: on a CPU.
+    """A running vLLM.
 
-    Raises UserError where there is no vLLM, where it does not start, and from then on wherever it dies or falls silent.
+    Args:
+        config: of the model, in Hugging Face form.
+        dtype: of its weights.
+        engine: arguments of `vllm.LLM`.
+        python: interpreter that has vLLM; empty for this one.
+        threads: on a CPU.
+        devices: CUDA_VISIBLE_DEVICES of the process; None to leave it as it is.
+        sleep: put vLLM to sleep after each request that computes; the next one wakes it.
+
+    Raises:
+        UserError: there is no vLLM, it does not start, or, from then on, it dies or falls silent.
     """
 
-    def __init__(self, config: PreTrainedConfig, dtype: torch.dtype, engine: Mapping[str, Any], python: str = "", threads: int = 1) -> None:
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        dtype: torch.dtype,
+        engine: Mapping[str, Any],
+        python: str = "",
+        threads: int = 1,
+        devices: str | None = None,
+        sleep: bool = False,
+    ) -> None:
         self.version = -1
         self._dtype = dtype
+        self._sleep = sleep
         self._python = python or sys.executable
         if shutil.which(self._python) is None:
             raise UserError(f"rollout.backend = 'vllm:{python}': no such interpreter; give the path of a python that has vllm")
         self._log = tempfile.TemporaryFile(prefix="sixfold-vllm-log-")  # noqa: SIM115  a pipe would fill up and block the process
         self._unread = b""
         self._open = True
-        self._process, self._requests, self._replies = self._spawn(threads)
+        self._process, self._requests, self._replies = self._spawn(threads, devices)
         with tempfile.TemporaryDirectory(prefix="sixfold-vllm-") as folder:
             config.save_pretrained(folder)
             name = str(dtype).removeprefix("torch.")
@@ -75,7 +94,9 @@ class VllmProcess:
             "stop_token_ids": list(params.stop_token_ids),
         }
         request = {"do": "generate", "prompts": [list(p) for p in prompts], "seeds": list(seeds), "params": drawn}
-        return [Sampled(**sample) for sample in self._ask(request)["samples"]]
+        samples = [Sampled(**sample) for sample in self._ask(request)["samples"]]
+        self._rest()
+        return samples
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Hand weights over, in the dtype of this engine. It samples from the old ones until this begins, and from the new ones once it returns."""
@@ -88,7 +109,14 @@ class VllmProcess:
 
     def score(self, tokens: Sequence[int]) -> list[float]:
         """Log-probs of every token but the first, at temperature 1."""
-        return list(self._ask({"do": "score", "tokens": list(tokens)})["logp"])
+        logp = list(self._ask({"do": "score", "tokens": list(tokens)})["logp"])
+        self._rest()
+        return logp
+
+    def _rest(self) -> None:
+        """Give vLLM's memory to the trainer, where the recipe wants it."""
+        if self._sleep:
+            self._ask({"do": "sleep"})
 
     def close(self, grace_s: float = 5.0) -> None:
         """End the process: by closing its pipe, then by force."""
@@ -168,7 +196,7 @@ class VllmProcess:
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 8192))
         return _tail(self._log.read().decode(errors="replace"))
 
-    def _spawn(self, threads: int) -> tuple[subprocess.Popen[bytes], int, int]:
+    def _spawn(self, threads: int, devices: str | None) -> tuple[subprocess.Popen[bytes], int, int]:
         """The process, where to write requests and where to read replies."""
         requests_read, requests = os.pipe()
         replies, replies_write = os.pipe()
@@ -183,7 +211,7 @@ class VllmProcess:
                 stderr=self._log,
                 pass_fds=(requests_read, replies_write),
                 process_group=0,
-                env={**_ENVIRONMENT, **os.environ, "OMP_NUM_THREADS": str(threads)},
+                env={**_ENVIRONMENT, **os.environ, "OMP_NUM_THREADS": str(threads), **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices})},
             )
         finally:
             os.close(requests_read)

@@ -7,6 +7,7 @@ Protocol: JSON, one object a line. Every request {"do": ...} has one reply; line
     start     model (folder with config.json), engine (arguments of vllm.LLM)   -> vllm: its version
     load      path (safetensors), tied {name: name in it}, version              -> tensors: how many
     generate  prompts [[id]], seeds [int], params (of vllm.SamplingParams)      -> samples, in the order of the prompts
+    sleep                                                                       -> asleep: true; the next request wakes it
     score     tokens [id]                                                       -> logp, of every token but the first, at temperature 1
 
 A request that fails is answered with {"error": text, "missing": whether vllm is not installed}. It ends when the parent closes its end, and is killed
@@ -62,6 +63,20 @@ class Sampler:
             disable_log_stats=True,
             **engine,
         )
+        self._shards = int(engine.get("tensor_parallel_size", 1))
+        self._asleep = False
+
+    def sleep(self) -> dict[str, Any]:
+        """Move the weights to host memory and drop the KV cache."""
+        self._llm.sleep(level=1)
+        self._asleep = True
+        return {"asleep": True}  # an empty reply would be a sign of life
+
+    def wake(self) -> None:
+        """Undo `sleep`, if it is asleep."""
+        if self._asleep:
+            self._llm.wake_up()
+            self._asleep = False
 
     def load(self, path: str, tied: dict[str, str], version: int) -> dict[str, Any]:
         """Take over weights, forget the keys and values of the old ones, and stamp tokens with the number from now on."""
@@ -71,7 +86,13 @@ class Sampler:
         # On a CPU a tied output head keeps a repacked copy of its own, which stays as it was unless the head is loaded by name.
         weights |= {name: weights[stored_as] for name, stored_as in tied.items()}
         # Not model.load_weights: on CPUs the parameters are repacked after loading and have no loader any more.
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
+        if self._shards > 1:  # an iterator cannot go to other processes
+            from safetensors.torch import save_file
+
+            save_file({name: weights[name].clone() for name in tied}, os.path.join(os.path.dirname(path), "tied.safetensors"))
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": os.path.dirname(path)})
+        else:
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("the prefix cache could not be emptied: it would mix old keys and values into new samples")
         self._llm.llm_engine.set_weight_version(str(version))
@@ -150,6 +171,9 @@ class Worker:
         try:
             if self._sampler is None:
                 return self._start(**request)
+            if what == "sleep":
+                return self._sampler.sleep()
+            self._sampler.wake()
             if what == "load":
                 return self._sampler.load(**request)
             work = self._sampler.generate if what == "generate" else self._sampler.score

@@ -73,7 +73,7 @@ def parity_limits(precision: Precision, device: str, outside: bool) -> ParityLim
         return ParityLimits(mean=0.1, high=1.0) if outside else ParityLimits(mean=0.05, high=0.5)
     if device == "cpu":
         return ParityLimits(mean=1e-3, worst=1e-3)
-    return ParityLimits(mean=2e-3, high=2e-2)  # TF32 rounds the factors of products to 10 bits
+    return ParityLimits(mean=1e-3, high=1e-2)  # a GPU's kernels add up in other orders
 
 
 TRAINING_LIMIT = {"float32": 0.05, "bfloat16": 0.2}

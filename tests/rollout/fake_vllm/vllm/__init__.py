@@ -36,6 +36,7 @@ class LLM:
         kv_cache_memory_bytes: int, max_num_seqs: int, max_num_batched_tokens: int, enable_prefix_caching: bool, enforce_eager: bool, **more: Any,
     ) -> None:  # fmt: skip
         assert skip_tokenizer_init and load_format == "dummy" and generation_config == "vllm" and logprobs_mode == "processed_logprobs"
+        self.can_sleep, self.asleep = more.pop("enable_sleep_mode", False), False
         assert more == {"disable_log_stats": True} and enforce_eager and kv_cache_memory_bytes > 0 and max_num_batched_tokens >= max_num_seqs
         self.config = json.loads(Path(model, "config.json").read_text())
         self.dtype = dtype
@@ -44,9 +45,18 @@ class LLM:
         self.llm_engine = Engine(self)
 
     def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
-        assert method == "reload_weights"
+        assert method == "reload_weights" and not self.asleep
         if self.model is None or FAULT != "stale":
             self._reload(kwargs["weights_iterator"])
+
+    def sleep(self, level: int) -> None:
+        assert self.can_sleep and level == 1 and not self.llm_engine.requests
+        self.asleep = True
+        print("asleep", file=sys.stderr, flush=True)
+
+    def wake_up(self) -> None:
+        assert self.asleep
+        self.asleep = False
 
     def _make(self) -> None:
         import torch
@@ -96,6 +106,7 @@ class Engine:
         return bool(self.requests)
 
     def step(self) -> list[SimpleNamespace]:
+        assert not self.llm.asleep, "asked while asleep"
         if FAULT == "die":
             print("Traceback (most recent call last):\nMemoryError: no room for the cache", file=sys.stderr, flush=True)
             os._exit(3)

@@ -1,0 +1,64 @@
+"""What share of a GPU vLLM asks for. Arithmetic on bytes, without torch.
+
+vLLM refuses to start where less than `gpu_memory_utilization` of the *whole* GPU is free, 0.9 by
+default, even if the size of its KV cache is given. Beside a trainer on the same GPU that is never so.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..errors import UserError
+
+CONTEXT = 2_000_000_000
+"""Bytes of vLLM's CUDA context, workspaces and CUDA graphs."""
+
+
+def memory_share(free: int, total: int, weights: int, kv: int, training: int) -> float:
+    """`gpu_memory_utilization` for a vLLM process, in whole hundredths.
+
+    Args:
+        free: bytes that the GPU has free now.
+        total: bytes of the GPU.
+        weights: bytes of vLLM's copy of the weights on this GPU.
+        kv: bytes of its KV cache on this GPU.
+        training: bytes that the trainer will still allocate on this GPU (gradients, optimizer
+            states, activations); 0 if it is on another one.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    need = weights + kv + CONTEXT
+    share = math.ceil(100 * need / total) / 100
+    if need + training > free or share * total > free:
+        later = f", and training needs {training / 1e9:.1f} GB more" if training else ""
+        raise UserError(
+            f"rollout.backend = 'vllm' does not fit: vLLM needs {need / 1e9:.1f} GB ({weights / 1e9:.1f} weights, {kv / 1e9:.1f} KV cache){later}; "
+            f"{free / 1e9:.1f} of {total / 1e9:.1f} GB are free. Give it another GPU with rollout.vllm.devices, set rollout.vllm.sleep = true, or "
+            "lower engine.max_running or rollout.max_new_tokens"
+        )
+    return share
+
+
+def visible_devices(devices: str, policy: str, visible: str | None) -> str | None:
+    """CUDA_VISIBLE_DEVICES of the vLLM process; None to leave it as it is.
+
+    Args:
+        devices: `rollout.vllm.devices`, numbers as this process counts its GPUs; may be empty.
+        policy: device of the policy: cpu, cuda or cuda:N.
+        visible: CUDA_VISIBLE_DEVICES of this process, which renumbers GPUs; None if it is not set.
+
+    Raises:
+        UserError: a number that this process has no GPU for.
+    """
+    number = policy.partition(":")[2]
+    wanted = devices or number
+    if not wanted:
+        return None
+    if visible is None:
+        return wanted
+    there = [name.strip() for name in visible.split(",") if name.strip()]
+    try:
+        return ",".join(there[int(n)] for n in wanted.split(","))
+    except IndexError:
+        raise UserError(f"rollout.vllm.devices = '{devices}': CUDA_VISIBLE_DEVICES = '{visible}' leaves {len(there)} GPUs, counted from 0") from None
