@@ -47,6 +47,12 @@ def test_a_new_run_has_its_places(tmp_path: Path) -> None:
     run.unlock()
 
 
+def test_a_run_that_died_before_it_began_is_in_nobodys_way(tmp_path: Path) -> None:
+    create_run(tmp_path, "demo").unlock()
+    with create_run(tmp_path, "demo") as run:
+        assert tree(run.path) == [MARKER, "checkpoints", "rollouts"]
+
+
 def test_an_existing_run_is_refused_with_its_progress_and_untouched(tmp_path: Path) -> None:
     run = finished_run(tmp_path)
     with run.metrics.open("a") as metrics:

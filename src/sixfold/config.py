@@ -58,7 +58,7 @@ class RunConfig(Section):
     seed: int = knob(0, "the seed of everything: tasks, weights, sampling noise", ge=0)
     steps: int = knob(100, "RL steps", ge=0)
     max_minutes: Real = knob(0.0, "stop after this much wall time, with a checkpoint (0: no limit)", ge=0)
-    target_reward: Real = knob(0.0, "stop once the moving average of the reward reaches this (0: never)", ge=0)
+    target_reward: Real = knob(0.0, "stop once the moving average of the reward reaches this, from step 10 on (0: never)", ge=0)
     device: Device = knob("auto", "where the model lives: auto (a GPU if there is one), cpu, cuda, or cuda:N for GPU number N")
     precision: Literal["float32", "bfloat16"] = knob("float32", "of the forward passes; weights and gradients stay float32")
     threads: int = knob(0, "CPU threads for torch (0: every core)", ge=0)
@@ -346,7 +346,7 @@ class EvalConfig(Section):
 class CheckpointConfig(Section):
     """What is kept on disk to resume from."""
 
-    every: int = knob(50, "steps between checkpoints (0: last only)", ge=0)
+    every: int = knob(50, "steps between checkpoints, of SFT and of RL (0: at their ends only)", ge=0)
     keep: int = knob(2, "newest checkpoints kept", ge=1)
 
 
@@ -357,6 +357,8 @@ class LogConfig(Section):
         (),
         "csv: metrics.csv, metrics.jsonl as a table; tensorboard: event files; trackio: locally; wandb: to Weights & Biases (extras of their names)",
     )
+    project: str = knob("sixfold", "project of the run in trackio and wandb", min_length=1)
+    entity: str = knob("", "user or team of the run in wandb (empty: your default there)")
     rollouts_every: int = knob(1, "steps between dumps of every trajectory (0: never)", ge=0)
 
 

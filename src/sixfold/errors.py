@@ -1,4 +1,4 @@
-"""The one error that is the user's to mend. A leaf: every room may import it, it imports nothing."""
+"""Errors that the user can mend. A leaf: every room may import it, it imports nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,23 @@ class UserError(Exception):
 
     The message says what is wrong, where, and what would be right.
     """
+
+
+class RunFailed(Exception):
+    """Training cannot go on: it diverged, or memory is used up. The command line prints it in one line and exits 3.
+
+    The message names the checkpoint that is left, and the settings that would help.
+    """
+
+
+def check_platform(name: str) -> None:
+    """Refuse Windows: locks, workers and signals are those of POSIX.
+
+    Args:
+        name: `os.name`.
+    """
+    if name != "posix":
+        raise UserError("Sixfold runs on Linux and macOS. On Windows, run it in WSL 2: https://learn.microsoft.com/windows/wsl/install")
 
 
 def nearest(word: str, candidates: list[str]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from .algorithm.base import Algorithm
 from .algorithm.composed import Composed, make_algorithm
@@ -67,9 +68,7 @@ class Learners:
 
     def counters(self) -> dict[str, int]:
         """Step counts and the like, as JSON."""
-        p = self.policy
-        counters = {"version": p.version, "steps": p.steps, "skipped_total": p.skipped_total, "skipped_in_a_row": p.skipped_in_a_row}
-        return counters | (self.critic.counters if self.critic else {})
+        return self.policy.counters() | (self.critic.counters if self.critic else {})
 
     def steered(self) -> dict[str, Any]:
         """What the algorithm and the reset rule have adapted to, as JSON."""
@@ -86,14 +85,20 @@ class Learners:
             self.reference.load(tensors)
         if self.critic:
             self.critic.load(tensors, counters)
-        p.version, p.steps = counters["version"], counters["steps"]
-        p.skipped_total, p.skipped_in_a_row = counters["skipped_total"], counters["skipped_in_a_row"]
+        p.load_counters(counters)
         if isinstance(self.algorithm, Composed):
             self.algorithm.steering.load(steered["algorithm"])
         self.resets.load(steered["resets"])
 
 
-def build_learners(world: World, own: Algorithm | None = None) -> Learners:
+def teacher_of(world: World, own: Algorithm | None = None) -> PreTrainedModel | None:
+    """The model at reference.path, if the algorithm needs a reference and the recipe names one. Raises UserError if it does not fit."""
+    path = world.recipe.reference.path
+    named = own or make_algorithm(method_of(world.recipe, own), world.recipe.rollout.max_new_tokens)
+    return load_teacher(path, world.policy, world.longest) if path and named.needs_reference else None
+
+
+def build_learners(world: World, own: Algorithm | None = None, teacher: PreTrainedModel | None = None) -> Learners:
     """The recipe's algorithm and the models it needs beside the policy.
 
     own: an algorithm in place of the recipe's. A row made by `replace` gets all that it needs; another object is asked whether it needs a
@@ -109,7 +114,7 @@ def build_learners(world: World, own: Algorithm | None = None) -> Learners:
     warm_up = recipe.critic.warmup_steps * method.updates if learns_values else 0
     scoring = replace(world.scoring, entropy_gradient=method.entropy_in_loss)
     budget = config.max_tokens_per_microbatch, config.share_prefix
-    reference = _reference(world) if algorithm.needs_reference else NoReference()
+    reference = _reference(world, teacher or teacher_of(world, own)) if algorithm.needs_reference else NoReference()
     policy = Trainer(world.policy.model, config, scoring, max(updates - warm_up, 0), epochs=method.epochs, frozen=reference.scorer)
     reference.check_apart(policy.optimizer)
     critic = Critic(world.policy.model, recipe.critic, config, world.scoring, updates, epochs=method.epochs) if learns_values else None
@@ -135,10 +140,10 @@ def training_rollout(world: World, own: Algorithm | None = None) -> Rollout:
     return Refill(rollout, world.environment, world.tasks.train, rounds, world.tasks.weights) if rounds else rollout
 
 
-def _reference(world: World) -> KeptReference:
+def _reference(world: World, teacher: PreTrainedModel | None) -> KeptReference:
     """The teacher, or the policy as it is now, scored where the recipe says. It ends with the world."""
     config, own = world.recipe.trainer, world.recipe.reference
-    model = load_teacher(own.path, world.policy, world.longest) if own.path else world.policy.model
+    model = teacher or world.policy.model
     budget, shared = config.max_tokens_per_microbatch, config.share_prefix
     reference: KeptReference
     if own.placement == "worker":

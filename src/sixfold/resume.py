@@ -10,6 +10,7 @@ from .recipe_io import load_recipe
 from .report.loggers import truncate_after
 from .resume_policy import allowed_changes, settings_of
 from .run_folder import RunFolder
+from .run_state import RunState
 from .trainer.checkpoint import Checkpoint, clean, load_newest, set_aside_after
 
 
@@ -43,16 +44,18 @@ def find_checkpoint(run: RunFolder, recipe: Recipe, say: Callable[[str], None]) 
     return checkpoint
 
 
-def cut_after(run: RunFolder, checkpoint: Checkpoint | None, step: int, say: Callable[[str], None]) -> None:
-    """Drop metrics and rollouts of the steps after `step`, which will be made again, and what interrupted writes left.
+def cut_after(run: RunFolder, checkpoint: Checkpoint | None, state: RunState, say: Callable[[str], None]) -> None:
+    """Drop metrics and rollouts of the steps after the state's, which will be made again, and what interrupted writes left.
 
     Checkpoints newer than `checkpoint` are damaged: they are renamed, not deleted.
     """
     for path in set_aside_after(run.checkpoints, checkpoint.path if checkpoint else None):
         say(f"kept the damaged checkpoint as {path}; delete it when you no longer need it")
     clean(run.checkpoints)
-    run.prepare_resume(step)
+    run.prepare_resume(state.step)
+    written = state.step - bool(state.unlogged) if not state.warming_up else 0
     last = run.last_step() or 0
-    if last < step:
-        say(f"WARNING: {run.metrics} ends at step {last} and the checkpoint is of step {step}: the metrics of the steps between are lost")
-    truncate_after(run.metrics, step)
+    if last < written:
+        say(f"WARNING: {run.metrics} ends at step {last} and the checkpoint is of step {state.step}: the metrics of the steps between are lost")
+    truncate_after(run.metrics, written)
+    truncate_after(run.path / "sft.jsonl", state.sft_steps - bool(state.unlogged and state.warming_up))

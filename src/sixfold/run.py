@@ -26,13 +26,16 @@ from .controller.refill import mixed
 from .controller.stream import step_seed, task_stream
 from .data.task_set import drawn_tasks, given_tasks
 from .durable import write_json_atomic, write_text_atomic
+from .ending import Ending, how_to_go_on, why_ended
 from .environment.preflight import BASELINE_TASKS, baseline_scores, expected_refill, preflight
 from .environment.scorer import RewardBudgetExceeded
+from .environment.trial import TRIAL_TASKS, try_rewards
 from .errors import UserError
 from .evaluation.evaluate import evaluate_policy
 from .evaluation.record import record, samples, shown, summary_entries, upgraded
-from .interrupts import Interrupts
-from .learners import Learners, build_learners, method_of, training_rollout
+from .interrupts import Interrupted, Interrupts
+from .last_step import LastStep, failures_in_words, last_ending, unfinished, where_it_stopped
+from .learners import Learners, build_learners, method_of, teacher_of, training_rollout
 from .parity_probe import check_parity
 from .plan_algorithm import check_recomputed
 from .recipe_io import dump_recipe, flat
@@ -47,11 +50,13 @@ from .report.progress import Progress
 from .report.rewards import reward_metrics
 from .report.rollouts import write_rollouts
 from .report.samples import write_samples
+from .report.schema import adopt
 from .resume import cut_after, find_checkpoint
 from .run_folder import RunFolder, check_free, create_run, open_run, recover
-from .run_state import RunState, check_same, restore, save, signature
-from .sft_stage import SftStage
+from .run_state import RunState, check_same, completed, publish, publish_sft, restore, signature
+from .sft_stage import SftMark, SftStage
 from .trainer.checkpoint import Checkpoint
+from .trainer.trainer import Trainer
 from .types import Group, Reward, Task
 
 
@@ -76,27 +81,39 @@ def train_run(
     check_recomputed(recipe, method_of(recipe, algorithm))  # the row may be the caller's, which no plan has seen
     given = None if tasks is None else given_tasks(tasks, heldout)
     directory, name = Path(recipe.run.dir), recipe.run.name
+    run = RunFolder(resume or directory / name)
     with ExitStack() as stack:
         progress = stack.enter_context(Progress())
-        checkpoint = None
-        if resume:
-            run = stack.enter_context(open_run(resume))
-            checkpoint = find_checkpoint(run, recipe, progress.note)
-        else:
-            recover(directory / name)
-            check_free(directory, name, overwrite)
-        world = build_world(recipe, str(checkpoint.model_path) if checkpoint else "", reward=reward, tasks=given)
-        stack.callback(world.close)
-        made_with = signature(world, (reward,) if reward else recipe.environment.rewards)
-        for note in check_same(checkpoint, made_with) if checkpoint else ():
-            progress.note(note)
-        if not resume:  # only now: a mistake in the recipe has left nothing behind, and moved nothing
-            run = stack.enter_context(create_run(directory, name, overwrite))
-            stack.callback(lambda: progress.note(run.says_of_earlier()) if run.says_of_earlier() else None)
         interrupts = stack.enter_context(Interrupts(progress.note))
-        work = Run(recipe, run, world, progress, interrupts, started, algorithm)
-        work.prepare(checkpoint, made_with)
-        return work.go(checkpoint, stop_after)
+        stack.enter_context(failures_in_words(recipe, run, progress))
+        try:
+            checkpoint = None
+            if resume:
+                run = stack.enter_context(open_run(resume))
+                checkpoint = find_checkpoint(run, recipe, progress.note)
+            else:
+                recover(directory / name)
+                check_free(directory, name, overwrite)
+            progress.phase("loading")
+            world = build_world(recipe, str(checkpoint.model_path) if checkpoint else "", reward=reward, tasks=given)
+            stack.callback(world.close)
+            teacher = teacher_of(world, algorithm)
+            made_with = signature(world, (reward,) if reward else recipe.environment.rewards)
+            for note in check_same(checkpoint, made_with) if checkpoint else ():
+                progress.note(note)
+            if warning := try_rewards(world.environment, drawn_tasks(world.tasks.train, TRIAL_TASKS, recipe.run.seed), world.codec.plain):
+                progress.note(warning)
+            if not resume:  # only now: a mistake in the recipe has left nothing behind, and moved nothing
+                run = stack.enter_context(create_run(directory, name, overwrite))
+                stack.callback(lambda: progress.note(run.says_of_earlier()) if run.says_of_earlier() else None)
+            work = Run(recipe, run, world, progress, interrupts, started, algorithm, teacher)
+            work.prepare(checkpoint, made_with)
+            work.go(checkpoint, stop_after)
+        except Interrupted:
+            pass
+        if interrupts.exit_code:
+            progress.note(where_it_stopped(run))
+        return interrupts.exit_code
 
 
 @dataclass
@@ -110,6 +127,7 @@ class Run:
     interrupts: Interrupts
     started: float
     algorithm: Algorithm | None
+    teacher: PreTrainedModel | None = None
     state: RunState = field(default_factory=RunState)
     log_seconds: float = 0.0
     alarms: Alarms = field(default_factory=Alarms)
@@ -128,22 +146,22 @@ class Run:
         self.state = replace(self.state, **made_with)
         self.state.before = upgraded(self.state.before)
         self.started -= self.state.seconds
-        cut_after(self.run, checkpoint, self.state.step, self.progress.note)
-        self.notes.cut_after(self.state.step if checkpoint and not self.state.warming_up else None)
+        cut_after(self.run, checkpoint, self.state, self.progress.note)
+        self.notes.cut_after(self.state.step if checkpoint and checkpoint.stage == "step" else None)
         write_text_atomic(self.run.recipe, dump_recipe(self.recipe))
         self.run.write_environment(sys.argv, {**self.world.policy.hub_commits, **self.world.tasks.hub_commits})
 
-    def go(self, checkpoint: Checkpoint | None, stop_after: Literal["sft"] | None) -> int:
-        """SFT and the first evaluation (unless a checkpoint has them), then RL, then the report."""
+    def go(self, checkpoint: Checkpoint | None, stop_after: Literal["sft"] | None) -> None:
+        """SFT and the first evaluation (unless a checkpoint has them), then RL, then the report. Raises Interrupted when stopped by a signal."""
         for note in self.world.tasks.notes:
             self.progress.note(note)
-        if checkpoint is None:
-            self._warm_up()
-            if self.interrupts.exit_code:
-                self.progress.note(f"stopped before the first checkpoint; start over with: sixfold train --resume {self.run.path}")
-                return self.interrupts.exit_code
-        learners = build_learners(self.world, self.algorithm)
-        if checkpoint:
+        in_rl = checkpoint is not None and checkpoint.stage == "step"
+        if checkpoint and in_rl and self._has_ended():
+            return
+        if not in_rl:
+            self._warm_up(checkpoint)
+        learners = build_learners(self.world, self.algorithm, self.teacher)
+        if checkpoint and in_rl:
             restore(checkpoint.tensors, self.state, self.world, learners)
             self._watch()
         else:
@@ -152,33 +170,54 @@ class Run:
             self._loop(learners)
             if learners.critic:
                 learners.critic.save(self.run.path / "critic")
-        if self.interrupts.exit_code:
-            self.progress.note(f"stopped after step {self.state.step}; go on with: sixfold train --resume {self.run.path}")
-            return self.interrupts.exit_code
         self._finish(stop_after != "sft", learners.trainer.version)
+        with self.interrupts.finishing():
+            self.run.end()
+
+    def _has_ended(self) -> bool:
+        """Whether an earlier process has brought the run to its end, and nothing that would let it go on was asked for. Says so."""
+        ending = self._ended(self.state.step)
+        if not ending or self.state.unlogged or last_ending(self.run) != ending.record()["step"]:
+            return False
+        self.progress.note(f"this run has ended: {ending.text}; {how_to_go_on(ending)}")
         self.run.end()
-        return 0
+        return True
 
-    def _warm_up(self) -> None:
-        """Everything before the first RL step: SFT, pre-flight, parity probe, the evaluation to compare with."""
-        if self.recipe.sft.steps:
-            self.progress.stage("SFT", self.recipe.sft.steps)
-            self.run.path.joinpath("sft.jsonl").unlink(missing_ok=True)
-            log = JsonlLogger(self.run.path / "sft.jsonl")
+    def _warm_up(self, checkpoint: Checkpoint | None) -> None:
+        """Everything before the first RL step: SFT, pre-flight, parity probe, the evaluation to compare with.
 
-            def on_step(metrics: Metrics) -> None:
-                log.log(int(metrics["step"]), metrics)  # type: ignore[arg-type]
-                self.progress.update(metrics)
-
-            self.state.sft_steps = SftStage(self.world, on_step, stop=lambda: self.interrupts.exit_code != 0).run()
-            log.close()
-            if self.interrupts.exit_code:
-                return
+        checkpoint: of the SFT stage, from which an earlier process left off.
+        """
+        if self.recipe.sft.steps and (checkpoint is None or self.state.warming_up):
+            self._sft(checkpoint)
+        self.progress.phase("pre-flight")
         self._preflight()
         if self.world.tasks.heldout:
             self.state.before = record(evaluate_policy(self.world, self.world.tasks.heldout, version=0))
             self.progress.note(f"held-out before RL: {shown(self.state.before)}; solved means {self.world.environment.solved_rule.text}")
         self._watch()
+
+    def _sft(self, checkpoint: Checkpoint | None) -> None:
+        """The SFT stage, saved during it and at its end."""
+        self.progress.stage("SFT", self.recipe.sft.steps)
+        self.progress.phase("SFT")
+        log = JsonlLogger(self.run.path / "sft.jsonl")
+
+        def on_step(metrics: Metrics) -> None:
+            log.log(int(metrics["step"]), metrics)  # type: ignore[arg-type]
+            self.progress.update(metrics)
+
+        def save_at(trainer: Trainer, mark: SftMark) -> None:
+            now = replace(self._state_now(), sft_steps=mark.step, counters=dict(mark.counters), warming_up=True)
+            publish_sft(self.run, self.world, trainer, replace(now, unlogged=unfinished(mark.unlogged)))
+
+        stage = SftStage(self.world, on_step, save_at, self.recipe.checkpoint.every, self.interrupts)
+        begun = SftMark(self.state.sft_steps, self.state.counters, self.state.unlogged) if checkpoint else None
+        done = stage.run(begun, checkpoint.tensors if checkpoint else None)
+        log.close()
+        self.state = replace(self.state, sft_steps=done, counters={}, unlogged={}, warming_up=False)
+        with self.interrupts.finishing():
+            publish_sft(self.run, self.world, None, self._state_now())
 
     def _preflight(self) -> None:
         """Sample a few training tasks: are they neither too easy nor too hard, and do engine and trainer agree on the log-probs?"""
@@ -222,7 +261,9 @@ class Run:
 
     def _loop(self, learners: Learners) -> None:
         recipe = self.recipe
-        loggers = Loggers(recipe, self.run, flat(recipe), self.state.step + 1)
+        unlogged, self.state = self.state.unlogged, replace(self.state, unlogged={})
+        loggers = Loggers(recipe, self.run, flat(recipe), self.state.step + (0 if unlogged else 1))
+        last = LastStep(self.run, self.world, learners)
         stream = task_stream(self.world.tasks.train, recipe.rollout.prompts_per_step, recipe.run.seed, self.world.tasks.weights)
         controller = Controller(
             rollout=training_rollout(self.world, self.algorithm),
@@ -233,8 +274,8 @@ class Run:
             sync=self.world.sync,
             tasks=stream,
             seed=lambda step: step_seed(recipe.run.seed, step),
-            log=lambda step, groups, batch, metrics: self._log(loggers, learners, step, groups, batch, metrics),
-            on_phase=lambda role: self.progress.phase(learners.scoring if role == "reference" else role),
+            log=lambda step, groups, batch, metrics: self._log(loggers, learners, last, step, groups, batch, metrics),
+            on_phase=lambda role: self._phase((learners.scoring or "batch") if role == "reference" else role),
             device=self.world.device,
             steps_done=self.state.step,
         )
@@ -243,25 +284,50 @@ class Run:
             heldout = metrics.get("heldout/accuracy")
             if why := learners.reset_reference(step, heldout if isinstance(heldout, float) else None):
                 self.progress.note(f"step {step}: the policy copied into the reference ({why})")
-            done = self._done(step)
+            done = self._ended(step) is not None or self.interrupts.exit_code != 0
             if done or (recipe.checkpoint.every and step % recipe.checkpoint.every == 0):
                 self._save(learners)
+            last.mark(self._state_now())
             return done
 
         self.progress.stage("RL", recipe.run.steps)
-        if not self._done(self.state.step):
-            controller.run(until)
-        loggers.close()
+        try:
+            last.mark(replace(self._state_now(), unlogged=unlogged))
+            done = self._ended(self.state.step) is not None
+            if unlogged:
+                self._close_step(loggers, self.state.step, unlogged, learners.trainer.version)
+                done = until(self.state.step, unlogged)
+            if not done:
+                controller.run(until)
+            self._phase("end")
+        except (Exception, Interrupted) as error:
+            with self.interrupts.finishing():
+                last.save_after(error)
+            raise
+        finally:
+            loggers.close()
 
-    def _done(self, step: int) -> bool:
-        """True at the last step, at the end of the time allowed, at the reward aimed for, or when asked to stop."""
-        limits = self.recipe.run
-        late = limits.max_minutes > 0 and time.perf_counter() - self.started >= 60 * limits.max_minutes
-        reached = limits.target_reward > 0 and self.state.ema is not None and self.state.ema >= limits.target_reward
-        return step >= limits.steps or late or reached or self.interrupts.exit_code != 0
+    def _phase(self, name: str) -> None:
+        """What the loop does next. Until the trainer begins, a step can be left out; after that it is finished first."""
+        self.progress.phase(name)
+        self.interrupts.finish_first(name in ("trainer", "sync", "log"))
 
-    def _log(self, loggers: Loggers, learners: Learners, step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics) -> None:
+    def _ended(self, step: int) -> Ending | None:
+        return why_ended(self.recipe.run, step, self.state.ema, time.perf_counter() - self.started)
+
+    def _log(
+        self,
+        loggers: Loggers,
+        learners: Learners,
+        last: LastStep,
+        step: int,
+        groups: Sequence[Group],
+        batch: Batch,
+        metrics: Metrics,
+    ) -> None:
         """The seventh step: complete the metrics, evaluate if it is time, write and show."""
+        for line in adopt(metrics) if self.algorithm else ():
+            self.progress.note(line)
         metrics |= reward_metrics(groups)
         scored_s = metrics.pop("time/reference_s")
         if learners.scoring:
@@ -287,24 +353,34 @@ class Run:
             self.progress.note(
                 f"step {step}: {unfilled:.0f} of {len(groups)} groups still have equal rewards after {metrics['dynamic/rounds']:.0f} rounds"
             )
+        began = time.perf_counter()
+        metrics["time/log_s"] = self.log_seconds
+        if self.recipe.log.rollouts_every and step % self.recipe.log.rollouts_every == 0:
+            write_rollouts(self.run.rollout_file(step), groups, _advantages(groups, batch), self._piece)
+        self.log_seconds = time.perf_counter() - began
+        last.mark(replace(self._state_now(), unlogged=unfinished(metrics)))
+        self._close_step(loggers, step, metrics, trainer.version)
+
+    def _close_step(self, loggers: Loggers, step: int, metrics: Metrics, version: int) -> None:
+        """Evaluate if it is time, and write the step's metrics. A step that ends in here is done; a resume comes back to here."""
         every = self.recipe.eval.every
         if every and step % every == 0 and self.world.tasks.heldout:
             subset = drawn_tasks(self.world.tasks.heldout, self.recipe.eval.tasks, self.recipe.run.seed)
             began = time.perf_counter()
-            metrics |= evaluate_policy(self.world, subset, trainer.version).metrics()
+            self._phase("evaluation")
+            metrics |= evaluate_policy(self.world, subset, version).metrics()
+            self._phase("log")
             if alarm := self.divergence.look(step, self.state.ema, metrics):
                 self.notes.add(step, alarm, warning=True)
             metrics["time/eval_s"] = time.perf_counter() - began
         began = time.perf_counter()
-        metrics["time/log_s"] = self.log_seconds
-        metrics["time/total_s"] = float(metrics["time/total_s"]) + float(metrics.get("time/eval_s", 0.0)) + self.log_seconds  # type: ignore[arg-type]
-        if self.recipe.log.rollouts_every and step % self.recipe.log.rollouts_every == 0:
-            write_rollouts(self.run.rollout_file(step), groups, _advantages(groups, batch), self._piece)
+        parts = [metrics.get(key) for key in ("time/total_s", "time/eval_s", "time/log_s")]
+        metrics["time/total_s"] = sum(part for part in parts if isinstance(part, float))
         for alarm in [*self.alarms.look(metrics), *self.learning.look(metrics)]:
             self.notes.add(step, alarm, warning=True)
         loggers.log(step, metrics)
         self.progress.update({"step": float(step), **metrics})
-        self.log_seconds = time.perf_counter() - began
+        self.log_seconds += time.perf_counter() - began
 
     def _piece(self, token: int) -> str:
         return self.world.codec.piece(token)
@@ -316,10 +392,13 @@ class Run:
         if self.state.step:
             self.learning.replay(read_metrics(self.run.metrics))
 
+    def _state_now(self) -> RunState:
+        seconds = time.perf_counter() - self.started
+        return replace(self.state, seconds=seconds, alarms=self.alarms.state(), divergence=self.divergence.state())
+
     def _save(self, learners: Learners) -> None:
-        self.state.seconds = time.perf_counter() - self.started
-        self.state.alarms, self.state.divergence = self.alarms.state(), self.divergence.state()
-        save(self.run, self.world, learners, self.state)
+        with self.interrupts.finishing():
+            publish(self.run, self.world, learners, completed(self._state_now(), self.world, learners))
 
     def _finish(self, after_rl: bool, version: int) -> None:
         """Final evaluation, summary.json, samples.json, report.html, and the table on the screen.
@@ -328,6 +407,8 @@ class Run:
             after_rl: whether RL was run.
             version: number of the weights that were saved last, which the final evaluation measures.
         """
+        self.progress.phase("evaluation")
+        ending = self._ended(self.state.step) if after_rl else None
         before = self.state.before
         rows: list[tuple[str, str, str]] = []
         summary: dict[str, object] = {
@@ -335,6 +416,7 @@ class Run:
             "seed": self.recipe.run.seed,
             "steps": self.state.step,
             "sft_steps": self.state.sft_steps,
+            **({"ended": ending.record()} if ending else {}),
             **({"preflight": self.state.preflight} if self.state.preflight else {}),
         }
         after: dict[str, Any] = {}
@@ -359,6 +441,8 @@ class Run:
         if rows:
             self.progress.before_after([*rows, ("seconds", "", f"{summary['seconds']}")])
             self.progress.samples(samples(before), samples(after))
+        if ending:
+            self.progress.note(f"the run has ended: {ending.text}")
         self.progress.note(f"report: {report}")
 
 

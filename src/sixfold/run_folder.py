@@ -237,8 +237,8 @@ def create_run(directory: Path, name: str, overwrite: bool = False) -> RunFolder
         on_failure.callback(run.unlock)
         check_free(directory, name)
         with disk_errors(f"cannot prepare {run.path}"):
-            run.rollouts.mkdir()
-            run.checkpoints.mkdir()
+            run.rollouts.mkdir(exist_ok=True)
+            run.checkpoints.mkdir(exist_ok=True)
             fsync_path(run.path)
         faultpoint("replace.made")
         on_failure.pop_all()
@@ -271,7 +271,10 @@ def recover(path: Path) -> bool:
 
 
 def _entries(path: Path) -> list[Path]:
-    return [entry for entry in path.iterdir() if entry.name != MARKER] if path.is_dir() else []
+    """What a run has left in a folder. The empty places of one that died before it began are nothing."""
+    entries = [entry for entry in path.iterdir() if entry.name != MARKER] if path.is_dir() else []
+    places = {RunFolder(path).rollouts, RunFolder(path).checkpoints}
+    return [entry for entry in entries if entry not in places or not entry.is_dir() or any(entry.iterdir())]
 
 
 def open_run(path: Path) -> RunFolder:

@@ -20,7 +20,7 @@ from .durable import disk_errors, faultpoint, fsync_path
 def replaced(path: Path) -> Path:
     """Where the run that `path` replaces is kept."""
     real = path.resolve()
-    return real.with_name(f".{real.name}.replaced")
+    return real.parent / f".{real.name}.replaced"
 
 
 def move_aside(path: Path) -> bool:
@@ -73,7 +73,7 @@ def has_checkpoint(path: Path) -> bool:
 
 
 def _doomed(real: Path) -> Path:
-    return real.with_name(f".{real.name}.deleting")
+    return real.parent / f".{real.name}.deleting"
 
 
 def _unname(folder: Path, real: Path) -> Path:

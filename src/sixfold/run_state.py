@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -15,7 +15,8 @@ from .fingerprint import rewards_difference, rewards_fingerprint, tasks_differen
 from .learners import Learners
 from .resume_policy import settings_of
 from .run_folder import RunFolder
-from .trainer.checkpoint import Checkpoint, prune, save_checkpoint
+from .trainer.checkpoint import Checkpoint, optimizer_tensors, prune, save_checkpoint
+from .trainer.trainer import Trainer
 
 
 @dataclass
@@ -29,6 +30,7 @@ class RunState:
         seconds: wall time of the processes so far.
         sft_steps: SFT steps done.
         warming_up: whether SFT goes on after this; False once it is over.
+        unlogged: metrics of the last step, where the run ended before they were written; a resume completes and writes them.
         before: held-out evaluation before RL, with its samples; empty before it is made.
         preflight: what the pre-flight found; empty where it was switched off.
         counters: step counts of the learners and the sync.
@@ -47,6 +49,7 @@ class RunState:
     seconds: float = 0.0
     sft_steps: int = 0
     warming_up: bool = False
+    unlogged: dict[str, Any] = field(default_factory=dict)
     before: dict[str, Any] = field(default_factory=dict)
     preflight: dict[str, Any] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
@@ -79,13 +82,28 @@ def signature(world: World, rewards: Sequence[str | Callable[..., Any]]) -> dict
     }
 
 
-def save(run: RunFolder, world: World, learners: Learners, state: RunState) -> Path:
-    """Publish a checkpoint of this moment and delete the oldest ones."""
+def completed(state: RunState, world: World, learners: Learners) -> RunState:
+    """A copy of the state with the counts of learners and sync as they are now."""
+    counters = {**learners.counters(), "engine_version": world.engine.version, "sync_waited": world.sync.waited}
+    return replace(state, counters=counters, steered=learners.steered())
+
+
+def publish(run: RunFolder, world: World, learners: Learners, state: RunState) -> Path:
+    """Publish a checkpoint of a completed state, with the tensors of this moment, and delete the oldest ones."""
     tensors: dict[str, Tensor] = {**learners.tensors(), **world.sync.tensors()}
-    state.counters = {**learners.counters(), "engine_version": world.engine.version, "sync_waited": world.sync.waited}
-    state.steered = learners.steered()
+    return _publish(run, world, tensors, state, "step", state.step)
+
+
+def publish_sft(run: RunFolder, world: World, trainer: Trainer | None, state: RunState) -> Path:
+    """Publish a checkpoint of the SFT stage: in the middle of it with its trainer's optimizer, at its end with None."""
+    tensors = optimizer_tensors(trainer.optimizer, trainer.model) if trainer else {}
+    return _publish(run, world, tensors, state, "sft", state.sft_steps)
+
+
+def _publish(run: RunFolder, world: World, tensors: Mapping[str, Tensor], state: RunState, stage: Literal["sft", "step"], step: int) -> Path:
     model_bytes = sum(p.nbytes for p in world.policy.model.parameters())
-    path = save_checkpoint(run.checkpoints, state.step, write_model=world.policy.save, model_bytes=model_bytes, tensors=tensors, state=asdict(state))
+    content = {"write_model": world.policy.save, "model_bytes": model_bytes, "tensors": tensors, "state": asdict(state)}
+    path = save_checkpoint(run.checkpoints, step, stage=stage, **content)  # type: ignore[arg-type]
     prune(run.checkpoints, world.recipe.checkpoint.keep)
     return path
 

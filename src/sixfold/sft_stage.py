@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
 
 from .assembly import World
 from .batch import Batch, Metrics
@@ -12,24 +14,64 @@ from .controller.stream import task_stream
 from .data.task_set import drawn_tasks
 from .errors import UserError
 from .evaluation.evaluate import evaluate_policy
+from .interrupts import Interrupted, Interrupts
+from .out_of_memory import free_memory_of, is_out_of_memory
 from .plan import SFT_PROBE_EVERY
+from .trainer.checkpoint import load_optimizer_tensors
 from .trainer.sft import example, sft_batch, sft_loss
-from .trainer.trainer import Trainer
+from .trainer.trainer import Trainer, TrainingDiverged
 from .types import Task
 
 PROBE_TASKS = 128
 
 
+@dataclass(frozen=True)
+class SftMark:
+    """Where SFT is.
+
+    Attributes:
+        step: steps done.
+        counters: the trainer's counts then.
+        unlogged: metrics of that step, where it has been trained and not written down.
+    """
+
+    step: int = 0
+    counters: Mapping[str, int] = field(default_factory=dict)
+    unlogged: Metrics = field(default_factory=dict)
+
+
 @dataclass
 class SftStage:
-    """Warm-up of a world's policy. on_step: called with each step's metrics. stop: asked after each step whether to end early."""
+    """Warm-up of a world's policy.
+
+    Attributes:
+        world: whose policy is trained, in place.
+        on_step: called with the metrics of each step.
+        save: called every `every` steps (0: never), and where training ends early, with the trainer and where it is.
+        every: steps between saves.
+        interrupts: tells when to stop.
+    """
 
     world: World
     on_step: Callable[[Metrics], None]
-    stop: Callable[[], bool] = lambda: False
+    save: Callable[[Trainer, SftMark], None] = lambda trainer, mark: None
+    every: int = 0
+    interrupts: Interrupts = field(default_factory=lambda: Interrupts(print))
+    _mark: SftMark = field(default_factory=SftMark, init=False)
+    _good: SftMark = field(default_factory=SftMark, init=False)
+    _began: float = field(default_factory=time.perf_counter, init=False)
+    _tokens: int = field(default=0, init=False)
 
-    def run(self) -> int:
-        """Train; gives the number of steps taken. The probe set comes from the training tasks, so the held-out ones stay unseen."""
+    def run(self, begun: SftMark | None = None, tensors: Mapping[str, Tensor] | None = None) -> int:
+        """Train; gives the number of steps done. The probe set comes from the training tasks, so the held-out ones stay unseen.
+
+        Args:
+            begun: where an earlier process ended, whose weights the policy has now; None to begin.
+            tensors: the optimizer's state then.
+
+        Raises:
+            Interrupted: a signal came; `save` has been called.
+        """
         recipe = self.world.recipe
         sft = recipe.sft
         tasks = self._solved_tasks()
@@ -47,22 +89,62 @@ class SftStage:
         )
         # Solutions were not sampled: they are learned at temperature 1, whatever rollouts are drawn at.
         trainer = Trainer(self.world.policy.model, settings, replace(self.world.scoring, temperature=1.0), sft.steps)
-        total, started = 0, time.perf_counter()
-        for step in range(1, sft.steps + 1):
-            batch = self._batch(stream(step)).to(self.world.device)
-            metrics = trainer.train_step(batch, sft_loss)
-            metrics = {k: v for k, v in metrics.items() if k.startswith("train/") and "ratio" not in k}
-            total += int(batch.mask.sum())
-            metrics |= {"step": float(step), "train/tok_s": total / (time.perf_counter() - started)}
-            solved = False
-            if probe and step % SFT_PROBE_EVERY == 0:
-                metrics |= self._probe(probe)
-                solved = float(metrics["heldout/accuracy"]) >= sft.stop_at_accuracy  # type: ignore[arg-type]
-            self.on_step(metrics)
-            if solved or self.stop():
-                break
+        self._mark = SftMark(0, trainer.counters())
+        if begun:
+            self._mark = self._good = begun
+            load_optimizer_tensors(trainer.optimizer, trainer.model, tensors or {})
+            trainer.load_counters(begun.counters)
+        try:
+            self._train(trainer, stream, probe)
+        except (Exception, Interrupted) as error:
+            self._keep(trainer, error)
+            raise
         self.world.sync.refresh()
-        return step
+        return self._mark.step
+
+    def _train(self, trainer: Trainer, stream: Callable[[int], list[Task]], probe: list[Task]) -> None:
+        """Step until all steps are done or the probe set is solved well enough."""
+        steps = self.world.recipe.sft.steps
+        solved = bool(self._mark.unlogged) and self._log(self._mark.unlogged, probe)
+        while self._mark.step < steps and not solved:
+            step = self._mark.step + 1
+            with self.interrupts.finishing():
+                metrics = self._step(trainer, stream(step), step)
+                self._mark = SftMark(step, trainer.counters(), metrics)
+            solved = self._log(metrics, probe)
+            if self.every and step % self.every == 0 and step < steps and not solved:
+                with self.interrupts.finishing():
+                    self.save(trainer, self._mark)
+
+    def _step(self, trainer: Trainer, tasks: list[Task], step: int) -> Metrics:
+        batch = self._batch(tasks).to(self.world.device)
+        metrics = trainer.train_step(batch, sft_loss)
+        metrics = {k: v for k, v in metrics.items() if k.startswith("train/") and "ratio" not in k}
+        self._tokens += int(batch.mask.sum())
+        return metrics | {"step": float(step), "train/tok_s": self._tokens / (time.perf_counter() - self._began)}
+
+    def _log(self, metrics: Metrics, probe: list[Task]) -> bool:
+        """Complete the metrics of the last step, with a look at the probe set if it is time, and write them. True if it is solved."""
+        self.interrupts.finish_first(False)  # before anything of this step is written: a resume does all of this again
+        solved = False
+        if probe and self._mark.step % SFT_PROBE_EVERY == 0:
+            metrics = metrics | self._probe(probe)
+            solved = float(metrics["heldout/accuracy"]) >= self.world.recipe.sft.stop_at_accuracy  # type: ignore[arg-type]
+        with self.interrupts.finishing():
+            self.on_step(metrics)
+            self._mark = replace(self._mark, unlogged={})
+            self._good = self._good if self._mark.counters["skipped_in_a_row"] else self._mark
+        return solved
+
+    def _keep(self, trainer: Trainer, error: BaseException) -> None:
+        """Save the last step, unless weights may have changed since; of training that diverged, the last step that was not skipped."""
+        if is_out_of_memory(error):
+            free_memory_of(error)
+        counts = trainer.counters()
+        mark, keys = (self._good, ["version"]) if isinstance(error, TrainingDiverged) else (self._mark, [*counts])
+        if mark.step and all(counts[key] == mark.counters[key] for key in keys):
+            with self.interrupts.finishing():
+                self.save(trainer, mark)
 
     def _probe(self, probe: list[Task]) -> Metrics:
         return {**evaluate_policy(self.world, probe, version=0, probe=True).metrics()}

@@ -237,3 +237,11 @@ def test_an_unknown_choice_of_kernels_is_refused_in_one_line(monkeypatch: pytest
     assert capsys.readouterr().err == (
         "sixfold: error: SIXFOLD_KERNELS = 'cuda': unset it for the compiled kernels, or 'torch' for PyTorch's operations alone\n"
     )
+
+
+def test_windows_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sixfold.errors import UserError, check_platform
+
+    check_platform("posix")
+    with pytest.raises(UserError, match="WSL 2"):
+        check_platform("nt")

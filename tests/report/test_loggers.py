@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 
+from sixfold.config import Recipe
 from sixfold.errors import UserError
-from sixfold.report.loggers import JsonlLogger, TensorBoardLogger, TrackioLogger, WandbLogger, read_metrics, truncate_after
+from sixfold.recipe_io import parse_recipe
+from sixfold.report.loggers import JsonlLogger, TensorBoardLogger, TrackedRun, TrackioLogger, WandbLogger, read_metrics, truncate_after
+from sixfold.report.outputs import Loggers
 from sixfold.report.schema import LOG_RATIO_EDGES
+from sixfold.run_folder import RunFolder
 
 
 def write_steps(path: Path, steps: int) -> bytes:
@@ -182,11 +186,11 @@ class FakeTracker(ModuleType):
 def test_trackio_gets_the_metrics_and_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeTracker("trackio")
     monkeypatch.setitem(sys.modules, "trackio", fake)
-    logger = TrackioLogger("sixfold", "demo", {"steps": 3})
+    logger = TrackioLogger(TrackedRun("1a2b", "sixfold", "demo"), {"steps": 3})
     logger.log(2, {"train/loss": 0.5})
     logger.close()
     assert not {"space_id", "server_url", "dataset_id", "bucket_id", "webhook_url"} & fake.started.keys()
-    assert (fake.started["project"], fake.started["name"], fake.started["config"]) == ("sixfold", "demo", {"steps": 3})
+    assert (fake.started["project"], fake.started["name"], fake.started["config"]) == ("sixfold", "demo-1a2b", {"steps": 3})
     assert fake.logged == [(2, {"train/loss": 0.5})] and fake.finished
 
 
@@ -196,18 +200,41 @@ def test_trackio_never_leaves_the_machine(monkeypatch: pytest.MonkeyPatch, varia
     monkeypatch.setitem(sys.modules, "trackio", fake)
     monkeypatch.setenv(variable, "elsewhere")
     with pytest.raises(UserError, match=variable):
-        TrackioLogger("sixfold", "demo", {})
+        TrackioLogger(TrackedRun("1a2b", "sixfold", "demo"), {})
     assert fake.started == {}
 
 
-def test_wandb_resumes_the_run_of_the_same_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wandb_knows_a_run_by_its_own_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake = FakeTracker("wandb")
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    logger = WandbLogger("sixfold", "demo", {}, tmp_path)
+    logger = WandbLogger(TrackedRun("1a2b", "maths", "demo", "team"), {}, tmp_path)
     logger.log(1, {"train/loss": 0.5})
     logger.close()
-    assert (fake.started["id"], fake.started["resume"], fake.started["dir"]) == ("demo", "allow", str(tmp_path))
+    expected = {"id": "1a2b", "name": "demo", "project": "maths", "entity": "team", "resume": "allow", "config": {}, "dir": str(tmp_path)}
+    assert fake.started == expected
     assert fake.logged == [(1, {"train/loss": 0.5})] and fake.finished
+    WandbLogger(TrackedRun("1a2b", "maths", "demo"), {}, tmp_path)
+    assert fake.started["entity"] is None
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "trackio"])
+def test_only_a_resumed_run_goes_on_with_a_history(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tracker: str) -> None:
+    """Two runs of one name, as --overwrite or another run.dir makes them, are two; a resume of the first is the first."""
+    fake = FakeTracker(tracker)
+    monkeypatch.setitem(sys.modules, tracker, fake)
+    recipe = parse_recipe(f'run.name = "demo"\nlog = {{ to = ["{tracker}"], project = "maths", entity = "team" }}', "test")
+    seen = []
+    for folder in ("first", "second", "first"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        Loggers(recipe, RunFolder(tmp_path / folder), {}, 1).close()
+        seen.append((fake.started["name"], fake.started.get("id")))
+        assert fake.started["project"] == "maths"
+    assert seen[0] == seen[2] != seen[1]
+
+
+def test_no_id_is_made_where_nobody_tracks(tmp_path: Path) -> None:
+    Loggers(Recipe(), RunFolder(tmp_path), {}, 1).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -216,9 +243,9 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, t
     with pytest.raises(UserError, match=r"pip install 'sixfold\[tensorboard\]'"):
         TensorBoardLogger(tmp_path)
     with pytest.raises(UserError, match=r"pip install 'sixfold\[trackio\]'"):
-        TrackioLogger("p", "n", {})
+        TrackioLogger(TrackedRun("i", "p", "n"), {})
     with pytest.raises(UserError, match=r"pip install 'sixfold\[wandb\]'"):
-        WandbLogger("p", "n", {}, tmp_path)
+        WandbLogger(TrackedRun("i", "p", "n"), {}, tmp_path)
 
 
 def test_logging_opens_no_socket(tmp_path: Path) -> None:

@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from sixfold.report import schema
 from sixfold.report.rewards import reward_metrics
+from sixfold.report.schema import adopt, check
 from sixfold.trainer.mismatch import RATIO_EDGES
 from sixfold.types import Group, Reward, Task, Trajectory
 
@@ -89,3 +92,11 @@ def test_the_length_that_solved_tasks_need() -> None:
     assert metrics["rollout/solved_length_p98"] == 59
     assert metrics["reward/solved_frac"] == 60 / 61, "a failed check is not counted"
     assert "rollout/solved_length_p98" not in reward_metrics([Group(Task("t", ""), [answer(5, False)])])
+
+
+def test_an_algorithms_own_keys_are_adopted_under_a_prefix() -> None:
+    metrics: dict[str, object] = {"train/loss": 1.0, "my_share": np.float32(0.5), "deep/er": torch.tensor(2), "odd": "x", "many": torch.zeros(2)}
+    lines = adopt(metrics)
+    assert metrics == {"train/loss": 1.0, "custom/my_share": 0.5, "custom/deep/er": 2.0}
+    check(metrics)  # type: ignore[arg-type]
+    assert len(lines) == 2 and "'odd'" in lines[0] and "'many'" in lines[1]

@@ -175,9 +175,11 @@ def test_sigterm_during_the_warm_up_exits_143(tmp_path: Path) -> None:
     flags = tiny_recipe(tmp_path, run__name="early", run__steps=2, sft__steps=100000)
     process = start(flags, tmp_path / "errors")
     deadline = time.monotonic() + 60
-    while not (tmp_path / "early" / "sft.jsonl").exists() and time.monotonic() < deadline:
+    log = tmp_path / "early" / "sft.jsonl"
+    while not (log.exists() and log.read_bytes()) and time.monotonic() < deadline:
         time.sleep(0.02)
     os.kill(process.pid or 0, signal.SIGTERM)
     process.join(60)
     assert process.exitcode == 143
-    assert "start over with: sixfold train --resume" in (tmp_path / "errors").read_text()
+    assert "stopped after SFT step" in (tmp_path / "errors").read_text()
+    assert [path.name[:4] for path in (tmp_path / "early" / "checkpoints").iterdir()].count("sft-") >= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from sixfold.algorithm.composed import make_algorithm
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, LossOutput
 from sixfold.config import Recipe
+from sixfold.ending import TARGET_AFTER
 from sixfold.errors import UserError
 from sixfold.recipe_io import parse_recipe
 from sixfold.run import train_run
@@ -26,26 +28,49 @@ def recipe(folder: Path, **overrides: object) -> Recipe:
     return parse_recipe('run.name = "r"', "test", tiny_recipe(folder, run__name="r", **overrides))
 
 
-def test_it_ends_at_the_reward_aimed_for(tmp_path: Path) -> None:
-    """A reward that is always the same: the average is at the target after one step. All groups are degenerate, so nothing is trained either."""
+def test_it_ends_at_the_reward_aimed_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A reward that is always the same: the average is there from the first step, and counts from the tenth. All groups are degenerate."""
     assert train_run(recipe(tmp_path, run__steps=50, run__target_reward=0.5), reward=lambda completion, task: 0.5) == 0
-    (step,) = metrics(tmp_path / "r")
-    assert step["reward/ema"] == 0.5 and step["group/degenerate_frac"] == 1.0
-    assert step["train/skipped"] == 1.0 and step["sync/version"] == 0.0, "no signal: no forward, no update, no new version"
-    assert (tmp_path / "r" / "checkpoints" / "step-000001" / "manifest.json").exists()
+    steps = metrics(tmp_path / "r")
+    assert len(steps) == TARGET_AFTER and {step["reward/ema"] for step in steps} == {0.5}
+    assert {step["group/degenerate_frac"] for step in steps} == {1.0}
+    assert all(step["train/skipped"] == 1.0 and step["sync/version"] == 0.0 for step in steps), "no signal: no forward, no update, no new version"
+    assert (tmp_path / "r" / "checkpoints" / "step-000010" / "manifest.json").exists()
+    ended = json.loads((tmp_path / "r" / "summary.json").read_text())["ended"]
+    assert ended["reason"] == "target_reward" and ended["step"] == TARGET_AFTER and "run.target_reward = 0.5" in ended["text"]
+    assert f"the run has ended: {ended['text']}" in capsys.readouterr().err
 
 
-def test_it_ends_when_the_time_is_up(tmp_path: Path) -> None:
-    assert train_run(recipe(tmp_path, run__steps=100_000, run__max_minutes=0.05, log__rollouts_every=0)) == 0
+def test_one_lucky_step_does_not_end_a_run(tmp_path: Path) -> None:
+    """The first value of the moving average is that of one step: with a target, a first step of 1.0 used to end a run of 50."""
+    calls = count(1)
+
+    def lucky(completion: str, task: Task) -> float:
+        return float(next(calls) <= 60)
+
+    assert train_run(recipe(tmp_path, run__steps=12, run__target_reward=0.9), reward=lucky) == 0
+    assert len(metrics(tmp_path / "r")) == 12
+
+
+def test_it_ends_when_the_time_is_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    limited = {"run__steps": 100_000, "run__max_minutes": 0.05, "log__rollouts_every": 0}
+    assert train_run(recipe(tmp_path, **limited)) == 0
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
-    assert 0 < summary["steps"] < 100_000 and summary["seconds"] >= 3
+    assert summary["steps"] < 100_000 and summary["seconds"] >= 3
+    assert summary["ended"]["reason"] == "max_minutes" and summary["ended"]["step"] == summary["steps"]
+    capsys.readouterr()
+    before = {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file() and p.name not in ("environment.json", ".sixfold-run")}
+    assert train_run(recipe(tmp_path, **limited), resume=tmp_path / "r") == 0
+    said = capsys.readouterr().err
+    assert "this run has ended: run.max_minutes = 0.05 have passed" in said and "a larger --run.max_minutes" in said
+    assert all(path.read_bytes() == content for path, content in before.items())
 
 
 def test_only_the_warm_up(tmp_path: Path) -> None:
     assert train_run(recipe(tmp_path), stop_after="sft") == 0
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert "heldout_after_sft" in summary and "heldout_after" not in summary and summary["sft_steps"] == 15
-    assert [p.name for p in (tmp_path / "r" / "checkpoints").iterdir()] == ["step-000000"]
+    assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == ["sft-000015", "step-000000"]
 
 
 def test_too_many_failing_checks_stop_the_run(tmp_path: Path) -> None:
@@ -75,14 +100,16 @@ def test_from_python_with_an_algorithm_of_ones_own(tmp_path: Path) -> None:
     class Mine:
         needs_reference = False
 
-        def __init__(self) -> None:
+        def __init__(self, measures: bool = False) -> None:
+            self.measures = measures
             self.inner = make_algorithm(ZOO["dr_grpo"], 12)
 
         def compute_advantages(self, batch: Batch) -> Batch:
             return self.inner.compute_advantages(batch)
 
         def compute_loss(self, batch: Batch, logp: Tensor) -> LossOutput:
-            return self.inner.compute_loss(batch, logp)
+            output = self.inner.compute_loss(batch, logp)
+            return replace(output, sums={**output.sums, "my_share": output.loss.detach()}) if self.measures else output
 
     def settings(name: str, **more: object) -> dict[str, object]:
         flags = tiny_recipe(tmp_path, run__name=name, run__steps=4, algorithm__beta=0.1, **more)
@@ -94,11 +121,14 @@ def test_from_python_with_an_algorithm_of_ones_own(tmp_path: Path) -> None:
     own = sixfold.train(algorithm=Mine(), settings=settings("own"))
     named = sixfold.train(settings=settings("named", algorithm__name="dr_grpo") | {"algorithm.beta": "0"})
     assert metrics(own) == metrics(named) and any(m["train/updates"] for m in metrics(own))
+    more = metrics(sixfold.train(algorithm=Mine(measures=True), settings=settings("more", log__to="csv")))
+    assert [m.pop("custom/my_share", None) for m in more] == [m.get("train/loss") for m in metrics(own)], "a key of its own is logged under custom/"
+    assert more == metrics(own) and "custom/my_share" in (tmp_path / "more" / "metrics.csv").read_text()
 
 
 def test_one_heldout_task_with_a_real_valued_reward_has_a_wide_interval(tmp_path: Path) -> None:
     """Partial credit is not accuracy, and one task proves next to nothing."""
-    assert train_run(recipe(tmp_path, run__steps=1, data__heldout=1), reward=lambda completion, task: 0.25 + len(completion) / 100) == 0
+    assert train_run(recipe(tmp_path, run__steps=1, data__heldout=1), reward=lambda completion, task: 0.25 + min(len(completion), 50) / 100) == 0
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["heldout_after"] == 0.0 and summary["heldout_after_score"] >= 0.25
     low, high = summary["heldout_after_interval"]

@@ -142,6 +142,16 @@ class TestCopySync:
         assert engine.version == 0
         assert all(torch.equal(p, held[name]) for name, p in engine.runner.model.module.named_parameters())
 
+    def test_a_checkpoint_has_them_where_a_signal_left_sequences_in_flight(self, trained: PreTrainedModel, engine: Engine) -> None:
+        sync, held = CopySync(trained, engine, every=3), weights(engine.runner.model.module)
+        nudge(trained)
+        sync.sync(1)
+        with pytest.raises(KeyboardInterrupt), sync.policy_weights(1):
+            engine.add("t", [1, 2, 3], SamplingParams(4, 1.0), [0])
+            engine.step()
+            raise KeyboardInterrupt
+        assert engine.busy and all(torch.equal(tensor, held[name.removeprefix("engine/")]) for name, tensor in sync.tensors().items())
+
     def test_stale_weights_go_through_a_checkpoint(self, trained: PreTrainedModel, engine: Engine) -> None:
         """A resumed run samples from the weights that the stopped one would have sampled from: those of the last sync."""
         sync = CopySync(trained, engine, every=2)

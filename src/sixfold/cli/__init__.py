@@ -1,6 +1,7 @@
 """The command line: `sixfold VERB ...`. One module a verb, imported only once the verb is known, so that --help never waits for torch.
 
-Exit codes: 0 done, 1 a bug (with its traceback), 2 a mistake of the user's (one line), 130 interrupted.
+Exit codes: 0 done, 1 a bug (with its traceback), 2 a mistake of the user's (one line), 3 training cannot go on (one line),
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from sixfold.errors import UserError, nearest
+from sixfold.errors import RunFailed, UserError, check_platform, nearest
 
 VERBS = {
     "train": "train a model by reinforcement learning, or resume a run",
@@ -50,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         return _refuse(str(error))
+    except RunFailed as error:
+        if debug:
+            raise
+        return _refuse(str(error), 3)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left (| head); Python flushes once more at exit
         return 1
@@ -78,6 +83,7 @@ def _dispatch(arguments: list[str]) -> int:
     if verb not in VERBS:
         kind = "option" if verb.startswith("-") else "command"
         raise UserError(f"unknown {kind} '{verb}'.{nearest(verb, list(VERBS))} Commands: {', '.join(VERBS)}")
+    check_platform(os.name)
     kernels = os.environ.get("SIXFOLD_KERNELS", "")
     if kernels not in ("", "torch"):
         raise UserError(f"SIXFOLD_KERNELS = '{kernels}': unset it for the compiled kernels, or 'torch' for PyTorch's operations alone")
@@ -85,6 +91,6 @@ def _dispatch(arguments: list[str]) -> int:
     return code
 
 
-def _refuse(message: str) -> int:
+def _refuse(message: str, code: int = 2) -> int:
     print(f"sixfold: error: {' '.join(message.split())}", file=sys.stderr)
-    return 2
+    return code

@@ -95,14 +95,14 @@ def baseline_scores(score: Callable[[Sequence[Group]], None], tasks: Sequence[Ta
     groups = []
     for task in tasks:
         babble = "".join(rng.choices(string.printable, k=rng.randrange(1, 80)))
-        groups.append(Group(task, [_answer(task, number, text, encode(text)) for number, text in enumerate((babble, *CONSTANTS))]))
+        groups.append(Group(task, [made_up_answer(task, number, text, encode(text)) for number, text in enumerate((babble, *CONSTANTS))]))
     score(groups)
     babbled, *constants = (sum(earned or 0.0 for earned in column) / len(tasks) for column in zip(*(g.rewards for g in groups), strict=True))
     best = max(range(len(CONSTANTS)), key=constants.__getitem__)
     return Baseline(babbled, constants[best], CONSTANTS[best])
 
 
-def _answer(task: Task, number: int, text: str, ids: list[int]) -> Trajectory:
+def made_up_answer(task: Task, number: int, text: str, ids: list[int]) -> Trajectory:
     """An answer that nobody sampled, after a prompt of one token that nobody looks at."""
     count = len(ids)
     return Trajectory(

@@ -97,18 +97,19 @@ class Environment:
         if self._pool:
             self._pool.start()
 
-    def score(self, groups: Sequence[Group], *, expected: int = 0) -> None:
+    def score(self, groups: Sequence[Group], *, expected: int = 0, error_budget: float | None = None) -> None:
         """Fill `trajectory.reward` of every trajectory that has none; the others are not checked again.
 
         Those count in the error budget all the same (as one failed check where their check failed), so that a step whose groups arrive in
-        several rounds, each scored with all before it, has one budget: a share of `expected` trajectories if those are more. Raises
-        RewardBudgetExceeded if too many checks fail (rewards are then not filled).
+        several rounds, each scored with all before it, has one budget: a share of `expected` trajectories if those are more.
+        error_budget: stands in for the environment's own. Raises RewardBudgetExceeded if too many checks fail (rewards are then not filled).
         """
         given = [trajectory for group in groups for trajectory in group.trajectories]
         groups = _unscored(groups)
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         verdicts = [_Verdict() for _ in trajectories]
-        budget = _Budget(max(len(given), expected) * len(self._weights), self._error_budget, failed=sum(map(_failed, given)))
+        share = self._error_budget if error_budget is None else error_budget
+        budget = _Budget(max(len(given), expected) * len(self._weights), share, failed=sum(map(_failed, given)))
         names, takes_groups = self._labels, self._takes_groups()
         for index, function in self._local.items():
             for check, members in _checks(groups, index, takes_groups[index], self.shown):

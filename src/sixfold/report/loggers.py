@@ -10,12 +10,14 @@ import json
 import math
 import os
 import time
+import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from sixfold.durable import disk_errors, fsync_path, write_bytes_atomic
+from sixfold.durable import disk_errors, fsync_path, write_bytes_atomic, write_json_atomic
 from sixfold.errors import UserError
 from sixfold.report.schema import LOG_RATIO_EDGES, Value, check
 
@@ -134,15 +136,41 @@ def _histogram(summary: ModuleType, values: Sequence[float | None]) -> Any:
     return summary.HistogramProto(min=low, max=limits[-1], num=sum(counts), sum=first, sum_squares=second, bucket_limit=limits, bucket=counts)
 
 
+@dataclass(frozen=True)
+class TrackedRun:
+    """How a tracker knows a run.
+
+    Attributes:
+        id: unique to the run folder; a resumed run has the same one.
+        project: under which runs are grouped.
+        name: as it is shown.
+        entity: user or team; empty for the tracker's default.
+    """
+
+    id: str
+    project: str
+    name: str
+    entity: str = ""
+
+
+def tracking_id(file: Path) -> str:
+    """The id that a run folder keeps in `file`; a new one where there is none yet."""
+    if not file.exists():
+        write_json_atomic(file, {"id": uuid.uuid4().hex[:12]})
+    return str(json.loads(file.read_text(encoding="utf-8"))["id"])
+
+
 class TrackioLogger:
     """trackio, in its local database only. UserError when it is not installed, or when the environment would send metrics elsewhere."""
 
-    def __init__(self, project: str, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, run: TrackedRun, config: Mapping[str, Any]) -> None:
         elsewhere = [variable for variable in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL") if os.environ.get(variable)]
         if elsewhere:
             raise UserError(f"log.to: trackio stays on this machine, but {elsewhere[0]} is set: unset it, or use wandb to log to a server")
         trackio = _extra("trackio", "trackio")
-        self._run = trackio.init(project=project, name=name, config=dict(config), resume="allow", embed=False, auto_log_gpu=False)
+        # trackio knows a run by its name alone: without the id a second run of this name would go on with the history of the first.
+        name = f"{run.name}-{run.id}"
+        self._run = trackio.init(project=run.project, name=name, config=dict(config), resume="allow", embed=False, auto_log_gpu=False)
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None:
         self._run.log(dict(metrics), step=step)
@@ -154,9 +182,10 @@ class TrackioLogger:
 class WandbLogger:
     """Weights & Biases: the one logger that sends metrics and the recipe to another machine. UserError when it is not installed."""
 
-    def __init__(self, project: str, name: str, config: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, run: TrackedRun, config: Mapping[str, Any], folder: Path) -> None:
         wandb = _extra("wandb", "wandb")
-        self._run = wandb.init(project=project, name=name, id=name, resume="allow", config=dict(config), dir=str(folder))
+        who = {"project": run.project, "entity": run.entity or None, "name": run.name, "id": run.id}
+        self._run = wandb.init(**who, resume="allow", config=dict(config), dir=str(folder))
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None:
         self._run.log(dict(metrics), step=step)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..config import Recipe
 from ..run_folder import RunFolder
 from .csv_logger import CsvLogger
-from .loggers import JsonlLogger, Logger, TensorBoardLogger, TrackioLogger, WandbLogger
+from .loggers import JsonlLogger, Logger, TensorBoardLogger, TrackedRun, TrackioLogger, WandbLogger, tracking_id
 from .schema import Value
 
 
@@ -23,10 +23,13 @@ class Loggers:
             table.unlink(missing_ok=True)  # a resume may switch it off, and a table that is not kept up would contradict metrics.jsonl
         if "tensorboard" in recipe.log.to:
             self._loggers.append(TensorBoardLogger(run.path / "tensorboard", first_step))
+        if not {"trackio", "wandb"} & set(recipe.log.to):
+            return
+        tracked = TrackedRun(tracking_id(run.path / "tracking.json"), recipe.log.project, recipe.run.name, recipe.log.entity)
         if "trackio" in recipe.log.to:
-            self._loggers.append(TrackioLogger("sixfold", recipe.run.name, settings))
+            self._loggers.append(TrackioLogger(tracked, settings))
         if "wandb" in recipe.log.to:
-            self._loggers.append(WandbLogger("sixfold", recipe.run.name, settings, run.path))
+            self._loggers.append(WandbLogger(tracked, settings, run.path))
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None:
         """Hand one step's metrics to each."""

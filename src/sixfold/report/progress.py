@@ -75,6 +75,11 @@ class Progress:
         """What the loop is doing now (`rollout`, `trainer`, ...), shown beside the stage."""
         self._phase = name
 
+    @property
+    def phase_name(self) -> str:
+        """What `phase` was told last; empty before that."""
+        return self._phase
+
     def note(self, text: str) -> None:
         """A line that stays on the screen. `text` may hold model text."""
         self._print(Text(visible(text)))
@@ -188,7 +193,7 @@ class Progress:
             grid.add_row(name, Text(text + spark))
         if self._seconds:
             grid.add_row("time", self._time_bar())
-        doing = f"{self._stage}: {self._phase}" if self._phase else self._stage
+        doing = ": ".join(filter(None, (self._stage, self._phase)))
         return Panel(grid, title=Text(visible(f" {doing} ")), title_align="left", border_style="dim")
 
     def _time_bar(self, width: int = 48) -> RenderableType:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sixfold.errors import nearest
 
@@ -193,6 +194,9 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         Metric("heldout/score", "reward", "mean of eval.metric on held-out tasks, with partial credit", "mean over tasks of the mean over samples"),
         Metric("heldout/version", "count", "weights that were measured", "updates made before the evaluation; always the policy's own weights"),
     ),
+    "An algorithm of your own": (
+        Metric("custom/*", "its own", "what the algorithm itself measures", "the key it gives, which is not one of those above"),
+    ),
 }
 
 METRICS: tuple[Metric, ...] = tuple(metric for group in GROUPS.values() for metric in group)
@@ -217,6 +221,21 @@ def check(metrics: Mapping[str, Value]) -> None:
         if not all(number is None or type(number) in (int, float) for number in numbers):
             kind = "a list of Python ints or floats" if metric.is_list else "a Python int or float"
             raise ValueError(f"metric {key!r} must be {kind}, got {type(value).__name__}: {value!r}")
+
+
+def adopt(metrics: dict[str, Any]) -> list[str]:
+    """Move what an algorithm of the user's own measures under `custom/`, in place; gives a line for each value that is left out.
+
+    A key that the schema knows keeps its name. Numbers of other libraries become Python's; what is no number is left out.
+    """
+    lines = []
+    for key in [key for key in metrics if find(key) is None]:
+        value = metrics.pop(key)
+        try:
+            metrics[f"custom/{key}"] = float(value)
+        except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several numbers
+            lines.append(f"metric '{key}' of the algorithm is left out: it must be a number, not {type(value).__name__}")
+    return lines
 
 
 def role_seconds(metrics: Mapping[str, Value]) -> dict[str, float]:

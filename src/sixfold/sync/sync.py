@@ -82,6 +82,7 @@ class CopySync:
         self._engine = engine
         self._every = every
         self._form = form
+        self._held: dict[str, Tensor] = {}
         self.waited = 0
 
     def sync(self, version: int) -> None:
@@ -112,12 +113,16 @@ class CopySync:
             return
         # on the host: a GPU may have no room for a second copy
         held = {name: p.detach().to("cpu", copy=True) for name, p in self._engine.runner.model.module.named_parameters()}
+        self._held = held
         self._copy(dict(self._trainer.named_parameters()), version)
         try:
             yield
         finally:
-            self._engine.version = before  # the engine takes no number below its own
-            self._copy(held, before)
+            # A signal may have left sequences in flight, whose weights cannot change: the run ends then, and a checkpoint takes what is held.
+            if not self._engine.busy:
+                self._engine.version = before  # the engine takes no number below its own
+                self._copy(held, before)
+                self._held = {}
 
     def _hand_over(self, version: int) -> None:
         """Copy the trainer's weights, or what quantising makes of them."""
@@ -135,8 +140,9 @@ class CopySync:
             raise SyncError(f"{error}: not handed to the engine") from error
 
     def tensors(self) -> dict[str, Tensor]:
-        """The engine's weights by name, for a checkpoint: they may be older than the trainer's."""
-        return {f"engine/{name}": p for name, p in self._engine.runner.model.module.named_parameters()}
+        """The weights that training samples from, by name, for a checkpoint: they may be older than the trainer's."""
+        weights = self._held or dict(self._engine.runner.model.module.named_parameters())
+        return {f"engine/{name}": p for name, p in weights.items()}
 
     def load(self, tensors: Mapping[str, Tensor], version: int, waited: int) -> None:
         """Put a checkpoint's engine weights back, numbered `version`, `waited` steps after they were copied."""

@@ -67,12 +67,12 @@ class VersionedSync:
             yield
             return
         self._hand_over(version)
-        try:
+        if not held or version <= before:
             yield
-        finally:
-            if held and version > before:
-                self._handed = held
-                self._engine.load(self._checkpoint_form(held), before)
+            return
+        self._handed = held  # what a checkpoint takes if the evaluation fails: the run ends with it
+        yield
+        self._engine.load(self._checkpoint_form(held), before)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], version: int, waited: int) -> None:

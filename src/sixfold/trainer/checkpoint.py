@@ -49,6 +49,11 @@ class Checkpoint:
     state: dict[str, Any]
 
     @property
+    def stage(self) -> str:
+        """`sft` or `step`: what its step counts."""
+        return self.path.name.partition("-")[0]
+
+    @property
     def model_path(self) -> Path:
         """The policy and its tokenizer, for from_pretrained."""
         return self.path / MODEL

@@ -10,7 +10,7 @@ that weigh something, packed, a micro-batch at a time; because weights are fixed
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -112,6 +112,16 @@ class Trainer:
         self.skipped_total = 0
         self.skipped_in_a_row = 0
         self.skip_reason = ""
+
+    def counters(self) -> dict[str, int]:
+        """What it counts, as JSON."""
+        counts = {"version": self.version, "steps": self.steps}
+        return counts | {"skipped_total": self.skipped_total, "skipped_in_a_row": self.skipped_in_a_row}
+
+    def load_counters(self, counters: Mapping[str, int]) -> None:
+        """Take over what `counters` gave; counts of others are ignored."""
+        self.version, self.steps = counters["version"], counters["steps"]
+        self.skipped_total, self.skipped_in_a_row = counters["skipped_total"], counters["skipped_in_a_row"]
 
     def train_step(self, batch: Batch, loss: Loss) -> Metrics:
         """Every update that the batch is good for. Gives the step's metrics; `train/skipped` counts updates that were not made (`skip_reason` why).
@@ -215,7 +225,7 @@ class Trainer:
         self.skipped_total += bool(self.skip_reason)
         if self.skipped_in_a_row >= self.config.max_skipped_steps:
             raise TrainingDiverged(
-                f"{self.skipped_in_a_row} steps in a row skipped: {self.skip_reason}. Lower the learning rate, or resume from a checkpoint"
+                f"{self.skipped_in_a_row} steps in a row skipped: {self.skip_reason}. Lower trainer.learning_rate, or raise trainer.max_skipped_steps"
             )
         return bool(self.skip_reason)
 

@@ -1,0 +1,42 @@
+"""A trial of the rewards before anything is trained: a reward that always fails must not cost a warm-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sixfold.environment.preflight import made_up_answer
+from sixfold.environment.scorer import NOT_APPLICABLE, Environment
+from sixfold.errors import UserError
+from sixfold.types import Group, Task
+
+TRIAL_TASKS = 2
+
+
+def try_rewards(environment: Environment, tasks: Sequence[Task], encode: Callable[[str], list[int]]) -> str:
+    """Score made-up completions of a few tasks: the reference answer, a worked solution, nothing, and text that is no answer.
+
+    Args:
+        environment: whose rewards are tried.
+        tasks: training tasks; the first ones are used.
+        encode: text to token ids, for rewards that look at them.
+
+    Returns:
+        A warning where some checks fail; empty where none does.
+
+    Raises:
+        UserError: every check fails.
+    """
+    groups = [_answers(task, encode) for task in tasks[:TRIAL_TASKS]]
+    environment.score(groups, error_budget=1.0)
+    rewards = [trajectory.reward for group in groups for trajectory in group.trajectories if trajectory.reward]
+    failed = [reward.error for reward in rewards if reward.error and reward.error != NOT_APPLICABLE]
+    if failed and len(failed) == len(rewards):
+        raise UserError(f"the rewards fail on all {len(failed)} made-up completions they were tried on, first with: {failed[0]}; mend them first")
+    if failed:
+        return f"the rewards fail on {len(failed)} of {len(rewards)} made-up completions, first with: {failed[0]}; a failed check teaches nothing"
+    return ""
+
+
+def _answers(task: Task, encode: Callable[[str], list[int]]) -> Group:
+    texts = dict.fromkeys([*(str(text) for text in (task.trace, task.answer) if text is not None), "", "no answer at all"])
+    return Group(task, [made_up_answer(task, number, text, encode(text)) for number, text in enumerate(texts)])
