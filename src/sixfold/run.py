@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
+from transformers import PreTrainedModel
 
 from .algorithm.base import Algorithm, batch_metrics
 from .assembly import World, build_world
@@ -25,14 +24,15 @@ from .controller.loop import Controller
 from .controller.refill import mixed
 from .controller.stream import step_seed, task_stream
 from .data.task_set import drawn_tasks, given_tasks
-from .durable import write_json_atomic, write_text_atomic
+from .durable import write_text_atomic
 from .ending import Ending, how_to_go_on, why_ended
 from .environment.preflight import BASELINE_TASKS, baseline_scores, expected_refill, preflight
 from .environment.scorer import RewardBudgetExceeded
 from .environment.trial import TRIAL_TASKS, try_rewards
 from .errors import UserError
 from .evaluation.evaluate import evaluate_policy
-from .evaluation.record import record, samples, shown, summary_entries, upgraded
+from .evaluation.record import record, shown, upgraded
+from .finish import finish
 from .interrupts import Interrupted, Interrupts
 from .last_step import LastStep, failures_in_words, last_ending, unfinished, where_it_stopped
 from .learners import Learners, build_learners, method_of, teacher_of, training_rollout
@@ -41,7 +41,6 @@ from .plan_algorithm import check_recomputed
 from .recipe_io import dump_recipe, flat
 from .report.alarms import Alarms
 from .report.divergence import Divergence
-from .report.html import write_report
 from .report.learning import Learning
 from .report.loggers import JsonlLogger, read_metrics
 from .report.notes import Notes
@@ -49,7 +48,6 @@ from .report.outputs import Loggers
 from .report.progress import Progress
 from .report.rewards import reward_metrics
 from .report.rollouts import write_rollouts
-from .report.samples import write_samples
 from .report.schema import adopt
 from .resume import cut_after, find_checkpoint
 from .run_folder import RunFolder, check_free, create_run, open_run, recover
@@ -170,7 +168,7 @@ class Run:
             self._loop(learners)
             if learners.critic:
                 learners.critic.save(self.run.path / "critic")
-        self._finish(stop_after != "sft", learners.trainer.version)
+        finish(self, self._ended(self.state.step) if stop_after != "sft" else None, learners.trainer.version)
         with self.interrupts.finishing():
             self.run.end()
 
@@ -400,51 +398,6 @@ class Run:
         with self.interrupts.finishing():
             publish(self.run, self.world, learners, completed(self._state_now(), self.world, learners))
 
-    def _finish(self, after_rl: bool, version: int) -> None:
-        """Final evaluation, summary.json, samples.json, report.html, and the table on the screen.
-
-        Args:
-            after_rl: whether RL was run.
-            version: number of the weights that were saved last, which the final evaluation measures.
-        """
-        self.progress.phase("evaluation")
-        ending = self._ended(self.state.step) if after_rl else None
-        before = self.state.before
-        rows: list[tuple[str, str, str]] = []
-        summary: dict[str, object] = {
-            "name": self.recipe.run.name,
-            "seed": self.recipe.run.seed,
-            "steps": self.state.step,
-            "sft_steps": self.state.sft_steps,
-            **({"ended": ending.record()} if ending else {}),
-            **({"preflight": self.state.preflight} if self.state.preflight else {}),
-        }
-        after: dict[str, Any] = {}
-        if before:
-            summary |= summary_entries("heldout_after_sft", before)
-            summary |= {"heldout_tasks": len(self.world.tasks.heldout), "heldout_metric": self.world.environment.solved_rule.text}
-        if before and after_rl:
-            after = record(evaluate_policy(self.world, self.world.tasks.heldout, version))
-            summary |= summary_entries("heldout_after", after) | {"heldout_after_checkpoint": f"checkpoints/step-{self.state.step:06d}"}
-            rows.append((f"held-out ({summary['heldout_metric']})", shown(before), shown(after)))
-            low, high = after["interval"]
-            for alarm in self.learning.look({"heldout/accuracy": after["accuracy"], "heldout/low": low, "heldout/high": high}):
-                self.notes.add(self.state.step, alarm, warning=True)
-        summary |= {
-            "tokens_sampled": self.state.tokens_total,
-            "seconds": round(time.perf_counter() - self.started, 1),
-            "versions": _versions(),
-        }
-        write_samples(self.run.samples, samples(before), samples(after))
-        write_json_atomic(self.run.summary, summary)
-        report = write_report(self.run.path)
-        if rows:
-            self.progress.before_after([*rows, ("seconds", "", f"{summary['seconds']}")])
-            self.progress.samples(samples(before), samples(after))
-        if ending:
-            self.progress.note(f"the run has ended: {ending.text}")
-        self.progress.note(f"report: {report}")
-
 
 def _first_error(groups: Sequence[Group]) -> str:
     return next((t.reward.error for g in groups for t in g.trajectories if t.reward and t.reward.error), "no reason given")
@@ -458,10 +411,3 @@ def _advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]:
     flat_list = batch.advantages.gather(1, first[:, None])[:, 0].tolist()
     sizes = [len(g.trajectories) for g in groups]
     return [flat_list[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
-
-
-def _versions() -> dict[str, str]:
-    return {name: metadata.version(name) for name in ("sixfold", "torch", "transformers", "tokenizers", "numpy")} | {
-        "python": sys.version.split()[0],
-        "torch_build": torch.__version__,
-    }
