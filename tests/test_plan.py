@@ -164,7 +164,9 @@ def test_no_step_needs_more_microbatches_than_the_bound(data: st.DataObject, sha
     lengths = [length + data.draw(st.one_of(st.just(new), st.integers(1, new))) for length in prompt_lengths]
     group = [g for g in range(prompts) for _ in range(samples)]
     tokens = torch.zeros(len(lengths), prompt, dtype=torch.int64)
-    batch = SimpleNamespace(tokens=tokens, lengths=lengths, prompt_lengths=prompt_lengths, group=group)
+    columns = (torch.tensor(column) for column in (lengths, prompt_lengths, group))
+    batch = SimpleNamespace(tokens=tokens, **dict(zip(("lengths", "prompt_lengths", "group"), columns, strict=True)))
+    batch.at_host = lambda: batch
     parts = packing.microbatches(batch, range(len(lengths)), budget, share)
     assert len(parts) <= microbatch_bound(asked, prompt)
 
