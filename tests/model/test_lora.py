@@ -62,8 +62,16 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     (dict(target_parameters=["x"]), "target_parameters"),
     (dict(of_a_later_version=1), "of_a_later_version = 1 is not supported"),
     (dict(init_lora_weights="pissa_niter_4"), "'pissa_niter_4' changes the base model too"),
-    (dict(r=0), "needs r >= 1 and lora_alpha, not 0 and 10"),
-    (dict(lora_alpha=None), "needs r >= 1 and lora_alpha, not 4 and None"),
+    (dict(r=0), "r = 0; a whole number of at least 1 is needed"),
+    (dict(r=True), "r = True; a whole number"),
+    (dict(r=4.0), r"r = 4\.0; a whole number"),
+    (dict(r="4"), "r = '4'; a whole number"),
+    (dict(lora_alpha=None), "lora_alpha = None; a finite number is needed"),
+    (dict(lora_alpha=float("nan")), "lora_alpha = nan; a finite number"),
+    (dict(lora_alpha=float("-inf")), "lora_alpha = -inf; a finite number"),
+    (dict(lora_alpha=True), "lora_alpha = True; a finite number"),
+    (dict(lora_alpha="16"), "lora_alpha = '16'; a finite number"),
+    (dict(lora_alpha=10**400), "lora_alpha = 10+; a finite number"),
     (dict(r=5), r"lora_A of '.*q_proj' is \[4, 64\]; a finite \[5, 64\] is needed"),
 ]
 

@@ -36,6 +36,10 @@ UNCHANGED_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
 """Ways to begin that leave the base as it is. The others subtract from it what the adapter begins with."""
 
 
+LARGEST_ALPHA = 1e6
+"""Beyond this a float32 product overflows long before an adapter could be meant so."""
+
+
 class LayerAdditions(Protocol):
     """What one forward adds to the outputs of some layers; the engine knows to which rows."""
 
@@ -110,8 +114,11 @@ def _rank_and_scale(config: Mapping[str, Any], where: str) -> tuple[int, float]:
     if begun not in UNCHANGED_BASE:
         raise UserError(f"{where}: init_lora_weights = {begun!r} changes the base model too; convert it to plain LoRA (PEFT's save_pretrained can)")
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-        raise UserError(f"{where}: adapter_config.json needs r >= 1 and lora_alpha, not {rank!r} and {alpha!r}")
+    # JSON has true and false, and Python's reader takes NaN and Infinity too.
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        raise UserError(f"{where}: adapter_config.json has r = {rank!r}; a whole number of at least 1 is needed")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) <= LARGEST_ALPHA:
+        raise UserError(f"{where}: adapter_config.json has lora_alpha = {alpha!r}; a finite number is needed")
     return rank, alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
 
 
