@@ -40,6 +40,12 @@ _EXTRAS: dict[str, dict[str, object]] = {
     "qwen3_moe": dict(moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2),
 }
 ARCHITECTURES = tuple(_EXTRAS)
+# Attention of other shapes: values smaller than keys.
+_EXTRAS["deepseek_v3"] = dict(
+    num_key_value_heads=4, head_dim=8, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16,
+    moe_intermediate_size=32, n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1,
+)  # fmt: skip
+OTHER_ATTENTION = ("deepseek_v3",)
 
 
 def make_tiny(name: str, **extra: object) -> PreTrainedModel:

@@ -138,6 +138,7 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
         longest = _fit_prompts(recipe, tasks, codec, policy.context) + recipe.rollout.max_new_tokens
         autocast = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
         scoring = Scoring(recipe.rollout.temperature, recipe.trainer.logprob_chunk, autocast)
+        tasks.notes += policy.notes
         tasks.notes += rendering(codec, tasks.train, policy.stop_token_ids, policy.stop_strings)
         ending = on_failure.enter_context(ExitStack())
         engine, sync = _engine_and_sync(recipe, policy, longest, autocast, ending, tasks.notes)

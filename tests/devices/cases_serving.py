@@ -18,10 +18,11 @@ from sixfold.config import ModelConfig, ScratchConfig
 from sixfold.engine.engine import Engine
 from sixfold.engine.speculative import Speculation
 from sixfold.model.attention import NAME
-from sixfold.model.causal_lm import CausalLM, check_split
+from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import load_policy
 from sixfold.model.lora import read_adapter
 from sixfold.model.norms import fuse_norms
+from sixfold.model.split_check import check_split
 from sixfold.types import SamplingParams
 
 DEVICE = register_gpu()

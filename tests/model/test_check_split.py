@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen
 
 from sixfold.errors import UserError
 from sixfold.model.attention import NAME
-from sixfold.model.causal_lm import check_split
+from sixfold.model.causal_lm import Segments, head_logits, hidden_states
+from sixfold.model.split_check import Context, check_split
 
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "mistral", "mixtral", "phi3", "olmo2", "cohere", "granite"])
@@ -82,4 +83,77 @@ def test_weights_that_are_not_finite_are_refused(tiny: Callable[[str], PreTraine
     with torch.no_grad():
         next(model.parameters())[3, 0] = float("nan")
     with pytest.raises(UserError, match="differ by nan"):
+        check_split(model)
+
+
+def test_a_window_that_attention_is_not_told_of_ends_the_context() -> None:
+    """phimoe of transformers builds a mask with the window and passes no window on."""
+    config = dict(num_local_experts=2, num_experts_per_tok=1)
+    model = make_tiny("phimoe", sliding_window=100, **config)
+    model.set_attn_implementation(NAME)
+    context = check_split(model)
+    assert context.tokens == 100 and "window of 100 tokens" in context.note
+    assert model.config.sliding_window == 100  # the probe's small window is gone
+    within = make_tiny("phimoe", sliding_window=256, **config)
+    within.set_attn_implementation(NAME)
+    assert check_split(within) == Context(256)  # the window is as long as the context: it never matters
+    short = make_tiny("phimoe", sliding_window=6, **config)
+    short.set_attn_implementation(NAME)
+    with pytest.raises(UserError, match="is not supported: "):
+        check_split(short)
+
+
+def test_large_windows_that_attention_is_told_of_leave_the_context_whole() -> None:
+    model = make_tiny("mistral", sliding_window=100)
+    model.set_attn_implementation(NAME)
+    assert check_split(model) == Context(256)
+    assert model.config.sliding_window == 100
+
+
+def longrope(original: int) -> PreTrainedModel:
+    """Phi-3 with other frequencies for texts of more than `original` tokens."""
+    rope = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 8, long_factor=[4.0] * 8)
+    rope["original_max_position_embeddings"] = original
+    model = make_tiny("phi3", rope_parameters=rope, original_max_position_embeddings=original)
+    model.set_attn_implementation(NAME)
+    return model
+
+
+def test_frequencies_that_change_with_the_longest_position_end_the_context() -> None:
+    """Else a long text would change the short ones that are computed with it, and keys in the cache."""
+    context = check_split(longrope(40))
+    assert context.tokens == 40 and "more than 40 tokens" in context.note
+
+
+def test_the_threshold_is_exact() -> None:
+    """At the context's last position a short text has the bits that it has alone; one further it has not."""
+    model, alone = longrope(40), torch.arange(5)
+
+    def first_text(last: int) -> Tensor:
+        positions = torch.cat([alone, torch.tensor([last])])
+        layout = Segments(((0, 5), (5, 6)))
+        with torch.no_grad():
+            return head_logits(model, hidden_states(model, torch.arange(1, 7), positions, layout))[:5]
+
+    assert torch.equal(first_text(39), first_text(0))
+    assert not torch.allclose(first_text(40), first_text(0), atol=1e-3)
+
+
+def test_dynamic_frequencies_are_right_up_to_the_context() -> None:
+    model = make_tiny("llama", rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0))
+    model.set_attn_implementation(NAME)
+    assert check_split(model) == Context(256)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, KeyError, IndexError, AssertionError, NotImplementedError])
+def test_whatever_a_model_raises_is_a_refusal(
+    tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    model = copy.deepcopy(tiny("qwen3"))
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error("sizes differ")
+
+    monkeypatch.setattr(model.model.layers[1], "forward", fail)
+    with pytest.raises(UserError, match=r"Qwen3ForCausalLM is not supported: it does not run .*sizes differ"):
         check_split(model)

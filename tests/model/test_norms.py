@@ -85,3 +85,16 @@ def test_a_copy_of_the_model_runs_its_own_weights(tiny: Callable[[str], PreTrain
         twin.model.norm.weight.zero_()
         assert not twin.model.norm(x).any()
         assert torch.equal(tiny("qwen3").model.norm(x), before)
+
+
+class Gated(Qwen3RMSNorm):
+    """A norm that takes a gate too, as linear attention has."""
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * gate  # type: ignore[no-any-return]
+
+
+def test_a_norm_that_takes_more_than_its_input_is_left_alone() -> None:
+    norm = Gated(8, eps=1e-3)
+    fuse_norms(norm)  # type: ignore[arg-type]
+    assert "forward" not in vars(norm)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import ARCHITECTURES, VOCABULARY
+from tests.conftest import ARCHITECTURES, OTHER_ATTENTION, VOCABULARY
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sixfold.algorithm.composed import make_algorithm
@@ -17,8 +17,9 @@ from sixfold.config import AlgorithmConfig, TrainerConfig
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.ends import stop_tokens
-from sixfold.model.loading import Policy, context_of, vocabulary_hash
+from sixfold.model.loading import Policy, vocabulary_hash
 from sixfold.model.scratch import character_tokenizer
+from sixfold.model.split_check import context_of
 from sixfold.plan import resolve_algorithm
 from sixfold.rollout.engine_rollout import EngineRollout
 from sixfold.rollout.prompts import PromptCodec
@@ -54,7 +55,7 @@ def padded_log_probs(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     return out * batch.mask
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *OTHER_ATTENTION])
 def test_from_rollout_to_a_saved_model(
     name: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel], tmp_path: Path
 ) -> None:
@@ -89,7 +90,7 @@ def test_from_rollout_to_a_saved_model(
     torch.testing.assert_close(ours, padded_log_probs(loaded, again), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *OTHER_ATTENTION])
 def test_sampler_trainer_and_transformers_agree_on_every_token(
     name: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel]
 ) -> None:

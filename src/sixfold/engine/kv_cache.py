@@ -219,11 +219,11 @@ class PrefillLayout:
     _masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
-        """Write keys and values, then attend causally to one's own sequence: q [1, H, N, D] -> [1, N, H, D]."""
+        """Write keys and values, then attend causally to one's own sequence: q [1, H, N, D], v [1, H_kv, N, D_v] -> [1, N, H, D_v]."""
         if self.cache.kernels(q, k, v) is not None:
             return self.by_row().attend(q, k, v, kernel)
         self.cache.write(kernel.layer, k[0], v[0], self.slots)
-        out = q.new_zeros(q.shape[2], q.shape[1], q.shape[3], dtype=v.dtype)
+        out = q.new_zeros(q.shape[2], q.shape[1], v.shape[3], dtype=v.dtype)
         for tile in self.tiles():
             (n, width), size = tile.keys.shape, tile.rows.shape[1]
             queries = q[0].index_select(1, tile.rows.view(-1)).view(q.shape[1], n, size, -1).transpose(0, 1)

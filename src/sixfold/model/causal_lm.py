@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..errors import UserError
-from .attention import NAME, Kernel, Layout, causal_attention
+from .attention import Kernel, Layout, causal_attention
 from .body_kernels import Compile, body_kernels
 from .footing import Footing
 from .fused_decoder import Body, fused_decoder
@@ -75,7 +74,7 @@ class CausalLM:
         """What a captured `hidden` stands on: equal for as long as it holds. None where it cannot be captured. See `footing.py`."""
         if self._footing is None:
             zeros = torch.zeros(2, dtype=torch.int64, device=next(self.module.parameters()).device)
-            self._footing = Footing(self.module.base_model, lambda: hidden_states(self.module, zeros, zeros, _Segments(((0, 2),))))
+            self._footing = Footing(self.module.base_model, lambda: hidden_states(self.module, zeros, zeros, Segments(((0, 2),))))
         return self._footing.of_now()
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -109,11 +108,11 @@ def _halves(module: nn.Module) -> CausalLM:
 def _probe_logits(model: Halves) -> Tensor:
     """Logits of two tokens."""
     zeros = torch.zeros(2, dtype=torch.int64, device=next(model.module.parameters()).device)
-    return model.logits(model.hidden(zeros, zeros, _Segments(((0, 2),))))
+    return model.logits(model.hidden(zeros, zeros, Segments(((0, 2),))))
 
 
 @dataclass(frozen=True)
-class _Segments:
+class Segments:
     """Several texts one after another in a row, each attending to itself alone. spans: their [start, stop). layers: that attended, in order."""
 
     spans: tuple[tuple[int, int], ...]
@@ -124,34 +123,3 @@ class _Segments:
         self.layers.append(kernel.layer)
         out = [causal_attention(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], kernel) for a, b in self.spans]
         return torch.cat(out, dim=2).transpose(1, 2).contiguous()
-
-
-@torch.no_grad()
-def check_split(model: PreTrainedModel, tolerance: float = 1e-3) -> None:
-    """Refuse a model that would be silently wrong here: two texts in one row must get the logits that its own code gives each alone, and every layer
-    must attend through ours.
-
-    That fails for a head that is not plain, for attention that asks more of ours than it does (attention sinks) or passes it by, and for layers that
-    carry state along the row (convolutions, Mamba). Raises UserError that says which.
-    """
-    kind = f"{type(model).__name__} is not supported"
-    device = next(model.parameters()).device
-    spans = ((0, 5), (5, 13))
-    tokens = torch.arange(1, 14, device=device) % model.config.get_text_config().vocab_size
-    positions = torch.cat([torch.arange(b - a, device=device) for a, b in spans])
-    layout, layers = _Segments(spans), model.config.get_text_config().num_hidden_layers
-    try:
-        ours = head_logits(model, hidden_states(model, tokens, positions, layout))
-    except (TypeError, AttributeError) as error:
-        raise UserError(f"{kind}: it does not run as body and head ({error})") from error
-    if layout.layers != list(range(layers)):
-        raise UserError(f"{kind}: {len(set(layout.layers))} of its {layers} layers attend through transformers' attention interface; all must")
-    model.set_attn_implementation("eager")
-    theirs = torch.cat([model(input_ids=tokens[None, a:b], use_cache=False).logits[0].float() for a, b in spans])
-    model.set_attn_implementation(NAME)
-    difference = float((ours - theirs).abs().max())
-    scale = float(theirs.abs().max()) + 1.0
-    if not difference <= tolerance * scale:
-        raise UserError(
-            f"{kind}: its logits differ by {difference:.2g} from ours; a transformer with plain causal attention and a plain head is needed"
-        )

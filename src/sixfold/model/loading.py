@@ -22,11 +22,11 @@ from ..config import ModelConfig
 from ..errors import UserError
 from ..hub_names import not_a_hub_id
 from .attention import NAME, register
-from .causal_lm import check_split
 from .device import prepare_device
 from .ends import chosen_ends, keep_stop_tokens, model_ends
 from .norms import fuse_norms
 from .scratch import character_tokenizer, scratch_model
+from .split_check import check_split
 
 _PLACEHOLDER = re.compile(r"image|audio|video|vision|speech", re.IGNORECASE)
 
@@ -43,6 +43,7 @@ class Policy:
         vocabulary_hash: of the tokenizer.
         stop_strings: texts that end a completion.
         hub_commits: the commit that was loaded, by hub id; empty for a folder.
+        notes: what the user should know of the model.
     """
 
     model: PreTrainedModel
@@ -52,6 +53,7 @@ class Policy:
     vocabulary_hash: str
     stop_strings: tuple[str, ...] = ()
     hub_commits: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def stopping_at(self, tokens: Sequence[str], strings: Sequence[str]) -> Policy:
         """The same policy with other ends of a completion. A saved model stops at the same tokens.
@@ -103,13 +105,14 @@ def load_policy(
     prepare_device(device)
     # The check compares in float32; a model that is to be smaller is checked before it takes a GPU's memory.
     model = model.to(device if dtype == torch.float32 else "cpu").eval()  # type: ignore[arg-type]
-    check_split(model)
+    context = check_split(model)
     if dtype != torch.float32:
         model = _with_weights_in(model, dtype).to(device)  # type: ignore[arg-type]
     ends = model_ends(model.generation_config, tokenizer)
     keep_stop_tokens(model.generation_config, ends.tokens)
     commits = _hub_commits(config.path, config.revision)
-    return Policy(model, tokenizer, context_of(model), ends.tokens, vocabulary_hash(tokenizer), ends.strings, commits)
+    notes = (context.note,) if context.note else ()
+    return Policy(model, tokenizer, context.tokens, ends.tokens, vocabulary_hash(tokenizer), ends.strings, commits, notes)
 
 
 def _with_weights_in(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
@@ -218,12 +221,6 @@ def _check_folder(path: str, setting: str, revision: str = "") -> None:
         raise UserError(f"{setting} = '{folder}': {why}")
     if not names & {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}:
         raise UserError(f"{setting} = '{folder}' has no tokenizer files (tokenizer.json): save the tokenizer beside the model")
-
-
-def context_of(model: PreTrainedModel) -> int:
-    """Longest sequence the model has positions for."""
-    settings = model.config.get_text_config().to_dict()
-    return int(settings.get("max_position_embeddings") or settings.get("n_positions") or 1 << 20)
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, where: str) -> None:

@@ -7,6 +7,7 @@ exchanged for PyTorch's fused kernel: one launch instead of seven.
 
 from __future__ import annotations
 
+import inspect
 from types import MethodType
 from typing import Any
 
@@ -67,6 +68,8 @@ def _is_plain(module: nn.Module) -> bool:
     """Whether the module's own forward gives our very bits. Input and weight are probes on the CPU, wherever the module is."""
     epsilon, weight = vars(module).get("variance_epsilon"), dict(module.named_parameters()).get("weight")
     if not isinstance(epsilon, float) or weight is None or weight.dim() != 1:
+        return False
+    if len(inspect.signature(module.forward).parameters) != 1:  # it takes more than x, a gate for example
         return False
     x, probe = torch.linspace(-3, 2, 4 * len(weight)).view(4, -1), torch.linspace(0.5, 2, len(weight))
     theirs = torch.func.functional_call(module, {"weight": probe}, (x,))
