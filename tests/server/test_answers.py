@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import httpx
 import pytest
 from serving import Running
 
@@ -265,9 +266,22 @@ def test_the_record_of_a_truncated_exchange_says_what_was_kept(server: Running) 
         at += count
 
 
+def test_exchanges_that_no_trainer_can_score_are_recorded_and_left_out(server: Running) -> None:
+    recorder = server.served.engine._recorder
+    assert recorder is not None
+    create = server.client().completions.create
+    before, lines = len(read_trajectories(recorder.path)), len(recorder.path.read_bytes().splitlines())
+    for more in (dict(presence_penalty=1.0), dict(frequency_penalty=0.5), dict(extra_body={"repetition_penalty": 1.2}), {}):
+        create(model="tiny", prompt="abc", max_tokens=3, **more)  # type: ignore[call-overload]
+    assert len(recorder.path.read_bytes().splitlines()) == lines + 4
+    assert len(read_trajectories(recorder.path)) == before + 1
+
+
 def test_models_health_and_metrics(server: Running) -> None:
     client = server.client()
     assert [m.id for m in client.models.list()] == ["tiny"] == [client.models.retrieve("tiny").id]
+    assert httpx.get(f"{server.url}/v1/models/").json() == httpx.get(f"{server.url}/v1/models").json()
+    assert httpx.get(server.url).json()["base_url"] == f"{server.url}/v1"
     before = server.metric("decoded_tokens_total")
     client.completions.create(model="tiny", prompt=[5, 6], max_tokens=7, extra_body={"stop_token_ids": []}, seed=1)
     assert 1 <= server.metric("decoded_tokens_total") - before <= 7

@@ -110,6 +110,7 @@ def make_app(served: Served) -> ASGIApp:
             Route("/v1/completions", endpoints.text, methods=["POST"]),
             Route("/v1/responses", endpoints.responses, methods=["POST"]),
             Route("/v1/models", endpoints.models),
+            Route("/v1/models/", endpoints.models),
             Route("/v1/models/{model:path}", endpoints.model),
             Route("/", endpoints.root),
             Route("/health", endpoints.health),
@@ -201,7 +202,7 @@ class Endpoints:
     async def _body(self, request: Request) -> dict[str, Any]:
         # Also a wall: a web page that the user visits can post text to a loopback server without asking, but not JSON.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise ApiError(415, "send the body as application/json", code="unsupported_media_type")
+            raise ApiError(415, "send the body with the header 'content-type: application/json'", code="unsupported_media_type")
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 raw = await self._bodies.read(request)
@@ -261,6 +262,7 @@ class Endpoints:
         adapter = ask.model if ask.model in self.served.adapters else None
         stops = (*ask.stops, *(self.served.stop_strings if isinstance(ask, ChatAsk) else ()))
         form = ask.form()
+        asked["trainable"] = form.is_free and not params.reads_history
         constraint = None if form.is_free else await run_sync(self.served.grammars.compile, form, limiter=self._parser)
         task_id = ask.metadata.get("task_id", name)
         return Job(name, prompts, params, ask.n, stops, ask.stream, task_id, asked, adapter, constraint, ask.scores_prompt)

@@ -41,8 +41,13 @@ class Recorder:
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
-    """The trajectories of a record, aborted ones left out: their ends are the client's doing. A last line cut short by a kill is left out too."""
+    """The trajectories of a record that can be trained on.
+
+    Left out are aborted ones, whose ends are the client's doing, and those sampled with penalties or
+    under a grammar: their log-probs are of a distribution that no trainer follows. So is a last line
+    that a kill cut short.
+    """
     lines = path.read_bytes().split(b"\n")[:-1]
     records = [json.loads(line) for line in lines]
-    trajectories = [Trajectory.from_record(record) for record in records]
+    trajectories = [Trajectory.from_record(record) for record in records if record.get("trainable", True)]
     return [t for t in trajectories if t.finish_reason != "aborted"]
