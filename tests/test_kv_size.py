@@ -36,23 +36,6 @@ def test_what_is_wanted_and_what_fits() -> None:
     assert kv_budget.tokens_that_fit(free=10_000, reserved=20_000, per_token=100, wanted=500) == 0
 
 
-def test_what_training_holds_by_hand() -> None:
-    """Qwen2.5-1.5B: 1.54e9 parameters. Gradient and moments 12 bytes each, a reference 4, a critic 16, the engine's copy 2."""
-    n = 1_540_000_000
-    assert kv_budget.held_for_training(n, lowered=False, references=0, critics=0) == 12 * n
-    assert kv_budget.held_for_training(n, lowered=True, references=1, critics=1) == (12 + 2 + 4 + 16) * n
-
-
-def test_what_a_backward_pass_uses_by_hand() -> None:
-    sizes = kv_budget.LayerSizes(layers=3, hidden=8, intermediate=20, attention=24)
-    layer = 6 * 4 * 8 + 2 * (2 * 24 + 4 * 20)
-    logits = 6 * 4 * 10 * 50
-    whole = kv_budget.used_while_training(sizes, 7, 10, 50, width=2, recompute=False)
-    again = kv_budget.used_while_training(sizes, 7, 10, 50, width=2, recompute=True)
-    assert whole == 7 * 3 * layer + logits
-    assert again == 7 * (3 * 4 * 8 + layer) + logits
-
-
 def test_a_cpu_holds_what_is_wanted(policy: Policy) -> None:
     notes: list[str] = []
     assert kv_size.kv_tokens(recipe(), policy, LONGEST, notes) == 256 * 112 and notes == []
@@ -61,7 +44,7 @@ def test_a_cpu_holds_what_is_wanted(policy: Policy) -> None:
 def test_a_gpu_holds_what_fits_and_the_user_is_told(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = recipe("--engine.max_running=8", "--trainer.max_tokens_per_microbatch=64", "--trainer.logprob_chunk=16")
     config = policy.model.config.to_dict()
-    reserved = kv_size.reserved_bytes(asked, policy, config)
+    reserved = kv_size.reserved_bytes(asked, policy, config, LONGEST)
     assert reserved > 12 * sum(p.numel() for p in policy.model.parameters())
     notes: list[str] = []
     total = 100_000_000
@@ -87,7 +70,7 @@ def test_models_beside_the_policy_and_released_memory_count(policy: Policy) -> N
     config, n = policy.model.config.to_dict(), sum(p.numel() for p in policy.model.parameters())
 
     def bytes_of(*flags: str) -> int:
-        return kv_size.reserved_bytes(recipe(*flags), policy, config)
+        return kv_size.reserved_bytes(recipe(*flags), policy, config, LONGEST)
 
     alone = bytes_of("--algorithm.beta=0")
     assert bytes_of("--algorithm.beta=0.1") - alone == 4 * n

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from .config import Recipe
 from .engine import kv_budget
 from .errors import UserError
+from .memory_plan import held_parts, number_width, work_parts
 from .model.device import free_memory
 from .model.loading import Policy
+from .model_size import rough_size
 from .plan import kv_numbers_per_token
-from .plan_algorithm import resolve_algorithm
 
 
 def kv_tokens(recipe: Recipe, policy: Policy, longest: int, notes: list[str]) -> int:
@@ -32,8 +35,8 @@ def kv_tokens(recipe: Recipe, policy: Policy, longest: int, notes: list[str]) ->
     if memory is None or numbers is None:
         return wanted
     free, total = memory
-    per_token = numbers * (2 if recipe.run.precision == "bfloat16" else 4)
-    reserved = reserved_bytes(recipe, policy, config) + int(kv_budget.HEADROOM * total)
+    per_token = numbers * number_width(recipe)
+    reserved = reserved_bytes(recipe, policy, config, longest) + int(kv_budget.HEADROOM * total)
     tokens = kv_budget.tokens_that_fit(free, reserved, per_token, wanted)
     tokens -= tokens % engine.block_size
     one = kv_budget.wanted_tokens(1, longest, engine.block_size)
@@ -52,33 +55,21 @@ def kv_tokens(recipe: Recipe, policy: Policy, longest: int, notes: list[str]) ->
     return tokens
 
 
-def reserved_bytes(recipe: Recipe, policy: Policy, config: dict[str, int]) -> int:
+def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], longest: int) -> int:
     """Bytes that training will need on the policy's device besides the policy's weights.
 
     With `engine.release_kv` the cache is gone while the trainer works, so only what stays between
     steps counts.
+
+    Args:
+        recipe: the whole run.
+        policy: on its device.
+        config: its settings.
+        longest: sequence, in tokens.
     """
-    method, trainer = resolve_algorithm(recipe.algorithm), recipe.trainer
-    held = kv_budget.held_for_training(
-        sum(p.numel() for p in policy.model.parameters()),
-        lowered=recipe.run.precision == "bfloat16",
-        references=int(method.needs_reference),
-        critics=int(method.needs_critic and recipe.critic.body == "own"),
-    )
+    size = rough_size(config, sum(p.numel() for p in policy.model.parameters()))
+    held = sum(part.size for part in held_parts(recipe, size.parameters) if not part.early)
     if recipe.engine.release_kv:
         return held
-    heads, hidden = config.get("num_attention_heads", 0), config.get("hidden_size", 0)
-    head_dim = config.get("head_dim") or hidden // max(1, heads)
-    return held + kv_budget.used_while_training(
-        kv_budget.LayerSizes(
-            layers=config.get("num_hidden_layers", 0),
-            hidden=hidden,
-            intermediate=config.get("intermediate_size") or 4 * hidden,
-            attention=head_dim * (heads + 2 * (config.get("num_key_value_heads") or heads)),
-        ),
-        trainer.max_tokens_per_microbatch,
-        trainer.logprob_chunk,
-        int(config.get("vocab_size", 0)),
-        width=2 if recipe.run.precision == "bfloat16" else 4,
-        recompute=trainer.activation_checkpointing == "full",
-    )
+    prompt = max(0, longest - recipe.rollout.max_new_tokens)
+    return held + sum(part.size for part in work_parts(recipe, size, prompt) if part.trains)

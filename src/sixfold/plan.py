@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sixfold.algorithm.method import Method
 from sixfold.config import Recipe, ScratchConfig
 from sixfold.errors import UserError
+from sixfold.model_size import ModelSize, model_size
 from sixfold.plan_algorithm import check_algorithm, resolve_algorithm
 from sixfold.rollout.backend import parse_backend
 
@@ -35,13 +37,15 @@ CHECKPOINT_BYTES_PER_PARAMETER = 12
 class ModelShape:
     """What a model's files say of it. None: not known before it is loaded.
 
-    parameters: tied weights once. context: longest sequence. kv_numbers_per_token: keys and values of one token in all layers.
+    parameters: tied weights once. context: longest sequence. kv_numbers_per_token: keys and values of one token in all layers. size: of its
+    parts.
     """
 
     origin: str
     parameters: int | None = None
     context: int | None = None
     kv_numbers_per_token: int | None = None
+    size: ModelSize | None = None
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ def model_shape(recipe: Recipe) -> ModelShape:
         raise UserError(f"model.path: {folder} is a file; give the folder that holds config.json")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", recipe.model.path):
         raise UserError(f"model.path: no folder {folder}, and '{recipe.model.path}' is not a hub id (owner/name)")
-    return ModelShape(origin=f"{recipe.model.path} from the hub")
+    return _hub_shape(recipe.model.path, recipe.model.revision)
 
 
 def _scratch_shape(sizes: ScratchConfig) -> ModelShape:
@@ -164,15 +168,43 @@ def _scratch_shape(sizes: ScratchConfig) -> ModelShape:
     if repeated:
         raise UserError(f"model.scratch.alphabet has {''.join(repeated)!r} more than once; give every character once")
     vocabulary = len(sizes.alphabet) + SCRATCH_SPECIAL_TOKENS
-    kv = 2 * sizes.kv_heads * sizes.head_dim
-    attention = sizes.hidden_size * (2 * sizes.heads * sizes.head_dim + kv) + 2 * sizes.head_dim  # q, o, k, v; norms of q and k
-    layer = attention + 3 * sizes.hidden_size * sizes.intermediate_size + 2 * sizes.hidden_size
+    size = model_size(
+        {
+            "model_type": "qwen3",
+            "vocab_size": vocabulary,
+            "hidden_size": sizes.hidden_size,
+            "intermediate_size": sizes.intermediate_size,
+            "num_hidden_layers": sizes.layers,
+            "num_attention_heads": sizes.heads,
+            "num_key_value_heads": sizes.kv_heads,
+            "head_dim": sizes.head_dim,
+            "tie_word_embeddings": True,
+        }
+    )
+    assert size is not None
     return ModelShape(
         origin=f"Qwen3 architecture from scratch: {sizes.layers} layers, width {sizes.hidden_size}, {vocabulary} tokens in the vocabulary",
-        parameters=vocabulary * sizes.hidden_size + sizes.layers * layer + sizes.hidden_size,
+        parameters=size.parameters,
         context=sizes.context,
-        kv_numbers_per_token=sizes.layers * kv,
+        kv_numbers_per_token=2 * size.layers * size.keys,
+        size=size,
     )
+
+
+def _hub_shape(name: str, revision: str) -> ModelShape:
+    """Of a model on the hub: what its config.json says, if an earlier download left it in the hub's cache."""
+    shape = ModelShape(origin=f"{name} from the hub")
+    kept = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
+    folder = Path(kept).expanduser() / ("models--" + name.replace("/", "--"))
+    try:
+        commit = (folder / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
+    except OSError:
+        commit = revision  # a revision may be a commit
+    try:
+        size = model_size(json.loads((folder / "snapshots" / commit / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return shape
+    return shape if size is None else replace(shape, parameters=size.parameters, size=size, kv_numbers_per_token=2 * size.layers * size.keys)
 
 
 def _local_shape(folder: Path) -> ModelShape:
@@ -182,13 +214,15 @@ def _local_shape(folder: Path) -> ModelShape:
         raise UserError(f"model.path: {folder} holds no config.json: it is not a Hugging Face model folder") from error
     except (OSError, ValueError) as error:
         raise UserError(f"model.path: {folder / 'config.json'} cannot be read: {error}") from error
+    stored, size = _stored_parameters(folder), model_size(config)
     config = config.get("text_config", config)
     kind = config.get("model_type", "unknown")
     return ModelShape(
         origin=f"{kind} model in {folder}",
-        parameters=_stored_parameters(folder),
+        parameters=stored if size is None else size.parameters,
         context=config.get("max_position_embeddings", config.get("n_positions")),
         kv_numbers_per_token=kv_numbers_per_token(config),
+        size=size,
     )
 
 

@@ -9,6 +9,7 @@ from sixfold.algorithm.method import Method
 from sixfold.config import DataConfig, Recipe
 from sixfold.environment.preflight import degenerate_probability, expected_refill
 from sixfold.environment.solved import reward_labels, solved_rule, spec_name
+from sixfold.memory_text import memory_lines
 from sixfold.plan import SFT_PROBE_EVERY, TRAINING_BYTES_PER_PARAMETER, Plan
 from sixfold.recipe_io import flat, knobs, toml_literal
 from sixfold.rollout.backend import parse_backend
@@ -58,9 +59,10 @@ class Fact:
 
 def explain(plan: Plan) -> str:
     """The whole plan as text, then the settings that differ from their defaults."""
-    width = max(len(fact.topic) for fact in facts(plan)) + 2
+    stated = facts(plan)
+    width = max(len(fact.topic) for fact in stated) + 2
     out = []
-    for fact in facts(plan):
+    for fact in stated:
         out.append(f"{fact.topic:<{width}}{fact.says}")
         if fact.why:
             out.append(f"{'':<{width}}  because {fact.why}")
@@ -96,15 +98,16 @@ def facts(plan: Plan) -> list[Fact]:
         *_eval_facts(plan),
         *_end_facts(plan),
         *_disk_facts(plan),
+        *(Fact("GPU memory", says, why) for says, why in memory_lines(plan)),
     ]
 
 
 def _model_facts(plan: Plan) -> list[Fact]:
     model = plan.model
     if model.parameters is None:
-        size, memory = _UNKNOWN, _UNKNOWN
+        size, state = _UNKNOWN, _UNKNOWN
     else:
-        size, memory = _count(model.parameters), _bytes(TRAINING_BYTES_PER_PARAMETER * model.parameters)
+        size, state = _count(model.parameters), _bytes(TRAINING_BYTES_PER_PARAMETER * model.parameters)
     return [
         Fact(
             "model",
@@ -112,7 +115,7 @@ def _model_facts(plan: Plan) -> list[Fact]:
             "" if plan.recipe.model.path else "model.path is empty; token embeddings are tied",
         ),
         Fact("context", f"{model.context or _UNKNOWN}" + (" tokens, prompt and completion together" if model.context else "")),
-        Fact("memory", f"training state: {memory}", "float32 weights, gradient and two AdamW moments are 16 bytes a parameter"),
+        Fact("memory", f"training state: {state}", "float32 weights, gradient and two AdamW moments are 16 bytes a parameter"),
         *_sampler_facts(plan.recipe),
     ]
 

@@ -97,7 +97,7 @@ def test_nobody_imports_the_controller_or_the_command_line() -> None:
 
 LEAVES = ["types", "config", "errors", "hub_names", "algorithm.method", "algorithm.zoo", "plan", "plan_algorithm", "recipe_io"]
 
-WITHOUT_TORCH = [*LEAVES, "plan_text", "run_folder", "evaluation.statistics"] + [
+WITHOUT_TORCH = [*LEAVES, "plan_text", "memory_plan", "memory_text", "model_size", "run_folder", "evaluation.statistics"] + [
     name for name in OURS if _room(name) in ("cli", "data", "environment", "report")
 ]
 

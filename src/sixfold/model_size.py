@@ -1,0 +1,178 @@
+"""How many numbers a model has, from its config.json alone. No torch.
+
+A family that is not listed, or a file that leaves out a size which the family does not fix, gives
+None: never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Sizes of a decoder. Attention sizes are heads times the size of a head.
+
+    Attributes:
+        parameters: of the whole model, tied weights once.
+        layers: decoder layers.
+        hidden: width of the residual stream.
+        intermediate: numbers of an MLP that one token passes through.
+        heads: query heads.
+        queries: width of all queries.
+        keys: width of all keys, which is that of the values.
+        vocabulary: rows of the embedding.
+        head_norms: queries and keys are normalised.
+    """
+
+    parameters: int
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    queries: int
+    keys: int
+    vocabulary: int
+    head_norms: bool = False
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What a family's config.json need not say, and what it adds to the common decoder.
+
+    Attributes:
+        tied: head and embedding are one where the file is silent.
+        norms: of a layer, as wide as the residual stream.
+        head_dim: where the file is silent; None: hidden size over heads.
+        head_norms: a norm on each query head and key head.
+        qkv_bias: on q, k and v whatever the file says.
+        attention_bias: the file's `attention_bias` adds a bias to q, k, v and o.
+        grouped: the file must give `num_key_value_heads`; else all heads are meant.
+    """
+
+    tied: bool = False
+    norms: int = 2
+    head_dim: int | None = None
+    head_norms: bool = False
+    qkv_bias: bool = False
+    attention_bias: bool = True
+    grouped: bool = True
+
+
+_FAMILIES = {
+    "llama": _Family(grouped=False),
+    "smollm3": _Family(tied=True),
+    "mistral": _Family(attention_bias=False),
+    "qwen2": _Family(qkv_bias=True, attention_bias=False),
+    "qwen3": _Family(head_dim=128, head_norms=True),
+    "qwen3_moe": _Family(head_norms=True),
+    "phi3": _Family(attention_bias=False, grouped=False),
+    "gemma": _Family(tied=True, head_dim=256),
+    "gemma2": _Family(tied=True, norms=4, head_dim=256),
+    "gemma3_text": _Family(tied=True, norms=4, head_dim=256, head_norms=True),
+}
+
+
+def model_size(config: object) -> ModelSize | None:
+    """Sizes of the model that a config.json describes; None where they are not known."""
+    if not isinstance(config, Mapping):
+        return None
+    try:
+        if config.get("model_type") == "gpt2":
+            return _gpt2(config)
+        family = _FAMILIES.get(str(config.get("model_type")))
+        return None if family is None else _decoder(config, family)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):  # a size is absent, null, 0 or no number
+        return None
+
+
+def rough_size(config: Mapping[str, Any], parameters: int) -> ModelSize:
+    """Sizes of any loaded model by the fields that most architectures share.
+
+    Args:
+        config: its settings.
+        parameters: as counted on the module.
+    """
+    exact = model_size(config)
+    if exact is not None:
+        return replace(exact, parameters=parameters)
+    hidden, heads = config.get("hidden_size") or 0, config.get("num_attention_heads") or 0
+    head = config.get("head_dim") or hidden // max(1, heads)
+    return ModelSize(
+        parameters=parameters,
+        layers=config.get("num_hidden_layers") or 0,
+        hidden=hidden,
+        intermediate=config.get("intermediate_size") or 4 * hidden,
+        heads=heads,
+        queries=head * heads,
+        keys=head * (config.get("num_key_value_heads") or heads),
+        vocabulary=config.get("vocab_size") or 1,
+    )
+
+
+def _decoder(config: Mapping[str, Any], family: _Family) -> ModelSize:
+    hidden, heads, layers, vocabulary = (int(config[key]) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"))
+    pairs = int(config["num_key_value_heads"] if family.grouped else config.get("num_key_value_heads") or heads)
+    head = int(config.get("head_dim") or family.head_dim or hidden // heads)
+    queries, keys = heads * head, pairs * head
+    attention = 2 * hidden * (queries + keys)
+    if family.qkv_bias:
+        attention += queries + 2 * keys
+    elif family.attention_bias and config.get("attention_bias"):
+        attention += queries + 2 * keys + hidden
+    attention += 2 * head * family.head_norms + family.norms * hidden
+    mlps = sum(_mlp(config, layer) for layer in range(layers))
+    tied = bool(config.get("tie_word_embeddings", family.tied))
+    return ModelSize(
+        parameters=vocabulary * hidden * (1 if tied else 2) + layers * attention + mlps + hidden,
+        layers=layers,
+        hidden=hidden,
+        intermediate=_width(config),
+        heads=heads,
+        queries=queries,
+        keys=keys,
+        vocabulary=vocabulary,
+        head_norms=family.head_norms,
+    )
+
+
+def _mlp(config: Mapping[str, Any], layer: int) -> int:
+    """Numbers of one layer's MLP: gate, up and down; in a sparse layer of all experts, with the router."""
+    hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
+    if _sparse(config, layer):
+        # transformers 5 writes the second name
+        experts, each = int(config.get("num_experts") or config["num_local_experts"]), int(config["moe_intermediate_size"])
+        return experts * hidden * (1 + 3 * each)
+    bias = 2 * inner + hidden if config.get("mlp_bias") and config["model_type"] in ("llama", "smollm3") else 0
+    return 3 * hidden * inner + bias
+
+
+def _sparse(config: Mapping[str, Any], layer: int) -> bool:
+    if config["model_type"] != "qwen3_moe" or layer in (config.get("mlp_only_layers") or ()):
+        return False
+    return (layer + 1) % int(config.get("decoder_sparse_step", 1)) == 0
+
+
+def _width(config: Mapping[str, Any]) -> int:
+    if config["model_type"] == "qwen3_moe":
+        return int(config["num_experts_per_tok"]) * int(config["moe_intermediate_size"])
+    return int(config["intermediate_size"])
+
+
+def _gpt2(config: Mapping[str, Any]) -> ModelSize | None:
+    hidden, layers, vocabulary, places, heads = (int(config[key]) for key in ("n_embd", "n_layer", "vocab_size", "n_positions", "n_head"))
+    inner = int(config.get("n_inner") or 4 * hidden)
+    layer = 4 * hidden + hidden * (3 * hidden + 3) + hidden * (hidden + 1) + inner * (hidden + 1) + hidden * (inner + 1)
+    embeddings = (vocabulary if config.get("tie_word_embeddings", True) else 2 * vocabulary) + places
+    return ModelSize(
+        parameters=embeddings * hidden + layers * layer + 2 * hidden,
+        layers=layers,
+        hidden=hidden,
+        intermediate=inner,
+        heads=heads,
+        queries=hidden,
+        keys=hidden,
+        vocabulary=vocabulary,
+    )
