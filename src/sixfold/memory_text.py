@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from .config import Recipe
 from .memory_plan import MemoryPlan, memory_plan
 from .plan import ModelShape, Plan, make_plan
+from .rollout.backend import parse_backend
 
 CARDS = (24, 40, 80)
 """GB (10^9 bytes) of the GPUs that every plan is held against."""
@@ -64,6 +65,8 @@ def memory_lines(plan: Plan, devices: list[Device] | None = None) -> list[tuple[
     why = f"the larger of training and sampling; here {phase}. engine.release_kv = {str(plan.recipe.engine.release_kv).lower()}"
     lines.append((f"at the peak: {gigabytes(peak)}, and a tenth of the GPU as headroom", why))
     lines.append((_cards(memory), "GB of 10^9 bytes; nothing else may run on the GPU"))
+    if parse_backend(plan.recipe.rollout.backend).kind != "engine":
+        lines.append(("the sampler's weights and cache are not counted", f"rollout.backend = {plan.recipe.rollout.backend} has a process of its own"))
     devices = find_devices() if devices is None and plan.recipe.run.device != "cpu" else devices or []
     device = _chosen(plan.recipe, devices)
     if device is not None:

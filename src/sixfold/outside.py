@@ -77,12 +77,12 @@ def _vllm_arguments(recipe: Recipe, policy: Policy, longest: int, dtype: torch.d
     if numbers:  # else vLLM takes what it finds free
         tokens = _whole_blocks(settings.kv_tokens) or settings.max_running * _whole_blocks(longest)
         arguments["kv_cache_memory_bytes"] = (tokens + VLLM_BLOCK) * numbers * dtype.itemsize // vllm.tensor_parallel  # one block of it stays empty
-    if share := _memory_share(recipe, policy, arguments.get("kv_cache_memory_bytes", 0), dtype):
+    if share := _memory_share(recipe, policy, arguments.get("kv_cache_memory_bytes", 0), dtype, longest):
         arguments["gpu_memory_utilization"] = share
     return arguments
 
 
-def _memory_share(recipe: Recipe, policy: Policy, kv: int, dtype: torch.dtype) -> float | None:
+def _memory_share(recipe: Recipe, policy: Policy, kv: int, dtype: torch.dtype, longest: int) -> float | None:
     """vLLM's share of its GPU; None to leave it to vLLM, as on a CPU.
 
     On the policy's GPU the bytes that training will still allocate are left free.
@@ -97,7 +97,7 @@ def _memory_share(recipe: Recipe, policy: Policy, kv: int, dtype: torch.dtype) -
     config = json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False))
     weights = sum(p.numel() for p in policy.model.parameters()) * dtype.itemsize // vllm.tensor_parallel
     # While vLLM sleeps, training has its memory: it must fit beside what stays, not beside all.
-    training = 0 if own or vllm.sleep else reserved_bytes(recipe, policy, config)
+    training = 0 if own or vllm.sleep else reserved_bytes(recipe, policy, config, longest)
     return memory_share(*memory, weights, kv, training)
 
 
