@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -35,11 +36,22 @@ ALPHABET = "".join(chr(ord("0") + i) for i in range(VOCABULARY - 6))
 CLOSE = 1e-4
 """Nats between two ways to compute a log-prob in float32."""
 
-FAILURES = (TypeError, AttributeError, RuntimeError, ValueError, LookupError, AssertionError, ArithmeticError, ImportError, OSError)
+FAILURES = (
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    AssertionError,
+    ArithmeticError,
+    ImportError,
+    OSError,
+    StrictDataclassError,
+)
 
 SIZES: dict[str, object] = dict(
     vocab_size=VOCABULARY, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-    max_position_embeddings=128, bos_token_id=None, eos_token_id=1, pad_token_id=0, moe_intermediate_size=32, num_experts=4, num_local_experts=4,
+    max_position_embeddings=128, bos_token_id=2, eos_token_id=1, pad_token_id=0, moe_intermediate_size=32, num_experts=4, num_local_experts=4,
     num_experts_per_tok=2, n_routed_experts=4, n_shared_experts=1, shared_expert_intermediate_size=32, first_k_dense_replace=1, n_group=1,
     topk_group=1, sliding_window=8,
     # Latent attention (DeepSeek): values are smaller than keys.
@@ -48,7 +60,7 @@ SIZES: dict[str, object] = dict(
     linear_key_head_dim=8, linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2, mamba_d_state=8, mamba_n_heads=4,
     mamba_d_head=32, mamba_n_groups=1, mamba_num_heads=4, mamba_head_dim=16, ssm_state_size=8, n_groups=1,
 )  # fmt: skip
-GPT: dict[str, object] = dict(vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_positions=128, eos_token_id=1, bos_token_id=None)
+GPT: dict[str, object] = dict(vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_positions=128, eos_token_id=1, bos_token_id=2)
 OLD: dict[str, object] = dict(GPT, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128)
 LONGROPE = dict(rope_type="longrope", short_factor=[1.0] * 8, long_factor=[4.0] * 8, original_max_position_embeddings=32, rope_theta=10000.0)
 EXTRAS: dict[str, dict[str, object]] = {

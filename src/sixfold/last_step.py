@@ -23,7 +23,7 @@ from .report.progress import Progress
 from .run_folder import RunFolder
 from .run_state import RunState, completed, publish
 from .trainer.checkpoint import list_checkpoints
-from .trainer.trainer import TrainingDiverged
+from .trainer.trainer import EngineDisagrees, TrainingDiverged
 
 VERSIONS = ("version", "critic_version")
 
@@ -104,6 +104,8 @@ def failures_in_words(recipe: Recipe, run: RunFolder, progress: Progress) -> Ite
     """Turn training that cannot go on into a RunFailed that says why, what helps, and which checkpoint is left."""
     try:
         yield
+    except EngineDisagrees as error:
+        raise RunFailed(f"{error}. {_left(run)}") from error
     except TrainingDiverged as error:
         raise RunFailed(f"training has diverged: {error}. {_left(run)}") from error
     except (MemoryError, RuntimeError) as error:

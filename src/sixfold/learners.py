@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +30,7 @@ from .reference.worker_reference import WorkerReference
 from .rollout.base import Rollout
 from .trainer.checkpoint import load_optimizer_tensors, optimizer_tensors
 from .trainer.optimizer import reset_optimizer
+from .trainer.parity import TRAINING_LIMIT
 from .trainer.proximal import Proximal
 from .trainer.trainer import Trainer
 
@@ -115,7 +117,17 @@ def build_learners(world: World, own: Algorithm | None = None, teacher: PreTrain
     scoring = replace(world.scoring, entropy_gradient=method.entropy_in_loss)
     budget = config.max_tokens_per_microbatch, config.share_prefix
     reference = _reference(world, teacher or teacher_of(world, own)) if algorithm.needs_reference else NoReference()
-    policy = Trainer(world.policy.model, config, scoring, max(updates - warm_up, 0), epochs=method.epochs, frozen=reference.scorer)
+    # Quantised weights are meant to sample other log-probs than the policy's.
+    limit = inf if recipe.sync.quantised else TRAINING_LIMIT[recipe.run.precision]
+    policy = Trainer(
+        world.policy.model,
+        config,
+        scoring,
+        max(updates - warm_up, 0),
+        epochs=method.epochs,
+        frozen=reference.scorer,
+        mismatch_limit=limit,
+    )
     reference.check_apart(policy.optimizer)
     critic = Critic(world.policy.model, recipe.critic, config, world.scoring, updates, epochs=method.epochs) if learns_values else None
     trainer = ActorCritic(policy, critic, named, recipe.critic.warmup_steps) if critic else policy

@@ -16,9 +16,11 @@ import torch
 from safetensors.torch import load_file
 
 from sixfold.cli import main
+from sixfold.engine.model_runner import ModelRunner
 from sixfold.errors import RunFailed, UserError
 from sixfold.out_of_memory import free_memory_of
 from sixfold.recipe_io import parse_recipe
+from sixfold.rollout.engine_rollout import EngineRollout
 from sixfold.run import train_run
 from sixfold.trainer.checkpoint import list_checkpoints
 from sixfold.types import Task
@@ -153,6 +155,25 @@ def test_divergence_leaves_the_last_good_step(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(RunFailed, match=f"training has diverged: .*trainer.learning_rate.*The last good state is {left}"):
             train(tmp_path)
     assert newest(tmp_path / "r") == left
+    assert_goes_on_exactly(tmp_path, whole)
+
+
+def test_an_engine_that_begins_to_disagree_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path) -> None:
+    """From the rollout of step 3 on the engine computes other logits than the trainer. No update learns from them."""
+    calls, generate, logits = count(1), EngineRollout.generate, ModelRunner._logits
+    wrong = False
+
+    def generated(*args: Any, **kwargs: Any) -> Any:
+        nonlocal wrong
+        wrong = next(calls) >= 6  # before it: pre-flight, an evaluation, two steps, an evaluation
+        return generate(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineRollout, "generate", generated)
+        patch.setattr(ModelRunner, "_logits", lambda self, hidden: logits(self, hidden) * (8.0 if wrong else 1.0))
+        with pytest.raises(RunFailed, match=r"engine and trainer disagree by .*limit 0\.05.*The last good state is step-000002"):
+            train(tmp_path)
+    assert newest(tmp_path / "r") == "step-000002"
     assert_goes_on_exactly(tmp_path, whole)
 
 

@@ -30,6 +30,10 @@ class TrainingDiverged(RuntimeError):
     """Several steps in a row had no finite gradient."""
 
 
+class EngineDisagrees(TrainingDiverged):
+    """The engine's log-probs are so far from the trainer's that ratios are noise. The update was not made."""
+
+
 @dataclass
 class _Totals:
     """What the micro-batches of an update add up to. Numbers stay on the device until the last micro-batch; then the host waits for all at once.
@@ -84,7 +88,8 @@ class Trainer:
     version: grows by one with every update made; what rollouts are stamped with. steps: updates attempted, which the learning rate follows.
     total_steps: of the schedule, in updates. scoring: temperature, chunk and precision of the forward. epochs: passes over each batch. score: what
     the model says of a packed row's scored tokens, with gradient, and their entropies. frozen: another model's log-probs [S] of the same, which
-    become the rows' `ref_logp`; None where they are filled in already, or nobody asks for them.
+    become the rows' `ref_logp`; None where they are filled in already, or nobody asks for them. mismatch_limit: largest mean disagreement with the
+    engine on fresh tokens, in nats, with which an update is made.
     """
 
     def __init__(
@@ -97,6 +102,7 @@ class Trainer:
         epochs: int = 1,
         score: Score = score_row,
         frozen: Callable[[PackedRow], Tensor] | None = None,
+        mismatch_limit: float = math.inf,
     ) -> None:
         self.model = model
         self.config = config
@@ -105,6 +111,7 @@ class Trainer:
         self.epochs = epochs
         self.score = score
         self.frozen = frozen
+        self.mismatch_limit = mismatch_limit
         apply_activation_checkpointing(model, config.activation_checkpointing)
         self.optimizer = make_optimizer(model, config)
         self.version = 0
@@ -126,7 +133,7 @@ class Trainer:
     def train_step(self, batch: Batch, loss: Loss) -> Metrics:
         """Every update that the batch is good for. Gives the step's metrics; `train/skipped` counts updates that were not made (`skip_reason` why).
 
-        Raises TrainingDiverged after `max_skipped_steps` skips in a row for non-finite gradients.
+        Raises TrainingDiverged after `max_skipped_steps` skips in a row for non-finite gradients, or if engine and trainer disagree.
         """
         if batch.weights is None:
             raise ValueError("batch.weights is not filled in: compute advantages first")
@@ -156,9 +163,11 @@ class Trainer:
         totals = self._accumulate(batch, parts, loss)
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         read = totals.read(norm)
+        mismatch = mismatch_metrics(*totals.fresh_logp())
+        self._check_mismatch(mismatch)
         skipped = self._step(norm, read, rate)
         metrics: Metrics = dict(read.metrics)
-        metrics |= log_ratio_metrics(torch.cat(totals.logp), torch.cat(totals.old_logp)) | mismatch_metrics(*totals.fresh_logp())
+        metrics |= log_ratio_metrics(torch.cat(totals.logp), torch.cat(totals.old_logp)) | mismatch
         metrics |= {
             "train/grad_norm": read.norm,
             "train/learning_rate": rate,
@@ -203,6 +212,17 @@ class Trainer:
             totals.means.setdefault(name, []).append(table.detach()[at].sum())
         totals.logp.append(logp.detach()[at])
         totals.old_logp.append(local.old_logp[at])
+
+    def _check_mismatch(self, mismatch: Metrics) -> None:
+        """Raise EngineDisagrees beyond the limit, and drop the gradient. What is not finite is left to `_step`, which skips it."""
+        mean = mismatch.get("mismatch/mean_abs_logp")
+        if isinstance(mean, float) and self.mismatch_limit < mean < math.inf:
+            self.optimizer.zero_grad(set_to_none=True)
+            raise EngineDisagrees(
+                f"engine and trainer disagree by {mean:.2g} nats in the mean on tokens that the current weights sampled (limit "
+                f"{self.mismatch_limit:g}): ratios between them are noise, and no update was made. Try SIXFOLD_KERNELS=torch or "
+                'run.precision = "float32"; if it stays, this model is not computed right here'
+            )
 
     def _step(self, norm: Tensor, read: _Read, rate: float) -> bool:
         """Update the weights unless something was not finite; True when skipped."""
