@@ -37,15 +37,7 @@ CLOSE = 1e-4
 """Nats between two ways to compute a log-prob in float32."""
 
 FAILURES = (
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    ValueError,
-    LookupError,
-    AssertionError,
-    ArithmeticError,
-    ImportError,
-    OSError,
+    *(TypeError, AttributeError, RuntimeError, ValueError, LookupError, AssertionError, ArithmeticError, ImportError, OSError),
     StrictDataclassError,
 )
 
