@@ -115,7 +115,8 @@ class Grammars:
             if self._made is None:
                 from llguidance import LLTokenizer
 
-                self._made = LLTokenizer(_Vocabulary(self._tokenizer, self._vocabulary, self._stops), eos_token=list(self._stops))
+                vocabulary: Any = _Vocabulary(self._tokenizer, self._vocabulary, self._stops)  # its stubs name a class, it takes any such object
+                self._made = LLTokenizer(vocabulary, eos_token=list(self._stops))
             return self._made
 
 
