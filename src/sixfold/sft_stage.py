@@ -75,8 +75,9 @@ class SftStage:
         recipe = self.world.recipe
         sft = recipe.sft
         tasks = self._solved_tasks()
-        probe = drawn_tasks(tasks, PROBE_TASKS, recipe.run.seed) if sft.stop_at_accuracy and len(tasks) > 2 * PROBE_TASKS else []
-        probed = {task.id for task in probe}
+        probe = drawn_tasks(tasks, PROBE_TASKS, recipe.run.seed) if sft.stop_at_accuracy else []
+        # Of few tasks none is spared: what is measured then is how many are known by heart. Without a look SFT would go on until all are.
+        probed = {task.id for task in probe} if len(tasks) > 2 * PROBE_TASKS else set()
         rest = [task for task in tasks if task.id not in probed]
         stream = task_stream(rest, sft.examples_per_step, recipe.run.seed, self.world.tasks.weights)
         settings = recipe.trainer.model_copy(

@@ -129,3 +129,12 @@ def test_sft_may_be_shortened_while_it_lasts_and_not_after(whole: Path, tmp_path
         shutil.rmtree(run / "checkpoints" / name)
     assert train_run(recipe(tmp_path, sft__steps=10), resume=run) == 0
     assert len(sft_log(run)) == 10
+
+
+def test_few_tasks_are_looked_at_too(tmp_path: Path) -> None:
+    """They used to get no probe set, so that SFT learned all of them by heart and left nothing to RL."""
+    tasks = [Task(f"t{n}", f"{n}+1=", answer=n + 1) for n in range(40)]
+    few = recipe(tmp_path, sft__steps=30, sft__stop_at_accuracy=0.0001)
+    assert train_run(few, tasks=tasks, reward=lambda completion, task: 1.0) == 0
+    log = sft_log(tmp_path / "r")
+    assert len(log) == 10 and '"heldout/accuracy": 1.0' in log[-1]
