@@ -5,15 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from sixfold import memory_plan, memory_text
-from sixfold.memory_plan import MemoryPlan, activation_bytes, kept_results, layer_bytes
+from sixfold.memory_plan import MemoryPlan, activation_bytes, kept_results, layer_bytes, layer_work_bytes
 from sixfold.memory_text import Device, memory_lines, memory_of, parse_devices, what_helps
-from sixfold.model_size import ModelSize
+from sixfold.model.attention import NAME, register
+from sixfold.model.norms import fuse_norms
+from sixfold.model_size import ModelSize, model_size
 from sixfold.plan import make_plan
 from sixfold.plan_text import explain
 from sixfold.recipe_io import load_recipe, parse_recipe
 from sixfold.trainer import logprobs
+from sixfold.trainer.checkpointing import Mode, apply_activation_checkpointing
 
 QWEN = Path(__file__).parent / "data" / "configs" / "qwen2.5-0.5b"
 N = 494_032_768
@@ -57,8 +63,46 @@ def test_a_layer_by_hand() -> None:
     assert layer_bytes(SIZE, 2, keys=1.5) - layer_bytes(SIZE, 2) == 2 * 4
     assert kept_results(SIZE, 2) == 2 * (2 * 16 + 2 * 4 + 2 * 8 + 2 * 20) + 4 * 2
     assert activation_bytes(SIZE, 10, "none", 4) == 10 * (3 * layer_bytes(SIZE, 4) + 2 * 32)
-    assert activation_bytes(SIZE, 10, "full", 4) == 10 * (3 * 32 + layer_bytes(SIZE, 4) + 2 * 32)
-    assert activation_bytes(SIZE, 10, "selective", 4) == 10 * (3 * (32 + kept_results(SIZE, 4)) + layer_bytes(SIZE, 4) + 2 * 32)
+    assert activation_bytes(SIZE, 10, "full", 4) == 10 * (3 * 32 + 2 * 32)
+    assert activation_bytes(SIZE, 10, "selective", 4) == 10 * (3 * (32 + kept_results(SIZE, 4)) + 2 * 32)
+    assert layer_work_bytes(SIZE, 10, "none", 4) == 10 * 3 * 4 * 20
+    assert layer_work_bytes(SIZE, 10, "full", 4) == 10 * (layer_bytes(SIZE, 4) + 3 * 4 * 20)
+    assert layer_work_bytes(SIZE, 10, "selective", 4) == 10 * (layer_bytes(SIZE, 4) - 4 * (2 * 20 + 16 + 4) + 3 * 4 * 20)
+
+
+TINY = Qwen2Config(
+    vocab_size=40,
+    hidden_size=256,
+    intermediate_size=704,
+    num_hidden_layers=3,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    tie_word_embeddings=True,
+)
+
+
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_forward_pass_keeps_what_the_formula_says(mode: Mode, precision: torch.dtype) -> None:
+    """Counted: every storage that is alive after the forward pass and was not before."""
+    register()
+    torch.manual_seed(0)
+    model, tokens = Qwen2ForCausalLM(TINY).eval(), 256
+    model.set_attn_implementation(NAME)
+    fuse_norms(model)
+    apply_activation_checkpointing(model, mode)
+    ids, places = torch.randint(40, (1, tokens)), torch.arange(tokens)[None]
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record, autocast:
+        out = model.model(input_ids=ids, position_ids=places, use_cache=False)
+    assert out.last_hidden_state.requires_grad
+    alive = sum(e.nbytes() for e in record.profiler.kineto_results.events() if e.name() == "[memory]")
+    size = model_size(TINY.to_dict())
+    assert size is not None
+    width = precision.itemsize
+    cast = 2 * (size.parameters - 40 * 256 - 7 * 256 - 3 * 384) if width == 2 and mode == "none" else 0
+    planned = activation_bytes(size, tokens, mode, width) + cast
+    assert planned == pytest.approx(alive, rel=0.1)
 
 
 def test_logits_by_hand() -> None:
@@ -149,3 +193,31 @@ def test_a_missing_or_failing_nvidia_smi_is_no_device(monkeypatch: pytest.Monkey
     assert memory_text.find_devices() == []
     tool.write_text("#!/bin/sh\necho '0, 10, 20'\n")
     assert memory_text.find_devices() == [Device(0, 10 << 20, 20 << 20)]
+
+
+RECIPES = {"gsm8k": [f"--model.path={QWEN}"], "demo": [], "reasoning_gym": []}
+
+
+def documented() -> str:
+    """The table of docs/memory.md: MB of every part of the shipped recipes."""
+    plans = []
+    for name, flags in RECIPES.items():
+        plan = memory_of(make_plan(load_recipe(name, flags)))
+        assert plan is not None
+        plans.append(plan)
+    columns = [sizes(p) | {"KV cache, as wanted": p.cache_wanted * p.cache_token, "peak": p.needed(p.cache_wanted)} for p in plans]
+    lines = ["| MB | " + " | ".join(RECIPES) + " |", "|---" * (len(columns) + 1) + "|"]
+    for row in columns[0]:
+        lines.append(f"| {row} | " + " | ".join(f"{c.get(row, 0) / 1e6:,.1f}" for c in columns) + " |")
+    return "\n".join(lines)
+
+
+def test_the_documented_table_is_the_plans() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "memory.md").read_text(encoding="utf-8")
+    assert documented() in page, documented()
+
+
+def test_the_shipped_gpu_recipe_fits_on_its_card() -> None:
+    plan = memory()
+    fits = plan.cache_that_fits(24 * 10**9)
+    assert fits is not None and fits >= 128 * plan.sequence, "a step's 128 completions run at once"

@@ -121,7 +121,7 @@ def kept_results(size: ModelSize, width: int) -> float:
 
 
 def activation_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: float = 1.0) -> int:
-    """Bytes that a forward pass leaves for the backward pass, and the layer that is computed again.
+    """Bytes that a forward pass leaves for the backward pass.
 
     Args:
         size: of the model.
@@ -130,11 +130,26 @@ def activation_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: 
         width: bytes of a number in products.
         keys: as in `layer_bytes`.
     """
-    layer = layer_bytes(size, width, keys)
-    kept = {"none": 0.0, "selective": kept_results(size, width), "full": 0.0}[mode]
     entrance = 4 * size.hidden
-    body = size.layers * layer if mode == "none" else size.layers * (entrance + kept) + layer
-    return int(tokens * (body + 2 * entrance))
+    kept = {"none": 0.0, "selective": kept_results(size, width), "full": 0.0}[mode]
+    layer = layer_bytes(size, width, keys) if mode == "none" else entrance + kept
+    return int(tokens * (size.layers * layer + 2 * entrance))
+
+
+def layer_work_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: float = 1.0) -> int:
+    """Bytes that the backward pass of one layer needs on top: what is computed again, and three gradients as wide as the MLP.
+
+    Args:
+        size: of the model.
+        tokens: in one micro-batch.
+        mode: of activation checkpointing.
+        width: bytes of a number in products.
+        keys: as in `layer_bytes`.
+    """
+    again = 0.0 if mode == "none" else layer_bytes(size, width, keys)
+    if mode == "selective":  # these need not be made again
+        again -= width * (2 * size.intermediate + size.queries + size.keys)
+    return int(tokens * (again + 3 * width * size.intermediate))
 
 
 def logit_bytes(chunk: int, vocabulary: int, tables: int = BACKWARD_TABLES) -> int:
@@ -171,6 +186,8 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
     running = recipe.engine.max_running
     head = size.vocabulary * size.hidden
     kept = {"none": "all inputs of a layer", "selective": "a layer's input and its products", "full": "a layer's input"}[mode]
+    logits, gradient = logit_bytes(trainer.logprob_chunk, size.vocabulary), 8 * head
+    layer = layer_work_bytes(size, tokens, mode, width, keys)
     parts = [
         Part(
             "activations",
@@ -178,13 +195,14 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
             f"{tokens:,} tokens, {size.layers} layers, checkpointing {mode}: {kept} are kept",
             samples=False,
         ),
+        Part("logits", logits, f"{BACKWARD_TABLES} tables x {chunk:,} positions x {size.vocabulary:,} words x 4 bytes", samples=False),
+        Part("head's gradient", gradient, f"2 x {size.vocabulary:,} x {size.hidden:,} x 4 bytes, before it is added to the rest", samples=False),
         Part(
-            "logits",
-            logit_bytes(trainer.logprob_chunk, size.vocabulary),
-            f"{BACKWARD_TABLES} tables x {chunk:,} positions x {size.vocabulary:,} words x 4 bytes",
+            "backward pass of a layer",
+            max(0, layer - logits - gradient),
+            f"{layer:,} bytes, less the room of the logits and the head's gradient, which are gone by then",
             samples=False,
         ),
-        Part("head's gradient", 8 * head, f"2 x {size.vocabulary:,} x {size.hidden:,} x 4 bytes, before it is added to the rest", samples=False),
         Part(
             "sampler's logits",
             FORWARD_TABLES * 4 * running * size.vocabulary,

@@ -1,0 +1,138 @@
+"""Planned and measured memory of one training step: a scaled-down copy of the gsm8k recipe, on the CPU.
+
+    python benchmarks/memory.py
+
+The model has the shape of Qwen2.5-0.5B at an eighth of its width and a quarter of its layers. PyTorch's profiler records
+every allocation of the second step, when AdamW has its moments; the peak is the largest sum of what is alive. It does not
+depend on the machine's load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from sixfold.algorithm.composed import make_algorithm
+from sixfold.batch import Batch, collate
+from sixfold.config import Recipe
+from sixfold.memory_plan import held_parts, work_parts
+from sixfold.model.attention import NAME, register
+from sixfold.model.norms import fuse_norms
+from sixfold.model_size import ModelSize, model_size
+from sixfold.plan_algorithm import resolve_algorithm
+from sixfold.recipe_io import load_recipe
+from sixfold.trainer.logprobs import Scoring
+from sixfold.trainer.trainer import Trainer
+from sixfold.types import Group, Reward, Task, Trajectory
+
+SIZES = dict(
+    vocab_size=4096,
+    hidden_size=112,
+    intermediate_size=608,
+    num_hidden_layers=6,
+    num_attention_heads=7,
+    num_key_value_heads=1,
+    max_position_embeddings=1024,
+    tie_word_embeddings=True,
+)
+PROMPT, NEW, SAMPLES, TOKENS = 96, 96, 8, 864
+
+
+def main() -> None:
+    """Train two steps; measure the second."""
+    arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    arguments.add_argument("--precision", default="bfloat16", choices=["bfloat16", "float32"])
+    arguments.add_argument("--checkpointing", default="selective", choices=["none", "selective", "full"])
+    given = arguments.parse_args()
+    torch.set_num_threads(1)
+    flags = [
+        f"--rollout.max_new_tokens={NEW}",
+        f"--rollout.samples_per_prompt={SAMPLES}",
+        f"--trainer.max_tokens_per_microbatch={TOKENS}",
+        f"--data.max_prompt_tokens={PROMPT}",
+        "--trainer.logprob_chunk=64",
+        f"--run.precision={given.precision}",
+        f"--trainer.activation_checkpointing={given.checkpointing}",
+    ]
+    recipe = load_recipe("gsm8k", flags)
+    register()
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**SIZES, attn_implementation=NAME)).eval()
+    fuse_norms(model)
+    method = make_algorithm(resolve_algorithm(recipe.algorithm), NEW)
+    scoring = Scoring(1.0, recipe.trainer.logprob_chunk, torch.bfloat16 if given.precision == "bfloat16" else None)
+    trainer = Trainer(model, recipe.trainer, scoring, 10)
+    batch = method.compute_advantages(rows())
+    trainer.train_step(batch, method.compute_loss)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        trainer.train_step(batch, method.compute_loss)
+    live = peak = 0
+    allocations = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(allocations, key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    size = model_size(model.config.to_dict())
+    assert size is not None
+    report(recipe, size, model, trainer, peak)
+
+
+def report(recipe: Recipe, size: ModelSize, model: Qwen2ForCausalLM, trainer: Trainer, peak: int) -> None:
+    """Print plan, measured bytes and their ratio, for what is held, for one micro-batch, and in all.
+
+    Args:
+        recipe: the scaled-down one.
+        size: of the model, from its settings.
+        model: after a step.
+        trainer: of the model.
+        peak: most bytes alive in a step beyond those before it; gradients are among them.
+    """
+    weights = sum(p.nbytes for p in model.parameters())
+    moments = sum(s[key].nbytes for s in trainer.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq"))
+    held = {p.name: p.size for p in held_parts(recipe, size.parameters)}
+    work = [p for p in work_parts(recipe, size, PROMPT) if p.trains]
+    rows = [
+        ("weights", held["weights"], weights),
+        ("gradients", held["gradients"], weights),  # one float32 number for each weight
+        ("AdamW moments", held["AdamW moments"], moments),
+        ("one micro-batch", sum(p.size for p in work), peak - weights),
+    ]
+    rows.append(("peak", sum(row[1] for row in rows), sum(row[2] for row in rows)))
+    for name, planned, measured in rows:
+        print(f"{name:<18}{planned / 1e6:>9.2f} MB planned{measured / 1e6:>9.2f} MB measured{planned / measured:>7.2f}")
+    print("of the micro-batch:", ", ".join(f"{p.name} {p.size / 1e6:.2f} MB" for p in work))
+
+
+def rows() -> Batch:
+    """Four prompts with their samples, all of full length, scored at random."""
+    chance = random.Random(1)
+
+    def draw(count: int) -> list[int]:
+        return [chance.randrange(SIZES["vocab_size"]) for _ in range(count)]
+
+    groups = []
+    for g in range(4):
+        prompt = draw(PROMPT)
+        samples = [
+            Trajectory(
+                task_id=f"task-{g}",
+                sample=k,
+                tokens=prompt + draw(NEW),
+                prompt_length=PROMPT,
+                mask=[False] * PROMPT + [True] * NEW,
+                logp=[0.0] * PROMPT + [-8.0] * NEW,
+                version=[-1] * PROMPT + [0] * NEW,
+                finish_reason="stop",
+                reward=Reward(float(k % 2)),
+            )
+            for k in range(SAMPLES)
+        ]
+        groups.append(Group(Task(f"task-{g}", "?"), samples))
+    return collate(groups)
+
+
+if __name__ == "__main__":
+    main()
