@@ -56,9 +56,9 @@ NAMES = ("run.name", "run.dir")
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """Every setting by dotted key, as JSON gives it back."""
+    """Every setting that makes a run what it is, by dotted key, as JSON gives it back."""
     values: dict[str, Any] = json.loads(json.dumps(flat(recipe)))
-    return values
+    return {key: value for key, value in values.items() if key not in NAMES}
 
 
 def allowed_changes(saved: Mapping[str, Any], recipe: Recipe, *, warming_up: bool) -> list[str]:
@@ -74,7 +74,7 @@ def allowed_changes(saved: Mapping[str, Any], recipe: Recipe, *, warming_up: boo
     """
     asked = settings_of(recipe)
     defaults = settings_of(Recipe())
-    changed = [key for key, value in asked.items() if value != saved.get(key, defaults[key]) and key not in NAMES]
+    changed = [key for key, value in asked.items() if value != saved.get(key, defaults[key])]
     for key in changed:
         reason = why_fixed(key)
         if reason and not (warming_up and key in WHILE_WARMING_UP):
