@@ -249,6 +249,8 @@ def _values(knob: Knob) -> st.SearchStrategy[Any]:
         return st.lists(st.floats(0, 1, exclude_max=True), min_size=2, max_size=2)
     if knob.key == "run.name":
         return st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,9}\Z")
+    if knob.key == "rollout.vllm.devices":
+        return st.sampled_from(["", "0", "1,2"])
     if knob.key == "model.chat_template":
         return st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
     if knob.key == "model.template_args":

@@ -26,7 +26,7 @@ from .controller.stream import step_seed, task_stream
 from .data.task_set import drawn_tasks, given_tasks
 from .durable import write_text_atomic
 from .ending import Ending, how_to_go_on, why_ended
-from .environment.preflight import BASELINE_TASKS, baseline_scores, expected_refill, preflight
+from .environment.preflight import BASELINE_TASKS, MakeAnswer, baseline_scores, expected_refill, made_up_answers, preflight
 from .environment.scorer import RewardBudgetExceeded
 from .environment.trial import TRIAL_TASKS, try_rewards
 from .errors import UserError
@@ -99,7 +99,7 @@ def train_run(
             made_with = signature(world, (reward,) if reward else recipe.environment.rewards)
             for note in check_same(checkpoint, made_with) if checkpoint else ():
                 progress.note(note)
-            if warning := try_rewards(world.environment, drawn_tasks(world.tasks.train, TRIAL_TASKS, recipe.run.seed), world.codec.plain):
+            if warning := try_rewards(world.environment, drawn_tasks(world.tasks.train, TRIAL_TASKS, recipe.run.seed), _made_up(world)):
                 progress.note(warning)
             if not resume:  # only now: a mistake in the recipe has left nothing behind, and moved nothing
                 run = stack.enter_context(create_run(directory, name, overwrite))
@@ -249,7 +249,7 @@ class Run:
         """What the rewards pay for answers that know nothing, for the record. Never ends the run: a failing check pays nothing."""
         try:
             tasks = drawn_tasks(self.world.tasks.train, BASELINE_TASKS, self.recipe.run.seed)
-            baseline = baseline_scores(self.world.environment.score, tasks, self.world.codec.plain)
+            baseline = baseline_scores(self.world.environment.score, tasks, _made_up(self.world))
         except RewardBudgetExceeded as error:
             self.notes.add(0, f"pre-flight: what random and constant answers earn is unknown: {error}", warning=True)
             return {}
@@ -411,3 +411,8 @@ def _advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]:
     flat_list = batch.advantages.gather(1, first[:, None])[:, 0].tolist()
     sizes = [len(g.trajectories) for g in groups]
     return [flat_list[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
+
+
+def _made_up(world: World) -> MakeAnswer:
+    """Answers that nobody sampled, after real prompts."""
+    return made_up_answers(world.codec.encode, world.codec.plain)

@@ -8,7 +8,7 @@ import pytest
 
 from sixfold.environment.arithmetic import arithmetic_reward, arithmetic_tasks
 from sixfold.environment.math_answers import math_reward
-from sixfold.environment.preflight import Baseline, baseline_scores, degenerate_probability, expected_refill, preflight
+from sixfold.environment.preflight import Baseline, baseline_scores, degenerate_probability, expected_refill, made_up_answers, preflight
 from sixfold.environment.rewards import RewardCallable
 from sixfold.environment.scorer import Environment, RewardBudgetExceeded
 from sixfold.types import Task
@@ -54,7 +54,7 @@ def encode(text: str) -> list[int]:
 
 
 def baseline(reward: RewardCallable, tasks: Sequence[Task]) -> Baseline:
-    return baseline_scores(Environment([reward]).score, tasks, encode)
+    return baseline_scores(Environment([reward]).score, tasks, made_up_answers(lambda task: [0], encode))
 
 
 def test_answers_that_know_nothing_earn_nothing() -> None:
@@ -102,6 +102,6 @@ def test_failing_checks_earn_nothing_until_the_budget_is_gone() -> None:
     tasks = arithmetic_tasks(8, terms=2, digits=1, seed=0)
     assert baseline(strict, tasks).random == 1.0
     with pytest.raises(RewardBudgetExceeded):
-        baseline_scores(Environment([strict], error_budget=0.0).score, tasks, encode)
+        baseline_scores(Environment([strict], error_budget=0.0).score, tasks, made_up_answers(lambda task: [0], encode))
     with pytest.raises(ValueError, match="at least one task"):
         baseline(strict, [])

@@ -83,11 +83,21 @@ def expected_refill(degenerate: float, max_rounds: int) -> tuple[float, float]:
     return sum(degenerate**r for r in range(1, max_rounds)), degenerate**max_rounds
 
 
-def baseline_scores(score: Callable[[Sequence[Group]], None], tasks: Sequence[Task], encode: Callable[[str], list[int]], seed: int = 0) -> Baseline:
+MakeAnswer = Callable[[Task, int, str], Trajectory]
+"""Task, sample number and text -> a trajectory that gives this answer."""
+
+
+def baseline_scores(score: Callable[[Sequence[Group]], None], tasks: Sequence[Task], make: MakeAnswer, seed: int = 0) -> Baseline:
     """What answers that know nothing earn: random text, and the best-paid constant one. Both should earn about 0.
 
-    score: fills in rewards, as `Environment.score` does. encode: text to token ids, for rewards that look at them. A check that fails earns
-    nothing. Raises what `score` raises, ValueError for no tasks.
+    Args:
+        score: fills in rewards, as `Environment.score` does. A check that fails earns nothing.
+        tasks: to be answered.
+        make: makes an answer that nobody sampled.
+        seed: of the random text.
+
+    Raises:
+        ValueError: no tasks. Also what `score` raises.
     """
     if not tasks:
         raise ValueError("baseline_scores needs at least one task")
@@ -95,24 +105,33 @@ def baseline_scores(score: Callable[[Sequence[Group]], None], tasks: Sequence[Ta
     groups = []
     for task in tasks:
         babble = "".join(rng.choices(string.printable, k=rng.randrange(1, 80)))
-        groups.append(Group(task, [made_up_answer(task, number, text, encode(text)) for number, text in enumerate((babble, *CONSTANTS))]))
+        groups.append(Group(task, [make(task, number, text) for number, text in enumerate((babble, *CONSTANTS))]))
     score(groups)
     babbled, *constants = (sum(earned or 0.0 for earned in column) / len(tasks) for column in zip(*(g.rewards for g in groups), strict=True))
     best = max(range(len(CONSTANTS)), key=constants.__getitem__)
     return Baseline(babbled, constants[best], CONSTANTS[best])
 
 
-def made_up_answer(task: Task, number: int, text: str, ids: list[int]) -> Trajectory:
-    """An answer that nobody sampled, after a prompt of one token that nobody looks at."""
-    count = len(ids)
-    return Trajectory(
-        task_id=task.id,
-        sample=number,
-        tokens=[0, *ids],
-        prompt_length=1,
-        mask=[False] + [True] * count,
-        logp=[0.0] * (count + 1),
-        version=[-1] + [0] * count,
-        finish_reason="stop",
-        text=text,
-    )
+def made_up_answers(encode_prompt: Callable[[Task], list[int]], encode: Callable[[str], list[int]]) -> MakeAnswer:
+    """A maker of answers that nobody sampled, after the prompts that the policy would see.
+
+    Args:
+        encode_prompt: token ids of a task's prompt, for rewards that look at them.
+        encode: text to token ids.
+    """
+
+    def make(task: Task, number: int, text: str) -> Trajectory:
+        prompt, ids = encode_prompt(task), encode(text)
+        return Trajectory(
+            task_id=task.id,
+            sample=number,
+            tokens=[*prompt, *ids],
+            prompt_length=len(prompt),
+            mask=[False] * len(prompt) + [True] * len(ids),
+            logp=[0.0] * (len(prompt) + len(ids)),
+            version=[-1] * len(prompt) + [0] * len(ids),
+            finish_reason="stop",
+            text=text,
+        )
+
+    return make

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from sixfold.environment.preflight import made_up_answer
+from sixfold.environment.preflight import MakeAnswer
 from sixfold.environment.scorer import NOT_APPLICABLE, Environment
 from sixfold.errors import UserError
 from sixfold.types import Group, Task
@@ -12,13 +12,13 @@ from sixfold.types import Group, Task
 TRIAL_TASKS = 2
 
 
-def try_rewards(environment: Environment, tasks: Sequence[Task], encode: Callable[[str], list[int]]) -> str:
+def try_rewards(environment: Environment, tasks: Sequence[Task], make: MakeAnswer) -> str:
     """Score made-up completions of a few tasks: the reference answer, a worked solution, nothing, and text that is no answer.
 
     Args:
         environment: whose rewards are tried.
         tasks: training tasks; the first ones are used.
-        encode: text to token ids, for rewards that look at them.
+        make: makes an answer that nobody sampled.
 
     Returns:
         A warning where some checks fail; empty where none does.
@@ -26,7 +26,7 @@ def try_rewards(environment: Environment, tasks: Sequence[Task], encode: Callabl
     Raises:
         UserError: every check fails.
     """
-    groups = [_answers(task, encode) for task in tasks[:TRIAL_TASKS]]
+    groups = [_answers(task, make) for task in tasks[:TRIAL_TASKS]]
     environment.score(groups, error_budget=1.0)
     rewards = [trajectory.reward for group in groups for trajectory in group.trajectories if trajectory.reward]
     failed = [reward.error for reward in rewards if reward.error and reward.error != NOT_APPLICABLE]
@@ -37,6 +37,6 @@ def try_rewards(environment: Environment, tasks: Sequence[Task], encode: Callabl
     return ""
 
 
-def _answers(task: Task, encode: Callable[[str], list[int]]) -> Group:
+def _answers(task: Task, make: MakeAnswer) -> Group:
     texts = dict.fromkeys([*(str(text) for text in (task.trace, task.answer) if text is not None), "", "no answer at all"])
-    return Group(task, [made_up_answer(task, number, text, encode(text)) for number, text in enumerate(texts)])
+    return Group(task, [make(task, number, text) for number, text in enumerate(texts)])
