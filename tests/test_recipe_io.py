@@ -251,7 +251,7 @@ def _values(knob: Knob) -> st.SearchStrategy[Any]:
         return st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,9}\Z")
     if knob.key == "rollout.vllm.devices":
         return st.sampled_from(["", "0", "1,2"])
-    if knob.key == "model.chat_template":
+    if knob.key in ("model.chat_template", "log.project"):
         return st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
     if knob.key == "model.template_args":
         return st.lists(st.from_regex(r"\A[A-Za-z_][A-Za-z0-9_]{0,5}=[a-z]{0,5}\Z"))

@@ -414,5 +414,6 @@ def _advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]:
 
 
 def _made_up(world: World) -> MakeAnswer:
-    """Answers that nobody sampled, after real prompts."""
-    return made_up_answers(world.codec.encode, world.codec.plain)
+    """Answers that nobody sampled, after real prompts, with the token that ends a turn."""
+    end = list(world.policy.stop_token_ids[:1])
+    return made_up_answers(world.codec.encode, lambda text: world.codec.plain(text) + end)
