@@ -1,8 +1,11 @@
 """reasoning-gym's own answers score 1 by its own scorers; what is handed to them is what the docstring says."""
 
+import re
+
 import pytest
 
-from sixfold.environment.gym import gym_reward, gym_tasks, submitted_answer
+from sixfold.environment.gym import gym_options, gym_reward, gym_solved, gym_tasks, submitted_answer
+from sixfold.environment.gym_traces import gym_trace
 from sixfold.errors import UserError
 
 pytest.importorskip("reasoning_gym")
@@ -21,7 +24,7 @@ def test_tasks_are_the_librarys_for_the_seed() -> None:
     import reasoning_gym
 
     dataset = reasoning_gym.create_dataset("chain_sum", size=3, seed=4, min_terms=5, max_terms=5)
-    tasks = gym_tasks(["chain_sum"], size=3, seed=4, settings={"chain_sum": {"min_terms": 5, "max_terms": 5}})
+    tasks = gym_tasks(["chain_sum"], size=3, seed=4, options=["chain_sum.min_terms=5", "chain_sum.max_terms=5"])
     assert [(t.prompt, t.answer) for t in tasks] == [(entry["question"], entry["answer"]) for entry in dataset]
 
 
@@ -37,7 +40,53 @@ def test_unknown_names_and_settings() -> None:
     with pytest.raises(UserError, match=r"no dataset 'chain_sun'. Did you mean 'chain_sum'\?"):
         gym_tasks(["chain_sun"], size=1, seed=0)
     with pytest.raises(UserError, match=r"'chain_sum'.*min_trems"):
-        gym_tasks(["chain_sum"], size=1, seed=0, settings={"chain_sum": {"min_trems": 5}})
+        gym_tasks(["chain_sum"], size=1, seed=0, options=["chain_sum.min_trems=5"])
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [("max_terms=4", "DATASET.NAME=VALUE"), ("chain_sum.max_terms", "DATASET.NAME=VALUE"), ("gcd.max_value=9", "does not name")],
+)
+def test_options_of_another_form_or_dataset(option: str, problem: str) -> None:
+    with pytest.raises(UserError, match=r"data\.reasoning_gym\.options") as caught:
+        gym_tasks(["chain_sum"], size=1, seed=0, options=[option])
+    assert problem in str(caught.value)
+
+
+def test_options_have_the_types_that_json_gives_them() -> None:
+    got = gym_options(["a.n=3", "a.f=0.5", "a.flag=true", "a.list=[1,2]", "a.text=plain"], ["a", "b"])
+    assert got == {"a": {"n": 3, "f": 0.5, "flag": True, "list": [1, 2], "text": "plain"}, "b": {}}
+
+
+def test_solved_is_full_marks_alone() -> None:
+    (task,) = gym_tasks(["spell_backward"], size=1, seed=2)
+    nearly = task.answer[:-1] + "?"
+    assert 0 < gym_reward(nearly, task) < 1
+    assert gym_solved(nearly, task) == 0.0 and gym_solved(task.answer, task) == 1.0
+
+
+def test_worked_solutions_are_right_line_by_line() -> None:
+    """Every step of a trace is a true equation that begins with the result of the last one, and the answer scores 1."""
+    options = ["chain_sum.max_digits=2", "gcd.max_value=200", "gcd.max_numbers=3"]
+    tasks = gym_tasks(["chain_sum", "gcd", "spell_backward"], size=40, seed=5, options=options)
+    for task in tasks:
+        if task.columns["dataset"] == "spell_backward":
+            assert task.trace is None
+            continue
+        assert task.trace is not None
+        steps, _, answer = task.trace.rpartition("#")
+        assert answer == task.answer and gym_reward(task.trace, task) == 1.0
+        for step in filter(None, steps.split(";")):
+            left, _, right = step.partition("=")
+            first, operator, second = re.fullmatch(r"(-?\d+)([-+%])(\d+)", left).groups()  # type: ignore[union-attr]
+            compute = {"+": int.__add__, "-": int.__sub__, "%": int.__mod__}[operator]
+            assert compute(int(first), int(second)) == int(right), task.trace
+
+
+def test_worked_solutions_by_hand() -> None:
+    assert gym_trace("chain_sum", {"metadata": {"expression": "4 - 1 - 7"}, "answer": "-4"}) == "4-1=3;3-7=-4#-4"
+    assert gym_trace("gcd", {"metadata": {"numbers": [12, 18]}, "answer": "6"}) == "18%12=6;12%6=0#6"
+    assert gym_trace("spell_backward", {"metadata": {}, "answer": "nus"}) is None
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

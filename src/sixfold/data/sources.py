@@ -54,8 +54,9 @@ def load_tasks(data: DataConfig, *, seed: int, rewards: tuple[str, ...]) -> Task
             malformed.
     """
     others = [name for name in data.names if name != "reasoning_gym"]
-    if "reasoning_gym" in rewards and others:
-        raise UserError(f"reward 'reasoning_gym' scores tasks of data.source = 'reasoning_gym' only, not of {others[0]!r}")
+    gym_rewards = [name for name in ("reasoning_gym", "reasoning_gym_solved") if name in rewards]
+    if gym_rewards and others:
+        raise UserError(f"reward {gym_rewards[0]!r} scores tasks of data.source = 'reasoning_gym' only, not of {others[0]!r}")
     if data.sources:
         return _mixture(data, seed, rewards)
     found = _read(data, seed, rewards)
@@ -102,7 +103,7 @@ def _read(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> _Found:
         return _Found(_sums(data, seed))
     if data.source == "reasoning_gym":
         gym = data.reasoning_gym
-        return _Found(drawn(gym_tasks(gym.tasks, gym.size, seed), data.limit, seed))
+        return _Found(drawn(gym_tasks(gym.tasks, gym.size, seed, gym.options), data.limit, seed))
     splits, commit = _read_splits(data, seed)
     found = _Found(commit=commit)
     for split, rows in splits.items():

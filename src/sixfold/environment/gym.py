@@ -2,32 +2,63 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
 from sixfold.environment.answer_part import answer_part
+from sixfold.environment.gym_traces import gym_trace
 from sixfold.errors import UserError, nearest
 from sixfold.types import Task
 
 
-def gym_tasks(names: Sequence[str], size: int, seed: int, settings: Mapping[str, Mapping[str, Any]] | None = None) -> list[Task]:
-    """`size` tasks of each named dataset. settings: by name, configuration of that dataset as the library takes it.
+def gym_tasks(names: Sequence[str], size: int, seed: int, options: Sequence[str] = ()) -> list[Task]:
+    """`size` tasks of each named dataset, with worked solutions where `gym_traces` knows the steps.
 
-    Raises UserError for an unknown name, for a bad setting, or without the library.
+    Args:
+        names: datasets of the library.
+        size: tasks per dataset.
+        seed: of the generators.
+        options: settings of the generators, as `DATASET.NAME=VALUE`.
+
+    Raises:
+        UserError: an unknown dataset or option, a bad value, or the library is not installed.
     """
     factory = _library().factory
+    settings = gym_options(options, names)
     tasks = []
     for name in names:
         if name not in factory.DATASETS:
             raise UserError(f"reasoning-gym has no dataset {name!r}.{nearest(name, list(factory.DATASETS))}")
         try:
-            dataset = factory.create_dataset(name, size=size, seed=seed, **(settings or {}).get(name, {}))
+            dataset = factory.create_dataset(name, size=size, seed=seed, **settings[name])
         except (TypeError, AssertionError, ValueError) as error:
             raise UserError(f"reasoning-gym dataset {name!r}: {error}") from error
         tasks += [_task(name, seed, number, dataset[number]) for number in range(size)]
     return tasks
+
+
+def gym_options(options: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Options by dataset: `chain_sum.max_terms=4` becomes {"chain_sum": {"max_terms": 4}}.
+
+    A value is read as JSON where it is JSON, otherwise as text. Raises UserError for another form,
+    and for a dataset that is not among `names`.
+    """
+    found: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for option in options:
+        key, _, text = option.partition("=")
+        dataset, dot, name = key.partition(".")
+        if not (dot and name and text):
+            raise UserError(f"data.reasoning_gym.options: {option!r} is not of the form DATASET.NAME=VALUE, e.g. chain_sum.max_terms=4")
+        if dataset not in found:
+            raise UserError(f"data.reasoning_gym.options: {option!r} is for {dataset!r}, which data.reasoning_gym.tasks does not name")
+        try:
+            found[dataset][name] = json.loads(text)
+        except json.JSONDecodeError:
+            found[dataset][name] = text
+    return found
 
 
 def gym_reward(completion: str, task: Task) -> float:
@@ -37,6 +68,11 @@ def gym_reward(completion: str, task: Task) -> float:
     """
     entry = {"question": task.prompt_text, "answer": task.answer, "metadata": task.columns["metadata"]}
     return float(_scorer(task.columns["dataset"])(submitted_answer(completion), entry))
+
+
+def gym_solved(completion: str, task: Task) -> float:
+    """1 if the library gives the answer full marks, otherwise 0: no partial credit to collect."""
+    return float(gym_reward(completion, task) >= 1)
 
 
 def submitted_answer(completion: str) -> str:
@@ -53,6 +89,7 @@ def _task(name: str, seed: int, number: int, entry: Mapping[str, Any]) -> Task:
         id=f"{name}-{seed}-{number}",
         prompt=entry["question"],
         answer=entry["answer"],
+        trace=gym_trace(name, entry),
         columns={"dataset": name, "metadata": entry["metadata"]},
         source="reasoning_gym",
     )

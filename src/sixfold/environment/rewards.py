@@ -31,6 +31,7 @@ BUILT_IN = {
     "arithmetic": "sixfold.environment.arithmetic:arithmetic_reward",
     "math": "sixfold.environment.math_answers:math_reward",
     "reasoning_gym": "sixfold.environment.gym:gym_reward",
+    "reasoning_gym_solved": "sixfold.environment.gym:gym_solved",
 }
 
 MAX_REWARD = 1e15
