@@ -128,7 +128,7 @@ def test_the_sampler_draws_what_sample_draws(vocabulary: int) -> None:
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
 
 
-@pytest.mark.parametrize(("name", "kv_dtype"), [("qwen3", "auto"), ("gemma2", "int8")])
+@pytest.mark.parametrize(("name", "kv_dtype"), [("qwen3", "auto"), ("gemma2", "int8"), ("deepseek_v3", "auto")])
 def test_an_engine_on_the_kernels_draws_the_same_tokens(
     name: str, kv_dtype: str, tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

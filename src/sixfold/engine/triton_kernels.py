@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -154,10 +155,18 @@ class TritonDecodeLayout:
     units: list[Units]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
-        """Write the new keys and values, then attend over each sequence's own: q [1, H, B, D] -> [1, B, H, D]."""
-        pools = self.cache.write(kernel.layer, k[0], v[0], self.slots)
+        """Write the new keys and values, then attend over each sequence's own: q [1, H, B, D] -> [1, B, H, D_v].
+
+        Values shorter than keys (latent attention) are padded with zeros: the kernels use one size.
+        Raises ValueError for values longer than keys.
+        """
+        size = v.shape[-1]
+        if size > k.shape[-1]:
+            raise ValueError(f"values of {size} numbers, keys of {k.shape[-1]}: the kernels take no values longer than keys")
+        pools = self.cache.write(kernel.layer, k[0], F.pad(v[0], (0, k.shape[-1] - size)), self.slots)
         queries = q[0].transpose(0, 1).to(v.dtype)
-        return decode_attention(queries, *pools, self.table, self.positions, self.units, kernel, self.cache.scales.get(kernel.layer))[None]
+        out = decode_attention(queries, *pools, self.table, self.positions, self.units, kernel, self.cache.scales.get(kernel.layer))
+        return out[None, ..., :size]
 
 
 def units_of(positions: Tensor, members: Tensor, lengths: Tensor, own: Tensor) -> list[Units]:
