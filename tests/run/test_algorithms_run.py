@@ -61,9 +61,8 @@ def policy(run: Path, step: int) -> dict[str, Tensor]:
 
 
 def state(run: Path, step: int) -> dict[str, Any]:
-    """What else the checkpoint remembers, but for the wall time, the alarms, which watch timings, and the name of the run."""
+    """What else the checkpoint remembers, but for the wall time and the alarms, which watch timings."""
     found: dict[str, Any] = json.loads((run / "checkpoints" / f"step-{step:06d}" / "state.json").read_text())
-    found["settings"].pop("run.name")
     return {key: value for key, value in found.items() if key not in ("seconds", "alarms")}
 
 
