@@ -259,7 +259,7 @@ def _values(knob: Knob) -> st.SearchStrategy[Any]:
     by_kind: dict[str, st.SearchStrategy[Any]] = {
         "boolean": st.booleans(),
         "integer": st.integers(int(low[1]) if low else 0, int(high[1]) if high else 2**70),
-        "number": st.floats(0, 1, exclude_min=True, exclude_max=True),
+        "number": st.floats(1e-9, 1, exclude_max=True),
         "string": st.text(st.characters(exclude_categories=["Cs"])),
         "array": st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1)),
     }
