@@ -48,8 +48,9 @@ def test_three_steps(family: Family, family_folder: Callable[[str], Path], tmp_p
     assert json.loads((run / "summary.json").read_text())["heldout_after"] == 1.0
     shown = capsys.readouterr().err
     assert "first prompt as the model reads it" in shown and all(end in shown for end in family.ends)
-    assert sum(followed) > len(followed) / 8  # made-up answers, before training, are among them
     sampled = [record for step in (1, 2, 3) for record in read_rollouts(run / "rollouts" / f"step-{step:06d}.jsonl.zst")]
+    drawn = [record["tokens"][record["prompt_length"] :] == script for record in sampled]
+    assert any(followed) and sum(drawn) > len(drawn) / 3
     assert all(record["mask"][record["prompt_length"] :] == [True] * (len(record["tokens"]) - record["prompt_length"]) for record in sampled)
     _transformers_says_the_same(run / "checkpoints" / "step-000003" / "model", family, ends)
 
