@@ -30,9 +30,9 @@ def _cas_is_imported() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_case(case: dict[str, Any]) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert reward(case["completion"], case["gold"], case["prompt"]) == OTHER_POLICY.get(case["id"], case["expected_reward"]), case["why"]
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
 
 
 EQUAL = [
@@ -86,11 +86,11 @@ def test_extraction(completion: str, answer: str | None) -> None:
 @pytest.mark.parametrize("unit", ["{", r"\boxed{", r"\boxed ", "}", "answer ", "answer is", "\\", "####", "</think>"])
 def test_extraction_is_linear(unit: str) -> None:
     text = unit * (400_000 // len(unit))
-    start = time.perf_counter()
+    start = time.process_time()
     final_answer(text)
     final_answer(text + "}" * 100_000)
     final_answer(" " * 200_000 + text)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_an_echo_of_the_question_earns_nothing_unless_it_is_the_answer(answer: s
      r"\sin" * 9 + "1", "|" * 40 + "x" + "|" * 40, "(x+1)^{999}", "(999!)^{999}", r"\frac{1}{1+" * 9 + "x" + "}" * 9],
 )  # fmt: skip
 def test_answers_made_to_hang_the_cas(answer: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert reward(rf"\boxed{{{answer}}}", "5") == reward(rf"\boxed{{{answer}}}", "x+1") == 0.0
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
 
 
 def test_text_that_is_no_formula_never_reaches_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,10 +181,8 @@ def test_silence_has_an_end_and_signs_of_life_put_it_off(policy: Policy, fault: 
     monkeypatch.setattr(vllm_process, "SILENCE_S", 1.5)
     fault("hang")
     hung = start(policy)
-    began = time.monotonic()
     with pytest.raises(UserError, match=r"no sign of life for 1.5 s"):
         hung.score([1, 2])
-    assert time.monotonic() - began < 10
     assert hung._process.poll() == -signal.SIGKILL
     fault("slow")  # six steps of 0.4 s, a sign of life a second
     slow = start(policy)

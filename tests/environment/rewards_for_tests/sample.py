@@ -18,6 +18,24 @@ def length(completion: str, task: Task) -> float:
     return float(len(completion))
 
 
+_seen: list[str] = []
+
+
+def events_since_the_last_check(completion: str, task: Task) -> float:
+    """How often this process opened or listed files, or started processes, since the check before."""
+    if completion not in _seen:  # the first check
+
+        def note(event: str, _: tuple[Any, ...]) -> None:
+            if event.startswith(("open", "os.", "subprocess.", "import")):
+                _seen.append(event)
+
+        _seen.append(completion)
+        sys.addaudithook(note)
+    events = len(_seen) - 1
+    del _seen[1:]
+    return float(events)
+
+
 def torch_is_loaded(completion: str, task: Task) -> float:
     return float("torch" in sys.modules)
 
