@@ -17,6 +17,7 @@ from sixfold.engine.engine import Engine
 from sixfold.errors import UserError
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy, load_policy
+from sixfold.model.split_check import Context
 from sixfold.rollout.generate import generate
 from sixfold.sampling_model import load_for_sampling, sampling_dtype, stored_precision
 from sixfold.types import SamplingParams
@@ -102,3 +103,12 @@ def test_a_gpu_that_is_not_there(saved: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"--device = 'cuda:3': no CUDA device.*--device cpu"):
         generate(str(saved), "12+7=", **ASKED, device="cuda:3")
+
+
+def test_a_shorter_context_is_said_once_on_loading(saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """And not on standard output, which holds the completions of `generate`."""
+    note = "Qwen3ForCausalLM turns positions otherwise in texts of more than 64 tokens"
+    monkeypatch.setattr("sixfold.model.loading.check_split", lambda model: Context(64, note))
+    generate(str(saved), "12+7=", **ASKED, device="cpu")
+    out, err = capsys.readouterr()
+    assert (out, err.count(note)) == ("", 1)

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
+from .chat.turn_end import TurnEnd
 from .config import Recipe
 from .data.sources import load_tasks
 from .data.task_set import TaskSet, few_tasks_notes
@@ -105,12 +106,25 @@ class World:
         self.environment.close()
 
 
-def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., Any] | None = None, tasks: TaskSet | None = None) -> World:
-    """Load the model (from `model_path` if given, else as the recipe says) and the tasks, make engine and environment.
+def build_world(
+    recipe: Recipe,
+    model_path: str = "",
+    *,
+    reward: Callable[..., Any] | None = None,
+    tasks: TaskSet | None = None,
+    own_ends: TurnEnd | None = None,
+) -> World:
+    """Load the model and the tasks, make engine and environment.
 
-    reward, tasks: stand in for the recipe's.
+    Args:
+        recipe: the whole run.
+        model_path: the model's folder; empty: as the recipe says.
+        reward: stands in for the recipe's.
+        tasks: stand in for the recipe's.
+        own_ends: what ends a completion by the model alone, where the recipe has added to it in a checkpoint.
 
-    Raises UserError for a missing device, model or dataset, and for prompts that do not fit.
+    Raises:
+        UserError: a missing device, model or dataset, or prompts that do not fit.
     """
     device = resolve_device(recipe.run.device, "run.device")
     prepare_device(device, recipe.run.precision)
@@ -132,7 +146,8 @@ def build_world(recipe: Recipe, model_path: str = "", *, reward: Callable[..., A
     with ExitStack() as on_failure:
         on_failure.callback(environment.close)
         environment.start()  # its workers load while the model does
-        policy = load_policy(source, seed=recipe.run.seed, device=device).stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop)
+        policy = load_policy(source, seed=recipe.run.seed, device=device)
+        policy = policy.stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop, own_ends)
         codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
         environment.shown = codec.shown
         longest = _fit_prompts(recipe, tasks, codec, policy.context) + recipe.rollout.max_new_tokens

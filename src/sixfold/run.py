@@ -51,7 +51,7 @@ from .report.rollouts import write_rollouts
 from .report.schema import adopt
 from .resume import cut_after, find_checkpoint
 from .run_folder import RunFolder, check_free, create_run, open_run, recover
-from .run_state import RunState, check_same, completed, publish, publish_sft, restore, signature
+from .run_state import RunState, check_same, completed, own_ends, publish, publish_sft, restore, signature
 from .sft_stage import SftMark, SftStage
 from .trainer.checkpoint import Checkpoint
 from .trainer.trainer import Trainer
@@ -93,7 +93,8 @@ def train_run(
                 recover(directory / name)
                 check_free(directory, name, overwrite)
             progress.phase("loading")
-            world = build_world(recipe, str(checkpoint.model_path) if checkpoint else "", reward=reward, tasks=given)
+            source = str(checkpoint.model_path) if checkpoint else ""
+            world = build_world(recipe, source, reward=reward, tasks=given, own_ends=own_ends(checkpoint))
             stack.callback(world.close)
             teacher = teacher_of(world, algorithm)
             made_with = signature(world, (reward,) if reward else recipe.environment.rewards)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from .assembly import World
+from .chat.turn_end import TurnEnd
 from .errors import UserError
 from .fingerprint import rewards_difference, rewards_fingerprint, tasks_difference, tasks_fingerprint
 from .learners import Learners
@@ -41,6 +42,7 @@ class RunState:
         tasks: fingerprint of each split.
         rewards: name of each reward, and hash of its code.
         vocabulary_hash: of the tokenizer.
+        own_ends: tokens and strings that end a completion by the model alone, without the recipe's.
     """
 
     step: int = 0
@@ -60,6 +62,7 @@ class RunState:
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     rewards: list[list[str]] = field(default_factory=list)
     vocabulary_hash: str = ""
+    own_ends: dict[str, list[Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> RunState:
@@ -69,7 +72,7 @@ class RunState:
 
 
 def signature(world: World, rewards: Sequence[str | Callable[..., Any]]) -> dict[str, Any]:
-    """The fields of `RunState` that say what a run is made with: settings, tasks, rewards, tokenizer.
+    """The fields of `RunState` that say what a run is made with: settings, tasks, rewards, tokenizer, the model's own ends.
 
     Equal fingerprints of the tasks mean that a step number means the same tasks, and an accuracy the same test.
     """
@@ -79,7 +82,14 @@ def signature(world: World, rewards: Sequence[str | Callable[..., Any]]) -> dict
         "tasks": {name: tasks_fingerprint(tasks, world.codec.encode) for name, tasks in splits.items()},
         "rewards": rewards_fingerprint(rewards),
         "vocabulary_hash": world.policy.vocabulary_hash,
+        "own_ends": asdict(world.policy.own_ends) if world.policy.own_ends else {},
     }
+
+
+def own_ends(checkpoint: Checkpoint | None) -> TurnEnd | None:
+    """What ended a completion of the run's model before its recipe added to it; None where no checkpoint says so."""
+    said = RunState.of(checkpoint).own_ends if checkpoint else {}
+    return TurnEnd(tuple(said["tokens"]), tuple(said["strings"])) if said else None
 
 
 def completed(state: RunState, world: World, learners: Learners) -> RunState:

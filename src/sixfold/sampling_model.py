@@ -6,6 +6,7 @@ Nothing is trained here, so the weights themselves are cast, and nothing is held
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from pathlib import Path
 
@@ -20,7 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_for_sampling(path: str, device: str, precision: str, setting: str) -> Policy:
-    """A policy that is only sampled from.
+    """A policy that is only sampled from. Prints what the user should know of it, such as a shorter context.
 
     Args:
         path: a run, a checkpoint, a model folder or a hub id.
@@ -33,7 +34,10 @@ def load_for_sampling(path: str, device: str, precision: str, setting: str) -> P
     """
     folder, place = model_folder(path, setting), resolve_device(device, "--device")
     dtype = sampling_dtype(precision, place, stored_precision(path, folder))
-    return load_policy(ModelConfig(path=folder), seed=0, device=place, setting=setting, dtype=dtype)
+    policy = load_policy(ModelConfig(path=folder), seed=0, device=place, setting=setting, dtype=dtype)
+    for note in policy.notes:
+        print(f"note: {note}", file=sys.stderr, flush=True)
+    return policy
 
 
 def sampling_dtype(asked: str, device: str, stored: str) -> torch.dtype:

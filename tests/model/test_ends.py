@@ -54,8 +54,22 @@ def test_stop_tokens_by_the_recipe_are_those_of_the_saved_model(tokens: list[str
     assert sorted(names(policy)) == sorted(expected)
     assert policy.stop_strings == ("Q:",)
     policy.save(tmp_path / "saved")
-    kept = GenerationConfig.from_pretrained(tmp_path / "saved").eos_token_id
-    assert sorted([kept] if isinstance(kept, int) else kept) == sorted(policy.stop_token_ids)
+    kept = GenerationConfig.from_pretrained(tmp_path / "saved")
+    assert sorted([kept.eos_token_id] if isinstance(kept.eos_token_id, int) else kept.eos_token_id) == sorted(policy.stop_token_ids)
+    assert kept.stop_strings == ["Q:"]
+    assert load(tmp_path / "saved").stop_strings == ("Q:",)
+
+
+def test_stop_strings_of_a_models_files_are_followed_and_those_of_its_template_are_not_saved_twice(folder: Path, tmp_path: Path) -> None:
+    """With stop strings in its settings, transformers' `generate` asks for the tokenizer."""
+    given = copied(folder, tmp_path / "given")
+    settings = json.loads((given / "generation_config.json").read_text())
+    (given / "generation_config.json").write_text(json.dumps(settings | {"stop_strings": "Human:"}))
+    (given / "plain.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}###\n{% endfor %}")
+    policy = load(given, chat_template=str(given / "plain.jinja"))
+    assert policy.stop_strings == ("###", "Human:")
+    policy.save(tmp_path / "saved")
+    assert GenerationConfig.from_pretrained(tmp_path / "saved").stop_strings == ["Human:"]
 
 
 def test_a_token_that_is_none_is_refused(folder: Path) -> None:

@@ -14,11 +14,18 @@ AUTO = "auto"
 
 
 def model_ends(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> TurnEnd:
-    """The end tokens of tokenizer and generation settings, and what ends a turn in the chat template."""
+    """End tokens and stop strings of tokenizer, chat template and generation settings."""
     template = turn_end(tokenizer)
     listed = _listed(settings.eos_token_id if settings is not None else None)
     found = (tokenizer.eos_token_id, *listed, *template.tokens)
-    return TurnEnd(tuple(sorted({int(token) for token in found if token is not None})), template.strings)
+    strings = (*template.strings, *saved_stop_strings(settings))
+    return TurnEnd(tuple(sorted({int(token) for token in found if token is not None})), tuple(dict.fromkeys(strings)))
+
+
+def saved_stop_strings(settings: GenerationConfig | None) -> tuple[str, ...]:
+    """Stop strings that a model's generation settings name."""
+    said = settings.stop_strings if settings is not None else None
+    return (said,) if isinstance(said, str) else tuple(said or ())
 
 
 def chosen_ends(own: TurnEnd, tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], strings: Sequence[str]) -> TurnEnd:
@@ -38,16 +45,21 @@ def chosen_ends(own: TurnEnd, tokenizer: PreTrainedTokenizerBase, tokens: Sequen
     return TurnEnd(tuple(sorted({*base.tokens, *named})), tuple(dict.fromkeys((*base.strings, *strings))))
 
 
-def keep_stop_tokens(settings: GenerationConfig | None, ids: tuple[int, ...]) -> None:
-    """Write the stop tokens into a model's generation settings, so that a saved model stops at them everywhere.
+def keep_ends(settings: GenerationConfig | None, ends: TurnEnd, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write stop tokens and stop strings into a model's generation settings, so that a saved model stops at them.
+
+    Strings that the chat template writes are left out, as the template is saved too: with stop strings in
+    its settings, transformers' `generate` must be given the tokenizer.
 
     Many models ship sampling values beside do_sample = false. transformers refuses to save that: do_sample
     becomes true, which is what the values mean.
     """
     if settings is None:
         return
-    if {*ids} != {*_listed(settings.eos_token_id)}:
-        settings.eos_token_id = list(ids)
+    if {*ends.tokens} != {*_listed(settings.eos_token_id)}:
+        settings.eos_token_id = list(ends.tokens)
+    template = turn_end(tokenizer).strings
+    settings.stop_strings = [text for text in ends.strings if text not in template] or None
     if not settings.do_sample and _samples(settings):
         settings.do_sample = True
 

@@ -23,7 +23,7 @@ from ..errors import UserError
 from ..hub_names import not_a_hub_id
 from .attention import NAME, register
 from .device import prepare_device
-from .ends import chosen_ends, keep_stop_tokens, model_ends
+from .ends import chosen_ends, keep_ends, model_ends
 from .norms import fuse_norms
 from .scratch import character_tokenizer, scratch_model
 from .split_check import check_split
@@ -44,6 +44,7 @@ class Policy:
         stop_strings: texts that end a completion.
         hub_commits: the commit that was loaded, by hub id; empty for a folder.
         notes: what the user should know of the model.
+        own_ends: what ended a completion before the recipe added to it; None: unknown.
     """
 
     model: PreTrainedModel
@@ -54,20 +55,23 @@ class Policy:
     stop_strings: tuple[str, ...] = ()
     hub_commits: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    own_ends: TurnEnd | None = None
 
-    def stopping_at(self, tokens: Sequence[str], strings: Sequence[str]) -> Policy:
-        """The same policy with other ends of a completion. A saved model stops at the same tokens.
+    def stopping_at(self, tokens: Sequence[str], strings: Sequence[str], own: TurnEnd | None = None) -> Policy:
+        """The same policy with other ends of a completion. A saved model stops at the same tokens and strings.
 
         Args:
             tokens: as the tokenizer writes them; `auto` stands for those that the policy has.
-            strings: added to the policy's own, which a template that marks turns by plain text gives it.
+            strings: added to the policy's own, which its files or the chat template name.
+            own: stands in for the policy's own: a checkpoint of a run has what the recipe added, too.
 
         Raises:
             UserError: the tokenizer has no such token.
         """
-        ends = chosen_ends(TurnEnd(self.stop_token_ids, self.stop_strings), self.tokenizer, tokens, strings)
-        keep_stop_tokens(self.model.generation_config, ends.tokens)
-        return replace(self, stop_token_ids=ends.tokens, stop_strings=ends.strings)
+        own = own or TurnEnd(self.stop_token_ids, self.stop_strings)
+        ends = chosen_ends(own, self.tokenizer, tokens, strings)
+        keep_ends(self.model.generation_config, ends, self.tokenizer)
+        return replace(self, stop_token_ids=ends.tokens, stop_strings=ends.strings, own_ends=own)
 
     def save(self, folder: Path) -> None:
         """Write model and tokenizer in Hugging Face form; `AutoModelForCausalLM.from_pretrained(folder)` reads it back."""
@@ -109,10 +113,10 @@ def load_policy(
     if dtype != torch.float32:
         model = _with_weights_in(model, dtype).to(device)  # type: ignore[arg-type]
     ends = model_ends(model.generation_config, tokenizer)
-    keep_stop_tokens(model.generation_config, ends.tokens)
+    keep_ends(model.generation_config, ends, tokenizer)
     commits = _hub_commits(config.path, config.revision)
     notes = (context.note,) if context.note else ()
-    return Policy(model, tokenizer, context.tokens, ends.tokens, vocabulary_hash(tokenizer), ends.strings, commits, notes)
+    return Policy(model, tokenizer, context.tokens, ends.tokens, vocabulary_hash(tokenizer), ends.strings, commits, notes, ends)
 
 
 def _with_weights_in(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

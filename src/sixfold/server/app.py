@@ -69,7 +69,8 @@ class Served:
         hosts: names that the Host header may hold, or None if any may.
         adapters: their names. A request may give one as its model.
         read_weights: reads the weights at a path, or None if the weights may not be changed.
-        stop_strings: texts that end a turn in chats; of models whose template marks turns by plain text.
+        stop_strings: texts that end any completion: the model's own.
+        turn_ends: texts that end a turn in chats; of models whose template marks turns by plain text.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Served:
     adapters: tuple[str, ...] = ()
     read_weights: Callable[[str], NamedTensors] | None = None
     stop_strings: tuple[str, ...] = ()
+    turn_ends: tuple[str, ...] = ()
 
     @property
     def codec(self) -> ChatCodec:
@@ -260,7 +262,7 @@ class Endpoints:
         name = f"{kind}-{secrets.token_hex(12)}"
         asked |= {"model": ask.model, "n": ask.n, "stop": ask.stops, "metadata": ask.metadata}
         adapter = ask.model if ask.model in self.served.adapters else None
-        stops = (*ask.stops, *(self.served.stop_strings if isinstance(ask, ChatAsk) else ()))
+        stops = (*ask.stops, *self.served.stop_strings, *(self.served.turn_ends if isinstance(ask, ChatAsk) else ()))
         form = ask.form()
         asked["trainable"] = form.is_free and not params.reads_history
         constraint = None if form.is_free else await run_sync(self.served.grammars.compile, form, limiter=self._parser)

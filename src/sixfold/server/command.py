@@ -20,6 +20,7 @@ from ..engine.engine import Engine
 from ..engine.speculative import Speculation
 from ..errors import UserError
 from ..model.causal_lm import CausalLM
+from ..model.ends import saved_stop_strings
 from ..model.loading import Policy, from_disk, vocabulary_hash
 from ..model.lora import read_adapter
 from ..model_source import model_folder
@@ -136,6 +137,7 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
     thread = EngineThread(engine, decoder.decode, options.max_queue, recorder, decoder.opened)
     longest_token = max(map(len, policy.tokenizer.get_vocab()), default=1)
     limits = Limits(vocabulary, min(policy.context, options.kv_tokens), options.max_tokens, longest_token)
+    own_stops = saved_stop_strings(policy.model.generation_config)
     hosts = AllowedHosts((options.host, *options.allow_hosts)) if is_loopback(options.host) else None
     return Served(
         options.name,
@@ -149,7 +151,8 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
         hosts,
         tuple(engine.adapters.names),
         partial(_read_weights, policy.vocabulary_hash) if options.allow_weight_updates else None,
-        policy.stop_strings,
+        own_stops,
+        tuple(text for text in policy.stop_strings if text not in own_stops),
     )
 
 
