@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -11,9 +14,10 @@ import pytest
 import sixfold
 from sixfold.api_arguments import python_words, setting_flags
 from sixfold.data.task_set import given_tasks
-from sixfold.errors import UserError
+from sixfold.errors import RunFailed, UserError
 from sixfold.recipe_io import flat, parse_recipe
 from sixfold.types import Task
+from tests.run.processes import tiny_recipe
 
 TASK = Task("0", "2+2=", 4)
 
@@ -79,6 +83,36 @@ def test_errors_speak_of_arguments_and_not_of_flags() -> None:
     assert str(caught.value) == "runs/my-run already holds a run (step 3): use resume=True, overwrite=True, or another settings['run.name']"
     with pytest.raises(UserError, match=r"^go on with resume=True, or without$"), python_words():
         raise UserError("go on with --resume, or without")
+
+
+def test_a_run_that_failed_names_the_call() -> None:
+    with pytest.raises(RunFailed) as caught, python_words():
+        raise RunFailed("training has diverged. The last good state is step-000002; go on with: sixfold train --resume my runs/r")
+    assert str(caught.value).endswith("go on with: sixfold.train(..., resume=True)")
+
+
+def test_a_finished_run_names_the_setting_and_an_interrupted_one_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = parse_recipe('run.name = "r"', "test", tiny_recipe(tmp_path, run__name="r", run__steps=1, sft__steps=1))
+    sixfold.train(recipe)
+    sixfold.train(recipe, resume=True)
+    assert "to go on, resume with a larger settings['run.steps']" in " ".join(capsys.readouterr().err.split())
+
+    def stopped(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("sixfold.run.check_same", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        sixfold.train(recipe, resume=True)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "go on with: sixfold.train(..., resume=True)" in said and "--resume" not in said
+
+
+def test_windows_is_refused_from_python_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sixfold.api.os", SimpleNamespace(name="nt"))
+    with pytest.raises(UserError, match="WSL"):
+        sixfold.train()
 
 
 def test_messages_may_be_a_list_and_ids_numbers() -> None:

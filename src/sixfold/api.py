@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .api_arguments import checked_algorithm, checked_recipe, checked_tasks, python_words, setting_flags
+from .api_arguments import checked_algorithm, checked_recipe, checked_tasks, in_python, python_words, setting_flags
 from .config import Recipe
 from .environment.callables import check_callable
-from .errors import UserError
+from .errors import UserError, check_platform
 from .model_source import with_model_folders
 from .recipe_io import load_recipe, parse_recipe
 from .types import Task
@@ -51,6 +52,7 @@ def train(
     from .run import train_run
 
     with python_words():
+        check_platform(os.name)
         flags = setting_flags(settings)
         recipe = checked_recipe(recipe)
         if isinstance(recipe, Recipe):
@@ -72,7 +74,7 @@ def train(
         make_plan(resolved)
         folder = Path(resolved.run.dir) / resolved.run.name
         own: dict[str, Any] = {"reward": reward, "algorithm": algorithm, "tasks": given, "heldout": held}
-        code = train_run(resolved, resume=folder if resume else None, overwrite=overwrite, **own)
+        code = train_run(resolved, resume=folder if resume else None, overwrite=overwrite, words=in_python, **own)
     if code:
         raise KeyboardInterrupt(f"stopped by signal {code - 128}")
     return folder

@@ -12,10 +12,12 @@ from os import PathLike, fspath
 from typing import Any, Protocol, runtime_checkable
 
 from .config import Recipe
-from .errors import UserError
+from .errors import RunFailed, UserError
 from .recipe_io import toml_literal
 
-_RESUME = re.compile(r"(?:sixfold train )?--resume\b(?: \S*/\S*?(?=[,;:]?(?:\s|$)))?")
+_COMMAND = re.compile(r"sixfold train --resume .*$")
+"""The whole command; the run's path comes last."""
+_RESUME = re.compile(r"--resume\b(?: \S*/\S*?(?=[,;:]?(?:\s|$)))?")
 _SETTING = re.compile(r"--([a-z_]+(?:\.[a-z_]+)+)")
 
 
@@ -42,12 +44,18 @@ def python_words() -> Iterator[None]:
     """Name arguments of `sixfold.train` in errors that name flags of the command line."""
     try:
         yield
-    except UserError as error:
-        text = _RESUME.sub("resume=True", str(error)).replace("--overwrite", "overwrite=True")
-        words = _SETTING.sub(r"settings['\1']", text)
+    except (UserError, RunFailed) as error:
+        words = in_python(str(error))
         if words == str(error):
             raise
         raise type(error)(words) from error
+
+
+def in_python(text: str) -> str:
+    """A message with the arguments of `sixfold.train` in place of the command line's."""
+    text = _COMMAND.sub("sixfold.train(..., resume=True)", text)
+    text = _RESUME.sub("resume=True", text).replace("--overwrite", "overwrite=True")
+    return _SETTING.sub(r"settings['\1']", text)
 
 
 def checked_recipe(recipe: Any) -> str | Recipe:

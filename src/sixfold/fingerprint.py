@@ -30,7 +30,7 @@ PARTS = {
 
 TOKENS_ALONE = (
     "the text of the prompts is the same: the chat template writes something else now, such as today's date, or the tokenizer does. "
-    "Give the template the earlier value, or start a new run"
+    "Give the template the earlier value in model.template_args, such as date_string=26 Jul 2024 for Llama 3.2, or start a new run"
 )
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

@@ -16,6 +16,7 @@ from .recipe_io import flat, knobs, toml_literal
 ADAPTED = "the checkpoint holds what the algorithm has adapted to under it"
 SAMPLER = "the checkpoint holds the sampler's weights, or none, as this setting had it"
 WARM_UP = "the warm-up is over"
+TOKENS_DECIDE = "the fingerprint of the prompts' tokens decides: a template that writes other tokens is refused"
 
 FIXED: dict[str, str] = {
     "run.seed": "task order and sampling noise come from it",
@@ -34,6 +35,8 @@ FIXED: dict[str, str] = {
 
 FREE: dict[str, str] = {
     "run": "ends, limits and the machine",
+    "model.chat_template": TOKENS_DECIDE,
+    "model.template_args": TOKENS_DECIDE,
     "data": "the fingerprint of the tasks decides: other tasks are refused",
     "environment": "the fingerprint of the rewards says what changed",
     "rollout": "takes effect from the next step",
@@ -46,7 +49,10 @@ FREE: dict[str, str] = {
     "checkpoint": "takes effect from the next step",
     "log": "takes effect from the next step",
 }
-"""Section -> what a change of its other settings does. A new section needs a line here or in FIXED; a test holds the two complete."""
+"""Setting or section -> what a change does. A setting's own line counts before its section's.
+
+A new section needs a line here or in FIXED; a test holds the two complete.
+"""
 
 WHILE_WARMING_UP = ("sft.steps", "sft.stop_at_accuracy")
 """These decide when the warm-up ends: they may change until it has."""
@@ -87,7 +93,7 @@ def why_fixed(key: str) -> str:
     """Why a resumed run cannot change a setting; empty if it can."""
     if key not in knobs():
         raise ValueError(f"{key} is not a setting")
-    return FIXED.get(key) or FIXED.get(key.partition(".")[0], "")
+    return "" if key in FREE else FIXED.get(key) or FIXED.get(key.partition(".")[0], "")
 
 
 def _shown(value: Any) -> str:

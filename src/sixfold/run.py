@@ -68,12 +68,26 @@ def train_run(
     algorithm: Algorithm | None = None,
     tasks: Sequence[Task] | None = None,
     heldout: Sequence[Task] = (),
+    words: Callable[[str], str] = str,
 ) -> int:
-    """Run a recipe, or go on with the run in `resume`. Gives the exit code: 0, or 130 / 143 when stopped by a signal.
+    """Run a recipe, or go on with an earlier run.
 
-    reward, algorithm, tasks, heldout: stand in for the recipe's rewards, algorithm and dataset (see `sixfold.train`).
+    Args:
+        recipe: the whole run.
+        resume: the folder of the run to go on with.
+        overwrite: replace an earlier run of the same name.
+        stop_after: the stage after which the run ends.
+        reward: stands in for the recipe's rewards (see `sixfold.train`, here and below).
+        algorithm: stands in for the recipe's.
+        tasks: stand in for the recipe's dataset.
+        heldout: held-out tasks, with `tasks`.
+        words: turns a line that names flags of the command line into the caller's words.
 
-    Raises UserError for everything that the user can mend.
+    Returns:
+        The exit code: 0, or 130 / 143 when stopped by a signal.
+
+    Raises:
+        UserError: something that the user can mend.
     """
     started = time.perf_counter()
     check_recomputed(recipe, method_of(recipe, algorithm))  # the row may be the caller's, which no plan has seen
@@ -105,13 +119,13 @@ def train_run(
             if not resume:  # only now: a mistake in the recipe has left nothing behind, and moved nothing
                 run = stack.enter_context(create_run(directory, name, overwrite))
                 stack.callback(lambda: progress.note(run.says_of_earlier()) if run.says_of_earlier() else None)
-            work = Run(recipe, run, world, progress, interrupts, started, algorithm, teacher)
+            work = Run(recipe, run, world, progress, interrupts, started, algorithm, teacher, words)
             work.prepare(checkpoint, made_with)
             work.go(checkpoint, stop_after)
         except Interrupted:
             pass
         if interrupts.exit_code:
-            progress.note(where_it_stopped(run))
+            progress.note(words(where_it_stopped(run)))
         return interrupts.exit_code
 
 
@@ -127,6 +141,7 @@ class Run:
     started: float
     algorithm: Algorithm | None
     teacher: PreTrainedModel | None = None
+    words: Callable[[str], str] = str
     state: RunState = field(default_factory=RunState)
     log_seconds: float = 0.0
     alarms: Alarms = field(default_factory=Alarms)
@@ -178,7 +193,7 @@ class Run:
         ending = self._ended(self.state.step)
         if not ending or self.state.unlogged or last_ending(self.run) != ending.record()["step"]:
             return False
-        self.progress.note(f"this run has ended: {ending.text}; {how_to_go_on(ending)}")
+        self.progress.note(f"this run has ended: {ending.text}; {self.words(how_to_go_on(ending))}")
         self.run.end()
         return True
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from .assembly import World
 from .chat.turn_end import TurnEnd
 from .errors import UserError
-from .fingerprint import rewards_difference, rewards_fingerprint, tasks_difference, tasks_fingerprint
+from .fingerprint import TOKENS_ALONE, rewards_difference, rewards_fingerprint, tasks_difference, tasks_fingerprint
 from .learners import Learners
 from .resume_policy import settings_of
 from .run_folder import RunFolder
@@ -127,6 +127,8 @@ def check_same(checkpoint: Checkpoint, now: Mapping[str, Any]) -> list[str]:
     state = RunState.of(checkpoint)
     for split, tasks in now["tasks"].items() if state.tasks else ():
         if difference := tasks_difference(state.tasks[split], tasks):
+            if TOKENS_ALONE in difference:
+                raise UserError(f"{checkpoint.path}: of the {split} tasks {difference}")
             raise UserError(f"{checkpoint.path}: trained on other tasks: of the {split} tasks {difference}: restore the dataset or start a new run")
     if state.vocabulary_hash != now["vocabulary_hash"]:
         raise UserError(f"{checkpoint.path}: its tokenizer is not the one it was trained with (vocabulary hash differs)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,44 @@ def test_heldout_tasks_alone_count_too(tmp_path: Path) -> None:
     assert train(tmp_path, run__steps=1, data__heldout_split=path) == 0
     path.write_text("".join(json.dumps({**row, "answer": 0}) + "\n" for row in heldout))
     assert "of the held-out tasks their answers" in refusal(tmp_path, data__heldout_split=path)
+
+
+TEMPLATE = (
+    "{% if day is not defined %}{% set day = strftime_now('%d') %}{% endif %}"
+    "{{ day }}{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+)
+"""Writes the date as Llama 3.2 does, in the letters of the tiny model."""
+
+
+def test_a_template_with_todays_date_is_refused_on_another_day_unless_it_is_given_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    today = datetime(2026, 11, 3)
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Clock:
+            return cls(today.year, today.month, today.day)
+
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Clock)
+    write_inputs(tmp_path)
+    (tmp_path / "t.jinja").write_text(TEMPLATE)
+    same: dict[str, Any] = {"run__steps": 1, "model__chat_template": tmp_path / "t.jinja"}
+    assert train(tmp_path, **same) == 0
+    assert train(tmp_path, resume=True, **same) == 0  # on the same day
+    today = datetime(2026, 11, 4)
+    message = refusal(tmp_path, **same)
+    assert "the tokens of their prompts differ" in message and "model.template_args" in message and "restore the dataset" not in message
+    assert "the tokens of their prompts differ" in refusal(tmp_path, **same, model__template_args="day=04")
+    assert train(tmp_path, resume=True, **{**same, "run__steps": 2}, model__template_args='day="03"') == 0
+    assert "resuming with changed settings: " in capsys.readouterr().err
+    today = datetime(2026, 11, 5)
+    assert main(["train", "--resume", str(tmp_path / "r"), "--run.steps", "3"]) == 0  # the run keeps what it was given
+
+
+def test_another_template_is_refused_for_what_it_writes(folder: Path) -> None:
+    (folder / "t.jinja").write_text("{% for m in messages %}{{ m.content }}+{% endfor %}")
+    assert "the tokens of their prompts differ" in refusal(folder, model__chat_template=folder / "t.jinja")
 
 
 def test_another_rewards_code_is_said_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
