@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from sixfold.fingerprint import PARTS, rewards_difference, rewards_fingerprint, tasks_difference, tasks_fingerprint
 from sixfold.types import Task
@@ -60,6 +64,27 @@ def test_objects_in_a_row_are_the_same_in_every_process() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(tasks_fingerprint(TASKS, encode))
+
+
+def test_sets_and_keys_of_any_type_are_the_same_in_every_process() -> None:
+    """The order of a set of texts differs from process to process, and JSON has no order for mixed keys."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_fingerprint as t; from sixfold.types import Task; "
+        "print(t.tasks_fingerprint([Task('a', 'p', columns={'s': set('abcdef'), 'm': {1: 2, 'b': 3, (4, 5): 6}})], t.encode))"
+    )
+    outputs = {
+        subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros])
+def test_the_middle_of_a_long_array_counts(make: Callable[[int], Any]) -> None:
+    first, second = make(3000), make(3000)
+    second[1500] = 1
+    prints = [tasks_fingerprint([Task("a", "p", columns={"x": array})], encode) for array in (first, second)]
+    assert tasks_difference(*prints) == f"{PARTS['columns']} differ"
 
 
 def test_rewards_are_known_by_their_code(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class RunConfig(Section):
     target_reward: Real = knob(0.0, "stop once the moving average of the reward reaches this, from step 10 on (0: never)", ge=0)
     device: Device = knob("auto", "where the model lives: auto (a GPU if there is one), cpu, cuda, or cuda:N for GPU number N")
     precision: Literal["float32", "bfloat16"] = knob("float32", "of the forward passes; weights and gradients stay float32")
-    threads: int = knob(0, "CPU threads for torch (0: every core)", ge=0)
+    threads: int = knob(0, "CPU threads for torch (0: every core)", ge=0, le=1024)
 
 
 class ScratchConfig(Section):
@@ -189,7 +189,7 @@ class EnvironmentConfig(Section):
     weights: tuple[Real, ...] = knob((), "weight of each reward; empty: 1 each")
     timeout_s: Real = knob(5.0, "seconds one check may take before it is killed and recorded as an error", gt=0)
     error_budget: Real = knob(0.1, "share of a step's checks that may fail before the run stops", ge=0, le=1)
-    workers: int = knob(1, "processes that check answers", ge=1)
+    workers: int = knob(1, "processes that check answers", ge=1, le=1024)
     preflight: int = knob(50, "rollouts checked before the first step, to say whether the tasks are too easy or too hard", ge=0)
 
 
@@ -288,7 +288,7 @@ class ReferenceConfig(Section):
     placement: Literal["inline", "worker", "fused"] = knob(
         "inline", "scored in the loop; by a process beside it while answers are checked; or by the trainer, packed once (KL in the loss only)"
     )
-    threads: int = knob(1, "CPU threads of the worker", ge=1)
+    threads: int = knob(1, "CPU threads of the worker", ge=1, le=1024)
     reset_every: int = knob(0, "copy the policy into the reference every N steps (0: never)", ge=0)
     reset_patience: int = knob(0, "the same once held-out accuracy has not risen for N evaluations (0: never); the optimizer starts afresh too", ge=0)
 

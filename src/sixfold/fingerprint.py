@@ -13,7 +13,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from .environment.rewards import BUILT_IN
 from .types import Task
@@ -32,6 +32,14 @@ TOKENS_ALONE = (
     "the text of the prompts is the same: the chat template writes something else now, such as today's date, or the tokenizer does. "
     "Give the template the earlier value in model.template_args, such as date_string=26 Jul 2024 for Llama 3.2, or start a new run"
 )
+
+
+@runtime_checkable
+class _Array(Protocol):
+    """An array of numpy or torch."""
+
+    def tolist(self) -> Any: ...
+
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -86,13 +94,27 @@ def rewards_difference(saved: Sequence[Sequence[str]], now: Sequence[Sequence[st
 
 def _text(value: Any) -> bytes:
     """JSON of a value, the same in every process."""
-    return json.dumps(value, default=_stable, sort_keys=True).encode()
+    return json.dumps(_stable(value)).encode()
 
 
 def _stable(value: Any) -> Any:
+    """The value as JSON. An object may have keys of any type; sets and objects have an order that differs from process to process."""
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, Mapping):
-        return dict(value)
-    # An address in memory, as in `<Image at 0x7f...>`, is another one in the next process.
+        entries = {key if isinstance(key, str) else _shown(key): _stable(inner) for key, inner in value.items()}
+        return dict(sorted(entries.items()))
+    if isinstance(value, list | tuple):
+        return [_stable(inner) for inner in value]
+    if isinstance(value, set | frozenset):
+        return f"{type(value).__name__} {sorted(_shown(inner) for inner in value)}"
+    if isinstance(value, _Array) and not isinstance(value, type):
+        return _stable(value.tolist())  # repr leaves out the middle of a long array
+    return _shown(value)
+
+
+def _shown(value: Any) -> str:
+    """repr without addresses in memory: `<Image at 0x7f...>` is at another one in the next process."""
     return _ADDRESS.sub("", repr(value))
 
 

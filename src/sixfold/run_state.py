@@ -41,6 +41,7 @@ class RunState:
         settings: the recipe, by dotted key.
         tasks: fingerprint of each split.
         rewards: name of each reward, and hash of its code.
+        solved: what `before` counts as solved, such as "math >= 1"; empty in a checkpoint of an earlier release.
         vocabulary_hash: of the tokenizer.
         own_ends: tokens and strings that end a completion by the model alone, without the recipe's.
     """
@@ -61,6 +62,7 @@ class RunState:
     settings: dict[str, Any] = field(default_factory=dict)
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     rewards: list[list[str]] = field(default_factory=list)
+    solved: str = ""
     vocabulary_hash: str = ""
     own_ends: dict[str, list[Any]] = field(default_factory=dict)
 
@@ -81,6 +83,7 @@ def signature(world: World, rewards: Sequence[str | Callable[..., Any]]) -> dict
         "settings": settings_of(world.recipe),
         "tasks": {name: tasks_fingerprint(tasks, world.codec.encode) for name, tasks in splits.items()},
         "rewards": rewards_fingerprint(rewards),
+        "solved": world.environment.solved_rule.text,
         "vocabulary_hash": world.policy.vocabulary_hash,
         "own_ends": asdict(world.policy.own_ends) if world.policy.own_ends else {},
     }
@@ -122,7 +125,7 @@ def check_same(checkpoint: Checkpoint, now: Mapping[str, Any]) -> list[str]:
     """Compare what a checkpoint was made with to the `signature` of now. Gives a note for each difference that a run can go on with.
 
     Raises:
-        UserError: the tasks, the tokens of their prompts or the tokenizer are other ones.
+        UserError: the tasks, the tokens of their prompts, the tokenizer or the measure of held-out tasks are other ones.
     """
     state = RunState.of(checkpoint)
     for split, tasks in now["tasks"].items() if state.tasks else ():
@@ -132,6 +135,11 @@ def check_same(checkpoint: Checkpoint, now: Mapping[str, Any]) -> list[str]:
             raise UserError(f"{checkpoint.path}: trained on other tasks: of the {split} tasks {difference}: restore the dataset or start a new run")
     if state.vocabulary_hash != now["vocabulary_hash"]:
         raise UserError(f"{checkpoint.path}: its tokenizer is not the one it was trained with (vocabulary hash differs)")
+    if state.before and state.solved not in ("", now["solved"]):
+        raise UserError(
+            f"{checkpoint.path}: its first evaluation measured {state.solved}, and this one would measure {now['solved']} (eval.metric, "
+            "eval.solved_at, environment): leave the measure as it was, and measure checkpoints another way with sixfold eval"
+        )
     changed = rewards_difference(state.rewards, now["rewards"])
     notes = [
         f"WARNING: the code of reward '{name}' has changed since {checkpoint.path.name}: rewards before and after cannot be compared"

@@ -199,6 +199,19 @@ def test_metrics_cut_before_the_checkpoint_are_said(folder: Path, capsys: pytest
     assert "ends at step 1 and the checkpoint is of step 2" in capsys.readouterr().err
 
 
+def test_metrics_that_are_gone_are_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "r" / "metrics.jsonl").unlink()
+    assert train(folder, resume=True, run__steps=3) == 0
+    assert "ends at step 0 and the checkpoint is of step 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", [{"eval__solved_at": 0.5}, {"eval__metric": "reward", "environment__weights": "[2.0]"}])
+def test_another_measure_of_heldout_tasks_is_refused(folder: Path, change: dict[str, Any]) -> None:
+    """summary.json would compare a share of answers with mine >= 1 to one with mine >= 0.5, and call both the second."""
+    message = refusal(folder, run__steps=3, **change)
+    assert "mine >= 1" in message and "eval.metric" in message and "sixfold eval" in message
+
+
 def test_a_folder_with_an_added_adapter_falls_back(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newest = max((folder / "r" / "checkpoints").iterdir())
     (newest / "model" / "adapter_config.json").write_text("{}")

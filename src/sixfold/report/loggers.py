@@ -70,7 +70,13 @@ def truncate_after(path: Path, step: int | None = None) -> None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Value]]:
-    """The records of a metrics.jsonl in file order, without a half-written last line. UserError names a line that is not a record."""
+    """The records of a metrics.jsonl in file order, without a half-written last line. No file holds none.
+
+    Raises:
+        UserError: names a line that is not a record.
+    """
+    if not path.exists():
+        return []
     return [record for _, record in _complete_lines(path, path.read_bytes())]
 
 
