@@ -99,6 +99,15 @@ def test_a_schema_that_cannot_be_followed_is_refused(server: Running, schema: di
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
 
 
+@pytest.mark.usefixtures("llguidance")
+def test_a_tokenizer_that_cannot_write_json_is_refused(policy: Policy) -> None:
+    """The default alphabet has no braces: the answer used to begin with <|unknown|>, with status 200."""
+    with running(policy) as plain:
+        body = {"model": "tiny", "messages": SAY, "response_format": {"type": "json_object"}}
+        answer = httpx.post(f"{plain.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 400 and "tokenizer" in answer.json()["error"]["message"] and "{" in answer.json()["error"]["message"]
+
+
 def test_without_the_library_it_is_refused_by_name(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structured, "find_spec", lambda name: None)
     body = {"model": "tiny", "messages": SAY, "response_format": {"type": "json_object"}}

@@ -25,6 +25,7 @@ log = logging.getLogger("sixfold.server")
 
 WHITESPACE = r"[ \n]{0,20}"
 """Between the parts of JSON. Bounded: a model that has nothing to say would write white space up to its limit."""
+JSON_MARKS = '{}[]":,'
 MAX_GRAMMAR = 1 << 18
 """Characters of a grammar."""
 
@@ -86,6 +87,7 @@ class Grammars:
         self._vocabulary = vocabulary
         self._stops = stop_token_ids
         self._made: Any = None
+        self._unwritable = ""
         self._lock = Lock()
 
     def compile(self, form: Form) -> GrammarConstraint:
@@ -104,7 +106,10 @@ class Grammars:
         grammar = lark_grammar(form)
         if len(grammar) > MAX_GRAMMAR:
             raise bad_request(f"{param}: its schema is too large", param, "invalid_value")
-        matcher = LLMatcher(self._ll_tokenizer(), LLMatcher.grammar_from_lark(grammar), log_level=0)
+        tokenizer = self._ll_tokenizer()
+        if self._unwritable:  # llguidance would take the token for unknown characters instead
+            raise bad_request(f"{param}: the model cannot write JSON, its tokenizer has no token with {self._unwritable}", param, "unsupported_value")
+        matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)
         if matcher.is_error():
             raise bad_request(f"{param}: the schema cannot be followed: {_reason(matcher.get_error())}", param, "invalid_value")
         return GrammarConstraint(matcher, self._vocabulary, self._stops)
@@ -116,6 +121,7 @@ class Grammars:
                 from llguidance import LLTokenizer
 
                 vocabulary: Any = _Vocabulary(self._tokenizer, self._vocabulary, self._stops)  # its stubs name a class, it takes any such object
+                self._unwritable = vocabulary.unwritable(JSON_MARKS)
                 self._made = LLTokenizer(vocabulary, eos_token=list(self._stops))
             return self._made
 
@@ -133,6 +139,12 @@ class _Vocabulary:
         self.tokens = [b"\xff" + token_bytes(i) if i in special else token_bytes(i) for i in range(size)]
         self.special_token_ids = sorted(special)
         self.eos_token_id = stops[0]
+
+    def unwritable(self, characters: str) -> str:
+        """Those of the characters that are in no token but special ones."""
+        special = set(self.special_token_ids)
+        known = set().union(*(token for i, token in enumerate(self.tokens) if i not in special))
+        return " ".join(character for character in characters if ord(character) not in known)
 
     def __call__(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
