@@ -43,20 +43,28 @@ PROMPT, NEW, SAMPLES, TOKENS = 96, 96, 8, 864
 
 
 def main() -> None:
-    """Train two steps; measure the second."""
+    """Measure every precision with every kind of checkpointing, or those that are asked for."""
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    arguments.add_argument("--precision", default="bfloat16", choices=["bfloat16", "float32"])
-    arguments.add_argument("--checkpointing", default="selective", choices=["none", "selective", "full"])
+    arguments.add_argument("--precision", choices=["bfloat16", "float32"], help="one alone (default: both)")
+    arguments.add_argument("--checkpointing", choices=["none", "selective", "full"], help="one alone (default: all three)")
     given = arguments.parse_args()
     torch.set_num_threads(1)
+    for precision in [given.precision] if given.precision else ["bfloat16", "float32"]:
+        for checkpointing in [given.checkpointing] if given.checkpointing else ["selective", "full", "none"]:
+            print(f"--- {precision}, checkpointing {checkpointing}")
+            measure(precision, checkpointing)
+
+
+def measure(precision: str, checkpointing: str) -> None:
+    """Train two steps; measure the second."""
     flags = [
         f"--rollout.max_new_tokens={NEW}",
         f"--rollout.samples_per_prompt={SAMPLES}",
         f"--trainer.max_tokens_per_microbatch={TOKENS}",
         f"--data.max_prompt_tokens={PROMPT}",
         "--trainer.logprob_chunk=64",
-        f"--run.precision={given.precision}",
-        f"--trainer.activation_checkpointing={given.checkpointing}",
+        f"--run.precision={precision}",
+        f"--trainer.activation_checkpointing={checkpointing}",
     ]
     recipe = load_recipe("gsm8k", flags)
     register()
@@ -64,7 +72,7 @@ def main() -> None:
     model = Qwen2ForCausalLM(Qwen2Config(**SIZES, attn_implementation=NAME)).eval()
     fuse_norms(model)
     method = make_algorithm(resolve_algorithm(recipe.algorithm), NEW)
-    scoring = Scoring(1.0, recipe.trainer.logprob_chunk, torch.bfloat16 if given.precision == "bfloat16" else None)
+    scoring = Scoring(1.0, recipe.trainer.logprob_chunk, torch.bfloat16 if precision == "bfloat16" else None)
     trainer = Trainer(model, recipe.trainer, scoring, 10)
     batch = method.compute_advantages(rows())
     trainer.train_step(batch, method.compute_loss)

@@ -137,7 +137,10 @@ def activation_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: 
 
 
 def layer_work_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: float = 1.0) -> int:
-    """Bytes that the backward pass of one layer needs on top: what is computed again, and three gradients as wide as the MLP.
+    """Bytes that the backward pass of one layer needs on top of what was kept.
+
+    What is computed again, and three gradients as wide as the MLP. The product that they are of is
+    gone by then: its last reader was the projection that comes after it.
 
     Args:
         size: of the model.
@@ -149,7 +152,7 @@ def layer_work_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: 
     again = 0.0 if mode == "none" else layer_bytes(size, width, keys)
     if mode == "selective":  # these need not be made again
         again -= width * (2 * size.intermediate + size.queries + size.keys)
-    return int(tokens * (again + 3 * width * size.intermediate))
+    return int(tokens * (again + 2 * width * size.intermediate))
 
 
 def logit_bytes(chunk: int, vocabulary: int, tables: int = BACKWARD_TABLES) -> int:
@@ -184,10 +187,16 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
     keys, mode = keys_per_token(recipe, prompt or 0), trainer.activation_checkpointing
     chunk = max(1, min(trainer.logprob_chunk, TABLE // size.vocabulary))
     running = recipe.engine.max_running
-    head = size.vocabulary * size.hidden
     kept = {"none": "all inputs of a layer", "selective": "a layer's input and its products", "full": "a layer's input"}[mode]
-    logits, gradient = logit_bytes(trainer.logprob_chunk, size.vocabulary), 8 * head
+    head = 4 * size.vocabulary * size.hidden
+    cast = LOWERED * (size.parameters - size.vocabulary * size.hidden) if width == LOWERED else 0
+    logits = logit_bytes(trainer.logprob_chunk, size.vocabulary)
+    # Checkpointing drops the casts with the layers' results; autocast drops its own at the end of a pass.
+    cast_kept, cast_layer = (cast, cast) if mode == "none" else (0, cast // max(1, size.layers))
     layer = layer_work_bytes(size, tokens, mode, width, keys)
+    in_loss = cast_kept + logits + 2 * head
+    in_layer = max(0, cast_layer + head + layer - in_loss)
+    in_forward = max(0, cast + logit_bytes(trainer.logprob_chunk, size.vocabulary, FORWARD_TABLES) - in_loss - in_layer)
     parts = [
         Part(
             "activations",
@@ -196,11 +205,11 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
             samples=False,
         ),
         Part("logits", logits, f"{BACKWARD_TABLES} tables x {chunk:,} positions x {size.vocabulary:,} words x 4 bytes", samples=False),
-        Part("head's gradient", gradient, f"2 x {size.vocabulary:,} x {size.hidden:,} x 4 bytes, before it is added to the rest", samples=False),
+        Part("head's gradient", 2 * head, f"2 x {size.vocabulary:,} x {size.hidden:,} x 4 bytes, before it is added to the rest", samples=False),
         Part(
             "backward pass of a layer",
-            max(0, layer - logits - gradient),
-            f"{layer:,} bytes, less the room of the logits and the head's gradient, which are gone by then",
+            in_layer,
+            f"{cast_layer + head + layer:,} bytes, less the room of the logits and the head's gradient: the loss's backward pass is over by then",
             samples=False,
         ),
         Part(
@@ -211,7 +220,9 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
         ),
     ]
     if width == LOWERED:
-        parts.insert(0, Part("weights cast in a pass", LOWERED * size.parameters, "2 bytes a parameter, bfloat16", samples=False))
+        gone = "" if mode == "none" else "; less the room of what the backward passes need: the casts are gone by then"
+        says = f"2 bytes a parameter but the embedding's, bfloat16: {cast:,} bytes{gone}"
+        parts.insert(0, Part("weights cast in a pass", cast_kept + in_forward, says, samples=False))
     return tuple(parts)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from sixfold.algorithm.method import Method
 from sixfold.config import Recipe, ScratchConfig
 from sixfold.errors import UserError
+from sixfold.memory_plan import number_width
 from sixfold.model_size import ModelSize, model_size
 from sixfold.plan_algorithm import check_algorithm, resolve_algorithm
 from sixfold.rollout.backend import parse_backend
@@ -85,7 +86,7 @@ def make_plan(recipe: Recipe) -> Plan:
     trajectories = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     kv_tokens = _kv_tokens(recipe, longest)
     numbers = model.kv_numbers_per_token
-    width = 2 if recipe.run.precision == "bfloat16" else 4
+    width = number_width(recipe)
     return Plan(
         recipe=recipe,
         algorithm=algorithm,
