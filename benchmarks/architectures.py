@@ -92,9 +92,11 @@ def made(name: str) -> PreTrainedModel:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        for p in model.parameters():
+        for name, p in model.named_parameters():
             if p.dim() > 1:
                 p.normal_(0, 0.12)
+            elif name.endswith("sinks"):  # far from 0, so that one that is dropped or added twice shows
+                p.normal_(0, 1.5)
     return model.eval()
 
 

@@ -45,7 +45,13 @@ _EXTRAS["deepseek_v3"] = dict(
     num_key_value_heads=4, head_dim=8, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16,
     moe_intermediate_size=32, n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1,
 )  # fmt: skip
-OTHER_ATTENTION = ("deepseek_v3",)
+# Sinks; windows on every other layer, YaRN, experts with biases.
+_EXTRAS["gpt_oss"] = dict(
+    sliding_window=8, num_local_experts=4, num_experts_per_tok=2,
+    rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                         original_max_position_embeddings=64),
+)  # fmt: skip
+OTHER_ATTENTION = ("deepseek_v3", "gpt_oss")
 
 
 def make_tiny(name: str, **extra: object) -> PreTrainedModel:
@@ -56,9 +62,11 @@ def make_tiny(name: str, **extra: object) -> PreTrainedModel:
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
-            for p in model.parameters():
+            for key, p in model.named_parameters():
                 if p.dim() > 1:
                     p.normal_(0, 0.12)
+                elif key.endswith(".sinks"):  # far from 0, so that one that is dropped or counted twice shows
+                    p.normal_(0, 1.5)
     return model.eval()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import fused_kernels
 import pytest
@@ -32,7 +33,17 @@ SEGMENTS = [
     Segment(31, 35, 30, 31),
 ]
 LENGTH = 35
-KERNELS = [Kernel(0), Kernel(0, scale=0.3), Kernel(0, window=4), Kernel(0, softcap=2.0), Kernel(0, window=3, softcap=1.5)]
+SINKS = torch.tensor([-1.5, 0.0, 1.0, 2.5])
+KERNELS = [
+    *(Kernel(0), Kernel(0, scale=0.3), Kernel(0, window=4), Kernel(0, softcap=2.0), Kernel(0, window=3, softcap=1.5)),
+    *(Kernel(0, sinks=SINKS), Kernel(0, scale=0.3, window=4, sinks=SINKS)),
+]
+NAMES = ["plain", "scale", "window", "softcap", "window-softcap", "sinks", "window-sinks"]
+
+
+def on(device: torch.device | str, kernel: Kernel) -> Kernel:
+    """The kernel with its sinks, a parameter, on the device."""
+    return kernel if kernel.sinks is None else replace(kernel, sinks=kernel.sinks.detach().to(device).requires_grad_())
 
 
 def row(heads: int = 4, kv_heads: int = 2, size: int = 6, length: int = LENGTH, seed: int = 0) -> list[Tensor]:
@@ -56,7 +67,10 @@ def dense(q: Tensor, k: Tensor, v: Tensor, segments: list[Segment], kernel: Kern
     scores = q.double() @ k.transpose(-1, -2) * (kernel.scale or q.shape[-1] ** -0.5)
     if kernel.softcap:
         scores = kernel.softcap * torch.tanh(scores / kernel.softcap)
-    return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v).transpose(1, 2)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if kernel.sinks is not None:
+        scores = torch.cat([scores, kernel.sinks.double()[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
+    return (scores.softmax(-1)[..., : k.shape[2]] @ v).transpose(1, 2)
 
 
 def with_gradients(attend, tensors: list[Tensor], device: torch.device | str) -> list[Tensor]:  # type: ignore[no-untyped-def]
@@ -69,22 +83,24 @@ def with_gradients(attend, tensors: list[Tensor], device: torch.device | str) ->
     return [x.cpu().double() for x in (out.detach(), *(x.grad for x in inputs))]
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS, ids=NAMES)
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_float32_equals_the_dense_oracle(kernel: Kernel, kv_heads: int) -> None:
     tensors = row(kv_heads=kv_heads)
-    plan = plan_spans(SEGMENTS, DEVICE)
-    ours = with_gradients(lambda q, k, v: plan.attend(q, k, v, kernel), tensors, DEVICE)
-    truth = with_gradients(lambda q, k, v: dense(q, k, v, SEGMENTS, kernel), tensors, "cpu")
+    plan, on_gpu, on_cpu = plan_spans(SEGMENTS, DEVICE), on(DEVICE, kernel), on("cpu", kernel)
+    ours = with_gradients(lambda q, k, v: plan.attend(q, k, v, on_gpu), tensors, DEVICE)
+    truth = with_gradients(lambda q, k, v: dense(q, k, v, SEGMENTS, on_cpu), tensors, "cpu")
+    if on_gpu.sinks is not None and on_cpu.sinks is not None:
+        ours, truth = [*ours, on_gpu.sinks.grad.cpu().double()], [*truth, on_cpu.sinks.grad.double()]
     for a, b in zip(ours, truth, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS, ids=NAMES)
 def test_bfloat16_equals_the_dense_oracle_up_to_its_rounding(kernel: Kernel) -> None:
     tensors = [x.bfloat16() for x in row(size=16)]
-    plan = plan_spans(SEGMENTS, DEVICE)
-    ours = with_gradients(lambda q, k, v: plan.attend(q, k, v, kernel), tensors, DEVICE)
+    plan, on_gpu = plan_spans(SEGMENTS, DEVICE), on(DEVICE, kernel)
+    ours = with_gradients(lambda q, k, v: plan.attend(q, k, v, on_gpu), tensors, DEVICE)
     truth = with_gradients(lambda q, k, v: dense(q, k, v, SEGMENTS, kernel), tensors, "cpu")
     for a, b in zip(ours, truth, strict=True):
         assert (a - b).norm() < 0.01 * b.norm()
@@ -102,16 +118,16 @@ def test_the_plans_of_cpu_and_gpu_agree() -> None:
                 segments.append(Segment(at, at := at + rng.randint(1, 8), *prompt))
         q, k, v, _ = row(length=at, seed=trial)
         for kernel in KERNELS:
-            ours = plan_spans(segments, DEVICE).attend(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), kernel)
+            ours = plan_spans(segments, DEVICE).attend(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), on(DEVICE, kernel))
             theirs = plan_calls(segments, torch.device("cpu")).attend(q, k, v, kernel)
             torch.testing.assert_close(ours.cpu(), theirs, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS, ids=NAMES)
 def test_batches_of_equal_rows(kernel: Kernel) -> None:
     """Without a layout a model's rows are a batch: the same numbers on both devices."""
     q, k, v = (torch.cat([x, x.flip(2)]) for x in row()[:3])
-    ours = causal_attention(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), kernel)
+    ours = causal_attention(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), on(DEVICE, kernel))
     torch.testing.assert_close(ours.cpu(), causal_attention(q, k, v, kernel), atol=1e-5, rtol=1e-5)
 
 
@@ -120,7 +136,7 @@ def test_values_may_be_of_another_size_than_keys() -> None:
     wide = torch.cat([v, v.flip(-1)], -1)
     plan = plan_spans(SEGMENTS, DEVICE)
     for kernel in KERNELS:
-        ours = plan.attend(q.to(DEVICE), k.to(DEVICE), wide.to(DEVICE), kernel)
+        ours = plan.attend(q.to(DEVICE), k.to(DEVICE), wide.to(DEVICE), on(DEVICE, kernel))
         torch.testing.assert_close(ours.cpu().double(), dense(q, k, wide, SEGMENTS, kernel), atol=1e-5, rtol=1e-5)
 
 
@@ -130,7 +146,7 @@ def test_autocast_computes_in_its_dtype_whatever_comes() -> None:
     plan = plan_spans(SEGMENTS, DEVICE)
     with torch.autocast(DEVICE.type, torch.bfloat16):
         for kernel in KERNELS:
-            assert plan.attend(q, k, v.bfloat16(), kernel).dtype is torch.bfloat16
+            assert plan.attend(q, k, v.bfloat16(), on(DEVICE, kernel)).dtype is torch.bfloat16
 
 
 EVERY = frozenset({"flash", "efficient", "chunked"})
@@ -157,23 +173,34 @@ def test_choice_of_kernel(asked: tuple, choice: str) -> None:  # type: ignore[ty
     assert choose_kernel(*asked) == choice
 
 
+@pytest.mark.parametrize("sunk", [False, True])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("table", [1 << 24, 40])
-def test_the_chunked_gradient_is_exact(softcap: float | None, window: int | None, table: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chunked_gradient_is_exact(
+    sunk: bool, softcap: float | None, window: int | None, table: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     """In float64 on the CPU, in one chunk and in chunks of one or a few queries."""
     monkeypatch.setattr(chunked_attention, "TABLE", table)
     made = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(n, h, 3, dtype=torch.float64, generator=made).requires_grad_() for n, h in ((9, 4), (13, 2), (13, 2)))
-    lengths = ((4, 8), (5, 5))
-    assert torch.autograd.gradcheck(lambda *x: chunked_attention.chunked_attention(*x, lengths, 0.7, window, softcap), (q, k, v), fast_mode=True)
+    lengths, sinks = ((4, 8), (5, 5)), [SINKS.double().requires_grad_()] if sunk else []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor) -> Tensor:
+        return chunked_attention.chunked_attention(q, k, v, lengths, 0.7, window, softcap, *sinks)
+
+    assert torch.autograd.gradcheck(attend, (q, k, v, *sinks), fast_mode=True)
 
 
 LONG = 8192
+LONG_KERNELS = [
+    *((BF16, Kernel(0)), (F32, Kernel(0)), (F32, Kernel(0, window=1000))),
+    (BF16, Kernel(0, softcap=2.0, sinks=torch.ones(1))),
+]
 LONG_SEGMENTS = [Segment(0, 2048), Segment(2048, 5120, 0, 2048), Segment(5120, LONG, 0, 2048)]
 
 
-@pytest.mark.parametrize(("dtype", "kernel"), [(BF16, Kernel(0)), (F32, Kernel(0)), (F32, Kernel(0, window=1000)), (BF16, Kernel(0, softcap=2.0))])
+@pytest.mark.parametrize(("dtype", "kernel"), LONG_KERNELS)
 def test_no_table_of_n_by_n_at_8192_tokens(dtype: torch.dtype, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither made, nor kept by selective checkpointing; masks counted as well."""
     monkeypatch.setattr(chunked_attention, "TABLE", 1 << 21)
@@ -190,6 +217,7 @@ def test_no_table_of_n_by_n_at_8192_tokens(dtype: torch.dtype, kernel: Kernel, m
         kept[op.name().split("::")[1]] += wanted.name == "MUST_SAVE"
         return wanted
 
+    kernel = on(DEVICE, kernel)
     with largest_tensor() as seen:
         plan = plan_spans(LONG_SEGMENTS, DEVICE)
         out = checkpoint(

@@ -27,8 +27,8 @@ from sixfold.types import SamplingParams
 DEVICE = register()
 
 
-def model_on(device: torch.device | str, layers: int = 2) -> PreTrainedModel:
-    model = make_tiny("qwen3", num_hidden_layers=layers)
+def model_on(device: torch.device | str, layers: int = 2, name: str = "qwen3") -> PreTrainedModel:
+    model = make_tiny(name, num_hidden_layers=layers)
     model.set_attn_implementation(NAME)
     return model.to(device).requires_grad_(False)
 
@@ -77,9 +77,13 @@ def test_an_engine_step_waits_as_often_for_one_row_as_for_many(name: str) -> Non
     assert large[0] <= most_at_start and large[1] <= most_at_decode, large[2]
 
 
-@pytest.mark.parametrize("settings", [{}, dict(preemption="recompute", kv_tokens=72), dict(preemption="swap", kv_tokens=72), dict(kv_dtype="int8")])
-def test_the_same_tokens_as_on_the_cpu(settings: dict[str, Any]) -> None:
-    there, here = (Engine(CausalLM(model_on(device)), **{"kv_tokens": 2000, "block_size": 4, **settings}) for device in (DEVICE, "cpu"))
+SWAP = dict(preemption="swap", kv_tokens=72)
+SCHEDULES = [{}, dict(preemption="recompute", kv_tokens=72), SWAP, dict(kv_dtype="int8")]
+
+
+@pytest.mark.parametrize(("name", "settings"), [*(("qwen3", settings) for settings in SCHEDULES), ("gpt_oss", SWAP)])
+def test_the_same_tokens_as_on_the_cpu(name: str, settings: dict[str, Any]) -> None:
+    there, here = (Engine(CausalLM(model_on(device, name=name)), **{"kv_tokens": 2000, "block_size": 4, **settings}) for device in (DEVICE, "cpu"))
     for engine in (there, here):
         add(engine, 3, 3, 12)
     assert drawn(there) == drawn(here)

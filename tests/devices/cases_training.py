@@ -29,7 +29,7 @@ from sixfold.trainer.packing import microbatches, pack
 from sixfold.types import Kept
 
 DEVICE = register_gpu()
-KINDS = ["qwen3", "mistral", "gemma2", "gpt2"]
+KINDS = ["qwen3", "mistral", "gemma2", "gpt2", "gpt_oss"]
 
 
 def truncated_batch() -> Batch:

@@ -21,6 +21,9 @@ def cascade_attention(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor
         own = slice(start, position + 1)
         out, lse = _attend(q[row, None], keys[row, None, :, own], values[row, None, :, own], positions[row, None], start, kernel)
         parts[row].append((out[0], lse[0]))
+    if kernel.sinks is not None:
+        for part in parts:
+            part.append((torch.zeros_like(part[0][0]), kernel.sinks))
     return torch.stack([_merge(torch.stack([o for o, _ in part]), torch.stack([x for _, x in part])) for part in parts]).to(q.dtype)
 
 

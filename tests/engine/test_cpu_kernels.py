@@ -62,18 +62,30 @@ class Call:
     scale: float
     window: int | None
     softcap: float | None
+    sinks: Tensor | None = None
 
     def run(self, kernels: CPUKernels) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Result and pools after it; those of the call stay as they are."""
         pools = (self.pools[0].clone(), self.pools[1].clone())
-        attention = kernels.attention(pools, (self.slots, self.table, self.positions), self.q.shape[1], self.scale, self.window, self.softcap)
+        where = (self.slots, self.table, self.positions)
+        attention = kernels.attention(pools, where, self.q.shape[1], self.scale, self.window, self.softcap, self.sinks)
         return kernels.paged_attention((self.q, self.k, self.v), attention), pools
 
 
 def make_call(
-    width: int, groups: int, kv_heads: int, block: int, ends: list[int], seed: int, window: int | None = None, softcap: float | None = None
+    width: int,
+    groups: int,
+    kv_heads: int,
+    block: int,
+    ends: list[int],
+    seed: int,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: float | None = None,
 ) -> Call:
-    """Rows at positions `ends`; an end one above the row's before it goes on with that row's sequence. Whatever a row may not look at is NaN."""
+    """sinks: how far they spread; None: there are none.
+
+    Rows at positions `ends`; an end one above the row's before it goes on with that row's sequence. Whatever a row may not look at is NaN."""
     sequences: list[int] = []
     for i, end in enumerate(ends):
         sequences.append(sequences[-1] if i and end == ends[i - 1] + 1 else i)
@@ -92,7 +104,8 @@ def make_call(
                 pool.view(kv_heads, -1, width)[:, filled] = random(kv_heads, end, width, seed=seed + i + side)
     rows = random(len(ends), (groups + 2) * kv_heads * width + 3, seed=seed)[:, :-3]
     q, k, v = (part.unflatten(1, (-1, width)) for part in rows.split([n * kv_heads * width for n in (groups, 1, 1)], dim=1))
-    return Call(q, k, v, pools, slots, table, at, 1.3 * width**-0.5, window, softcap)
+    sunk = None if sinks is None else sinks * random(groups * kv_heads, seed=seed + 1)
+    return Call(q, k, v, pools, slots, table, at, 1.3 * width**-0.5, window, softcap, sunk)
 
 
 def slow_attention(call: Call) -> Tensor:
@@ -109,7 +122,8 @@ def slow_attention(call: Call) -> Tensor:
             scores = keys[own, slots] @ query * call.scale
             if call.softcap:
                 scores = call.softcap * torch.tanh(scores / call.softcap)
-            out[r, h] = scores.softmax(0) @ values[own, slots]
+            extra = scores.new_empty(0) if call.sinks is None else call.sinks[h, None].double()
+            out[r, h] = torch.cat([scores, extra]).softmax(0)[: len(scores)] @ values[own, slots]
     return out
 
 
@@ -145,6 +159,7 @@ def test_attention_with_a_window_against_the_slow_version(kernels: CPUKernels, w
     seed=st.integers(0, 1000),
     window=st.one_of(st.none(), st.integers(1, 80)),
     softcap=st.one_of(st.none(), st.sampled_from([0.5, 5.0, 50.0])),
+    sinks=st.one_of(st.none(), st.sampled_from([0.0, 1.5, 100.0])),
 )
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_any_attention_against_the_slow_version(**shape: object) -> None:

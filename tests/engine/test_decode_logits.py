@@ -38,7 +38,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return rows
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "gpt_oss"])
 def test_decoding_with_the_cache_gives_the_logits_of_the_full_forward(
     name: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel], seen: Seen
 ) -> None:
@@ -74,7 +74,7 @@ def _assert_full_forward(model: PreTrainedModel, finished: Sequence[EngineSequen
         torch.testing.assert_close(ours, full[start - 1 : -1], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "gpt_oss"])
 @pytest.mark.parametrize("batch", [1, 13, 256])
 def test_any_batch_on_shuffled_blocks_gives_them_too(
     name: str, batch: int, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel], seen: Seen
@@ -94,7 +94,7 @@ def test_any_batch_on_shuffled_blocks_gives_them_too(
     _assert_full_forward(plain(name), finished[:40], seen)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "gpt_oss"])
 def test_prompts_in_pieces_and_preempted_sequences_give_them_too(
     name: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel], seen: Seen
 ) -> None:

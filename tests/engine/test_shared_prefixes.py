@@ -80,7 +80,14 @@ def test_system_prompts_and_prompts_are_shared_where_it_saves_more(system: int, 
     assert keys_read(find_shared_prefixes(table, positions, 4), positions) == (positions + 1).sum() - 4 * saved
 
 
-@pytest.mark.parametrize("kernel", [Kernel(0), Kernel(0, scale=0.3, window=30), Kernel(0, softcap=2.0)])
+SINKS = torch.tensor([-2.0, 0.0, 1.5, 3.0, -0.5, 2.0])
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [Kernel(0), Kernel(0, scale=0.3, window=30), Kernel(0, softcap=2.0), Kernel(0, window=30, sinks=SINKS)],
+    ids=["plain", "window", "softcap", "sinks"],
+)
 def test_attention_in_parts_is_attention(kernel: Kernel) -> None:
     """Against one attention over everything, by PyTorch's own code."""
     torch.manual_seed(0)

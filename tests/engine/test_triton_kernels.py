@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ from sixfold.engine.triton_kernels import decode_attention, fused_sample, units_
 
 DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
 KERNELS = [Kernel(0), Kernel(0, scale=0.3, window=20), Kernel(0, softcap=2.0)]
+
+
+def with_sinks(kernel: Kernel, heads: int, dtype: torch.dtype = torch.float32) -> Kernel:
+    """The same with sinks far from 0, which take from a tenth to nine tenths of the weight."""
+    return replace(kernel, sinks=torch.linspace(-1, 7, heads, device=DEVICE, dtype=dtype))
 
 
 class Cached:
@@ -77,6 +83,18 @@ def test_decode_attention_is_dense_attention(kernel: Kernel, group: int, d: int,
         torch.testing.assert_close(cached.run(kernel, cascade).double(), cached.expected(kernel), rtol=0, atol=1e-5)
     monkeypatch.setattr(triton_kernels, "LEAST_SPLIT", 40)
     torch.testing.assert_close(cached.run(kernel).double(), cached.expected(kernel), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=["plain", "window", "softcap"])
+@pytest.mark.parametrize("split", [40, 256])
+def test_sinks_are_one_more_part(kernel: Kernel, split: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_kernels, "LEAST_SPLIT", split)
+    for dtype in (torch.float32, torch.bfloat16):  # of the sinks: the parts are float32
+        cached, kernel = Cached(3, 24, 5), with_sinks(kernel, 6, dtype)
+        for cascade in (False, True):
+            out = cached.run(kernel, cascade).double()
+            torch.testing.assert_close(out, cached.expected(kernel), rtol=0, atol=1e-5)
+            assert (out - cached.expected(replace(kernel, sinks=None))).abs().max() > 0.1
 
 
 def test_bfloat16_is_right_to_its_rounding() -> None:
@@ -128,7 +146,7 @@ def test_the_sampler_draws_what_sample_draws(vocabulary: int) -> None:
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
 
 
-@pytest.mark.parametrize(("name", "kv_dtype"), [("qwen3", "auto"), ("gemma2", "int8"), ("deepseek_v3", "auto")])
+@pytest.mark.parametrize(("name", "kv_dtype"), [("qwen3", "auto"), ("gemma2", "int8"), ("deepseek_v3", "auto"), ("gpt_oss", "auto")])
 def test_an_engine_on_the_kernels_draws_the_same_tokens(
     name: str, kv_dtype: str, tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

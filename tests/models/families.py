@@ -130,12 +130,18 @@ FAMILIES = (
         ends=("<|endoftext|>", "<|assistant|>", "<|end|>"), script=("4", "2", "<|end|>"), text="42", goes_on="<|user|>", vocabulary="phi",
         pad="<|endoftext|>",
     ),
-    # Attention with sinks is not supported yet: gpt-oss's tokenizer and template on Llama's architecture.
     Family(
-        "gpt-oss", "gpt-oss", "llama", _GPT_OSS, "<|return|>",
+        "gpt-oss", "gpt-oss", "gpt_oss", _GPT_OSS, "<|return|>",
         {"eos_token_id": ["<|return|>", "<|endoftext|>", "<|call|>"], "do_sample": True},
         ends=("<|endoftext|>", "<|return|>", "<|call|>"), script=("<|channel|>", *"final", "<|message|>", "4", "2", "<|return|>"),
         text="<|channel|>final<|message|>42", goes_on="<|end|>", bos="<|startoftext|>", pad="<|endoftext|>",
+        sizes={
+            "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+                "original_max_position_embeddings": 32,
+            },
+        },
     ),
 )  # fmt: skip
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -186,8 +192,10 @@ def _follow_script(model: Any, chain: list[int]) -> None:
         embedding.normal_()
         head.normal_(0, 0.02)
         for name, parameter in model.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
+            if name.endswith(("o_proj.weight", "down_proj.weight", "experts.down_proj")):
                 parameter.normal_(0, 0.01)
+            elif name.endswith(".sinks"):
+                parameter.normal_(0, 1.5)
         for before, after in dict(pairwise(chain)).items():
             head[after] += embedding[before] / embedding[before].norm()
 

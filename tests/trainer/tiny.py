@@ -18,6 +18,8 @@ from transformers import (
     Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
@@ -59,11 +61,15 @@ def tiny_model(kind: str = "qwen3", **sizes: Any) -> PreTrainedModel:
         model = MistralForCausalLM(MistralConfig(**_SIZES | {"sliding_window": 5} | sizes))
     elif kind == "gemma2":  # one layer with a window and one without, soft caps in attention and head
         model = Gemma2ForCausalLM(Gemma2Config(**_SIZES | {"sliding_window": 5, "query_pre_attn_scalar": 8} | sizes))
+    elif kind == "gpt_oss":  # sinks, and the same layers
+        model = GptOssForCausalLM(GptOssConfig(**_SIZES | {"sliding_window": 5, "num_local_experts": 2, "num_experts_per_tok": 2} | sizes))
     else:
         model = Qwen3ForCausalLM(Qwen3Config(**_SIZES | {"tie_word_embeddings": True} | sizes))
-    for p in model.parameters():
+    for name, p in model.named_parameters():
         if p.ndim > 1:
             torch.nn.init.normal_(p, std=0.25)
+        elif name.endswith(".sinks"):
+            torch.nn.init.normal_(p, std=1.5)
     model.set_attn_implementation(NAME)
     return model.eval()
 

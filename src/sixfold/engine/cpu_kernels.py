@@ -39,7 +39,7 @@ class _Scratch(threading.local):
 class Attention(ctypes.Structure):
     """As in `kernels.h`."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("keys", "values", "slots", "table", "positions", "scratch")]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("keys", "values", "sinks", "slots", "table", "positions", "scratch")]
     _fields_ += [(name, ctypes.c_int64) for name in ("pool", "columns", "block", "heads", "kv_heads", "width", "window")]
     _fields_ += [(name, ctypes.c_float) for name in ("scale", "softcap")]
 
@@ -57,15 +57,33 @@ class CPUKernels:
         self._scratch = _Scratch()
 
     def attention(
-        self, pools: tuple[Tensor, Tensor], where: Triple, heads: int, scale: float, window: int | None, softcap: float | None
+        self,
+        pools: tuple[Tensor, Tensor],
+        where: Triple,
+        heads: int,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Attention:
-        """pools: of a layer, [kv_heads, blocks, block_size, D]. where: slots [N], table [N, M], positions [N]. Holds on to nothing, and is good until
-        this thread asks for a larger one."""
+        """What the C function is told of a layer. It holds on to no tensor, and is good until this
+        thread asks for a larger one.
+
+        Args:
+            pools: keys and values of the layer, [kv_heads, blocks, block_size, D].
+            where: slots [N], table [N, M], positions [N].
+            heads: of the queries.
+            scale: of the scores.
+            window: keys that a query sees at most, itself included; None: all before it.
+            softcap: scores become softcap * tanh(scores / softcap).
+            sinks: [heads] one more score of each head, without a value; contiguous.
+        """
         kv_heads, blocks, block_size, width = pools[0].shape
         columns = where[1].shape[1]
         scratch = self._room(2 * torch.get_num_threads() * self._attention_room(heads // kv_heads, width, columns, block_size))
         sizes = (blocks * block_size * width, columns, block_size, heads, kv_heads, width, window or 0)
-        return Attention(*(t.data_ptr() for t in (*pools, *where)), scratch, *sizes, scale, softcap or 0.0)
+        places = (*(t.data_ptr() for t in pools), None if sinks is None else sinks.data_ptr(), *(t.data_ptr() for t in where))
+        return Attention(*places, scratch, *sizes, scale, softcap or 0.0)
 
     def paged_attention(self, qkv: Triple, attention: Attention) -> Tensor:
         """qkv: q [N, heads, D], k and v [N, kv_heads, D]; each may be parts of longer rows.

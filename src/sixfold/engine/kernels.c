@@ -68,16 +68,16 @@ static void look(int mixing, float *x, i64 N, const float *pool, const i64 *at, 
     TAKE(4) TAKE(2) TAKE(1)
 }
 
-/* Scores become weights that are not normalised yet -> 1 / their sum. */
-LINE float softmax(float *s, i64 n, float softcap) {
-    float top = -INFINITY, total = 0;
+/* Scores become weights that are not normalised yet -> 1 / their sum. sink: NULL, or a score more that counts in the sum alone. */
+LINE float softmax(float *s, i64 n, float softcap, const float *sink) {
+    float top = sink ? *sink : -INFINITY, total = 0;
     if (softcap > 0)
         for (i64 t = 0; t < n; t++) s[t] = softcap * tanhf(s[t] / softcap);
 #pragma omp simd reduction(max : top)
     for (i64 t = 0; t < n; t++) top = s[t] > top ? s[t] : top;
 #pragma omp simd reduction(+ : total)
     for (i64 t = 0; t < n; t++) total += s[t] = exp_(s[t] - top);
-    return 1.0f / total;
+    return 1.0f / (sink ? total + exp_(*sink - top) : total);
 }
 
 /* Up to TOGETHER rows, and the runs among them: neighbours that save reads by sharing the beginning of their tables. first, count: of each row the
@@ -157,7 +157,8 @@ void paged_attention(const Attention *a, i64 first, i64 rows, const float *q, co
         for (i64 i = 0; i < p.rows; i++)
             for (i64 d = 0; d < W; d++) query[i * W + d] = q[(r + i) * q_stride + h * W + d] * a->scale, mine[i * W + d] = 0;
         look_at_all(&p, 0, query, a->keys + h * pool, scores);
-        for (i64 i = 0; i < p.rows * G; i++) query[i] = softmax(scores + i * stride, p.count[i / G], a->softcap); /* the queries have had their use */
+        for (i64 i = 0; i < p.rows * G; i++) /* the queries have had their use */
+            query[i] = softmax(scores + i * stride, p.count[i / G], a->softcap, a->sinks ? a->sinks + h * G + i % G : 0);
         look_at_all(&p, 1, mine, a->values + h * pool, scores);
         for (i64 i = 0; i < p.rows; i++)
             for (i64 g = 0; g < G; g++)

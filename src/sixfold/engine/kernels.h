@@ -13,9 +13,10 @@
 
 typedef int64_t i64;
 
-/* One layer's paged attention, for all rows of a forward: see `paged_attention`. */
+/* One layer's paged attention, for all rows of a forward: see `paged_attention`. sinks: of each head, or NULL. */
 typedef struct {
     float *keys, *values;
+    const float *sinks;
     const i64 *slots, *table, *positions;
     i64 *scratch, pool, columns, block, heads, kv_heads, D, window;
     float scale, softcap;

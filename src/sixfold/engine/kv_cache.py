@@ -162,18 +162,29 @@ class DecodeLayout:
         if kernels is None:
             return self._reference(q, k, v, kernel)
         qkv = (q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1))
-        return kernels.paged_attention(qkv, self._attention(kernels, q, k, v, kernel))[None]
+        sinks = None if kernel.sinks is None else kernel.sinks.float().contiguous()  # a name of its own keeps a copy alive
+        return kernels.paged_attention(qkv, self._attention(kernels, q, k, v, kernel, sinks))[None]
 
     def compiled(self, q: Tensor, k: Tensor, v: Tensor, layers: Sequence[AttentionLayer]) -> CompiledAttention | None:
         """What `attend` would call, for all layers at once, whose queries, keys and values are like these. None where that is no compiled
         function."""
         kernels, array = self.cache.kernels(q, k, v), Attention * len(layers)
-        return None if kernels is None else (kernels.attend, array(*(self._attention(kernels, q, k, v, layer) for layer in layers)), self.apart)
+        if kernels is None or any(layer.sinks is not None for layer in layers):  # nothing would keep a copy of sinks alive
+            return None
+        return kernels.attend, array(*(self._attention(kernels, q, k, v, layer) for layer in layers)), self.apart
 
-    def _attention(self, kernels: CPUKernels, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Attention:
+    def _attention(
+        self,
+        kernels: CPUKernels,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kernel: AttentionLayer,
+        sinks: Tensor | None = None,
+    ) -> Attention:
         pools, where = self.cache.layer_pools(kernel.layer, k[0], v[0]), (self.slots, self.table, self.positions)
         scale = q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale
-        return kernels.attention(pools, where, q.shape[1], scale, kernel.window, kernel.softcap)
+        return kernels.attention(pools, where, q.shape[1], scale, kernel.window, kernel.softcap, sinks)
 
     def _reference(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """The same by PyTorch's operations."""
@@ -188,7 +199,11 @@ class DecodeLayout:
         scores = scores * (q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale)
         if kernel.softcap is not None:
             scores = kernel.softcap * torch.tanh(scores / kernel.softcap)
-        scores = scores.add_(self._bias(kernel.window, width)).softmax(-1, dtype=torch.float32).to(values.dtype)
+        scores = scores.add_(self._bias(kernel.window, width))
+        if kernel.sinks is not None:
+            sinks = kernel.sinks.to(scores.dtype).view(kv_heads, -1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sinks], -1)
+        scores = scores.softmax(-1, dtype=torch.float32)[..., :width].to(values.dtype)
         return torch.matmul(scores, values).reshape(1, batch, heads, -1)
 
     def _bias(self, window: int | None, keys: int) -> Tensor:

@@ -12,8 +12,15 @@ from torch import Tensor, nn
 
 
 class AttentionLayer(Protocol):
-    """One attention layer's wishes. layer: its index. scale: of the scores (None: 1 / sqrt(D)). window: keys that a query sees at most, itself
-    included (None: all before it). softcap: scores become softcap * tanh(scores / softcap)."""
+    """What one attention layer asks for besides q, k, v.
+
+    Attributes:
+        layer: its index.
+        scale: of the scores; None: 1 / sqrt(D).
+        window: keys that a query sees at most, itself included; None: all before it.
+        softcap: scores become softcap * tanh(scores / softcap).
+        sinks: [H] one more score of each head, without a value, in every softmax; None: there is none.
+    """
 
     @property
     def layer(self) -> int: ...
@@ -26,6 +33,9 @@ class AttentionLayer(Protocol):
 
     @property
     def softcap(self) -> float | None: ...
+
+    @property
+    def sinks(self) -> Tensor | None: ...
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """q [B, H, Q, D] over k, v [B, H_kv, S, D]; mask: True = may look, broadcast to [B, 1, Q, S] -> [B, H, Q, D]."""

@@ -192,9 +192,12 @@ def decode_attention(
     (batch, heads, d), (kv_heads, blocks, block_size, _) = q.shape, keys.shape
     width = table.shape[1] * block_size
     splits = [max(1, min(MOST_SPLITS, -(-width // LEAST_SPLIT), PROGRAMS // (len(u.members) * kv_heads))) for u in units]
+    parts = sum(splits) + (kernel.sinks is not None)
     # A shared part that a sequence has none of stays at -inf, so it counts for nothing.
-    lse = torch.full((batch, heads, sum(splits)), float("-inf"), device=q.device)
-    out = torch.zeros(batch, heads, sum(splits), d, device=q.device)
+    lse = torch.full((batch, heads, parts), float("-inf"), device=q.device)
+    out = torch.zeros(batch, heads, parts, d, device=q.device)
+    if kernel.sinks is not None:
+        lse[:, :, -1] = kernel.sinks  # a part of one key, whose value is 0
     group, padded, q = heads // kv_heads, triton.next_power_of_2(max(16, d)), q.contiguous()
     for i, unit in enumerate(units):
         count, members = unit.members.shape
@@ -202,13 +205,13 @@ def decode_attention(
         _attend[(count, kv_heads, splits[i])](
             q, keys, values, *(scales or (keys, values)), table, positions, unit.members, unit.begin, unit.end, out, lse,
             d**-0.5 if kernel.scale is None else kernel.scale, kernel.softcap or 1.0, kernel.window or 0,
-            blocks * block_size, table.shape[1], sum(splits[:i]), sum(splits), -(-width // splits[i]),
+            blocks * block_size, table.shape[1], sum(splits[:i]), parts, -(-width // splits[i]),
             MEMBERS=members, GROUP=group, ROWS=triton.next_power_of_2(max(16, members * group)), D=d, WIDTH=padded, BLOCK_SIZE=block_size,
             TILE=launch.tile, INT8=scales is not None, SOFTCAP=kernel.softcap is not None, WINDOW=kernel.window is not None,
             num_warps=launch.warps,
         )  # fmt: skip
     merged = torch.empty_like(q)
-    _merge[(batch * heads,)](out, lse, merged, sum(splits), PARTS=triton.next_power_of_2(sum(splits)), D=d, WIDTH=padded)
+    _merge[(batch * heads,)](out, lse, merged, parts, PARTS=triton.next_power_of_2(parts), D=d, WIDTH=padded)
     return merged
 
 

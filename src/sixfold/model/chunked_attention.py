@@ -1,6 +1,6 @@
 """Attention a chunk of queries at a time, forward and backward, in plain PyTorch.
 
-It takes what no fused kernel does: soft caps, and windows in float32. Scores exist for one chunk. The
+It takes what no fused kernel does: soft caps, sinks, and windows in float32. Scores exist for one chunk. The
 backward computes them again from the saved log-sum-exp, as flash attention does (arXiv:2205.14135).
 """
 
@@ -90,6 +90,7 @@ def _attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    sinks: Tensor | None,
     queries: Sequence[int],
     keys: Sequence[int],
     scale: float,
@@ -105,6 +106,9 @@ def _attend(
             some_keys, values = (x[seen].transpose(0, 1).to(precise) for x in (k, v))
             scores = _Scores(_grouped(q[rows], k.shape[1]).to(precise), some_keys, c, scale, window, softcap).masked
             log_sum = scores.logsumexp(-1, keepdim=True)
+            if sinks is not None:
+                of_heads = sinks.to(precise)[:, None].expand(c.stop - c.start, -1, 1)
+                log_sum = torch.logaddexp(log_sum, _grouped(of_heads, k.shape[1]))
             out[rows] = _ungrouped(scores.sub_(log_sum).exp_() @ values, c.stop - c.start).to(out.dtype)
             log_sums[rows] = _ungrouped(log_sum, c.stop - c.start)
     return out, log_sums
@@ -124,7 +128,10 @@ def _differentiate(
     window: int | None,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """With P the probabilities and delta = rowsum(dO * O): dV = P' dO, dS = P * (dO V' - delta)."""
+    """With P the probabilities and delta = rowsum(dO * O): dV = P' dO, dS = P * (dO V' - delta).
+
+    Sinks need nothing more: they are in the log-sums, and so in P and O.
+    """
     precise, kv_heads = log_sums.dtype, k.shape[1]
     dq, dk, dv = torch.empty_like(q), k.new_zeros(k.shape, dtype=precise), v.new_zeros(v.shape, dtype=precise)
     with torch.autocast(q.device.type, enabled=False):
@@ -146,12 +153,21 @@ def _differentiate(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:3], *output)
-    ctx.others = inputs[3:]
+    ctx.save_for_backward(*inputs[:4], *output)
+    ctx.others = inputs[4:]
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return *_differentiate(grad, *ctx.saved_tensors, *ctx.others), *(None,) * len(ctx.others)
+    q, k, v, sinks, out, log_sums = ctx.saved_tensors
+    of_sinks = _sinks_gradient(grad, sinks, out, log_sums) if ctx.needs_input_grad[3] else None
+    return *_differentiate(grad, q, k, v, out, log_sums, *ctx.others), of_sinks, *(None,) * len(ctx.others)
+
+
+def _sinks_gradient(grad: Tensor, sinks: Tensor, out: Tensor, log_sums: Tensor) -> Tensor:
+    """A sink is a key whose value is 0, so its dS is -P * delta; summed over all queries -> [H]."""
+    chance = (sinks.to(log_sums.dtype) - log_sums[..., 0]).exp()
+    delta = (grad.to(log_sums.dtype) * out.to(log_sums.dtype)).sum(-1)
+    return -(chance * delta).sum(0).to(sinks.dtype)
 
 
 _attend.register_autograd(_backward, setup_context=_remember)
@@ -165,10 +181,12 @@ def chunked_attention(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`span_attention` with any kernel's features; see there for the arguments. lengths: (queries, keys) of each span.
 
     Computes in float32, or in float64 if that is given.
     """
-    out: Tensor = _attend(q, k, v, [a for a, _ in lengths], [b for _, b in lengths], scale, window, softcap)[0]
+    queries, keys = [a for a, _ in lengths], [b for _, b in lengths]
+    out: Tensor = _attend(q, k, v, sinks, queries, keys, scale, window, softcap)[0]
     return out

@@ -267,6 +267,8 @@ class FusedDecoder:
         theirs = self._model.hidden(tokens, positions, probe)
         if [kernel.layer for kernel in probe.kernels] != list(range(len(self._layers))):
             return False
+        if any(kernel.sinks is not None for kernel in probe.kernels):  # weights: those of the probe would be kept for good
+            return False
         self._attention = probe.kernels
         if not self._as_built():
             return False

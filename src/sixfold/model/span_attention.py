@@ -5,7 +5,7 @@ spans of a packed row go in one call, to the first of these kernels that can tak
 
     flash      half precision; windows and grouped heads included
     efficient  float32 too, but no windows; keys and values are repeated for grouped heads
-    chunked    anything, soft caps included: a chunk of queries at a time, in PyTorch
+    chunked    anything, soft caps and sinks included: a chunk of queries at a time, in PyTorch
 
 The first two are PyTorch's kernels for ragged batches. They take offsets, not masks, so nothing is
 specialised on the shape of a batch. `scaled_dot_product_attention` is avoided on purpose. With a
@@ -60,6 +60,7 @@ def span_attention(
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention within each span.
 
@@ -71,6 +72,7 @@ def span_attention(
         scale: of the scores; None: 1 / sqrt(D).
         window: keys that a query sees at most, itself included; None: all before it.
         softcap: scores become softcap * tanh(scores / softcap).
+        sinks: [H] one more score of each head, without a value, in every softmax.
 
     Returns:
         [N, H, D_v], in autocast's dtype if autocast is on, else in that of the values.
@@ -79,9 +81,10 @@ def span_attention(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else v.dtype
     q, k, v = (x.to(dtype) for x in (q, k, v))
     scale = size**-0.5 if scale is None else scale
-    choice = choose_kernel(device_kernels(q.device), dtype, max(size, values), window, softcap)
+    # The fused kernels have no sinks.
+    choice = "chunked" if sinks is not None else choose_kernel(device_kernels(q.device), dtype, max(size, values), window, softcap)
     if choice == "chunked":
-        return chunked_attention(q, k, v, spans.lengths, scale, window, softcap)
+        return chunked_attention(q, k, v, spans.lengths, scale, window, softcap, sinks)
     wide = -(-max(size, values) // 8) * 8  # both kernels read heads in vectors of 16 bytes
     q, k, v = (x.contiguous() if x.shape[-1] == wide else pad(x, (0, wide - x.shape[-1])) for x in (q, k, v))
     out = _flash(q, k, v, spans, scale, window) if choice == "flash" else _efficient(q, k, v, spans, scale)

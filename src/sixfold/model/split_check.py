@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from ..errors import UserError
 from .attention import NAME
 from .causal_lm import Segments, head_logits, hidden_states
+from .unsupported import raised, unknown_layer_kinds
 
 _SPANS = ((0, 5), (5, 13))
 _SMALL = 4
@@ -33,7 +34,6 @@ _SMALL = 4
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window_size")
 """How configurations and layers name the number of keys that a query sees, or of a chunk that sees itself."""
 _WITHOUT_LIMIT = 1 << 20
-_ATTEND = {"full_attention", "sliding_attention", "chunked_attention"}
 
 # What code of other people raises when it is called in a way that it does not expect.
 _FAILURES = (TypeError, AttributeError, RuntimeError, ValueError, LookupError, AssertionError, ArithmeticError)
@@ -57,7 +57,8 @@ def check_split(model: PreTrainedModel, tolerance: float = 1e-3) -> Context:
     """Find out whether the model is computed right as body and head with our attention, and up to which length.
 
     It is not with a head that is not plain, attention that asks more of ours than it does or passes
-    it by, and layers that carry state along the row (convolutions, Mamba, linear attention).
+    it by, and layers of other kinds: those that carry state along the row (convolutions, Mamba,
+    linear attention), and those that attend to keys of their own making or choice.
 
     Args:
         model: with our attention set, which it keeps.
@@ -71,18 +72,23 @@ def check_split(model: PreTrainedModel, tolerance: float = 1e-3) -> Context:
     """
     kind = f"{type(model).__name__} is not supported"
     config = model.config.get_text_config()
+    if others := unknown_layer_kinds(model):
+        raise UserError(
+            f"{kind}: it has layers of the kind {', '.join(others)}. The engine computes full, sliding and chunked attention over all keys; "
+            f"the architecture '{config.model_type}' needs more"
+        )
     positions = torch.cat([torch.arange(b - a) for a, b in _SPANS])
     try:
         ours, layout = _logits(model, positions)
     except torch.OutOfMemoryError:
         raise
     except _FAILURES as error:
-        raise UserError(f"{kind}: it does not run as body and head ({_reason(error)})") from error
-    if layout.layers != list(range(config.num_hidden_layers)):
-        stateful = sorted({*(getattr(config, "layer_types", None) or ())} - _ATTEND)
         raise UserError(
-            f"{kind}: {len(set(layout.layers))} of its {config.num_hidden_layers} layers attend through transformers' attention "
-            f"interface; all must{f' (it has layers of the kind {stateful}, which carry state from token to token)' if stateful else ''}"
+            f"{kind}: it does not run as body and head, so the engine does not support the architecture '{config.model_type}'. {raised(error)}"
+        ) from error
+    if layout.layers != list(range(config.num_hidden_layers)):
+        raise UserError(
+            f"{kind}: {len(set(layout.layers))} of its {config.num_hidden_layers} layers attend through transformers' attention interface; all must"
         )
     difference = _difference(ours, _own_logits(model, kind))
     if not difference <= tolerance:
@@ -138,7 +144,7 @@ def _rope_context(model: PreTrainedModel, kind: str, positions: Tensor, ours: Te
         except torch.OutOfMemoryError:
             raise
         except _FAILURES as error:
-            raise UserError(f"{kind}: it does not run at position {limit - 1} of its context ({_reason(error)})") from error
+            raise UserError(f"{kind}: it does not run at position {limit - 1} of its context: {raised(error)}") from error
         if apart <= tolerance:
             note = (
                 f"{type(model).__name__} turns positions otherwise in texts of more than {limit} tokens, and with them all shorter texts of "
@@ -178,7 +184,7 @@ def _own_logits(model: PreTrainedModel, kind: str) -> Tensor:
     except torch.OutOfMemoryError:
         raise
     except _FAILURES as error:
-        raise UserError(f"{kind}: transformers itself cannot run it ({_reason(error)})") from error
+        raise UserError(f"{kind}: transformers itself cannot run it: {raised(error)}") from error
     finally:
         model.set_attn_implementation(NAME)
 
@@ -222,7 +228,3 @@ def _small_windows(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for attributes, name, value in places:
             attributes[name] = value
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -153,7 +153,7 @@ class SpanPlan:
         if self.keys is not None:
             # In float32: the gradient of a prefix is a sum over its segments, which must not be rounded at every term.
             k, v = (take(x.float() if x.dtype.itemsize < 4 else x, self.keys).to(x.dtype) for x in (k, v))
-        return span_attention(q, k, v, self.spans, kernel.scale, kernel.window, kernel.softcap)[None]
+        return span_attention(q, k, v, self.spans, kernel.scale, kernel.window, kernel.softcap, kernel.sinks)[None]
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
