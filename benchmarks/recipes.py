@@ -1,11 +1,12 @@
-"""What each shipped CPU recipe teaches: solved held-out tasks before and after RL, task by task and seed by seed.
+"""What each shipped recipe teaches: solved held-out tasks before and after RL, per task and seed.
 
-    python benchmarks/recipes.py [--recipes demo,reasoning_gym] [--seeds 0,1,2] [--json FILE]
+    python benchmarks/recipes.py [--recipes demo,reasoning_gym,gsm8k] [--seeds 0,1,2] [--json FILE]
+    python benchmarks/recipes.py --draw FILE...    # the curves of such files, as docs/curves/*.svg
 
-Each run is a whole `sixfold train RECIPE` in a process of its own, start-up counted, one after another.
+Each run is a whole `sixfold train RECIPE` in its own process, start-up included, one after another.
 A recipe passes with a seed if the share of solved held-out tasks rises by at least 20 points on each
-of its tasks, within 10 minutes. gsm8k needs a GPU and a model of the hub, so it is not among them;
-`tests/recipes/test_shipped.py` runs its form.
+of its tasks, within 10 minutes. gsm8k needs a GPU and a model of the hub, so a copy is trained that
+is scaled down to a CPU: `scaled_gsm8k.py`. Its base model is made before the clock starts.
 """
 
 from __future__ import annotations
@@ -17,11 +18,18 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-RECIPES = ("demo", "reasoning_gym")
+import scaled_gsm8k
+
+from sixfold.recipe_io import load_recipe
+from sixfold.report.style import STYLE
+from sixfold.report.svg import Line, line_chart, percent
+
+RECIPES = ("demo", "reasoning_gym", "gsm8k")
+CURVES = Path(__file__).parents[1] / "docs" / "curves"
 POINTS = 0.20
 SECONDS = 600.0
 
@@ -47,17 +55,38 @@ def dataset_of(row: Mapping[str, Any]) -> str:
     return str(row["task_id"]).split("-", maxsplit=1)[0]
 
 
+def scaled_down(recipe: str, folder: Path) -> list[str]:
+    """Flags that let a recipe run on a CPU: none, but for gsm8k, whose model and dataset are made here once."""
+    if recipe != "gsm8k":
+        return []
+    base = folder / "gsm8k-base"
+    if not base.exists():
+        dataset = scaled_gsm8k.make_dataset(base)
+        made = scaled_gsm8k.write_sft_recipe(base, dataset, load_recipe(recipe).data.system_prompt)
+        sixfold("sft", str(made), "--run.dir", str(base))
+    return ["--model.path", str(base / "model"), "--data.source", str(base / "word-problems"), *scaled_gsm8k.SMALL]
+
+
+def curve(run_folder: Path) -> list[tuple[int, float]]:
+    """(RL step, share of solved held-out tasks) of every evaluation of a run, the first at step 0."""
+    summary = json.loads((run_folder / "summary.json").read_text())
+    records = map(json.loads, (run_folder / "metrics.jsonl").read_text().splitlines())
+    during = {r["step"]: r["heldout/accuracy"] for r in records if "heldout/accuracy" in r}
+    ends = {0: summary["heldout_after_sft"], summary["steps"]: summary["heldout_after"]}
+    return sorted((during | ends).items())
+
+
 def run(recipe: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Train with one seed, and evaluate the model after SFT and after RL on the same held-out tasks."""
+    """Train with one seed, and evaluate the model before and after RL on the same held-out tasks."""
     name = f"{recipe}-{seed}"
-    common = ["--run.dir", str(folder), "--run.name", name, "--run.seed", str(seed)]
+    flags = [*scaled_down(recipe, folder), "--run.seed", str(seed)]
     began = time.perf_counter()
-    sixfold("train", recipe, *common, "--checkpoint.keep", "99")
+    sixfold("train", recipe, "--run.dir", str(folder), "--run.name", name, "--checkpoint.keep", "99", *flags)
     seconds = time.perf_counter() - began
     checkpoints = sorted((folder / name / "checkpoints").glob("step-*"))
     out = folder / f"{name}-eval"
     ends = [str(checkpoints[0]), str(checkpoints[-1])]
-    sixfold("eval", recipe, "--checkpoint", *ends, "--out", str(out), "--run.seed", str(seed))
+    sixfold("eval", recipe, "--checkpoint", *ends, "--out", str(out), *flags)
     before, after = (solved_by_task(out / f"completions-{number}.jsonl") for number in (1, 2))
     summary = json.loads((folder / name / "summary.json").read_text())
     gains = {task: after[task] - before[task] for task in before}
@@ -66,10 +95,26 @@ def run(recipe: str, seed: int, folder: Path) -> dict[str, Any]:
         "seed": seed,
         "before": before,
         "after": after,
+        "curve": curve(folder / name),
         "steps": summary["steps"],
         "seconds": round(seconds, 1),
         "passes": min(gains.values()) >= POINTS and seconds <= SECONDS,
     }
+
+
+def draw(files: Sequence[Path]) -> None:
+    """Write docs/curves/RECIPE.svg: share of solved held-out tasks by RL step, one line per seed."""
+    runs = defaultdict(list)
+    for file in files:
+        for result in json.loads(file.read_text()):
+            runs[result["recipe"]].append(result)
+    CURVES.mkdir(exist_ok=True)
+    for recipe, results in runs.items():
+        lines = [Line(f"seed {r['seed']}", r["curve"], colour=number, dots=True) for number, r in enumerate(results)]
+        picture = line_chart(lines, percent, (0.0, 1.0))
+        opened = picture.index(">")
+        style = f"<style>{STYLE}</style>"
+        (CURVES / f"{recipe}.svg").write_text(f'{picture[:opened]} xmlns="http://www.w3.org/2000/svg">{style}{picture[opened + 1 :]}\n')
 
 
 def main() -> int:
@@ -77,8 +122,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="What the shipped CPU recipes teach.")
     parser.add_argument("--recipes", default=",".join(RECIPES), help="recipes, by comma")
     parser.add_argument("--seeds", default="0,1,2", help="seeds, by comma (default 0,1,2)")
-    parser.add_argument("--json", type=Path, help="write the results here too")
+    parser.add_argument("--json", type=Path, help="write the results and curves here too")
+    parser.add_argument("--draw", type=Path, nargs="+", metavar="FILE", help="run nothing: draw the curves of these JSON files")
     asked = parser.parse_args()
+    if asked.draw:
+        draw(asked.draw)
+        return 0
     results = []
     print(f"{'recipe':16} {'seed':>4} {'task':16} {'after SFT':>10} {'after RL':>10} {'steps':>6} {'seconds':>8}  passes")
     with tempfile.TemporaryDirectory() as folder:

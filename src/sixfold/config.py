@@ -318,7 +318,9 @@ class SftConfig(Section):
     learning_rate: Real = knob(1e-3, "AdamW learning rate", gt=0)
     warmup_steps: int = knob(10, "steps over which the learning rate rises from 0", ge=0)
     weight_decay: Real = knob(0.1, "AdamW weight decay", ge=0)
-    stop_at_accuracy: Real = knob(0.0, "end the warm-up once this share of a probe set is solved greedily (0: run all steps)", ge=0, le=1)
+    stop_at_accuracy: Real = knob(
+        0.0, "end the warm-up once this share of a probe set is solved greedily, of each source (0: run all steps)", ge=0, le=1
+    )
 
 
 class SyncConfig(Section):

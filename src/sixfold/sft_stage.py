@@ -129,8 +129,11 @@ class SftStage:
         self.interrupts.finish_first(False)  # before anything of this step is written: a resume does all of this again
         solved = False
         if probe and self._mark.step % SFT_PROBE_EVERY == 0:
-            metrics = metrics | self._probe(probe)
-            solved = float(metrics["heldout/accuracy"]) >= self.world.recipe.sft.stop_at_accuracy  # type: ignore[arg-type]
+            found = evaluate_policy(self.world, probe, version=0, probe=True)
+            metrics = {**metrics, **found.metrics()}
+            # The weakest source decides: one that is never solved would teach RL nothing.
+            weakest = min(found.by_source.values(), default=found.interval.mean)
+            solved = weakest >= self.world.recipe.sft.stop_at_accuracy
         with self.interrupts.finishing():
             self.on_step(metrics)
             self._mark = replace(self._mark, unlogged={})
@@ -146,9 +149,6 @@ class SftStage:
         if mark.step and all(counts[key] == mark.counters[key] for key in keys):
             with self.interrupts.finishing():
                 self.save(trainer, mark)
-
-    def _probe(self, probe: list[Task]) -> Metrics:
-        return {**evaluate_policy(self.world, probe, version=0, probe=True).metrics()}
 
     def _solved_tasks(self) -> list[Task]:
         """Training tasks that bring a solution to imitate: a trace, or else the bare answer."""

@@ -19,8 +19,8 @@ def gym_tasks(names: Sequence[str], size: int, seed: int, options: Sequence[str]
 
     Args:
         names: datasets of the library.
-        size: tasks per dataset.
-        seed: of the generators.
+        size: tasks per dataset, where `options` do not give its `size`.
+        seed: of the generators, where `options` do not give a `seed`.
         options: settings of the generators, as `DATASET.NAME=VALUE`.
 
     Raises:
@@ -32,11 +32,13 @@ def gym_tasks(names: Sequence[str], size: int, seed: int, options: Sequence[str]
     for name in names:
         if name not in factory.DATASETS:
             raise UserError(f"reasoning-gym has no dataset {name!r}.{nearest(name, list(factory.DATASETS))}")
+        arguments = {"size": size, "seed": seed} | settings[name]
         try:
-            dataset = factory.create_dataset(name, size=size, seed=seed, **settings[name])
+            dataset = factory.create_dataset(name, **arguments)
+            count = len(dataset)
         except (TypeError, AssertionError, ValueError) as error:
             raise UserError(f"reasoning-gym dataset {name!r}: {error}") from error
-        tasks += [_task(name, seed, number, dataset[number]) for number in range(size)]
+        tasks += [_task(name, arguments["seed"], number, dataset[number]) for number in range(count)]
     return tasks
 
 
@@ -91,7 +93,7 @@ def _task(name: str, seed: int, number: int, entry: Mapping[str, Any]) -> Task:
         answer=entry["answer"],
         trace=gym_trace(name, entry),
         columns={"dataset": name, "metadata": entry["metadata"]},
-        source="reasoning_gym",
+        source=name,
     )
 
 

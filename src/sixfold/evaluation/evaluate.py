@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ..assembly import World
 
 
+SOURCE_TASKS = 16
+"""A source with fewer tasks in an evaluation has no figure of its own: it would be noise."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Scored groups of held-out tasks."""
@@ -38,6 +42,15 @@ class Evaluation:
     def values(self) -> list[list[float]]:
         """Per task, 1 for each sample that is solved and 0 for each other one, failed checks included."""
         return [[float(bool(t.reward and t.reward.solved)) for t in g.trajectories] for g in self.groups]
+
+    @property
+    def by_source(self) -> dict[str, float]:
+        """Share solved of each `Task.source` with at least `SOURCE_TASKS` tasks; empty for one source."""
+        found: dict[str, list[float]] = {}
+        for group, values in zip(self.groups, self.values, strict=True):
+            found.setdefault(group.task.source, []).append(_mean(values))
+        shares = {name: _mean(of) for name, of in sorted(found.items()) if len(of) >= SOURCE_TASKS}
+        return shares if len(found) > 1 else {}
 
     @property
     def interval(self) -> Interval:
@@ -75,6 +88,7 @@ class Evaluation:
         accuracy, score = self.interval, self.score
         found = {"heldout/accuracy": accuracy.mean, "heldout/low": accuracy.low, "heldout/high": accuracy.high}
         found |= {"heldout/score": score.mean} if score else {}
+        found |= {f"heldout/source/{name}": share for name, share in self.by_source.items()}
         return found | {"heldout/version": float(self.version)}
 
     def _rewards(self) -> list[list[Reward]]:

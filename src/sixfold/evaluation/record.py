@@ -14,12 +14,13 @@ SHOWN_SAMPLES = 8
 
 
 def record(evaluation: Evaluation) -> dict[str, Any]:
-    """JSON form of an evaluation: accuracy with its interval, score, version, failed checks, first samples."""
+    """JSON form of an evaluation: accuracy with its interval and by source, score, version, failed checks, first samples."""
     mean, *ends = evaluation.interval
     score = evaluation.score
     return {
         "accuracy": mean,
         "interval": ends,
+        "sources": evaluation.by_source,
         "score": score.mean if score else None,
         "version": evaluation.version,
         "tasks": len(evaluation.groups),
@@ -38,19 +39,22 @@ def upgraded(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summary_entries(name: str, found: Mapping[str, Any]) -> dict[str, object]:
-    """Keys of summary.json for one evaluation: NAME, NAME_interval, NAME_score and NAME_version."""
+    """Keys of summary.json for one evaluation: NAME, NAME_interval, NAME_sources, NAME_score and NAME_version."""
     return {
         name: found["accuracy"],
         f"{name}_interval": found["interval"],
+        **({f"{name}_sources": found["sources"]} if found.get("sources") else {}),
         **({f"{name}_score": found["score"]} if found["score"] is not None else {}),
         f"{name}_version": found["version"],
     }
 
 
 def shown(found: Mapping[str, Any]) -> str:
-    """One line: share solved with its interval, and the mean score where it says something else."""
+    """One line: share solved with its interval and by source, and the mean score where it says something else."""
     low, high = found["interval"]
     text = f"{found['accuracy']:.1%} solved ({low:.1%} to {high:.1%})"
+    if found.get("sources"):
+        text += ": " + ", ".join(f"{name} {share:.1%}" for name, share in found["sources"].items())
     if found["score"] is not None and abs(found["score"] - found["accuracy"]) >= 5e-4:
         text += f", mean score {found['score']:.3g}"
     return text + (f", {found['errors']} checks failed" if found["errors"] else "")

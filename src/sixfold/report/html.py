@@ -148,9 +148,11 @@ def _curves(run: RunRecord) -> str:
     ]
     trained = "dynamic/solved_frac" if run.series("dynamic/solved_frac") else "reward/solved_frac"
     solved = [_line(run, trained, "training samples", 6, thin=True), _heldout_line(run)]
+    by_source = [Line(name, points, index % 9, dots=True) for index, (name, points) in enumerate(run.sources().items())]
     charts = [
         _figure("Reward", reward, line_chart(reward)),
         _figure("Tasks solved", solved, line_chart(solved, percent, limits=(0.0, 1.0))),
+        _figure("Held-out tasks solved, by source", by_source, line_chart(by_source, percent, limits=(0.0, 1.0))) if by_source else "",
         _figure("Parts of the reward", parts, line_chart(parts)) if parts else "",
         _figure("KL to the reference, nats", [], line_chart([_line(run, "train/kl", "KL")])),
         _figure("Entropy, nats", [], line_chart([_line(run, "train/entropy", "entropy", 2)])),

@@ -20,6 +20,8 @@ from sixfold.run_folder import RunFolder
 
 T = TypeVar("T")
 
+_SOURCE = "heldout/source/"
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -98,6 +100,19 @@ class RunRecord:
             interval = self.heldout(0, key) if _finite_or_none(self.summary.get(key)) is not None else None
             found |= {step: interval} if interval and isinstance(step, int) else {}
         return sorted(found.items())
+
+    def sources(self) -> dict[str, list[tuple[int, float | None]]]:
+        """(step, share solved) of each source in every evaluation; empty for runs on one source."""
+        last = self.summary.get("steps", self.steps[-1] if self.steps else 0)
+        found: dict[str, dict[int, float | None]] = {}
+        for record in self.metrics:
+            for key in (key for key in record if key.startswith(_SOURCE)):
+                found.setdefault(key.removeprefix(_SOURCE), {})[int(record["step"])] = _finite_or_none(record[key])
+        for step, key in ((0, "heldout_after_sft_sources"), (last, "heldout_after_sources")):
+            shares = self.summary.get(key)
+            for name, share in (shares if isinstance(shares, Mapping) else {}).items():
+                found.setdefault(str(name), {})[step] = _finite_or_none(share)
+        return {name: sorted(points.items()) for name, points in sorted(found.items())}
 
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float | None]]:

@@ -192,6 +192,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         Metric("heldout/low", "share", "lower end of its 95 % interval", "interval of heldout/accuracy over tasks"),
         Metric("heldout/high", "share", "upper end of its 95 % interval", "interval of heldout/accuracy over tasks"),
         Metric("heldout/score", "reward", "mean of eval.metric on held-out tasks, with partial credit", "mean over tasks of the mean over samples"),
+        Metric("heldout/source/*", "share", "solved held-out tasks of one source", "as heldout/accuracy, of sources with 16 tasks or more"),
         Metric("heldout/version", "count", "weights that were measured", "updates made before the evaluation; always the policy's own weights"),
     ),
     "An algorithm of your own": (
