@@ -58,6 +58,17 @@ def test_options_have_the_types_that_json_gives_them() -> None:
     assert got == {"a": {"n": 3, "f": 0.5, "flag": True, "list": [1, 2], "text": "plain"}, "b": {}}
 
 
+def test_a_dataset_may_have_its_own_size_and_each_task_names_its_dataset() -> None:
+    tasks = gym_tasks(["chain_sum", "gcd"], size=3, seed=0, options=["chain_sum.size=5"])
+    assert [task.source for task in tasks] == ["chain_sum"] * 5 + ["gcd"] * 3
+
+
+@pytest.mark.parametrize("size", ["2.5", "many", "-1"])
+def test_a_size_that_is_no_count_is_refused(size: str) -> None:
+    with pytest.raises(UserError, match="chain_sum"):
+        gym_tasks(["chain_sum"], size=3, seed=0, options=[f"chain_sum.size={size}"])
+
+
 def test_solved_is_full_marks_alone() -> None:
     (task,) = gym_tasks(["spell_backward"], size=1, seed=2)
     nearly = task.answer[:-1] + "?"
