@@ -89,24 +89,18 @@ class TestCopySync:
         assert versions(engine) == [1, 1]
 
     def test_sinks_are_weights(self, tiny: Callable[[str], PreTrainedModel]) -> None:
-        """Of attention, in no linear layer: what the engine samples after a sync has the trainer's."""
-        trained = copy.deepcopy(tiny("gpt_oss"))
-        engine = make_engine(copy.deepcopy(trained).requires_grad_(False))
-        with torch.no_grad():
-            for layer in trained.model.layers:
-                layer.self_attn.sinks += 2.0
-        drawn = []
-        for version in (1, 2):
-            CopySync(trained, engine, every=1).sync(version)
-            engine.add("t", [2, 3, 4], SamplingParams(max_tokens=8), [0])
-            (sequence,) = engine.run()
-            with torch.no_grad():
-                logits = trained(torch.tensor([sequence.tokens]), use_cache=False).logits[0].log_softmax(-1)
-            expected = logits[2:-1].gather(-1, torch.tensor(sequence.tokens[3:])[:, None])[:, 0]
-            torch.testing.assert_close(torch.tensor(sequence.logp), expected, rtol=0, atol=1e-5)
-            drawn.append(sequence.logp)
-            nudge(trained, -1.0 if version == 1 else 1.0)
-        assert drawn[0] != drawn[1]
+        """Of attention, in no linear layer. The oracle is transformers' own attention."""
+        trained = copy.deepcopy(tiny("gpt_oss")).requires_grad_(False)
+        engine = make_engine(copy.deepcopy(trained))
+        for layer in trained.model.layers:
+            layer.self_attn.sinks += 2.0
+        CopySync(trained, engine, every=1).sync(1)
+        engine.add("t", [2, 3, 4], SamplingParams(max_tokens=8), [0])
+        (sequence,) = engine.run()
+        trained.set_attn_implementation("eager")
+        logp = trained(torch.tensor([sequence.tokens]), use_cache=False).logits[0].log_softmax(-1)
+        expected = logp[2:-1].gather(-1, torch.tensor(sequence.tokens[3:])[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(sequence.logp), expected, rtol=0, atol=1e-5)
 
     def test_between_syncs_the_engine_keeps_its_weights_and_their_version(self, trained: PreTrainedModel, engine: Engine) -> None:
         sync, seen, old = CopySync(trained, engine, every=3), [], weights(trained)
