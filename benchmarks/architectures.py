@@ -21,9 +21,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from sixfold.batch import Batch, collate
 from sixfold.engine.engine import Engine
 from sixfold.errors import UserError
+from sixfold.kernels.norms import fuse_norms
 from sixfold.model.attention import NAME, register
 from sixfold.model.causal_lm import CausalLM
-from sixfold.model.norms import fuse_norms
 from sixfold.model.scratch import character_tokenizer
 from sixfold.model.split_check import check_split
 from sixfold.rollout.engine_rollout import EngineRollout

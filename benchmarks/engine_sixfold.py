@@ -10,10 +10,10 @@ import transformers
 from engine_job import Answer, Ask, Job, serve
 
 import sixfold
-from sixfold.config import ModelConfig
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import load_policy
+from sixfold.recipe.schema import ModelConfig
 from sixfold.types import SamplingParams
 
 SETTINGS: dict[str, Any] = {"block_size": 64, "prefix_cache": "radix", "prefill_tokens": 4096}

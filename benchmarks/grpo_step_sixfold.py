@@ -17,12 +17,12 @@ import sixfold
 from sixfold.algorithm.composed import make_algorithm
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, Metrics
-from sixfold.config import ModelConfig, TrainerConfig
 from sixfold.controller.loop import Controller
 from sixfold.engine.engine import Engine
 from sixfold.environment.scorer import Environment
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import load_policy
+from sixfold.recipe.schema import ModelConfig, TrainerConfig
 from sixfold.reference.frozen import FrozenReference, NoReference
 from sixfold.rollout.engine_rollout import EngineRollout
 from sixfold.rollout.prompts import PromptCodec

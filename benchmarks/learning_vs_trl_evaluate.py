@@ -18,14 +18,14 @@ import torch
 from learning_vs_trl import SAMPLES_PER_PROMPT, SIDES, Job, StepRecord
 from transformers import AutoModelForCausalLM
 
-from sixfold.assembly import World, build_world
-from sixfold.config import Recipe
 from sixfold.controller.stream import TaskStream
 from sixfold.data.sources import load_tasks
 from sixfold.evaluation.evaluate import evaluate
-from sixfold.recipe_io import load_recipe
+from sixfold.recipe.schema import Recipe
+from sixfold.recipe.toml import load_recipe
 from sixfold.report.rollouts import read_rollouts
-from sixfold.run_folder import RunFolder
+from sixfold.run.assemble import World, build_world
+from sixfold.run.folder import RunFolder
 
 
 def write_tasks(job: Job, recipe: Recipe) -> None:

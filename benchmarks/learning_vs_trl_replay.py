@@ -23,10 +23,10 @@ from learning_vs_trl import SAMPLES_PER_PROMPT, Job
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from sixfold.assembly import World, build_world
 from sixfold.batch import Batch, collate
-from sixfold.learners import build_learners
-from sixfold.recipe_io import load_recipe
+from sixfold.recipe.toml import load_recipe
+from sixfold.run.assemble import World, build_world
+from sixfold.run.learners import build_learners
 from sixfold.trainer.logprobs import score_batch
 from sixfold.types import Group, Reward, Task, Trajectory
 

@@ -18,13 +18,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from sixfold.algorithm.composed import make_algorithm
 from sixfold.batch import Batch, collate
-from sixfold.config import Recipe
-from sixfold.memory_plan import held_parts, work_parts
+from sixfold.kernels.norms import fuse_norms
 from sixfold.model.attention import NAME, register
-from sixfold.model.norms import fuse_norms
-from sixfold.model_size import ModelSize, model_size
-from sixfold.plan_algorithm import resolve_algorithm
-from sixfold.recipe_io import load_recipe
+from sixfold.recipe.algorithm_plan import resolve_algorithm
+from sixfold.recipe.memory import held_parts, work_parts
+from sixfold.recipe.model_size import ModelSize, model_size
+from sixfold.recipe.schema import Recipe
+from sixfold.recipe.toml import load_recipe
 from sixfold.trainer.logprobs import Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Reward, Task, Trajectory

@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sixfold.assembly import World, build_world
 from sixfold.batch import collate
-from sixfold.evaluation.command import model_folder
 from sixfold.evaluation.evaluate import evaluate
-from sixfold.recipe_io import load_recipe
+from sixfold.recipe.toml import load_recipe
+from sixfold.run.assemble import World, build_world
+from sixfold.run.evaluate import model_folder
 from sixfold.trainer.logprobs import score_batch
 from sixfold.types import Reward
 

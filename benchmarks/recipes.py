@@ -24,7 +24,7 @@ from typing import Any
 
 import scaled_gsm8k
 
-from sixfold.recipe_io import load_recipe
+from sixfold.recipe.toml import load_recipe
 from sixfold.report.style import STYLE
 from sixfold.report.svg import Line, line_chart, percent
 

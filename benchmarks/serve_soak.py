@@ -21,8 +21,8 @@ import httpx
 from serving import ALPHABET, running
 from test_under_load import TEXT, Client, body, texts
 
-from sixfold.config import ModelConfig, ScratchConfig
 from sixfold.model.loading import load_policy
+from sixfold.recipe.schema import ModelConfig, ScratchConfig
 
 
 def main() -> int:

@@ -11,13 +11,13 @@ import torch
 from engine_job import Conversation, make_work, peak_mb
 from switches_job import EngineWork, Job, emit_all
 
-from sixfold.config import ModelConfig
-from sixfold.engine.cpu_kernels import cpu_kernels
 from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Sequence
 from sixfold.engine.speculative import Speculation
+from sixfold.kernels.cpu.engine_kernels import cpu_kernels
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import load_policy
+from sixfold.recipe.schema import ModelConfig
 from sixfold.types import SamplingParams
 
 BLOCK = 16

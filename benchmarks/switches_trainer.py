@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sixfold.batch import Batch
-from sixfold.config import ModelConfig, TrainerConfig
 from sixfold.model.attention import Kernel, causal_attention
 from sixfold.model.loading import load_policy
+from sixfold.recipe.schema import ModelConfig, TrainerConfig
 from sixfold.trainer.logprobs import Scoring, score_row
 from sixfold.trainer.packing import PackedRow
 from sixfold.trainer.sft import example, sft_batch, sft_loss

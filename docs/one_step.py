@@ -13,14 +13,14 @@ from dataclasses import replace
 from torch import Tensor
 
 from sixfold.algorithm.composed import make_algorithm
-from sixfold.assembly import build_world
 from sixfold.batch import Batch, Metrics, collate
 from sixfold.controller.stream import step_seed
 from sixfold.data.task_set import TaskSet
 from sixfold.environment.arithmetic import arithmetic_reward
-from sixfold.learners import build_learners
-from sixfold.plan_algorithm import resolve_algorithm
-from sixfold.recipe_io import parse_recipe
+from sixfold.recipe.algorithm_plan import resolve_algorithm
+from sixfold.recipe.toml import parse_recipe
+from sixfold.run.assemble import build_world
+from sixfold.run.learners import build_learners
 from sixfold.trainer.logprobs import score_batch
 from sixfold.types import Group, Task
 

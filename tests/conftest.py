@@ -15,10 +15,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from sixfold.config import ModelConfig, ScratchConfig
+from sixfold.kernels.norms import fuse_norms
 from sixfold.model.attention import NAME, register
 from sixfold.model.loading import Policy, load_policy
-from sixfold.model.norms import fuse_norms
+from sixfold.recipe.schema import ModelConfig, ScratchConfig
 
 torch.set_num_threads(1)
 register()

@@ -15,7 +15,7 @@ import sixfold
 from sixfold.api_arguments import python_words, setting_flags
 from sixfold.data.task_set import given_tasks
 from sixfold.errors import RunFailed, UserError
-from sixfold.recipe_io import flat, parse_recipe
+from sixfold.recipe.toml import flat, parse_recipe
 from sixfold.types import Task
 from tests.run.processes import tiny_recipe
 
@@ -102,7 +102,7 @@ def test_a_finished_run_names_the_setting_and_an_interrupted_one_the_call(
     def stopped(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("sixfold.run.check_same", stopped)
+    monkeypatch.setattr("sixfold.run.start.check_same", stopped)
     with pytest.raises(KeyboardInterrupt):
         sixfold.train(recipe, resume=True)
     said = " ".join(capsys.readouterr().err.split())

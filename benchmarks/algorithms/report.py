@@ -296,7 +296,7 @@ def plots(runs: Runs) -> dict[str, str]:
 def main() -> None:
     """Write the README and the plots."""
     parser = argparse.ArgumentParser(description="README.md and plots/ from results.json.")
-    parser.add_argument("--results", type=Path, default=HERE / "results.json", help="what run.py wrote (default %(default)s)")
+    parser.add_argument("--results", type=Path, default=HERE / "results.json", help="what run/start.py wrote (default %(default)s)")
     parser.add_argument("--out", type=Path, default=HERE, help="folder for both (default %(default)s)")
     asked = parser.parse_args()
     results = json.loads(asked.results.read_text())

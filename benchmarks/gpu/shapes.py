@@ -6,8 +6,8 @@ import torch
 from tiny_qwen import Shape
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
+from sixfold.kernels.norms import fuse_norms
 from sixfold.model.attention import NAME, register
-from sixfold.model.norms import fuse_norms
 
 SHAPES = {
     "tiny": Shape(vocabulary=512, hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=128),

@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from sixfold.engine import triton_kernels as kernels
+from sixfold.kernels.triton import attention as kernels
 
 SHAPES = {"0.5B": (7, 64), "1.5B": (6, 128), "7B": (7, 128), "8B": (4, 128), "9B": (2, 256)}
 """Model -> (query heads of a key head, head size)."""

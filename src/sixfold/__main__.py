@@ -1,5 +1,5 @@
 """`python -m sixfold`: the same as the command `sixfold`."""
 
-from sixfold.cli import main
+from .cli import main
 
 raise SystemExit(main())

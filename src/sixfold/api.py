@@ -8,12 +8,19 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .api_arguments import checked_algorithm, checked_recipe, checked_tasks, in_python, python_words, setting_flags
-from .config import Recipe
+from .api_arguments import (
+    checked_algorithm,
+    checked_recipe,
+    checked_tasks,
+    in_python,
+    python_words,
+    setting_flags,
+)
 from .environment.callables import check_callable
 from .errors import UserError, check_platform
-from .model_source import with_model_folders
-from .recipe_io import load_recipe, parse_recipe
+from .recipe.schema import Recipe
+from .recipe.toml import load_recipe, parse_recipe
+from .run.model_source import with_model_folders
 from .types import Task
 
 if TYPE_CHECKING:  # at run time it would bring torch in
@@ -48,8 +55,8 @@ def train(
         UserError: for bad input.
         KeyboardInterrupt: if a signal stopped the run. Its last checkpoint stays.
     """
-    from .plan import make_plan
-    from .run import train_run
+    from .recipe.plan import make_plan
+    from .run.start import train_run
 
     with python_words():
         check_platform(os.name)

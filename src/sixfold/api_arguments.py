@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from os import PathLike, fspath
 from typing import Any, Protocol, runtime_checkable
 
-from .config import Recipe
 from .errors import RunFailed, UserError
-from .recipe_io import toml_literal
+from .recipe.schema import Recipe
+from .recipe.toml import toml_literal
 
 _COMMAND = re.compile(r"sixfold train --resume .*$")
 """The whole command; the run's path comes last."""

@@ -10,10 +10,10 @@ from math import sqrt
 import pytest
 
 from sixfold.algorithm.aggregation import AGGREGATIONS
-from sixfold.algorithm.convert import FRAMEWORKS, Conversion, Sizes, convert
 from sixfold.algorithm.method import ADVANTAGES, CORRECTION_BANDS, LOSSES
 from sixfold.algorithm.zoo import ZOO
-from sixfold.config import Recipe
+from sixfold.interop import FRAMEWORKS, Conversion, Sizes, convert
+from sixfold.recipe.schema import Recipe
 
 SIZES = Sizes(prompts=8, samples=4, horizon=100)
 ACTOR = "actor_rollout_ref.actor."
@@ -139,5 +139,5 @@ def test_the_entropy_rules_have_our_numbers() -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys; import sixfold.algorithm.convert, sixfold.algorithm.lineage; sys.exit('torch' in sys.modules)"
+    code = "import sys; import sixfold.interop, sixfold.algorithm.lineage; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,7 +11,14 @@ from golden import CASES, close, spread, table
 from torch import Tensor
 
 from sixfold.algorithm.aggregation import AGGREGATIONS
-from sixfold.algorithm.losses import Surrogate, clipped_surrogate, clipped_value_loss, clipped_weight, policy_gradient, soft_gate
+from sixfold.algorithm.losses import (
+    Surrogate,
+    clipped_surrogate,
+    clipped_value_loss,
+    clipped_weight,
+    policy_gradient,
+    soft_gate,
+)
 from sixfold.algorithm.sequence_losses import (
     geometric_surrogate,
     length_scaled_sequence_surrogate,

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sixfold.algorithm.advantages import group_mean
-from sixfold.algorithm.returns import gae, known_tokens, process_returns, rewards_to_go, scatter_turn_rewards, vtrace, whiten
+from sixfold.algorithm.returns import (
+    gae,
+    known_tokens,
+    process_returns,
+    rewards_to_go,
+    scatter_turn_rewards,
+    vtrace,
+    whiten,
+)
 from sixfold.batch import final_rewards
 
 torch.set_num_threads(1)

@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sixfold.algorithm.advantages import group_mean
-from sixfold.algorithm.shaping import RunningWhiten, cosine_length_reward, kimi_length_reward, overlong_penalty, stop_properly
+from sixfold.algorithm.shaping import (
+    RunningWhiten,
+    cosine_length_reward,
+    kimi_length_reward,
+    overlong_penalty,
+    stop_properly,
+)
 
 torch.set_num_threads(1)
 

@@ -10,7 +10,19 @@ import pytest
 import torch
 
 from sixfold.algorithm import shared_task
-from sixfold.algorithm.shared_task import DOTS, GUESSED, HELDOUT, MISS, SUMS, SharedTask, main, make_base, make_teacher, shared_recipe, shared_tasks
+from sixfold.algorithm.shared_task import (
+    DOTS,
+    GUESSED,
+    HELDOUT,
+    MISS,
+    SUMS,
+    SharedTask,
+    main,
+    make_base,
+    make_teacher,
+    shared_recipe,
+    shared_tasks,
+)
 from sixfold.algorithm.zoo import ZOO
 from sixfold.environment.arithmetic import arithmetic_reward
 from sixfold.types import Task

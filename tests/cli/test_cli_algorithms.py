@@ -18,8 +18,8 @@ from sixfold.algorithm.method import Method
 from sixfold.algorithm.zoo import ZOO
 from sixfold.cli import main
 from sixfold.cli.algorithms import FIXED, markdown_table, meaning, recipe_lines, text_table
-from sixfold.config import AlgorithmConfig
-from sixfold.plan_algorithm import resolve_algorithm
+from sixfold.recipe.algorithm_plan import resolve_algorithm
+from sixfold.recipe.schema import AlgorithmConfig
 
 ROWS = list(ZOO.values())
 
@@ -150,8 +150,8 @@ def test_python_lines_are_python(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_strings_that_look_like_numbers_are_quoted_for_hydra() -> None:
-    from sixfold.algorithm.convert import Sizes, convert
     from sixfold.cli.algorithms import conversion_text
+    from sixfold.interop import Sizes, convert
 
     masked = convert("verl", replace(ZOO["grpo"], correction="masked"), Sizes(8, 8, 64))
     assert """'algorithm.rollout_correction.rollout_is_threshold="0.5_5"'""" in conversion_text("verl", [masked], 160)

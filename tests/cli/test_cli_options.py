@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 
 from sixfold.cli import VERBS
-from sixfold.recipe_io import knobs
+from sixfold.recipe.toml import knobs
 
 FROZEN = Path(__file__).with_name("options.txt")
 

@@ -15,7 +15,7 @@ import pytest
 from sixfold import cli
 from sixfold.cli import VERBS, main
 from sixfold.errors import UserError
-from sixfold.recipe_io import dump_recipe, knobs, load_recipe
+from sixfold.recipe.toml import dump_recipe, knobs, load_recipe
 
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 
@@ -25,9 +25,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Calls of the functions behind the verbs, each of which gives back 7."""
     seen: Calls = []
     for module, name in [
-        ("sixfold.run", "train_run"),
-        ("sixfold.evaluation.command", "evaluate_command"),
-        ("sixfold.rollout.generate", "generate_command"),
+        ("sixfold.run.start", "train_run"),
+        ("sixfold.run.evaluate", "evaluate_command"),
+        ("sixfold.run.generate", "generate_command"),
         ("sixfold.report.html", "write_report"),
     ]:
         fake = ModuleType(module)
@@ -185,13 +185,13 @@ def test_how_a_command_ends_when_it_does_not_end_well(monkeypatch: pytest.Monkey
 
 
 def test_a_full_disk_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    fake = ModuleType("sixfold.run")
+    fake = ModuleType("sixfold.run.start")
 
     def train_run(*args: Any, **kwargs: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     fake.train_run = train_run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "sixfold.run", fake)
+    monkeypatch.setitem(sys.modules, "sixfold.run.start", fake)
     assert refused(capsys, "train", "demo") == "no space left on runs/demo: free some and `sixfold train --resume runs/demo`"
 
 

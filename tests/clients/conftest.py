@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from tests.server.serving import ALPHABET, TEMPLATE, Running, running
 
-from sixfold.config import ModelConfig, ScratchConfig
 from sixfold.model.loading import load_policy
+from sixfold.recipe.schema import ModelConfig, ScratchConfig
 
 HERE = Path(__file__).parent
 PYTHONS = {2: os.environ.get("SIXFOLD_CLIENTS_OPENAI2", ""), 3: os.environ.get("SIXFOLD_CLIENTS_OPENAI3", "")}

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sixfold.batch import Batch, LossOutput, collate, filled
-from sixfold.config import CriticConfig, TrainerConfig
 from sixfold.critic.critic import Critic
+from sixfold.recipe.schema import CriticConfig, TrainerConfig
 from sixfold.trainer.logprobs import Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Reward, Task, Trajectory

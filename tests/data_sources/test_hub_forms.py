@@ -11,11 +11,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from sixfold.config import DataConfig, SourceConfig
 from sixfold.data.columns import MISSING, lookup
 from sixfold.data.sources import load_tasks
 from sixfold.data.task_set import TaskSet
 from sixfold.errors import UserError
+from sixfold.recipe.schema import DataConfig, SourceConfig
 
 
 def load(data: DataConfig, *rewards: str, seed: int = 0) -> TaskSet:

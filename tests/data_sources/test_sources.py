@@ -15,10 +15,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from sixfold.config import ArithmeticConfig, DataConfig, GymConfig
 from sixfold.data.sources import load_tasks
 from sixfold.data.task_set import TaskSet
 from sixfold.errors import UserError
+from sixfold.recipe.schema import ArithmeticConfig, DataConfig, GymConfig
 
 GSM8K_FORM = Path(__file__).parents[1] / "data" / "gsm8k_form"
 

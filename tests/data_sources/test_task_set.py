@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from sixfold.config import DataConfig
 from sixfold.data.sources import load_tasks
 from sixfold.data.task_set import TaskSet, drawn_tasks, few_tasks_notes, given_tasks
 from sixfold.errors import UserError
+from sixfold.recipe.schema import DataConfig
 from sixfold.types import Task
 
 

@@ -10,9 +10,9 @@ from fused_kernels import register_gpu
 from phantom import count_synchronisations, is_phantom
 from tests.run.processes import metrics, tiny_recipe
 
-import sixfold.assembly
-from sixfold.recipe_io import parse_recipe
-from sixfold.run import Run, train_run
+import sixfold.run.assemble
+from sixfold.recipe.toml import parse_recipe
+from sixfold.run.start import Run, train_run
 
 DEVICE = register_gpu()
 
@@ -20,9 +20,9 @@ DEVICE = register_gpu()
 @pytest.fixture(autouse=True)
 def on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every run, and the worker of a reference, takes the fake device."""
-    monkeypatch.setattr(sixfold.assembly, "resolve_device", lambda *_: DEVICE.type)
+    monkeypatch.setattr(sixfold.run.assemble, "resolve_device", lambda *_: DEVICE.type)
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "site"))  # for child processes
-    monkeypatch.setattr(sixfold.assembly, "Environment", _InProcess(sixfold.assembly.Environment))
+    monkeypatch.setattr(sixfold.run.assemble, "Environment", _InProcess(sixfold.run.assemble.Environment))
 
 
 class _InProcess:

@@ -14,15 +14,15 @@ from tests.engine.test_adapters import make_peft
 from tests.server.serving import ALPHABET, TEMPLATE, running
 from transformers import PreTrainedModel
 
-from sixfold.config import ModelConfig, ScratchConfig
 from sixfold.engine.engine import Engine
 from sixfold.engine.speculative import Speculation
+from sixfold.kernels.norms import fuse_norms
 from sixfold.model.attention import NAME
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import load_policy
 from sixfold.model.lora import read_adapter
-from sixfold.model.norms import fuse_norms
 from sixfold.model.split_check import check_split
+from sixfold.recipe.schema import ModelConfig, ScratchConfig
 from sixfold.types import SamplingParams
 
 DEVICE = register_gpu()

@@ -20,9 +20,9 @@ from sixfold.algorithm.composed import Composed
 from sixfold.algorithm.returns import gae, rewards_to_go, sum_by_columns, sum_by_doubling, vtrace
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, KeptSets, collate
-from sixfold.config import CriticConfig, TrainerConfig
 from sixfold.critic.critic import Critic
-from sixfold.model.norms import fuse_norms
+from sixfold.kernels.norms import fuse_norms
+from sixfold.recipe.schema import CriticConfig, TrainerConfig
 from sixfold.reference.frozen import FrozenReference, FusedReference
 from sixfold.trainer.logprobs import Scoring, score_batch
 from sixfold.trainer.packing import microbatches, pack

@@ -21,8 +21,8 @@ from sixfold.algorithm.method import CORRECTION_BANDS, Method
 from sixfold.algorithm.off_policy import CORRECTIONS
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, final_rewards, last_sampled
-from sixfold.config import AlgorithmConfig
-from sixfold.plan_algorithm import resolve_algorithm
+from sixfold.recipe.algorithm_plan import resolve_algorithm
+from sixfold.recipe.schema import AlgorithmConfig
 from sixfold.report.schema import METRICS, find
 
 ROOT = Path(__file__).parents[2]

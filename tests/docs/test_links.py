@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from sixfold.cli import VERBS
-from sixfold.config import Recipe
 from sixfold.environment.math_answers import math_reward
-from sixfold.recipe_io import knobs, sections
+from sixfold.recipe.schema import Recipe
+from sixfold.recipe.toml import knobs, sections
 from sixfold.report.schema import find
 from sixfold.types import Task
 

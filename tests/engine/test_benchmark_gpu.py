@@ -13,8 +13,8 @@ import torch
 from tape import TapeCapture
 
 from sixfold.engine import cuda_graphs
-from sixfold.engine.cpu_kernels import cpu_kernels
 from sixfold.engine.engine import Engine
+from sixfold.kernels.cpu.engine_kernels import cpu_kernels
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from sixfold.engine.cpu_kernels import cpu_kernels
+from sixfold.kernels.cpu.engine_kernels import cpu_kernels
 from sixfold.trainer.packing import microbatches
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.sanitizer import run_sanitized
 from torch import Tensor
 
-from sixfold.engine.cpu_kernels import FLAGS, HEADER, CPUKernels, cpu_kernels
+from sixfold.kernels.cpu.engine_kernels import FLAGS, HEADER, CPUKernels, cpu_kernels
 
 COMPILER = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler: the engine runs on PyTorch's operations")

@@ -19,10 +19,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sixfold.engine import cuda_graphs, model_runner
-from sixfold.engine.cpu_kernels import cpu_kernels
 from sixfold.engine.cuda_graphs import rounded_up
 from sixfold.engine.engine import Engine
 from sixfold.engine.speculative import Speculation
+from sixfold.kernels.cpu.engine_kernels import cpu_kernels
 from sixfold.model.attention import NAME
 from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
@@ -93,7 +93,8 @@ def test_replays_draw_the_same_bits(name: str, settings: dict[str, Any], tiny: C
 def test_replays_of_the_gpu_kernels_draw_the_same_bits(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shared prefixes and all. The scratch block holds NaN before each replay, which no row of a sequence may come to see."""
     pytest.importorskip("triton")
-    from sixfold.engine import quantised_cache, triton_kernels
+    from sixfold.engine import quantised_cache
+    from sixfold.kernels.triton import attention as triton_kernels
 
     for module in (model_runner, quantised_cache):
         monkeypatch.setattr(module, "triton_serves", lambda device: True)

@@ -15,10 +15,10 @@ import torch
 from tests.conftest import END, VOCABULARY
 from transformers import PreTrainedModel
 
-from sixfold.engine import cpu_kernels as module
-from sixfold.engine.cpu_kernels import CPUKernels, cpu_kernels
 from sixfold.engine.engine import Engine
 from sixfold.engine.kv_cache import DecodeLayout
+from sixfold.kernels.cpu import engine_kernels as module
+from sixfold.kernels.cpu.engine_kernels import CPUKernels, cpu_kernels
 from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
 

@@ -16,8 +16,6 @@ from tests.conftest import END, VOCABULARY
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sixfold.assembly import make_engine
-from sixfold.config import EngineConfig, Recipe
 from sixfold.engine import speculative
 from sixfold.engine.engine import Engine
 from sixfold.engine.language_model import Body, LayerAdditions, Layout
@@ -26,6 +24,8 @@ from sixfold.engine.sequence import Sequence
 from sixfold.engine.speculative import Speculation
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
+from sixfold.recipe.schema import EngineConfig, Recipe
+from sixfold.run.assemble import make_engine
 from sixfold.types import Kept, SamplingParams
 
 LEVEL = 1e-3

@@ -28,8 +28,8 @@ from sixfold.types import SamplingParams
 
 pytest.importorskip("triton")  # there is none for macOS and Windows
 
-from sixfold.engine import triton_kernels
-from sixfold.engine.triton_kernels import decode_attention, fused_sample, units_of, write_int8
+from sixfold.kernels.triton import attention as triton_kernels
+from sixfold.kernels.triton.attention import decode_attention, fused_sample, units_of, write_int8
 
 DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
 KERNELS = [Kernel(0), Kernel(0, scale=0.3, window=20), Kernel(0, softcap=2.0)]

@@ -10,9 +10,9 @@ import torch
 from tests.conftest import END, VOCABULARY
 from transformers import PreTrainedModel
 
-from sixfold.engine.cpu_kernels import cpu_kernels
 from sixfold.engine.engine import Engine
 from sixfold.engine.sampler import sample
+from sixfold.kernels.cpu.engine_kernels import cpu_kernels
 from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sixfold.config import ScratchConfig
 from sixfold.environment.arithmetic import arithmetic_reward, arithmetic_tasks, worked_trace
 from sixfold.errors import UserError
+from sixfold.recipe.schema import ScratchConfig
 from sixfold.types import Task
 
 

@@ -8,7 +8,14 @@ import pytest
 
 from sixfold.environment.arithmetic import arithmetic_reward, arithmetic_tasks
 from sixfold.environment.math_answers import math_reward
-from sixfold.environment.preflight import Baseline, baseline_scores, degenerate_probability, expected_refill, made_up_answers, preflight
+from sixfold.environment.preflight import (
+    Baseline,
+    baseline_scores,
+    degenerate_probability,
+    expected_refill,
+    made_up_answers,
+    preflight,
+)
 from sixfold.environment.rewards import RewardCallable
 from sixfold.environment.scorer import Environment, RewardBudgetExceeded
 from sixfold.types import Task

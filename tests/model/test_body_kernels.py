@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.sanitizer import run_sanitized
 from torch import Tensor
 
-from sixfold.engine.cpu_kernels import compiled
-from sixfold.model.body_kernels import BodyKernels, body_kernels
+from sixfold.kernels.cpu.body_kernels import BodyKernels, body_kernels
+from sixfold.kernels.cpu.engine_kernels import compiled
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler: every module runs as it is")
 

@@ -7,7 +7,7 @@ import torch
 
 from sixfold.errors import UserError
 from sixfold.model.device import free_memory, prepare_device, resolve_device
-from sixfold.recipe_io import parse_recipe
+from sixfold.recipe.toml import parse_recipe
 
 
 def asked(name: str) -> str:

@@ -12,11 +12,11 @@ from tests.models.families import BY_NAME, save_family
 from transformers import AutoTokenizer, GenerationConfig
 
 from sixfold.cli import main
-from sixfold.config import ModelConfig
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy, load_policy
-from sixfold.rendered_prompt import rendering
+from sixfold.recipe.schema import ModelConfig
 from sixfold.rollout.prompts import PromptCodec
+from sixfold.run.rendered_prompt import rendering
 from sixfold.types import Task
 
 

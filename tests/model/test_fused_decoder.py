@@ -14,17 +14,17 @@ from tests.sanitizer import run_sanitized
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sixfold.engine.cpu_kernels import compiled, cpu_kernels
 from sixfold.engine.engine import Engine
 from sixfold.engine.kv_cache import DecodeLayout, PrefillLayout
 from sixfold.engine.language_model import LayerAdditions
 from sixfold.engine.model_runner import ModelRunner
 from sixfold.engine.speculative import Speculation
+from sixfold.kernels.cpu.body_kernels import BodyKernels
+from sixfold.kernels.cpu.engine_kernels import compiled, cpu_kernels
+from sixfold.kernels.norms import fuse_norms
 from sixfold.model.attention import NAME
-from sixfold.model.body_kernels import BodyKernels
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.fused_decoder import FusedDecoder
-from sixfold.model.norms import fuse_norms
 from sixfold.types import SamplingParams
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler: every module runs as it is")

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import ARCHITECTURES, make_tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from sixfold.config import ModelConfig, ScratchConfig
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy, load_policy, vocabulary_hash
 from sixfold.model.scratch import character_tokenizer
+from sixfold.recipe.schema import ModelConfig, ScratchConfig
 
 TOKENS = torch.tensor([[2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37]])
 

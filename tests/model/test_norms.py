@@ -13,7 +13,7 @@ from torch.autograd import gradcheck
 from transformers import PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from sixfold.model.norms import RMSNorm, fuse_norms
+from sixfold.kernels.norms import RMSNorm, fuse_norms
 
 
 def norm_pair(dimension: int) -> tuple[nn.Module, nn.Module]:

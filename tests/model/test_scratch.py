@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sixfold.config import ScratchConfig
 from sixfold.errors import UserError
 from sixfold.model.loading import vocabulary_hash
 from sixfold.model.scratch import SPECIAL, character_tokenizer, scratch_model
+from sixfold.recipe.schema import ScratchConfig
 
 CONTROL = "<>#{}=;_"
 """Characters that formats of tasks and traces are built from."""

@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-from sixfold.engine.cpu_kernels import compiled, cpu_kernels
 from sixfold.engine.kv_cache import DecodeLayout, KVCache
 from sixfold.errors import UserError
+from sixfold.kernels.cpu.engine_kernels import compiled, cpu_kernels
 from sixfold.model import attention as attention_module
 from sixfold.model.attention import NAME, Kernel, Layout, causal_attention
 from sixfold.model.causal_lm import CausalLM

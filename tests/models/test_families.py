@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sixfold
 from sixfold.report.rollouts import read_rollouts
-from sixfold.rollout.generate import generate
 from sixfold.rollout.prompts import PromptCodec
+from sixfold.run.generate import generate
 from sixfold.types import Task
 from tests.models.families import FAMILIES, QUESTION, Family, make_tokenizer
 

@@ -13,14 +13,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sixfold.algorithm.composed import make_algorithm
 from sixfold.batch import Batch, collate
-from sixfold.config import AlgorithmConfig, TrainerConfig
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.ends import stop_tokens
 from sixfold.model.loading import Policy, vocabulary_hash
 from sixfold.model.scratch import character_tokenizer
 from sixfold.model.split_check import context_of
-from sixfold.plan import resolve_algorithm
+from sixfold.recipe.plan import resolve_algorithm
+from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
 from sixfold.rollout.engine_rollout import EngineRollout
 from sixfold.rollout.prompts import PromptCodec
 from sixfold.sync.sync import SharedSync

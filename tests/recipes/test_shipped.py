@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from sixfold.config import ModelConfig, ScratchConfig
 from sixfold.model.loading import load_policy
-from sixfold.plan import make_plan
-from sixfold.recipe_io import load_recipe, shipped_recipes
-from sixfold.run import train_run
+from sixfold.recipe.plan import make_plan
+from sixfold.recipe.schema import ModelConfig, ScratchConfig
+from sixfold.recipe.toml import load_recipe, shipped_recipes
+from sixfold.run.start import train_run
 
 FEW = [
     "--run.steps",

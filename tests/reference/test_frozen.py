@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from sixfold.algorithm.composed import make_algorithm
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, LossOutput, collate
-from sixfold.config import TrainerConfig
 from sixfold.model.attention import NAME, register
+from sixfold.recipe.schema import TrainerConfig
 from sixfold.reference.frozen import FrozenReference, NoReference
 from sixfold.trainer.logprobs import Scoring
 from sixfold.trainer.trainer import Trainer

@@ -24,11 +24,11 @@ from transformers import (
 
 from sixfold.algorithm.kl import k3
 from sixfold.batch import Batch, LossOutput, collate
-from sixfold.config import TrainerConfig
 from sixfold.errors import UserError
 from sixfold.model.attention import NAME, register
-from sixfold.plan import make_plan
-from sixfold.recipe_io import parse_recipe
+from sixfold.recipe.plan import make_plan
+from sixfold.recipe.schema import TrainerConfig
+from sixfold.recipe.toml import parse_recipe
 from sixfold.reference.base import KeptReference
 from sixfold.reference.frozen import FrozenReference, FusedReference
 from sixfold.reference.worker_reference import ReferenceFailed, WorkerReference

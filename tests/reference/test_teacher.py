@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from sixfold.batch import Batch, collate
-from sixfold.config import ModelConfig, ScratchConfig
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy, load_policy
+from sixfold.recipe.schema import ModelConfig, ScratchConfig
 from sixfold.reference.frozen import FrozenReference
 from sixfold.reference.teacher import load_teacher
 from sixfold.trainer.logprobs import Scoring

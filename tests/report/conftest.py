@@ -14,7 +14,7 @@ from sixfold.report.loggers import JsonlLogger
 from sixfold.report.rollouts import write_rollouts
 from sixfold.report.samples import Sample, write_samples
 from sixfold.report.schema import LOG_RATIO_EDGES, Value
-from sixfold.run_folder import RunFolder
+from sixfold.run.folder import RunFolder
 from sixfold.types import Group, Reward, Task, Trajectory
 
 

@@ -20,7 +20,7 @@ from sixfold.report.run_record import read_run
 from sixfold.report.samples import Sample, write_samples
 from sixfold.report.token_view import trajectories
 from sixfold.report.untrusted import visible
-from sixfold.run_folder import RunFolder
+from sixfold.run.folder import RunFolder
 from sixfold.types import Group, Reward, Task, Trajectory
 
 PAYLOADS = [

@@ -13,13 +13,21 @@ from typing import Any
 
 import pytest
 
-from sixfold.config import Recipe
 from sixfold.errors import UserError
-from sixfold.recipe_io import parse_recipe
-from sixfold.report.loggers import JsonlLogger, TensorBoardLogger, TrackedRun, TrackioLogger, WandbLogger, read_metrics, truncate_after
+from sixfold.recipe.schema import Recipe
+from sixfold.recipe.toml import parse_recipe
+from sixfold.report.loggers import (
+    JsonlLogger,
+    TensorBoardLogger,
+    TrackedRun,
+    TrackioLogger,
+    WandbLogger,
+    read_metrics,
+    truncate_after,
+)
 from sixfold.report.outputs import Loggers
 from sixfold.report.schema import LOG_RATIO_EDGES
-from sixfold.run_folder import RunFolder
+from sixfold.run.folder import RunFolder
 
 
 def write_steps(path: Path, steps: int) -> bytes:

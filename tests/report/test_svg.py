@@ -10,7 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sixfold.report.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Frame, Line, area_chart, histogram, line_chart, number, percent
+from sixfold.report.svg import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Frame,
+    Line,
+    area_chart,
+    histogram,
+    line_chart,
+    number,
+    percent,
+)
 
 
 def polylines(svg: str) -> list[list[tuple[float, float]]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sixfold.errors import UserError
-from sixfold.plan import make_plan
-from sixfold.plan_text import explain
-from sixfold.recipe_io import parse_recipe
-from sixfold.rollout.backend import Backend, parse_backend
+from sixfold.recipe.backend import Backend, parse_backend
+from sixfold.recipe.explain import explain
+from sixfold.recipe.plan import make_plan
+from sixfold.recipe.toml import parse_recipe
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ import pytest
 import torch
 from vllm_processes import ARGUMENTS, use_fake, weights
 
-import sixfold.outside
+import sixfold.run.outside
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy
-from sixfold.outside import _vllm_arguments
-from sixfold.recipe_io import parse_recipe
+from sixfold.recipe.toml import parse_recipe
 from sixfold.rollout.vllm_memory import CONTEXT, memory_share, visible_devices
 from sixfold.rollout.vllm_process import VllmProcess, vllm_config
+from sixfold.run.outside import _vllm_arguments
 from sixfold.types import SamplingParams
 
 GB = 1_000_000_000
@@ -66,7 +66,7 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
 
 
 def arguments(policy: Policy, monkeypatch: pytest.MonkeyPatch, memory: tuple[int, int] | None, *flags: str) -> dict[str, Any]:
-    monkeypatch.setattr(sixfold.outside, "free_memory", lambda device: memory)
+    monkeypatch.setattr(sixfold.run.outside, "free_memory", lambda device: memory)
     recipe = parse_recipe('run.name = "x"\nrollout.backend = "vllm"', "x.toml", list(flags))
     return _vllm_arguments(recipe, policy, 64, torch.bfloat16)
 

@@ -20,10 +20,10 @@ from tests.conftest import make_tiny
 from transformers import PreTrainedModel
 from vllm_processes import log_probs, start, weights
 
-from sixfold.config import ModelConfig, ScratchConfig
 from sixfold.errors import UserError
 from sixfold.model.attention import NAME
 from sixfold.model.loading import Policy, load_policy
+from sixfold.recipe.schema import ModelConfig, ScratchConfig
 from sixfold.rollout.outside_rollout import OutsideRollout
 from sixfold.rollout.prompts import PromptCodec
 from sixfold.rollout.vllm_process import VllmProcess

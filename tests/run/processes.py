@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sixfold.errors import UserError
-from sixfold.recipe_io import parse_recipe
+from sixfold.recipe.toml import parse_recipe
 
 TINY = {
     "run.threads": 1,
@@ -45,7 +45,7 @@ def _child(flags: list[str], resume: str | None, errors: str) -> None:
     os.chdir(Path(errors).parent)
     with open(errors, "w") as sink:
         os.dup2(sink.fileno(), 2)
-        from sixfold.run import train_run
+        from sixfold.run.start import train_run
 
         try:
             code = train_run(parse_recipe('run.name = "run"', "test", flags), resume=Path(resume) if resume else None)
@@ -56,7 +56,7 @@ def _child(flags: list[str], resume: str | None, errors: str) -> None:
 
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["sixfold.run", "tests.run.processes"])
+_context.set_forkserver_preload(["sixfold.run.start", "tests.run.processes"])
 
 
 def start(flags: list[str], errors: Path, resume: Path | None = None) -> BaseProcess:

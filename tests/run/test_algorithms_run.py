@@ -18,9 +18,9 @@ from sixfold.algorithm.composed import Composed
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, LossOutput
 from sixfold.environment.arithmetic import arithmetic_reward
-from sixfold.recipe_io import parse_recipe
+from sixfold.recipe.toml import parse_recipe
 from sixfold.report.schema import find
-from sixfold.run import train_run
+from sixfold.run.start import train_run
 from sixfold.types import Task
 
 from . import processes

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sixfold.cli import main
-from sixfold.config import ModelConfig, ScratchConfig
 from sixfold.model.loading import load_policy
+from sixfold.recipe.schema import ModelConfig, ScratchConfig
 
 from .processes import tiny_recipe
 

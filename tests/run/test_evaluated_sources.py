@@ -10,9 +10,9 @@ import pytest
 
 from sixfold.evaluation.evaluate import SOURCE_TASKS, Evaluation
 from sixfold.evaluation.record import record, shown, summary_entries
-from sixfold.recipe_io import parse_recipe
+from sixfold.recipe.toml import parse_recipe
 from sixfold.report.run_record import RunRecord
-from sixfold.run import train_run
+from sixfold.run.start import train_run
 from sixfold.types import Group, Reward, Task, Trajectory
 
 from .processes import tiny_recipe

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sixfold.assembly import build_world
 from sixfold.cli import main
 from sixfold.evaluation.evaluate import Evaluation
-from sixfold.recipe_io import parse_recipe
+from sixfold.recipe.toml import parse_recipe
 from sixfold.report.rollouts import read_rollouts
-from sixfold.run_folder import RunFolder
-from sixfold.sft_stage import SftStage
+from sixfold.run.assemble import build_world
+from sixfold.run.folder import RunFolder
+from sixfold.run.sft import SftStage
 from sixfold.types import Group, Task, Trajectory
 
 from .processes import metrics, tiny_recipe

@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from sixfold.cli import main
 from sixfold.engine.model_runner import ModelRunner
 from sixfold.errors import RunFailed, UserError
-from sixfold.out_of_memory import free_memory_of
-from sixfold.recipe_io import parse_recipe
+from sixfold.recipe.toml import parse_recipe
 from sixfold.rollout.engine_rollout import EngineRollout
-from sixfold.run import train_run
-from sixfold.trainer.checkpoint import list_checkpoints
+from sixfold.run.checkpoint import list_checkpoints
+from sixfold.run.out_of_memory import free_memory_of
+from sixfold.run.start import train_run
 from sixfold.types import Task
 
 from .processes import metrics, tiny_recipe
@@ -124,7 +124,7 @@ def test_out_of_memory_in_the_middle_of_an_update_falls_back(tmp_path: Path, mon
 
 
 def test_out_of_memory_while_the_model_loads_names_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with at_call(monkeypatch, "sixfold.assembly.load_policy", 1, raises(MemoryError())), pytest.raises(RunFailed, match=r"model\.path"):
+    with at_call(monkeypatch, "sixfold.run.assemble.load_policy", 1, raises(MemoryError())), pytest.raises(RunFailed, match=r"model\.path"):
         train(tmp_path)
     assert not (tmp_path / "r").exists()
 
@@ -202,7 +202,7 @@ def test_a_signal_stops_at_once_where_nothing_is_lost(
 
 
 def test_a_signal_while_the_model_loads_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with at_call(monkeypatch, "sixfold.assembly.load_policy", 1, interrupt):
+    with at_call(monkeypatch, "sixfold.run.assemble.load_policy", 1, interrupt):
         assert train(tmp_path) == 130
     assert not (tmp_path / "r").exists() and "stopped before anything was trained" in capsys.readouterr().err
 

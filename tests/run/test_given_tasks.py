@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import sixfold
-from sixfold.assembly import build_world
 from sixfold.data.task_set import drawn_tasks, given_tasks
 from sixfold.errors import UserError
 from sixfold.evaluation.evaluate import evaluate
-from sixfold.recipe_io import load_recipe, parse_recipe
+from sixfold.recipe.toml import load_recipe, parse_recipe
 from sixfold.report.rollouts import read_rollouts
-from sixfold.run import train_run
-from sixfold.run_folder import RunFolder
+from sixfold.run.assemble import build_world
+from sixfold.run.folder import RunFolder
+from sixfold.run.start import train_run
 from sixfold.types import Task
 
 from .processes import TINY, metrics, tiny_recipe

@@ -10,7 +10,7 @@ import torch
 
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch
-from sixfold.parity_probe import noise_warning
+from sixfold.run.parity_probe import noise_warning
 
 
 def warning(name: str, gap: float, **changes: object) -> str:

@@ -10,19 +10,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import sixfold.parity_probe
-import sixfold.run
+import sixfold.run.parity_probe
+import sixfold.run.start
 import sixfold.sync.sync
 from sixfold.algorithm.composed import make_algorithm
-from sixfold.assembly import World, build_world
 from sixfold.batch import Batch, collate
 from sixfold.cli import main
 from sixfold.errors import UserError
-from sixfold.learners import Learners, build_learners
-from sixfold.plan import resolve_algorithm
-from sixfold.recipe_io import parse_recipe
+from sixfold.recipe.plan import resolve_algorithm
+from sixfold.recipe.toml import parse_recipe
 from sixfold.report.alarms import KL_DRIFT
-from sixfold.run import train_run
+from sixfold.run.assemble import World, build_world
+from sixfold.run.learners import Learners, build_learners
+from sixfold.run.start import train_run
 from sixfold.sync.quantise import quantised_weights
 from sixfold.trainer.logprobs import score_batch
 from sixfold.trainer.mismatch import QUANTISED_LIMIT
@@ -149,7 +149,7 @@ def test_the_engine_is_rounded_before_anything_is_sampled(tmp_path: Path, form: 
 
 
 def test_weights_too_far_off_do_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sixfold.parity_probe, "QUANTISED_LIMIT", 1e-5)
+    monkeypatch.setattr(sixfold.run.parity_probe, "QUANTISED_LIMIT", 1e-5)
     with pytest.raises(UserError, match=r"sync.mode = 'fp8': rounded weights move log-probs by 0.00\d+ nats in the mean \(limit 1e-05\), too far"):
         train_run(parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, "fp8")))
     train_run(parse_recipe('run.name = "y"', "y.toml", flags(tmp_path, "copy", run__name="y", run__steps=1)))
@@ -158,10 +158,10 @@ def test_weights_too_far_off_do_not_start(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_parity_of_engine_and_trainer_is_asked_as_strictly_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the engine's own rounded weights: what rounding does to them excuses no other difference."""
     recipe = parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, "int8"))
-    monkeypatch.setattr(sixfold.parity_probe, "parity_limits", lambda *a, **k: ParityLimits(mean=1e-5, worst=1e-5))
+    monkeypatch.setattr(sixfold.run.parity_probe, "parity_limits", lambda *a, **k: ParityLimits(mean=1e-5, worst=1e-5))
     train_run(recipe)
-    score = sixfold.parity_probe.score_batch
-    monkeypatch.setattr(sixfold.parity_probe, "score_batch", lambda *a: score(*a) + 2e-5)
+    score = sixfold.run.parity_probe.score_batch
+    monkeypatch.setattr(sixfold.run.parity_probe, "score_batch", lambda *a: score(*a) + 2e-5)
     with pytest.raises(UserError, match="engine and trainer disagree by"):
         train_run(recipe, overwrite=True)
 

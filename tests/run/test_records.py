@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sixfold.cli import main
-from sixfold.recipe_io import parse_recipe
-from sixfold.run import train_run
+from sixfold.recipe.toml import parse_recipe
+from sixfold.run.start import train_run
 
 from .processes import tiny_recipe
 

@@ -13,8 +13,8 @@ import pytest
 
 from sixfold.cli import main
 from sixfold.errors import UserError
-from sixfold.recipe_io import parse_recipe
-from sixfold.run import train_run
+from sixfold.recipe.toml import parse_recipe
+from sixfold.run.start import train_run
 
 from .processes import tiny_recipe
 

@@ -14,11 +14,11 @@ import sixfold
 from sixfold.algorithm.composed import make_algorithm
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, LossOutput
-from sixfold.config import Recipe
-from sixfold.ending import TARGET_AFTER
 from sixfold.errors import UserError
-from sixfold.recipe_io import parse_recipe
-from sixfold.run import train_run
+from sixfold.recipe.schema import Recipe
+from sixfold.recipe.toml import parse_recipe
+from sixfold.run.ending import TARGET_AFTER
+from sixfold.run.start import train_run
 from sixfold.types import Task
 
 from .processes import metrics, tiny_recipe

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from sixfold.recipe_io import parse_recipe
-from sixfold.rollout.generate import generate
-from sixfold.run import train_run
+from sixfold.recipe.toml import parse_recipe
+from sixfold.run.generate import generate
+from sixfold.run.start import train_run
 
 from .processes import tiny_recipe
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from sixfold.errors import UserError
-from sixfold.recipe_io import parse_recipe
+from sixfold.recipe.toml import parse_recipe
 from sixfold.report.rollouts import read_rollouts
-from sixfold.run import train_run
+from sixfold.run.start import train_run
 from sixfold.types import Task
 
 from .processes import metrics, tiny_recipe

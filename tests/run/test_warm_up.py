@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from sixfold.config import Recipe
-from sixfold.durable import fault_hook
 from sixfold.errors import UserError
-from sixfold.recipe_io import parse_recipe
-from sixfold.run import train_run
+from sixfold.recipe.schema import Recipe
+from sixfold.recipe.toml import parse_recipe
+from sixfold.run.durable import fault_hook
+from sixfold.run.start import train_run
 from sixfold.types import Task
 
 from .processes import tiny_recipe
@@ -87,12 +87,12 @@ def test_a_kill_at_any_point_of_its_saves_loses_nothing(whole: Path, tmp_path: P
 
 def test_a_failure_after_sft_does_not_cost_sft(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("sixfold.run.Run._preflight", lambda self: (_ for _ in ()).throw(UserError("parity")))
+        patch.setattr("sixfold.run.start.Run._preflight", lambda self: (_ for _ in ()).throw(UserError("parity")))
         with pytest.raises(UserError, match="parity"):
             train_run(recipe(tmp_path))
     before = sft_log(tmp_path / "r")
     assert len(before) == 12
-    monkeypatch.setattr("sixfold.sft_stage.SftStage.run", lambda *a: pytest.fail("SFT was made again"))
+    monkeypatch.setattr("sixfold.run.sft.SftStage.run", lambda *a: pytest.fail("SFT was made again"))
     assert train_run(recipe(tmp_path), resume=tmp_path / "r") == 0
     assert sft_log(tmp_path / "r") == before
 

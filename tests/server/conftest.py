@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from serving import ALPHABET, TEMPLATE, Running, running
 
-from sixfold.config import ModelConfig, ScratchConfig
 from sixfold.model.loading import Policy, load_policy
+from sixfold.recipe.schema import ModelConfig, ScratchConfig
 
 
 @pytest.fixture(scope="session")

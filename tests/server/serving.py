@@ -16,8 +16,8 @@ from openai import OpenAI
 from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Sequence
 from sixfold.model.loading import Policy
+from sixfold.run.serve import ServeOptions, listen, make_served, uvicorn_config
 from sixfold.server.app import Served
-from sixfold.server.command import ServeOptions, listen, make_served, uvicorn_config
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-*/=()<>#;:,.? \n\"'{}[]_|&"
 TEMPLATE = (

@@ -10,8 +10,8 @@ import pytest
 from serving import running
 from tests.models.families import BY_NAME, QUESTION, save_family
 
-from sixfold.config import ModelConfig
 from sixfold.model.loading import Policy, load_policy
+from sixfold.recipe.schema import ModelConfig
 
 
 def load(name: str, folder: Path) -> Policy:

@@ -10,7 +10,7 @@ import sixfold.rollout.kv_probe as kv_probe
 from sixfold.engine.quantised_cache import Int8KVCache
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy
-from sixfold.server.command import ServeOptions, make_served
+from sixfold.run.serve import ServeOptions, make_served
 
 
 def test_it_serves_from_an_int8_cache_and_says_what_that_costs(chat_policy: Policy, capsys: pytest.CaptureFixture[str]) -> None:

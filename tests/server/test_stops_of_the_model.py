@@ -9,7 +9,7 @@ import httpx
 from serving import running
 
 from sixfold.model.loading import Policy
-from sixfold.sampling_model import load_for_sampling
+from sixfold.run.sampling_model import load_for_sampling
 
 ASK = {"model": "tiny", "prompt": "one two", "seed": 3, "max_tokens": 60, "temperature": 1.0}
 CHAT = {**{k: v for k, v in ASK.items() if k != "prompt"}, "messages": [{"role": "user", "content": "one two"}]}

@@ -22,7 +22,7 @@ from serving import OPTIONS, running, slowed
 
 from sixfold.engine.engine import Engine
 from sixfold.model.loading import Policy
-from sixfold.server.command import serve_command
+from sixfold.run.serve import serve_command
 from sixfold.server.record import read_trajectories
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

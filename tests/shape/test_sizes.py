@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from source import ROOT, modules
 
-from sixfold.recipe_io import knobs
+from sixfold.recipe.toml import knobs
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

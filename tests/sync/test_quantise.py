@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sixfold.sync.quantise import E4M3_MAX, INT8_MAX, LEAST_SCALE, Quantised, quantised_share, quantised_weights, to_fp8, to_int8
+from sixfold.sync.quantise import (
+    E4M3_MAX,
+    INT8_MAX,
+    LEAST_SCALE,
+    Quantised,
+    quantised_share,
+    quantised_weights,
+    to_fp8,
+    to_int8,
+)
 
 SLACK = 1 + 2.0**-20
 """w / scale is rounded to float32 before it is rounded to the format."""

@@ -16,11 +16,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from sixfold.durable import fault_hook, faultpoint
 from sixfold.errors import UserError
-from sixfold.trainer import checkpoint as ckpt
-from sixfold.trainer import manifest
-from sixfold.trainer.checkpoint import (
+from sixfold.run import checkpoint as ckpt
+from sixfold.run import manifest
+from sixfold.run.checkpoint import (
     clean,
     list_checkpoints,
     load_checkpoint,
@@ -31,8 +30,9 @@ from sixfold.trainer.checkpoint import (
     save_checkpoint,
     set_aside_after,
 )
-from sixfold.trainer.listing import newest_checkpoint
-from sixfold.trainer.manifest import damage
+from sixfold.run.durable import fault_hook, faultpoint
+from sixfold.run.listing import newest_checkpoint
+from sixfold.run.manifest import damage
 
 KILLED = 137
 FILES = ["manifest.json", "model/config.json", "model/model.safetensors", "state.json", "trainer.safetensors"]
@@ -125,7 +125,7 @@ def test_a_kill_at_every_point_of_replacing_a_damaged_checkpoint_keeps_the_older
 
 def test_the_environment_variable_kills_at_the_counted_point(tmp_path: Path) -> None:
     loop = "for i in range(9): print(i, flush=True); faultpoint('other'); faultpoint('save.fsync')"
-    code = f"from sixfold.durable import faultpoint\n{loop}"
+    code = f"from sixfold.run.durable import faultpoint\n{loop}"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "SIXFOLD_FAULT": "save:3"}, capture_output=True, text=True)
     assert (done.returncode, done.stdout.split()) == (KILLED, ["0", "1", "2"])
 

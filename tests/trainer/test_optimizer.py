@@ -9,7 +9,7 @@ import torch
 from tiny import settings
 from torch import nn
 
-from sixfold.config import SftConfig, TrainerConfig
+from sixfold.recipe.schema import SftConfig, TrainerConfig
 from sixfold.trainer.optimizer import learning_rate, make_optimizer, reset_optimizer
 
 torch.set_num_threads(1)

@@ -30,8 +30,8 @@ from transformers import (
 from sixfold.algorithm.composed import Composed
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, Loss, collate
-from sixfold.config import TrainerConfig
 from sixfold.model.attention import NAME, register
+from sixfold.recipe.schema import TrainerConfig
 from sixfold.trainer.logprobs import Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Reward, Task, Trajectory

@@ -22,7 +22,17 @@ from .kl import KL, unbiased
 from .losses import clipped_value_loss, exp_clamped
 from .method import Method
 from .off_policy import CORRECTIONS, negative_sequence_mask
-from .parts import ADVANTAGES, CRITICS, LOSSES, Step, Terms, known, log_rho, old_policy, shaped_scores
+from .parts import (
+    ADVANTAGES,
+    CRITICS,
+    LOSSES,
+    Step,
+    Terms,
+    known,
+    log_rho,
+    old_policy,
+    shaped_scores,
+)
 from .returns import whiten
 from .steering import Steering
 

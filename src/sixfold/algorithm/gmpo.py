@@ -27,6 +27,6 @@ GMPO: Method = replace(
 
 
 if __name__ == "__main__":
-    from sixfold.algorithm.shared_task import main
+    from .shared_task import main
 
     main("gmpo")

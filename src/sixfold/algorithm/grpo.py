@@ -34,6 +34,6 @@ GRPO: Method = replace(
 
 
 if __name__ == "__main__":
-    from sixfold.algorithm.shared_task import main
+    from .shared_task import main
 
     main("grpo")

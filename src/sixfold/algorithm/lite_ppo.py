@@ -27,6 +27,6 @@ LITE_PPO: Method = replace(
 
 
 if __name__ == "__main__":
-    from sixfold.algorithm.shared_task import main
+    from .shared_task import main
 
     main("lite_ppo")

@@ -25,6 +25,6 @@ MAXRL: Method = replace(
 
 
 if __name__ == "__main__":
-    from sixfold.algorithm.shared_task import main
+    from .shared_task import main
 
     main("maxrl")

@@ -28,6 +28,6 @@ REINFORCE: Method = Method(
 
 
 if __name__ == "__main__":
-    from sixfold.algorithm.shared_task import main
+    from .shared_task import main
 
     main("reinforce")

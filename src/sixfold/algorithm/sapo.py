@@ -30,6 +30,6 @@ SAPO: Method = replace(
 
 
 if __name__ == "__main__":
-    from sixfold.algorithm.shared_task import main
+    from .shared_task import main
 
     main("sapo")

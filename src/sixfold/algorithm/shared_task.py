@@ -22,9 +22,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..assembly import build_world
 from ..batch import Batch, Metrics
-from ..config import (
+from ..controller.loop import Controller
+from ..controller.stream import TaskStream, step_seed
+from ..data.task_set import TaskSet
+from ..environment.arithmetic import arithmetic_reward, arithmetic_tasks
+from ..evaluation.statistics import Interval, task_interval
+from ..recipe.schema import (
     AlgorithmConfig,
     CriticConfig,
     ModelConfig,
@@ -36,14 +40,10 @@ from ..config import (
     SftConfig,
     TrainerConfig,
 )
-from ..controller.loop import Controller
-from ..controller.stream import TaskStream, step_seed
-from ..data.task_set import TaskSet
-from ..environment.arithmetic import arithmetic_reward, arithmetic_tasks
-from ..evaluation.statistics import Interval, task_interval
-from ..learners import build_learners, training_rollout
 from ..report.rewards import reward_metrics
-from ..sft_stage import SftStage
+from ..run.assemble import build_world
+from ..run.learners import build_learners, training_rollout
+from ..run.sft import SftStage
 from ..types import Group, Task
 from .zoo import ZOO
 

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from sixfold.errors import RunFailed, UserError, check_platform, nearest
+from ..errors import RunFailed, UserError, check_platform, nearest
 
 VERBS = {
     "train": "train a model by reinforcement learning, or resume a run",
@@ -76,7 +76,7 @@ def _dispatch(arguments: list[str]) -> int:
         print(HELP, end="")
         return 0
     if verb == "--version":
-        from sixfold import __version__
+        from .. import __version__
 
         print(f"sixfold {__version__}")
         return 0

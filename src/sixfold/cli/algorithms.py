@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from textwrap import fill, indent
 
-from sixfold.algorithm.convert import FRAMEWORKS, Conversion, Sizes, convert
-from sixfold.algorithm.lineage import NAMING, cells, changes, docstring, home
-from sixfold.algorithm.method import ADVANTAGES, LOSSES, Method
-from sixfold.algorithm.zoo import ZOO
-from sixfold.cli.parsing import VerbParser
-from sixfold.config import Recipe
-from sixfold.errors import UserError, nearest
-from sixfold.recipe_io import knobs, toml_literal
+from ..algorithm.lineage import NAMING, cells, changes, docstring, home
+from ..algorithm.method import ADVANTAGES, LOSSES, Method
+from ..algorithm.zoo import ZOO
+from ..errors import UserError, nearest
+from ..interop import FRAMEWORKS, Conversion, Sizes, convert
+from ..recipe.schema import Recipe
+from ..recipe.toml import knobs, toml_literal
+from .parsing import VerbParser
 
 FIXED = {
     "tau_negative": "the soft gate's temperature where A < 0",

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sixfold.cli.parsing import VerbParser, run_folder
-from sixfold.errors import UserError
+from ..errors import UserError
+from .parsing import VerbParser, run_folder
 
 _ABSENT = "-"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sixfold.cli.parsing import RECIPE_HELP, VerbParser
-from sixfold.errors import UserError
-from sixfold.model_source import with_model_folders
-from sixfold.plan import make_plan
-from sixfold.recipe_io import load_recipe
+from ..errors import UserError
+from ..recipe.plan import make_plan
+from ..recipe.toml import load_recipe
+from ..run.model_source import with_model_folders
+from .parsing import RECIPE_HELP, VerbParser
 
 
 def parser() -> VerbParser:
@@ -30,6 +30,6 @@ def run(argv: Sequence[str]) -> int:
     recipe = with_model_folders(load_recipe(given.recipe, settings))
     if not make_plan(recipe).evaluations:
         raise UserError("nothing to evaluate on: data.heldout = 0 and data.heldout_split is empty; set one of them")
-    from sixfold.evaluation.command import evaluate_command
+    from ..run.evaluate import evaluate_command
 
     return evaluate_command(recipe, given.checkpoint, given.against, given.out)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sixfold.cli.parsing import RECIPE_HELP, VerbParser
-from sixfold.model_source import with_model_folders
-from sixfold.plan import make_plan
-from sixfold.plan_text import explain
-from sixfold.recipe_io import load_recipe
-from sixfold.report.untrusted import visible
+from ..recipe.explain import explain
+from ..recipe.plan import make_plan
+from ..recipe.toml import load_recipe
+from ..report.untrusted import visible
+from ..run.model_source import with_model_folders
+from .parsing import RECIPE_HELP, VerbParser
 
 
 def parser() -> VerbParser:
@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
     recipe = with_model_folders(load_recipe(given.recipe, settings))
     print(explain(make_plan(recipe)))
     if given.render:
-        from sixfold.rendered_prompt import render_recipe
+        from ..run.rendered_prompt import render_recipe
 
         print("", *map(visible, render_recipe(recipe)), sep="\n")
     return 0

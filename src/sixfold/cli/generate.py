@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sixfold.cli.parsing import VerbParser, add_device, at_least, temperature
-from sixfold.errors import UserError
+from ..errors import UserError
+from .parsing import VerbParser, add_device, at_least, temperature
 
 
 def parser() -> VerbParser:
@@ -29,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
     given, _ = parser().parse(argv)
     if not given.prompt.strip():
         raise UserError("sixfold generate: --prompt is empty; give the text to complete")
-    from sixfold.rollout.generate import generate_command
+    from ..run.generate import generate_command
 
     return generate_command(
         given.model,

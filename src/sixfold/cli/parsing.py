@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from sixfold.config import device_name
-from sixfold.errors import UserError, nearest
+from ..errors import UserError, nearest
+from ..recipe.schema import device_name
 
 RECIPE_HELP = "a .toml file, or the name of a shipped recipe, e.g. demo"
 
@@ -72,7 +72,7 @@ class VerbParser(argparse.ArgumentParser):
 
 def settings_table() -> str:
     """Every knob by section: key, default, valid values, one line on what it is."""
-    from sixfold.recipe_io import knobs, toml_literal
+    from ..recipe.toml import knobs, toml_literal
 
     lines = [f"settings ({len(knobs())}), in a recipe or as --section.key VALUE:"]
     section = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sixfold.cli.parsing import VerbParser, run_folder
+from .parsing import VerbParser, run_folder
 
 
 def parser() -> VerbParser:
@@ -18,7 +18,7 @@ def run(argv: Sequence[str]) -> int:
     """Parse, write, print where."""
     given, _ = parser().parse(argv)
     folder = run_folder(given.run)
-    from sixfold.report.html import write_report
+    from ..report.html import write_report
 
     print(write_report(folder))
     return 0

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from sixfold.cli.parsing import VerbParser, add_device, at_least
-from sixfold.errors import UserError
+from ..errors import UserError
+from .parsing import VerbParser, add_device, at_least
 
 KEY_VARIABLE = "SIXFOLD_API_KEY"
 
@@ -67,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
     missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
     if missing:
         raise UserError(f"sixfold serve needs {' and '.join(missing)}: pip install 'sixfold[serve]'")
-    from sixfold.server.command import ServeOptions, serve_command
+    from ..run.serve import ServeOptions, serve_command
 
     return serve_command(
         ServeOptions(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sixfold.cli.parsing import RECIPE_HELP, VerbParser
-from sixfold.cli.train import start
-from sixfold.errors import UserError
-from sixfold.recipe_io import load_recipe
+from ..errors import UserError
+from ..recipe.toml import load_recipe
+from .parsing import RECIPE_HELP, VerbParser
+from .train import start
 
 
 def parser() -> VerbParser:

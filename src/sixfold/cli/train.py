@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from sixfold.cli.parsing import RECIPE_HELP, VerbParser, run_folder
-from sixfold.config import Recipe
-from sixfold.errors import UserError
-from sixfold.model_source import with_model_folders
-from sixfold.plan import make_plan
-from sixfold.recipe_io import load_recipe
+from ..errors import UserError
+from ..recipe.plan import make_plan
+from ..recipe.schema import Recipe
+from ..recipe.toml import load_recipe
+from ..run.model_source import with_model_folders
+from .parsing import RECIPE_HELP, VerbParser, run_folder
 
 
 def parser() -> VerbParser:
@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
         return start(load_recipe(given.recipe, settings), resume=None, overwrite=given.overwrite, stop_after=None)
     if given.overwrite:
         raise UserError("sixfold train: --resume keeps the run and --overwrite deletes it; give one of them")
-    from sixfold.run_folder import recover
+    from ..run.folder import recover
 
     recover(Path(given.resume).expanduser())
     folder = run_folder(given.resume)
@@ -46,7 +46,7 @@ def start(recipe: Recipe, *, resume: Path | None, overwrite: bool, stop_after: L
     recipe = with_model_folders(recipe)
     make_plan(recipe)
     folder = resume or Path(recipe.run.dir) / recipe.run.name
-    from sixfold.run import train_run
+    from ..run.start import train_run
 
     try:
         return train_run(recipe, resume=resume, overwrite=overwrite, stop_after=stop_after)

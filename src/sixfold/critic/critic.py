@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..batch import Batch, LossOutput, Metrics, filled
-from ..config import CriticConfig, TrainerConfig
 from ..errors import UserError
-from ..trainer.checkpoint import load_optimizer_tensors, optimizer_tensors
+from ..recipe.schema import CriticConfig, TrainerConfig
+from ..run.checkpoint import load_optimizer_tensors, optimizer_tensors
 from ..trainer.logprobs import Scoring, score_tables
 from ..trainer.trainer import Trainer
 from .value_model import make_value_model, score_values

@@ -12,8 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sixfold.data.json_text import json_type, parse_json
-from sixfold.errors import UserError, nearest
+from ..errors import UserError, nearest
+from .json_text import json_type, parse_json
 
 FILE_TYPES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sixfold.config import DataConfig
-from sixfold.data.files import Row, drawn
-from sixfold.errors import UserError, nearest
-from sixfold.hub_names import not_a_hub_id
+from ..errors import UserError, nearest
+from ..recipe.hub_names import not_a_hub_id
+from ..recipe.schema import DataConfig
+from .files import Row, drawn
 
 _ADDRESS = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/")
 

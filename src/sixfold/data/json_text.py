@@ -10,7 +10,7 @@ import json
 import math
 from typing import Any
 
-from sixfold.errors import UserError
+from ..errors import UserError
 
 LONGEST_INTEGER = 4_300
 """Digits. Python refuses to convert longer ones to text, which rewards and logs do."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sixfold.data.json_text import json_type
-from sixfold.errors import UserError
-from sixfold.types import Message
+from ..errors import UserError
+from ..types import Message
+from .json_text import json_type
 
 ROLES = ("system", "user", "assistant")
 

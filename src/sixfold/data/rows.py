@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from sixfold.config import DataConfig
-from sixfold.data.columns import MISSING, lookup, paths
-from sixfold.data.files import Row
-from sixfold.data.json_text import LONGEST_INTEGER, json_type
-from sixfold.data.messages import chat_messages, check_turns
-from sixfold.errors import UserError, nearest
-from sixfold.types import Message, Task
+from ..errors import UserError, nearest
+from ..recipe.schema import DataConfig
+from ..types import Message, Task
+from .columns import MISSING, lookup, paths
+from .files import Row
+from .json_text import LONGEST_INTEGER, json_type
+from .messages import chat_messages, check_turns
 
 NEED_ANSWER = ("arithmetic", "math")
 DEEPEST = 100

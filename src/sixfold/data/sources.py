@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from math import comb
 from pathlib import Path
 
-from sixfold.config import DataConfig, SourceConfig
-from sixfold.data.files import FILE_TYPES, Row, drawn, is_file_name, read_file
-from sixfold.data.hub import read_dataset
-from sixfold.data.rows import rows_to_tasks
-from sixfold.data.task_set import TaskSet, drawn_tasks, prompt_key
-from sixfold.environment.arithmetic import arithmetic_tasks
-from sixfold.environment.gym import gym_tasks
-from sixfold.errors import UserError
-from sixfold.types import Task
+from ..environment.arithmetic import arithmetic_tasks
+from ..environment.gym import gym_tasks
+from ..errors import UserError
+from ..recipe.schema import DataConfig, SourceConfig
+from ..types import Task
+from .files import FILE_TYPES, Row, drawn, is_file_name, read_file
+from .hub import read_dataset
+from .rows import rows_to_tasks
+from .task_set import TaskSet, drawn_tasks, prompt_key
 
 ARITHMETIC_TASKS = 20_000  # generated where data.limit does not say how many; fewer where fewer sums exist
 

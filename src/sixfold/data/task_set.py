@@ -14,9 +14,9 @@ from heapq import nsmallest
 from numbers import Integral
 from typing import Any
 
-from sixfold.data.rows import check_value
-from sixfold.errors import UserError
-from sixfold.types import Task
+from ..errors import UserError
+from ..types import Task
+from .rows import check_value
 
 HELDOUT_PREFIX = "heldout/"
 

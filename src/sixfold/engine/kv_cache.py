@@ -17,7 +17,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from .cpu_kernels import Attention, CPUKernels, cpu_kernels
+from ..kernels.cpu.engine_kernels import Attention, CPUKernels, cpu_kernels
 from .language_model import AttentionLayer
 
 CompiledAttention = tuple[c_void_p, Array[Attention], bool]

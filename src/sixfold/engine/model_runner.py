@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernels.cpu.engine_kernels import compiled, cpu_kernels
 from ..types import EngineStats
 from .adapters import MIN_ROWS, Additions, LoadedAdapter, Owners, rows_by_adapter
 from .block_tables import DecodeTable, block_table
 from .columns import Columns
-from .cpu_kernels import compiled, cpu_kernels
 from .cuda_graphs import DecodeGraphs, rounded_up
 from .kv_cache import TILE, DecodeLayout, KVCache, PrefillLayout, Tiles, triton_serves
 from .language_model import LanguageModel, Layout
@@ -127,7 +127,7 @@ class ModelRunner:
             owner: [N] whose a token is.
             short: rows of padding at the end.
         """
-        from .triton_kernels import TritonDecodeLayout, units_of_prompts
+        from ..kernels.triton.attention import TritonDecodeLayout, units_of_prompts
 
         columns = int(places.max()) // self.cache.block_size + 1
         table = block_table([blocks[:columns] for blocks in tables], (len(tables) + 1, columns), self.cache.blocks)
@@ -251,7 +251,7 @@ class ModelRunner:
         tokens, positions, slots, table, *shared = inputs
         layout: Layout = DecodeLayout(self.cache, slots, table, positions, apart)
         if shared:
-            from .triton_kernels import TritonDecodeLayout, units_of
+            from ..kernels.triton.attention import TritonDecodeLayout, units_of
 
             layout = TritonDecodeLayout(self.cache, slots, table, positions, units_of(positions, *shared))
         return self._hidden(tokens, positions, layout, additions)

@@ -52,7 +52,7 @@ class Int8KVCache(KVCache):
         pools = self.layer_pools(layer, k, v)
         for x, pool, scales in zip((k, v), pools, self.scales[layer], strict=True):
             if triton_serves(x.device.type):
-                from .triton_kernels import write_int8
+                from ..kernels.triton.attention import write_int8
 
                 write_int8(x, slots, pool, scales)
                 continue

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernels.cpu.engine_kernels import cpu_kernels
 from ..types import SamplingParams
 from .asked import Asked, index, on
-from .cpu_kernels import cpu_kernels
 from .kv_cache import triton_serves
 from .penalties import penalise
 from .truncation import Truncation, truncate
@@ -67,7 +67,7 @@ def _on(noise: Noise, device: torch.device) -> Tensor:
 def _fast_sampler(logits: Tensor) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None:
     """logits [B, V], temperatures [B], noise [B] -> tokens, log-probs; for rows that are not truncated. None where no kernel serves."""
     if triton_serves(logits.device.type):
-        from .triton_kernels import fused_sample
+        from ..kernels.triton.attention import fused_sample
 
         return fused_sample
     kernels = cpu_kernels() if logits.is_cpu and logits.dtype == torch.float32 and logits.stride(-1) == 1 else None

@@ -11,9 +11,9 @@ import re
 from itertools import combinations_with_replacement
 from math import comb
 
-from sixfold.environment.answer_part import answer_part
-from sixfold.errors import UserError
-from sixfold.types import Task
+from ..errors import UserError
+from ..types import Task
+from .answer_part import answer_part
 
 _INTEGER = re.compile(r"-?[0-9]+")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from sixfold.types import Group
+from ..types import Group
 
 
 class EnvironmentRole(Protocol):

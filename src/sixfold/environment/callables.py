@@ -8,8 +8,8 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
-from sixfold.environment.sampled import asked_of
-from sixfold.errors import UserError
+from ..errors import UserError
+from .sampled import asked_of
 
 FORMS = "a reward is a function f(completion, task) -> float, or TRL's f(prompts, completions, **columns) -> list"
 

@@ -8,10 +8,10 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-from sixfold.environment.answer_part import answer_part
-from sixfold.environment.gym_traces import gym_trace
-from sixfold.errors import UserError, nearest
-from sixfold.types import Task
+from ..errors import UserError, nearest
+from ..types import Task
+from .answer_part import answer_part
+from .gym_traces import gym_trace
 
 
 def gym_tasks(names: Sequence[str], size: int, seed: int, options: Sequence[str] = ()) -> list[Task]:

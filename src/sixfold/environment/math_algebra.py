@@ -12,8 +12,8 @@ import time
 from functools import lru_cache
 from typing import Any
 
-from sixfold.environment.limits import OutOfTime, blame_answer, cpu_limit
-from sixfold.environment.math_constants import same_value
+from .limits import OutOfTime, blame_answer, cpu_limit
+from .math_constants import same_value
 
 MAX_SECONDS = 1.5  # of CPU time for all of one check; almost all take less than a tenth
 MAX_GOLD_SECONDS = 5.0  # of CPU time

@@ -12,14 +12,14 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from sixfold.environment.limits import OutOfTime
-from sixfold.environment.math_algebra import Budget, equal_by_algebra
-from sixfold.environment.math_choices import same_choice
-from sixfold.environment.math_extraction import final_answer, last_box
-from sixfold.environment.math_intervals import region, same_region
-from sixfold.environment.math_numbers import Quantity, exact_number, normalise, ordinal, quantity, same_unit
-from sixfold.environment.math_times import same_time, time_of_day
-from sixfold.types import Task
+from ..types import Task
+from .limits import OutOfTime
+from .math_algebra import Budget, equal_by_algebra
+from .math_choices import same_choice
+from .math_extraction import final_answer, last_box
+from .math_intervals import region, same_region
+from .math_numbers import Quantity, exact_number, normalise, ordinal, quantity, same_unit
+from .math_times import same_time, time_of_day
 
 MAX_ANSWER_CHARACTERS = 2000
 MAX_PARTS = 50

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sixfold.environment.math_numbers import exact_number
+from .math_numbers import exact_number
 
 _RELATIONS = {"<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\lt": "<", "\\gt": ">", "<=": "<=", ">=": ">="}
 _RELATION = re.compile(r"(<=|>=|<|>|\\(?:le|ge|lt|gt)(?![A-Za-z]))")

@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sixfold.environment.worker import LENGTH, Check, Outcome
-from sixfold.errors import UserError
+from ..errors import UserError
+from .worker import LENGTH, Check, Outcome
 
 START_TIMEOUT_S = 120.0  # a process may import a large library before its first check
 CHECKS_PER_REQUEST = 128

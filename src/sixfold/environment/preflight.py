@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from sixfold.types import Group, Task, Trajectory
+from ..types import Group, Task, Trajectory
 
 CONSTANTS = ("", "0", "1", "#0", "#1", "42#", "\\boxed{0}", "\\boxed{1}", "The answer is 1.", "true", "A")
 

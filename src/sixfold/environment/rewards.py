@@ -21,11 +21,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sixfold.environment import callables
-from sixfold.environment.sampled import Sampled, asked_of
-from sixfold.environment.values import awaited, entries, number
-from sixfold.errors import UserError, nearest
-from sixfold.types import Task
+from ..errors import UserError, nearest
+from ..types import Task
+from . import callables
+from .sampled import Sampled, asked_of
+from .values import awaited, entries, number
 
 BUILT_IN = {
     "arithmetic": "sixfold.environment.arithmetic:arithmetic_reward",

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 from types import TracebackType
 
-from sixfold.environment.callables import callable_name, check_callable
-from sixfold.environment.pool import WorkerPool
-from sixfold.environment.rewards import MAX_REWARD, RewardCallable, RewardFunction, check_spec
-from sixfold.environment.sampled import Sampled
-from sixfold.environment.solved import SolvedRule, reward_labels, solved_rule, spec_name
-from sixfold.environment.worker import Check, Outcome, run_check
-from sixfold.errors import UserError
-from sixfold.types import Group, Reward, Trajectory
+from ..errors import UserError
+from ..types import Group, Reward, Trajectory
+from .callables import callable_name, check_callable
+from .pool import WorkerPool
+from .rewards import MAX_REWARD, RewardCallable, RewardFunction, check_spec
+from .sampled import Sampled
+from .solved import SolvedRule, reward_labels, solved_rule, spec_name
+from .worker import Check, Outcome, run_check
 
 NOT_APPLICABLE = "no reward function applies"
 """The error of a trajectory that no check spoke of. No check failed."""

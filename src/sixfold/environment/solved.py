@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sixfold.environment.rewards import BUILT_IN
-from sixfold.errors import UserError, nearest
+from ..errors import UserError, nearest
+from .rewards import BUILT_IN
 
 REWARD = "reward"
 """The metric that is the weighted sum of all rewards."""

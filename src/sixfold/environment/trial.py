@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sixfold.environment.preflight import MakeAnswer
-from sixfold.environment.scorer import NOT_APPLICABLE, Environment
-from sixfold.errors import UserError
-from sixfold.types import Group, Task
+from ..errors import UserError
+from ..types import Group, Task
+from .preflight import MakeAnswer
+from .scorer import NOT_APPLICABLE, Environment
 
 TRIAL_TASKS = 2
 

@@ -28,13 +28,13 @@ import time
 from functools import partial
 from typing import IO, NamedTuple
 
-from sixfold.environment.limits import limit_memory, on_blame
-from sixfold.environment.math_algebra import load_cas
-from sixfold.environment.processes import adopt_orphans, descendants, die_with, end_descendants, has_children, supervise
-from sixfold.environment.rewards import RewardFunction, load_reward
-from sixfold.environment.sampled import Sampled
-from sixfold.errors import UserError
-from sixfold.types import Task
+from ..errors import UserError
+from ..types import Task
+from .limits import limit_memory, on_blame
+from .math_algebra import load_cas
+from .processes import adopt_orphans, descendants, die_with, end_descendants, has_children, supervise
+from .rewards import RewardFunction, load_reward
+from .sampled import Sampled
 
 LENGTH = struct.Struct("!I")
 

@@ -13,7 +13,7 @@ from ..types import Group, Reward, Task
 from .statistics import Interval, pass_at_k, task_interval
 
 if TYPE_CHECKING:
-    from ..assembly import World
+    from ..run.assemble import World
 
 
 SOURCE_TASKS = 16

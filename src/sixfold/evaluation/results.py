@@ -13,8 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ..durable import disk_errors, write_bytes_atomic, write_json_atomic
 from ..errors import UserError
+from ..run.durable import disk_errors, write_bytes_atomic, write_json_atomic
 from ..types import Group
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from .body_kernels import CompiledAttention
+from ..kernels.cpu.body_kernels import CompiledAttention
 from .span_attention import Spans, span_attention
 
 NAME = "sixfold"

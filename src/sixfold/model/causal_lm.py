@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..kernels.cpu.body_kernels import Compile, body_kernels
 from .attention import Kernel, Layout, causal_attention
-from .body_kernels import Compile, body_kernels
 from .footing import Footing
 from .fused_decoder import Body, fused_decoder
 from .head import head_product

@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from ..kernels.cpu.body_kernels import BodyKernels, CLayer, CLayers, CNorm, Packed, Rows
 from .attention import CompiledLayout, Kernel, Layout
-from .body_kernels import BodyKernels, CLayer, CLayers, CNorm, Packed, Rows
 from .lora import LayerAdditions
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")

@@ -18,13 +18,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from ..chat.template import set_template
 from ..chat.turn_end import TurnEnd
-from ..config import ModelConfig
 from ..errors import UserError
-from ..hub_names import not_a_hub_id
+from ..kernels.norms import fuse_norms
+from ..recipe.hub_names import not_a_hub_id
+from ..recipe.schema import ModelConfig
 from .attention import NAME, register
 from .device import prepare_device
 from .ends import chosen_ends, keep_ends, model_ends
-from .norms import fuse_norms
 from .scratch import character_tokenizer, scratch_model
 from .split_check import check_split
 

@@ -6,8 +6,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from ..config import ScratchConfig
 from ..errors import UserError
+from ..recipe.schema import ScratchConfig
 
 SPECIAL = ("<|pad|>", "<|end|>", "<|unknown|>", "<|user|>", "<|assistant|>", "<|system|>")
 CHAT_TEMPLATE = (

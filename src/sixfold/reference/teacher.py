@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..config import ModelConfig
 from ..errors import UserError
 from ..model.loading import Policy, load_policy
+from ..recipe.schema import ModelConfig
 
 SETTING = "reference.path"
 

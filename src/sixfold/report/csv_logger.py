@@ -13,9 +13,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from sixfold.durable import disk_errors, write_bytes_atomic
-from sixfold.report.loggers import read_metrics
-from sixfold.report.schema import METRICS, Value
+from ..run.durable import disk_errors, write_bytes_atomic
+from .loggers import read_metrics
+from .schema import METRICS, Value
 
 
 class CsvLogger:

@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sixfold.durable import write_text_atomic
-from sixfold.report.marks import DOTS, mark
-from sixfold.report.notes import Note
-from sixfold.report.progress import clock
-from sixfold.report.run_record import Interval, RunRecord, read_run, series
-from sixfold.report.samples import Sample, pair
-from sixfold.report.schema import LOG_RATIO_EDGES, METRICS, ROLES, find, role_seconds
-from sixfold.report.style import STYLE
-from sixfold.report.svg import Line, area_chart, histogram, line_chart, number, percent
-from sixfold.report.token_view import LEGEND, trajectories
-from sixfold.report.untrusted import escape
+from ..run.durable import write_text_atomic
+from .marks import DOTS, mark
+from .notes import Note
+from .progress import clock
+from .run_record import Interval, RunRecord, read_run, series
+from .samples import Sample, pair
+from .schema import LOG_RATIO_EDGES, METRICS, ROLES, find, role_seconds
+from .style import STYLE
+from .svg import Line, area_chart, histogram, line_chart, number, percent
+from .token_view import LEGEND, trajectories
+from .untrusted import escape
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _MISSING = '<p class="remark">not recorded</p>'

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from sixfold.durable import disk_errors, fsync_path, write_bytes_atomic, write_json_atomic
-from sixfold.errors import UserError
-from sixfold.report.schema import LOG_RATIO_EDGES, Value, check
+from ..errors import UserError
+from ..run.durable import disk_errors, fsync_path, write_bytes_atomic, write_json_atomic
+from .schema import LOG_RATIO_EDGES, Value, check
 
 
 class Logger(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sixfold.durable import disk_errors, write_text_atomic
+from ..run.durable import disk_errors, write_text_atomic
 
 FILE = "notes.jsonl"
 

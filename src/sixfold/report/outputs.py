@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..config import Recipe
-from ..run_folder import RunFolder
+from ..recipe.schema import Recipe
+from ..run.folder import RunFolder
 from .csv_logger import CsvLogger
-from .loggers import JsonlLogger, Logger, TensorBoardLogger, TrackedRun, TrackioLogger, WandbLogger, tracking_id
+from .loggers import (
+    JsonlLogger,
+    Logger,
+    TensorBoardLogger,
+    TrackedRun,
+    TrackioLogger,
+    WandbLogger,
+    tracking_id,
+)
 from .schema import Value
 
 

@@ -22,10 +22,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from sixfold.report.marks import TICKS, mark
-from sixfold.report.samples import Sample, pair
-from sixfold.report.schema import ROLES, Value, role_seconds
-from sixfold.report.untrusted import one_line, visible
+from .marks import TICKS, mark
+from .samples import Sample, pair
+from .schema import ROLES, Value, role_seconds
+from .untrusted import one_line, visible
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SHADES = ("blue", "green", "bright_green", "cyan", "bright_cyan", "yellow", "magenta", "red", "white", "bright_blue", "bright_black")

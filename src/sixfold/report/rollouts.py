@@ -11,9 +11,9 @@ from typing import Any
 
 import zstandard
 
-from sixfold.durable import write_bytes_atomic
-from sixfold.errors import UserError
-from sixfold.types import Group, Task, Trajectory
+from ..errors import UserError
+from ..run.durable import write_bytes_atomic
+from ..types import Group, Task, Trajectory
 
 Advantage = float | Sequence[float]
 """One number for the whole completion, or one per token of the trajectory (T of them)."""

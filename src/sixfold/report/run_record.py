@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sixfold.errors import UserError
-from sixfold.report.loggers import read_metrics
-from sixfold.report.notes import FILE as NOTES
-from sixfold.report.notes import Note, read_notes
-from sixfold.report.rollouts import dumped_steps, read_rollouts
-from sixfold.report.samples import Sample, read_samples
-from sixfold.run_folder import RunFolder
+from ..errors import UserError
+from ..run.folder import RunFolder
+from .loggers import read_metrics
+from .notes import FILE as NOTES
+from .notes import Note, read_notes
+from .rollouts import dumped_steps, read_rollouts
+from .samples import Sample, read_samples
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sixfold.durable import write_text_atomic
-from sixfold.errors import UserError
+from ..errors import UserError
+from ..run.durable import write_text_atomic
 
 
 @dataclass(frozen=True)

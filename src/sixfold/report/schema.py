@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sixfold.errors import nearest
+from ..errors import nearest
 
 Value = float | Sequence[float | None] | None
 """A metric as logged. None in a file is a number that was not finite; a key that is absent was not measured in that step."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeGuard
 
-from sixfold.report.untrusted import escape
+from .untrusted import escape
 
 Point = tuple[int, float | None]
 

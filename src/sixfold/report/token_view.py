@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sixfold.report.marks import DOTS, mark
-from sixfold.report.untrusted import escape, one_line
+from .marks import DOTS, mark
+from .untrusted import escape, one_line
 
 GROUPS_SHOWN = 3
 SAMPLES_SHOWN = 8

@@ -8,7 +8,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .api_error import bad_request
 from .bounds import shortened
-from .chat_ask import CalledFunction, ChatAsk, ChatMessage, Function, NamedFunction, NamedSchema, NamedTool, PastCall, ResponseFormat, Tool
+from .chat_ask import (
+    CalledFunction,
+    ChatAsk,
+    ChatMessage,
+    Function,
+    NamedFunction,
+    NamedSchema,
+    NamedTool,
+    PastCall,
+    ResponseFormat,
+    Tool,
+)
 from .form import STRICT, check_form
 from .neutral import NEUTRAL, without_neutral
 from .requests import Count, MetadataKey, MetadataText

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from ..config import TrainerConfig
+from ..recipe.schema import TrainerConfig
 
 
 def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:

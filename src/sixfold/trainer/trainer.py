@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..batch import Batch, Loss, LossOutput, Metrics, filled, upload
-from ..config import TrainerConfig
+from ..recipe.schema import TrainerConfig
 from .checkpointing import apply_activation_checkpointing
 from .logprobs import Score, Scoring, score_row
 from .mismatch import log_ratio_metrics, mismatch_metrics

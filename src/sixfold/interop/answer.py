@@ -1,0 +1,78 @@
+"""What one choice of a row needs in another framework, and what is said of more than one of them. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import NamedTuple
+
+from ..algorithm.method import Method
+
+BETAS, WEIGHT_DECAY, CRITIC_LEARNING_RATE = (0.9, 0.95), 0.0, 1e-5
+"""Our optimizer's defaults; learning rate 1e-6 and gradient norm 1 are everybody's."""
+
+
+class Sizes(NamedTuple):
+    """Of a step: prompts, samples of each, longest completion in tokens."""
+
+    prompts: int
+    samples: int
+    horizon: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one choice of a row needs elsewhere.
+
+    settings: key -> value. differs: what parts all the same. lacks: no setting gives it; what is nearest. also: further lines to paste.
+    """
+
+    settings: Mapping[str, object]
+    differs: tuple[str, ...] = ()
+    lacks: str = ""
+    also: tuple[str, ...] = ()
+
+
+def only(lacks: str, **settings: object) -> Answer:
+    """No setting gives it. settings: the nearest."""
+    return Answer(settings, lacks=lacks)
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A framework: its name and version, what holds for every row, key -> default by entry, and its answers."""
+
+    title: str
+    notes: tuple[str, ...]
+    defaults: Mapping[str, Mapping[str, object]]
+    entry: Callable[[Method], str]
+    answers: Callable[[Method, Sizes], Iterator[Answer]]
+
+
+def std_note(sizes: Sizes, eps: str, of: str = "K") -> str:
+    """How a deviation over K - 1 parts from ours. eps: what is added to it there. of: K, or N for one of the whole step."""
+    count = sizes.samples if of == "K" else sizes.prompts * sizes.samples
+    return (
+        f"their deviation divides by {of} - 1, ours by {of}: advantages are smaller by sqrt(({of} - 1) / {of}) = {sqrt((count - 1) / count):.4f} at "
+        f"{of} = {count}; {eps} is added to it, 1e-6 here"
+    )
+
+
+AT_ONE = "a clipped ratio stands where ours has none: with one update a step it is 1, so the gradient is the same and only the logged loss is another"
+
+WHITEN = "whitening divides by N - 1 there and by N here: smaller by sqrt((N - 1) / N), N the sampled tokens of the step"
+
+
+def mean_of_all(sizes: Sizes) -> str:
+    """How the group's mean parts from the mean of the others."""
+    k = sizes.samples
+    return f"the mean of all K stands for the mean of the others: advantages are smaller by (K - 1) / K = {(k - 1) / k:.4f} at K = {k}"
+
+
+def refill(row: Method) -> str:
+    """What training without dynamic sampling loses."""
+    return (
+        f"dynamic sampling ({row.dynamic_sampling} rounds here). Groups whose rewards are all equal stay in: where they are a share q of the step, "
+        "its gradient is about 1 - q of one from mixed groups only, and from as many fewer samples"
+    )

@@ -1,0 +1,186 @@
+"""OpenRLHF 0.11.2: the flags of `openrlhf.cli.train_ppo_ray`, without their dashes. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..algorithm.method import Method
+from .answer import AT_ONE, CRITIC_LEARNING_RATE, Answer, Sizes, only, std_note
+
+DEFAULTS: dict[str, object] = {
+    "rollout.batch_size": 1024,
+    "rollout.n_samples_per_prompt": 1,
+    "rollout.max_new_tokens": None,
+    "train.batch_size": 128,
+    "train.max_epochs": 1,
+    "actor.lr_scheduler": "cosine_with_min_lr",
+    "actor.lr_warmup_ratio": 0.03,
+    "actor.eps_clip_low_high": None,
+    "actor.dual_clip": None,
+    "actor.policy_loss_type": "ppo",
+    "actor.loss_agg_mode": "token-mean",
+    "actor.entropy_coef": None,
+    "critic.adam.lr": 9e-6,
+    "critic.lr_scheduler": "cosine_with_min_lr",
+    "critic.lr_warmup_ratio": 0.03,
+    "critic.value_clip": 0.5,
+    "algo.advantage.estimator": "gae",
+    "algo.advantage.gamma": 1,
+    "algo.advantage.lambd": 1,
+    "algo.advantage.is_correction_level": "off",
+    "algo.advantage.is_correction_mode": "mask",
+    "algo.advantage.is_correction_threshold": (0.5, 5.0),
+    "algo.kl.init_coef": 0.01,
+    "algo.kl.target": None,
+    "algo.kl.estimator": "k1",
+    "algo.kl.use_loss": False,
+    "algo.kl.unbiased_gradient": False,
+    "algo.dynamic_filtering_enable": False,
+    "algo.dynamic_filtering_range": (0, 1),
+    "reward.overlong_buffer_len": None,
+    "reward.overlong_penalty_factor": 1,
+    "reward.stop_properly_penalty_coef": None,
+}
+"""Flags of openrlhf.cli.train_ppo_ray, without their dashes."""
+
+_TOKENS = "loss_agg_mode=token-mean makes a step's gradient"
+
+AGGREGATIONS = {
+    "token": Answer({"actor.loss_agg_mode": "token-mean"}),
+    "sequence": Answer({"actor.loss_agg_mode": "seq-mean-token-mean"}),
+    "sequence-sum": only(f"aggregation 'sequence-sum'. {_TOKENS} ours divided by the step's mean length", **{"actor.loss_agg_mode": "token-mean"}),
+    "constant": only(
+        f"aggregation 'constant'. {_TOKENS} ours times max_new_tokens over the step's mean length", **{"actor.loss_agg_mode": "token-mean"}
+    ),
+    "prompt": only("aggregation 'prompt'. token-mean weighs a prompt by the tokens of its group", **{"actor.loss_agg_mode": "token-mean"}),
+}
+
+
+def _advantage(m: Method, s: Sizes) -> Answer:
+    estimator = "algo.advantage.estimator"
+    centred: dict[str, object] = {estimator: "dr_grpo"}
+    critic: dict[str, object] = {
+        estimator: "gae",
+        "algo.advantage.gamma": m.gamma,
+        "algo.advantage.lambd": m.lam,
+        "critic.value_clip": m.value_clip,
+        "critic.adam.lr": CRITIC_LEARNING_RATE,
+        "critic.lr_scheduler": "constant",
+        "critic.lr_warmup_ratio": 0.0,
+    }
+    floor = "whitening divides by sqrt(max(variance, 1e-8)) there, sqrt(variance + 1e-8) here"
+    answers = {
+        "no_baseline": Answer({estimator: "flash_reinforce"}, lacks="no baseline. flash_reinforce takes off the mean reward of the step"),
+        "group_mean": Answer(centred),
+        "group_zscore": Answer({estimator: "group_norm"}, (std_note(s, "1e-9"),)),
+        "leave_one_out": Answer({estimator: "rloo"}),
+        "length_weighted": Answer(
+            centred, lacks="a baseline weighted by length. The plain mean is the same where a group's answers are equally long"
+        ),
+        "batch_std": Answer(centred, lacks="the std of the batch. Without it each advantage is ours times the std of the step's rewards"),
+        "maxrl": Answer(centred, lacks="division by the group's mean. Without it each advantage is ours times the group's mean reward"),
+        "whitened_return": Answer({estimator: "reinforce", "algo.advantage.gamma": m.gamma}, (floor,)),
+        "whitened_group_mean": Answer({estimator: "reinforce_baseline"}, (floor,)),
+        "gae": Answer(critic, (floor,)),
+    }
+    return answers.get(m.advantage, Answer(centred, lacks=f"the advantage {m.advantage}. dr_grpo takes the group's mean off instead"))
+
+
+def _loss(m: Method) -> Answer:
+    kind, clip = "actor.policy_loss_type", {"actor.eps_clip_low_high": (m.clip_low, m.clip_high)}
+    if m.loss == "policy_gradient":
+        return Answer({kind: "ppo"}, (AT_ONE,))
+    if m.loss == "clipped_surrogate":
+        return Answer({kind: "ppo", **clip, "actor.dual_clip": m.dual_clip or None})
+    if m.loss in ("sequence_surrogate", "sequence_token_surrogate") and m.aggregation == "sequence":
+        return Answer({kind: "gspo", **clip}, ("log-ratios are not held within +-20",))
+    return only(
+        f"the loss {m.loss}. ppo clips each token's ratio instead; in the first update of a step, where ratios are 1, {_first_update(m)}",
+        **{kind: "ppo"},
+    )
+
+
+def _first_update(m: Method) -> str:
+    if m.loss == "mirror_descent":
+        return f"ours is 2 tau |o_i| = {2 * (m.tau or 0.1):g} |o_i| times its loss_agg_mode=seq-mean-token-mean"
+    if m.loss == "length_scaled_sequence_surrogate":
+        return "ours is |o_i| times its gradient"
+    return "the gradient is the same"
+
+
+def _kl(m: Method) -> Answer:
+    if not m.beta:
+        return Answer({"algo.kl.init_coef": 0.0})
+    settings: dict[str, object] = {"algo.kl.init_coef": m.beta, "algo.kl.use_loss": m.kl_in == "loss", "algo.kl.target": m.kl_target or None}
+    clamp = ("estimators end at 10 there, without a gradient beyond",)
+    if m.kl_in == "reward":
+        late = "the KL is taken off after the baseline and a token pays for what comes after it; here it is in the score that the baseline sees"
+        return Answer({**settings, "algo.kl.estimator": m.kl}, clamp + ((late,) if m.group_baseline else ()))
+    tokens: tuple[str, ...] = ("the KL is averaged over tokens whatever actor.loss_agg_mode says",) if m.aggregation != "token" else ()
+    exact = m.kl in ("k3+", "k3-unbiased")
+    if m.kl == "k3+" and m.updates > 1:
+        tokens += ("after the first update of a step its gradient is multiplied by the ratio; that of k3+ is not",)
+    return Answer({**settings, "algo.kl.estimator": "k3" if exact else m.kl, "algo.kl.unbiased_gradient": exact}, clamp + tokens)
+
+
+def _correction(m: Method) -> Answer:
+    level, mode, bounds = (f"algo.advantage.is_correction_{key}" for key in ("level", "mode", "threshold"))
+    low, high = m.band
+    answers = {
+        "none": Answer({level: "off"}),
+        "truncated": Answer({level: "token", mode: "clip", bounds: (0.0, high)}),
+        "masked": Answer({level: "token", mode: "mask", bounds: (low or 0.0, high)}),
+        "decoupled": Answer({level: "token", mode: "mask", bounds: (low or 0.0, high)}),
+        "geometric": Answer({level: "seq", mode: "mask", bounds: (low or 0.0, high)}),
+    }
+    return answers.get(m.correction, only(f"the correction {m.correction}", **{level: "off"}))
+
+
+def _reward(m: Method, s: Sizes) -> Iterator[Answer]:
+    if m.overlong_buffer:
+        lacks = "the penalty only for answers that were cut off: all long ones pay" if m.overlong_truncated_only else ""
+        buffer = max(1, round(m.overlong_buffer * s.horizon))
+        yield Answer({"reward.overlong_buffer_len": buffer, "reward.overlong_penalty_factor": m.overlong_penalty}, lacks=lacks)
+    if m.length_penalty == "stop-properly":
+        yield Answer({"reward.stop_properly_penalty_coef": 0.0})
+    elif m.length_penalty != "none":
+        yield only(f"length_penalty = '{m.length_penalty}': put it into the reward")
+    if m.whiten != "none":
+        yield only("rewards standardised by what the run has seen")
+    if m.dynamic_sampling:
+        yield Answer(
+            {"algo.dynamic_filtering_enable": True, "algo.dynamic_filtering_range": (0, 1)},
+            (
+                f"a prompt is replaced until the step is full, without a bound; here {m.dynamic_sampling} rounds at most",
+                "a group is dropped when its mean score is outside (0, 1): the same as all rewards equal only for rewards of 0 and 1",
+            ),
+        )
+
+
+def answers(m: Method, s: Sizes) -> Iterator[Answer]:
+    yield Answer(
+        {
+            "rollout.batch_size": s.prompts,
+            "rollout.n_samples_per_prompt": s.samples,
+            "rollout.max_new_tokens": s.horizon,
+            "train.batch_size": max(1, s.prompts // m.minibatches) * s.samples,
+            "train.max_epochs": m.epochs,
+            "actor.lr_scheduler": "constant",
+            "actor.lr_warmup_ratio": 0.0,
+        }
+    )
+    if m.needs_teacher:
+        yield only("a teacher's log-probs as the advantage: train_ppo_ray has no teacher")
+    else:
+        yield _advantage(m, s)
+    yield AGGREGATIONS[m.aggregation]
+    yield _loss(m)
+    yield _kl(m)
+    if m.entropy_bonus:
+        yield Answer({"actor.entropy_coef": m.entropy_bonus}, ("the entropy is averaged over tokens whatever actor.loss_agg_mode says",))
+    if m.entropy_target:
+        yield only("an entropy bonus that follows a target: actor.entropy_coef is fixed")
+    if m.entropy_rule != "none":
+        yield only(f"entropy_rule = '{m.entropy_rule}'")
+    yield _correction(m)
+    yield from _reward(m, s)

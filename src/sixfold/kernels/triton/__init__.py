@@ -1,0 +1,1 @@
+"""Triton kernels. Importing one needs Triton, which the base install lacks."""

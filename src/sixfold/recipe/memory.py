@@ -1,0 +1,278 @@
+"""How much memory a run takes, part by part: arithmetic on the recipe and the model's sizes, without torch.
+
+`run/kv_size.py` asks it what training needs before it sizes the KV cache, and `recipe/memory_text.py` shows it
+(`sixfold explain`). docs/memory.md has the formulas in words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .algorithm_plan import resolve_algorithm
+from .backend import parse_backend
+from .kv_budget import HEADROOM, wanted_tokens
+from .model_size import ModelSize
+from .schema import Recipe
+
+WEIGHTS, GRADIENT, MOMENTS, LOWERED = 4, 4, 8, 2
+"""Bytes a parameter: float32 weights, their gradient, AdamW's two moments, a bfloat16 copy."""
+TABLE = 1 << 26
+"""Most logits in one table: as many as `trainer.logprobs.TABLE`, which torch keeps out of reach here."""
+BACKWARD_TABLES = 4
+"""Float32 tables of [chunk, vocabulary] alive at the peak of a loss's backward pass."""
+FORWARD_TABLES = 3
+"""The same in a forward pass without gradients, and while tokens are drawn."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Memory of one purpose.
+
+    Attributes:
+        name: what it is.
+        size: bytes.
+        formula: how the bytes follow from sizes and settings.
+        trains: it is there while the trainer works.
+        samples: it is there while completions are sampled.
+        early: it is there when the KV cache is made.
+    """
+
+    name: str
+    size: int
+    formula: str
+    trains: bool = True
+    samples: bool = True
+    early: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """All parts of a run on one device.
+
+    Attributes:
+        parts: in the order in which they are shown.
+        cache_wanted: tokens of the KV cache.
+        cache_least: tokens that the cache must hold: one sequence, or all of a size that the recipe sets.
+        cache_token: bytes of one token in the cache.
+        sequence: tokens of the longest sequence, in whole blocks.
+        cache_trains: the cache stays while the trainer works.
+    """
+
+    parts: tuple[Part, ...]
+    cache_wanted: int
+    cache_least: int
+    cache_token: int
+    sequence: int
+    cache_trains: bool
+
+    @property
+    def training(self) -> int:
+        """Bytes while the trainer works, without the KV cache."""
+        return sum(p.size for p in self.parts if p.trains)
+
+    @property
+    def sampling(self) -> int:
+        """Bytes while completions are sampled, without the KV cache."""
+        return sum(p.size for p in self.parts if p.samples)
+
+    def needed(self, cache: int) -> int:
+        """Bytes at the peak, with a cache of that many tokens."""
+        cached = cache * self.cache_token
+        return max(self.sampling + cached, self.training + (cached if self.cache_trains else 0))
+
+    def cache_that_fits(self, total: int, free: int | None = None) -> int | None:
+        """Tokens of the cache on a device; None where the run does not fit on it.
+
+        Args:
+            total: bytes of the device, of which a tenth is left alone.
+            free: bytes that nobody else uses; None: all.
+        """
+        room = (total if free is None else free) - int(HEADROOM * total)
+        spare = room - (max(self.sampling, self.training) if self.cache_trains else self.sampling)
+        if room < self.training:
+            return None
+        tokens = min(self.cache_wanted, max(0, spare) // self.cache_token)
+        return tokens if tokens >= self.cache_least else None
+
+
+def layer_bytes(size: ModelSize, width: int, keys: float = 1.0) -> float:
+    """Bytes that one layer keeps of one token for its backward pass.
+
+    The residual stream is float32, and both norms keep it. Products keep their inputs in the
+    products' dtype. Under autocast q, k, v, gate and up each have their own cast of the input.
+    Attention keeps q, k, v, its result, and a float32 number for each head.
+
+    Args:
+        size: of the model.
+        width: bytes of a number in products: 2 under autocast to bfloat16, else 4.
+        keys: keys and values kept for attention, for each token. A prompt's count once for each of
+            its completions.
+    """
+    inputs = 5 if width == 2 else 2
+    products = inputs * size.hidden + 2 * size.queries + 2 * keys * size.keys + 4 * size.intermediate
+    normed = size.queries + size.keys if size.head_norms else 0
+    return 4 * (2 * size.hidden + size.heads + 2 + normed) + width * products
+
+
+def kept_results(size: ModelSize, width: int) -> float:
+    """Bytes that selective checkpointing keeps of one token in a layer: results of products and of attention."""
+    products = 2 * size.queries + 2 * size.keys + 2 * size.hidden + 2 * size.intermediate
+    return width * products + 4 * size.heads
+
+
+def activation_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: float = 1.0) -> int:
+    """Bytes that a forward pass leaves for the backward pass.
+
+    Args:
+        size: of the model.
+        tokens: in one micro-batch.
+        mode: of activation checkpointing: none, selective or full.
+        width: bytes of a number in products.
+        keys: as in `layer_bytes`.
+    """
+    entrance = 4 * size.hidden
+    kept = {"none": 0.0, "selective": kept_results(size, width), "full": 0.0}[mode]
+    layer = layer_bytes(size, width, keys) if mode == "none" else entrance + kept
+    return int(tokens * (size.layers * layer + 2 * entrance))
+
+
+def layer_work_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: float = 1.0) -> int:
+    """Bytes that the backward pass of one layer needs on top of what was kept.
+
+    What is computed again, and three gradients as wide as the MLP. The product that they are of is
+    gone by then: its last reader was the projection that comes after it.
+
+    Args:
+        size: of the model.
+        tokens: in one micro-batch.
+        mode: of activation checkpointing.
+        width: bytes of a number in products.
+        keys: as in `layer_bytes`.
+    """
+    again = 0.0 if mode == "none" else layer_bytes(size, width, keys)
+    if mode == "selective":  # these need not be made again
+        again -= width * (2 * size.intermediate + size.queries + size.keys)
+    return int(tokens * (again + 2 * width * size.intermediate))
+
+
+def logit_bytes(chunk: int, vocabulary: int, tables: int = BACKWARD_TABLES) -> int:
+    """Bytes of the logits of one chunk of positions, in all tables alive at the peak."""
+    return tables * 4 * max(1, min(chunk, TABLE // vocabulary)) * vocabulary
+
+
+def keys_per_token(recipe: Recipe, prompt: int) -> float:
+    """Keys and values that attention keeps for each token of a packed row, at the longest prompt and completions."""
+    new, samples = recipe.rollout.max_new_tokens, recipe.rollout.samples_per_prompt
+    if not recipe.trainer.share_prefix:
+        return 1.0
+    return (prompt + samples * (prompt + new)) / (prompt + samples * new)
+
+
+def number_width(recipe: Recipe) -> int:
+    """Bytes of a number in the products of a forward pass."""
+    return 2 if recipe.run.precision == "bfloat16" else 4
+
+
+def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Part, ...]:
+    """What one micro-batch needs, and what sampling needs: free again after each.
+
+    Args:
+        recipe: the whole run.
+        size: of the policy.
+        prompt: its longest, in tokens; None: not known.
+    """
+    trainer, width = recipe.trainer, number_width(recipe)
+    # A longer trajectory than the budget is a micro-batch of its own.
+    tokens = max(trainer.max_tokens_per_microbatch, (prompt or 0) + recipe.rollout.max_new_tokens)
+    keys, mode = keys_per_token(recipe, prompt or 0), trainer.activation_checkpointing
+    chunk = max(1, min(trainer.logprob_chunk, TABLE // size.vocabulary))
+    running = recipe.engine.max_running
+    kept = {"none": "all inputs of a layer", "selective": "a layer's input and its products", "full": "a layer's input"}[mode]
+    head = 4 * size.vocabulary * size.hidden
+    cast = LOWERED * (size.parameters - size.vocabulary * size.hidden) if width == LOWERED else 0
+    logits = logit_bytes(trainer.logprob_chunk, size.vocabulary)
+    # Checkpointing drops the casts with the layers' results; autocast drops its own at the end of a pass.
+    cast_kept, cast_layer = (cast, cast) if mode == "none" else (0, cast // max(1, size.layers))
+    layer = layer_work_bytes(size, tokens, mode, width, keys)
+    in_loss = cast_kept + logits + 2 * head
+    in_layer = max(0, cast_layer + head + layer - in_loss)
+    in_forward = max(0, cast + logit_bytes(trainer.logprob_chunk, size.vocabulary, FORWARD_TABLES) - in_loss - in_layer)
+    parts = [
+        Part(
+            "activations",
+            activation_bytes(size, tokens, mode, width, keys),
+            f"{tokens:,} tokens, {size.layers} layers, checkpointing {mode}: {kept} are kept",
+            samples=False,
+        ),
+        Part("logits", logits, f"{BACKWARD_TABLES} tables x {chunk:,} positions x {size.vocabulary:,} words x 4 bytes", samples=False),
+        Part("head's gradient", 2 * head, f"2 x {size.vocabulary:,} x {size.hidden:,} x 4 bytes, before it is added to the rest", samples=False),
+        Part(
+            "backward pass of a layer",
+            in_layer,
+            f"{cast_layer + head + layer:,} bytes, less the room of the logits and the head's gradient: the loss's backward pass is over by then",
+            samples=False,
+        ),
+        Part(
+            "sampler's logits",
+            FORWARD_TABLES * 4 * running * size.vocabulary,
+            f"{FORWARD_TABLES} tables x {running} sequences x {size.vocabulary:,} words x 4 bytes",
+            trains=False,
+        ),
+    ]
+    if width == LOWERED:
+        gone = "" if mode == "none" else "; less the room of what the backward passes need: the casts are gone by then"
+        says = f"2 bytes a parameter but the embedding's, bfloat16: {cast:,} bytes{gone}"
+        parts.insert(0, Part("weights cast in a pass", cast_kept + in_forward, says, samples=False))
+    return tuple(parts)
+
+
+def held_parts(recipe: Recipe, parameters: int, teacher: int | None = None) -> tuple[Part, ...]:
+    """What is there from the first step to the last.
+
+    Args:
+        recipe: the whole run.
+        parameters: of the policy.
+        teacher: parameters of a reference that is another model; None: as the policy.
+    """
+    method, embedded = resolve_algorithm(recipe.algorithm), parse_backend(recipe.rollout.backend).kind == "engine"
+    parts = [
+        Part("weights", WEIGHTS * parameters, "4 bytes a parameter, float32", early=True),
+        Part("gradients", GRADIENT * parameters, "4 bytes a parameter, float32", samples=False),
+        Part("AdamW moments", MOMENTS * parameters, "8 bytes a parameter, float32"),
+    ]
+    if method.needs_reference:
+        parts.append(Part("reference", WEIGHTS * (teacher or parameters), "4 bytes a parameter, float32"))
+    if method.needs_critic and recipe.critic.body == "own":
+        each = WEIGHTS + GRADIENT + MOMENTS
+        parts.append(Part("critic", each * parameters, f"{each} bytes a parameter: weights, gradients, moments"))
+    if embedded and recipe.run.precision == "bfloat16":
+        parts.append(Part("engine's weights", LOWERED * parameters, "2 bytes a parameter, bfloat16"))
+    if embedded and recipe.sync.mode != "shared":
+        parts.append(Part("sync copy", WEIGHTS * parameters, f"4 bytes a parameter: sync.mode = {recipe.sync.mode}", early=True))
+    return tuple(parts)
+
+
+def memory_plan(
+    recipe: Recipe, size: ModelSize, prompt: int | None, longest: int | None, teacher: int | None = None
+) -> MemoryPlan:  # fmt: skip
+    """The run's memory, part by part.
+
+    Args:
+        recipe: the whole run.
+        size: of the policy.
+        prompt: longest prompt in tokens; None: not known.
+        longest: sequence in tokens; None: not known.
+        teacher: parameters of a reference that is another model.
+    """
+    engine, embedded = recipe.engine, parse_backend(recipe.rollout.backend).kind == "engine"
+    sequence = wanted_tokens(1, longest, engine.block_size) if longest else 0
+    wanted = engine.kv_tokens or engine.max_running * sequence
+    work = [p for p in work_parts(recipe, size, prompt) if embedded or p.trains]
+    return MemoryPlan(
+        parts=(*held_parts(recipe, size.parameters, teacher), *work),
+        cache_wanted=wanted if embedded else 0,
+        cache_least=(engine.kv_tokens or sequence) if embedded else 0,
+        cache_token=2 * size.layers * size.keys * number_width(recipe),
+        sequence=sequence,
+        cache_trains=not engine.release_kv,
+    )

@@ -1,0 +1,165 @@
+"""What a run takes of a GPU's memory, in words: `sixfold explain`. No torch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from .backend import parse_backend
+from .memory import MemoryPlan, memory_plan
+from .plan import ModelShape, Plan, make_plan
+from .schema import Recipe
+
+CARDS = (24, 40, 80)
+"""GB (10^9 bytes) of the GPUs that every plan is held against."""
+_QUERY = ("--query-gpu=index,memory.free,memory.total", "--format=csv,noheader,nounits")
+_MIB = 1 << 20
+_UNKNOWN = "not known: the sizes of this model cannot be read before it is loaded"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU of this machine. free, total: bytes."""
+
+    index: int
+    free: int
+    total: int
+
+
+def memory_of(plan: Plan) -> MemoryPlan | None:
+    """The plan's memory; None where the model's sizes are not known."""
+    size, teacher = plan.model.size, _teacher(plan.recipe)
+    if size is None or teacher is None:
+        return None
+    return memory_plan(plan.recipe, size, plan.max_prompt_tokens, plan.longest_tokens, teacher or None)
+
+
+def _teacher(recipe: Recipe) -> int | None:
+    """Parameters of a reference that is another model; 0: there is none; None: not known."""
+    if not recipe.reference.path:
+        return 0
+    model = recipe.model.model_copy(update={"path": recipe.reference.path})
+    shape: ModelShape = make_plan(recipe.model_copy(update={"model": model})).model
+    return shape.parameters
+
+
+def memory_lines(plan: Plan, devices: list[Device] | None = None) -> list[tuple[str, str]]:
+    """(statement, reason) for each part, the sum, the cards on which it fits, and what helps.
+
+    Args:
+        plan: of the run.
+        devices: GPUs of this machine; None: ask nvidia-smi.
+    """
+    memory = memory_of(plan)
+    if memory is None:
+        return [(_UNKNOWN, "")]
+    lines = [(f"{p.name}: {gigabytes(p.size)}", p.formula) for p in memory.parts if p.size]
+    cache = memory.cache_wanted * memory.cache_token
+    if memory.cache_wanted:
+        how = f"{memory.cache_wanted:,} tokens x {memory.cache_token:,} bytes"
+        lines.append((f"KV cache: {gigabytes(cache)}", how + ("" if plan.recipe.engine.kv_tokens else "; on a GPU less, if less fits")))
+    peak = memory.needed(memory.cache_wanted)
+    phase = "training" if memory.training >= memory.sampling else "sampling"
+    why = f"the larger of training and sampling; here {phase}. engine.release_kv = {str(plan.recipe.engine.release_kv).lower()}"
+    lines.append((f"at the peak: {gigabytes(peak)}, and a tenth of the GPU as headroom", why))
+    lines.append((_cards(memory), "GB of 10^9 bytes; nothing else may run on the GPU"))
+    if parse_backend(plan.recipe.rollout.backend).kind != "engine":
+        lines.append(("the sampler's weights and cache are not counted", f"rollout.backend = {plan.recipe.rollout.backend} has a process of its own"))
+    devices = find_devices() if devices is None and plan.recipe.run.device != "cpu" else devices or []
+    device = _chosen(plan.recipe, devices)
+    if device is not None:
+        lines.append((_here(memory, device), "free memory as nvidia-smi states it"))
+    total, free = (device.total, device.free) if device else (CARDS[0] * 10**9, CARDS[0] * 10**9)
+    if memory.cache_that_fits(total, free) is None:
+        helps = [f"{setting} ({gigabytes(saved)} less)" for setting, saved in what_helps(plan, memory)]
+        where = f"GPU {device.index}" if device else f"{CARDS[0]} GB"
+        lines.append((f"to fit on {where}: " + (", ".join(helps) or "no setting helps; use a smaller model"), ""))
+    return lines
+
+
+def _cards(memory: MemoryPlan) -> str:
+    return "; ".join(f"{card} GB: {_verdict(memory, card * 10**9, card * 10**9)}" for card in CARDS)
+
+
+def _here(memory: MemoryPlan, device: Device) -> str:
+    return f"GPU {device.index}, {gigabytes(device.free)} of {gigabytes(device.total)} free: {_verdict(memory, device.total, device.free)}"
+
+
+def _verdict(memory: MemoryPlan, total: int, free: int) -> str:
+    fits = memory.cache_that_fits(total, free)
+    if fits is None:
+        return "does not fit"
+    if fits == memory.cache_wanted or not memory.sequence:
+        return "fits"
+    return f"fits, with room for {fits // memory.sequence} of {memory.cache_wanted // memory.sequence} full-length sequences at a time"
+
+
+def what_helps(plan: Plan, memory: MemoryPlan) -> list[tuple[str, int]]:
+    """(setting, bytes that it saves), the largest saving first. Each is tried alone."""
+    found = []
+    for setting, recipe in _changes(plan.recipe):
+        other = memory_of(replace(plan, recipe=recipe))
+        saved = 0 if other is None else memory.needed(memory.cache_least) - other.needed(other.cache_least)
+        if saved > 0:
+            found.append((setting, saved))
+    return sorted(found, key=lambda pair: -pair[1])
+
+
+def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
+    """Settings that may save memory, each with the recipe that has it."""
+    trainer, running = recipe.trainer, recipe.engine.max_running
+    wanted: list[tuple[str, str, object]] = [
+        ("run", "precision", "bfloat16"),
+        ("trainer", "activation_checkpointing", "full"),
+        ("trainer", "max_tokens_per_microbatch", max(16, trainer.max_tokens_per_microbatch // 2)),
+        ("trainer", "logprob_chunk", min(trainer.logprob_chunk, 256)),
+        ("engine", "release_kv", True),
+        ("engine", "kv_tokens", 0),
+        ("engine", "max_running", max(1, running // 2)),
+        ("critic", "body", "policy"),
+    ]
+    if not recipe.sync.quantised:
+        wanted.append(("sync", "mode", "shared"))
+    for section, key, value in wanted:
+        part = getattr(recipe, section)
+        if getattr(part, key) != value:
+            changed = recipe.model_copy(update={section: part.model_copy(update={key: value})})
+            shown = f"'{value}'" if isinstance(value, str) else str(value).lower()
+            yield f"{section}.{key} = {shown}", changed
+
+
+def _chosen(recipe: Recipe, devices: list[Device]) -> Device | None:
+    """The GPU that the run would take, of those that there are."""
+    number = recipe.run.device.partition(":")[2]
+    wanted = int(number) if number else 0
+    return next((d for d in devices if d.index == wanted), None)
+
+
+def find_devices() -> list[Device]:
+    """GPUs that nvidia-smi lists; none where it is missing, fails, or takes longer than two seconds."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    try:
+        done = subprocess.run([tool, *_QUERY], capture_output=True, text=True, timeout=2, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return parse_devices(done.stdout)
+
+
+def parse_devices(listing: str) -> list[Device]:
+    """GPUs of nvidia-smi's list: index, free and total MiB, a line each. Lines of another form are left out."""
+    found = []
+    for line in listing.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 3 and all(field.isascii() and field.isdigit() for field in fields):
+            index, free, total = map(int, fields)
+            found.append(Device(index, free * _MIB, total * _MIB))
+    return found
+
+
+def gigabytes(size: int) -> str:
+    """In GB of 10^9 bytes, or MB where that says more."""
+    return f"{size / 1e9:.1f} GB" if size >= 10**8 else f"{size / 1e6:.1f} MB"

@@ -1,0 +1,317 @@
+"""What follows from a recipe before anything is loaded: sizes, counts, bounds, and the contradictions that arithmetic can see. No torch.
+
+The recipe is what was asked; the Plan is what was resolved. A number that depends on weights or data that are not here is None, never a
+guess. `plan_text` says the same in words.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..algorithm.method import Method
+from ..errors import UserError
+from .algorithm_plan import check_algorithm, resolve_algorithm
+from .backend import parse_backend
+from .memory import number_width
+from .model_size import ModelSize, model_size
+from .schema import Recipe, ScratchConfig
+
+SCRATCH_SPECIAL_TOKENS = 6
+"""Tokens of the character tokenizer besides the alphabet: as many as `model.scratch.SPECIAL`, which torch keeps out of reach here."""
+
+SFT_PROBE_EVERY = 10
+"""SFT steps between two looks at the probe set that may end the warm-up."""
+TRAINING_BYTES_PER_PARAMETER = 16
+"""float32 weights, gradient and AdamW's two moments."""
+
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+"""float32 weights and AdamW's two moments."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a model's files say of it. None: not known before it is loaded.
+
+    parameters: tied weights once. context: longest sequence. kv_numbers_per_token: keys and values of one token in all layers. size: of its
+    parts.
+    """
+
+    origin: str
+    parameters: int | None = None
+    context: int | None = None
+    kv_numbers_per_token: int | None = None
+    size: ModelSize | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a recipe resolves to. Tokens are upper bounds; None: not known until the model is loaded.
+
+    longest_tokens: prompt and completion together. max_prompt_tokens: what the completion leaves. microbatches: at most, per step.
+    step_tokens: computed by one step's forward, at most. kv_tokens, kv_blocks, kv_bytes: the engine's cache. evaluations: held-out
+    evaluations in the RL run. checkpoint_bytes: about, for each.
+    """
+
+    recipe: Recipe
+    algorithm: Method
+    model: ModelShape
+    trajectories: int
+    longest_tokens: int | None
+    max_prompt_tokens: int | None
+    microbatches: int
+    step_tokens: int | None
+    kv_tokens: int | None
+    kv_blocks: int | None
+    kv_bytes: int | None
+    keeps_reference: bool
+    evaluations: int
+    checkpoint_bytes: int | None
+
+
+def make_plan(recipe: Recipe) -> Plan:
+    """Resolve a recipe. UserError where its settings contradict each other or the model's files."""
+    algorithm = resolve_algorithm(recipe.algorithm)
+    check_algorithm(recipe, algorithm)
+    _check_eval(recipe)
+    _check_truncation(recipe, algorithm)
+    _check_backend(recipe)
+    model = model_shape(recipe)
+    prompt, longest = _lengths(recipe, model.context)
+    trajectories = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+    kv_tokens = _kv_tokens(recipe, longest)
+    numbers = model.kv_numbers_per_token
+    width = number_width(recipe)
+    return Plan(
+        recipe=recipe,
+        algorithm=algorithm,
+        model=model,
+        trajectories=trajectories,
+        longest_tokens=longest,
+        max_prompt_tokens=prompt,
+        microbatches=trajectories if prompt is None else microbatch_bound(recipe, prompt),
+        step_tokens=None if prompt is None else _step_tokens(recipe, prompt),
+        kv_tokens=kv_tokens,
+        kv_blocks=None if kv_tokens is None else kv_tokens // recipe.engine.block_size,
+        kv_bytes=None if kv_tokens is None or numbers is None else kv_tokens * numbers * width,
+        keeps_reference=algorithm.needs_reference,
+        evaluations=_evaluations(recipe),
+        checkpoint_bytes=None if model.parameters is None else CHECKPOINT_BYTES_PER_PARAMETER * model.parameters,
+    )
+
+
+def _check_eval(recipe: Recipe) -> None:
+    if recipe.eval.samples > 1 and recipe.eval.temperature == 0:
+        raise UserError(
+            f"eval.samples = {recipe.eval.samples} at eval.temperature = 0 draws the same greedy answer each time; "
+            "set eval.temperature > 0 or eval.samples = 1"
+        )
+
+
+def _check_truncation(recipe: Recipe, algorithm: Method) -> None:
+    top_k = recipe.rollout.top_k
+    if top_k == 1:
+        raise UserError(
+            "rollout.top_k = 1 leaves one token to draw: its log-prob is 0 whatever the weights are, so nothing can be learned; use >= 2, "
+            "or 0 for all tokens"
+        )
+    if top_k and algorithm.entropy_target >= math.log(top_k):
+        raise UserError(
+            f"algorithm.entropy_target = {algorithm.entropy_target:g} nats is out of reach: a choice of rollout.top_k = {top_k} tokens has an "
+            f"entropy of at most ln {top_k} = {math.log(top_k):.3g}"
+        )
+
+
+def _check_backend(recipe: Recipe) -> None:
+    """What an engine in another process cannot do."""
+    r = recipe.rollout
+    if parse_backend(r.backend).kind == "engine":
+        return
+    if recipe.sync.quantised:
+        raise UserError(
+            f"sync.mode = '{recipe.sync.mode}' rounds the embedded engine's weights, and rollout.backend = '{r.backend}' samples elsewhere; use "
+            "backend 'engine', or sync.mode = 'copy'"
+        )
+    if recipe.engine.speculation != "none":
+        raise UserError(f"engine.speculation is the embedded engine's, and rollout.backend = '{r.backend}' samples elsewhere; use 'none'")
+    if r.oversample:
+        raise UserError(f"rollout.oversample gives up samples on the way, which rollout.backend = '{r.backend}' does not; use 0, or backend 'engine'")
+    if r.top_p < 1 or r.top_k or r.min_p:
+        raise UserError(
+            f"rollout.top_p, top_k and min_p: rollout.backend = '{r.backend}' does not say which tokens it kept, so the trainer could not score the "
+            f"distribution that was sampled; switch them off, or use backend 'engine'"
+        )
+
+
+def model_shape(recipe: Recipe) -> ModelShape:
+    """Sizes of the model that the recipe names, from its settings or its files; nothing is loaded or downloaded."""
+    if not recipe.model.path:
+        return _scratch_shape(recipe.model.scratch)
+    folder = Path(recipe.model.path).expanduser()
+    if folder.is_dir():
+        return _local_shape(folder)
+    if folder.exists():
+        raise UserError(f"model.path: {folder} is a file; give the folder that holds config.json")
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", recipe.model.path):
+        raise UserError(f"model.path: no folder {folder}, and '{recipe.model.path}' is not a hub id (owner/name)")
+    return _hub_shape(recipe.model.path, recipe.model.revision)
+
+
+def _scratch_shape(sizes: ScratchConfig) -> ModelShape:
+    if sizes.head_dim % 2:
+        raise UserError(f"model.scratch.head_dim = {sizes.head_dim} is odd; rotary positions turn pairs of numbers: use an even one")
+    repeated = sorted({c for c in sizes.alphabet if sizes.alphabet.count(c) > 1})
+    if repeated:
+        raise UserError(f"model.scratch.alphabet has {''.join(repeated)!r} more than once; give every character once")
+    vocabulary = len(sizes.alphabet) + SCRATCH_SPECIAL_TOKENS
+    size = model_size(
+        {
+            "model_type": "qwen3",
+            "vocab_size": vocabulary,
+            "hidden_size": sizes.hidden_size,
+            "intermediate_size": sizes.intermediate_size,
+            "num_hidden_layers": sizes.layers,
+            "num_attention_heads": sizes.heads,
+            "num_key_value_heads": sizes.kv_heads,
+            "head_dim": sizes.head_dim,
+            "tie_word_embeddings": True,
+        }
+    )
+    assert size is not None
+    return ModelShape(
+        origin=f"Qwen3 architecture from scratch: {sizes.layers} layers, width {sizes.hidden_size}, {vocabulary} tokens in the vocabulary",
+        parameters=size.parameters,
+        context=sizes.context,
+        kv_numbers_per_token=2 * size.layers * size.keys,
+        size=size,
+    )
+
+
+def _hub_shape(name: str, revision: str) -> ModelShape:
+    """Of a model on the hub: what its config.json says, if an earlier download left it in the hub's cache."""
+    shape = ModelShape(origin=f"{name} from the hub")
+    kept = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
+    folder = Path(kept).expanduser() / ("models--" + name.replace("/", "--"))
+    try:
+        commit = (folder / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
+    except OSError:
+        commit = revision  # a revision may be a commit
+    try:
+        size = model_size(json.loads((folder / "snapshots" / commit / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return shape
+    return shape if size is None else replace(shape, parameters=size.parameters, size=size, kv_numbers_per_token=2 * size.layers * size.keys)
+
+
+def _local_shape(folder: Path) -> ModelShape:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"model.path: {folder} holds no config.json: it is not a Hugging Face model folder") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.path: {folder / 'config.json'} cannot be read: {error}") from error
+    stored, size = _stored_parameters(folder), model_size(config)
+    config = config.get("text_config", config)
+    kind = config.get("model_type", "unknown")
+    return ModelShape(
+        origin=f"{kind} model in {folder}",
+        parameters=stored if size is None else size.parameters,
+        context=config.get("max_position_embeddings", config.get("n_positions")),
+        kv_numbers_per_token=kv_numbers_per_token(config),
+        size=size,
+    )
+
+
+def kv_numbers_per_token(config: dict[str, Any]) -> int | None:
+    """Keys and values of one token in all layers, where config.json has the fields that most architectures share."""
+    layers, heads, hidden = (config.get(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
+    if layers is None or heads is None or hidden is None:
+        return None
+    head_dim = config.get("head_dim") or hidden // heads
+    return layers * 2 * (config.get("num_key_value_heads") or heads) * head_dim
+
+
+def _stored_parameters(folder: Path) -> int | None:
+    """Numbers in the folder's safetensors files, from their headers (8 bytes of length, then JSON); None where there are none."""
+    files = sorted(folder.glob("*.safetensors"))
+    total = 0
+    for path in files:
+        with path.open("rb") as stream:
+            head = stream.read(8)
+            size = int.from_bytes(head, "little")
+            if len(head) < 8 or size > path.stat().st_size:
+                raise UserError(f"model.path: {path} is not a safetensors file or is cut short")
+            header = json.loads(stream.read(size))
+        total += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+    return total if files else None
+
+
+def _lengths(recipe: Recipe, context: int | None) -> tuple[int | None, int | None]:
+    """(longest prompt, longest prompt and completion), in tokens."""
+    prompt, new = recipe.data.max_prompt_tokens, recipe.rollout.max_new_tokens
+    owner = "model.scratch.context" if not recipe.model.path else "its config.json"
+    if context is not None and new >= context:
+        raise UserError(f"rollout.max_new_tokens = {new} leaves no room for a prompt in the model's context of {context} tokens ({owner})")
+    if context is not None and prompt + new > context:
+        raise UserError(
+            f"data.max_prompt_tokens + rollout.max_new_tokens = {prompt} + {new} = {prompt + new} exceeds the model's context of "
+            f"{context} tokens ({owner})"
+        )
+    if prompt:
+        return prompt, prompt + new
+    return (None, None) if context is None else (context - new, context)
+
+
+def _kv_tokens(recipe: Recipe, longest: int | None) -> int | None:
+    """Size of the KV cache, in tokens, in whole blocks."""
+    engine = recipe.engine
+    if engine.kv_tokens:
+        if longest is not None and engine.kv_tokens < longest:
+            raise UserError(
+                f"engine.kv_tokens = {engine.kv_tokens} cannot hold one sequence of up to {longest} tokens; use >= {longest}, "
+                "or 0 for enough, or a smaller data.max_prompt_tokens"
+            )
+        return _whole_blocks(engine.kv_tokens, engine.block_size)
+    return None if longest is None else engine.max_running * _whole_blocks(longest, engine.block_size)
+
+
+def _whole_blocks(tokens: int, block: int) -> int:
+    return -(-tokens // block) * block
+
+
+def microbatch_bound(recipe: Recipe, prompt: int) -> int:
+    """Most micro-batches that a step can need when no prompt is longer than `prompt` tokens.
+
+    Micro-batches are filled in order. Two bounds, the smaller counts. Each holds at least budget // longest trajectories. And, with a
+    prompt shared by its completions: each but the last is left with more than budget - longest tokens, while all of them together hold
+    every completion, every prompt, and one prompt more for each place where a group is cut.
+    """
+    budget, new = recipe.trainer.max_tokens_per_microbatch, recipe.rollout.max_new_tokens
+    prompts, samples = recipe.rollout.prompts_per_step, recipe.rollout.samples_per_prompt
+    longest = prompt + new
+    bound = -(-prompts * samples // max(1, budget // longest))
+    room = budget - longest + 1 - prompt
+    if recipe.trainer.share_prefix and room > 0:
+        bound = min(bound, 1 + prompts * (prompt + samples * new) // room)
+    return bound
+
+
+def _step_tokens(recipe: Recipe, prompt: int) -> int:
+    """Tokens in one step's forward: all completions, and prompts once or once a sample. A group cut in two is not counted twice."""
+    rollout = recipe.rollout
+    copies = 1 if recipe.trainer.share_prefix else rollout.samples_per_prompt
+    return rollout.prompts_per_step * (copies * prompt + rollout.samples_per_prompt * rollout.max_new_tokens)
+
+
+def _evaluations(recipe: Recipe) -> int:
+    """Held-out evaluations: before the first RL step, every `eval.every` steps, after the last."""
+    if recipe.data.heldout == 0 and not recipe.data.heldout_splits:
+        return 0
+    steps, every = recipe.run.steps, recipe.eval.every
+    between = (steps - 1) // every if every and steps else 0
+    return 1 + between + (1 if steps else 0)

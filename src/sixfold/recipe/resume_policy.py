@@ -1,0 +1,100 @@
+"""Which settings may change when a run is resumed, and which may not. No torch.
+
+The settings that count are those in the checkpoint: they made its weights. recipe.toml may have been edited since.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import UserError
+from .schema import Recipe
+from .toml import flat, knobs, toml_literal
+
+ADAPTED = "the checkpoint holds what the algorithm has adapted to under it"
+SAMPLER = "the checkpoint holds the sampler's weights, or none, as this setting had it"
+WARM_UP = "the warm-up is over"
+TOKENS_DECIDE = "the fingerprint of the prompts' tokens decides: a template that writes other tokens is refused"
+
+FIXED: dict[str, str] = {
+    "run.seed": "task order and sampling noise come from it",
+    "model": "the weights and the tokenizer come from the checkpoint",
+    "algorithm.name": ADAPTED,
+    "algorithm.advantage": ADAPTED,
+    "algorithm.whiten": ADAPTED,
+    "algorithm.kl_target": ADAPTED,
+    "algorithm.entropy_target": ADAPTED,
+    "critic.body": "the checkpoint holds the critic as this setting made it",
+    "reference.path": "the steps that are done were measured against it",
+    "sync": SAMPLER,
+    "sft": WARM_UP,
+}
+"""Setting or section -> why a resumed run cannot change it."""
+
+FREE: dict[str, str] = {
+    "run": "ends, limits and the machine",
+    "model.chat_template": TOKENS_DECIDE,
+    "model.template_args": TOKENS_DECIDE,
+    "data": "the fingerprint of the tasks decides: other tasks are refused",
+    "environment": "the fingerprint of the rewards says what changed",
+    "rollout": "takes effect from the next step",
+    "engine": "speed and memory alone",
+    "algorithm": "takes effect from the next step",
+    "critic": "takes effect from the next step",
+    "reference": "takes effect from the next step",
+    "trainer": "takes effect from the next step",
+    "eval": "takes effect from the next evaluation",
+    "checkpoint": "takes effect from the next step",
+    "log": "takes effect from the next step",
+}
+"""Setting or section -> what a change does. A setting's own line counts before its section's.
+
+A new section needs a line here or in FIXED; a test holds the two complete.
+"""
+
+WHILE_WARMING_UP = ("sft.steps", "sft.stop_at_accuracy")
+"""These decide when the warm-up ends: they may change until it has."""
+
+NAMES = ("run.name", "run.dir")
+"""The folder that is resumed keeps its name, whatever these say."""
+
+
+def settings_of(recipe: Recipe) -> dict[str, Any]:
+    """Every setting that makes a run what it is, by dotted key, as JSON gives it back."""
+    values: dict[str, Any] = json.loads(json.dumps(flat(recipe)))
+    return {key: value for key, value in values.items() if key not in NAMES}
+
+
+def allowed_changes(saved: Mapping[str, Any], recipe: Recipe, *, warming_up: bool) -> list[str]:
+    """The settings that changed since the checkpoint, as `key old -> new`.
+
+    Args:
+        saved: `settings_of` the recipe that made the checkpoint. A setting that it lacks is new: it had its default.
+        recipe: what the resumed run is asked to use.
+        warming_up: whether the checkpoint is from the middle of SFT.
+
+    Raises:
+        UserError: a setting changed that a resumed run cannot change.
+    """
+    asked = settings_of(recipe)
+    defaults = settings_of(Recipe())
+    changed = [key for key, value in asked.items() if value != saved.get(key, defaults[key])]
+    for key in changed:
+        reason = why_fixed(key)
+        if reason and not (warming_up and key in WHILE_WARMING_UP):
+            old = _shown(saved.get(key, defaults[key]))
+            raise UserError(f"{key} cannot change from {old} to {_shown(asked[key])} on resume: {reason}; leave it as it was, or start a new run")
+    return [f"{key} {_shown(saved.get(key, defaults[key]))} -> {_shown(asked[key])}" for key in changed]
+
+
+def why_fixed(key: str) -> str:
+    """Why a resumed run cannot change a setting; empty if it can."""
+    if key not in knobs():
+        raise ValueError(f"{key} is not a setting")
+    return "" if key in FREE else FIXED.get(key) or FIXED.get(key.partition(".")[0], "")
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None else toml_literal(value)

@@ -1,0 +1,1 @@
+"""A run: from a recipe to checkpoints, logs and a report. `start` is the entry; `assemble` chooses the classes."""

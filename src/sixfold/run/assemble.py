@@ -1,0 +1,237 @@
+"""From a recipe to the six roles: which class plays which role is decided here and nowhere else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedModel
+
+from ..chat.turn_end import TurnEnd
+from ..data.sources import load_tasks
+from ..data.task_set import TaskSet, few_tasks_notes
+from ..engine.engine import Engine
+from ..engine.speculative import Speculation
+from ..environment.scorer import Environment
+from ..errors import UserError
+from ..kernels.cpu.engine_kernels import cpu_kernels
+from ..model.causal_lm import CausalLM
+from ..model.device import prepare_device, resolve_device
+from ..model.loading import Policy, load_policy
+from ..recipe.backend import parse_backend
+from ..recipe.schema import Recipe
+from ..rollout.engine_rollout import EngineRollout
+from ..rollout.outside_engine import OutsideEngine
+from ..rollout.outside_rollout import OutsideRollout
+from ..rollout.prompt_lengths import fitting_tasks
+from ..rollout.prompts import PromptCodec
+from ..sync.quantise import quantised_share
+from ..sync.sync import CopySync, SharedSync
+from ..sync.versioned import VersionedSync
+from ..trainer.logprobs import Scoring
+from ..types import SamplingParams
+from .kv_size import kv_tokens
+from .outside import start_outside
+from .rendered_prompt import rendering
+
+
+@dataclass
+class World:
+    """What does not change while a run lasts: model, tasks, engine, environment, and how samples are drawn. longest: sequence, in tokens.
+
+    ending: what else is to end when this does.
+    """
+
+    recipe: Recipe
+    policy: Policy
+    tasks: TaskSet
+    codec: PromptCodec
+    engine: Engine | OutsideEngine
+    environment: Environment
+    scoring: Scoring
+    sync: SharedSync | CopySync | VersionedSync
+    device: str
+    longest: int
+    ending: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def sampler(self) -> PreTrainedModel:
+        """The weights that the engine should be sampling from: the policy's, or what quantising made of them."""
+        if self.recipe.sync.quantised and isinstance(self.engine, Engine):
+            return cast(PreTrainedModel, self.engine.runner.model.module)
+        return self.policy.model
+
+    @property
+    def outside(self) -> bool:
+        """True where an engine in another process samples."""
+        return not isinstance(self.engine, Engine)
+
+    def rollout(self) -> EngineRollout | OutsideRollout:
+        """The rollout role of training: K samples at the recipe's temperature and truncation."""
+        r = self.recipe.rollout
+        params = replace(self._params(r.temperature), top_p=r.top_p, top_k=r.top_k, min_p=r.min_p)
+        return self._rollout(params, r.samples_per_prompt, self.recipe.engine.release_kv)
+
+    def oversampler(self) -> EngineRollout:
+        """The same with all the samples that the recipe starts of a task. Raises TypeError where an engine in another process samples."""
+        r = self.recipe.rollout
+        rollout = self.rollout()
+        if not isinstance(rollout, EngineRollout):
+            raise TypeError("only the embedded engine gives up samples on the way")
+        return EngineRollout(rollout.engine, self.codec, rollout.params, r.oversample, self.recipe.engine.release_kv, rollout.stops)
+
+    def evaluator(self) -> EngineRollout | OutsideRollout:
+        """The rollout role of held-out evaluation."""
+        return self._rollout(self._params(self.recipe.eval.temperature), self.recipe.eval.samples, self.recipe.engine.release_kv)
+
+    def prober(self) -> EngineRollout | OutsideRollout:
+        """Greedy, one sample a task: what SFT's progress is measured by."""
+        return self._rollout(self._params(0.0), 1, self.recipe.engine.release_kv)
+
+    def _params(self, temperature: float) -> SamplingParams:
+        return SamplingParams(self.recipe.rollout.max_new_tokens, temperature, stop_token_ids=self.policy.stop_token_ids)
+
+    def _rollout(self, params: SamplingParams, samples: int, release_kv: bool = False) -> EngineRollout | OutsideRollout:
+        if isinstance(self.engine, Engine):
+            return EngineRollout(self.engine, self.codec, params, samples, release_kv, self.policy.stop_strings)
+        return OutsideRollout(self.engine, self.codec, params, samples, self.policy.stop_strings)
+
+    def close(self) -> None:
+        """End the processes that check answers, and what else is in `ending`."""
+        self.ending.close()
+        self.environment.close()
+
+
+def build_world(
+    recipe: Recipe,
+    model_path: str = "",
+    *,
+    reward: Callable[..., Any] | None = None,
+    tasks: TaskSet | None = None,
+    own_ends: TurnEnd | None = None,
+) -> World:
+    """Load the model and the tasks, make engine and environment.
+
+    Args:
+        recipe: the whole run.
+        model_path: the model's folder; empty: as the recipe says.
+        reward: stands in for the recipe's.
+        tasks: stand in for the recipe's.
+        own_ends: what ends a completion by the model alone, where the recipe has added to it in a checkpoint.
+
+    Raises:
+        UserError: a missing device, model or dataset, or prompts that do not fit.
+    """
+    device = resolve_device(recipe.run.device, "run.device")
+    prepare_device(device, recipe.run.precision)
+    torch.set_num_threads(recipe.run.threads or torch.get_num_threads())
+    config = recipe.environment
+    rewards = (reward,) if reward is not None else recipe.environment.rewards
+    if tasks is None:
+        tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=() if reward is not None else recipe.environment.rewards)
+    source = recipe.model.model_copy(update={"path": model_path, "revision": ""}) if model_path else recipe.model
+    environment = Environment(
+        rewards,
+        weights=() if reward is not None else config.weights,
+        timeout_s=config.timeout_s,
+        error_budget=config.error_budget,
+        workers=config.workers,
+        metric=recipe.eval.metric,
+        solved_at=recipe.eval.solved_at,
+    )
+    with ExitStack() as on_failure:
+        on_failure.callback(environment.close)
+        environment.start()  # its workers load while the model does
+        policy = load_policy(source, seed=recipe.run.seed, device=device)
+        policy = policy.stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop, own_ends)
+        codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
+        environment.shown = codec.shown
+        longest = _fit_prompts(recipe, tasks, codec, policy.context) + recipe.rollout.max_new_tokens
+        autocast = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
+        scoring = Scoring(recipe.rollout.temperature, recipe.trainer.logprob_chunk, autocast)
+        tasks.notes += policy.notes
+        tasks.notes += rendering(codec, tasks.train, policy.stop_token_ids, policy.stop_strings)
+        ending = on_failure.enter_context(ExitStack())
+        engine, sync = _engine_and_sync(recipe, policy, longest, autocast, ending, tasks.notes)
+        if isinstance(engine, Engine) and device == "cpu" and autocast is None and cpu_kernels() is None:
+            tasks.notes.append("no C compiler, or SIXFOLD_KERNELS=torch: the engine runs on PyTorch's operations alone, which is slower")
+        on_failure.pop_all()
+    return World(recipe, policy, tasks, codec, engine, environment, scoring, sync, device, longest, ending)
+
+
+def _engine_and_sync(
+    recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None, ending: ExitStack, notes: list[str]
+) -> tuple[Engine, SharedSync | CopySync] | tuple[OutsideEngine, VersionedSync]:
+    """Who samples, and how the trainer's weights get there. ending: told how to end another process. notes: what to tell the user."""
+    backend = parse_backend(recipe.rollout.backend)
+    if backend.kind != "engine":
+        return start_outside(recipe, backend, policy, longest, ending)
+    engine = make_engine(recipe, policy, longest, autocast, notes)
+    if recipe.sync.mode == "shared":
+        return engine, SharedSync(policy.model, engine)
+    sync = CopySync(policy.model, engine, recipe.sync.every, recipe.sync.mode)
+    if recipe.sync.quantised:  # the engine begins with a plain copy
+        sync.refresh()
+        share = quantised_share(policy.model)
+        notes.append(f"the engine samples from {share:.0%} of the weights rounded as if in {recipe.sync.mode}: neither memory nor time is saved")
+    return engine, sync
+
+
+def make_engine(
+    recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None, notes: list[str] | None = None
+) -> Engine:  # fmt: skip
+    """The engine on the policy's own module, or on a copy of it where the recipe does not share it.
+
+    Args:
+        recipe: the whole run.
+        policy: the trainer's model.
+        longest: sequence, in tokens.
+        autocast: dtype of the forward passes; None: the weights' own.
+        notes: gets what to tell the user.
+
+    Raises:
+        UserError: CUDA graphs without a GPU, or no memory for one sequence.
+    """
+    config = recipe.engine
+    model = policy.model
+    if config.cuda_graphs == "on" and model.device.type != "cuda":
+        raise UserError(f"engine.cuda_graphs = 'on' needs a GPU, and the model is on {model.device}; use auto")
+    if recipe.sync.mode != "shared":
+        model = copy.deepcopy(model).requires_grad_(False)
+    return Engine(
+        CausalLM(model),
+        kv_tokens=config.kv_tokens or kv_tokens(recipe, policy, longest, notes if notes is not None else []),
+        block_size=config.block_size,
+        max_running=config.max_running,
+        prefill_tokens=config.prefill_tokens_per_step,
+        prefix_cache=config.prefix_cache,
+        preemption=config.preemption,
+        autocast=autocast,
+        speculation=Speculation() if config.speculation == "ngram" else None,
+        cuda_graphs={"auto": None, "on": True, "off": False}[config.cuda_graphs],
+    )
+
+
+def _fit_prompts(recipe: Recipe, tasks: TaskSet, codec: PromptCodec, context: int) -> int:
+    """Drop or refuse prompts that are too long; the longest that stays, in tokens."""
+    room = context - recipe.rollout.max_new_tokens
+    if room < 1:
+        raise UserError(
+            f"rollout.max_new_tokens = {recipe.rollout.max_new_tokens} leaves no room for a prompt in the model's context of {context} tokens"
+        )
+    limit = min(room, recipe.data.max_prompt_tokens or room)
+    longest = 0
+    for name in ("train", "heldout"):
+        fitting = fitting_tasks(codec, getattr(tasks, name), limit, recipe.data.overlong)
+        getattr(tasks, name)[:] = fitting.tasks
+        longest = max(longest, fitting.longest)
+        if fitting.dropped:
+            tasks.notes.append(f"{name}: {fitting.dropped} tasks dropped, their prompts are over {limit} tokens")
+    tasks.notes += few_tasks_notes(tasks, recipe.rollout.prompts_per_step)
+    if codec.escaped:
+        tasks.notes.append(f"{codec.escaped} prompts spell special tokens of the tokenizer; they are encoded as plain text")
+    return longest

@@ -1,0 +1,320 @@
+"""Checkpoints: a run's whole state in a directory that appears whole or not at all.
+
+    checkpoints/step-000100/
+      model/                 Hugging Face format, loads with from_pretrained
+      trainer.safetensors    optimizer moments and other tensors, by name
+      state.json             everything else, as plain JSON
+      manifest.json          format, step, size and sha256 of every file; written last, and checksums itself
+
+A save writes into `.saving-step-000100`, brings every file to the disk, and only then renames; a deletion renames to `.deleting-...` first.
+So a name `step-N` is a whole checkpoint or, if the disk failed later, one whose damage the manifest shows. Nothing here touches pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import UserError
+from .durable import disk_errors, faultpoint, fsync_path
+from .listing import NAME, age, list_checkpoints
+from .manifest import STATE, TENSORS, NewerFormat, is_intact, remember, verify, write_manifest
+
+MODEL = "model"
+_LEFTOVER = re.compile(rf"\.(saving|deleting)-{NAME.pattern}")
+_SLACK_BYTES = 1 << 20  # tokenizer, configs, manifest
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint. tensors: by name, on the CPU. state: as it was saved, with lists where tuples were."""
+
+    path: Path
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+    @property
+    def stage(self) -> str:
+        """`sft` or `step`: what its step counts."""
+        return self.path.name.partition("-")[0]
+
+    @property
+    def model_path(self) -> Path:
+        """The policy and its tokenizer, for from_pretrained."""
+        return self.path / MODEL
+
+
+def save_checkpoint(
+    checkpoints: Path,
+    step: int,
+    *,
+    write_model: Callable[[Path], None],
+    model_bytes: int,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    stage: Literal["sft", "step"] = "step",
+) -> Path:
+    """Publish `checkpoints/STAGE-NNNNNN` and return its path. Needs the run's lock: what an interrupted save left is removed first.
+
+    An intact checkpoint of the same step is never overwritten: it is returned as it is. That is right as long as a resumed run calls
+    `set_aside_after` first.
+
+    Args:
+        checkpoints: directory of the run's checkpoints; made if absent.
+        step: step of the stage.
+        write_model: writes the model and its tokenizer into the directory it is given.
+        model_bytes: about what that will take.
+        tensors: everything else that is not JSON, by name.
+        state: JSON values with string keys.
+        stage: what the step counts.
+
+    Raises:
+        UserError: the disk is full or not writable; nothing of this save is left, and earlier checkpoints are untouched.
+        ValueError: NaN in `state`.
+    """
+    final = checkpoints / f"{stage}-{step:06d}"
+    staging = checkpoints / f".saving-{final.name}"
+    state_text = json.dumps(state, allow_nan=False)
+    with disk_errors(f"cannot save checkpoint {final}"):
+        _ensure_directory(checkpoints)
+        clean(checkpoints)
+        if final.exists():
+            if is_intact(final):
+                return final
+            _remove(final)
+        _require_space(final, model_bytes + sum(t.nbytes for t in tensors.values()) + len(state_text) + _SLACK_BYTES)
+        try:
+            _write_files(staging, write_model, tensors, state_text)
+            write_manifest(staging, step)
+            os.rename(staging, final)
+            remember(final)
+            faultpoint("checkpoint.publish")
+            fsync_path(checkpoints)
+            faultpoint("checkpoint.published")
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return final
+
+
+def load_checkpoint(directory: Path) -> Checkpoint:
+    """Read a checkpoint after verifying every byte of it.
+
+    UserError says in one line why it cannot be used (not a checkpoint, incomplete, altered, newer format) and names the newest intact
+    checkpoint beside it.
+    """
+    try:
+        return _load(directory)
+    except UserError as error:
+        others = [path for path in reversed(list_checkpoints(directory.parent)) if path != directory]
+        intact = next((path for path in others if is_intact(path)), None)
+        raise UserError(f"{error}; newest intact checkpoint: {intact}" if intact else str(error)) from error
+
+
+def load_newest(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that can be used, or None where there is none at all; and a warning for each damaged one passed over.
+
+    Raises:
+        NewerFormat: a later release wrote one. To go on from an older one would throw away what that release did.
+        UserError: there are checkpoints, and none is intact.
+    """
+    warnings: list[str] = []
+    for path in reversed(list_checkpoints(checkpoints)):
+        try:
+            return _load(path), warnings
+        except NewerFormat:
+            raise
+        except UserError as error:
+            warnings.append(f"passing over a damaged checkpoint: {error}")
+    if warnings:
+        raise UserError(f"no checkpoint in {checkpoints} can be read, and none was deleted; {warnings[0].partition(': ')[2]}")
+    return None, []
+
+
+def _load(directory: Path) -> Checkpoint:
+    step = verify(directory)
+    try:
+        with disk_errors(f"cannot read {directory}"):
+            tensors = load_file(directory / TENSORS)
+            state = json.loads((directory / STATE).read_text(encoding="utf-8"))
+    except (SafetensorError, ValueError) as error:
+        raise UserError(f"{directory} is damaged: {error}") from error
+    return Checkpoint(directory, step, tensors, state)
+
+
+def prune(checkpoints: Path, keep: int) -> list[Path]:
+    """Delete what is older than the newest `keep` intact checkpoints; returns what was deleted. With fewer intact ones, deletes nothing.
+
+    A checkpoint that this process wrote is taken for intact while no file of it has changed size or time: nothing is hashed again.
+    """
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1, got {keep}")
+    newest_first = list_checkpoints(checkpoints)[::-1]
+    if len(newest_first) <= keep:
+        return []
+    intact = 0
+    for index, path in enumerate(newest_first):
+        intact += is_intact(path)
+        if intact == keep:
+            return _remove_all(newest_first[index + 1 :])
+    return []
+
+
+def set_aside_after(checkpoints: Path, last: Path | None) -> list[Path]:
+    """Rename the checkpoints newer than `last` (None: all) to `damaged-NAME`, and return their new names.
+
+    A run goes on from `last` because the newer ones are damaged. They would stand in the way of those that it will make; but what is in
+    them may still be worth something to the user, so they are not deleted.
+    """
+    moved = []
+    with disk_errors(f"cannot set aside checkpoints in {checkpoints}"):
+        for path in list_checkpoints(checkpoints):
+            if last is None or age(path) > age(last):
+                names = (f"damaged-{path.name}" + (f"-{number}" if number > 1 else "") for number in count(1))
+                target = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+                os.rename(path, target)
+                moved.append(target)
+        if moved:
+            fsync_path(checkpoints)
+    return moved
+
+
+def clean(checkpoints: Path) -> list[Path]:
+    """Remove what interrupted saves and deletions left (our own temporary names only); returns it. Needs the run's lock."""
+    leftovers = [p for p in sorted(checkpoints.glob(".*")) if _LEFTOVER.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
+    with disk_errors(f"cannot clean {checkpoints}"):
+        for path in leftovers:
+            shutil.rmtree(path)
+            faultpoint("checkpoint.clean")
+    return leftovers
+
+
+def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The state of an Adam-like optimizer as flat tensors, `optimizer/exp_avg/NAME` and so on: the live ones, not copies.
+
+    A parameter that never had a gradient has no moments: it is recorded by `optimizer/step/NAME` = 0 alone. Learning rate and the like are
+    not state: they come from the recipe and the step.
+    """
+    tensors = {}
+    for name, parameter in _optimized(optimizer, model).items():
+        for key, value in (optimizer.state.get(parameter) or {"step": torch.zeros(())}).items():
+            tensors[f"optimizer/{key}/{name}"] = value
+    return tensors
+
+
+def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of `optimizer_tensors`, bit for bit; tensors of other names are ignored, those used are copied.
+
+    UserError, before anything is changed, if names or shapes are not the model's.
+    """
+    saved: dict[str, dict[str, Tensor]] = {}
+    for flat_name, tensor in tensors.items():
+        if flat_name.startswith("optimizer/"):
+            _, key, name = flat_name.split("/", 2)
+            saved.setdefault(name, {})[key] = tensor
+    optimized = _optimized(optimizer, model)
+    _require_same_model(saved, optimized)
+    state_dict = optimizer.state_dict()
+    numbered = {i: saved[name] for i, name in enumerate(optimized) if saved[name]["step"] > 0}
+    state_dict["state"] = {i: {key: tensor.clone() for key, tensor in state.items()} for i, state in numbered.items()}
+    optimizer.load_state_dict(state_dict)
+
+
+def _optimized(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters of the optimizer by their name in the model, in the order in which the optimizer numbers them."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {names[parameter]: parameter for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _require_same_model(saved: Mapping[str, Mapping[str, Tensor]], optimized: Mapping[str, nn.Parameter]) -> None:
+    for name, parameter in optimized.items():
+        for key, tensor in saved.get(name, {}).items():
+            if key != "step" and tensor.shape != parameter.shape:
+                raise UserError(f"checkpoint is for a different model: {name} {_shape(tensor)} vs {_shape(parameter)}")
+    for name in sorted(saved.keys() ^ optimized.keys()):
+        where = "in the checkpoint but not in the model" if name in saved else "in the model but not in the checkpoint"
+        raise UserError(f"checkpoint is for a different model: {name} is {where}")
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({','.join(map(str, tensor.shape))})"
+
+
+def _ensure_directory(checkpoints: Path) -> None:
+    if not checkpoints.is_dir():
+        checkpoints.mkdir(parents=True)
+        fsync_path(checkpoints.parent)
+
+
+def _require_space(final: Path, needed: int) -> None:
+    free = shutil.disk_usage(final.parent).free
+    if free < needed:
+        raise UserError(
+            f"checkpoint {final} needs {_size(needed)}, {_size(free)} free in {final.parent}: "
+            "free some space, keep fewer checkpoints (checkpoint.keep), or choose another run.dir"
+        )
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"
+
+
+def _write_files(staging: Path, write_model: Callable[[Path], None], tensors: Mapping[str, Tensor], state_text: str) -> None:
+    """Everything but the manifest, on the disk when this returns."""
+    (staging / MODEL).mkdir(parents=True)
+    faultpoint("checkpoint.directory")
+    with _safetensors_disk_errors():
+        write_model(staging / MODEL)
+        faultpoint("checkpoint.model")
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, staging / TENSORS)
+        faultpoint("checkpoint.tensors")
+    (staging / STATE).write_text(state_text, encoding="utf-8")
+    faultpoint("checkpoint.state")
+    for path in sorted(staging.rglob("*")):
+        fsync_path(path)
+        faultpoint("checkpoint.fsync")
+
+
+@contextmanager
+def _safetensors_disk_errors() -> Iterator[None]:
+    """safetensors hides the operating system's error in its own; bring it back, so that a full disk is told as one."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+
+
+def _remove_all(paths: list[Path]) -> list[Path]:
+    for path in paths:
+        with disk_errors(f"cannot delete {path}"):
+            _remove(path)
+    return paths
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint; its name is gone before its first file is, so a kill in between leaves nothing that looks whole."""
+    doomed = path.with_name(f".deleting-{path.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.rename(path, doomed)
+    faultpoint("checkpoint.unpublish")
+    fsync_path(path.parent)
+    faultpoint("checkpoint.unpublished")
+    shutil.rmtree(doomed)
+    faultpoint("checkpoint.delete")

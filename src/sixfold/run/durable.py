@@ -1,0 +1,89 @@
+"""Writes that happen whole or not at all, what a disk refuses in words, and the places where tests kill the process.
+
+A leaf: any room that writes files may import it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from errno import EACCES, EBUSY, EDQUOT, ENOSPC, EPERM, EROFS
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+
+_FULL = "no space left: free some, or choose a folder on another disk (run.dir)"
+_FORBIDDEN = "not writable: choose another folder (run.dir) or change its permissions"
+_BUSY = "in use, as the folder of a mount is: choose another name (run.name)"
+_DISK_ERRORS = {EBUSY: _BUSY, ENOSPC: _FULL, EDQUOT: _FULL, EACCES: _FORBIDDEN, EPERM: _FORBIDDEN, EROFS: _FORBIDDEN}
+
+_hooks: list[Callable[[str], None]] = []
+_arrivals = count(1)
+
+
+def faultpoint(name: str) -> None:
+    """A place where tests make the process die.
+
+    SIXFOLD_FAULT=NAME:K kills the process at the K-th arrival at a point whose name begins with NAME.
+    """
+    for hook in _hooks:
+        hook(name)
+    prefix, _, arrival = os.environ.get("SIXFOLD_FAULT", "").rpartition(":")
+    if prefix and name.startswith(prefix) and next(_arrivals) == int(arrival):
+        os._exit(137)
+
+
+@contextmanager
+def fault_hook(hook: Callable[[str], None]) -> Iterator[None]:
+    """Within it, `hook` is called with the name of every fault point that is reached."""
+    _hooks.append(hook)
+    try:
+        yield
+    finally:
+        _hooks.remove(hook)
+
+
+@contextmanager
+def disk_errors(failure: str) -> Iterator[None]:
+    """Turn what the file system refuses into a UserError "FAILURE: reason and remedy". Put only file operations inside."""
+    try:
+        yield
+    except OSError as error:
+        reason = _DISK_ERRORS.get(error.errno or 0) or str(error)
+        raise UserError(f"{failure}: {reason}") from error
+
+
+def fsync_path(path: Path) -> None:
+    """Bring a file's contents, or a directory's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes_atomic(path: Path, data: bytes) -> None:
+    """Write `data` so that a reader, or a crash at any moment, finds the old file or the new one. UserError if the disk refuses."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    with disk_errors(f"cannot write {path}"):
+        try:
+            temporary.write_bytes(data)
+            fsync_path(temporary)
+            os.replace(temporary, path)
+            fsync_path(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """`write_bytes_atomic` of UTF-8 text."""
+    write_bytes_atomic(path, text.encode("utf-8"))
+
+
+def write_json_atomic(path: Path, value: Any) -> None:
+    """`write_bytes_atomic` of indented JSON. ValueError for NaN and infinity, TypeError for what is not JSON; nothing is written then."""
+    write_text_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,0 +1,48 @@
+"""Why a run ends: in words for the screen, and as a record for summary.json. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..recipe.schema import RunConfig
+
+TARGET_AFTER = 10
+"""Steps before run.target_reward may end a run: reward/ema is an average over about ten, and its first value is that of one step."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """reason: for programs. text: for people. step: the last one done."""
+
+    reason: Literal["steps", "target_reward", "max_minutes"]
+    text: str
+    step: int
+
+    def record(self) -> dict[str, object]:
+        """For summary.json."""
+        return {"reason": self.reason, "text": self.text, "step": self.step}
+
+
+def why_ended(limits: RunConfig, step: int, ema: float | None, seconds: float) -> Ending | None:
+    """The limit that a run has reached, or None while it goes on.
+
+    Args:
+        limits: the recipe's [run].
+        step: steps done.
+        ema: moving average of the reward; None before the first step.
+        seconds: wall time of the run.
+    """
+    if step >= limits.steps:
+        return Ending("steps", f"all {limits.steps} steps are done", step)
+    if limits.target_reward > 0 and ema is not None and step >= TARGET_AFTER and ema >= limits.target_reward:
+        reached = f"the moving average of the reward, {ema:.3f}, has reached run.target_reward = {limits.target_reward:g}"
+        return Ending("target_reward", f"{reached} after step {step} of {limits.steps}", step)
+    if limits.max_minutes > 0 and seconds >= 60 * limits.max_minutes:
+        return Ending("max_minutes", f"run.max_minutes = {limits.max_minutes:g} have passed after step {step} of {limits.steps}", step)
+    return None
+
+
+def how_to_go_on(ending: Ending) -> str:
+    """The setting that lets an ended run go on."""
+    return f"to go on, resume with a larger --run.{ending.reason}"

@@ -1,0 +1,178 @@
+"""`sixfold eval`: checkpoints on the recipe's held-out tasks, all on the same tasks with the same noise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from ..errors import UserError
+from ..evaluation.evaluate import Evaluation, evaluate
+from ..evaluation.results import check_out, completions_file, make_out, write_results
+from ..evaluation.statistics import Interval, PairedTest, paired_test
+from ..recipe.schema import Recipe, SyncConfig
+from .assemble import build_world
+from .model_source import model_folder
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A checkpoint and what was found. step, version: of a checkpoint's weights; None for a plain model."""
+
+    path: str
+    model: str
+    step: int | None
+    version: int | None
+    rule: str
+    found: Evaluation
+
+
+def evaluate_command(recipe: Recipe, checkpoints: Sequence[str], against: str | None = None, out: Path | None = None) -> int:
+    """Evaluate checkpoints on the same held-out tasks with the same noise; print a table and write the results.
+
+    Args:
+        recipe: says which tasks, how completions are drawn, and what counts as solved.
+        checkpoints: runs (their newest checkpoint), checkpoints, model folders or hub ids.
+        against: one more, with which each of them is compared by a paired test.
+        out: folder for results.json and the completions; None for the next free one under `run.dir`.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        UserError: if a checkpoint cannot be loaded, there is nothing to evaluate on, or `out` is taken.
+    """
+    if recipe.eval.temperature == 0 and recipe.eval.samples > 1:
+        raise UserError("eval.samples > 1 with eval.temperature = 0 draws the same completion every time: set a temperature")
+    check_out(out)
+    paths = list(dict.fromkeys([*checkpoints, *([against] if against else [])]))
+    models = [model_folder(path, "--checkpoint") for path in paths]  # all of them before the first is evaluated
+    results = [_evaluate(recipe, path, model) for path, model in zip(paths, models, strict=True)]
+    tests = {r.path: _compare(r.found, results[-1].found) for r in results[:-1]} if against else {}
+    console = Console()
+    console.print(_table(recipe, results))
+    for path, test in tests.items():
+        d = test.difference
+        console.print(
+            f"{path} minus {against}: {d.mean:+.3f} ({d.low:+.3f} to {d.high:+.3f}), better on {test.wins} tasks, worse on {test.losses}, "
+            f"p = {test.p_value:.2g} ({test.test})"
+        )
+    folder = make_out(out, Path(recipe.run.dir), recipe.run.name)
+    written = write_results(folder, _results(recipe, results, against, tests), [r.found.groups for r in results])
+    console.print(f"results and completions: {written.parent}", soft_wrap=True)
+    return 0
+
+
+def _evaluate(recipe: Recipe, path: str, model: str) -> Evaluated:
+    world = build_world(recipe.model_copy(update={"sync": SyncConfig()}), model)  # nothing is trained: the model itself samples, not a rounded copy
+    try:
+        if not world.tasks.heldout:
+            raise UserError("no held-out tasks: set data.heldout or data.heldout_split")
+        found = evaluate(world.evaluator(), world.environment, world.tasks.heldout, recipe.run.seed)
+        return Evaluated(path, model, *_trained(Path(model)), world.environment.solved_rule.text, found)
+    finally:
+        world.close()
+
+
+def _trained(model: Path) -> tuple[int | None, int | None]:
+    """Step and version of the weights in a checkpoint's model folder, as its state says; None where there is none."""
+    try:
+        state = json.loads((model.parent / "state.json").read_text(encoding="utf-8"))
+        return int(state["step"]), int(state["counters"]["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, None
+
+
+def _compare(a: Evaluation, b: Evaluation) -> PairedTest:
+    """Share solved per task, task by task."""
+    return paired_test(*([sum(v) / len(v) for v in r.values] for r in (a, b)))
+
+
+def _ks(samples: int) -> list[int]:
+    return sorted({1, samples} | {k for k in (2, 4, 8, 16) if k <= samples})
+
+
+def _table(recipe: Recipe, results: Sequence[Evaluated]) -> Table:
+    """One row per checkpoint."""
+    ks, parts = _ks(recipe.eval.samples), sorted({name for r in results for name in r.found.parts})
+    shown_parts = parts if len(parts) > 1 else []
+    title = f"{len(results[0].found.groups)} held-out tasks, solved means {results[0].rule}"
+    table = Table(
+        Column("", overflow="fold"),
+        "step",
+        "version",
+        "solved",
+        "95 % interval",
+        *(f"pass@{k}" for k in ks if k > 1),
+        "mean score",
+        *shown_parts,
+        "checks failed",
+    )
+    table.title, table.title_justify = title, "left"
+    for r in results:
+        share, score, means = r.found.interval, r.found.score, r.found.parts
+        table.add_row(
+            Text(r.path),
+            *("-" if n is None else str(n) for n in (r.step, r.version)),
+            f"{share.mean:.3f}",
+            f"{share.low:.3f} to {share.high:.3f}",
+            *(f"{r.found.pass_at(k):.3f}" for k in ks if k > 1),
+            f"{score.mean:.3f}" if score else "-",
+            *(f"{means[name]:.3f}" if name in means else "-" for name in shown_parts),
+            str(r.found.errors),
+        )
+    return table
+
+
+def _results(recipe: Recipe, results: Sequence[Evaluated], against: str | None, tests: Mapping[str, PairedTest]) -> dict[str, Any]:
+    """The content of results.json."""
+    return {
+        "recipe": recipe.run.name,
+        "seed": recipe.run.seed,
+        "tasks": len(results[0].found.groups),
+        "samples": recipe.eval.samples,
+        "temperature": recipe.eval.temperature,
+        "solved": results[0].rule,
+        "checkpoints": [
+            {
+                "checkpoint": r.path,
+                "model": r.model,
+                "step": r.step,
+                "version": r.version,
+                "accuracy": r.found.interval.mean,
+                "accuracy_interval": list(r.found.interval[1:]),
+                "score": _ends(r.found.score),
+                "reward": _ends(r.found.reward),
+                "parts": r.found.parts,
+                "pass_at": {str(k): r.found.pass_at(k) for k in _ks(recipe.eval.samples)},
+                "checks_failed": r.found.errors,
+                "completions": completions_file(number),
+            }
+            for number, r in enumerate(results, start=1)
+        ],
+        "comparisons": [
+            {
+                "checkpoint": path,
+                "against": against,
+                "difference": test.difference.mean,
+                "difference_interval": list(test.difference[1:]),
+                "wins": test.wins,
+                "losses": test.losses,
+                "p_value": test.p_value,
+                "test": test.test,
+            }
+            for path, test in tests.items()
+        ],
+        "versions": {name: metadata.version(name) for name in ("sixfold", "torch", "transformers")},
+    }
+
+
+def _ends(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else list(interval)

@@ -1,0 +1,73 @@
+"""What a run leaves when it has ended: the final evaluation, summary.json, samples.json and the report."""
+
+from __future__ import annotations
+
+import sys
+import time
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..evaluation.evaluate import evaluate_policy
+from ..evaluation.record import record, samples, shown, summary_entries
+from ..report.html import write_report
+from ..report.samples import write_samples
+from .durable import write_json_atomic
+from .ending import Ending
+
+if TYPE_CHECKING:
+    from .start import Run
+
+
+def finish(work: Run, ending: Ending | None, version: int) -> None:
+    """Final evaluation, summary.json, samples.json, report.html, and the table on the screen.
+
+    Args:
+        work: the run, whose last checkpoint is saved.
+        ending: why RL ended; None if there was none.
+        version: number of the weights that were saved last, which the final evaluation measures.
+    """
+    work.progress.phase("evaluation")
+    before = work.state.before
+    rows: list[tuple[str, str, str]] = []
+    summary: dict[str, object] = {
+        "name": work.recipe.run.name,
+        "seed": work.recipe.run.seed,
+        "steps": work.state.step,
+        "sft_steps": work.state.sft_steps,
+        **({"ended": ending.record()} if ending else {}),
+        **({"preflight": work.state.preflight} if work.state.preflight else {}),
+    }
+    after: dict[str, Any] = {}
+    if before:
+        summary |= summary_entries("heldout_after_sft", before)
+        summary |= {"heldout_tasks": len(work.world.tasks.heldout), "heldout_metric": work.world.environment.solved_rule.text}
+    if before and ending:
+        after = record(evaluate_policy(work.world, work.world.tasks.heldout, version))
+        summary |= summary_entries("heldout_after", after) | {"heldout_after_checkpoint": f"checkpoints/step-{work.state.step:06d}"}
+        rows.append((f"held-out ({summary['heldout_metric']})", shown(before), shown(after)))
+        low, high = after["interval"]
+        for alarm in work.learning.look({"heldout/accuracy": after["accuracy"], "heldout/low": low, "heldout/high": high}):
+            work.notes.add(work.state.step, alarm, warning=True)
+    summary |= {
+        "tokens_sampled": work.state.tokens_total,
+        "seconds": round(time.perf_counter() - work.started, 1),
+        "versions": _versions(),
+    }
+    write_samples(work.run.samples, samples(before), samples(after))
+    write_json_atomic(work.run.summary, summary)
+    report = write_report(work.run.path)
+    if rows:
+        work.progress.before_after([*rows, ("seconds", "", f"{summary['seconds']}")])
+        work.progress.samples(samples(before), samples(after))
+    if ending:
+        work.progress.note(f"the run has ended: {ending.text}")
+    work.progress.note(f"report: {report}")
+
+
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("sixfold", "torch", "transformers", "tokenizers", "numpy")} | {
+        "python": sys.version.split()[0],
+        "torch_build": torch.__version__,
+    }

@@ -1,0 +1,96 @@
+"""`sixfold generate`: sample completions of one prompt from a model folder, a checkpoint, a run or a hub id."""
+
+from __future__ import annotations
+
+from ..engine.engine import Engine
+from ..engine.speculative import Speculation
+from ..errors import UserError
+from ..model.causal_lm import CausalLM
+from ..rollout.engine_rollout import EngineRollout
+from ..rollout.prompts import PromptCodec
+from ..types import SamplingParams, Task
+from .sampling_model import load_for_sampling
+
+DEFAULT_TOKENS = 256
+"""Longest completion where nothing else is asked for, and the context has room for it."""
+
+
+def generate(
+    model: str,
+    prompt: str,
+    *,
+    n: int,
+    temperature: float,
+    max_tokens: int | None,
+    seed: int,
+    speculation: Speculation | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+) -> list[str]:
+    """Completions of one prompt.
+
+    Args:
+        model: a run, a checkpoint, a model folder or a hub id.
+        prompt: what to complete, or to say to a chat model.
+        n: completions.
+        temperature: 0 is greedy.
+        max_tokens: longest completion; None: as many as fit, at most DEFAULT_TOKENS.
+        seed: of the sampling noise.
+        speculation: how to guess tokens, or None.
+        device: auto, cpu, cuda or cuda:N.
+        precision: auto, float32 or bfloat16 (`run/sampling_model.py`).
+
+    Raises:
+        UserError: the model cannot be loaded, the device is not there, or the prompt does not fit the model's context.
+    """
+    policy = load_for_sampling(model, device, precision, "MODEL")
+    codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
+    task = Task("prompt", prompt)
+    tokens = len(codec.encode(task))
+    limit = _limit(tokens, max_tokens, policy.context)
+    engine = Engine(CausalLM(policy.model), kv_tokens=(tokens + limit + 32) * n, speculation=speculation)
+    sampling = SamplingParams(limit, temperature, stop_token_ids=policy.stop_token_ids)
+    (group,) = EngineRollout(engine, codec, sampling, n, stops=policy.stop_strings).generate([task], seed)
+    return [t.text for t in group.trajectories]
+
+
+def _limit(prompt: int, wanted: int | None, context: int) -> int:
+    """Tokens of a completion. Raises UserError if prompt and completion do not fit the context."""
+    room = context - prompt
+    if room < 1:
+        raise UserError(f"--prompt has {prompt} tokens, and the model's context holds {context}: shorten it")
+    if wanted is not None and wanted > room:
+        raise UserError(f"--max-tokens {wanted}: the prompt has {prompt} tokens, and the model's context of {context} has room for {room} more")
+    return min(DEFAULT_TOKENS, room) if wanted is None else wanted
+
+
+def generate_command(
+    model: str,
+    prompt: str,
+    *,
+    n: int,
+    temperature: float,
+    max_tokens: int | None,
+    seed: int,
+    speculation: str,
+    device: str,
+    precision: str,
+) -> int:
+    """Print the completions, one after another. Gives the exit code."""
+    from ..report.untrusted import visible
+
+    texts = generate(
+        model,
+        prompt,
+        n=n,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+        speculation=Speculation() if speculation == "ngram" else None,
+        device=device,
+        precision=precision,
+    )
+    for i, text in enumerate(texts):
+        print(f"--- {i + 1} of {n}" if n > 1 else "", end="\n" if n > 1 else "")
+        print(visible(text))
+    return 0

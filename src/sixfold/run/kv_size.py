@@ -1,0 +1,75 @@
+"""The size of a run's KV cache on the device that the run has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import UserError
+from ..model.device import free_memory
+from ..model.loading import Policy
+from ..recipe import kv_budget
+from ..recipe.memory import held_parts, number_width, work_parts
+from ..recipe.model_size import rough_size
+from ..recipe.plan import kv_numbers_per_token
+from ..recipe.schema import Recipe
+
+
+def kv_tokens(recipe: Recipe, policy: Policy, longest: int, notes: list[str]) -> int:
+    """Tokens of the KV cache: room for `engine.max_running` sequences, on a GPU what fits of it.
+
+    Args:
+        recipe: the whole run.
+        policy: on its device, and with it the engine's own copy where the recipe has one.
+        longest: sequence, in tokens.
+        notes: told where less fits than is wanted.
+
+    Raises:
+        UserError: not even one sequence fits.
+    """
+    engine = recipe.engine
+    wanted = kv_budget.wanted_tokens(engine.max_running, longest, engine.block_size)
+    config = json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False))
+    memory, numbers = free_memory(policy.model.device), kv_numbers_per_token(config)
+    if memory is None or numbers is None:
+        return wanted
+    free, total = memory
+    per_token = numbers * number_width(recipe)
+    reserved = reserved_bytes(recipe, policy, config, longest) + int(kv_budget.HEADROOM * total)
+    tokens = kv_budget.tokens_that_fit(free, reserved, per_token, wanted)
+    tokens -= tokens % engine.block_size
+    one = kv_budget.wanted_tokens(1, longest, engine.block_size)
+    if tokens < one:
+        raise UserError(
+            f"engine.kv_tokens = 0: one sequence of {longest} tokens needs {one * per_token / 1e9:.1f} GB of KV cache; of {free / 1e9:.1f} GB free "
+            f"training needs about {reserved / 1e9:.1f}. Lower rollout.max_new_tokens or trainer.max_tokens_per_microbatch, or set "
+            "run.precision = 'bfloat16', engine.release_kv = true or trainer.activation_checkpointing = 'full'"
+        )
+    if tokens < wanted:
+        notes.append(
+            f"KV cache: {tokens:,} tokens ({tokens * per_token / 1e9:.1f} GB) fit beside training, not the {wanted:,} "
+            f"({wanted * per_token / 1e9:.1f} GB) of engine.max_running = {engine.max_running} full-length sequences: fewer run at a time; "
+            "engine.preemption = 'recompute' admits more, engine.kv_tokens sets another size"
+        )
+    return tokens
+
+
+def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], longest: int) -> int:
+    """Bytes that training will need on the policy's device besides the policy's weights.
+
+    With `engine.release_kv` the cache is gone while the trainer works, so only what stays between
+    steps counts.
+
+    Args:
+        recipe: the whole run.
+        policy: on its device.
+        config: its settings.
+        longest: sequence, in tokens.
+    """
+    size = rough_size(config, sum(p.numel() for p in policy.model.parameters()))
+    held = sum(part.size for part in held_parts(recipe, size.parameters) if not part.early)
+    if recipe.engine.release_kv:
+        return held
+    prompt = max(0, longest - recipe.rollout.max_new_tokens)
+    return held + sum(part.size for part in work_parts(recipe, size, prompt) if part.trains)

@@ -1,0 +1,122 @@
+"""The state at the end of the last step, kept in memory so that a step that fails can be left out and the rest saved.
+
+Weights and moments are not copied: they change only when an update is made, and the trainers count the updates that they try. While those
+counts are what they were, the tensors in memory are those of the last step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..batch import Metrics
+from ..errors import RunFailed
+from ..recipe.schema import Recipe
+from ..report.progress import Progress
+from ..trainer.trainer import EngineDisagrees, TrainingDiverged
+from .assemble import World
+from .checkpoint import list_checkpoints
+from .folder import RunFolder
+from .learners import Learners
+from .out_of_memory import free_memory_of, is_out_of_memory, remedies
+from .state import RunState, completed, publish
+
+VERSIONS = ("version", "critic_version")
+
+
+class LastStep:
+    """Remembers the end of each step, and saves it when the next one fails."""
+
+    def __init__(self, run: RunFolder, world: World, learners: Learners) -> None:
+        self._run = run
+        self._world = world
+        self._learners = learners
+        self._state: RunState | None = None
+        self._good: RunState | None = None
+
+    def mark(self, state: RunState) -> None:
+        """A step has ended, and everything in memory is as it left it."""
+        self._state = completed(state, self._world, self._learners)
+        if self._learners.policy.skipped_in_a_row == 0:
+            self._good = self._state
+
+    def save_after(self, error: BaseException) -> Path | None:
+        """Publish what is safe after a step has failed. None where nothing more recent than the checkpoints on disk is."""
+        if is_out_of_memory(error):
+            free_memory_of(error)
+            self._learners.policy.optimizer.zero_grad(set_to_none=True)
+        return self.save_good() if isinstance(error, TrainingDiverged) else self.save()
+
+    def save(self) -> Path | None:
+        """Publish the last step, if no update was tried since its end. Otherwise None: weights may be half-way."""
+        if self._state is None or not self._same(self._state, tuple(self._learners.counters())):
+            return None
+        return publish(self._run, self._world, self._learners, self._state)
+
+    def save_good(self) -> Path | None:
+        """Publish the last step whose update was made, if no update was made since. Updates that were tried and skipped change no weight."""
+        if self._good is None or not self._same(self._good, VERSIONS):
+            return None
+        newest = list_checkpoints(self._run.checkpoints)[-1:]
+        if newest and newest[0].name > f"step-{self._good.step:06d}":
+            return newest[0]  # of a step that was skipped: the same weights
+        return publish(self._run, self._world, self._learners, self._good)
+
+    def _same(self, state: RunState, keys: tuple[str, ...]) -> bool:
+        now = self._learners.counters()
+        return all(now.get(key) == state.counters.get(key) for key in keys)
+
+
+def unfinished(metrics: Metrics) -> dict[str, Any]:
+    """Metrics as JSON for `RunState.unlogged`; what is not finite is None, as it will be in the file."""
+
+    def number(value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    return {key: number(value) if isinstance(value, float | int) or value is None else [*map(number, value)] for key, value in metrics.items()}
+
+
+def last_ending(run: RunFolder) -> int | None:
+    """The step at which an earlier process brought the run to its end, by summary.json."""
+    if not run.summary.is_file():
+        return None
+    ended = json.loads(run.summary.read_text(encoding="utf-8")).get("ended")
+    return int(ended["step"]) if ended else None
+
+
+def where_it_stopped(run: RunFolder) -> str:
+    """What a signal has left, and the command to go on."""
+    newest = list_checkpoints(run.checkpoints)[-1:]
+    if newest:
+        stage, _, step = newest[0].name.partition("-")
+        return f"stopped after {'SFT ' * (stage == 'sft')}step {int(step)}; go on with: sixfold train --resume {run.path}"
+    if run.recipe.is_file() and not run.earlier:
+        return f"stopped before the first checkpoint; start over with: sixfold train --resume {run.path}"
+    return "stopped before anything was trained"
+
+
+@contextmanager
+def failures_in_words(recipe: Recipe, run: RunFolder, progress: Progress) -> Iterator[None]:
+    """Turn training that cannot go on into a RunFailed that says why, what helps, and which checkpoint is left."""
+    try:
+        yield
+    except EngineDisagrees as error:
+        raise RunFailed(f"{error}. {_left(run)}") from error
+    except TrainingDiverged as error:
+        raise RunFailed(f"training has diverged: {error}. {_left(run)}") from error
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        phase = progress.phase_name or "loading"
+        raise RunFailed(f"out of memory in {phase}: {remedies(recipe, phase)}. {_left(run)}") from error
+
+
+def _left(run: RunFolder) -> str:
+    newest = list_checkpoints(run.checkpoints)[-1:]
+    if not newest:
+        return "No checkpoint had been made"
+    return f"The last good state is {newest[0].name}; go on with: sixfold train --resume {run.path}"

@@ -1,0 +1,53 @@
+"""Running out of memory: how it shows, and which settings help in which phase of a run."""
+
+from __future__ import annotations
+
+import traceback
+
+import torch
+
+from ..recipe.schema import Recipe
+
+# How PyTorch's allocator for the CPU, CUDA's libraries and the driver say it: by a plain RuntimeError.
+_WORDS = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "not enough memory")
+
+ENGINE_PHASES = ("rollout", "evaluation", "pre-flight")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for every form in which a device or the host says that memory is used up."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
+
+
+def remedies(recipe: Recipe, phase: str) -> str:
+    """The settings that take less memory in a phase of the loop, with their values now; those at their limit are left out."""
+    rollout, trainer, engine = recipe.rollout, recipe.trainer, recipe.engine
+    sampling = [
+        f"engine.kv_tokens (now {engine.kv_tokens or 'enough for max_running sequences'})",
+        f"engine.max_running (now {engine.max_running})" if engine.max_running > 1 else "",
+        f"rollout.max_new_tokens (now {rollout.max_new_tokens})",
+    ]
+    scoring = [f"trainer.max_tokens_per_microbatch (now {trainer.max_tokens_per_microbatch})", f"trainer.logprob_chunk (now {trainer.logprob_chunk})"]
+    switches = [
+        "trainer.activation_checkpointing = 'full'" if trainer.activation_checkpointing != "full" else "",
+        "run.precision = 'bfloat16'" if recipe.run.precision != "bfloat16" else "",
+        "engine.release_kv = true" if not engine.release_kv else "",
+    ]
+    if phase == "loading":
+        lower, set_to = [*sampling[:2]], ["a smaller model (model.path)", *switches[1:2]]
+    elif phase in ENGINE_PHASES:
+        lower, set_to = sampling, switches[1:2]
+    elif phase == "reference":
+        lower, set_to = scoring, ["reference.placement = 'worker'" if recipe.reference.placement != "worker" else "", *switches[1:]]
+    else:
+        lower, set_to = [*scoring, f"rollout.max_new_tokens (now {rollout.max_new_tokens})"], switches
+    return f"lower {', '.join(filter(None, lower))}; or set {', '.join(filter(None, set_to)) or 'nothing else: all that helps is set'}"
+
+
+def free_memory_of(error: BaseException) -> None:
+    """Let go of what the failed call held: the frames of its traceback keep activations and logits alive."""
+    traceback.clear_frames(error.__traceback__)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

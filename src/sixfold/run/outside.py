@@ -1,0 +1,105 @@
+"""From a recipe to an engine in another process: vLLM started, or SGLang found, and given the policy's weights."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from ..errors import UserError
+from ..model.device import free_memory
+from ..model.loading import Policy
+from ..recipe.backend import Backend
+from ..recipe.plan import kv_numbers_per_token
+from ..recipe.schema import Recipe
+from ..rollout.outside_engine import OutsideEngine
+from ..rollout.sglang_server import SglangServer
+from ..rollout.vllm_memory import memory_share, visible_devices
+from ..rollout.vllm_process import VllmProcess, vllm_config
+from ..sync.sync import SyncError
+from ..sync.versioned import VersionedSync
+from ..trainer.parity import parity_limits
+from .kv_size import reserved_bytes
+
+VLLM_BLOCK = 128
+"""Tokens in a block of vLLM's cache on a CPU; smaller elsewhere."""
+
+
+def start_outside(recipe: Recipe, backend: Backend, policy: Policy, longest: int, ending: ExitStack) -> tuple[OutsideEngine, VersionedSync]:
+    """The engine and its sync, proven to compute what the policy computes. ending: is told how to end the engine.
+
+    Raises UserError where it cannot be had, or computes something else.
+    """
+    config = vllm_config(policy.model.config, type(policy.model).__name__)
+    dtype = torch.bfloat16 if recipe.run.precision == "bfloat16" else torch.float32
+    engine: OutsideEngine
+    if backend.kind == "sglang":
+        engine = SglangServer(backend.url, config, dtype)
+    else:
+        vllm = recipe.rollout.vllm
+        engine = VllmProcess(
+            config,
+            dtype,
+            _vllm_arguments(recipe, policy, longest, dtype),
+            backend.python,
+            torch.get_num_threads(),
+            visible_devices(vllm.devices, str(policy.model.device), os.environ.get("CUDA_VISIBLE_DEVICES")),
+            vllm.sleep,
+        )
+    ending.callback(engine.close)
+    limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=True).mean
+    sync = VersionedSync(policy.model, engine, recipe.sync.every, limit, longest)
+    try:
+        sync.refresh()
+    except SyncError as error:
+        raise UserError(f"rollout.backend = '{recipe.rollout.backend}': {error}: this model cannot be trained with it") from error
+    return engine, sync
+
+
+def _vllm_arguments(recipe: Recipe, policy: Policy, longest: int, dtype: torch.dtype) -> dict[str, Any]:
+    """The [engine] settings in vLLM's words."""
+    settings = recipe.engine
+    arguments: dict[str, Any] = {
+        "max_model_len": longest,
+        "max_num_seqs": settings.max_running,
+        "max_num_batched_tokens": max(settings.prefill_tokens_per_step, settings.max_running, longest),
+        "enable_prefix_caching": settings.prefix_cache != "none",
+    }
+    vllm = recipe.rollout.vllm
+    if vllm.tensor_parallel > 1:
+        arguments["tensor_parallel_size"] = vllm.tensor_parallel
+    if vllm.sleep:
+        arguments["enable_sleep_mode"] = True
+    numbers = kv_numbers_per_token(json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False)))
+    if numbers:  # else vLLM takes what it finds free
+        tokens = _whole_blocks(settings.kv_tokens) or settings.max_running * _whole_blocks(longest)
+        arguments["kv_cache_memory_bytes"] = (tokens + VLLM_BLOCK) * numbers * dtype.itemsize // vllm.tensor_parallel  # one block of it stays empty
+    if share := _memory_share(recipe, policy, arguments.get("kv_cache_memory_bytes", 0), dtype, longest):
+        arguments["gpu_memory_utilization"] = share
+    return arguments
+
+
+def _memory_share(recipe: Recipe, policy: Policy, kv: int, dtype: torch.dtype, longest: int) -> float | None:
+    """vLLM's share of its GPU; None to leave it to vLLM, as on a CPU.
+
+    On the policy's GPU the bytes that training will still allocate are left free.
+    """
+    vllm, device = recipe.rollout.vllm, policy.model.device
+    if vllm.memory:
+        return vllm.memory
+    own = bool(vllm.devices) and str(device.index or 0) not in vllm.devices.split(",")
+    memory = free_memory(torch.device("cuda", int(vllm.devices.split(",")[0])) if own else device)
+    if memory is None or (own and not kv):
+        return None
+    config = json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False))
+    weights = sum(p.numel() for p in policy.model.parameters()) * dtype.itemsize // vllm.tensor_parallel
+    # While vLLM sleeps, training has its memory: it must fit beside what stays, not beside all.
+    training = 0 if own or vllm.sleep else reserved_bytes(recipe, policy, config, longest)
+    return memory_share(*memory, weights, kv, training)
+
+
+def _whole_blocks(tokens: int) -> int:
+    return -(-tokens // VLLM_BLOCK) * VLLM_BLOCK

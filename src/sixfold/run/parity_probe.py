@@ -1,0 +1,91 @@
+"""Before training: do the engine's log-probs agree with the trainer's, and can the algorithm live with what is left?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..algorithm.method import LOSSES, Method
+from ..batch import Batch
+from ..errors import UserError
+from ..trainer.logprobs import score_batch
+from ..trainer.mismatch import QUANTISED_LIMIT, mismatch_metrics, outside_share
+from ..trainer.parity import Parity, parity_limits
+from .assemble import World
+
+NOISE_SHARE = 0.05
+"""Share of sequences that rounding alone may move out of a clip band before the user is told."""
+
+
+def check_parity(world: World, batch: Batch, method: Method, say: Callable[[str], None]) -> None:
+    """Score sampled trajectories again with the trainer's code, and compare.
+
+    Args:
+        world: engine, policy and settings.
+        batch: trajectories that the engine has just sampled, on the policy's device.
+        method: what will be trained with.
+        say: takes a line for the user.
+
+    Raises:
+        UserError: the two disagree by more than rounding explains, or quantised weights are too
+            far from the policy's.
+    """
+    recipe = world.recipe
+    logp = _scored(world, world.sampler, batch)
+    parity = Parity.of(mismatch_metrics(logp[batch.mask], batch.old_logp[batch.mask]), int(batch.mask.sum()))
+    say(f"parity: engine and trainer differ by {parity}")
+    if over := parity_limits(recipe.run.precision, world.device, world.outside).exceeded(parity):
+        raise UserError(f"engine and trainer disagree by {over} on the same tokens and weights: this model cannot be trained here")
+    if recipe.sync.quantised:
+        _check_quantised(world, batch, say)
+    elif line := noise_warning(method, logp, batch):
+        say(line)
+
+
+def noise_warning(method: Method, logp: Tensor, batch: Batch) -> str:
+    """A warning where rounding alone would move many sequences out of the clip band; empty elsewhere.
+
+    A loss whose ratio is the sequence's has a narrow band (GSPO: 1 - 3e-4 to 1 + 4e-4). In bfloat16
+    engine and trainer can differ by more than that in the mean of a sequence: clipping then follows
+    numerical noise.
+
+    Args:
+        method: what will be trained with.
+        logp: [B, T] log-probs of the trainer.
+        batch: the same trajectories with the engine's log-probs.
+    """
+    kind = LOSSES[method.loss]
+    low, high = method.clip_low, method.clip_high
+    if kind.ratio != "sequence" or kind.clips != "clip" or method.ratio_from_trainer or low is None or high is None:
+        return ""
+    share = outside_share(logp, batch.old_logp, batch.mask, math.log1p(-low), math.log1p(high))
+    if share <= NOISE_SHARE:
+        return ""
+    return (
+        f"WARNING: rounding alone moves {share:.0%} of the sequences out of {method.name}'s clip band "
+        f"({1 - low:g} to {1 + high:g}): clipping would follow numerical noise. "
+        "Set algorithm.correction = 'decoupled', which takes ratios against log-probs that the trainer computes itself"
+    )
+
+
+def _check_quantised(world: World, batch: Batch, say: Callable[[str], None]) -> None:
+    """How far rounded weights move the policy's log-probs."""
+    mode = world.recipe.sync.mode
+    logp = _scored(world, world.policy.model, batch)
+    drift = mismatch_metrics(logp[batch.mask], batch.old_logp[batch.mask])
+    kl, mean, most = (float(drift[f"mismatch/{key}"]) for key in ("kl_k3", "mean_abs_logp", "max_abs_logp"))  # type: ignore[arg-type]
+    say(f"{mode} weights move log-probs by {mean:.1e} nats in the mean, {most:.1e} at most; KL to the policy {kl:.1e} per token")
+    if not mean <= QUANTISED_LIMIT:
+        raise UserError(
+            f"sync.mode = '{mode}': rounded weights move log-probs by {mean:.2g} nats in the mean (limit {QUANTISED_LIMIT:g}), too far to learn "
+            "from their samples; use 'copy'"
+        )
+
+
+def _scored(world: World, model: PreTrainedModel, batch: Batch) -> Tensor:
+    """Log-probs [B, T] that the trainer's code computes with `model`."""
+    config = world.recipe.trainer
+    return score_batch(model, batch, world.scoring, config.max_tokens_per_microbatch, config.share_prefix)

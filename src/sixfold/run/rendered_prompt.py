@@ -1,0 +1,54 @@
+"""What the model reads: the first prompt with its special tokens, and what ends a completion.
+
+Shown at the start of a run and by `sixfold explain --render`. A wrong chat template is seen here first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..data.sources import load_tasks
+from ..model.ends import chosen_ends, model_ends
+from ..model.loading import load_tokenizer
+from ..recipe.schema import Recipe
+from ..rollout.prompts import PromptCodec
+from ..types import Task
+
+SHOWN_CHARACTERS = 1200
+
+
+def rendering(codec: PromptCodec, tasks: Sequence[Task], stop_tokens: Sequence[int], stop_strings: Sequence[str]) -> list[str]:
+    """Lines on the first task's prompt and on the ends of a completion. Empty without tasks."""
+    if not tasks:
+        return []
+    ids = codec.encode(tasks[0])
+    lines = [f"first prompt as the model reads it ({len(ids)} tokens, task {tasks[0].id}):\n{_middle_out(codec.shown(ids))}"]
+    if opened := codec.opened(ids):
+        lines.append(f"the prompt opens a think block ({opened.strip()}): rewards read a completion with this tag before it")
+    ends = [codec.piece(token) for token in stop_tokens] + [repr(text) for text in stop_strings]
+    if ends:
+        lines.append(f"a completion ends at {', '.join(ends)}, or after rollout.max_new_tokens")
+    else:
+        lines.append(
+            "the model names no end token, so every completion has rollout.max_new_tokens tokens: name what ends one in rollout.stop_tokens "
+            "or rollout.stop"
+        )
+    return lines
+
+
+def render_recipe(recipe: Recipe) -> list[str]:
+    """The lines of `rendering` for a recipe. Loads the tokenizer and the tasks, not the model.
+
+    Raises:
+        UserError: the tokenizer or the tasks cannot be loaded, or the template refuses the first prompt.
+    """
+    tokenizer, settings = load_tokenizer(recipe.model)
+    ends = chosen_ends(model_ends(settings, tokenizer), tokenizer, recipe.rollout.stop_tokens, recipe.rollout.stop)
+    tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=recipe.environment.rewards)
+    return rendering(PromptCodec(tokenizer, ends.tokens), tasks.train, ends.tokens, ends.strings)
+
+
+def _middle_out(text: str) -> str:
+    """A text without its middle if it is long: the end of a prompt matters as much as its start."""
+    half = SHOWN_CHARACTERS // 2
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[-half:]}"

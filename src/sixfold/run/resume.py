@@ -1,0 +1,61 @@
+"""Going on with a run: from which checkpoint, with which settings, and what is cut that came after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..errors import UserError
+from ..recipe.resume_policy import allowed_changes, settings_of
+from ..recipe.schema import Recipe
+from ..recipe.toml import load_recipe
+from ..report.loggers import truncate_after
+from .checkpoint import Checkpoint, clean, load_newest, set_aside_after
+from .folder import RunFolder
+from .state import RunState
+
+
+def find_checkpoint(run: RunFolder, recipe: Recipe, say: Callable[[str], None]) -> Checkpoint | None:
+    """The newest intact checkpoint, or None where the run has made none yet. Changes nothing on disk.
+
+    Args:
+        run: the run to go on with, locked.
+        recipe: what the user asks for.
+        say: takes a line for the user.
+
+    Raises:
+        UserError: there are checkpoints that cannot be used, or none although steps were done; or a setting differs that cannot change.
+    """
+    checkpoint, warnings = load_newest(run.checkpoints)
+    for warning in warnings:
+        say(warning)
+    if checkpoint is None:
+        if (step := run.last_step()) is not None:
+            raise UserError(
+                f"{run.path} has done {step} steps, and no checkpoint of them is in {run.checkpoints}: put it back, "
+                f"or start over with --overwrite; nothing was changed"
+            )
+        say(f"resuming {run.path} from the start: it has no checkpoint yet")
+        return None
+    say(f"resuming {run.path} from {checkpoint.path.name}")
+    saved = checkpoint.state.get("settings") or settings_of(load_recipe(str(run.recipe)))
+    warming_up = bool(checkpoint.state.get("warming_up"))
+    if changes := allowed_changes(saved, recipe, warming_up=warming_up):
+        say(f"resuming with changed settings: {', '.join(changes)}")
+    return checkpoint
+
+
+def cut_after(run: RunFolder, checkpoint: Checkpoint | None, state: RunState, say: Callable[[str], None]) -> None:
+    """Drop metrics and rollouts of the steps after the state's, which will be made again, and what interrupted writes left.
+
+    Checkpoints newer than `checkpoint` are damaged: they are renamed, not deleted.
+    """
+    for path in set_aside_after(run.checkpoints, checkpoint.path if checkpoint else None):
+        say(f"kept the damaged checkpoint as {path}; delete it when you no longer need it")
+    clean(run.checkpoints)
+    run.prepare_resume(state.step)
+    written = state.step - bool(state.unlogged) if not state.warming_up else 0
+    last = run.last_step() or 0
+    if last < written:
+        say(f"WARNING: {run.metrics} ends at step {last} and the checkpoint is of step {state.step}: the metrics of the steps between are lost")
+    truncate_after(run.metrics, written)
+    truncate_after(run.path / "sft.jsonl", state.sft_steps - bool(state.unlogged and state.warming_up))

@@ -1,0 +1,80 @@
+"""Load a model to sample from, for `generate` and `serve`: which device it is on, and in which dtype.
+
+Nothing is trained here, so the weights themselves are cast, and nothing is held in float32 beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import torch
+
+from ..model.device import resolve_device
+from ..model.loading import Policy, load_policy
+from ..recipe.schema import ModelConfig
+from .model_source import model_folder
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_for_sampling(path: str, device: str, precision: str, setting: str) -> Policy:
+    """A policy that is only sampled from. Prints what the user should know of it, such as a shorter context.
+
+    Args:
+        path: a run, a checkpoint, a model folder or a hub id.
+        device: auto, cpu, cuda or cuda:N.
+        precision: auto, float32 or bfloat16.
+        setting: what the user calls the model, for the error messages.
+
+    Raises:
+        UserError: there is no such device, or the model cannot be loaded.
+    """
+    folder, place = model_folder(path, setting), resolve_device(device, "--device")
+    dtype = sampling_dtype(precision, place, stored_precision(path, folder))
+    policy = load_policy(ModelConfig(path=folder), seed=0, device=place, setting=setting, dtype=dtype)
+    for note in policy.notes:
+        print(f"note: {note}", file=sys.stderr, flush=True)
+    return policy
+
+
+def sampling_dtype(asked: str, device: str, stored: str) -> torch.dtype:
+    """What `auto` means: on a GPU bfloat16 for a model that was trained or saved in 16 bits; else float32.
+
+    Args:
+        asked: auto, float32 or bfloat16.
+        device: cpu, cuda or cuda:N.
+        stored: of `stored_precision`.
+    """
+    if asked != "auto":
+        return DTYPES[asked]
+    return torch.bfloat16 if device != "cpu" and stored in ("bfloat16", "float16") else torch.float32
+
+
+def stored_precision(path: str, folder: str) -> str:
+    """The precision of the run that a model is of, else the dtype that its config.json names; "" if neither says.
+
+    Args:
+        path: what the user gave.
+        folder: where the model's files are, or a hub id.
+    """
+    for place in (Path(path), *Path(path).absolute().parents[:2]):  # a run, or runs/NAME/checkpoints/step-N
+        if (place / "recipe.toml").is_file():
+            run = tomllib.loads((place / "recipe.toml").read_text(encoding="utf-8")).get("run", {})
+            return str(run.get("precision", "float32"))
+    config = _config(folder)
+    return str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+
+
+def _config(folder: str) -> dict[str, object]:
+    """config.json of a folder or of a hub id; empty where it cannot be read, which loading will report."""
+    try:
+        if not Path(folder).is_dir():
+            from transformers import PretrainedConfig
+
+            return dict(PretrainedConfig.get_config_dict(folder)[0])
+        return dict(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}

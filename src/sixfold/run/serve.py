@@ -1,0 +1,203 @@
+"""`sixfold serve`: load a model and answer for it until told to stop."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import socket
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Literal
+
+import torch
+import uvicorn
+from torch import Tensor
+
+from ..engine.engine import Engine
+from ..engine.speculative import Speculation
+from ..errors import UserError
+from ..model.causal_lm import CausalLM
+from ..model.ends import saved_stop_strings
+from ..model.loading import Policy, from_disk, vocabulary_hash
+from ..model.lora import read_adapter
+from ..rollout.kv_probe import check_int8_kv
+from ..rollout.prompts import PromptCodec
+from ..server.app import Served, make_app
+from ..server.chat import ChatCodec
+from ..server.connections import BoundedHeaders
+from ..server.engine_thread import EngineThread
+from ..server.hosts import AllowedHosts, is_loopback
+from ..server.pieces import Pieces
+from ..server.record import Recorder
+from ..server.requests import Limits
+from ..server.structured import Grammars
+from .model_source import model_folder
+from .sampling_model import load_for_sampling
+
+log = logging.getLogger("sixfold.server")
+
+PROBES = 8
+"""Texts that an int8 KV cache is tried on, each sampled from one token."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What the command line says.
+
+    model: a run, a checkpoint, a model folder or a hub id. name: what requests call it. key: the API key, or "". max_queue: prompts that may wait.
+    record: folder for the exchanges, or None. max_tokens: of a completion that names no limit. kv_tokens, max_running, kv_dtype: the engine's.
+    speculation: none or ngram. draft: a model that guesses, or "". grace: seconds that running requests get to end when the server is told to stop.
+    adapters: (name, folder) of each. allow_weight_updates: POST /v1/weights is on.
+    allow_hosts: names that the Host header may hold beside this machine's own. insecure: serve other machines without a key.
+    """
+
+    model: str
+    host: str
+    port: int
+    name: str
+    key: str
+    max_queue: int
+    record: Path | None
+    max_tokens: int
+    kv_tokens: int
+    max_running: int
+    kv_dtype: Literal["auto", "int8"]
+    speculation: str
+    draft: str
+    device: str
+    grace: int
+    adapters: tuple[tuple[str, str], ...] = ()
+    allow_weight_updates: bool = False
+    allow_hosts: tuple[str, ...] = ()
+    insecure: bool = False
+    precision: str = "auto"
+
+
+def serve_command(options: ServeOptions) -> int:
+    """Serve until SIGINT or SIGTERM. Gives the exit code; uvicorn raises the signal again once everything is closed."""
+    listener = listen(options.host, options.port)  # before the model: a port in use should not cost its loading
+    host, port = listener.getsockname()[:2]
+    if not options.key and not ip_address(host).is_loopback:
+        _check_open_to_all(host, options)
+    policy = load_for_sampling(options.model, options.device, options.precision, "MODEL")
+    served = make_served(policy, options)
+    config = uvicorn_config(served, options.grace)
+    where = f"{policy.model.device}{' in bfloat16' if policy.model.dtype == torch.bfloat16 else ''}"
+    print(f"serving '{served.name}' on {where} at http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
+    gc.collect()
+    gc.freeze()  # what imports and loading made stays anyway: looking through it now and then would stop every stream for a quarter of a second
+    uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def _check_open_to_all(host: str, options: ServeOptions) -> None:
+    """Raises UserError for a server that other machines can reach and that asks for no key."""
+    if options.allow_weight_updates:
+        raise UserError(f"--allow-weight-updates on {host}: anyone who can reach this machine could change the model; set an --api-key")
+    if not options.insecure:
+        raise UserError(f"--host {options.host}: anyone who can reach this machine could use the model; set an --api-key, or give --insecure")
+    print("warning: anyone who can reach this machine can use it: no --api-key is set", flush=True)
+
+
+def uvicorn_config(served: Served, grace: int) -> uvicorn.Config:
+    """How the server listens. grace: seconds that running requests get to end when it is told to stop."""
+    return uvicorn.Config(
+        make_app(served),
+        http=BoundedHeaders,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=grace,
+        lifespan="on",
+    )
+
+
+def make_served(policy: Policy, options: ServeOptions) -> Served:
+    """Model, engine, record and limits, put together."""
+    speculation = _speculation(policy, options)
+    model, vocabulary = CausalLM(policy.model), int(policy.model.config.get_text_config().vocab_size)
+    if options.kv_dtype == "int8":
+        try:
+            moved = check_int8_kv(model, [[i * vocabulary // PROBES] for i in range(PROBES)])
+        except ValueError as error:
+            raise UserError(f"--kv-dtype int8: {error}") from error
+        print(f"int8 KV cache: log-probs move by at most {moved:.1g} nats on {PROBES} sampled texts", flush=True)
+    engine = Engine(model, kv_tokens=options.kv_tokens, max_running=options.max_running, kv_dtype=options.kv_dtype, speculation=speculation)
+    for name, path in options.adapters:
+        if name in (options.name, *engine.adapters.names):
+            raise UserError(f"--adapter {name}={path}: the name '{name}' is taken")
+        engine.load_adapter(name, read_adapter(path, policy.model))
+    # Two copies of the tokenizer: the engine's thread decodes with one while the event loop's threads encode and decode with the others.
+    decoder = PromptCodec(copy.deepcopy(policy.tokenizer), policy.stop_token_ids)
+    grammars = Grammars(copy.deepcopy(policy.tokenizer), vocabulary, policy.stop_token_ids)
+    recorder = Recorder(options.record) if options.record is not None else None
+    thread = EngineThread(engine, decoder.decode, options.max_queue, recorder, decoder.opened)
+    longest_token = max(map(len, policy.tokenizer.get_vocab()), default=1)
+    limits = Limits(vocabulary, min(policy.context, options.kv_tokens), options.max_tokens, longest_token)
+    own_stops = saved_stop_strings(policy.model.generation_config)
+    hosts = AllowedHosts((options.host, *options.allow_hosts)) if is_loopback(options.host) else None
+    return Served(
+        options.name,
+        thread,
+        (ChatCodec(policy.tokenizer), ChatCodec(copy.deepcopy(policy.tokenizer))),
+        Pieces(copy.deepcopy(policy.tokenizer)),
+        grammars,
+        limits,
+        policy.stop_token_ids,
+        options.key,
+        hosts,
+        tuple(engine.adapters.names),
+        partial(_read_weights, policy.vocabulary_hash) if options.allow_weight_updates else None,
+        own_stops,
+        tuple(text for text in policy.stop_strings if text not in own_stops),
+    )
+
+
+def _read_weights(vocabulary: str, path: str) -> dict[str, Tensor]:
+    """The weights of a run, a checkpoint or a model folder.
+
+    Raises:
+        UserError: it holds no model, or one with another vocabulary. The message goes to a client, so
+            it says nothing about the folder's content: that goes to the log.
+    """
+    try:
+        there = Path(path).is_dir()
+    except (OSError, ValueError):  # a name that is too long, or holds a zero byte
+        there = False
+    if not there:
+        raise UserError("path: no such folder on the server's machine")
+    try:
+        model, tokenizer = from_disk(model_folder(path), "path")
+    except UserError as error:
+        log.warning("weights were not loaded: %s", error)
+        raise UserError("path: no model that can be loaded is there; see the server's log") from error
+    if vocabulary_hash(tokenizer) != vocabulary:
+        raise UserError(f"path = '{path}': its tokenizer has another vocabulary than the model that is served")
+    return dict(model.named_parameters())
+
+
+def _speculation(policy: Policy, options: ServeOptions) -> Speculation | None:
+    """Raises UserError for a draft model that does not read and write the model's tokens, in texts as long."""
+    if not options.draft:
+        return Speculation() if options.speculation == "ngram" else None
+    precision = str(policy.model.dtype).removeprefix("torch.")
+    draft = load_for_sampling(options.draft, str(policy.model.device), precision, "--draft")
+    same_size = draft.model.config.get_text_config().vocab_size == policy.model.config.get_text_config().vocab_size
+    if not same_size or draft.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise UserError(f"--draft {options.draft}: its vocabulary is not the model's; a draft needs the same tokenizer")
+    if draft.context < policy.context:
+        raise UserError(f"--draft {options.draft}: its context of {draft.context} tokens is shorter than the model's, {policy.context}")
+    return Speculation(draft=CausalLM(draft.model))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises UserError for an address that cannot be had."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError, TypeError, ValueError) as error:  # no such address; a port over 65535; a name that is none
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(f"cannot listen on {host}:{port}: {reason or error}. Try another --host or --port") from error

@@ -1,0 +1,161 @@
+"""The SFT stage: worked solutions through the same trainer, until a probe set is solved well enough."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from ..batch import Batch, Metrics
+from ..controller.stream import task_stream
+from ..data.task_set import drawn_tasks
+from ..errors import UserError
+from ..evaluation.evaluate import evaluate_policy
+from ..recipe.plan import SFT_PROBE_EVERY
+from ..trainer.sft import example, sft_batch, sft_loss
+from ..trainer.trainer import Trainer, TrainingDiverged
+from ..types import Task
+from .assemble import World
+from .checkpoint import load_optimizer_tensors
+from .interrupts import Interrupted, Interrupts
+from .out_of_memory import free_memory_of, is_out_of_memory
+
+PROBE_TASKS = 128
+
+
+@dataclass(frozen=True)
+class SftMark:
+    """Where SFT is.
+
+    Attributes:
+        step: steps done.
+        counters: the trainer's counts then.
+        unlogged: metrics of that step, where it has been trained and not written down.
+    """
+
+    step: int = 0
+    counters: Mapping[str, int] = field(default_factory=dict)
+    unlogged: Metrics = field(default_factory=dict)
+
+
+@dataclass
+class SftStage:
+    """Warm-up of a world's policy.
+
+    Attributes:
+        world: whose policy is trained, in place.
+        on_step: called with the metrics of each step.
+        save: called every `every` steps (0: never), and where training ends early, with the trainer and where it is.
+        every: steps between saves.
+        interrupts: tells when to stop.
+    """
+
+    world: World
+    on_step: Callable[[Metrics], None]
+    save: Callable[[Trainer, SftMark], None] = lambda trainer, mark: None
+    every: int = 0
+    interrupts: Interrupts = field(default_factory=lambda: Interrupts(print))
+    _mark: SftMark = field(default_factory=SftMark, init=False)
+    _good: SftMark = field(default_factory=SftMark, init=False)
+    _began: float = field(default_factory=time.perf_counter, init=False)
+    _tokens: int = field(default=0, init=False)
+
+    def run(self, begun: SftMark | None = None, tensors: Mapping[str, Tensor] | None = None) -> int:
+        """Train; gives the number of steps done. The probe set comes from the training tasks, so the held-out ones stay unseen.
+
+        Args:
+            begun: where an earlier process ended, whose weights the policy has now; None to begin.
+            tensors: the optimizer's state then.
+
+        Raises:
+            Interrupted: a signal came; `save` has been called.
+        """
+        recipe = self.world.recipe
+        sft = recipe.sft
+        tasks = self._solved_tasks()
+        probe = drawn_tasks(tasks, PROBE_TASKS, recipe.run.seed) if sft.stop_at_accuracy else []
+        # Of few tasks none is spared: what is measured then is how many are known by heart. Without a look SFT would go on until all are.
+        probed = {task.id for task in probe} if len(tasks) > 2 * PROBE_TASKS else set()
+        rest = [task for task in tasks if task.id not in probed]
+        stream = task_stream(rest, sft.examples_per_step, recipe.run.seed, self.world.tasks.weights)
+        settings = recipe.trainer.model_copy(
+            update={
+                "learning_rate": sft.learning_rate,
+                "warmup_steps": sft.warmup_steps,
+                "weight_decay": sft.weight_decay,
+                "schedule": "constant",
+            }
+        )
+        # Solutions were not sampled: they are learned at temperature 1, whatever rollouts are drawn at.
+        trainer = Trainer(self.world.policy.model, settings, replace(self.world.scoring, temperature=1.0), sft.steps)
+        self._mark = SftMark(0, trainer.counters())
+        if begun:
+            self._mark = self._good = begun
+            load_optimizer_tensors(trainer.optimizer, trainer.model, tensors or {})
+            trainer.load_counters(begun.counters)
+        try:
+            self._train(trainer, stream, probe)
+        except (Exception, Interrupted) as error:
+            self._keep(trainer, error)
+            raise
+        self.world.sync.refresh()
+        return self._mark.step
+
+    def _train(self, trainer: Trainer, stream: Callable[[int], list[Task]], probe: list[Task]) -> None:
+        """Step until all steps are done or the probe set is solved well enough."""
+        steps = self.world.recipe.sft.steps
+        solved = bool(self._mark.unlogged) and self._log(self._mark.unlogged, probe)
+        while self._mark.step < steps and not solved:
+            step = self._mark.step + 1
+            with self.interrupts.finishing():
+                metrics = self._step(trainer, stream(step), step)
+                self._mark = SftMark(step, trainer.counters(), metrics)
+            solved = self._log(metrics, probe)
+            if self.every and step % self.every == 0 and step < steps and not solved:
+                with self.interrupts.finishing():
+                    self.save(trainer, self._mark)
+
+    def _step(self, trainer: Trainer, tasks: list[Task], step: int) -> Metrics:
+        batch = self._batch(tasks).to(self.world.device)
+        metrics = trainer.train_step(batch, sft_loss)
+        metrics = {k: v for k, v in metrics.items() if k.startswith("train/") and "ratio" not in k}
+        self._tokens += int(batch.mask.sum())
+        return metrics | {"step": float(step), "train/tok_s": self._tokens / (time.perf_counter() - self._began)}
+
+    def _log(self, metrics: Metrics, probe: list[Task]) -> bool:
+        """Complete the metrics of the last step, with a look at the probe set if it is time, and write them. True if it is solved."""
+        self.interrupts.finish_first(False)  # before anything of this step is written: a resume does all of this again
+        solved = False
+        if probe and self._mark.step % SFT_PROBE_EVERY == 0:
+            found = evaluate_policy(self.world, probe, version=0, probe=True)
+            metrics = {**metrics, **found.metrics()}
+            # The weakest source decides: one that is never solved would teach RL nothing.
+            weakest = min(found.by_source.values(), default=found.interval.mean)
+            solved = weakest >= self.world.recipe.sft.stop_at_accuracy
+        with self.interrupts.finishing():
+            self.on_step(metrics)
+            self._mark = replace(self._mark, unlogged={})
+            self._good = self._good if self._mark.counters["skipped_in_a_row"] else self._mark
+        return solved
+
+    def _keep(self, trainer: Trainer, error: BaseException) -> None:
+        """Save the last step, unless weights may have changed since; of training that diverged, the last step that was not skipped."""
+        if is_out_of_memory(error):
+            free_memory_of(error)
+        counts = trainer.counters()
+        mark, keys = (self._good, ["version"]) if isinstance(error, TrainingDiverged) else (self._mark, [*counts])
+        if mark.step and all(counts[key] == mark.counters[key] for key in keys):
+            with self.interrupts.finishing():
+                self.save(trainer, mark)
+
+    def _solved_tasks(self) -> list[Task]:
+        """Training tasks that bring a solution to imitate: a trace, or else the bare answer."""
+        tasks = [t for t in self.world.tasks.train if t.trace or t.answer is not None]
+        if not tasks:
+            raise UserError("sft.steps > 0, but no task has a worked solution or an answer: set data.trace_field, or sft.steps = 0")
+        return tasks
+
+    def _batch(self, tasks: list[Task]) -> Batch:
+        return sft_batch([example(t, self.world.codec.encode(t), self.world.codec.solution(t)) for t in tasks])
