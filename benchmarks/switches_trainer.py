@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sixfold.batch import Batch
-from sixfold.model.attention import Kernel, causal_attention
+from sixfold.kernels.attention import AttentionLayer, causal_attention
 from sixfold.model.loading import load_policy
 from sixfold.recipe.schema import ModelConfig, TrainerConfig
 from sixfold.trainer.logprobs import Scoring, score_row
@@ -31,7 +31,7 @@ class PaddedRow(PackedRow):
 
     count: int = 1
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """q [1, H, B * T, D] -> [1, B * T, H, D]."""
         q, k, v = (x[0].unflatten(1, (self.count, -1)).transpose(0, 1) for x in (q, k, v))
         return causal_attention(q, k, v, kernel).transpose(1, 2).flatten(0, 1)[None]

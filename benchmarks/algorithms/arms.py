@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sixfold.algorithm.shared_task import STEPS
 from sixfold.algorithm.zoo import ZOO
 from sixfold.environment.arithmetic import arithmetic_reward
+from sixfold.run.shared_task import STEPS
 from sixfold.types import Task
 
 ENDS_IN_AN_INTEGER = re.compile(r"[0-9]\s*$")

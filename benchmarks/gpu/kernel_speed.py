@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
-from sixfold.engine.language_model import Body, Layout
 from sixfold.engine.sampler import sample
-from sixfold.model.attention import Kernel
+from sixfold.kernels.attention import AttentionLayer
+from sixfold.model.base import Body, Layout
 from sixfold.types import SamplingParams
 
 
@@ -49,7 +49,7 @@ class AttentionProbe:
             torch.randn(1, heads, len(tokens), s.head_dim, device=tokens.device, dtype=self.dtype) for heads in (s.heads, s.kv_heads, s.kv_heads)
         )
         # Again and again: writing the same keys to the same slots changes nothing.
-        self.seconds.append(self.clock.median(lambda: layout.attend(q, k, v, Kernel(0))))
+        self.seconds.append(self.clock.median(lambda: layout.attend(q, k, v, AttentionLayer(0))))
         return torch.zeros(len(tokens), 1, device=tokens.device, dtype=self.dtype)
 
     def body(self, build: object) -> Body:

@@ -9,7 +9,7 @@ from shapes import SHAPES
 from timing import Clock, Limits
 from torch import Tensor
 
-from sixfold.model.attention import Kernel
+from sixfold.kernels.attention import AttentionLayer
 from sixfold.trainer.segments import AttentionPlan, Segment, SpanPlan, plan_calls, plan_spans
 
 COMPLETIONS = 8
@@ -49,7 +49,7 @@ def attention_rows(name: str, context: int, clock: Clock, limits: Limits, dtypes
 
 
 def _both_ways(plan: SpanPlan | AttentionPlan, inputs: list[Tensor]) -> None:
-    plan.attend(*inputs, Kernel(0)).sum().backward()  # type: ignore[call-arg, misc]
+    plan.attend(*inputs, AttentionLayer(0)).sum().backward()  # type: ignore[call-arg, misc]
 
 
 def _peak(clock: Clock, plan: SpanPlan | AttentionPlan, inputs: list[Tensor]) -> float:

@@ -8,7 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .api_arguments import (
+from .environment.callables import check_callable
+from .errors import UserError, check_platform
+from .recipe.python_arguments import (
     checked_algorithm,
     checked_recipe,
     checked_tasks,
@@ -16,8 +18,6 @@ from .api_arguments import (
     python_words,
     setting_flags,
 )
-from .environment.callables import check_callable
-from .errors import UserError, check_platform
 from .recipe.schema import Recipe
 from .recipe.toml import load_recipe, parse_recipe
 from .run.model_source import with_model_folders

@@ -14,9 +14,9 @@ from phantom import largest_tensor
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from sixfold.kernels.attention import AttentionLayer, causal_attention
+from sixfold.kernels.span_attention import choose_kernel
 from sixfold.model import chunked_attention
-from sixfold.model.attention import Kernel, causal_attention
-from sixfold.model.span_attention import choose_kernel
 from sixfold.trainer.checkpointing import keep_result
 from sixfold.trainer.segments import Segment, plan_calls, plan_spans
 
@@ -35,13 +35,19 @@ SEGMENTS = [
 LENGTH = 35
 SINKS = torch.tensor([-1.5, 0.0, 1.0, 2.5])
 KERNELS = [
-    *(Kernel(0), Kernel(0, scale=0.3), Kernel(0, window=4), Kernel(0, softcap=2.0), Kernel(0, window=3, softcap=1.5)),
-    *(Kernel(0, sinks=SINKS), Kernel(0, scale=0.3, window=4, sinks=SINKS)),
+    *(
+        AttentionLayer(0),
+        AttentionLayer(0, scale=0.3),
+        AttentionLayer(0, window=4),
+        AttentionLayer(0, softcap=2.0),
+        AttentionLayer(0, window=3, softcap=1.5),
+    ),
+    *(AttentionLayer(0, sinks=SINKS), AttentionLayer(0, scale=0.3, window=4, sinks=SINKS)),
 ]
 NAMES = ["plain", "scale", "window", "softcap", "window-softcap", "sinks", "window-sinks"]
 
 
-def on(device: torch.device | str, kernel: Kernel) -> Kernel:
+def on(device: torch.device | str, kernel: AttentionLayer) -> AttentionLayer:
     """The kernel with its sinks, a parameter, on the device."""
     return kernel if kernel.sinks is None else replace(kernel, sinks=kernel.sinks.detach().to(device).requires_grad_())
 
@@ -52,7 +58,7 @@ def row(heads: int = 4, kv_heads: int = 2, size: int = 6, length: int = LENGTH, 
     return [torch.randn(1, h, length, size, generator=made) for h in (heads, kv_heads, kv_heads, heads)]
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, segments: list[Segment], kernel: Kernel) -> Tensor:
+def dense(q: Tensor, k: Tensor, v: Tensor, segments: list[Segment], kernel: AttentionLayer) -> Tensor:
     """The slow way: one mask of the whole row, in float64. [1, H, N, D] -> [1, N, H, D]."""
     seen = torch.zeros(q.shape[2], q.shape[2], dtype=torch.bool)
     place = torch.zeros(q.shape[2], dtype=torch.long)
@@ -85,7 +91,7 @@ def with_gradients(attend, tensors: list[Tensor], device: torch.device | str) ->
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=NAMES)
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_float32_equals_the_dense_oracle(kernel: Kernel, kv_heads: int) -> None:
+def test_float32_equals_the_dense_oracle(kernel: AttentionLayer, kv_heads: int) -> None:
     tensors = row(kv_heads=kv_heads)
     plan, on_gpu, on_cpu = plan_spans(SEGMENTS, DEVICE), on(DEVICE, kernel), on("cpu", kernel)
     ours = with_gradients(lambda q, k, v: plan.attend(q, k, v, on_gpu), tensors, DEVICE)
@@ -97,7 +103,7 @@ def test_float32_equals_the_dense_oracle(kernel: Kernel, kv_heads: int) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=NAMES)
-def test_bfloat16_equals_the_dense_oracle_up_to_its_rounding(kernel: Kernel) -> None:
+def test_bfloat16_equals_the_dense_oracle_up_to_its_rounding(kernel: AttentionLayer) -> None:
     tensors = [x.bfloat16() for x in row(size=16)]
     plan, on_gpu = plan_spans(SEGMENTS, DEVICE), on(DEVICE, kernel)
     ours = with_gradients(lambda q, k, v: plan.attend(q, k, v, on_gpu), tensors, DEVICE)
@@ -124,7 +130,7 @@ def test_the_plans_of_cpu_and_gpu_agree() -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=NAMES)
-def test_batches_of_equal_rows(kernel: Kernel) -> None:
+def test_batches_of_equal_rows(kernel: AttentionLayer) -> None:
     """Without a layout a model's rows are a batch: the same numbers on both devices."""
     q, k, v = (torch.cat([x, x.flip(2)]) for x in row()[:3])
     ours = causal_attention(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), on(DEVICE, kernel))
@@ -194,14 +200,14 @@ def test_the_chunked_gradient_is_exact(
 
 LONG = 8192
 LONG_KERNELS = [
-    *((BF16, Kernel(0)), (F32, Kernel(0)), (F32, Kernel(0, window=1000))),
-    (BF16, Kernel(0, softcap=2.0, sinks=torch.ones(1))),
+    *((BF16, AttentionLayer(0)), (F32, AttentionLayer(0)), (F32, AttentionLayer(0, window=1000))),
+    (BF16, AttentionLayer(0, softcap=2.0, sinks=torch.ones(1))),
 ]
 LONG_SEGMENTS = [Segment(0, 2048), Segment(2048, 5120, 0, 2048), Segment(5120, LONG, 0, 2048)]
 
 
 @pytest.mark.parametrize(("dtype", "kernel"), LONG_KERNELS)
-def test_no_table_of_n_by_n_at_8192_tokens(dtype: torch.dtype, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_table_of_n_by_n_at_8192_tokens(dtype: torch.dtype, kernel: AttentionLayer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither made, nor kept by selective checkpointing; masks counted as well."""
     monkeypatch.setattr(chunked_attention, "TABLE", 1 << 21)
     # The numbers do not matter here, and to stand in for the kernels takes long.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sixfold.engine.language_model import AttentionLayer
 from sixfold.engine.shared_prefixes import SharedPrefixes
+from sixfold.kernels.attention import AttentionLayer
 
 
 def cascade_attention(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, shared: SharedPrefixes, kernel: AttentionLayer) -> Tensor:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sixfold.engine.shared_prefixes import QUERIES, SharedPrefixes, find_shared_prefixes, neighbours
-from sixfold.model.attention import Kernel
+from sixfold.kernels.attention import AttentionLayer
 
 
 def keys_read(shared: SharedPrefixes, positions: np.ndarray) -> int:
@@ -85,10 +85,10 @@ SINKS = torch.tensor([-2.0, 0.0, 1.5, 3.0, -0.5, 2.0])
 
 @pytest.mark.parametrize(
     "kernel",
-    [Kernel(0), Kernel(0, scale=0.3, window=30), Kernel(0, softcap=2.0), Kernel(0, window=30, sinks=SINKS)],
+    [AttentionLayer(0), AttentionLayer(0, scale=0.3, window=30), AttentionLayer(0, softcap=2.0), AttentionLayer(0, window=30, sinks=SINKS)],
     ids=["plain", "window", "softcap", "sinks"],
 )
-def test_attention_in_parts_is_attention(kernel: Kernel) -> None:
+def test_attention_in_parts_is_attention(kernel: AttentionLayer) -> None:
     """Against one attention over everything, by PyTorch's own code."""
     torch.manual_seed(0)
     table = np.array([[0, 1, 2, 3], [0, 1, 4, 5], [0, 6, 7, 8], [9, 10, 11, 12], [0, 1, 13, 14]])

@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 
 from sixfold.engine import speculative
 from sixfold.engine.engine import Engine
-from sixfold.engine.language_model import Body, LayerAdditions, Layout
 from sixfold.engine.ngram import NGramProposer
 from sixfold.engine.sequence import Sequence
 from sixfold.engine.speculative import Speculation
+from sixfold.model.base import Body, LayerAdditions, Layout
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.recipe.schema import EngineConfig, Recipe

@@ -22,7 +22,7 @@ from sixfold.engine.engine import Engine
 from sixfold.engine.quantised_cache import dequantise, quantise
 from sixfold.engine.sequence import Chunk, Request, Ticket
 from sixfold.engine.shared_prefixes import find_shared_prefixes
-from sixfold.model.attention import Kernel
+from sixfold.kernels.attention import AttentionLayer
 from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
 
@@ -32,10 +32,10 @@ from sixfold.kernels.triton import attention as triton_kernels
 from sixfold.kernels.triton.attention import decode_attention, fused_sample, units_of, write_int8
 
 DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
-KERNELS = [Kernel(0), Kernel(0, scale=0.3, window=20), Kernel(0, softcap=2.0)]
+KERNELS = [AttentionLayer(0), AttentionLayer(0, scale=0.3, window=20), AttentionLayer(0, softcap=2.0)]
 
 
-def with_sinks(kernel: Kernel, heads: int, dtype: torch.dtype = torch.float32) -> Kernel:
+def with_sinks(kernel: AttentionLayer, heads: int, dtype: torch.dtype = torch.float32) -> AttentionLayer:
     """The same with sinks far from 0, which take from a tenth to nine tenths of the weight."""
     return replace(kernel, sinks=torch.linspace(-1, 7, heads, device=DEVICE, dtype=dtype))
 
@@ -59,11 +59,11 @@ class Cached:
         self.nothing = [self.shared[0][:0], self.shared[1][:0], torch.zeros_like(self.shared[2])]
         self.table, self.positions = self.table.to(DEVICE), self.positions.to(DEVICE)
 
-    def run(self, kernel: Kernel, cascade: bool = True) -> Tensor:
+    def run(self, kernel: AttentionLayer, cascade: bool = True) -> Tensor:
         units = units_of(self.positions, *(self.shared if cascade else self.nothing))
         return decode_attention(self.q, *self.pools, self.table, self.positions, units, kernel)
 
-    def expected(self, kernel: Kernel, pools: Tensor | None = None) -> Tensor:
+    def expected(self, kernel: AttentionLayer, pools: Tensor | None = None) -> Tensor:
         """One dense attention in float64."""
         keys, values = (self.pools if pools is None else pools).double()[:, :, self.table].flatten(3, 4).transpose(1, 2)
         at = torch.arange(keys.shape[2], device=DEVICE)
@@ -77,7 +77,7 @@ class Cached:
     ("kernel", "group", "d", "block_size"),
     [(KERNELS[0], 1, 16, 16), (KERNELS[1], 1, 16, 16), (KERNELS[1], 3, 24, 5), (KERNELS[2], 3, 24, 5), (KERNELS[0], 7, 32, 1)],
 )
-def test_decode_attention_is_dense_attention(kernel: Kernel, group: int, d: int, block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_attention_is_dense_attention(kernel: AttentionLayer, group: int, d: int, block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     cached = Cached(group, d, block_size)
     for cascade in (False, True):
         torch.testing.assert_close(cached.run(kernel, cascade).double(), cached.expected(kernel), rtol=0, atol=1e-5)
@@ -87,7 +87,7 @@ def test_decode_attention_is_dense_attention(kernel: Kernel, group: int, d: int,
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=["plain", "window", "softcap"])
 @pytest.mark.parametrize("split", [40, 256])
-def test_sinks_are_one_more_part(kernel: Kernel, split: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sinks_are_one_more_part(kernel: AttentionLayer, split: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_kernels, "LEAST_SPLIT", split)
     for dtype in (torch.float32, torch.bfloat16):  # of the sinks: the parts are float32
         cached, kernel = Cached(3, 24, 5), with_sinks(kernel, 6, dtype)
@@ -102,12 +102,12 @@ def test_bfloat16_is_right_to_its_rounding() -> None:
     value. Each is off by 2**-9 of that at most."""
     for group, block_size in ((1, 16), (7, 5)):
         cached = Cached(group, 64, block_size, torch.bfloat16)
-        gap = (cached.run(Kernel(0)).double() - cached.expected(Kernel(0))).abs().max()
+        gap = (cached.run(AttentionLayer(0)).double() - cached.expected(AttentionLayer(0))).abs().max()
         assert 1e-5 < gap <= 2 * 2**-9 * cached.pools[1].abs().max()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_an_int8_cache_is_read_with_its_scales(kernel: Kernel) -> None:
+def test_an_int8_cache_is_read_with_its_scales(kernel: AttentionLayer) -> None:
     cached = Cached(3, 24, 5)
     numbers, scales = quantise(cached.pools * torch.linspace(0.5, 2, cached.pools.shape[2], device=DEVICE)[:, None, None])
     units = units_of(cached.positions, *cached.shared)

@@ -16,13 +16,13 @@ from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
 from sixfold.engine.kv_cache import DecodeLayout, PrefillLayout
-from sixfold.engine.language_model import LayerAdditions
 from sixfold.engine.model_runner import ModelRunner
 from sixfold.engine.speculative import Speculation
 from sixfold.kernels.cpu.body_kernels import BodyKernels
 from sixfold.kernels.cpu.engine_kernels import compiled, cpu_kernels
 from sixfold.kernels.norms import fuse_norms
 from sixfold.model.attention import NAME
+from sixfold.model.base import LayerAdditions
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.fused_decoder import FusedDecoder
 from sixfold.types import SamplingParams

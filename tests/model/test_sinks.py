@@ -16,19 +16,21 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 from sixfold.engine.kv_cache import DecodeLayout, KVCache
 from sixfold.errors import UserError
+from sixfold.kernels.attention import AttentionLayer, causal_attention
 from sixfold.kernels.cpu.engine_kernels import compiled, cpu_kernels
 from sixfold.model import attention as attention_module
-from sixfold.model.attention import NAME, Kernel, Layout, causal_attention
+from sixfold.model.attention import NAME
+from sixfold.model.base import Layout
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.fused_decoder import FusedDecoder
 from sixfold.model.split_check import check_split
 from sixfold.trainer.segments import Segment, plan_calls, plan_spans
 
 CPU = torch.device("cpu")
-Attend = Callable[[Tensor, Tensor, Tensor, Kernel], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, AttentionLayer], Tensor]
 
 
-def masked(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+def masked(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
     at = torch.arange(q.shape[2])
     seen = at[:, None] >= at
     return kernel.attend(q, k, v, seen if kernel.window is None else seen & (at[:, None] - at < kernel.window))
@@ -37,7 +39,7 @@ def masked(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
 def planned(plan: Callable[[list[Segment], torch.device], Layout]) -> Attend:
     """The trainer's attention of a row that is one text: a prompt and its completion."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         length = q.shape[2]
         layout = plan([Segment(0, length - 1), Segment(length - 1, length, 0, length - 1)], CPU)
         return layout.attend(q, k, v, kernel).transpose(1, 2)
@@ -63,7 +65,7 @@ def test_two_tokens_by_hand(attend: Attend, softcap: float | None) -> None:
     """
     q, k, v = (torch.tensor(x, dtype=torch.float64).view(1, 1, 2, 1) for x in ([0.0, 1.0], [0.0, math.log(2)], [6.0, 12.0]))
     sinks = torch.tensor([math.log(3)], dtype=torch.float64, requires_grad=True)
-    out = attend(q, k, v, Kernel(0, scale=1.0, softcap=softcap, sinks=sinks))
+    out = attend(q, k, v, AttentionLayer(0, scale=1.0, softcap=softcap, sinks=sinks))
     torch.testing.assert_close(out.flatten(), torch.tensor([1.5, 5.0], dtype=torch.float64), rtol=0, atol=1e-6)
     (gradient,) = torch.autograd.grad(out.sum(), sinks)
     assert float(gradient) == pytest.approx(-18 / 16 - 90 / 36, abs=1e-6)
@@ -89,7 +91,7 @@ def test_it_is_the_attention_of_transformers_with_its_gradients(attend: Attend, 
     mask = torch.zeros(13, 13, dtype=torch.float64).masked_fill(hidden, -torch.inf)[None, None]
     inputs = [x.requires_grad_() for x in (q, k, v)]
     theirs = eager_attention_forward(module, *inputs, mask, scaling=0.7)[0].transpose(1, 2)
-    ours = attend(*inputs, Kernel(0, scale=0.7, window=window, sinks=module.sinks))
+    ours = attend(*inputs, AttentionLayer(0, scale=0.7, window=window, sinks=module.sinks))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)
     for mine, other in zip(*(torch.autograd.grad(out, [*inputs, module.sinks], grad) for out in (ours, theirs)), strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
@@ -98,9 +100,9 @@ def test_it_is_the_attention_of_transformers_with_its_gradients(attend: Attend, 
 @pytest.mark.parametrize("attend", WAYS.values(), ids=WAYS)
 def test_sinks_without_weight_and_with_all_of_it(attend: Attend) -> None:
     q, k, v = (torch.randn(1, h, 9, 8, generator=torch.Generator().manual_seed(h)) for h in (4, 2, 2))
-    none = attend(q, k, v, Kernel(0))
-    torch.testing.assert_close(attend(q, k, v, Kernel(0, sinks=torch.full((4,), -200.0))), none, rtol=0, atol=1e-6)
-    all_of_it = attend(q, k, v, Kernel(0, sinks=torch.full((4,), 200.0)))
+    none = attend(q, k, v, AttentionLayer(0))
+    torch.testing.assert_close(attend(q, k, v, AttentionLayer(0, sinks=torch.full((4,), -200.0))), none, rtol=0, atol=1e-6)
+    all_of_it = attend(q, k, v, AttentionLayer(0, sinks=torch.full((4,), 200.0)))
     assert bool(all_of_it.isfinite().all()) and float(all_of_it.abs().max()) < 1e-30
 
 
@@ -112,7 +114,7 @@ def test_a_decode_has_sinks_of_any_dtype(compile_kernels: bool, dtype: torch.dty
         monkeypatch.setattr(KVCache, "kernels", lambda *_: None)
     made = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, h, 5, 16, generator=made) for h in (4, 2, 2))
-    kernel = Kernel(0, window=3, sinks=torch.tensor([-2.0, 0.5, 1.5, 3.0], dtype=dtype))
+    kernel = AttentionLayer(0, window=3, sinks=torch.tensor([-2.0, 0.5, 1.5, 3.0], dtype=dtype))
     at = torch.arange(5)
     layout = DecodeLayout(KVCache(2, 4), at, torch.tensor([[0, 1]]).expand(5, 2).contiguous(), at)
     ours = layout.attend(q, k, v, kernel).transpose(1, 2)
@@ -124,7 +126,9 @@ def test_a_model_whose_sinks_are_dropped_is_refused(monkeypatch: pytest.MonkeyPa
     model = make_tiny("gpt_oss")
     model.set_attn_implementation(NAME)
     assert check_split(model).note == ""
-    monkeypatch.setattr(attention_module, "Kernel", lambda layer, scale, window, softcap, sinks: Kernel(layer, scale, window, softcap))
+    monkeypatch.setattr(
+        attention_module, "AttentionLayer", lambda layer, scale, window, softcap, sinks: AttentionLayer(layer, scale, window, softcap)
+    )
     with pytest.raises(UserError, match="GptOssForCausalLM is not supported: its logits differ"):
         check_split(model)
 
@@ -139,8 +143,8 @@ def test_a_model_with_sinks_is_not_written_out(monkeypatch: pytest.MonkeyPatch) 
         layer.self_attn.sinks = torch.nn.Parameter(torch.ones(4))
     monkeypatch.setattr(
         attention_module,
-        "Kernel",
-        lambda layer, *rest: replace(Kernel(layer, *rest), sinks=model.model.layers[layer].self_attn.sinks),
+        "AttentionLayer",
+        lambda layer, *rest: replace(AttentionLayer(layer, *rest), sinks=model.model.layers[layer].self_attn.sinks),
     )
     assert not isinstance(CausalLM(model).body(compiled), FusedDecoder)
 

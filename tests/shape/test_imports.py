@@ -12,11 +12,8 @@ from source import imports, modules
 IMPORTS = {name: imports(name, path, tree) for name, path, tree in modules()}
 OURS = {name: {i[1:] for i in found if i.startswith(".") and i != "."} for name, found in IMPORTS.items()}
 
-COMPOSERS = {
-    *("run", "assembly", "outside", "parity_probe", "run_state", "sft_stage", "learners"),
-    *("evaluation.command", "rollout.generate", "server.command", "algorithm.shared_task"),
-}
-"""Where rooms are put together: they may import any of them. `algorithm.shared_task` is the loop that an algorithm's file runs alone on."""
+ANYONES = {"run.durable", "run.folder"}
+"""Modules of `run` that anyone may import: which files a run has, and how they are written. They import `errors` alone, of ours."""
 
 ALGORITHMS = {
     name for name, _, tree in modules() if any(isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "Method" for node in tree.body)
@@ -27,25 +24,31 @@ CONCRETE = ALGORITHMS | {"algorithm.zoo", "algorithm.composed", "algorithm.parts
 
 ALLOWED = {
     "types": {"errors"},
-    "config": set(),
     "errors": set(),
-    "hub_names": {"errors"},
     "batch": {"types"},
-    "engine": {"types"},
+    "recipe": {"algorithm", "environment", "errors"},
+    "kernels": set(),
     "chat": {"errors"},
-    "model": {"chat", "config", "errors", "hub_names"},
+    "model": {"chat", "errors", "kernels", "recipe"},
+    "engine": {"kernels", "model", "types"},
     "algorithm": {"batch", "types"},
-    "environment": {"types", "errors"},
-    "durable": {"errors"},
-    "trainer": {"batch", "config", "durable", "errors", "model", "types"},
-    "reference": {"batch", "config", "errors", "model", "trainer", "types"},
-    "critic": {"batch", "config", "errors", "model", "trainer"},
+    "interop": {"algorithm"},
+    "environment": {"errors", "types"},
+    "data": {"environment", "errors", "recipe", "types"},
+    "trainer": {"batch", "errors", "kernels", "model", "recipe", "types"},
+    "reference": {"batch", "errors", "model", "recipe", "trainer", "types"},
+    "critic": {"batch", "errors", "model", "recipe", "trainer"},
     "sync": {"engine", "rollout"},
-    "rollout": {"chat", "engine", "errors", "types"},
+    "rollout": {"chat", "engine", "errors", "model", "recipe", "types"},
     "server": {"chat", "engine", "errors", "rollout", "types"},
+    "evaluation": {"environment", "errors", "report", "rollout", "types"},
+    "report": {"errors", "recipe", "types"},
     "controller": {"algorithm", "batch", "environment", "reference", "rollout", "sync", "trainer", "types"},
 }
-"""Room or leaf module -> what of ours it may import besides itself."""
+"""Package or leaf module -> what of ours it may import besides itself. `run`, `api` and `cli` put packages together and may import any."""
+
+CONTRACTS = {("engine", "model"): {"model.base"}, ("rollout", "model"): {"model.base"}}
+"""Of these packages the contracts alone."""
 
 
 def _room(name: str) -> str:
@@ -55,22 +58,36 @@ def _room(name: str) -> str:
 def test_the_resolver_sees_relative_absolute_and_late_imports() -> None:
     assert {"batch", "types", "algorithm.base"} <= OURS["controller.loop"]
     assert "types" in OURS["environment.base"]
-    assert "run" in OURS["cli.train"]
-    assert "algorithm.shared_task" not in OURS["algorithm.grpo"]
+    assert "run.start" in OURS["cli.train"]
+    assert "run.shared_task" not in OURS["algorithm.grpo"]
     assert "torch" in IMPORTS["trainer.trainer"]
 
 
 @pytest.mark.parametrize("room", sorted(ALLOWED))
 def test_a_room_imports_only_what_it_may(room: str) -> None:
-    mine = [name for name in OURS if _room(name) == room and name not in COMPOSERS]
+    mine = [name for name in OURS if _room(name) == room]
     assert mine
-    wrong = {name: sorted(i for i in OURS[name] if _room(i) not in ALLOWED[room] | {room}) for name in mine}
+    wrong = {name: sorted(i for i in OURS[name] - ANYONES if not _may(room, i)) for name in mine}
     assert not {name: found for name, found in wrong.items() if found}
+
+
+def _may(room: str, imported: str) -> bool:
+    other = _room(imported)
+    return other == room or (other in ALLOWED[room] and imported in CONTRACTS.get((room, other), {imported}))
+
+
+@pytest.mark.parametrize("name", sorted(ANYONES))
+def test_what_anyone_imports_needs_nothing_itself(name: str) -> None:
+    assert {i for i in OURS[name] if _room(i) != "run"} <= {"errors"}
+
+
+def test_every_package_has_a_rule() -> None:
+    assert {_room(name) for name in OURS} - {"", "sixfold"} == {*ALLOWED, "run", "api", "cli", "__main__"}
 
 
 @pytest.mark.parametrize("room", ["trainer", "rollout", "controller", "sync", "reference", "critic"])
 def test_no_role_knows_a_concrete_algorithm(room: str) -> None:
-    for name in (n for n in OURS if _room(n) == room and n not in COMPOSERS):
+    for name in (n for n in OURS if _room(n) == room):
         assert not OURS[name] & CONCRETE, name
 
 
@@ -89,16 +106,22 @@ def test_every_row_of_the_zoo_has_a_file_of_its_own_name_or_of_its_predecessors(
     assert {f"algorithm.{name}" for name in ZOO} >= ALGORITHMS
 
 
-def test_nobody_imports_the_controller_or_the_command_line() -> None:
+def test_nobody_imports_controller_run_api_or_cli() -> None:
     for name, found in OURS.items():
-        if _room(name) not in ("controller", "cli", "__main__") and name not in COMPOSERS:
-            assert not {i for i in found if _room(i) in ("controller", "cli")}, name
+        if _room(name) not in ("controller", "run", "api", "cli", "__main__", ""):
+            assert not {i for i in found - ANYONES if _room(i) in ("controller", "run", "api", "cli")}, name
+    for name in (n for n in OURS if _room(n) == "run"):
+        assert not {i for i in OURS[name] if _room(i) in ("api", "cli")}, name
 
 
-LEAVES = ["types", "config", "errors", "hub_names", "algorithm.method", "algorithm.zoo", "plan", "plan_algorithm", "recipe_io"]
+NEEDS_ENVIRONMENT = {"recipe.explain"}
+LEAVES = [
+    *("types", "errors", "algorithm.method", "algorithm.zoo"),
+    *sorted(name for name in OURS if _room(name) == "recipe" and name not in NEEDS_ENVIRONMENT),
+]
 
-WITHOUT_TORCH = [*LEAVES, "plan_text", "memory_plan", "memory_text", "model_size", "run_folder", "evaluation.statistics"] + [
-    name for name in OURS if _room(name) in ("cli", "data", "environment", "report")
+WITHOUT_TORCH = [*LEAVES, "recipe.explain", "run.durable", "run.folder", "evaluation.statistics"] + [
+    name for name in OURS if _room(name) in ("cli", "data", "environment", "interop", "report")
 ]
 
 

@@ -33,6 +33,6 @@ DAPO: Method = replace(
 
 
 if __name__ == "__main__":
-    from .shared_task import main
+    from ..run.shared_task import main
 
     main("dapo")

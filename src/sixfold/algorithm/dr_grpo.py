@@ -28,6 +28,6 @@ DR_GRPO: Method = replace(
 
 
 if __name__ == "__main__":
-    from .shared_task import main
+    from ..run.shared_task import main
 
     main("dr_grpo")

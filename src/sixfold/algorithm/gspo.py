@@ -38,6 +38,6 @@ GSPO_TOKEN: Method = replace(
 
 
 if __name__ == "__main__":
-    from .shared_task import main
+    from ..run.shared_task import main
 
     main("gspo")

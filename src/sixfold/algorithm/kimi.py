@@ -29,6 +29,6 @@ KIMI: Method = replace(
 
 
 if __name__ == "__main__":
-    from .shared_task import main
+    from ..run.shared_task import main
 
     main("kimi")

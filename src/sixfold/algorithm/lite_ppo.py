@@ -27,6 +27,6 @@ LITE_PPO: Method = replace(
 
 
 if __name__ == "__main__":
-    from .shared_task import main
+    from ..run.shared_task import main
 
     main("lite_ppo")

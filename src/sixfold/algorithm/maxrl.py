@@ -25,6 +25,6 @@ MAXRL: Method = replace(
 
 
 if __name__ == "__main__":
-    from .shared_task import main
+    from ..run.shared_task import main
 
     main("maxrl")

@@ -31,6 +31,6 @@ OPD: Method = replace(
 
 
 if __name__ == "__main__":
-    from .shared_task import main
+    from ..run.shared_task import main
 
     main("opd")

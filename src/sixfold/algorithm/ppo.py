@@ -36,6 +36,6 @@ PPO: Method = replace(
 
 
 if __name__ == "__main__":
-    from .shared_task import main
+    from ..run.shared_task import main
 
     main("ppo")

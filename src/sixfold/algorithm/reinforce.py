@@ -28,6 +28,6 @@ REINFORCE: Method = Method(
 
 
 if __name__ == "__main__":
-    from .shared_task import main
+    from ..run.shared_task import main
 
     main("reinforce")

@@ -37,6 +37,6 @@ REINFORCE_PP_BASELINE: Method = replace(
 
 
 if __name__ == "__main__":
-    from .shared_task import main
+    from ..run.shared_task import main
 
     main("reinforce_pp")

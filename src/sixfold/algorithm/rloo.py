@@ -26,6 +26,6 @@ RLOO: Method = replace(
 
 
 if __name__ == "__main__":
-    from .shared_task import main
+    from ..run.shared_task import main
 
     main("rloo")

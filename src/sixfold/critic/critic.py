@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from ..batch import Batch, LossOutput, Metrics, filled
 from ..errors import UserError
 from ..recipe.schema import CriticConfig, TrainerConfig
-from ..run.checkpoint import load_optimizer_tensors, optimizer_tensors
 from ..trainer.logprobs import Scoring, score_tables
+from ..trainer.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from ..trainer.trainer import Trainer
 from .value_model import make_value_model, score_values
 

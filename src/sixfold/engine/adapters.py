@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .language_model import Adapter
+from ..model.base import Adapter
 
 MIN_ROWS = 16
 

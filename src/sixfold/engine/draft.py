@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..model.base import LanguageModel
 from .asked import on
 from .kv_cache import KVCache
-from .language_model import LanguageModel
 from .model_runner import ModelRunner, fill
 from .proposer import Draft, Proposals, tokens_seen
 from .sampler import distribution, draw

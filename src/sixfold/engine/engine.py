@@ -14,13 +14,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..model.base import Adapter, LanguageModel
 from ..types import FinishReason, SamplingParams, Usage
 from .adapters import Adapters
 from .block_manager import BlockManager
 from .columns import Columns
 from .constraints import Constraints
 from .kv_cache import KVCache
-from .language_model import Adapter, LanguageModel
 from .look_ahead import give_back
 from .model_runner import ModelRunner, fill, on_device
 from .offload import HostBlocks

@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from ctypes import Array, c_void_p
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.util import find_spec
@@ -17,11 +16,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from ..kernels.attention import AttentionLayer
+from ..kernels.cpu.body_kernels import CompiledAttention
 from ..kernels.cpu.engine_kernels import Attention, CPUKernels, cpu_kernels
-from .language_model import AttentionLayer
-
-CompiledAttention = tuple[c_void_p, Array[Attention], bool]
-"""A function `Attend`, each layer's `Attention` (`kernels.h`), and whether no row reads what another one writes."""
 
 TILE = 64
 """Query positions that a prefill attends for at a time on the CPU."""

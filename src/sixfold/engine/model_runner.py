@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from ..kernels.cpu.engine_kernels import compiled, cpu_kernels
+from ..model.base import LanguageModel, Layout
 from ..types import EngineStats
 from .adapters import MIN_ROWS, Additions, LoadedAdapter, Owners, rows_by_adapter
 from .block_tables import DecodeTable, block_table
 from .columns import Columns
 from .cuda_graphs import DecodeGraphs, rounded_up
 from .kv_cache import TILE, DecodeLayout, KVCache, PrefillLayout, Tiles, triton_serves
-from .language_model import LanguageModel, Layout
 from .offload import HostPools
 from .scheduler import Work
 from .sequence import Chunk
@@ -127,7 +127,8 @@ class ModelRunner:
             owner: [N] whose a token is.
             short: rows of padding at the end.
         """
-        from ..kernels.triton.attention import TritonDecodeLayout, units_of_prompts
+        from ..kernels.triton.attention import units_of_prompts
+        from .triton_layout import TritonDecodeLayout
 
         columns = int(places.max()) // self.cache.block_size + 1
         table = block_table([blocks[:columns] for blocks in tables], (len(tables) + 1, columns), self.cache.blocks)
@@ -251,7 +252,8 @@ class ModelRunner:
         tokens, positions, slots, table, *shared = inputs
         layout: Layout = DecodeLayout(self.cache, slots, table, positions, apart)
         if shared:
-            from ..kernels.triton.attention import TritonDecodeLayout, units_of
+            from ..kernels.triton.attention import units_of
+            from .triton_layout import TritonDecodeLayout
 
             layout = TritonDecodeLayout(self.cache, slots, table, positions, units_of(positions, *shared))
         return self._hidden(tokens, positions, layout, additions)

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..model.base import LanguageModel
 from ..types import EngineStats
 from .acceptance import reject, run_lengths
 from .asked import index, on
 from .constraints import Constraints, constrained_rows
 from .draft import DraftProposer, check_vocabulary
 from .kv_cache import KVCache
-from .language_model import LanguageModel
 from .look_ahead import look_ahead
 from .model_runner import ModelRunner
 from .ngram import NGramProposer

@@ -5,16 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..environment.base import EnvironmentRole
 from ..rollout.base import Rollout
 from ..types import Group, Reward, Task
 from .statistics import Interval, pass_at_k, task_interval
-
-if TYPE_CHECKING:
-    from ..run.assemble import World
-
 
 SOURCE_TASKS = 16
 """A source with fewer tasks in an evaluation has no figure of its own: it would be noise."""
@@ -100,32 +95,6 @@ def evaluate(rollout: Rollout, environment: EnvironmentRole, tasks: Sequence[Tas
     groups = rollout.generate(tasks, seed)
     environment.score(groups)
     return Evaluation(groups)
-
-
-def evaluate_policy(world: World, tasks: Sequence[Task], version: int, *, probe: bool = False) -> Evaluation:
-    """Evaluate the policy's own weights, as a checkpoint of this moment would hold them.
-
-    The sampler may hold older weights (`sync.every` > 1) or rounded ones (`sync.mode` int8, fp8). It
-    gets the policy's for as long as the evaluation lasts, then its own back, so what training samples
-    next does not depend on whether there was an evaluation.
-
-    Args:
-        world: the run.
-        tasks: what to evaluate on.
-        version: number of the policy's weights.
-        probe: one greedy sample per task, as the warm-up is measured, instead of the [eval] settings.
-
-    Raises:
-        RuntimeError: if the tokens are not stamped with `version`.
-    """
-    with world.sync.policy_weights(version):
-        rollout, seed = (world.prober(), 0) if probe else (world.evaluator(), world.recipe.run.seed)
-        groups = rollout.generate(tasks, seed)
-    found = Evaluation(groups)
-    if found.version != version:
-        raise RuntimeError(f"the evaluation of version {version} sampled from version {found.version}")
-    world.environment.score(groups)
-    return found
 
 
 def _interval(samples: Sequence[Sequence[float]]) -> Interval | None:

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..kernels.attention import AttentionLayer, causal_attention
 from ..kernels.cpu.body_kernels import Compile, body_kernels
-from .attention import Kernel, Layout, causal_attention
+from .base import Body, LayerAdditions, Layout
 from .footing import Footing
-from .fused_decoder import Body, fused_decoder
+from .fused_decoder import fused_decoder
 from .head import head_product
-from .lora import LayerAdditions, added
+from .lora import added
 from .lowered import Halves, LoweredBody
 
 
@@ -118,7 +119,7 @@ class Segments:
     spans: tuple[tuple[int, int], ...]
     layers: list[int] = field(default_factory=list)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Causal attention within each span: q [1, heads, N, D] -> [1, N, heads, D]."""
         self.layers.append(kernel.layer)
         out = [causal_attention(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], kernel) for a, b in self.spans]

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from ..kernels.attention import AttentionLayer
 from ..kernels.cpu.body_kernels import BodyKernels, CLayer, CLayers, CNorm, Packed, Rows
-from .attention import CompiledLayout, Kernel, Layout
-from .lora import LayerAdditions
+from .base import Body, CompiledLayout, LayerAdditions, Layout, ModuleBody
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles depend on the position alone, not on how long the sequence is."""
@@ -28,39 +27,6 @@ TOLERANCE = 1e-4
 PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 LINEARS = {"self_attn": ["q_proj", "k_proj", "v_proj", "o_proj"], "mlp": ["gate_proj", "up_proj", "down_proj"]}
 OTHERS = {"self_attn": {"q_norm", "k_norm"}, "mlp": {"act_fn"}}
-
-
-class Body(Protocol):
-    """A causal LM, for inference."""
-
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
-        """tokens, positions [N] -> [N, hidden]."""
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> float32 [N, V]."""
-        ...
-
-    @property
-    def steady(self) -> bool:
-        """Whether a row's numbers are the same bits however many rows there are."""
-        ...
-
-    def ready(self) -> Body:
-        """What to run a forward on: itself, once it has looked whether the module is still what it stands for, or else the module."""
-        ...
-
-    def refresh(self) -> None:
-        """The weights may have changed in a way that PyTorch does not see."""
-        ...
-
-    def release(self) -> None:
-        """Copies of weights are not needed for now: give their memory back."""
-        ...
-
-    def footing(self) -> object | None:
-        """Fingerprint of everything that a CUDA graph of `hidden` depends on."""
-        ...
 
 
 Weights = Mapping[str, Tensor | None]
@@ -120,17 +86,6 @@ class _Layer:
         return CLayer(*linears, self.before_attention.as_c(), self.before_mlp.as_c(), *heads)
 
 
-class ModuleBody(Body, Protocol):
-    """What is written out, as it is (`CausalLM`). module: the whole model."""
-
-    @property
-    def module(self) -> nn.Module: ...
-
-    def scaled(self, logits: Tensor) -> Tensor:
-        """What the architecture does to logits after its head's product."""
-        ...
-
-
 class FusedDecoder:
     """The body of a module and the product of its head. `ready` comes before each forward: what follows believes what it found."""
 
@@ -149,7 +104,7 @@ class FusedDecoder:
         self._head = _Linear([head._parameters], ["lm_head"]) if type(head) is nn.Linear else None
         self._linears = [linear for layer in self._layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         self._linears += [] if self._head is None else [self._head]
-        self._attention: list[Kernel] = []
+        self._attention: list[AttentionLayer] = []
         first = self._layers[0]
         self._width = 2 * self._rotary.get_buffer("inv_freq").numel()
         self._heads, self._kv_heads = (_rows(part) // self._width for part in first.qkv.parts[:2])
@@ -287,9 +242,9 @@ class _Probe:
     """Texts one after another in a row, by the layers' own attention; keeps what each layer asked for."""
 
     spans: tuple[tuple[int, int], ...]
-    kernels: list[Kernel] = field(default_factory=list)
+    kernels: list[AttentionLayer] = field(default_factory=list)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         self.kernels.append(kernel)
         out = []
         for a, b in self.spans:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import UserError, nearest
+from .base import LayerAdditions
 
 KEY = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>[AB])\.weight")
 
@@ -38,19 +39,6 @@ UNCHANGED_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
 
 LARGEST_ALPHA = 1e6
 """Beyond this a float32 product overflows long before an adapter could be meant so."""
-
-
-class LayerAdditions(Protocol):
-    """What one forward adds to the outputs of some layers; the engine knows to which rows."""
-
-    @property
-    def layers(self) -> Sequence[str]:
-        """Their names."""
-        ...
-
-    def add(self, layer: str, x: Tensor, y: Tensor) -> None:
-        """x [N, in] was given to the layer; y [N, out] came out, and is added to in place."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

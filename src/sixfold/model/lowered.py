@@ -19,9 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.pytorch_utils import Conv1D
 
-from .attention import Layout
-from .fused_decoder import Body
-from .lora import LayerAdditions
+from .base import Body, LayerAdditions, Layout
 
 Slot = tuple[dict[str, nn.Parameter | None], dict[str, nn.Parameter | None], str]
 """The parameter dictionaries of one part of the module and of its twin, and a name in both."""

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from ..engine.engine import Engine
 from ..engine.kv_cache import KVCache
-from ..engine.language_model import LanguageModel
 from ..engine.model_runner import ModelRunner, on_device
 from ..engine.sequence import Chunk, Request, Ticket
+from ..model.base import LanguageModel
 from ..types import SamplingParams
 
 LIMIT = 0.2

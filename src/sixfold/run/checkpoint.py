@@ -23,11 +23,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from ..errors import UserError
 from .durable import disk_errors, faultpoint, fsync_path
@@ -201,57 +199,6 @@ def clean(checkpoints: Path) -> list[Path]:
             shutil.rmtree(path)
             faultpoint("checkpoint.clean")
     return leftovers
-
-
-def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The state of an Adam-like optimizer as flat tensors, `optimizer/exp_avg/NAME` and so on: the live ones, not copies.
-
-    A parameter that never had a gradient has no moments: it is recorded by `optimizer/step/NAME` = 0 alone. Learning rate and the like are
-    not state: they come from the recipe and the step.
-    """
-    tensors = {}
-    for name, parameter in _optimized(optimizer, model).items():
-        for key, value in (optimizer.state.get(parameter) or {"step": torch.zeros(())}).items():
-            tensors[f"optimizer/{key}/{name}"] = value
-    return tensors
-
-
-def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors`, bit for bit; tensors of other names are ignored, those used are copied.
-
-    UserError, before anything is changed, if names or shapes are not the model's.
-    """
-    saved: dict[str, dict[str, Tensor]] = {}
-    for flat_name, tensor in tensors.items():
-        if flat_name.startswith("optimizer/"):
-            _, key, name = flat_name.split("/", 2)
-            saved.setdefault(name, {})[key] = tensor
-    optimized = _optimized(optimizer, model)
-    _require_same_model(saved, optimized)
-    state_dict = optimizer.state_dict()
-    numbered = {i: saved[name] for i, name in enumerate(optimized) if saved[name]["step"] > 0}
-    state_dict["state"] = {i: {key: tensor.clone() for key, tensor in state.items()} for i, state in numbered.items()}
-    optimizer.load_state_dict(state_dict)
-
-
-def _optimized(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters of the optimizer by their name in the model, in the order in which the optimizer numbers them."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    return {names[parameter]: parameter for group in optimizer.param_groups for parameter in group["params"]}
-
-
-def _require_same_model(saved: Mapping[str, Mapping[str, Tensor]], optimized: Mapping[str, nn.Parameter]) -> None:
-    for name, parameter in optimized.items():
-        for key, tensor in saved.get(name, {}).items():
-            if key != "step" and tensor.shape != parameter.shape:
-                raise UserError(f"checkpoint is for a different model: {name} {_shape(tensor)} vs {_shape(parameter)}")
-    for name in sorted(saved.keys() ^ optimized.keys()):
-        where = "in the checkpoint but not in the model" if name in saved else "in the model but not in the checkpoint"
-        raise UserError(f"checkpoint is for a different model: {name} is {where}")
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"({','.join(map(str, tensor.shape))})"
 
 
 def _ensure_directory(checkpoints: Path) -> None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..evaluation.evaluate import evaluate_policy
 from ..evaluation.record import record, samples, shown, summary_entries
 from ..report.html import write_report
 from ..report.samples import write_samples
 from .durable import write_json_atomic
 from .ending import Ending
+from .policy_evaluation import evaluate_policy
 
 if TYPE_CHECKING:
     from .start import Run

@@ -28,11 +28,11 @@ from ..reference.teacher import load_teacher
 from ..reference.worker_reference import WorkerReference
 from ..rollout.base import Rollout
 from ..trainer.optimizer import reset_optimizer
+from ..trainer.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from ..trainer.parity import TRAINING_LIMIT
 from ..trainer.proximal import Proximal
 from ..trainer.trainer import Trainer
 from .assemble import World
-from .checkpoint import load_optimizer_tensors, optimizer_tensors
 
 
 @dataclass

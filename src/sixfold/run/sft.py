@@ -12,15 +12,15 @@ from ..batch import Batch, Metrics
 from ..controller.stream import task_stream
 from ..data.task_set import drawn_tasks
 from ..errors import UserError
-from ..evaluation.evaluate import evaluate_policy
 from ..recipe.plan import SFT_PROBE_EVERY
+from ..trainer.optimizer_state import load_optimizer_tensors
 from ..trainer.sft import example, sft_batch, sft_loss
 from ..trainer.trainer import Trainer, TrainingDiverged
 from ..types import Task
 from .assemble import World
-from .checkpoint import load_optimizer_tensors
 from .interrupts import Interrupted, Interrupts
 from .out_of_memory import free_memory_of, is_out_of_memory
+from .policy_evaluation import evaluate_policy
 
 PROBE_TASKS = 128
 

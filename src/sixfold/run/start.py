@@ -33,7 +33,6 @@ from ..environment.preflight import (
 from ..environment.scorer import RewardBudgetExceeded
 from ..environment.trial import TRIAL_TASKS, try_rewards
 from ..errors import UserError
-from ..evaluation.evaluate import evaluate_policy
 from ..evaluation.record import record, shown, upgraded
 from ..recipe.algorithm_plan import check_recomputed
 from ..recipe.schema import Recipe
@@ -60,6 +59,7 @@ from .interrupts import Interrupted, Interrupts
 from .last_step import LastStep, failures_in_words, last_ending, unfinished, where_it_stopped
 from .learners import Learners, build_learners, method_of, teacher_of, training_rollout
 from .parity_probe import check_parity
+from .policy_evaluation import evaluate_policy
 from .resume import cut_after, find_checkpoint
 from .sft import SftMark, SftStage
 from .state import (

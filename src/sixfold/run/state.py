@@ -12,9 +12,10 @@ from torch import Tensor
 from ..chat.turn_end import TurnEnd
 from ..errors import UserError
 from ..recipe.resume_policy import settings_of
+from ..trainer.optimizer_state import optimizer_tensors
 from ..trainer.trainer import Trainer
 from .assemble import World
-from .checkpoint import Checkpoint, optimizer_tensors, prune, save_checkpoint
+from .checkpoint import Checkpoint, prune, save_checkpoint
 from .fingerprint import (
     TOKENS_ALONE,
     rewards_difference,

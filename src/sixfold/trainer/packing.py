@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, KeptSets, upload
-from ..model.attention import Kernel
+from ..kernels.attention import AttentionLayer
 from .segments import AttentionPlan, Segment, SpanPlan, plan_attention
 
 
@@ -47,7 +47,7 @@ class PackedRow:
     members: Tensor
     kept: KeptSets | None = None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """q [1, H, N, D] -> [1, N, H, D]."""
         return self.attention.attend(q, k, v, kernel)
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ..batch import upload
-from ..model.attention import Kernel, causal_attention, masked_attention
-from ..model.span_attention import Spans, span_attention
+from ..kernels.attention import AttentionLayer, causal_attention, masked_attention
+from ..kernels.span_attention import Spans, span_attention
 
 SHORT = 256 * 256
 """A segment with fewer scores than this (queries x keys) is worth gathering."""
@@ -68,7 +68,7 @@ class Single:
     segment: Segment
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
 
-    def attend(self, q: dict[int, Tensor], k: dict[int, Tensor], v: dict[int, Tensor], kernel: Kernel) -> Tensor:
+    def attend(self, q: dict[int, Tensor], k: dict[int, Tensor], v: dict[int, Tensor], kernel: AttentionLayer) -> Tensor:
         """q, k, v: the row cut at the segments, [1, H, length, D] by their starts -> [length, H, D]."""
         s = self.segment
         queries, keys, values = q[s.start], k[s.start], v[s.start]
@@ -97,7 +97,7 @@ class Bucket:
     real: Tensor
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """q [1, H, N, D] -> [true queries, H, D], segment after segment."""
         count = len(self.segments)
         queries, keys, values = (
@@ -127,7 +127,7 @@ class AttentionPlan:
     lengths: tuple[int, ...]
     order: Tensor | None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """q [1, H, N, D] -> [1, N, H, D]; nothing of size N x N is ever built."""
         # Cut once: the gradient of one split is one concatenation, that of every slice is a whole row of zeros.
         qs, ks, vs = (dict(zip(self.starts, x.split(self.lengths, dim=2), strict=True)) for x in (q, k, v))
@@ -147,7 +147,7 @@ class SpanPlan:
     spans: Spans
     keys: Tensor | None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """q [1, H, N, D] -> [1, N, H, D]; no scores are kept, and no mask is made."""
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
         if self.keys is not None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ..algorithm.zoo import ZOO
 from ..batch import Batch, Metrics
 from ..controller.loop import Controller
 from ..controller.stream import TaskStream, step_seed
@@ -41,11 +42,10 @@ from ..recipe.schema import (
     TrainerConfig,
 )
 from ..report.rewards import reward_metrics
-from ..run.assemble import build_world
-from ..run.learners import build_learners, training_rollout
-from ..run.sft import SftStage
 from ..types import Group, Task
-from .zoo import ZOO
+from .assemble import build_world
+from .learners import build_learners, training_rollout
+from .sft import SftStage
 
 SUMS, HELDOUT = 5050, 512
 """Every sum of two numbers below 100, and how many of them are held out."""

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from os import PathLike, fspath
 from typing import Any, Protocol, runtime_checkable
 
-from .errors import RunFailed, UserError
-from .recipe.schema import Recipe
-from .recipe.toml import toml_literal
+from ..errors import RunFailed, UserError
+from .schema import Recipe
+from .toml import toml_literal
 
 _COMMAND = re.compile(r"sixfold train --resume .*$")
 """The whole command; the run's path comes last."""

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from sixfold.algorithm import shared_task
-from sixfold.algorithm.shared_task import (
+from sixfold.algorithm.zoo import ZOO
+from sixfold.environment.arithmetic import arithmetic_reward
+from sixfold.run.shared_task import (
     DOTS,
     GUESSED,
     HELDOUT,
@@ -23,8 +25,6 @@ from sixfold.algorithm.shared_task import (
     shared_recipe,
     shared_tasks,
 )
-from sixfold.algorithm.zoo import ZOO
-from sixfold.environment.arithmetic import arithmetic_reward
 from sixfold.types import Task
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy
 import pytest
+from tests.run.processes import tiny_recipe
 
 import sixfold
-from sixfold.api_arguments import python_words, setting_flags
 from sixfold.data.task_set import given_tasks
 from sixfold.errors import RunFailed, UserError
+from sixfold.recipe.python_arguments import python_words, setting_flags
 from sixfold.recipe.toml import flat, parse_recipe
 from sixfold.types import Task
-from tests.run.processes import tiny_recipe
 
 TASK = Task("0", "2+2=", 4)
 

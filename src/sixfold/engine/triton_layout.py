@@ -1,0 +1,38 @@
+"""Decode attention of a paged cache by the Triton kernels. Importing this needs Triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..kernels.attention import AttentionLayer
+from ..kernels.triton.attention import Units, decode_attention
+from .kv_cache import KVCache
+
+
+@dataclass(frozen=True)
+class TritonDecodeLayout:
+    """`DecodeLayout` by these kernels: one new token for each of B sequences, or B tokens of prompts. slots, positions: [B]. table: [B, M]. units: of
+    `units_of`, or of `units_of_prompts`."""
+
+    cache: KVCache
+    slots: Tensor
+    table: Tensor
+    positions: Tensor
+    units: list[Units]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
+        """Write the new keys and values, then attend over each sequence's own: q [1, H, B, D] -> [1, B, H, D_v].
+
+        Values shorter than keys (latent attention) are padded with zeros: the kernels use one size.
+        Raises ValueError for values longer than keys.
+        """
+        size = v.shape[-1]
+        if size > k.shape[-1]:
+            raise ValueError(f"values of {size} numbers, keys of {k.shape[-1]}: the kernels take no values longer than keys")
+        pools = self.cache.write(kernel.layer, k[0], F.pad(v[0], (0, k.shape[-1] - size)), self.slots)
+        queries = q[0].transpose(0, 1).to(v.dtype)
+        out = decode_attention(queries, *pools, self.table, self.positions, self.units, kernel, self.cache.scales.get(kernel.layer))
+        return out[None, ..., :size]
