@@ -13,7 +13,7 @@ import pytest
 PROGRAM = """
 import sys
 import pytest
-from sixfold.engine import cpu_kernels
+from sixfold.kernels.cpu import engine_kernels as cpu_kernels
 cpu_kernels.FLAGS = ("-O1", "-g", "-march=native", "-fPIC", "-w", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 sys.exit(pytest.main(["-x", "--noconftest", "-p", "no:cacheprovider", sys.argv[1], "-k", sys.argv[2]]))
 """

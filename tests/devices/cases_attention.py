@@ -14,9 +14,9 @@ from phantom import largest_tensor
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from sixfold.kernels import chunked_attention
 from sixfold.kernels.attention import AttentionLayer, causal_attention
 from sixfold.kernels.span_attention import choose_kernel
-from sixfold.model import chunked_attention
 from sixfold.trainer.checkpointing import keep_result
 from sixfold.trainer.segments import Segment, plan_calls, plan_spans
 

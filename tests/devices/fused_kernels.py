@@ -15,7 +15,7 @@ import torch
 from phantom import add_kernel, register
 from torch import Tensor
 
-from sixfold.model import span_attention
+from sixfold.kernels import span_attention
 
 LOWER_RIGHT = 2
 

@@ -25,7 +25,7 @@ from sixfold.types import SamplingParams
 COMPILER = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
 PROGRAM = """
 import torch
-from sixfold.engine import cpu_kernels as module
+from sixfold.kernels.cpu import engine_kernels as module
 module.FLAGS = ("-O0", "-fPIC")
 print(float(module.cpu_kernels().sample(torch.zeros(1, 2), torch.ones(1), torch.zeros(1, dtype=torch.float64))[1]))
 """

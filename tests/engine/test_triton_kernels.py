@@ -28,6 +28,7 @@ from sixfold.types import SamplingParams
 
 pytest.importorskip("triton")  # there is none for macOS and Windows
 
+from sixfold.engine import triton_layout
 from sixfold.kernels.triton import attention as triton_kernels
 from sixfold.kernels.triton.attention import decode_attention, fused_sample, units_of, write_int8
 
@@ -207,7 +208,7 @@ def test_prompts_on_the_kernels_get_the_same_logits(
 
     for module in (model_runner, quantised_cache):
         monkeypatch.setattr(module, "triton_serves", lambda device: True)
-    monkeypatch.setattr(triton_kernels, "decode_attention", counting)
+    monkeypatch.setattr(triton_layout, "decode_attention", counting)
     for chunked, theirs in zip((False, True), expected, strict=True):
         for ours, other in zip(logits(chunked), theirs, strict=True):
             torch.testing.assert_close(ours, other, rtol=0, atol=3e-4 if kv_dtype == "int8" else 1e-5)
@@ -219,7 +220,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from sixfold.engine import triton_kernels as kernels
+from sixfold.kernels.triton import attention as kernels
 
 def compiled(kernel, constants, **signature):
     names = kernel.arg_names

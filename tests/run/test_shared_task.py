@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sixfold.algorithm import shared_task
 from sixfold.algorithm.zoo import ZOO
 from sixfold.environment.arithmetic import arithmetic_reward
+from sixfold.run import shared_task
 from sixfold.run.shared_task import (
     DOTS,
     GUESSED,

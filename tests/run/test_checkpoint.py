@@ -24,8 +24,6 @@ from sixfold.run.checkpoint import (
     list_checkpoints,
     load_checkpoint,
     load_newest,
-    load_optimizer_tensors,
-    optimizer_tensors,
     prune,
     save_checkpoint,
     set_aside_after,
@@ -33,6 +31,7 @@ from sixfold.run.checkpoint import (
 from sixfold.run.durable import fault_hook, faultpoint
 from sixfold.run.listing import newest_checkpoint
 from sixfold.run.manifest import damage
+from sixfold.trainer.optimizer_state import load_optimizer_tensors, optimizer_tensors
 
 KILLED = 137
 FILES = ["manifest.json", "model/config.json", "model/model.safetensors", "state.json", "trainer.safetensors"]
