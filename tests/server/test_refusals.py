@@ -156,7 +156,7 @@ BAD: list[tuple[str, dict[str, Any] | bytes, int, str | None, str]] = [
     (TEXT, text(best_of=3), 400, "best_of", "not supported here"),
     (TEXT, text(messages=SAY), 400, "messages", "unknown parameter"),
     ("/v1/nothing", {}, 404, None, "no such path: POST /v1/nothing"),
-    ("/v1/models", {}, 405, None, "POST is not for /v1/models"),
+    ("/v1/models", {}, 405, None, "POST is not allowed on /v1/models"),
     (CHAT, b" " * (MAX_BODY + 1), 413, None, "bytes"),
 ]
 

@@ -1,1 +1,1 @@
-"""Algorithms: advantages, losses, aggregation. `table` is importable without torch; the rest is not."""
+"""Algorithms: advantages, losses, aggregation. `method`, `zoo` and `lineage` import no torch; the rest does."""

@@ -63,7 +63,7 @@ def _require(rows: Sequence[Row], setting: str, field: str, rewards: Sequence[st
     if not missing:
         return
     keys = list(paths(missing[0].fields))
-    more = f"; so have {len(missing) - 1} more rows ({', '.join(row.where for row in missing[1:5])})" if len(missing) > 1 else ""
+    more = f"; {len(missing) - 1} more rows lack it ({', '.join(row.where for row in missing[1:5])})" if len(missing) > 1 else ""
     reason = f", which reward {rewards[0]!r} checks against" if rewards else f" ({setting})"
     shown = [key for key in keys if "." not in key or "." in field]
     raise UserError(f"{missing[0].where}: missing field {field!r}{reason} (row keys: {shown}){more}.{nearest(field, keys)}")

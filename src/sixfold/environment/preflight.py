@@ -37,13 +37,13 @@ class Baseline(NamedTuple):
 
     @property
     def warning(self) -> str:
-        """One line where `FREE_ABOVE` or more is had for nothing, else empty."""
+        """One line if answers that know nothing earn `FREE_ABOVE` or more, else empty."""
         earned = {
             f"random text earns {self.random:.2g}": self.random,
             f"the constant answer {self.answer!r} earns {self.constant:.2g}": self.constant,
         }
         free = [words for words, value in earned.items() if value >= FREE_ABOVE]
-        return f"the verifier pays for nothing: {' and '.join(free)} a task; training will find it" if free else ""
+        return f"the reward can be earned without solving the task: {' and '.join(free)} per task; training will exploit it" if free else ""
 
 
 def preflight(solved: Sequence[bool]) -> Verdict:

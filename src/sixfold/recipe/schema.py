@@ -36,7 +36,14 @@ Device = Annotated[str, AfterValidator(device_name), WithJsonSchema({"type": "st
 """One of the three names, or cuda:N."""
 Decay = Annotated[Real, Field(ge=0, lt=1)]
 StopText = Annotated[str, Field(min_length=1)]
-Assignment = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*=")]
+NAME, ASSIGNMENT, DEVICES = r"^[A-Za-z0-9][A-Za-z0-9._-]*$", r"^[A-Za-z_][A-Za-z0-9_]*=", r"^(\d+(,\d+)*)?$"
+PATTERNS = {
+    NAME: "of letters, digits, '.', '_' and '-' that starts with a letter or digit",
+    ASSIGNMENT: "of the form NAME=VALUE",
+    DEVICES: "of numbers, separated by commas",
+}
+"""What a text must be like, for error messages and `--help`."""
+Assignment = Annotated[str, Field(pattern=ASSIGNMENT)]
 
 
 def knob(default: Any, description: str, **bounds: Any) -> Any:
@@ -53,7 +60,7 @@ class Section(BaseModel):
 class RunConfig(Section):
     """What the run is called, where it lives, when it ends."""
 
-    name: str = knob("run", "name of the run; its folder is DIR/NAME", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = knob("run", "name of the run; its folder is DIR/NAME", pattern=NAME)
     dir: str = knob("runs", "folder that holds the runs")
     seed: int = knob(0, "the seed of everything: tasks, weights, sampling noise", ge=0)
     steps: int = knob(100, "RL steps", ge=0)
@@ -196,7 +203,7 @@ class EnvironmentConfig(Section):
 class VllmConfig(Section):
     """The vLLM process, where rollout.backend is vllm."""
 
-    devices: str = knob("", "GPUs of the vLLM process by number, e.g. 1 or 1,2 (empty: the policy's)", pattern=r"^(\d+(,\d+)*)?$")
+    devices: str = knob("", "GPUs of the vLLM process by number, e.g. 1 or 1,2 (empty: the policy's)", pattern=DEVICES)
     tensor_parallel: int = knob(1, "GPUs that share each weight matrix; name as many in rollout.vllm.devices", ge=1)
     memory: Real = knob(0.0, "share of each GPU's memory that vLLM may take (0: what weights and KV cache need)", ge=0, le=1)
     sleep: bool = knob(False, "move vLLM's weights to host memory and drop its KV cache while the trainer works")

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..errors import UserError, nearest
-from .schema import Recipe
+from .schema import PATTERNS, Recipe
 from .toml_lines import key_lines, line_of, syntax_error
 
 _MAX_BYTES = 1 << 20
@@ -108,7 +108,7 @@ def _in_words(spec: Mapping[str, Any]) -> str:
 def _bounded(words: str, spec: Mapping[str, Any]) -> str:
     bounds = [f"{sign} {spec[name]}" for name, sign in _BOUNDS.items() if name in spec]
     if "pattern" in spec:
-        bounds.append(f"matching {spec['pattern']}")
+        bounds.append(PATTERNS[spec["pattern"]])
     return " ".join([words, " and ".join(bounds)]).strip()
 
 

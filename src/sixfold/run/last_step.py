@@ -95,7 +95,7 @@ def where_it_stopped(run: RunFolder) -> str:
         stage, _, step = newest[0].name.partition("-")
         return f"stopped after {'SFT ' * (stage == 'sft')}step {int(step)}; go on with: sixfold train --resume {run.path}"
     if run.recipe.is_file() and not run.earlier:
-        return f"stopped before the first checkpoint; start over with: sixfold train --resume {run.path}"
+        return f"stopped before there was a checkpoint; train from the beginning with: sixfold train --resume {run.path}"
     return "stopped before anything was trained"
 
 

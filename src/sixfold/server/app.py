@@ -362,7 +362,7 @@ async def _http_refusal(request: Request, error: Exception) -> Response:
     """Starlette's own: no such path, or not this method."""
     assert isinstance(error, HTTPException)
     path = shortened(request.url.path)
-    message = f"no such path: {request.method} {path}{_hint(path)}" if error.status_code == 404 else f"{request.method} is not for {path}"
+    message = f"no such path: {request.method} {path}{_hint(path)}" if error.status_code == 404 else f"{request.method} is not allowed on {path}"
     return as_response(ApiError(error.status_code, message, headers=error.headers))
 
 
