@@ -107,6 +107,8 @@ MISTAKES = {
     "train demo --overwrit": "sixfold train: unknown option '--overwrit'. Did you mean '--overwrite'? See sixfold train --help",
     "train demo extra": "sixfold train: unexpected argument 'extra'. See sixfold train --help",
     "train demo --rollout.samples_per_prompt 1": "rollout.samples_per_prompt = 1 gives every sample zero advantage under grpo; use >= 2",
+    "train --resume x --run.name y": "run.name cannot change on resume: the run stays in its folder; leave out --run.name",
+    "train --resume x --run.dir=y": "run.dir cannot change on resume: the run stays in its folder; leave out --run.dir",
     "train --resume /no/such": "no run at /no/such: no such folder; a run is a folder such as runs/demo",
     "train --resume /": "/ is not a run: it holds no recipe.toml; a run is a folder such as runs/demo",
     "eval demo": "sixfold eval: the following arguments are required: --checkpoint. See sixfold eval --help",

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ..errors import UserError
 from ..recipe.plan import make_plan
+from ..recipe.resume_policy import NAMES
 from ..recipe.schema import Recipe
 from ..recipe.toml import load_recipe
 from ..run.model_source import with_model_folders
@@ -33,6 +34,9 @@ def run(argv: Sequence[str]) -> int:
         return start(load_recipe(given.recipe, settings), resume=None, overwrite=given.overwrite, stop_after=None)
     if given.overwrite:
         raise UserError("sixfold train: --resume keeps the run and --overwrite deletes it; give one of them")
+    for name in NAMES:
+        if any(word.partition("=")[0] == f"--{name}" for word in settings):
+            raise UserError(f"{name} cannot change on resume: the run stays in its folder; leave out --{name}")
     from ..run.folder import recover
 
     recover(Path(given.resume).expanduser())

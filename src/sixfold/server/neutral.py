@@ -85,8 +85,8 @@ def without_neutral(body: Mapping[str, Any], known: Mapping[str, Any], neutral: 
         if key not in neutral or key in known:
             given[key] = value
         elif not _is_one_of(value, neutral[key]):
-            allowed = " or ".join(json.dumps(v) for v in neutral[key])
-            raise bad_request(f"{shortened(key)} is not supported here: leave it out, or {allowed}", key, "unsupported_value")
+            allowed = "".join(f" or give {json.dumps(v)}" for v in neutral[key])
+            raise bad_request(f"{shortened(key)} is not supported here: leave it out{allowed}", key, "unsupported_value")
     return given
 
 
