@@ -1,9 +1,10 @@
-"""From lists to tensors, once a step: `collate` is the only way in.
+"""Tensors of one step: `collate` is the only way to make a `Batch` from trajectories.
 
-Index t speaks of token t: mask, old_logp, version, ref_logp, advantages and weights at t all belong to the token at t, whose probability the
-model gives at t - 1. So index 0 is never scored. Rows are right-padded; padding has mask False and holds zeros (version -1).
+Index t refers to token t. mask, old_logp, version, ref_logp, advantages and weights at t all belong
+to the token at t. The model predicts its probability at position t - 1, so index 0 is never scored.
+Rows are right-padded. Padding has mask False and zeros elsewhere (version -1).
 
-`Loss` is the other half of the seam between algorithm and trainer: what the trainer is handed beside a batch.
+`Loss` is the interface between algorithm and trainer: the trainer receives a batch and a loss.
 """
 
 from __future__ import annotations
@@ -21,19 +22,25 @@ from torch import Tensor
 from .types import Group, Trajectory
 
 Metrics = dict[str, float | list[float]]
-"""What a step logs, by key; every key is documented in docs/metrics.md."""
+"""Metrics of a step, by key. Every key is documented in docs/metrics.md."""
 
 
 LARGEST_REWARD = 1e18
-"""Beyond this, the variance of a group overflows float32, and rewards that differ look equal."""
+"""Above this value, the variance of a group overflows float32 and different rewards look equal."""
 
 
 @dataclass(frozen=True)
 class KeptSets:
-    """Which token ids could have been drawn where tokens were: for tokens of any shape [...], ids[start : start + count].
+    """Token ids that could have been drawn at each token of any shape [...].
 
-    ids: int32, one pool that every selection of tokens shares. start, count: [...] int64; count 0: all of the vocabulary. known: count on the CPU;
-    without it, the sets of a GPU are read back when their members are listed.
+    The set of a token is ids[start : start + count].
+
+    Attributes:
+        ids: int32, one pool shared by every selection of tokens.
+        start: [...] int64.
+        count: [...] int64. 0 means the whole vocabulary.
+        known: copy of `count` on the CPU. Without it, `members` must read the total back from the
+            GPU.
     """
 
     ids: Tensor
@@ -42,28 +49,31 @@ class KeptSets:
     known: Tensor | None = None
 
     def __getitem__(self, index: Tensor | tuple[Tensor, ...]) -> KeptSets:
-        """The sets of some of the tokens."""
+        """Sets of a selection of tokens."""
         return replace(self, start=self.start[index], count=self.count[index], known=None)
 
     def to(self, device: torch.device | str) -> KeptSets:
-        """The sets on `device`."""
         return KeptSets(send(self.ids, device), send(self.start, device), send(self.count, device), self.known)
 
     def split(self, size: int) -> list[KeptSets]:
-        """Sets of tokens [N], `size` tokens at a time."""
+        """Split the sets of tokens [N] into chunks of `size` tokens."""
         starts, counts = self.start.split(size), self.count.split(size)
         known = [None] * len(starts) if self.known is None else self.known.split(size)
         return [KeptSets(self.ids, s, c, n) for s, c, n in zip(starts, counts, known, strict=True)]
 
     def members(self) -> tuple[Tensor, Tensor]:
-        """Of tokens [N]: (token number, id) of every member of their sets, both int64."""
+        """Members of all sets of tokens [N].
+
+        Returns:
+            (token index, token id) of every member, both int64.
+        """
         total = int((self.count if self.known is None else self.known).sum())
         token = torch.arange(len(self.count), device=self.count.device).repeat_interleave(self.count, output_size=total)
         rank = torch.arange(len(token), device=token.device) - (self.count.cumsum(0) - self.count)[token]
         return token, self.ids[self.start[token] + rank].long()
 
     def excluded(self, vocabulary: int) -> Tensor:
-        """Of tokens [N]: bool [N, vocabulary], True for what could not have been drawn."""
+        """Bool [N, vocabulary] for tokens [N]: True for ids that could not have been drawn."""
         excluded = (self.count > 0)[:, None].repeat(1, vocabulary)
         excluded[self.members()] = False
         return excluded
@@ -71,25 +81,41 @@ class KeptSets:
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's trajectories as tensors, [B, T] unless said otherwise. Who fills what: collate the first block, the scorers (reference, critic,
-    proximal pass) the second, the algorithm the third; the trainer reads all.
+    """Trajectories of one step as tensors of shape [B, T], unless stated otherwise.
 
-    tokens: int64. mask: bool, True where the policy sampled the token. old_logp: log-prob at sampling. version: int64, weights that sampled it.
-    rewards: final reward on the trajectory's last sampled token (NaN where the checker failed: those rows never train), process rewards on the
-    last token of their steps. step_ends: bool, True where a reward belongs. lengths, prompt_lengths, group, source: [B] int64; group numbers the
-    prompts of the step, source says where their tasks came from (a hash: the same number in every step). truncated: [B] bool, cut off at the limit.
+    `collate` fills the fields up to `truncated`, and `kept`. The scorers (reference, critic,
+    proximal forward pass) fill ref_logp, prox_logp, values and entropy. The algorithm fills the
+    fields from advantages to minibatch. The trainer reads all of them.
 
-    ref_logp: of the reference or teacher. prox_logp: the trainer's own log-probs when the step began (the proximal policy). values: the critic's,
-    of the state before token t. entropy: of the distribution that token t was drawn from.
-
-    kept: what truncated sampling kept of each token; all log-probs and entropies above are then of the distribution over that set, renormalised.
-    None: nothing was truncated.
-
-    advantages. weights: how much each token's loss counts, so that a loss is always (weights * token_loss).sum() and any split of the rows gives the
-    same gradient. returns: what the critic learns. correction: importance weight of each token's policy loss. marked: bool, tokens that KL-Cov
-    holds back. minibatch: [B] int64, the optimizer step, within a pass over the batch, that takes the row.
-
-    host: where the batch is on a GPU, the CPU's batch that it was moved from; see `at_host`.
+    Attributes:
+        tokens: int64.
+        mask: bool, True where the policy sampled the token.
+        old_logp: log-prob at sampling time.
+        version: int64, version of the weights that sampled the token.
+        rewards: final reward on the last sampled token, process rewards on the last token of their
+            steps. NaN if the checker failed; those rows never train.
+        lengths: [B] int64, tokens per row.
+        prompt_lengths: [B] int64.
+        group: [B] int64, index of the task within the step.
+        step_ends: bool, True where a reward belongs.
+        source: [B] int64, hash of the task's source. The same source has the same number in every
+            step.
+        truncated: [B] bool, True if the completion reached the token limit.
+        ref_logp: log-probs of the reference or teacher.
+        prox_logp: the trainer's own log-probs at the start of the step (proximal policy).
+        values: the critic's values of the state before token t.
+        entropy: entropy of the distribution from which token t was drawn.
+        advantages: advantage of each token.
+        weights: weight of each token's loss. A loss is always (weights * token_loss).sum(), so
+            every split of the rows gives the same gradient.
+        returns: targets of the critic.
+        correction: importance weight of each token's policy loss.
+        marked: bool, tokens that KL-Cov penalises.
+        minibatch: [B] int64, index of the optimizer step that takes the row, within one pass over
+            the batch.
+        kept: kept set of each token, or None if nothing was truncated. If set, all log-probs and
+            entropies above refer to the renormalised distribution over the kept set.
+        host: if the batch is on a GPU, the CPU batch from which it was moved. See `at_host`.
     """
 
     tokens: Tensor
@@ -117,33 +143,36 @@ class Batch:
     host: Batch | None = field(default=None, repr=False)
 
     def with_(self, **fields: Tensor) -> Batch:
-        """A copy with some fields filled in."""
+        """Copy of the batch with some fields replaced."""
         changed: dict[str, Any] = dict(fields)
         if not LAYOUT.isdisjoint(changed):
             changed["host"] = None
         return replace(self, **changed)
 
     def to(self, device: torch.device | str) -> Batch:
-        """The batch with every tensor on `device`. A copy to a GPU does not wait, and the result remembers the CPU's batch as `host`."""
+        """Move every tensor to `device`.
+
+        A copy to a GPU is asynchronous, and the result keeps the CPU batch as `host`.
+        """
         moved = self._map(lambda t: send(t, device), None if self.kept is None else self.kept.to(device))
         return replace(moved, host=None if moved.tokens.is_cpu else self if self.tokens.is_cpu else self.host)
 
     def at_host(self) -> Batch:
-        """A batch on the CPU whose LAYOUT fields are this one's; the other fields may be out of date or missing.
+        """Batch on the CPU with the same LAYOUT fields. Other fields may be out of date or missing.
 
-        Rows are laid out on the host, which would otherwise wait for the device several times per row. Free if the batch was collated on the
-        CPU and then moved.
+        Use it to lay out rows on the host; reading a GPU batch would wait for the device several
+        times per row. The call is free if the batch was collated on the CPU and then moved.
         """
         if self.tokens.is_cpu:
             return self
         return self.host or self._map(Tensor.cpu, None if self.kept is None else self.kept.to("cpu"))
 
     def with_host(self) -> Batch:
-        """The batch with `host` filled in, so that `at_host` is free from now on."""
+        """Batch with `host` filled in, so that later calls of `at_host` are free."""
         return self if self.tokens.is_cpu else replace(self, host=self.at_host())
 
     def rows(self, index: Tensor) -> Batch:
-        """The rows `index` [R] as a batch of their own, same T."""
+        """Batch of the rows `index` [R], with the same T."""
         return replace(self._map(lambda t: t[index], None if self.kept is None else self.kept[index]), host=None)
 
     def _map(self, f: Callable[[Tensor], Tensor], kept: KeptSets | None) -> Batch:
@@ -152,20 +181,23 @@ class Batch:
 
     @property
     def scores(self) -> Tensor:
-        """[B] the reward of each trajectory: its per-token rewards summed."""
+        """[B] reward of each trajectory: the sum of its per-token rewards."""
         return self.rewards.sum(-1)
 
 
 LAYOUT = frozenset({"tokens", "mask", "version", "lengths", "prompt_lengths", "group", "kept"})
-"""Fields of a batch that say where its tokens are. No role changes them."""
+"""Fields that describe where the tokens of a batch are. No role changes them."""
 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """What a loss gives back for some rows of the step.
+    """Output of a loss for some rows of the step.
 
-    loss: scalar with gradient, already weighted: the step's loss is the sum over any split of its rows. sums: scalars that add up likewise.
-    means: [B, T] tables whose mean over the step's scored tokens is logged.
+    Attributes:
+        loss: scalar with gradient, already weighted. The loss of the step is the sum over any split
+            of its rows.
+        sums: scalars that add up over a split in the same way.
+        means: [B, T] tables. The mean over all scored tokens of the step is logged.
     """
 
     loss: Tensor
@@ -174,15 +206,25 @@ class LossOutput:
 
 
 class Loss(Protocol):
-    """Any loss that the trainer can be handed: rows of a batch and their log-probs [B, T] (0 where mask is False)."""
+    """Loss function that the trainer calls.
+
+    It takes rows of a batch and their log-probs [B, T], which are 0 where mask is False.
+    """
 
     def __call__(self, batch: Batch, logp: Tensor, /) -> LossOutput: ...
 
 
 def collate(groups: Sequence[Group], scored: bool = True) -> Batch:
-    """Groups, scored by the environment, to one right-padded batch. scored: False before it has, and rewards are then NaN.
+    """Turn groups into one right-padded batch.
 
-    Raises ValueError on an empty list, on a trajectory whose kept sets lack a sampled token, or, if scored, on one without a reward.
+    Args:
+        groups: groups of one step.
+        scored: whether the environment has scored the groups. If False, rewards are NaN.
+
+    Raises:
+        ValueError: if there are no trajectories, a kept set lacks its sampled token, or a process
+            reward is on a token that the policy did not sample. If `scored`: also for a missing or
+            too large reward.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     if not trajectories:
@@ -222,8 +264,11 @@ def collate(groups: Sequence[Group], scored: bool = True) -> Batch:
 
 
 def _kept_sets(trajectories: Sequence[Trajectory], tokens: Tensor, mask: Tensor) -> KeptSets:
-    """The trajectories' sets, one pool in the order of rows and tokens. Raises ValueError where a token is not in its own set: its log-prob would be
-    -inf."""
+    """Kept sets of all trajectories in one pool, ordered by row and token.
+
+    Raises:
+        ValueError: if a sampled token is not in its own set. Its log-prob would be -inf.
+    """
     count = torch.zeros_like(tokens)
     for b, t in enumerate(trajectories):
         if t.kept:
@@ -241,34 +286,42 @@ def _kept_sets(trajectories: Sequence[Trajectory], tokens: Tensor, mask: Tensor)
 
 
 def send(x: Tensor, device: torch.device | str) -> Tensor:
-    """x on `device`. A copy from the CPU to a GPU does not block the host."""
+    """Move x to `device`. A copy from the CPU to a GPU does not block the host."""
     device = torch.device(device)
     if device.type == "cuda" and x.is_cpu:
-        x = x.pin_memory()  # from pageable memory the copy would wait all the same
-    return x.to(device, non_blocking=x.is_cpu)  # to the CPU the copy must be whole when it is read
+        x = x.pin_memory()  # a copy from pageable memory would block
+    # A copy to the CPU must be complete before it is read, so it blocks.
+    return x.to(device, non_blocking=x.is_cpu)
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Arrays [N] of int64 on `device`, by one copy for all of them."""
+    """Copy int64 arrays [N] to `device` in a single transfer."""
     whole = send(torch.from_numpy(np.concatenate(arrays)), device)
     return list(whole.split([len(array) for array in arrays]))
 
 
 def filled(field_: Tensor | None, name: str) -> Tensor:
-    """A field that some role must have filled in by now. Raises ValueError, naming it, where none has."""
+    """Return a field that some role must have filled in.
+
+    Raises:
+        ValueError: if the field is None.
+    """
     if field_ is None:
         raise ValueError(f"batch.{name} is not filled in yet")
     return field_
 
 
 def last_sampled(mask: Tensor) -> Tensor:
-    """[B, T] bool, True on each row's last sampled token (a row without one: on index 0), where its final reward belongs."""
+    """[B, T] bool, True on the last sampled token of each row, where its final reward belongs.
+
+    A row without sampled tokens is True at index 0.
+    """
     last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(-1)
     return torch.zeros_like(mask).scatter(1, last[:, None], True)
 
 
 def final_rewards(scores: Sequence[float] | Tensor, mask: Tensor) -> Tensor:
-    """[B, T] zeros but for each row's score on its last sampled token."""
+    """[B, T] tensor with each row's score on its last sampled token and zeros elsewhere."""
     values = scores if isinstance(scores, Tensor) else torch.tensor(scores, dtype=torch.float32)
     return torch.where(last_sampled(mask), values[:, None], 0.0)
 

@@ -1,36 +1,44 @@
-"""Errors that the user can mend. A leaf: every room may import it, it imports nothing."""
+"""Errors that the user can fix.
+
+Every package may import this module. It imports no other package.
+"""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """Bad input: a setting, a file, a dataset, a checkpoint. The command line prints it in one line and exits 2.
+    """Bad input: a setting, file, dataset or checkpoint.
 
-    The message says what is wrong, where, and what would be right.
+    The command line prints the message on one line and exits with code 2. The message says what is
+    wrong, where, and how to fix it.
     """
 
 
 class RunFailed(Exception):
-    """Training cannot go on: it diverged, or memory is used up. The command line prints it in one line and exits 3.
+    """Training cannot continue because it diverged or ran out of memory.
 
-    The message names the checkpoint that is left, and the settings that would help.
+    The command line prints the message on one line and exits with code 3. The message names the
+    last usable checkpoint and settings that would help.
     """
 
 
 def check_platform(name: str) -> None:
-    """Refuse Windows: locks, workers and signals are those of POSIX.
+    """Refuse Windows: locks, worker processes and signals need POSIX.
 
     Args:
         name: `os.name`.
+
+    Raises:
+        UserError: if `name` is not "posix".
     """
     if name != "posix":
         raise UserError("Sixfold runs on Linux and macOS. On Windows, run it in WSL 2: https://learn.microsoft.com/windows/wsl/install")
 
 
 def nearest(word: str, candidates: list[str]) -> str:
-    """The hint " Did you mean 'x'?" for the closest of `candidates`, or an empty string when none is close."""
+    """Hint " Did you mean 'x'?" for the closest of `candidates`, or "" if none is close."""
     from difflib import get_close_matches
 
     close = get_close_matches(word, candidates, n=3, cutoff=0.6)
-    close.sort(key=lambda candidate: sorted(candidate) != sorted(word))  # two letters swapped, as in "gpro", is the likeliest slip
+    close.sort(key=lambda candidate: sorted(candidate) != sorted(word))  # prefer swapped letters, as in "gpro": the most likely typo
     return f" Did you mean '{close[0]}'?" if close else ""

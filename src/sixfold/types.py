@@ -1,7 +1,10 @@
-"""What flows between the roles, as plain Python: Task -> Trajectory -> Group (tensors begin in `batch.py`), and what the engine says of itself.
+"""Plain Python types that flow between the roles: Task -> Trajectory -> Group.
 
-A data source makes Tasks; rollout turns a Task into a Group of K Trajectories; the environment fills in `reward`; `batch.collate`
-turns Groups into tensors. Nothing here imports torch or anything of ours but `errors`.
+A data source makes Tasks. Rollout turns each Task into a Group of K Trajectories. The environment
+fills in `reward`. `batch.collate` turns Groups into tensors. The counters and the occupancy of the
+engine (`EngineStats`, `Usage`) are defined here too.
+
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -24,11 +27,15 @@ class Message(TypedDict):
 
 @dataclass(frozen=True)
 class Task:
-    """Something to ask the policy, and what the environment needs to check the answer.
+    """One prompt for the policy, and what the environment needs to check the answer.
 
-    id: unique in its dataset; sampling noise is keyed by it. prompt: plain text, or chat messages that the tokenizer's template
-    renders. answer: the reference answer, or None where the checker needs none. trace: a worked solution for SFT, or None.
-    columns: the other fields of the dataset row, handed to reward functions by name. source: where the task came from.
+    Attributes:
+        id: unique within the dataset. The sampling noise depends on it.
+        prompt: plain text, or chat messages that the tokenizer's chat template renders.
+        answer: reference answer, or None if the checker needs none.
+        trace: worked solution for SFT, or None.
+        columns: other fields of the dataset row, passed to reward functions by name.
+        source: name of the data source.
     """
 
     id: str
@@ -40,22 +47,40 @@ class Task:
 
     @property
     def prompt_text(self) -> str:
-        """The prompt as one string: the text itself, or the last message's content."""
+        """Prompt as one string: the text itself, or the content of the last message."""
         return self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one completion is drawn. Temperature is part of the policy: sampling and scoring both use logits / temperature.
+    """Settings for sampling one completion.
 
-    temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. With one of the first three on, the recorded log-prob is
-    that of the truncated, renormalised distribution that was sampled from, and what was kept is recorded beside it (`Kept`), so that a trainer can
-    score the same. Penalties depend on the tokens before, which no trainer here follows: train with them off.
-    presence_penalty is taken once from the logit of every token that the completion has already, frequency_penalty as often as it is there. Both
-    count tokens from position `counted_from` on, which the engine sets to the prompt's length. constrained: a grammar decides which tokens
-    may follow; set by the engine too.
-    seed: the noise of a token is a function of (seed, task id, sample index, position) and of nothing else. top_logprobs: how many of the likeliest
-    tokens are kept at every position, with their log-probs in the distribution that was sampled from.
+    Temperature is part of the policy: sampling and scoring both use logits / temperature.
+
+    If top_k, top_p or min_p is on, the recorded log-prob is that of the truncated and renormalised
+    distribution. The set of kept tokens is recorded as `Kept`, so the trainer can score the same
+    distribution.
+
+    The three penalties depend on earlier tokens. The trainer does not reproduce them, so leave them
+    off for training.
+
+    Attributes:
+        max_tokens: maximum completion length, in tokens.
+        temperature: 0 means greedy.
+        top_k: 0 means off.
+        top_p: 1 means off.
+        min_p: 0 means off.
+        repetition_penalty: 1 means off.
+        presence_penalty: subtracted once from the logit of every token that the completion already
+            contains.
+        frequency_penalty: subtracted once per occurrence of the token in the completion.
+        counted_from: first position counted by the presence and frequency penalties. The engine
+            sets it to the prompt length.
+        constrained: a grammar restricts the next token. Set by the engine.
+        stop_token_ids: tokens that end a completion.
+        seed: the noise of a token depends only on (seed, task id, sample index, position).
+        top_logprobs: number of most likely tokens recorded per position. Their log-probs are those
+            of the sampled distribution.
     """
 
     max_tokens: int
@@ -74,33 +99,41 @@ class SamplingParams:
 
     @property
     def truncates(self) -> bool:
-        """True when some tokens cannot be drawn: what is kept is then recorded."""
+        """True if some tokens cannot be drawn. The kept set is then recorded."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
     def is_plain(self) -> bool:
-        """True when the sampled distribution is softmax(logits / temperature)."""
+        """True if the sampled distribution is softmax(logits / temperature)."""
         return not (self.truncates or self.reads_history or self.constrained)
 
     @property
     def counts_tokens(self) -> bool:
-        """True when a token's logit depends on how often the completion has the token."""
+        """True if a token's logit depends on how often the completion contains that token."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def reads_history(self) -> bool:
-        """True when the distribution depends on the tokens before beyond what the model makes of them."""
+        """True if a penalty makes the distribution depend on earlier tokens."""
         return self.counts_tokens or self.repetition_penalty != 1.0
 
 
 @dataclass(frozen=True)
 class Reward:
-    """What the environment says of one trajectory.
+    """Result of the environment for one trajectory.
 
-    value: the scalar that trains, or None when the checker failed: a recorded outcome that never becomes a zero. parts: named
-    components (correctness, format, ...). error: one line that says how the checker failed. seconds: time the checker took. steps: process rewards,
-    each with the index in `tokens` of the last token it speaks of; they train beside `value`. score: what is evaluated, `value` or one part
-    (`eval.metric`). solved: whether it reaches `eval.solved_at`. Both are None when the check failed or no reward that decides applies.
+    `score` and `solved` are None if the check failed, or if no reward that decides them applies.
+
+    Attributes:
+        value: scalar used for training. None if the checker failed; a failure is recorded and never
+            becomes a zero.
+        parts: named components, such as correctness and format.
+        error: one line that says how the checker failed.
+        seconds: time that the checker took.
+        steps: process rewards as (index, reward). The index in `tokens` is that of the last token
+            of the step. They train in addition to `value`.
+        score: evaluated value: `value` or one of the parts, as set by `eval.metric`.
+        solved: True if the score reaches `eval.solved_at`.
     """
 
     value: float | None
@@ -114,10 +147,14 @@ class Reward:
 
 @dataclass
 class Kept:
-    """Which token ids truncated sampling could have drawn, for each sampled token in order. Ragged: token n has the next `counts[n]` of `ids`.
+    """Token ids that truncated sampling could have drawn, for each sampled token in order.
 
-    ids: int32, ascending within a token. counts: int32; 0 means that the token was drawn from the full distribution. mass: probability that the set
-    had before it was renormalised.
+    The sets are ragged: token n has the next `counts[n]` entries of `ids`.
+
+    Attributes:
+        ids: int32, ascending within a token.
+        counts: int32. 0 means that the token was drawn from the full distribution.
+        mass: probability of the set before renormalisation.
     """
 
     ids: array[int] = field(default_factory=lambda: array("i"))
@@ -125,44 +162,52 @@ class Kept:
     mass: array[float] = field(default_factory=lambda: array("d"))
 
     def __len__(self) -> int:
-        """Sampled tokens."""
+        """Number of sampled tokens."""
         return len(self.counts)
 
     def add(self, ids: array[int], mass: float) -> None:
-        """One more sampled token."""
+        """Append the set of one more sampled token."""
         self.ids.extend(ids)
         self.counts.append(len(ids))
         self.mass.append(mass)
 
     def cut(self, tokens: int) -> None:
-        """Forget all but the first `tokens` sampled tokens."""
+        """Keep only the first `tokens` sampled tokens."""
         del self.ids[sum(self.counts[:tokens]) :], self.counts[tokens:], self.mass[tokens:]
 
     def to_record(self) -> dict[str, list[int] | list[float]]:
-        """Three flat lists: under the dumps' compression as small as packed bytes, and readable."""
+        """Three flat lists. With the compression of the dumps they are as small as packed bytes."""
         return {"ids": self.ids.tolist(), "counts": self.counts.tolist(), "mass": self.mass.tolist()}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Sequence[Any]]) -> Kept:
-        """The inverse of `to_record`; a mass of null, as dumps write what is not finite, is NaN."""
+        """Inverse of `to_record`. Dumps write a non-finite mass as null; it is read as NaN."""
         mass = array("d", [math.nan if m is None else m for m in record["mass"]])
         return cls(array("i", record["ids"]), array("i", record["counts"]), mass)
 
 
 @dataclass
 class Trajectory:
-    """One sampled answer, token for token. `tokens`, `mask`, `logp` and `version` are streams of one length, T.
+    """One sampled completion with its prompt, token by token.
+
+    `tokens`, `mask`, `logp` and `version` have the same length, T.
 
     Attributes:
         tokens: prompt and everything after it.
-        mask: True exactly where the policy sampled the token (the end-of-sequence token is sampled; prompt and environment tokens are not).
-        logp: log-prob of the token under the distribution that sampled it, 0 where mask is False.
-        version: the weights that sampled it, -1 where mask is False.
-        text: the completion as text, up to the token or the stop string that ends it.
-        turns: start of each turn in `tokens`.
-        seconds: wall clock from admission to the last token.
-        kept: what truncated sampling kept of each sampled token; None where all were drawn from the full distribution.
-        opened: tag of a think block that the prompt left open, so that the completion begins inside of it; else empty.
+        mask: True where the policy sampled the token. That includes the end-of-sequence token, but
+            not prompt or environment tokens.
+        logp: log-prob of the token under the distribution that sampled it. 0 where mask is False.
+        version: version of the weights that sampled the token. -1 where mask is False.
+        text: completion as text, up to the token or stop string that ends it.
+        turns: start index of each turn in `tokens`.
+        seconds: wall time from admission to the last token.
+        kept: kept set of each sampled token under truncated sampling. None if all tokens were drawn
+            from the full distribution.
+        opened: tag of a think block that the prompt left open, or "". The completion then starts
+            inside that block.
+
+    Raises:
+        ValueError: if the lengths, the mask, the prompt length and the kept sets do not agree.
     """
 
     task_id: str
@@ -193,16 +238,22 @@ class Trajectory:
 
     @property
     def completion_length(self) -> int:
-        """Tokens after the prompt."""
+        """Number of tokens after the prompt."""
         return len(self.tokens) - self.prompt_length
 
     @property
     def graded_text(self) -> str:
-        """What rewards read: the completion, after the think tag that the prompt ended with."""
+        """Text that rewards read.
+
+        It is the completion, preceded by the think tag that the prompt left open.
+        """
         return self.opened + self.text
 
     def to_record(self) -> dict[str, Any]:
-        """A JSON-ready dict; `from_record` gives the trajectory back, field for field. Without `kept` and `opened` where there is none."""
+        """JSON-ready dict, from which `from_record` restores every field.
+
+        `kept` and `opened` are left out if they are empty.
+        """
         record = asdict(self)
         del record["kept"]
         if not self.opened:
@@ -211,45 +262,57 @@ class Trajectory:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
-        """The inverse of `to_record`; what else the record holds is ignored.
+        """Inverse of `to_record`. Other keys of the record are ignored.
 
-        Raises KeyError, TypeError, ValueError or OverflowError on another form.
+        Raises:
+            KeyError, TypeError, ValueError, OverflowError: if the record has another form.
         """
         fields = {name: record[name] for name in cls.__dataclass_fields__ if name not in ("kept", "opened")}
         reward, kept = fields["reward"], record.get("kept")
         if reward is not None:
             fields["reward"] = Reward(**{**reward, "steps": tuple((int(i), float(v)) for i, v in reward.get("steps", ()))})
-        opened = record.get("opened", "")  # records from before it have none
+        opened = record.get("opened", "")  # earlier releases did not write it
         return cls(**fields, kept=None if kept is None else Kept.from_record(kept), opened=opened)
 
 
 @dataclass
 class Group:
-    """One task and its K trajectories: what a group baseline is computed over."""
+    """One task and its K trajectories. A group baseline is computed over one group."""
 
     task: Task
     trajectories: list[Trajectory]
 
     @property
     def rewards(self) -> list[float | None]:
-        """Reward values in sample order; None where the checker failed or has not run."""
+        """Reward values in sample order. None where the checker failed or has not run."""
         return [t.reward.value if t.reward else None for t in self.trajectories]
 
 
 @dataclass
 class EngineStats:
-    """Counters since the engine was made, and peaks since `restart_peaks`.
+    """Engine counters since it was created, and peaks since the last `restart_peaks`.
 
-    prefill_tokens: prompt tokens computed. reused_tokens: prompt tokens that were not, because samples share a prompt or the prefix cache had them.
-    decode_rows, decode_slots: rows of decode steps that went one token further, and all of them, those of ended sequences in a static batch included.
-    recomputed_tokens: tokens of preempted sequences computed once more. decoded_tokens: sampled. preemptions: sequences stopped for lack of blocks,
-    to go on later. taken_out_bytes, brought_back_bytes: of theirs, to host memory and from it. aborted: sequences given up by the caller, begun or
-    not. peak_blocks: cache blocks that requests held at the fullest moment.
-    peak_waiting: requests and preempted sequences in the queue at its longest. graph_captures, graph_replays: CUDA graphs made, and
-    decode forwards that were a replay of one; eager_decodes: those that were not, where graphs are on.
-
-    Of speculation: proposed_tokens, guessed and checked; accepted_tokens, those that a completion took over; target_passes, how often a sequence was
-    checked; pass_tokens, what completions grew by in them.
+    Attributes:
+        prefill_tokens: prompt tokens that were computed.
+        reused_tokens: prompt tokens that were not computed, because samples share a prompt or the
+            prefix cache held them.
+        recomputed_tokens: tokens of preempted sequences that were computed again.
+        decoded_tokens: sampled tokens.
+        decode_rows: rows of decode steps that advanced a sequence by one token.
+        decode_slots: all rows of decode steps, including finished sequences in a static batch.
+        preemptions: times a running sequence was stopped for lack of blocks, to continue later.
+        taken_out_bytes: KV cache bytes of preempted sequences copied to host memory.
+        brought_back_bytes: KV cache bytes of preempted sequences copied back from host memory.
+        aborted: sequences that the caller aborted, whether they had started or not.
+        peak_blocks: largest number of KV cache blocks held by requests.
+        peak_waiting: largest number of requests and preempted sequences in the queue.
+        graph_captures: captured CUDA graphs.
+        graph_replays: decode forward passes that replayed a CUDA graph.
+        eager_decodes: decode forward passes without a replay while CUDA graphs are on.
+        proposed_tokens: speculative tokens that were proposed and verified.
+        accepted_tokens: speculative tokens that became part of a completion.
+        target_passes: verifications, counted per sequence.
+        pass_tokens: tokens added to completions by verifications.
     """
 
     prefill_tokens: int = 0
@@ -274,7 +337,7 @@ class EngineStats:
     pass_tokens: int = 0
 
     def restart_peaks(self) -> None:
-        """The peaks are of what comes from here on."""
+        """Reset the peaks to 0."""
         self.peak_blocks = self.peak_waiting = 0
 
     @property
@@ -284,27 +347,33 @@ class EngineStats:
 
     @property
     def padding_waste(self) -> float:
-        """Share of the rows of decode steps that no sequence needed."""
+        """Share of decode rows that advanced no sequence."""
         return 1 - self.decode_rows / max(1, self.decode_slots)
 
     @property
     def acceptance_rate(self) -> float:
-        """Share of guessed tokens that completions took over."""
+        """Share of speculative tokens that were accepted."""
         return self.accepted_tokens / max(1, self.proposed_tokens)
 
     @property
     def tokens_per_pass(self) -> float:
-        """Tokens that a sequence goes further by one pass through the model; 1 without speculation."""
+        """Tokens added to a sequence per forward pass of the model. 1 without speculation."""
         return self.pass_tokens / self.target_passes if self.target_passes else 1.0
 
 
 @dataclass(frozen=True)
 class Usage:
-    """The engine at one moment.
+    """Occupancy of the engine at one moment.
 
-    waiting: requests and preempted sequences in the queue. running: sequences. used: blocks that requests hold. idle: blocks that the prefix cache
-    alone holds; they are given up when room is needed. free: the rest. wasted_slots: token slots of used blocks that hold nothing yet.
-    fragmentation: wasted slots as a share of all slots in used blocks; less than one block a sequence.
+    Attributes:
+        waiting: requests and preempted sequences in the queue.
+        running: running sequences.
+        used: blocks held by requests.
+        idle: blocks held only by the prefix cache. They are freed when room is needed.
+        free: remaining blocks.
+        wasted_slots: token slots of used blocks that are still empty.
+        fragmentation: wasted slots divided by all slots of used blocks. The waste is less than one
+            block per sequence.
     """
 
     waiting: int

@@ -1,1 +1,4 @@
-"""The controller: calls the roles in order, owns the step count and the end of the run. The loop touches no parameter, logit or reward."""
+"""Training loop: calls the roles in order and counts the steps.
+
+The loop itself computes no log-probs, rewards or parameter updates.
+"""

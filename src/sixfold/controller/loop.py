@@ -1,14 +1,14 @@
-"""The loop: seven steps, in this order, and nothing else.
+"""The training loop: seven steps, in this order.
 
     1 rollout      tasks        -> groups of K trajectories       (log-probs captured as sampled)
     2 environment  groups       -> groups with rewards
-    3 reference    batch        -> batch with ref_logp            (may begin while 2 is at work)
+    3 reference    batch        -> batch with ref_logp            (may start during 2)
     4 algorithm    batch        -> advantages and weights
-    5 trainer      batch, loss  -> one optimizer step
-    6 sync         version      -> fresh weights in the sampler
+    5 trainer      batch, loss  -> optimizer steps
+    6 sync         version      -> new weights in the sampler
     7 log          metrics      -> disk, screen
 
-Every role is a Protocol; the controller is built with them and runs as well with six fakes.
+Every role is a Protocol, so the controller also runs with six fakes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,22 @@ from ..types import Group, Task
 
 @dataclass
 class Controller:
-    """The six roles, wired. tasks: the tasks of a step. seed: of a step's sampling. log: takes what a step made. device: where batches live."""
+    """Runs the training loop on six roles.
+
+    Attributes:
+        rollout: samples trajectories.
+        environment: fills in rewards.
+        reference: scores the batch before the algorithm (reference, critic, proximal forward pass).
+        algorithm: computes advantages, weights and the loss.
+        trainer: updates the policy.
+        sync: passes new weights to the sampler.
+        tasks: maps a step number to the tasks of the step.
+        seed: maps a step number to its sampling seed.
+        log: called with step number, groups, batch and metrics.
+        on_phase: called with the name of each phase as it starts.
+        device: device of the batches.
+        steps_done: steps done so far.
+    """
 
     rollout: Rollout
     environment: EnvironmentRole
@@ -47,7 +62,11 @@ class Controller:
     _seconds: Metrics = field(default_factory=dict)
 
     def step(self) -> Metrics:
-        """One step of the loop; gives its metrics, timings included."""
+        """Run one step of the loop.
+
+        Returns:
+            The metrics of the step, with timings in seconds.
+        """
         started, number = time.perf_counter(), self.steps_done + 1
         with self._phase("rollout"):
             groups = self.rollout.generate(self.tasks(number), self.seed(number))
@@ -71,7 +90,7 @@ class Controller:
         return metrics
 
     def run(self, until: Callable[[int, Metrics], bool]) -> None:
-        """Step until `until(step, metrics)` says so."""
+        """Run steps until `until(step, metrics)` is True."""
         metrics = self.step()
         while not until(self.steps_done, metrics):
             metrics = self.step()

@@ -1,7 +1,7 @@
-"""Which tasks a step trains on where they come from several sources, drawn by weight.
+"""Choose the tasks of each step from several sources, drawn by weight.
 
-Like `stream.TaskStream` a function of (seed, step) alone: nothing is saved, and a resumed run draws
-what the uninterrupted run would have drawn.
+The tasks of a step depend only on (seed, step), as in `stream.TaskStream`. No state is saved, and a
+resumed run draws the same tasks as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from itertools import accumulate, pairwise
 from ..types import Task
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
-"""Its multiples are spread evenly over [0, 1), so a source with 0.3 prompts per step gets one in 3 or 4 steps."""
+"""Multiples of the golden ratio are spread evenly over [0, 1).
+
+So a source with 0.3 prompts per step gets one in every 3 or 4 steps.
+"""
 
 
 @dataclass
@@ -23,10 +26,10 @@ class _Source:
     """Endless epochs over the tasks of one source.
 
     Args:
-        name: of the source; its epochs have orders of their own.
+        name: name of the source. Each source has its own task order per epoch.
         tasks: at least one.
-        epoch: number of the epoch that the next task comes from.
-        index: place of the next task in the order of that epoch.
+        epoch: epoch of the next task.
+        index: position of the next task in the order of that epoch.
     """
 
     name: str
@@ -35,9 +38,12 @@ class _Source:
     index: int = 0
 
     def take(self, wanted: int) -> tuple[int, int, int]:
-        """Go on by `wanted` tasks, all different; gives their epoch and the ends of their range.
+        """Advance by `wanted` tasks, all different.
 
-        The last few tasks of an epoch, too few for the step, are left to the next epochs.
+        If the epoch has fewer than `wanted` tasks left, they are skipped and the next epoch starts.
+
+        Returns:
+            (epoch, start, end) of the range.
         """
         wanted = min(wanted, len(self.tasks))
         if self.index + wanted > len(self.tasks):
@@ -46,7 +52,7 @@ class _Source:
         return self.epoch, start, self.index
 
     def read(self, seed: int, epoch: int, start: int, end: int) -> list[Task]:
-        """The tasks of a range in the order of an epoch."""
+        """Tasks of the range [start, end) in the order of an epoch."""
         order = list(range(len(self.tasks)))
         random.Random(f"{seed}/{self.name}/{epoch}").shuffle(order)
         return [self.tasks[i] for i in order[start:end]]
@@ -55,17 +61,18 @@ class _Source:
 class MixtureStream:
     """Endless epochs over several sources, each with its share of every step. Steps count from 1.
 
-    A source's prompts in a step are its share rounded down or up, and equal the share over many
-    steps. A source with fewer tasks than its share gives all it has, and the step is smaller.
+    The prompts of a source in a step are its share, rounded down or up. Over many steps they
+    average to the share. A source with fewer tasks than its share gives all of them, and the step
+    is smaller.
 
     Args:
-        tasks: tasks of all sources; `Task.source` names the source.
+        tasks: tasks of all sources. `Task.source` names the source.
         per_step: prompts per step.
-        seed: draws the orders, and which steps round up.
+        seed: seed of the task orders and of the rounding.
         weights: source name to weight. Sources without tasks are left out.
 
     Raises:
-        ValueError: if there are no tasks, or a task's source has no weight.
+        ValueError: if there are no tasks, or if the source of a task has no weight.
     """
 
     def __init__(self, tasks: Sequence[Task], per_step: int, seed: int, weights: Mapping[str, float]) -> None:
@@ -79,7 +86,7 @@ class MixtureStream:
         self._restart()
 
     def __call__(self, step: int) -> list[Task]:
-        """The tasks of a step, all different, in an order drawn for the step."""
+        """Tasks of a step, all different, in an order drawn for the step."""
         if step <= self._step:
             self._restart()
         while self._step < step:
@@ -96,22 +103,23 @@ class MixtureStream:
         self._sources = [_Source(name, tasks) for name, tasks in self._by_name.items()]
 
     def _shares(self, step: int) -> list[int]:
-        """Prompts of each source in a step: systematic sampling, so they add up to `per_step`."""
+        """Prompts per source in a step. Systematic sampling makes them add up to `per_step`."""
         offset = (self._offset + step * _GOLDEN) % 1.0
         marks = [0, *(min(math.floor(end + offset), self._per_step) for end in self._ends), self._per_step]
         return [high - low for low, high in pairwise(marks)]
 
 
 def weighted_order(tasks: Sequence[Task], count: int, seed: str, weights: Mapping[str, float]) -> list[int]:
-    """Places of `count` tasks, drawn without replacement.
+    """Indices of `count` tasks, drawn without replacement.
 
-    A source's chance at each draw is its weight, whatever its size, until its tasks run out
-    (Efraimidis and Spirakis, 2006: the largest of u^(1/w)).
+    A task is drawn with weight w / n: w is the weight of its source, n the number of tasks in it.
+    So the chance of a source does not depend on its size (Efraimidis and Spirakis, 2006: the
+    largest of u^(1/w)).
 
     Args:
-        tasks: what to draw from.
-        count: at most the number of tasks.
-        seed: of the draw.
+        tasks: tasks to draw from.
+        count: number of tasks to draw, at most `len(tasks)`.
+        seed: seed of the draw.
         weights: source name to weight. Empty: all tasks have the same chance.
     """
     rng = random.Random(seed)
@@ -123,7 +131,11 @@ def weighted_order(tasks: Sequence[Task], count: int, seed: str, weights: Mappin
 
 
 def _by_source(tasks: Iterable[Task], weights: Mapping[str, float]) -> dict[str, list[Task]]:
-    """Tasks by source, in the order of `weights`."""
+    """Tasks by source, in the order of `weights`. Sources without tasks are left out.
+
+    Raises:
+        ValueError: if there are no tasks, or if the source of a task has no weight.
+    """
     found: dict[str, list[Task]] = {name: [] for name in weights}
     for task in tasks:
         if task.source not in found:

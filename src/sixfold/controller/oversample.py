@@ -1,8 +1,11 @@
-"""Dynamic K: start more samples of a task than a step needs, keep the first K that ended and teach something, give up the rest.
+"""Dynamic K: oversample each task and keep the first K samples whose rewards differ.
 
-The longest answer decides how long a rollout takes; here a group is whole as soon as K of its samples have ended and their rewards differ. What had
-not ended is aborted and never reaches the loss. Short answers end first, so this favours them: a policy that thinks longer on what is hard pays for
-it. Use it where the tail of lengths is noise.
+A rollout lasts as long as its longest completion. With dynamic K, a group is complete when K of its
+samples have finished and their rewards are not all equal. The remaining samples are aborted and do
+not contribute to the loss.
+
+This favours short completions, which finish first. A policy that thinks longer about hard tasks is
+penalised. Use it only if long completions are noise.
 """
 
 from __future__ import annotations
@@ -16,8 +19,16 @@ from .refill import mixed
 
 
 class Oversample:
-    """A rollout of K trajectories a task, scored, out of the more that `inner` starts. keep: K. Raises ValueError if inner
-    starts no more than K, or for K = 1: one alone does not differ."""
+    """Rollout that returns K scored trajectories per task from a larger number of samples.
+
+    Args:
+        inner: rollout that starts more than `keep` samples per task.
+        environment: scores samples as they finish.
+        keep: trajectories per task (K). At least 2: one sample cannot differ from itself.
+
+    Raises:
+        ValueError: if `keep` is less than 2, or if `inner` starts no more than `keep` samples.
+    """
 
     def __init__(self, inner: StoppableRollout, environment: EnvironmentRole, keep: int) -> None:
         if not 2 <= keep < inner.samples:
@@ -29,20 +40,33 @@ class Oversample:
         self._expected = 0
 
     def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
-        """K scored trajectories of each task, by sample index: mixed ones if the task gave any before all its samples had ended."""
+        """Sample and score K trajectories per task, sorted by sample index.
+
+        The rewards of a group differ if any rewards of its task did before all samples had
+        finished.
+        """
         self._scored, self._expected = {}, len(tasks) * self._inner.samples
         return self._inner.generate_until(tasks, seed, self._enough)
 
     def stats(self) -> dict[str, float]:
-        """The inner rollout's metrics; among them the share of the started samples that were kept."""
+        """Metrics of the inner rollout, including the share of started samples that were kept."""
         return self._inner.stats()
 
     def _enough(self, task: Task, ended: Sequence[Trajectory]) -> list[Trajectory] | None:
-        """Of what has ended so far, in the order in which it did: the K to keep, or None to wait for more."""
+        """Choose the K trajectories to keep.
+
+        Args:
+            task: task of the samples.
+            ended: finished samples, in the order in which they finished.
+
+        Returns:
+            The K trajectories, or None to wait for more samples.
+        """
         if len(ended) < self._keep:
             return None
         self._scored[task.id] = Group(task, list(ended))
-        # With all others, and of all that were started: a failed check among the first few is nothing to the error budget of the step.
+        # Score together with earlier groups, and pass the total number of samples: otherwise one
+        # failed check among the first few would exceed the error budget.
         self._environment.score(list(self._scored.values()), expected=self._expected)
         kept = _first(self._keep, task, ended)
         if not mixed(Group(task, kept)) and len(ended) < self._inner.samples:
@@ -51,7 +75,11 @@ class Oversample:
 
 
 def _first(count: int, task: Task, ended: Sequence[Trajectory]) -> list[Trajectory]:
-    """The first `count`; if those are alike, the first two of all that differ and the first of the others."""
+    """The first `count` trajectories.
+
+    If their rewards are all equal, the first two trajectories that differ and the first of the
+    others.
+    """
     first = list(ended[:count])
     pairs = ([a, b] for i, b in enumerate(ended) for a in ended[:i])
     pair = None if mixed(Group(task, first)) else next((p for p in pairs if mixed(Group(task, p))), None)

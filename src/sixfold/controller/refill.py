@@ -1,9 +1,11 @@
-"""Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): a group whose rewards are all equal teaches nothing, so sample another in its place.
+"""Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): replace groups whose rewards are equal.
 
-`Refill` is a rollout role made of two: an inner rollout samples, the environment checks, and every slot of the step whose group is degenerate
-gets a further task in the next round, until every slot holds a mixed group or the rounds are used up.
+A group whose rewards are all equal gives no gradient. `Refill` is a rollout role that combines a
+rollout and an environment. After each round, every slot with such a group gets another task, until
+all groups are mixed or the rounds are used up.
 
-What it draws is a function of the step's tasks and seed (and of the weights): there is no cursor, and a resumed run draws the same.
+The extra tasks depend only on the tasks of the step, its seed and the weights. No state is saved,
+and a resumed run draws the same tasks.
 """
 
 from __future__ import annotations
@@ -25,12 +27,19 @@ _MEAN_OVER = {
     "rollout/kept_mean": "rollout/tokens",
     "rollout/kept_mass_frac": "rollout/tokens",
 }
-"""Means of a call that are not over its trajectories."""
+"""Means whose denominator is a number of tokens, not the number of trajectories."""
 
 
 @dataclass(frozen=True)
 class _Round:
-    """One call of the inner rollout. stats: its own. sample_s, check_s: seconds it took to sample and to check."""
+    """One call of the inner rollout.
+
+    Attributes:
+        groups: scored groups.
+        stats: metrics of the inner rollout for this call.
+        sample_s: seconds spent on sampling.
+        check_s: seconds spent on scoring.
+    """
 
     groups: list[Group]
     stats: dict[str, float]
@@ -43,18 +52,19 @@ class _Round:
 
 
 class Refill:
-    """Rollout whose groups come back scored, and with unequal rewards if `max_rounds` rounds suffice.
+    """Rollout that returns scored groups with unequal rewards, if `max_rounds` rounds suffice.
 
-    Round 1 is the inner rollout with the step's own tasks and seed. A later round has one further task
-    for each open slot, never one already sampled in this step, and a seed of its own. A slot that is
-    never filled keeps its own degenerate group, so a step always has as many groups as tasks.
+    Round 1 samples the tasks of the step with the seed of the step. Each later round has its own
+    seed and samples one new task per open slot, never one already sampled in this step. A slot that
+    is never filled keeps its original group, so a step always has as many groups as tasks.
 
     Args:
         inner: rollout that samples.
-        environment: scores what it sampled.
-        tasks: every task of the run, to draw further ones from.
-        max_rounds: most calls of `inner` in a step. 1: nothing is replaced.
-        weights: source name to weight, as in `MixtureStream`. Empty: all tasks are drawn alike.
+        environment: scores the samples.
+        tasks: all tasks of the run, from which new ones are drawn.
+        max_rounds: maximum calls of `inner` per step. 1: nothing is replaced.
+        weights: source name to weight, as in `MixtureStream`. Empty: all tasks have the same
+            chance.
 
     Raises:
         ValueError: if `max_rounds` is less than 1.
@@ -73,8 +83,11 @@ class Refill:
         self._stats: dict[str, float] = {}
 
     def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
-        """One scored group a slot: slot i holds the group of `tasks[i]`, or the mixed one that took its place. The first mixed group of a round goes
-        to the first open slot."""
+        """One scored group per slot.
+
+        Slot i holds the group of `tasks[i]`, or the mixed group that replaced it. The first mixed
+        group of a round goes to the first open slot.
+        """
         rounds = [self._round([], tasks, seed)]
         slots = list(rounds[0].groups)
         open_slots = deque(i for i, group in enumerate(slots) if not mixed(group))
@@ -87,19 +100,23 @@ class Refill:
         return slots
 
     def stats(self) -> dict[str, float]:
-        """The inner rollout's metrics over all rounds of the last call, and what the refilling did and cost."""
+        """Metrics of the last call: the inner rollout's over all rounds, and the cost of refilling."""
         return self._stats
 
     def _round(self, before: Sequence[_Round], tasks: Sequence[Task], seed: int) -> _Round:
         began = time.perf_counter()
         groups = self._inner.generate(tasks, seed)
         sampled = time.perf_counter()
-        # With the rounds before it: a failed check or two of a small late round is nothing to the error budget of the step.
+        # Score together with earlier rounds: otherwise one or two failed checks of a small late
+        # round would exceed the error budget.
         self._environment.score([*_all_groups(before), *groups])
         return _Round(groups, self._inner.stats(), sampled - began, time.perf_counter() - sampled)
 
     def _further(self, tasks: Sequence[Task], seed: int) -> Iterator[Task]:
-        """Other tasks than the step's, in an order drawn from the step's seed: as many as the rounds can use, or all there are."""
+        """Tasks outside the step, in an order drawn from its seed.
+
+        Yields at most as many as the rounds can use.
+        """
         taken = {task.id for task in tasks}
         count = min(len(self._tasks), len(tasks) * (self._max_rounds - 1) + len(taken))
         for i in weighted_order(self._tasks, count, f"{seed}/refill", self._weights):
@@ -108,7 +125,7 @@ class Refill:
 
 
 def mixed(group: Group) -> bool:
-    """True where two known rewards of the group differ. A failed check is no reward: it makes no group mixed."""
+    """True if two known rewards of the group differ. Failed checks have no reward and are ignored."""
     return len({(t.reward.value, t.reward.steps) for t in group.trajectories if t.reward and t.reward.value is not None}) > 1
 
 
@@ -121,7 +138,10 @@ def _tokens(groups: Sequence[Group]) -> float:
 
 
 def _rollout_stats(rounds: Sequence[_Round]) -> dict[str, float]:
-    """The inner metrics of a step: over its rounds, counts are added, peaks are those of all, shares and means are weighed."""
+    """Merge the inner metrics of the rounds of a step.
+
+    Counts are added, peaks are maxima, and shares and means are weighted averages.
+    """
     merged: dict[str, float] = {}
     for key in rounds[0].stats:
         values = [r.stats[key] for r in rounds]

@@ -1,4 +1,7 @@
-"""Which tasks a step trains on: a pure function of the step, so there is no cursor to save and none to restore wrongly."""
+"""Choose the tasks of each step.
+
+The tasks depend only on the step number and the seed, so there is no cursor to save or restore.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,18 @@ from .mixture import MixtureStream
 
 
 class TaskStream:
-    """Endless epochs over the tasks, each in an order of its own drawn from (seed, epoch). Steps count from 1."""
+    """Endless epochs over the tasks. Steps count from 1.
+
+    The order of an epoch depends only on (seed, epoch).
+
+    Args:
+        tasks: at least one.
+        per_step: prompts per step, capped at the number of tasks.
+        seed: seed of the task orders.
+
+    Raises:
+        ValueError: if there are no tasks.
+    """
 
     def __init__(self, tasks: Sequence[Task], per_step: int, seed: int) -> None:
         if not tasks:
@@ -22,7 +36,10 @@ class TaskStream:
         self._order: tuple[int, list[int]] = (-1, [])
 
     def __call__(self, step: int) -> list[Task]:
-        """The tasks of a step, all different. An epoch's last few, too few for a step, are left to the next epochs."""
+        """Tasks of a step, all different.
+
+        If the last tasks of an epoch do not fill a step, they are skipped.
+        """
         steps_per_epoch = len(self._tasks) // self._per_step
         epoch, index = divmod(step - 1, steps_per_epoch)
         if self._order[0] != epoch:
@@ -34,10 +51,17 @@ class TaskStream:
 
 
 def task_stream(tasks: Sequence[Task], per_step: int, seed: int, weights: Mapping[str, float]) -> Callable[[int], list[Task]]:
-    """What maps a step to its tasks. weights: by source; empty: all tasks are drawn alike."""
+    """Function from step number to the tasks of the step.
+
+    Args:
+        tasks: at least one.
+        per_step: prompts per step.
+        seed: seed of the task orders.
+        weights: source name to weight. Empty: all tasks have the same chance.
+    """
     return MixtureStream(tasks, per_step, seed, weights) if weights else TaskStream(tasks, per_step, seed)
 
 
 def step_seed(seed: int, step: int) -> int:
-    """The sampling seed of a step: a task seen again in a later epoch gets fresh noise."""
+    """Sampling seed of a step. A task that recurs in a later epoch gets different noise."""
     return int.from_bytes(blake2b(f"{seed}/{step}".encode(), digest_size=7).digest(), "little")

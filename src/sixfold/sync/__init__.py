@@ -1,1 +1,1 @@
-"""Weight sync: the trainer's weights reach the sampler, versioned and proven."""
+"""Weight sync: copy the trainer's weights to the sampler, with a version number and a check."""

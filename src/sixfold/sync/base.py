@@ -1,4 +1,4 @@
-"""The sync role, in words: the sampler gets the trainer's weights, with a number."""
+"""Contract of the sync role: the sampler gets the trainer's weights and their version."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from typing import Protocol
 
 
 class WeightSync(Protocol):
-    """Called after every step. After a sync the sampler provably has the trainer's weights and stamps tokens with their version."""
+    """Weight sync, called after every step.
+
+    After a sync, the sampler verifiably has the trainer's weights and stamps tokens with their
+    version.
+    """
 
     def sync(self, version: int) -> None:
-        """Bring weights numbered `version` to the sampler, or leave it stale on purpose. version never falls."""
+        """Pass weights with number `version` to the sampler, or leave it stale on purpose.
+
+        `version` never decreases.
+        """
         ...

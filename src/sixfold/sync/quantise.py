@@ -1,9 +1,11 @@
-"""Weights as a quantised engine would hold them: int8 with a scale for each output channel, or fp8 (e4m3) with one for the tensor.
+"""Simulate quantised weights: int8 with one scale per output channel, or fp8 with one per tensor.
 
-Simulated: what comes out is float32 again, so log-probs move as they would on real int8 or fp8 weights, and neither memory nor time is saved.
+The result is float32 again. Log-probs change as they would with real int8 or fp8 (e4m3) weights,
+but neither memory nor time is saved.
 
-A scale has the 8 significant bits of bfloat16. Its product with an int8 number (7 bits) or an e4m3 number (4 bits) is then exact in float32: the
-error is the format's alone, and quantising what is quantised already changes no bit.
+A scale has the 8 significant bits of bfloat16. Its product with an int8 (7 bits) or e4m3 (4 bits)
+number is therefore exact in float32. The only error is that of the format, and quantising twice
+changes no bit.
 """
 
 from __future__ import annotations
@@ -19,25 +21,38 @@ from transformers.pytorch_utils import Conv1D
 INT8_MAX = 127.0
 E4M3_MAX = 448.0
 LEAST_SCALE = 2.0**-100
-"""A channel of zeros would divide by zero; and from here on no product with a scale is subnormal in float32."""
+"""Smallest scale.
+
+It prevents a division by zero for a channel of zeros, and subnormal float32 products.
+"""
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """numbers: int8 or float8_e4m3fn, in the weight's shape. scale: what a 1 of them stands for, float32, one for each channel or for all."""
+    """A quantised weight.
+
+    Attributes:
+        numbers: int8 or float8_e4m3fn, in the shape of the weight.
+        scale: float32 value of the number 1, per output channel or for the whole tensor.
+    """
 
     numbers: Tensor
     scale: Tensor
 
     def values(self) -> Tensor:
-        """The weights that are computed with, float32, exactly numbers * scale."""
+        """Dequantised float32 weights, exactly numbers * scale."""
         return self.numbers.float() * self.scale
 
 
 def to_int8(w: Tensor, outputs: int = 0) -> Quantised:
-    """w [.., ..] with its output channels along dimension `outputs` -> whole numbers from -127 to 127, the largest of each channel near 127.
+    """Quantise a matrix to int8, from -127 to 127, with one scale per output channel.
 
-    |w - values| <= scale / 2 (up to float32's rounding of w / scale). A channel that is not finite comes out as NaN.
+    The error |w - values| is at most scale / 2, up to the float32 rounding of w / scale. A channel
+    with a non-finite value becomes NaN.
+
+    Args:
+        w: weight with two dimensions.
+        outputs: dimension of the output channels.
     """
     w = w.float()
     scale = _scale(w.abs().amax(1 - outputs, keepdim=True), INT8_MAX)
@@ -45,14 +60,14 @@ def to_int8(w: Tensor, outputs: int = 0) -> Quantised:
 
 
 def to_fp8(w: Tensor) -> Quantised:
-    """w, of any shape -> float8_e4m3fn, the largest near 448.
+    """Quantise a tensor of any shape to float8_e4m3fn. The largest value is near 448.
 
-    |w - values| <= |w| / 16 where |w| >= scale / 64, and <= scale / 1024 below, where e4m3 has no smaller exponent. A tensor that is not finite comes
-    out as NaN.
+    The error |w - values| is at most |w| / 16 where |w| >= scale / 64. Below that, where e4m3 has
+    no smaller exponent, it is at most scale / 1024. A tensor with a non-finite value becomes NaN.
     """
     w = w.float()
     scale = _scale(w.abs().amax(), E4M3_MAX)
-    return Quantised((w / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale)  # clamped: older PyTorch makes NaN of 465
+    return Quantised((w / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale)  # clamp: older PyTorch turns 465 into NaN
 
 
 def _scale(largest: Tensor, most: float) -> Tensor:
@@ -60,14 +75,19 @@ def _scale(largest: Tensor, most: float) -> Tensor:
 
 
 class QuantisedWeights(Mapping[str, Tensor]):
-    """The model's weights by name, the matrices of its linear layers quantised, the others its own.
+    """Weights of a model by name, with the matrices of its linear layers quantised.
 
-    A quantised tensor is made anew each time that it is asked for, from the weights of then, so
-    that there is never a second table of weights.
+    A quantised tensor is recomputed from the current weights on each access, so there is never a
+    second copy of all weights.
     """
 
     def __init__(self, model: PreTrainedModel, form: str) -> None:
-        """form: int8 or fp8."""
+        """Wrap a model without modifying its weights.
+
+        Args:
+            model: the policy.
+            form: "int8" or "fp8".
+        """
         self._form = form
         self._weights = dict(model.named_parameters())
         self._outputs = _linear(model)
@@ -86,22 +106,23 @@ class QuantisedWeights(Mapping[str, Tensor]):
 
 
 def quantised_weights(model: PreTrainedModel, form: str) -> QuantisedWeights:
-    """The model's weights as an engine in int8 or fp8 would have them.
+    """Weights of the model as an int8 or fp8 engine would hold them.
 
-    Left as they are: embeddings and the head, tied or not (vLLM and llm-compressor leave it too: it decides every log-prob directly), norms, biases,
-    and matrices outside a linear layer, such as stacked experts and their router.
+    Not quantised: embeddings and the head, tied or not; norms; biases; and matrices outside a
+    linear layer, such as stacked experts and their router. vLLM and llm-compressor also keep the
+    head, because every log-prob depends on it directly.
     """
     return QuantisedWeights(model, form)
 
 
 def quantised_share(model: PreTrainedModel) -> float:
-    """Share of the model's numbers that `quantised_weights` rounds."""
+    """Share of the model's parameters that `quantised_weights` rounds."""
     outputs = _linear(model)
     return sum(p.numel() for p in model.parameters() if id(p) in outputs) / sum(p.numel() for p in model.parameters())
 
 
 def _linear(model: PreTrainedModel) -> dict[int, int]:
-    """Identity of each matrix to be quantised -> the dimension of its outputs."""
+    """Map from the id of each matrix to be quantised to the dimension of its output channels."""
     apart = {id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings())}
     kinds = [(module.weight, int(isinstance(module, Conv1D))) for module in model.modules() if isinstance(module, nn.Linear | Conv1D)]
     return {id(weight): outputs for weight, outputs in kinds if id(weight) not in apart}

@@ -1,7 +1,10 @@
-"""Weight sync in one process: nothing to copy when trainer and engine share the module, an in-place copy when the engine has its own.
+"""Weight sync in one process.
 
-After every sync the engine's weights are proven to be the trainer's, or what quantising makes of them (the same storage, or a copy that is compared
-tensor by tensor), and every token sampled from then on carries the new version.
+If trainer and engine share the module, nothing is copied. If the engine has its own module, its
+weights are overwritten in place.
+
+Every sync checks that the engine has the trainer's weights, or their quantised form: it compares
+storage, or the copy tensor by tensor. Every token sampled afterwards carries the new version.
 """
 
 from __future__ import annotations
@@ -18,11 +21,16 @@ from .quantise import quantised_weights
 
 
 class SyncError(RuntimeError):
-    """The engine would sample from other weights than the trainer's."""
+    """The engine would sample from weights other than the trainer's."""
 
 
 def finite_weights(trainer: PreTrainedModel) -> dict[str, Tensor]:
-    """The trainer's weights by name. Raises SyncError for one that is not finite: nothing is copied then, and the engine keeps its old ones whole."""
+    """The trainer's weights by name.
+
+    Raises:
+        SyncError: if a weight is not finite. Nothing is copied, and the engine keeps its old
+            weights.
+    """
     weights: dict[str, Tensor] = dict(trainer.named_parameters())
     if wrong := first_false({name: source.isfinite().all() for name, source in weights.items()}):
         raise SyncError(f"weight '{wrong}' is not finite: not handed to the engine")
@@ -30,9 +38,10 @@ def finite_weights(trainer: PreTrainedModel) -> dict[str, Tensor]:
 
 
 class SharedSync:
-    """Trainer and engine are one module: a sync is a new version number, and the proof is that no tensor was swapped for another.
+    """Sync for a module shared by trainer and engine: only the version number changes.
 
-    waited: steps since the last sync; always 0 here.
+    Attributes:
+        waited: steps since the last sync; always 0.
     """
 
     waited = 0
@@ -42,7 +51,11 @@ class SharedSync:
         self._engine = engine
 
     def sync(self, version: int) -> None:
-        """Stamp the engine with `version`. Raises SyncError if a tensor is not the trainer's own storage."""
+        """Set the engine's version.
+
+        Raises:
+            SyncError: if a tensor of the engine no longer shares storage with the trainer's.
+        """
         if version == self._engine.version:
             return
         theirs = dict(self._engine.runner.model.module.named_parameters())
@@ -56,7 +69,7 @@ class SharedSync:
 
     @contextmanager
     def policy_weights(self, version: int) -> Iterator[None]:
-        """Within the block the engine samples from the policy's weights, as it always does here."""
+        """In this block the engine samples from the policy's weights, which it always does here."""
         self.sync(version)
         yield
 
@@ -65,16 +78,24 @@ class SharedSync:
         return {}
 
     def load(self, tensors: Mapping[str, Tensor], version: int, waited: int) -> None:
-        """Go on at `version`."""
+        """Continue at `version`."""
         self._engine.version = version
 
 
 class CopySync:
-    """The engine has weights of its own, overwritten in place every `every` steps (data_ptr stays, so nothing that points at them breaks).
+    """Sync for an engine with its own weights, overwritten in place every `every` steps.
 
-    form: copy, or int8 or fp8 for weights quantised anew, from the trainer's own, at every copy; those are not altered.
+    The addresses of the tensors do not change, so pointers to them stay valid. `every` counts
+    steps, not versions: a step may make several updates, or none.
 
-    Steps, not versions: a step may make several updates, or none. waited: steps since the last copy.
+    Args:
+        trainer: the policy. Its weights are never modified.
+        engine: engine whose weights are overwritten.
+        every: steps between copies.
+        form: "copy", or "int8" or "fp8" to quantise the trainer's weights anew at every copy.
+
+    Attributes:
+        waited: steps since the last copy.
     """
 
     def __init__(self, trainer: PreTrainedModel, engine: Engine, every: int, form: str = "copy") -> None:
@@ -86,53 +107,62 @@ class CopySync:
         self.waited = 0
 
     def sync(self, version: int) -> None:
-        """Called once a step: copy if `every` steps have passed and the weights are others. Raises SyncError for weights that are not
-        finite or do not fit; the engine then keeps its old ones whole."""
+        """Called once per step. Copy if `every` steps have passed and the version has changed.
+
+        Raises:
+            SyncError: if the weights are not finite or do not fit. The engine then keeps its old
+                weights.
+        """
         self.waited += 1
         if self.waited >= self._every and version != self._engine.version:
             self.waited = 0
             self._hand_over(version)
 
     def refresh(self) -> None:
-        """Copy now, under the number that the engine has (before RL begins every number is 0). Raises SyncError as `sync` does."""
+        """Copy now, without changing the engine's version. Before RL, every version is 0.
+
+        Raises:
+            SyncError: as `sync` does.
+        """
         self._hand_over(self._engine.version)
 
     @contextmanager
     def policy_weights(self, version: int) -> Iterator[None]:
-        """Within the block the engine samples from the policy's weights, neither stale nor rounded.
+        """In this block the engine samples from the policy's weights, neither stale nor quantised.
 
-        After it the engine has its earlier weights and their version again, so training samples are
-        the same with and without an evaluation.
+        Afterwards the engine has its earlier weights and version again. Training samples are
+        therefore the same with and without an evaluation.
 
         Args:
-            version: number of the policy's weights.
+            version: version of the policy's weights.
         """
         before = self._engine.version
-        if version == before > 0 and self._form == "copy":  # 0 is the number of all weights before RL
+        if version == before > 0 and self._form == "copy":  # before RL, every version is 0
             yield
             return
-        # on the host: a GPU may have no room for a second copy
+        # Hold the copy on the host: the GPU may have no room for a second one.
         held = {name: p.detach().to("cpu", copy=True) for name, p in self._engine.runner.model.module.named_parameters()}
         self._held = held
         self._copy(dict(self._trainer.named_parameters()), version)
         try:
             yield
         finally:
-            # A signal may have left sequences in flight, whose weights cannot change: the run ends then, and a checkpoint takes what is held.
+            # After a signal, sequences may still be running, and their weights must not change.
+            # The run ends then, and the checkpoint saves the held weights.
             if not self._engine.busy:
-                self._engine.version = before  # the engine takes no number below its own
+                self._engine.version = before  # the engine refuses a lower version
                 self._copy(held, before)
                 self._held = {}
 
     def _hand_over(self, version: int) -> None:
-        """Copy the trainer's weights, or what quantising makes of them."""
+        """Copy the trainer's weights, or their quantised form."""
         self._copy(dict(self._trainer.named_parameters()) if self._form == "copy" else quantised_weights(self._trainer, self._form), version)
 
     def _copy(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """The engine checks all of them before the first copy, and proves each copy.
+        """Load weights into the engine, which checks all of them first and verifies each copy.
 
-        On a GPU the old weights are not kept meanwhile, for which there may be no memory: where
-        writing fails the engine computes nothing more, and the run ends.
+        On a GPU the old weights are not kept, because there may be no memory for them. If a write
+        fails there, the engine refuses to compute and the run ends.
         """
         try:
             self._engine.load_weights(weights, version, undo=self._trainer.device.type == "cpu")
@@ -140,12 +170,21 @@ class CopySync:
             raise SyncError(f"{error}: not handed to the engine") from error
 
     def tensors(self) -> dict[str, Tensor]:
-        """The weights that training samples from, by name, for a checkpoint: they may be older than the trainer's."""
+        """Weights that training samples from, by name, for a checkpoint.
+
+        They may be older than the trainer's.
+        """
         weights = self._held or dict(self._engine.runner.model.module.named_parameters())
         return {f"engine/{name}": p for name, p in weights.items()}
 
     def load(self, tensors: Mapping[str, Tensor], version: int, waited: int) -> None:
-        """Put a checkpoint's engine weights back, numbered `version`, `waited` steps after they were copied."""
+        """Restore the engine's weights from a checkpoint.
+
+        Args:
+            tensors: tensors of the checkpoint, by name.
+            version: version of the weights.
+            waited: steps between the copy and the checkpoint.
+        """
         self.waited = waited
         names = [name for name, _ in self._engine.runner.model.module.named_parameters()]
         self._engine.load_weights({name: tensors[f"engine/{name}"] for name in names}, version)

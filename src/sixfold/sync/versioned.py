@@ -1,7 +1,8 @@
-"""Weight sync to an engine in another process: weights go over in the names of a checkpoint, under a version number.
+"""Weight sync to an engine in another process, under checkpoint names and with a version number.
 
-The engine's memory cannot be looked into (fused, repacked, perhaps on another machine), so the proof is by what it computes: after every
-hand-over a fixed sequence is scored by both sides. That the version arrived is told by the tokens: the engine itself stamps them.
+The engine's memory cannot be inspected: weights may be fused, repacked or on another machine. So
+the check compares outputs: after every sync, both sides score the same fixed sequence. The engine
+stamps tokens with its version, which shows that the version arrived.
 """
 
 from __future__ import annotations
@@ -21,10 +22,19 @@ PROBE_TOKENS = 32
 
 
 class VersionedSync:
-    """The engine gets a copy every `every` steps. limit: largest mean difference of the probe's log-probs, in nats. longest: sequence that the
-    engine takes.
+    """Sync for an engine in another process, which gets a copy every `every` steps.
 
-    Steps, not versions: a step may make several updates, or none. waited: steps since the last copy.
+    `every` counts steps, not versions: a step may make several updates, or none.
+
+    Args:
+        trainer: the policy.
+        engine: engine in another process.
+        every: steps between copies.
+        limit: largest mean difference of the probe's log-probs, in nats.
+        longest: longest sequence that the engine accepts, in tokens.
+
+    Attributes:
+        waited: steps since the last copy.
     """
 
     def __init__(self, trainer: PreTrainedModel, engine: OutsideEngine, every: int, limit: float, longest: int) -> None:
@@ -37,30 +47,41 @@ class VersionedSync:
         self.waited = 0
 
     def sync(self, version: int) -> None:
-        """Called once a step: hand over if `every` steps have passed and the weights are others. Raises SyncError for non-finite weights or a probe
-        that does not come out equal."""
+        """Called once per step. Copy if `every` steps have passed and the version has changed.
+
+        Raises:
+            SyncError: if weights are not finite, or if the probe's log-probs differ by more than
+                the limit.
+        """
         self.waited += 1
         if self.waited >= self._every and version != self._engine.version:
             self.waited = 0
             self._hand_over(version)
 
     def refresh(self) -> None:
-        """Hand over now, under the number that the engine has, or 0 at first. Raises SyncError as `sync` does."""
+        """Copy now, under the engine's current version, or 0 if it has none yet.
+
+        Raises:
+            SyncError: as `sync` does.
+        """
         self._hand_over(max(self._engine.version, 0))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The engine's weights by name where they may be older than the trainer's; else nothing: they are in the checkpoint already."""
+        """Engine weights by name, if they may be older than the trainer's.
+
+        Otherwise empty: the checkpoint already contains them.
+        """
         return {f"engine/{name}": tensor for name, tensor in self._handed.items()}
 
     @contextmanager
     def policy_weights(self, version: int) -> Iterator[None]:
-        """Within the block the engine samples from the policy's weights, not from stale ones.
+        """In this block the engine samples from the policy's weights, not from stale ones.
 
-        After it the engine has its earlier weights and their version again. Before RL, where every
-        version is 0, it keeps the newer ones: nothing is trained from its samples then.
+        Afterwards the engine has its earlier weights and version again. Before RL, where every
+        version is 0, it keeps the newer ones: no training samples exist yet.
 
         Args:
-            version: number of the policy's weights.
+            version: version of the policy's weights.
         """
         before, held = self._engine.version, self._handed
         if version == before > 0:
@@ -70,13 +91,19 @@ class VersionedSync:
         if not held or version <= before:
             yield
             return
-        self._handed = held  # what a checkpoint takes if the evaluation fails: the run ends with it
+        self._handed = held  # saved in the checkpoint if the evaluation fails and ends the run
         yield
         self._engine.load(self._checkpoint_form(held), before)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], version: int, waited: int) -> None:
-        """Give the engine what it had at a checkpoint, numbered `version`, `waited` steps after it was handed over."""
+        """Restore the engine's weights from a checkpoint.
+
+        Args:
+            tensors: tensors of the checkpoint, by name.
+            version: version of the weights.
+            waited: steps between the copy and the checkpoint.
+        """
         self.waited = waited
         if self._every == 1:
             self._hand_over(version)
@@ -93,14 +120,22 @@ class VersionedSync:
         self.prove()
 
     def _checkpoint_form(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The trainer's names to those of a checkpoint (experts are stacked here and apart there), tied weights under each of their names."""
+        """Rename the trainer's weights to checkpoint names.
+
+        Experts are stacked in the trainer and separate in a checkpoint. Tied weights appear under
+        each of their names.
+        """
         names = {id(p): name for name, p in self._trainer.named_parameters()}
         every = {name: weights[names[id(p)]] for name, p in self._trainer.named_parameters(remove_duplicate=False)}
         return revert_weight_conversion(self._trainer, every)
 
     @torch.no_grad()
     def prove(self) -> None:
-        """Raises SyncError where the engine scores the probe otherwise than the trainer."""
+        """Compare the probe's log-probs of engine and trainer.
+
+        Raises:
+            SyncError: if their mean absolute difference exceeds the limit.
+        """
         tokens = torch.tensor([self._probe], device=self._trainer.device)
         logits = self._trainer(tokens, use_cache=False).logits[0, :-1].float()
         ours = logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0].cpu()
@@ -110,5 +145,5 @@ class VersionedSync:
 
 
 def _probe(vocabulary: int, length: int) -> list[int]:
-    """Any tokens will do, as long as they are the same ones every time."""
+    """Fixed token sequence for the check. Any tokens work, as long as they are always the same."""
     return torch.randint(vocabulary, (length,), generator=torch.Generator().manual_seed(0)).tolist()
