@@ -100,7 +100,10 @@ class Refill:
         return slots
 
     def stats(self) -> dict[str, float]:
-        """Metrics of the last call: the inner rollout's over all rounds, and the cost of refilling."""
+        """Metrics of the last call.
+
+        They are the inner rollout's metrics over all rounds, and the cost of refilling.
+        """
         return self._stats
 
     def _round(self, before: Sequence[_Round], tasks: Sequence[Task], seed: int) -> _Round:
@@ -125,7 +128,7 @@ class Refill:
 
 
 def mixed(group: Group) -> bool:
-    """True if two known rewards of the group differ. Failed checks have no reward and are ignored."""
+    """True if two known rewards of the group differ. Failed checks have no reward and do not count."""
     return len({(t.reward.value, t.reward.steps) for t in group.trajectories if t.reward and t.reward.value is not None}) > 1
 
 

@@ -1,1 +1,4 @@
-"""A run: from a recipe to checkpoints, logs and a report. `start` is the entry; `assemble` chooses the classes."""
+"""A run: from a recipe to checkpoints, logs and a report.
+
+`start` is the entry point. `assemble` chooses the classes.
+"""

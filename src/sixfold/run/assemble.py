@@ -1,4 +1,4 @@
-"""From a recipe to the six roles: which class plays which role is decided here and nowhere else."""
+"""Build the six roles from a recipe. Only this module decides which class plays which role."""
 
 from __future__ import annotations
 
@@ -41,9 +41,21 @@ from .rendered_prompt import rendering
 
 @dataclass
 class World:
-    """What does not change while a run lasts: model, tasks, engine, environment, and how samples are drawn. longest: sequence, in tokens.
+    """Parts that do not change during a run: model, tasks, engine, environment and sampling
+    settings.
 
-    ending: what else is to end when this does.
+    Attributes:
+        recipe: the whole run.
+        policy: the trained model with its tokenizer.
+        tasks: training and held-out tasks.
+        codec: encodes prompts and decodes tokens.
+        engine: engine that samples.
+        environment: scores trajectories.
+        scoring: settings for computing log-probs.
+        sync: weight sync from trainer to engine.
+        device: device of the policy.
+        longest: longest sequence, in tokens.
+        ending: resources that are closed with the World.
     """
 
     recipe: Recipe
@@ -60,24 +72,28 @@ class World:
 
     @property
     def sampler(self) -> PreTrainedModel:
-        """The weights that the engine should be sampling from: the policy's, or what quantising made of them."""
+        """Weights that the engine should sample from: the policy's, or the quantised copy."""
         if self.recipe.sync.quantised and isinstance(self.engine, Engine):
             return cast(PreTrainedModel, self.engine.runner.model.module)
         return self.policy.model
 
     @property
     def outside(self) -> bool:
-        """True where an engine in another process samples."""
+        """True if the engine runs in another process."""
         return not isinstance(self.engine, Engine)
 
     def rollout(self) -> EngineRollout | OutsideRollout:
-        """The rollout role of training: K samples at the recipe's temperature and truncation."""
+        """Rollout role for training: K samples with the recipe's temperature and truncation."""
         r = self.recipe.rollout
         params = replace(self._params(r.temperature), top_p=r.top_p, top_k=r.top_k, min_p=r.min_p)
         return self._rollout(params, r.samples_per_prompt, self.recipe.engine.release_kv)
 
     def oversampler(self) -> EngineRollout:
-        """The same with all the samples that the recipe starts of a task. Raises TypeError where an engine in another process samples."""
+        """Rollout role for training with `rollout.oversample` samples per task.
+
+        Raises:
+            TypeError: if the engine runs in another process.
+        """
         r = self.recipe.rollout
         rollout = self.rollout()
         if not isinstance(rollout, EngineRollout):
@@ -85,11 +101,11 @@ class World:
         return EngineRollout(rollout.engine, self.codec, rollout.params, r.oversample, self.recipe.engine.release_kv, rollout.stops)
 
     def evaluator(self) -> EngineRollout | OutsideRollout:
-        """The rollout role of held-out evaluation."""
+        """Rollout role for held-out evaluation."""
         return self._rollout(self._params(self.recipe.eval.temperature), self.recipe.eval.samples, self.recipe.engine.release_kv)
 
     def prober(self) -> EngineRollout | OutsideRollout:
-        """Greedy, one sample a task: what SFT's progress is measured by."""
+        """Greedy rollout with one sample per task, which measures the progress of SFT."""
         return self._rollout(self._params(0.0), 1, self.recipe.engine.release_kv)
 
     def _params(self, temperature: float) -> SamplingParams:
@@ -101,7 +117,7 @@ class World:
         return OutsideRollout(self.engine, self.codec, params, samples, self.policy.stop_strings)
 
     def close(self) -> None:
-        """End the processes that check answers, and what else is in `ending`."""
+        """Stop the worker processes of the environment and close the resources in `ending`."""
         self.ending.close()
         self.environment.close()
 
@@ -114,17 +130,18 @@ def build_world(
     tasks: TaskSet | None = None,
     own_ends: TurnEnd | None = None,
 ) -> World:
-    """Load the model and the tasks, make engine and environment.
+    """Load the model and the tasks, and create the engine and the environment.
 
     Args:
         recipe: the whole run.
-        model_path: the model's folder; empty: as the recipe says.
-        reward: stands in for the recipe's.
-        tasks: stand in for the recipe's.
-        own_ends: what ends a completion by the model alone, where the recipe has added to it in a checkpoint.
+        model_path: folder of the model. Empty: as the recipe says.
+        reward: replaces the recipe's rewards.
+        tasks: replace the recipe's tasks.
+        own_ends: what ends a completion for the model itself. Needed for a checkpoint, whose model
+            folder also contains the recipe's additions.
 
     Raises:
-        UserError: a missing device, model or dataset, or prompts that do not fit.
+        UserError: for a missing device, model or dataset, or if prompts do not fit.
     """
     device = resolve_device(recipe.run.device, "run.device")
     prepare_device(device, recipe.run.precision)
@@ -145,7 +162,7 @@ def build_world(
     )
     with ExitStack() as on_failure:
         on_failure.callback(environment.close)
-        environment.start()  # its workers load while the model does
+        environment.start()  # start early: its workers load while the model loads
         policy = load_policy(source, seed=recipe.run.seed, device=device)
         policy = policy.stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop, own_ends)
         codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
@@ -166,7 +183,16 @@ def build_world(
 def _engine_and_sync(
     recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None, ending: ExitStack, notes: list[str]
 ) -> tuple[Engine, SharedSync | CopySync] | tuple[OutsideEngine, VersionedSync]:
-    """Who samples, and how the trainer's weights get there. ending: told how to end another process. notes: what to tell the user."""
+    """Create the engine and its weight sync.
+
+    Args:
+        recipe: the whole run.
+        policy: the trainer's model.
+        longest: longest sequence, in tokens.
+        autocast: dtype of the forward passes. None: the dtype of the weights.
+        ending: receives the callback that ends an engine in another process.
+        notes: receives messages for the user.
+    """
     backend = parse_backend(recipe.rollout.backend)
     if backend.kind != "engine":
         return start_outside(recipe, backend, policy, longest, ending)
@@ -174,7 +200,7 @@ def _engine_and_sync(
     if recipe.sync.mode == "shared":
         return engine, SharedSync(policy.model, engine)
     sync = CopySync(policy.model, engine, recipe.sync.every, recipe.sync.mode)
-    if recipe.sync.quantised:  # the engine begins with a plain copy
+    if recipe.sync.quantised:  # the engine starts with an unquantised copy
         sync.refresh()
         share = quantised_share(policy.model)
         notes.append(f"the engine samples from {share:.0%} of the weights rounded as if in {recipe.sync.mode}: neither memory nor time is saved")
@@ -184,17 +210,17 @@ def _engine_and_sync(
 def make_engine(
     recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None, notes: list[str] | None = None
 ) -> Engine:  # fmt: skip
-    """The engine on the policy's own module, or on a copy of it where the recipe does not share it.
+    """Create the engine on the policy's own module, or on a copy if the recipe does not share it.
 
     Args:
         recipe: the whole run.
         policy: the trainer's model.
-        longest: sequence, in tokens.
-        autocast: dtype of the forward passes; None: the weights' own.
-        notes: gets what to tell the user.
+        longest: longest sequence, in tokens.
+        autocast: dtype of the forward passes. None: the dtype of the weights.
+        notes: receives messages for the user.
 
     Raises:
-        UserError: CUDA graphs without a GPU, or no memory for one sequence.
+        UserError: for CUDA graphs without a GPU, or if memory does not suffice for one sequence.
     """
     config = recipe.engine
     model = policy.model
@@ -217,7 +243,11 @@ def make_engine(
 
 
 def _fit_prompts(recipe: Recipe, tasks: TaskSet, codec: PromptCodec, context: int) -> int:
-    """Drop or refuse prompts that are too long; the longest that stays, in tokens."""
+    """Drop or refuse prompts that are too long.
+
+    Returns:
+        The longest remaining prompt, in tokens.
+    """
     room = context - recipe.rollout.max_new_tokens
     if room < 1:
         raise UserError(

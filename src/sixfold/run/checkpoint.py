@@ -1,13 +1,16 @@
-"""Checkpoints: a run's whole state in a directory that appears whole or not at all.
+"""Checkpoints: the whole state of a run in a directory that is published atomically.
 
     checkpoints/step-000100/
       model/                 Hugging Face format, loads with from_pretrained
       trainer.safetensors    optimizer moments and other tensors, by name
       state.json             everything else, as plain JSON
-      manifest.json          format, step, size and sha256 of every file; written last, and checksums itself
+      manifest.json          format, step, size and sha256 of every file, and its own checksum
 
-A save writes into `.saving-step-000100`, brings every file to the disk, and only then renames; a deletion renames to `.deleting-...` first.
-So a name `step-N` is a whole checkpoint or, if the disk failed later, one whose damage the manifest shows. Nothing here touches pickle.
+The manifest is written last. A save writes into `.saving-step-000100`, flushes every file to the
+disk, and only then renames the directory. A deletion first renames to `.deleting-...`.
+
+So `step-N` is a complete checkpoint. If the disk fails later, the manifest reveals the damage.
+Nothing here uses pickle.
 """
 
 from __future__ import annotations
@@ -39,7 +42,14 @@ _SLACK_BYTES = 1 << 20  # tokenizer, configs, manifest
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint. tensors: by name, on the CPU. state: as it was saved, with lists where tuples were."""
+    """A verified checkpoint.
+
+    Attributes:
+        path: directory of the checkpoint.
+        step: step of its stage.
+        tensors: tensors by name, on the CPU.
+        state: state as it was saved, with lists in place of tuples.
+    """
 
     path: Path
     step: int
@@ -48,12 +58,12 @@ class Checkpoint:
 
     @property
     def stage(self) -> str:
-        """`sft` or `step`: what its step counts."""
+        """`sft` or `step`: the stage that its step number counts."""
         return self.path.name.partition("-")[0]
 
     @property
     def model_path(self) -> Path:
-        """The policy and its tokenizer, for from_pretrained."""
+        """Folder of the policy and its tokenizer, for from_pretrained."""
         return self.path / MODEL
 
 
@@ -67,23 +77,25 @@ def save_checkpoint(
     state: Mapping[str, Any],
     stage: Literal["sft", "step"] = "step",
 ) -> Path:
-    """Publish `checkpoints/STAGE-NNNNNN` and return its path. Needs the run's lock: what an interrupted save left is removed first.
+    """Publish `checkpoints/STAGE-NNNNNN` and return its path. The caller must hold the run's lock.
 
-    An intact checkpoint of the same step is never overwritten: it is returned as it is. That is right as long as a resumed run calls
-    `set_aside_after` first.
+    Leftovers of interrupted saves are removed first. An intact checkpoint of the same step is
+    returned and never overwritten. That is correct only if a resumed run calls `set_aside_after`
+    first.
 
     Args:
-        checkpoints: directory of the run's checkpoints; made if absent.
+        checkpoints: directory of the run's checkpoints. Created if absent.
         step: step of the stage.
-        write_model: writes the model and its tokenizer into the directory it is given.
-        model_bytes: about what that will take.
-        tensors: everything else that is not JSON, by name.
+        write_model: writes the model and its tokenizer into the given directory.
+        model_bytes: approximate size of the model on disk, in bytes.
+        tensors: other tensors, by name.
         state: JSON values with string keys.
-        stage: what the step counts.
+        stage: what `step` counts.
 
     Raises:
-        UserError: the disk is full or not writable; nothing of this save is left, and earlier checkpoints are untouched.
-        ValueError: NaN in `state`.
+        UserError: if the disk is full or not writable. Nothing of this save is left, and earlier
+            checkpoints are unchanged.
+        ValueError: if `state` contains NaN.
     """
     final = checkpoints / f"{stage}-{step:06d}"
     staging = checkpoints / f".saving-{final.name}"
@@ -112,8 +124,9 @@ def save_checkpoint(
 def load_checkpoint(directory: Path) -> Checkpoint:
     """Read a checkpoint after verifying every byte of it.
 
-    UserError says in one line why it cannot be used (not a checkpoint, incomplete, altered, newer format) and names the newest intact
-    checkpoint beside it.
+    Raises:
+        UserError: if it is not a checkpoint, incomplete, altered, or of a newer format. The message
+            names the newest intact checkpoint in the same directory.
     """
     try:
         return _load(directory)
@@ -124,11 +137,12 @@ def load_checkpoint(directory: Path) -> Checkpoint:
 
 
 def load_newest(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that can be used, or None where there is none at all; and a warning for each damaged one passed over.
+    """Newest usable checkpoint, or None if there are none, and a warning per damaged one skipped.
 
     Raises:
-        NewerFormat: a later release wrote one. To go on from an older one would throw away what that release did.
-        UserError: there are checkpoints, and none is intact.
+        NewerFormat: if a later release wrote one. Continuing from an older one would discard the
+            work of that release.
+        UserError: if there are checkpoints, but none is intact.
     """
     warnings: list[str] = []
     for path in reversed(list_checkpoints(checkpoints)):
@@ -155,9 +169,13 @@ def _load(directory: Path) -> Checkpoint:
 
 
 def prune(checkpoints: Path, keep: int) -> list[Path]:
-    """Delete what is older than the newest `keep` intact checkpoints; returns what was deleted. With fewer intact ones, deletes nothing.
+    """Delete checkpoints older than the newest `keep` intact ones, and return them.
 
-    A checkpoint that this process wrote is taken for intact while no file of it has changed size or time: nothing is hashed again.
+    If fewer than `keep` are intact, nothing is deleted. A checkpoint written by this process counts
+    as intact while the size and time of its files are unchanged, so nothing is hashed again.
+
+    Raises:
+        ValueError: if `keep` is less than 1.
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
@@ -173,10 +191,14 @@ def prune(checkpoints: Path, keep: int) -> list[Path]:
 
 
 def set_aside_after(checkpoints: Path, last: Path | None) -> list[Path]:
-    """Rename the checkpoints newer than `last` (None: all) to `damaged-NAME`, and return their new names.
+    """Rename checkpoints newer than `last` to `damaged-NAME`, and return their new paths.
 
-    A run goes on from `last` because the newer ones are damaged. They would stand in the way of those that it will make; but what is in
-    them may still be worth something to the user, so they are not deleted.
+    A run resumes from `last` because the newer ones are damaged. Their names are needed for new
+    checkpoints. They are not deleted, because the user may still recover something from them.
+
+    Args:
+        checkpoints: directory of the run's checkpoints.
+        last: checkpoint from which the run resumes. None: all are renamed.
     """
     moved = []
     with disk_errors(f"cannot set aside checkpoints in {checkpoints}"):
@@ -192,7 +214,10 @@ def set_aside_after(checkpoints: Path, last: Path | None) -> list[Path]:
 
 
 def clean(checkpoints: Path) -> list[Path]:
-    """Remove what interrupted saves and deletions left (our own temporary names only); returns it. Needs the run's lock."""
+    """Remove and return leftovers of interrupted saves and deletions.
+
+    Only temporary names of this module are touched. The caller must hold the run's lock.
+    """
     leftovers = [p for p in sorted(checkpoints.glob(".*")) if _LEFTOVER.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
     with disk_errors(f"cannot clean {checkpoints}"):
         for path in leftovers:
@@ -221,7 +246,7 @@ def _size(n_bytes: int) -> str:
 
 
 def _write_files(staging: Path, write_model: Callable[[Path], None], tensors: Mapping[str, Tensor], state_text: str) -> None:
-    """Everything but the manifest, on the disk when this returns."""
+    """Write everything except the manifest, and flush it to the disk."""
     (staging / MODEL).mkdir(parents=True)
     faultpoint("checkpoint.directory")
     with _safetensors_disk_errors():
@@ -238,7 +263,10 @@ def _write_files(staging: Path, write_model: Callable[[Path], None], tensors: Ma
 
 @contextmanager
 def _safetensors_disk_errors() -> Iterator[None]:
-    """safetensors hides the operating system's error in its own; bring it back, so that a full disk is told as one."""
+    """Turn a safetensors error that hides an operating system error back into an OSError.
+
+    Without this, a full disk would not be reported as one.
+    """
     try:
         yield
     except SafetensorError as error:
@@ -256,7 +284,10 @@ def _remove_all(paths: list[Path]) -> list[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Delete a checkpoint; its name is gone before its first file is, so a kill in between leaves nothing that looks whole."""
+    """Delete a checkpoint.
+
+    It is renamed before its first file is deleted, so an interruption leaves no partial checkpoint.
+    """
     doomed = path.with_name(f".deleting-{path.name}")
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(path, doomed)

@@ -1,6 +1,6 @@
-"""Writes that happen whole or not at all, what a disk refuses in words, and the places where tests kill the process.
+"""Atomic file writes, disk errors as messages, and fault points for tests.
 
-A leaf: any room that writes files may import it.
+Every package that writes files may import this module.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _arrivals = count(1)
 
 
 def faultpoint(name: str) -> None:
-    """A place where tests make the process die.
+    """Point at which tests can kill the process.
 
-    SIXFOLD_FAULT=NAME:K kills the process at the K-th arrival at a point whose name begins with NAME.
+    SIXFOLD_FAULT=NAME:K kills the process at the K-th arrival at a point whose name begins with
+    NAME.
     """
     for hook in _hooks:
         hook(name)
@@ -39,7 +40,7 @@ def faultpoint(name: str) -> None:
 
 @contextmanager
 def fault_hook(hook: Callable[[str], None]) -> Iterator[None]:
-    """Within it, `hook` is called with the name of every fault point that is reached."""
+    """Call `hook` with the name of every fault point reached in this block."""
     _hooks.append(hook)
     try:
         yield
@@ -49,7 +50,10 @@ def fault_hook(hook: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def disk_errors(failure: str) -> Iterator[None]:
-    """Turn what the file system refuses into a UserError "FAILURE: reason and remedy". Put only file operations inside."""
+    """Turn an OSError into a UserError "FAILURE: reason and remedy".
+
+    Put only file operations inside the block: any other OSError would be reported as a disk error.
+    """
     try:
         yield
     except OSError as error:
@@ -58,7 +62,7 @@ def disk_errors(failure: str) -> Iterator[None]:
 
 
 def fsync_path(path: Path) -> None:
-    """Bring a file's contents, or a directory's entries, to the disk."""
+    """Flush a file's contents, or a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -67,7 +71,11 @@ def fsync_path(path: Path) -> None:
 
 
 def write_bytes_atomic(path: Path, data: bytes) -> None:
-    """Write `data` so that a reader, or a crash at any moment, finds the old file or the new one. UserError if the disk refuses."""
+    """Write `data` so that a reader, or a crash, sees either the old file or the new one.
+
+    Raises:
+        UserError: if the disk refuses the write.
+    """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     with disk_errors(f"cannot write {path}"):
         try:
@@ -80,10 +88,15 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """`write_bytes_atomic` of UTF-8 text."""
+    """Write UTF-8 text with `write_bytes_atomic`."""
     write_bytes_atomic(path, text.encode("utf-8"))
 
 
 def write_json_atomic(path: Path, value: Any) -> None:
-    """`write_bytes_atomic` of indented JSON. ValueError for NaN and infinity, TypeError for what is not JSON; nothing is written then."""
+    """Write indented JSON with `write_bytes_atomic`. Nothing is written if the value is invalid.
+
+    Raises:
+        ValueError: for NaN and infinity.
+        TypeError: for values that JSON cannot represent.
+    """
     write_text_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

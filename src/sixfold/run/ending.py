@@ -1,4 +1,4 @@
-"""Why a run ends: in words for the screen, and as a record for summary.json. No torch."""
+"""Reasons why a run ends: a text for the screen and a record for summary.json. No torch."""
 
 from __future__ import annotations
 
@@ -8,29 +8,38 @@ from typing import Literal
 from ..recipe.schema import RunConfig
 
 TARGET_AFTER = 10
-"""Steps before run.target_reward may end a run: reward/ema is an average over about ten, and its first value is that of one step."""
+"""Number of steps before run.target_reward may end a run.
+
+reward/ema averages about ten steps, and its first value is that of a single step.
+"""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """reason: for programs. text: for people. step: the last one done."""
+    """Reason why a run ended.
+
+    Attributes:
+        reason: for programs; the name of the setting in [run].
+        text: for people.
+        step: last step done.
+    """
 
     reason: Literal["steps", "target_reward", "max_minutes"]
     text: str
     step: int
 
     def record(self) -> dict[str, object]:
-        """For summary.json."""
+        """Record for summary.json."""
         return {"reason": self.reason, "text": self.text, "step": self.step}
 
 
 def why_ended(limits: RunConfig, step: int, ema: float | None, seconds: float) -> Ending | None:
-    """The limit that a run has reached, or None while it goes on.
+    """Limit that a run has reached, or None if it continues.
 
     Args:
-        limits: the recipe's [run].
+        limits: the recipe's [run] section.
         step: steps done.
-        ema: moving average of the reward; None before the first step.
+        ema: moving average of the reward. None before the first step.
         seconds: wall time of the run.
     """
     if step >= limits.steps:
@@ -44,5 +53,5 @@ def why_ended(limits: RunConfig, step: int, ema: float | None, seconds: float) -
 
 
 def how_to_go_on(ending: Ending) -> str:
-    """The setting that lets an ended run go on."""
+    """Tell the user which setting lets an ended run continue."""
     return f"to go on, resume with a larger --run.{ending.reason}"

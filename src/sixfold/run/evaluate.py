@@ -1,4 +1,4 @@
-"""`sixfold eval`: checkpoints on the recipe's held-out tasks, all on the same tasks with the same noise."""
+"""`sixfold eval`: evaluate checkpoints on the same held-out tasks with the same sampling noise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,16 @@ from .model_source import model_folder
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A checkpoint and what was found. step, version: of a checkpoint's weights; None for a plain model."""
+    """Evaluation of one checkpoint.
+
+    Attributes:
+        path: checkpoint as the user named it.
+        model: model folder or hub id.
+        step: step of the checkpoint. None for a plain model.
+        version: version of the weights. None for a plain model.
+        rule: rule by which a completion counts as solved.
+        found: the evaluation.
+    """
 
     path: str
     model: str
@@ -35,25 +44,27 @@ class Evaluated:
 
 
 def evaluate_command(recipe: Recipe, checkpoints: Sequence[str], against: str | None = None, out: Path | None = None) -> int:
-    """Evaluate checkpoints on the same held-out tasks with the same noise; print a table and write the results.
+    """Evaluate checkpoints on the same held-out tasks with the same noise.
+
+    Prints a table and writes the results.
 
     Args:
-        recipe: says which tasks, how completions are drawn, and what counts as solved.
+        recipe: sets the tasks, the sampling and what counts as solved.
         checkpoints: runs (their newest checkpoint), checkpoints, model folders or hub ids.
-        against: one more, with which each of them is compared by a paired test.
-        out: folder for results.json and the completions; None for the next free one under `run.dir`.
+        against: baseline, compared with each of the others by a paired test.
+        out: folder for results.json and the completions. None: the next free one under `run.dir`.
 
     Returns:
         The exit code, 0.
 
     Raises:
-        UserError: if a checkpoint cannot be loaded, there is nothing to evaluate on, or `out` is taken.
+        UserError: if a checkpoint cannot be loaded, there are no held-out tasks, or `out` is taken.
     """
     if recipe.eval.temperature == 0 and recipe.eval.samples > 1:
         raise UserError("eval.samples > 1 with eval.temperature = 0 draws the same completion every time: set a temperature")
     check_out(out)
     paths = list(dict.fromkeys([*checkpoints, *([against] if against else [])]))
-    models = [model_folder(path, "--checkpoint") for path in paths]  # all of them before the first is evaluated
+    models = [model_folder(path, "--checkpoint") for path in paths]  # find all before the first is evaluated
     results = [_evaluate(recipe, path, model) for path, model in zip(paths, models, strict=True)]
     tests = {r.path: _compare(r.found, results[-1].found) for r in results[:-1]} if against else {}
     console = Console()
@@ -71,7 +82,8 @@ def evaluate_command(recipe: Recipe, checkpoints: Sequence[str], against: str | 
 
 
 def _evaluate(recipe: Recipe, path: str, model: str) -> Evaluated:
-    world = build_world(recipe.model_copy(update={"sync": SyncConfig()}), model)  # nothing is trained: the model itself samples, not a rounded copy
+    # Nothing is trained here: sample from the model itself, not from a quantised copy.
+    world = build_world(recipe.model_copy(update={"sync": SyncConfig()}), model)
     try:
         if not world.tasks.heldout:
             raise UserError("no held-out tasks: set data.heldout or data.heldout_split")
@@ -82,7 +94,7 @@ def _evaluate(recipe: Recipe, path: str, model: str) -> Evaluated:
 
 
 def _trained(model: Path) -> tuple[int | None, int | None]:
-    """Step and version of the weights in a checkpoint's model folder, as its state says; None where there is none."""
+    """Step and version of a checkpoint's weights, read from its state. None for a plain model."""
     try:
         state = json.loads((model.parent / "state.json").read_text(encoding="utf-8"))
         return int(state["step"]), int(state["counters"]["version"])
@@ -91,7 +103,7 @@ def _trained(model: Path) -> tuple[int | None, int | None]:
 
 
 def _compare(a: Evaluation, b: Evaluation) -> PairedTest:
-    """Share solved per task, task by task."""
+    """Paired test on the share of solved samples per task."""
     return paired_test(*([sum(v) / len(v) for v in r.values] for r in (a, b)))
 
 
@@ -132,7 +144,7 @@ def _table(recipe: Recipe, results: Sequence[Evaluated]) -> Table:
 
 
 def _results(recipe: Recipe, results: Sequence[Evaluated], against: str | None, tests: Mapping[str, PairedTest]) -> dict[str, Any]:
-    """The content of results.json."""
+    """Content of results.json."""
     return {
         "recipe": recipe.run.name,
         "seed": recipe.run.seed,

@@ -1,6 +1,7 @@
-"""Fingerprints of what a run is trained and measured on: tasks, prompt tokens, rewards. A resumed run compares them. No torch.
+"""Fingerprints of tasks, prompt tokens and rewards, compared when a run is resumed. No torch.
 
-Tasks are hashed part by part, so that a refusal can say which part differs.
+Each part of the tasks is hashed separately, so that an error message can name the part that
+differs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PARTS = {
     "columns": "other columns of their rows",
     "tokens": "the tokens of their prompts",
 }
-"""Part of a task that is hashed -> what a message calls it."""
+"""Hashed part of a task -> its name in messages."""
 
 TOKENS_ALONE = (
     "the text of the prompts is the same: the chat template writes something else now, such as today's date, or the tokenizer does. "
@@ -45,11 +46,11 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def tasks_fingerprint(tasks: Sequence[Task], encode: Callable[[Task], Iterable[int]]) -> dict[str, Any]:
-    """Count of the tasks, and a hash of each part of all of them in order.
+    """Number of tasks, and a hash of each part over all tasks in order.
 
     Args:
         tasks: tasks of one split.
-        encode: gives the prompt tokens of a task.
+        encode: returns the prompt tokens of a task.
     """
     digests = {part: hashlib.sha256() for part in PARTS}
     for task in tasks:
@@ -61,7 +62,7 @@ def tasks_fingerprint(tasks: Sequence[Task], encode: Callable[[Task], Iterable[i
 
 
 def tasks_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What differs between two fingerprints of tasks, in words; empty where nothing does."""
+    """Describe how two task fingerprints differ. Empty if they are equal."""
     if saved == now:
         return ""
     if saved["count"] != now["count"]:
@@ -74,9 +75,11 @@ def tasks_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def rewards_fingerprint(rewards: Sequence[str | Callable[..., Any]]) -> list[list[str]]:
-    """Name and hash of the code of each reward: of the file that holds it, or of the function's own source where it has no name.
+    """Name and code hash of each reward.
 
-    What that file imports is not looked at. The hash is empty where no source can be found, as for a function typed into a shell.
+    For a named reward, the hash covers the file that contains it. For a function, it covers the
+    source of the function. Imported modules are not included. The hash is empty if no source is
+    found, as for a function typed into a shell.
     """
     found = []
     for reward in rewards:
@@ -87,18 +90,25 @@ def rewards_fingerprint(rewards: Sequence[str | Callable[..., Any]]) -> list[lis
 
 
 def rewards_difference(saved: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> list[str]:
-    """Names of the rewards whose code is known then and now, and differs. They are compared in order: a file may have moved."""
+    """Names of the rewards whose code is known in both fingerprints and differs.
+
+    Rewards are compared by position, because a file may have moved.
+    """
     pairs = zip(saved, now, strict=False)
     return [name for (_, before), (name, after) in pairs if before and after and before != after]
 
 
 def _text(value: Any) -> bytes:
-    """JSON of a value, the same in every process."""
+    """JSON of a value, identical in every process."""
     return json.dumps(_stable(value)).encode()
 
 
 def _stable(value: Any) -> Any:
-    """The value as JSON. An object may have keys of any type; sets and objects have an order that differs from process to process."""
+    """Value as JSON, independent of the process.
+
+    Keys of a mapping may have any type. Sets are sorted and addresses removed, because both differ
+    between processes.
+    """
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):
@@ -109,12 +119,12 @@ def _stable(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return f"{type(value).__name__} {sorted(_shown(inner) for inner in value)}"
     if isinstance(value, _Array) and not isinstance(value, type):
-        return _stable(value.tolist())  # repr leaves out the middle of a long array
+        return _stable(value.tolist())  # repr omits the middle of a long array
     return _shown(value)
 
 
 def _shown(value: Any) -> str:
-    """repr without addresses in memory: `<Image at 0x7f...>` is at another one in the next process."""
+    """repr without memory addresses: `<Image at 0x7f...>` differs in the next process."""
     return _ADDRESS.sub("", repr(value))
 
 

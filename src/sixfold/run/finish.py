@@ -1,4 +1,4 @@
-"""What a run leaves when it has ended: the final evaluation, summary.json, samples.json and the report."""
+"""Output of a finished run: final evaluation, summary.json, samples.json and the report."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 
 def finish(work: Run, ending: Ending | None, version: int) -> None:
-    """Final evaluation, summary.json, samples.json, report.html, and the table on the screen.
+    """Run the final evaluation and write summary.json, samples.json and report.html.
+
+    Also prints the comparison of before and after.
 
     Args:
-        work: the run, whose last checkpoint is saved.
-        ending: why RL ended; None if there was none.
-        version: number of the weights that were saved last, which the final evaluation measures.
+        work: the run, with its last checkpoint saved.
+        ending: why RL ended. None if there was no RL.
+        version: version of the last saved weights, which the final evaluation measures.
     """
     work.progress.phase("evaluation")
     before = work.state.before

@@ -1,7 +1,8 @@
-"""The folder of a run, `runs/NAME/`: where each file is and who may write in it. No torch.
+"""Folder of a run, `runs/NAME/`: file paths and the lock. Does not import torch.
 
-One process at a time trains in a folder: it holds a lock (`flock` on the file `.sixfold-run`) that the kernel drops when the process ends,
-however it ends. Reading needs no lock. The same file marks the folder as a run, and only a marked folder is ever replaced.
+Only one process at a time trains in a folder. It holds an `flock` on the file `.sixfold-run`, which
+the kernel releases when the process ends for any reason. Reading needs no lock. The same file marks
+the folder as a run: a folder without it is never replaced.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _held_locks: set[int] = set()
 
 
 def _drop_inherited_locks() -> None:
-    """A forked worker that outlives a killed trainer would otherwise keep the run locked."""
+    """Without this, a forked worker that outlives a killed trainer would keep the run locked."""
     for descriptor in _held_locks:
         os.close(descriptor)
     _held_locks.clear()
@@ -44,16 +45,19 @@ os.register_at_fork(after_in_child=_drop_inherited_locks)
 
 @dataclass
 class RunFolder:
-    """The paths of one run, and its lock. As a context manager it holds the lock: `with open_run(path) as run: ...`."""
+    """Paths of one run, and its lock. As a context manager it holds the lock.
+
+    Example: `with open_run(path) as run: ...`
+    """
 
     path: Path
     earlier: RunFolder | None = field(default=None, repr=False)
-    """The run that this one replaces, moved aside and locked; None where it replaces none."""
+    """Run that this one replaces, moved aside and locked. None if it replaces none."""
     _lock: int | None = field(default=None, init=False, repr=False)
 
     @property
     def recipe(self) -> Path:
-        """The resolved recipe, enough to run it again."""
+        """The resolved recipe, sufficient to repeat the run."""
         return self.path / "recipe.toml"
 
     @property
@@ -63,17 +67,17 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """One JSON line a step."""
+        """Metrics, one JSON line per step."""
         return self.path / "metrics.jsonl"
 
     @property
     def rollouts(self) -> Path:
-        """Directory of the trajectories, a file a step."""
+        """Directory of the trajectories, one file per step."""
         return self.path / "rollouts"
 
     @property
     def checkpoints(self) -> Path:
-        """Directory of `step-000100/` and its like."""
+        """Directory of the checkpoints, such as `step-000100/`."""
         return self.path / "checkpoints"
 
     @property
@@ -83,20 +87,24 @@ class RunFolder:
 
     @property
     def summary(self) -> Path:
-        """The figures that the run ends with."""
+        """Final figures of the run."""
         return self.path / "summary.json"
 
     @property
     def samples(self) -> Path:
-        """Completions of the same tasks before and after."""
+        """Completions of the same tasks before and after RL."""
         return self.path / "samples.json"
 
     def rollout_file(self, step: int) -> Path:
-        """Where the trajectories of a step are dumped."""
+        """File for the trajectories of a step."""
         return self.rollouts / f"step-{step:06d}.jsonl.zst"
 
     def lock(self) -> None:
-        """Become the one process that writes here, until `unlock` or the end of the process. UserError if another one is."""
+        """Lock the folder until `unlock` or the end of the process.
+
+        Raises:
+            UserError: if another process holds the lock.
+        """
         if self._lock in _held_locks:
             return
         with ExitStack() as on_failure, disk_errors(f"cannot lock {self.path}"):
@@ -114,8 +122,8 @@ class RunFolder:
         _held_locks.add(descriptor)
 
     def unlock(self) -> None:
-        """Let another process write here."""
-        if self._lock in _held_locks:  # in a forked child it is not ours, and the descriptor's number may be another file's by now
+        """Release the lock."""
+        if self._lock in _held_locks:  # a forked child does not own it: the number may now be another file's
             _held_locks.discard(self._lock)
             os.close(self._lock)
         self._lock = None
@@ -125,7 +133,7 @@ class RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Drop the lock. A run that has made no checkpoint gives way to the one that it was to replace."""
+        """Release the lock. If the run made no checkpoint, put the run that it replaced back."""
         if self.earlier and replaced(self.path).is_dir() and not has_checkpoint(self.path):
             put_back(self.path)
         self.unlock()
@@ -133,7 +141,7 @@ class RunFolder:
             self.earlier.unlock()
 
     def says_of_earlier(self) -> str:
-        """A line on the run that this one replaces, when the process ends; empty where there is none or it is gone."""
+        """Line about the replaced run, shown when the process ends. Empty if there is none."""
         if not self.earlier or not self.earlier.path.is_dir():
             return ""
         if has_checkpoint(self.path):
@@ -141,19 +149,22 @@ class RunFolder:
         return f"no checkpoint was made: the earlier run is back in {self.path}"
 
     def end(self) -> None:
-        """The run has ended: delete the one that it replaces."""
+        """Delete the replaced run, because this one has ended."""
         remove_replaced(self.path)
 
     def _owner(self) -> str:
-        """Who holds the lock, in words."""
+        """Describe the process that holds the lock."""
         try:
             owner = json.loads((self.path / MARKER).read_text())
             return f"pid {owner['pid']} on host {owner['host']} since {owner['since']}"
-        except (ValueError, KeyError, TypeError):  # read in the instant before the owner has signed
+        except (ValueError, KeyError, TypeError):  # the owner has not written its details yet
             return "another process"
 
     def last_step(self) -> int | None:
-        """The last step in the metrics, or None before the first. A line cut short by a crash does not count."""
+        """Last step in the metrics, or None before the first.
+
+        A line that a crash cut short is skipped.
+        """
         lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines() if self.metrics.is_file() else []
         for line in reversed(lines):
             try:
@@ -163,7 +174,10 @@ class RunFolder:
         return None
 
     def prepare_resume(self, step: int) -> None:
-        """Drop the rollout files of the steps after `step`, which will be made again, and what interrupted writes left."""
+        """Delete rollout files of steps after `step`, and leftovers of interrupted writes.
+
+        The resumed run writes those rollout files again.
+        """
         with disk_errors(f"cannot clean {self.path}"):
             self.rollouts.mkdir(exist_ok=True)
             for file in [*self.rollouts.glob("*"), *self.path.glob(".*")]:
@@ -172,12 +186,16 @@ class RunFolder:
                     file.unlink()
 
     def write_environment(self, command: Sequence[str], hub_commits: Mapping[str, str]) -> None:
-        """Record start, command, machine, git revision of the working directory, versions (from package metadata: nothing is imported).
+        """Record the start time, command, machine, git revision and package versions.
+
+        The git revision is that of the working directory. The versions come from package metadata,
+        so nothing is imported.
 
         Args:
-            command: of this process.
-            hub_commits: commit of each hub model and dataset that was loaded. Those of an earlier
-                process of the run stay: a resumed run loads its model from a checkpoint.
+            command: command line of this process.
+            hub_commits: commit of each model and dataset loaded from the hub. Commits recorded by
+                an earlier process of the run are kept, because a resumed run loads its model from a
+                checkpoint.
         """
         write_json_atomic(
             self.environment,
@@ -202,7 +220,16 @@ class RunFolder:
 
 
 def check_free(directory: Path, name: str, overwrite: bool = False) -> None:
-    """What `create_run` would refuse, found before anything slow is done or anything old is deleted. Changes nothing."""
+    """Check whether `create_run` would succeed, before anything slow is done. Changes nothing.
+
+    Args:
+        directory: folder of the runs.
+        name: name of the run.
+        overwrite: whether an earlier run may be replaced.
+
+    Raises:
+        UserError: if another run or other files are there.
+    """
     run = RunFolder(directory / name)
     with disk_errors(f"cannot create {run.path}"):
         entries = _entries(run.path)
@@ -216,11 +243,19 @@ def check_free(directory: Path, name: str, overwrite: bool = False) -> None:
 
 
 def create_run(directory: Path, name: str, overwrite: bool = False) -> RunFolder:
-    """Make `directory/name` and return it locked. A run that is already there is refused, or with `overwrite` moved aside.
+    """Create `directory/name` and return it locked.
 
-    It comes back when this one ends without a checkpoint (`__exit__`), and is deleted when this one has ended well (`end`).
+    With `overwrite`, an existing run is moved aside. It is put back if the new run ends without a
+    checkpoint (`__exit__`), and deleted once the new run has ended well (`end`).
 
-    UserError: another run or other files are there, another process is training there, or the folder cannot be written.
+    Args:
+        directory: folder of the runs.
+        name: name of the run.
+        overwrite: whether an earlier run may be replaced.
+
+    Raises:
+        UserError: if another run or other files are there, if another process is training there, or
+            if the folder cannot be written.
     """
     run = RunFolder(directory / name)
     recover(run.path)
@@ -246,7 +281,11 @@ def create_run(directory: Path, name: str, overwrite: bool = False) -> RunFolder
 
 
 def _take_away(path: Path) -> RunFolder:
-    """Move the run at `path` aside. Gives the run that is kept, locked."""
+    """Move the run at `path` aside.
+
+    Returns:
+        The run that is kept, locked.
+    """
     with ExitStack() as locks:
         current, older = RunFolder(path), RunFolder(replaced(path))
         for folder in (current, older) if older.path.is_dir() else (current,):
@@ -261,24 +300,36 @@ def _take_away(path: Path) -> RunFolder:
 
 
 def recover(path: Path) -> bool:
-    """Put back the run that an interrupted --overwrite moved aside before the new one had begun. True when it did."""
+    """Put back a run that an interrupted --overwrite moved aside before the new run had started.
+
+    Returns:
+        True if a run was put back.
+    """
     aside = RunFolder(replaced(path))
-    if not os.path.isdir(aside.path) or RunFolder(path).recipe.is_file():  # never raises: who may not look there may not train there
+    # os.path.isdir never raises. Without permission to look here, nobody can train here either.
+    if not os.path.isdir(aside.path) or RunFolder(path).recipe.is_file():
         return False
-    with aside:  # locked by the process that is replacing it, if that is still alive
+    with aside:  # fails if the process that is replacing it is alive: it holds the lock
         put_back(path)
     return True
 
 
 def _entries(path: Path) -> list[Path]:
-    """What a run has left in a folder. The empty places of one that died before it began are nothing."""
+    """Entries that a run has left in a folder.
+
+    The marker file and empty rollout and checkpoint directories do not count.
+    """
     entries = [entry for entry in path.iterdir() if entry.name != MARKER] if path.is_dir() else []
     places = {RunFolder(path).rollouts, RunFolder(path).checkpoints}
     return [entry for entry in entries if entry not in places or not entry.is_dir() or any(entry.iterdir())]
 
 
 def open_run(path: Path) -> RunFolder:
-    """The run in a folder, not locked: enough to read; `with` it to write. UserError if the folder holds no run."""
+    """Run in a folder, not locked: sufficient for reading. Use `with` to lock it for writing.
+
+    Raises:
+        UserError: if the folder holds no run.
+    """
     run = RunFolder(path)
     recover(path)
     if not path.is_dir():
@@ -301,7 +352,11 @@ def _installed(package: str) -> str | None:
 
 
 def _git_revision() -> str | None:
-    """Commit of the working directory, "-dirty" when it has changes; None outside a repository or without git."""
+    """Commit of the working directory, with "-dirty" if it has changes.
+
+    Returns:
+        None outside a repository, without git, or after 5 seconds.
+    """
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=5)

@@ -12,7 +12,7 @@ from ..types import SamplingParams, Task
 from .sampling_model import load_for_sampling
 
 DEFAULT_TOKENS = 256
-"""Longest completion where nothing else is asked for, and the context has room for it."""
+"""Maximum completion length if none is requested and the context has room for it."""
 
 
 def generate(
@@ -27,21 +27,26 @@ def generate(
     device: str = "auto",
     precision: str = "auto",
 ) -> list[str]:
-    """Completions of one prompt.
+    """Sample completions of one prompt.
 
     Args:
         model: a run, a checkpoint, a model folder or a hub id.
-        prompt: what to complete, or to say to a chat model.
-        n: completions.
+        prompt: text to complete, or the message to a chat model.
+        n: number of completions.
         temperature: 0 is greedy.
-        max_tokens: longest completion; None: as many as fit, at most DEFAULT_TOKENS.
-        seed: of the sampling noise.
-        speculation: how to guess tokens, or None.
+        max_tokens: maximum completion length, in tokens. None: as many as fit, at most
+            DEFAULT_TOKENS.
+        seed: seed of the sampling noise.
+        speculation: how to propose speculative tokens, or None.
         device: auto, cpu, cuda or cuda:N.
         precision: auto, float32 or bfloat16 (`run/sampling_model.py`).
 
+    Returns:
+        The completions as text.
+
     Raises:
-        UserError: the model cannot be loaded, the device is not there, or the prompt does not fit the model's context.
+        UserError: if the model cannot be loaded, the device is missing, or the prompt does not fit
+            the context.
     """
     policy = load_for_sampling(model, device, precision, "MODEL")
     codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
@@ -55,7 +60,11 @@ def generate(
 
 
 def _limit(prompt: int, wanted: int | None, context: int) -> int:
-    """Tokens of a completion. Raises UserError if prompt and completion do not fit the context."""
+    """Maximum completion length, in tokens.
+
+    Raises:
+        UserError: if prompt and completion do not fit the context.
+    """
     room = context - prompt
     if room < 1:
         raise UserError(f"--prompt has {prompt} tokens, and the model's context holds {context}: shorten it")
@@ -76,7 +85,7 @@ def generate_command(
     device: str,
     precision: str,
 ) -> int:
-    """Print the completions, one after another. Gives the exit code."""
+    """Print the completions one after another. Returns the exit code."""
     from ..report.untrusted import visible
 
     texts = generate(

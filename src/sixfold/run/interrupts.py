@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM: the first stops the run where nothing is lost, the second stops it where it is."""
+"""Handling of Ctrl-C and SIGTERM.
+
+The first signal stops the run at a point where nothing is lost. The second stops it immediately.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,20 @@ from types import FrameType, TracebackType
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal came where the run can stop at once. No `except Exception` on the way takes it for a failure."""
+    """A signal arrived where the run can stop at once.
+
+    It is a KeyboardInterrupt, so no `except Exception` on the way treats it as a failure.
+    """
 
 
 class Interrupts:
-    """Context manager around a run.
+    """Context manager around a run that handles signals.
 
-    A signal raises Interrupted at once, except inside `finishing`: what is begun there is finished first.
+    A signal raises Interrupted at once. Inside `finishing`, the work in progress is finished first.
 
     Attributes:
-        exit_code: 0 until a signal came, then 128 + its number (130 for Ctrl-C, 143 for SIGTERM).
+        exit_code: 0 until a signal arrives, then 128 + its number (130 for Ctrl-C, 143 for
+            SIGTERM).
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -40,14 +47,21 @@ class Interrupts:
             signal.signal(number, handler)
 
     def finish_first(self, finish: bool) -> None:
-        """Whether what is being done now is to be finished. Raises Interrupted where a signal has come and it is not."""
+        """Set whether the current work must be finished before the run stops.
+
+        Raises:
+            Interrupted: if a signal has arrived and the current work need not be finished.
+        """
         self._finishing = finish
         if self.exit_code and not finish:
             raise Interrupted
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """Within it a signal waits: the caller asks `exit_code`, or goes on to where `finish_first(False)` raises."""
+        """Delay signals inside this block.
+
+        The caller checks `exit_code`, or continues until `finish_first(False)` raises.
+        """
         before, self._finishing = self._finishing, True
         try:
             yield

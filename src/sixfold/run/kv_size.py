@@ -1,4 +1,4 @@
-"""The size of a run's KV cache on the device that the run has."""
+"""Size of the KV cache on the actual device."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from ..recipe.schema import Recipe
 
 
 def kv_tokens(recipe: Recipe, policy: Policy, longest: int, notes: list[str]) -> int:
-    """Tokens of the KV cache: room for `engine.max_running` sequences, on a GPU what fits of it.
+    """Number of tokens in the KV cache.
+
+    It has room for `engine.max_running` sequences. On a GPU it is smaller if less fits.
 
     Args:
         recipe: the whole run.
-        policy: on its device, and with it the engine's own copy where the recipe has one.
-        longest: sequence, in tokens.
-        notes: told where less fits than is wanted.
+        policy: on its device, together with the engine's own copy if the recipe has one.
+        longest: longest sequence, in tokens.
+        notes: receives a message if less fits than is wanted.
 
     Raises:
-        UserError: not even one sequence fits.
+        UserError: if not even one sequence fits.
     """
     engine = recipe.engine
     wanted = kv_budget.wanted_tokens(engine.max_running, longest, engine.block_size)
@@ -56,16 +58,16 @@ def kv_tokens(recipe: Recipe, policy: Policy, longest: int, notes: list[str]) ->
 
 
 def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], longest: int) -> int:
-    """Bytes that training will need on the policy's device besides the policy's weights.
+    """Bytes that training will need on the policy's device, in addition to the policy's weights.
 
-    With `engine.release_kv` the cache is gone while the trainer works, so only what stays between
+    With `engine.release_kv` the KV cache is freed during training, so only memory held between
     steps counts.
 
     Args:
         recipe: the whole run.
         policy: on its device.
-        config: its settings.
-        longest: sequence, in tokens.
+        config: the model's configuration.
+        longest: longest sequence, in tokens.
     """
     size = rough_size(config, sum(p.numel() for p in policy.model.parameters()))
     held = sum(part.size for part in held_parts(recipe, size.parameters) if not part.early)

@@ -1,7 +1,9 @@
-"""The state at the end of the last step, kept in memory so that a step that fails can be left out and the rest saved.
+"""Keep the state at the end of the last step in memory, so that it can be saved if the next one
+fails.
 
-Weights and moments are not copied: they change only when an update is made, and the trainers count the updates that they try. While those
-counts are what they were, the tensors in memory are those of the last step.
+Weights and optimizer moments are not copied. They change only in an update, and the trainers count
+the updates they try. While those counts are unchanged, the tensors in memory are those of the last
+step.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ VERSIONS = ("version", "critic_version")
 
 
 class LastStep:
-    """Remembers the end of each step, and saves it when the next one fails."""
+    """State at the end of each step, saved if the next step fails."""
 
     def __init__(self, run: RunFolder, world: World, learners: Learners) -> None:
         self._run = run
@@ -39,31 +41,42 @@ class LastStep:
         self._good: RunState | None = None
 
     def mark(self, state: RunState) -> None:
-        """A step has ended, and everything in memory is as it left it."""
+        """Remember the state at the end of a step."""
         self._state = completed(state, self._world, self._learners)
         if self._learners.policy.skipped_in_a_row == 0:
             self._good = self._state
 
     def save_after(self, error: BaseException) -> Path | None:
-        """Publish what is safe after a step has failed. None where nothing more recent than the checkpoints on disk is."""
+        """Publish what is safe after a step has failed.
+
+        Returns:
+            None if nothing is more recent than the checkpoints on disk.
+        """
         if is_out_of_memory(error):
             free_memory_of(error)
             self._learners.policy.optimizer.zero_grad(set_to_none=True)
         return self.save_good() if isinstance(error, TrainingDiverged) else self.save()
 
     def save(self) -> Path | None:
-        """Publish the last step, if no update was tried since its end. Otherwise None: weights may be half-way."""
+        """Publish the last step, if no update was tried since its end.
+
+        Returns:
+            None otherwise: an update may be incomplete.
+        """
         if self._state is None or not self._same(self._state, tuple(self._learners.counters())):
             return None
         return publish(self._run, self._world, self._learners, self._state)
 
     def save_good(self) -> Path | None:
-        """Publish the last step whose update was made, if no update was made since. Updates that were tried and skipped change no weight."""
+        """Publish the last step whose update was applied, if no update was applied since.
+
+        Updates that were tried and skipped change no weights.
+        """
         if self._good is None or not self._same(self._good, VERSIONS):
             return None
         newest = list_checkpoints(self._run.checkpoints)[-1:]
         if newest and newest[0].name > f"step-{self._good.step:06d}":
-            return newest[0]  # of a step that was skipped: the same weights
+            return newest[0]  # its step was skipped, so its weights are the same
         return publish(self._run, self._world, self._learners, self._good)
 
     def _same(self, state: RunState, keys: tuple[str, ...]) -> bool:
@@ -72,7 +85,9 @@ class LastStep:
 
 
 def unfinished(metrics: Metrics) -> dict[str, Any]:
-    """Metrics as JSON for `RunState.unlogged`; what is not finite is None, as it will be in the file."""
+    """Metrics as JSON for `RunState.unlogged`. Non-finite values become None, as in the metrics
+    file.
+    """
 
     def number(value: float | None) -> float | None:
         return value if value is not None and math.isfinite(value) else None
@@ -81,7 +96,7 @@ def unfinished(metrics: Metrics) -> dict[str, Any]:
 
 
 def last_ending(run: RunFolder) -> int | None:
-    """The step at which an earlier process brought the run to its end, by summary.json."""
+    """Step at which an earlier process ended the run, according to summary.json."""
     if not run.summary.is_file():
         return None
     ended = json.loads(run.summary.read_text(encoding="utf-8")).get("ended")
@@ -89,7 +104,7 @@ def last_ending(run: RunFolder) -> int | None:
 
 
 def where_it_stopped(run: RunFolder) -> str:
-    """What a signal has left, and the command to go on."""
+    """Describe what a signal has left, and the command that resumes the run."""
     newest = list_checkpoints(run.checkpoints)[-1:]
     if newest:
         stage, _, step = newest[0].name.partition("-")
@@ -101,7 +116,10 @@ def where_it_stopped(run: RunFolder) -> str:
 
 @contextmanager
 def failures_in_words(recipe: Recipe, run: RunFolder, progress: Progress) -> Iterator[None]:
-    """Turn training that cannot go on into a RunFailed that says why, what helps, and which checkpoint is left."""
+    """Turn fatal training errors into a RunFailed.
+
+    The message states the reason, what helps, and which checkpoint is left.
+    """
     try:
         yield
     except EngineDisagrees as error:

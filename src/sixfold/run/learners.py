@@ -1,4 +1,4 @@
-"""What learns while RL runs, and what it is measured against: algorithm, policy trainer, critic, reference; built, saved and restored together."""
+"""Learners: algorithm, policy trainer, critic and reference, built, saved and restored together."""
 
 from __future__ import annotations
 
@@ -37,9 +37,19 @@ from .assemble import World
 
 @dataclass
 class Learners:
-    """The roles of the loop that have a state. trainer: the policy's own, or critic and policy in turn. scorers: reference, critic, proximal pass.
+    """Roles of the loop that have state.
 
-    scoring: what their time is: "reference" if there is one, "scoring" if it is only the critic and the proximal pass, else empty.
+    Attributes:
+        algorithm: computes advantages and losses.
+        policy: trainer of the policy.
+        reference: frozen reference model, or a stand-in without one.
+        critic: critic, or None.
+        trainer: the policy's trainer, or one that trains critic and policy in turn.
+        scorers: reference, critic and proximal forward pass.
+        resets: decides when the policy is copied into the reference.
+        has_teacher: True if the reference is a separate model.
+        scoring: name of the scorers' time metric. "reference" if there is a reference, "scoring" if
+            there is only a critic or a proximal forward pass, otherwise "".
     """
 
     algorithm: Algorithm
@@ -53,7 +63,16 @@ class Learners:
     scoring: str = "reference"
 
     def reset_reference(self, step: int, heldout: float | None) -> str:
-        """Copy the policy into the reference if it is time; on stagnation the optimizer starts afresh too. Says which, or nothing."""
+        """Copy the policy into the reference if it is time. On stagnation, also reset the
+        optimizer.
+
+        Args:
+            step: steps done.
+            heldout: held-out accuracy of this step, or None.
+
+        Returns:
+            The reason for the reset, or "".
+        """
         why = self.resets.look(step, heldout)
         if why and self.reference.tensors():
             self.reference.reset(self.policy.model)
@@ -63,22 +82,31 @@ class Learners:
         return ""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything but the policy's weights, for a checkpoint."""
+        """Tensors for a checkpoint: everything except the policy's weights."""
         tensors = optimizer_tensors(self.policy.optimizer, self.policy.model)
-        tensors |= {} if self.has_teacher else self.reference.tensors()  # a teacher never changes: its folder has it
+        tensors |= {} if self.has_teacher else self.reference.tensors()  # a teacher never changes and stays in its own folder
         return tensors | (self.critic.tensors() if self.critic else {})
 
     def counters(self) -> dict[str, int]:
-        """Step counts and the like, as JSON."""
+        """Step counts and other counters, as JSON."""
         return self.policy.counters() | (self.critic.counters if self.critic else {})
 
     def steered(self) -> dict[str, Any]:
-        """What the algorithm and the reset rule have adapted to, as JSON."""
+        """Adapted values of the algorithm and of the reset rule, as JSON."""
         algorithm = self.algorithm.steering.state() if isinstance(self.algorithm, Composed) else {}
         return {"algorithm": algorithm, "resets": self.resets.state()}
 
     def load(self, tensors: Mapping[str, Tensor], counters: Mapping[str, int], steered: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint holds. Raises UserError where it was made by another algorithm's parts."""
+        """Restore the learners from a checkpoint.
+
+        Args:
+            tensors: tensors by name.
+            counters: as returned by `counters`.
+            steered: as returned by `steered`.
+
+        Raises:
+            UserError: if the checkpoint was made with other parts of the algorithm.
+        """
         p = self.policy
         load_optimizer_tensors(p.optimizer, p.model, tensors)
         if self.reference.tensors() and not self.has_teacher:
@@ -94,19 +122,29 @@ class Learners:
 
 
 def teacher_of(world: World, own: Algorithm | None = None) -> PreTrainedModel | None:
-    """The model at reference.path, if the algorithm needs a reference and the recipe names one. Raises UserError if it does not fit."""
+    """Load the model at reference.path, if the recipe names one and the algorithm needs a
+    reference.
+
+    Raises:
+        UserError: if it does not fit the policy.
+    """
     path = world.recipe.reference.path
     named = own or make_algorithm(method_of(world.recipe, own), world.recipe.rollout.max_new_tokens)
     return load_teacher(path, world.policy, world.longest) if path and named.needs_reference else None
 
 
 def build_learners(world: World, own: Algorithm | None = None, teacher: PreTrainedModel | None = None) -> Learners:
-    """The recipe's algorithm and the models it needs beside the policy.
+    """Build the algorithm and the models that it needs.
 
-    own: an algorithm in place of the recipe's. A row made by `replace` gets all that it needs; another object is asked whether it needs a
-    reference, and gets no critic; passes and mini-batches are the recipe's.
+    Args:
+        world: model, tasks and settings of the run.
+        own: algorithm that replaces the recipe's. A `Composed` algorithm gets everything its method
+            needs. Any other object gets a reference if it asks for one, but no critic; epochs and
+            mini-batches then come from the recipe.
+        teacher: reference model. None: load it if the recipe names one.
 
-    Raises UserError for a teacher that does not fit.
+    Raises:
+        UserError: if the teacher does not fit the policy.
     """
     recipe, config = world.recipe, world.recipe.trainer
     method = method_of(recipe, own)
@@ -117,7 +155,7 @@ def build_learners(world: World, own: Algorithm | None = None, teacher: PreTrain
     scoring = replace(world.scoring, entropy_gradient=method.entropy_in_loss)
     budget = config.max_tokens_per_microbatch, config.share_prefix
     reference = _reference(world, teacher or teacher_of(world, own)) if algorithm.needs_reference else NoReference()
-    # Quantised weights are meant to sample other log-probs than the policy's.
+    # Log-probs of quantised weights differ from the policy's by design.
     limit = inf if recipe.sync.quantised else TRAINING_LIMIT[recipe.run.precision]
     policy = Trainer(
         world.policy.model,
@@ -139,13 +177,16 @@ def build_learners(world: World, own: Algorithm | None = None, teacher: PreTrain
 
 
 def method_of(recipe: Recipe, own: Algorithm | None) -> Method:
-    """What the loop must provide for: the row of an algorithm of one's own if it has one, else the recipe's."""
+    """Method that the loop must support: the user's method if given, otherwise the recipe's."""
     return own.method if isinstance(own, Composed) else resolve_algorithm(recipe.algorithm)
 
 
 def training_rollout(world: World, own: Algorithm | None = None) -> Rollout:
-    """K samples of each task, out of more where the recipe starts more; groups whose rewards are all equal replaced where the algorithm samples
-    dynamically."""
+    """Rollout role for training: K samples per task.
+
+    With `rollout.oversample`, more samples are started. With dynamic sampling, groups whose rewards
+    are all equal are replaced.
+    """
     rounds = method_of(world.recipe, own).dynamic_sampling
     config = world.recipe.rollout
     rollout = Oversample(world.oversampler(), world.environment, config.samples_per_prompt) if config.oversample else world.rollout()
@@ -153,7 +194,7 @@ def training_rollout(world: World, own: Algorithm | None = None) -> Rollout:
 
 
 def _reference(world: World, teacher: PreTrainedModel | None) -> KeptReference:
-    """The teacher, or the policy as it is now, scored where the recipe says. It ends with the world."""
+    """Frozen reference: the teacher, or the current policy. It is closed with the world."""
     config, own = world.recipe.trainer, world.recipe.reference
     model = teacher or world.policy.model
     budget, shared = config.max_tokens_per_microbatch, config.share_prefix

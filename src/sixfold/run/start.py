@@ -1,7 +1,8 @@
-"""A run from recipe to report: build the roles, warm up, loop, evaluate, and leave a folder from which it can go on after any crash.
+"""Run a recipe: build the roles, warm up, train, evaluate and write the report.
 
-Order on disk: a step's metrics and rollouts are written before the checkpoint that covers them; a resume cuts whatever came after the checkpoint
-and makes it again, bit for bit.
+A run can resume after any crash. The metrics and rollouts of a step are written before the
+checkpoint that covers them. A resume deletes everything after the checkpoint and reproduces it bit
+for bit.
 """
 
 from __future__ import annotations
@@ -86,27 +87,27 @@ def train_run(
     heldout: Sequence[Task] = (),
     words: Callable[[str], str] = str,
 ) -> int:
-    """Run a recipe, or go on with an earlier run.
+    """Run a recipe, or resume an earlier run.
 
     Args:
         recipe: the whole run.
-        resume: the folder of the run to go on with.
+        resume: folder of the run to resume.
         overwrite: replace an earlier run of the same name.
-        stop_after: the stage after which the run ends.
-        reward: stands in for the recipe's rewards (see `sixfold.train`, here and below).
-        algorithm: stands in for the recipe's.
-        tasks: stand in for the recipe's dataset.
-        heldout: held-out tasks, with `tasks`.
-        words: turns a line that names flags of the command line into the caller's words.
+        stop_after: stage after which the run ends.
+        reward: replaces the recipe's rewards. For this and the following see `sixfold.train`.
+        algorithm: replaces the recipe's algorithm.
+        tasks: replace the recipe's dataset.
+        heldout: held-out tasks, used with `tasks`.
+        words: rewrites a line that names command-line flags for the caller's interface.
 
     Returns:
-        The exit code: 0, or 130 / 143 when stopped by a signal.
+        The exit code: 0, or 130 / 143 if stopped by a signal.
 
     Raises:
-        UserError: something that the user can mend.
+        UserError: for an error that the user can fix.
     """
     started = time.perf_counter()
-    check_recomputed(recipe, method_of(recipe, algorithm))  # the row may be the caller's, which no plan has seen
+    check_recomputed(recipe, method_of(recipe, algorithm))  # no plan has checked a caller's own method
     given = None if tasks is None else given_tasks(tasks, heldout)
     directory, name = Path(recipe.run.dir), recipe.run.name
     run = RunFolder(resume or directory / name)
@@ -132,7 +133,7 @@ def train_run(
                 progress.note(note)
             if warning := try_rewards(world.environment, drawn_tasks(world.tasks.train, TRIAL_TASKS, recipe.run.seed), _made_up(world)):
                 progress.note(warning)
-            if not resume:  # only now: a mistake in the recipe has left nothing behind, and moved nothing
+            if not resume:  # only now: a mistake in the recipe must not create or move any folder
                 run = stack.enter_context(create_run(directory, name, overwrite))
                 stack.callback(lambda: progress.note(run.says_of_earlier()) if run.says_of_earlier() else None)
             work = Run(recipe, run, world, progress, interrupts, started, algorithm, teacher, words)
@@ -147,7 +148,7 @@ def train_run(
 
 @dataclass
 class Run:
-    """One process's work on a run."""
+    """Work of one process on a run."""
 
     recipe: Recipe
     run: RunFolder
@@ -168,7 +169,12 @@ class Run:
         self.notes = Notes(self.run.path, self.progress.note)
 
     def prepare(self, checkpoint: Checkpoint | None, made_with: Mapping[str, Any]) -> None:
-        """Take over the state of the checkpoint, cut what came after it, and write down what is about to run."""
+        """Load the state of the checkpoint, delete what came after it, and record what will run.
+
+        Args:
+            checkpoint: checkpoint to resume from, or None.
+            made_with: current `signature` of the run.
+        """
         if checkpoint:
             self.state = RunState.of(checkpoint)
             self.alarms.load(self.state.alarms)
@@ -182,7 +188,12 @@ class Run:
         self.run.write_environment(sys.argv, {**self.world.policy.hub_commits, **self.world.tasks.hub_commits})
 
     def go(self, checkpoint: Checkpoint | None, stop_after: Literal["sft"] | None) -> None:
-        """SFT and the first evaluation (unless a checkpoint has them), then RL, then the report. Raises Interrupted when stopped by a signal."""
+        """Run SFT and the first evaluation (unless the checkpoint has them), then RL, then the
+        report.
+
+        Raises:
+            Interrupted: if a signal stops the run.
+        """
         for note in self.world.tasks.notes:
             self.progress.note(note)
         in_rl = checkpoint is not None and checkpoint.stage == "step"
@@ -205,7 +216,10 @@ class Run:
             self.run.end()
 
     def _has_ended(self) -> bool:
-        """Whether an earlier process has brought the run to its end, and nothing that would let it go on was asked for. Says so."""
+        """Tell the user, and return True, if an earlier process has finished this run.
+
+        It returns False if a setting now lets the run continue.
+        """
         ending = self._ended(self.state.step)
         if not ending or self.state.unlogged or last_ending(self.run) != ending.record()["step"]:
             return False
@@ -214,9 +228,11 @@ class Run:
         return True
 
     def _warm_up(self, checkpoint: Checkpoint | None) -> None:
-        """Everything before the first RL step: SFT, pre-flight, parity probe, the evaluation to compare with.
+        """Run everything before the first RL step: SFT, pre-flight, parity probe and first
+        evaluation.
 
-        checkpoint: of the SFT stage, from which an earlier process left off.
+        Args:
+            checkpoint: checkpoint of the SFT stage where an earlier process stopped, or None.
         """
         if self.recipe.sft.steps and (checkpoint is None or self.state.warming_up):
             self._sft(checkpoint)
@@ -228,7 +244,7 @@ class Run:
         self._watch()
 
     def _sft(self, checkpoint: Checkpoint | None) -> None:
-        """The SFT stage, saved during it and at its end."""
+        """Run the SFT stage. Checkpoints are saved during it and at its end."""
         self.progress.stage("SFT", self.recipe.sft.steps)
         self.progress.phase("SFT")
         log = JsonlLogger(self.run.path / "sft.jsonl")
@@ -250,7 +266,11 @@ class Run:
             publish_sft(self.run, self.world, None, self._state_now())
 
     def _preflight(self) -> None:
-        """Sample a few training tasks: are they neither too easy nor too hard, and do engine and trainer agree on the log-probs?"""
+        """Sample a few training tasks before RL.
+
+        This checks that the tasks are neither too easy nor too hard, and that engine and trainer
+        agree on the log-probs.
+        """
         rollout = self.world.rollout()
         count = -(-max(self.recipe.environment.preflight, 1) // rollout.samples)
         groups = rollout.generate(drawn_tasks(self.world.tasks.train, count, self.recipe.run.seed), step_seed(self.recipe.run.seed, 0))
@@ -278,7 +298,10 @@ class Run:
         check_parity(self.world, batch, method_of(self.recipe, self.algorithm), self.progress.note)
 
     def _baseline(self) -> dict[str, object]:
-        """What the rewards pay for answers that know nothing, for the record. Never ends the run: a failing check pays nothing."""
+        """Record the rewards of random and constant answers.
+
+        This never ends the run: a failing check counts as no reward.
+        """
         try:
             tasks = drawn_tasks(self.world.tasks.train, BASELINE_TASKS, self.recipe.run.seed)
             baseline = baseline_scores(self.world.environment.score, tasks, _made_up(self.world))
@@ -338,7 +361,11 @@ class Run:
             loggers.close()
 
     def _phase(self, name: str) -> None:
-        """What the loop does next. Until the trainer begins, a step can be left out; after that it is finished first."""
+        """Announce the next phase of the loop.
+
+        Before the trainer starts, an interrupted step is discarded. From then on, it is finished
+        first.
+        """
         self.progress.phase(name)
         self.interrupts.finish_first(name in ("trainer", "sync", "log"))
 
@@ -355,7 +382,7 @@ class Run:
         batch: Batch,
         metrics: Metrics,
     ) -> None:
-        """The seventh step: complete the metrics, evaluate if it is time, write and show."""
+        """Seventh step of the loop: complete the metrics, evaluate if due, write and display them."""
         for line in adopt(metrics) if self.algorithm else ():
             self.progress.note(line)
         metrics |= reward_metrics(groups)
@@ -392,7 +419,10 @@ class Run:
         self._close_step(loggers, step, metrics, trainer.version)
 
     def _close_step(self, loggers: Loggers, step: int, metrics: Metrics, version: int) -> None:
-        """Evaluate if it is time, and write the step's metrics. A step that ends in here is done; a resume comes back to here."""
+        """Evaluate if due, and write the step's metrics.
+
+        The step itself is already done when this is called. A resume repeats only this part.
+        """
         every = self.recipe.eval.every
         if every and step % every == 0 and self.world.tasks.heldout:
             subset = drawn_tasks(self.world.tasks.heldout, self.recipe.eval.tasks, self.recipe.run.seed)
@@ -416,7 +446,7 @@ class Run:
         return self.world.codec.piece(token)
 
     def _watch(self) -> None:
-        """Begin to watch what is learned, with the first evaluation and the steps that a resumed run has behind it."""
+        """Start to track learning, from the first evaluation and the steps before a resume."""
         before = self.state.before
         self.learning = Learning((before["accuracy"], *before["interval"]) if before else None)
         if self.state.step:
@@ -436,7 +466,7 @@ def _first_error(groups: Sequence[Group]) -> str:
 
 
 def _advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]:
-    """One advantage a trajectory, in the shape of groups: that of its first sampled token."""
+    """One advantage per trajectory, nested as the groups: that of its first sampled token."""
     if batch.advantages is None:
         raise ValueError("advantages are not filled in")
     first = batch.mask.float().argmax(-1)
@@ -446,6 +476,8 @@ def _advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]:
 
 
 def _made_up(world: World) -> MakeAnswer:
-    """Answers that nobody sampled, after real prompts, with the token that ends a turn."""
+    """Function that makes trajectories from a real prompt and a given answer, with an end-of-turn
+    token.
+    """
     end = list(world.policy.stop_token_ids[:1])
     return made_up_answers(world.codec.encode, lambda text: world.codec.plain(text) + end)

@@ -1,4 +1,7 @@
-"""What a run must remember to go on exactly: everything that is not a function of (recipe, step)."""
+"""State that a run must save to resume exactly.
+
+It is everything that does not follow from the recipe and the step.
+"""
 
 from __future__ import annotations
 
@@ -29,28 +32,33 @@ from .learners import Learners
 
 @dataclass
 class RunState:
-    """What a run remembers, as JSON in its checkpoints. Sampling noise and task order need none: they are functions of seed and step.
+    """State of a run, stored as JSON in its checkpoints.
+
+    Sampling noise and task order are not stored: they depend only on the seed and the step.
 
     Attributes:
         step: RL steps done.
-        ema: moving average of the reward; None before the first step.
-        tokens_total: tokens sampled.
-        seconds: wall time of the processes so far.
+        ema: moving average of the reward. None before the first step.
+        tokens_total: sampled tokens.
+        seconds: wall time of all processes of the run so far.
         sft_steps: SFT steps done.
-        warming_up: whether SFT goes on after this; False once it is over.
-        unlogged: metrics of the last step, where the run ended before they were written; a resume completes and writes them.
-        before: held-out evaluation before RL, with its samples; empty before it is made.
-        preflight: what the pre-flight found; empty where it was switched off.
-        counters: step counts of the learners and the sync.
-        steered: what the algorithm has adapted to.
-        alarms: what the alarms remember, so that a resumed run raises the same ones.
-        divergence: what the alarm for reward hacking remembers.
+        warming_up: True while the SFT stage is unfinished.
+        unlogged: metrics of the last step, if the run stopped before they were written. A resume
+            completes and writes them.
+        before: held-out evaluation before RL, with its samples. Empty before it is done.
+        preflight: result of the pre-flight. Empty if it was switched off.
+        counters: step counts of the learners and the weight sync.
+        steered: adapted values of the algorithm and of the reference resets.
+        alarms: state of the alarms, so that a resumed run raises the same ones.
+        divergence: state of the alarm for reward hacking.
         settings: the recipe, by dotted key.
         tasks: fingerprint of each split.
-        rewards: name of each reward, and hash of its code.
-        solved: what `before` counts as solved, such as "math >= 1"; empty in a checkpoint of an earlier release.
-        vocabulary_hash: of the tokenizer.
-        own_ends: tokens and strings that end a completion by the model alone, without the recipe's.
+        rewards: name of each reward and hash of its code.
+        solved: rule by which `before` counts a completion as solved, such as "math >= 1". Empty in
+            checkpoints of earlier releases.
+        vocabulary_hash: hash of the tokenizer's vocabulary.
+        own_ends: tokens and strings that end a completion for the model itself, without those of
+            the recipe.
     """
 
     step: int = 0
@@ -75,15 +83,20 @@ class RunState:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> RunState:
-        """The state in a checkpoint. What format 1 did not have is empty, and what it had besides is left out."""
+        """State stored in a checkpoint.
+
+        Fields that format 1 lacked keep their defaults. Fields that no longer exist are ignored.
+        """
         known = {f.name for f in fields(cls)}
         return cls(**{key: value for key, value in checkpoint.state.items() if key in known})
 
 
 def signature(world: World, rewards: Sequence[str | Callable[..., Any]]) -> dict[str, Any]:
-    """The fields of `RunState` that say what a run is made with: settings, tasks, rewards, tokenizer, the model's own ends.
+    """Fields of `RunState` that identify what a run is made with.
 
-    Equal fingerprints of the tasks mean that a step number means the same tasks, and an accuracy the same test.
+    They are settings, tasks, rewards, the rule for solved, the tokenizer and the model's own ends.
+    If the task fingerprints are equal, a step number refers to the same tasks and an accuracy to
+    the same test.
     """
     splits = {"training": world.tasks.train, "held-out": world.tasks.heldout}
     return {
@@ -97,25 +110,39 @@ def signature(world: World, rewards: Sequence[str | Callable[..., Any]]) -> dict
 
 
 def own_ends(checkpoint: Checkpoint | None) -> TurnEnd | None:
-    """What ended a completion of the run's model before its recipe added to it; None where no checkpoint says so."""
+    """Tokens and strings that ended a completion before the recipe added its own.
+
+    Returns:
+        None if there is no checkpoint, or if it does not record them.
+    """
     said = RunState.of(checkpoint).own_ends if checkpoint else {}
     return TurnEnd(tuple(said["tokens"]), tuple(said["strings"])) if said else None
 
 
 def completed(state: RunState, world: World, learners: Learners) -> RunState:
-    """A copy of the state with the counts of learners and sync as they are now."""
+    """Copy of the state with the current counts of the learners and the weight sync."""
     counters = {**learners.counters(), "engine_version": world.engine.version, "sync_waited": world.sync.waited}
     return replace(state, counters=counters, steered=learners.steered())
 
 
 def publish(run: RunFolder, world: World, learners: Learners, state: RunState) -> Path:
-    """Publish a checkpoint of a completed state, with the tensors of this moment, and delete the oldest ones."""
+    """Publish a checkpoint of a completed state with the current tensors.
+
+    The oldest checkpoints beyond `checkpoint.keep` are deleted.
+    """
     tensors: dict[str, Tensor] = {**learners.tensors(), **world.sync.tensors()}
     return _publish(run, world, tensors, state, "step", state.step)
 
 
 def publish_sft(run: RunFolder, world: World, trainer: Trainer | None, state: RunState) -> Path:
-    """Publish a checkpoint of the SFT stage: in the middle of it with its trainer's optimizer, at its end with None."""
+    """Publish a checkpoint of the SFT stage.
+
+    Args:
+        run: folder of the run.
+        world: model and settings.
+        trainer: trainer whose optimizer state is saved, or None at the end of the stage.
+        state: state of the run.
+    """
     tensors = optimizer_tensors(trainer.optimizer, trainer.model) if trainer else {}
     return _publish(run, world, tensors, state, "sft", state.sft_steps)
 
@@ -129,10 +156,13 @@ def _publish(run: RunFolder, world: World, tensors: Mapping[str, Tensor], state:
 
 
 def check_same(checkpoint: Checkpoint, now: Mapping[str, Any]) -> list[str]:
-    """Compare what a checkpoint was made with to the `signature` of now. Gives a note for each difference that a run can go on with.
+    """Compare a checkpoint with the current `signature`.
+
+    Returns:
+        One note per difference that does not prevent a resume.
 
     Raises:
-        UserError: the tasks, the tokens of their prompts, the tokenizer or the measure of held-out tasks are other ones.
+        UserError: if the tasks, their prompt tokens, the tokenizer or the rule for solved differ.
     """
     state = RunState.of(checkpoint)
     for split, tasks in now["tasks"].items() if state.tasks else ():
@@ -158,6 +188,6 @@ def check_same(checkpoint: Checkpoint, now: Mapping[str, Any]) -> list[str]:
 
 
 def restore(tensors: Mapping[str, Tensor], state: RunState, world: World, learners: Learners) -> None:
-    """Put the learners and the engine back. The model's weights are already the checkpoint's: it was loaded from there."""
+    """Restore learners and engine. The model was already loaded from the checkpoint."""
     learners.load(tensors, state.counters, state.steered)
     world.sync.load(tensors, state.counters["engine_version"], state.counters["sync_waited"])
