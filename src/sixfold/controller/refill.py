@@ -128,7 +128,7 @@ class Refill:
 
 
 def mixed(group: Group) -> bool:
-    """True if two known rewards of the group differ. Failed checks have no reward and do not count."""
+    """True if two known rewards of the group differ. Failed checks have no reward."""
     return len({(t.reward.value, t.reward.steps) for t in group.trajectories if t.reward and t.reward.value is not None}) > 1
 
 

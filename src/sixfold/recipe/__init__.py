@@ -1,1 +1,1 @@
-"""A recipe: its settings, its TOML form, and what follows from it before anything is loaded. No torch."""
+"""Recipe: its settings, its TOML form, and the plan derived from it before loading. No torch."""

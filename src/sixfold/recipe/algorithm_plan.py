@@ -1,4 +1,4 @@
-"""The algorithm that a recipe resolves to, and the settings of it that cannot work, each refused with its reason. No torch."""
+"""Resolve the algorithm of a recipe, and refuse settings that cannot work. No torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _WHOLE_REWARDS = "takes a reward above 0 for a right answer and 0 for a wrong on
 
 
 def resolve_algorithm(config: AlgorithmConfig) -> Method:
-    """The named algorithm with the recipe's overrides laid over it.
+    """Method of the named algorithm, with the recipe's overrides applied.
 
-    Raises UserError: an unknown name, or settings that contradict each other.
+    Raises:
+        UserError: for an unknown name, or settings that contradict each other.
     """
     _check_name("algorithm.name", config.name, list(ZOO))
     overrides = {key: value for key, value in config.model_dump(exclude={"name"}).items() if value is not None}
@@ -43,7 +44,11 @@ def resolve_algorithm(config: AlgorithmConfig) -> Method:
 
 
 def check_algorithm(recipe: Recipe, row: Method) -> None:
-    """What the algorithm asks of the rest of the recipe. Raises UserError."""
+    """Check the rest of the recipe against the algorithm.
+
+    Raises:
+        UserError: if a setting contradicts the algorithm.
+    """
     samples, prompts = recipe.rollout.samples_per_prompt, recipe.rollout.prompts_per_step
     if row.group_baseline and samples < 2:
         raise UserError(f"rollout.samples_per_prompt = 1 gives every sample zero advantage under {row.name}; use >= 2")
@@ -126,7 +131,7 @@ def _check_kl(row: Method, overrides: dict[str, object]) -> None:
 
 
 def _check_idle(row: Method, overrides: dict[str, object]) -> None:
-    """Settings that the resolved algorithm would never read."""
+    """Refuse settings that the resolved algorithm would never read."""
     if "tau" in overrides and row.loss not in ("soft_gate", "mirror_descent"):
         raise UserError(f"algorithm.tau belongs to soft_gate and mirror_descent; {row.loss} has none: remove it")
     if "lam" in overrides and not row.needs_critic:
@@ -142,7 +147,7 @@ def _check_idle(row: Method, overrides: dict[str, object]) -> None:
 
 
 def _check_rewards(row: Method) -> None:
-    """What changes rewards, under an advantage that must have them as they are, or that never looks at them."""
+    """Refuse reward shaping if the advantage needs unmodified rewards or ignores rewards."""
     whole = row.advantage in ("maxrl", "pass_at_k")
     if not whole and not row.needs_teacher:
         return
@@ -161,7 +166,7 @@ def _check_rewards(row: Method) -> None:
 
 def _check_correction(recipe: Recipe, row: Method) -> None:
     rule = row.correction if row.correction != "none" else "vtrace" if row.advantage == "vtrace" else ""
-    moves = row.updates > 1 and rule == "negative-sequence"  # the one rule that looks at the policy as it moves
+    moves = row.updates > 1 and rule == "negative-sequence"  # the only rule that uses the policy's current log-probs
     if rule and recipe.sync.mode == "shared" and recipe.run.precision == "float32" and not moves:
         raise UserError(
             f"algorithm.correction: '{rule}' corrects for samples of an older version of the weights, and here there is none: engine and trainer "
@@ -170,7 +175,13 @@ def _check_correction(recipe: Recipe, row: Method) -> None:
 
 
 def check_recomputed(recipe: Recipe, row: Method) -> None:
-    """Samples of quantised weights come with log-probs that are not the policy's: ratios must be against its own. Raises UserError."""
+    """Check that ratios use the trainer's own log-probs if the sampler is quantised.
+
+    The log-probs of samples from quantised weights are not the policy's.
+
+    Raises:
+        UserError: if they do not.
+    """
     if recipe.sync.quantised and not row.ratio_from_trainer:
         raise UserError(
             f"sync.mode = '{recipe.sync.mode}' samples from rounded weights, whose log-probs '{row.name}' would take for the policy's own; set "

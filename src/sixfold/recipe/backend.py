@@ -1,4 +1,4 @@
-"""Which program samples: the text of `rollout.backend`, read in this one place. No torch."""
+"""Parse `rollout.backend`, which names the program that samples. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ FORMS = "'engine', 'vllm', 'vllm:/path/to/python', 'sglang:http://host:port'"
 
 @dataclass(frozen=True)
 class Backend:
-    """kind: who samples. python: the interpreter that has vLLM, empty for this one. url: of the SGLang server, without a slash at its end."""
+    """Program that samples.
+
+    Attributes:
+        kind: the program.
+        python: Python interpreter that has vLLM. Empty: this one.
+        url: URL of the SGLang server, without a trailing slash.
+    """
 
     kind: Literal["engine", "vllm", "sglang"]
     python: str = ""
@@ -21,7 +27,11 @@ class Backend:
 
 
 def parse_backend(text: str) -> Backend:
-    """`rollout.backend` in parts. Raises UserError, with the nearest right form, for anything else than one of FORMS."""
+    """Parse the text of `rollout.backend`.
+
+    Raises:
+        UserError: if the text has none of FORMS. The message suggests the nearest valid form.
+    """
     kind, colon, rest = text.partition(":")
     if kind == "engine" and not colon:
         return Backend("engine")
@@ -34,11 +44,15 @@ def parse_backend(text: str) -> Backend:
 
 
 def _server(text: str, url: str) -> str:
-    """The server's address. A server is on some port of some host, so both must be there."""
+    """Address of the server. It needs a host and a port.
+
+    Raises:
+        UserError: if either is missing.
+    """
     parts = urlsplit(url)
     try:
         known = parts.scheme in ("http", "https") and parts.hostname and parts.port
-    except ValueError:  # a port that is no number
+    except ValueError:  # the port is not a number
         known = None
     if known:
         return url.rstrip("/")

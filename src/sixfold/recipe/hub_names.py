@@ -1,8 +1,8 @@
-"""Tell local paths from hub ids, so that a misspelt path is refused at once and never looked up.
+"""Distinguish local paths from hub ids, so that a misspelt path is refused and never looked up.
 
-Models and datasets are named either by a local path or by a hub id ("name" or "owner/name"). The
-libraries ask the hub for every name that does not exist locally. Without a network that takes half
-a minute, and the message then blames the hub.
+Models and datasets are named by a local path or by a hub id ("name" or "owner/name"). The libraries
+query the hub for every name that does not exist locally. Without a network that takes half a
+minute, and the error message then blames the hub.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _FILE_SUFFIXES = frozenset(
 
 
 def not_a_hub_id(name: str) -> str:
-    """Why a name that does not exist locally cannot be a hub id either.
+    """Reason why a name that does not exist locally cannot be a hub id either.
 
-    Call this only for a name that is no existing file or folder.
+    Call this only for a name that is not an existing file or folder.
 
     Args:
-        name: a path or a hub id, as the user wrote it.
+        name: path or hub id, as the user wrote it.
 
     Returns:
-        The reason as text that can follow "model.path = 'NAME': ". Empty if the name may be a hub id.
+        Text that can follow "model.path = 'NAME': ". Empty if the name may be a hub id.
     """
     if not name.strip() or "\0" in name:
         return "not a path and not a hub id"
@@ -44,19 +44,21 @@ def not_a_hub_id(name: str) -> str:
 
 
 def _is_hub_id(name: str) -> bool:
-    """Whether the hub allows the name: "name" or "owner/name", of letters, digits, '-', '_' and '.'."""
+    """True if the hub allows the name: "name" or "owner/name", of letters, digits, '-', '_' and
+    '.'.
+    """
     short = len(name.rpartition("/")[2]) <= _LONGEST_NAME
     return short and _HUB_ID.fullmatch(name) is not None and not re.search(r"--|\.\.|[-.]/|[-.]$", name)
 
 
 def _looks_local(name: str) -> bool:
-    """Whether a name of a hub id's form is a path: by its suffix, or by a folder it begins with."""
+    """True if a name in the form of a hub id has a file suffix or starts with a local folder."""
     owner = name.partition("/")[0] if "/" in name else ""
     return Path(name).suffix.lower() in _FILE_SUFFIXES or owner in _LOCAL_OWNERS or (owner != "" and Path(owner).is_dir())
 
 
 def _neighbour(path: Path) -> str:
-    """The hint " Did you mean 'x'?" for an existing neighbour with a similar name."""
+    """Hint " Did you mean 'x'?" for a file or folder nearby with a similar name, or ""."""
     try:
         names = [child.name for child in path.parent.iterdir()]
     except (OSError, ValueError):

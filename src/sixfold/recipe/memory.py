@@ -1,7 +1,7 @@
-"""How much memory a run takes, part by part: arithmetic on the recipe and the model's sizes, without torch.
+"""Memory of a run, part by part, computed from the recipe and the model's sizes. No torch.
 
-`run/kv_size.py` asks it what training needs before it sizes the KV cache, and `recipe/memory_text.py` shows it
-(`sixfold explain`). docs/memory.md has the formulas in words.
+`run/kv_size.py` uses it to reserve memory for training before it sizes the KV cache.
+`recipe/memory_text.py` displays it (`sixfold explain`). docs/memory.md explains the formulas.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from .schema import Recipe
 WEIGHTS, GRADIENT, MOMENTS, LOWERED = 4, 4, 8, 2
 """Bytes a parameter: float32 weights, their gradient, AdamW's two moments, a bfloat16 copy."""
 TABLE = 1 << 26
-"""Most logits in one table: as many as `trainer.logprobs.TABLE`, which torch keeps out of reach here."""
+"""Maximum number of logits in one table. Equal to `trainer.logprobs.TABLE`, which needs torch."""
 BACKWARD_TABLES = 4
-"""Float32 tables of [chunk, vocabulary] alive at the peak of a loss's backward pass."""
+"""Float32 [chunk, vocabulary] tables alive at the peak of the loss's backward pass."""
 FORWARD_TABLES = 3
-"""The same in a forward pass without gradients, and while tokens are drawn."""
+"""Float32 [chunk, vocabulary] tables in a forward pass without gradients, and during sampling."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Memory of one purpose.
+    """Memory for one purpose.
 
     Attributes:
-        name: what it is.
+        name: name of the part.
         size: bytes.
         formula: how the bytes follow from sizes and settings.
-        trains: it is there while the trainer works.
-        samples: it is there while completions are sampled.
-        early: it is there when the KV cache is made.
+        trains: allocated while the trainer works.
+        samples: allocated while completions are sampled.
+        early: already allocated when the KV cache is created.
     """
 
     name: str
@@ -50,12 +50,12 @@ class MemoryPlan:
     """All parts of a run on one device.
 
     Attributes:
-        parts: in the order in which they are shown.
+        parts: in display order.
         cache_wanted: tokens of the KV cache.
-        cache_least: tokens that the cache must hold: one sequence, or all of a size that the recipe sets.
-        cache_token: bytes of one token in the cache.
+        cache_least: minimum tokens of the KV cache: one sequence, or the size set by the recipe.
+        cache_token: bytes of one token in the KV cache.
         sequence: tokens of the longest sequence, in whole blocks.
-        cache_trains: the cache stays while the trainer works.
+        cache_trains: the KV cache stays allocated while the trainer works.
     """
 
     parts: tuple[Part, ...]
@@ -76,16 +76,16 @@ class MemoryPlan:
         return sum(p.size for p in self.parts if p.samples)
 
     def needed(self, cache: int) -> int:
-        """Bytes at the peak, with a cache of that many tokens."""
+        """Peak bytes with a KV cache of `cache` tokens."""
         cached = cache * self.cache_token
         return max(self.sampling + cached, self.training + (cached if self.cache_trains else 0))
 
     def cache_that_fits(self, total: int, free: int | None = None) -> int | None:
-        """Tokens of the cache on a device; None where the run does not fit on it.
+        """Tokens of the KV cache on a device. None if the run does not fit on it.
 
         Args:
-            total: bytes of the device, of which a tenth is left alone.
-            free: bytes that nobody else uses; None: all.
+            total: bytes of the device. A tenth is kept as headroom.
+            free: bytes not used by other processes. None: all.
         """
         room = (total if free is None else free) - int(HEADROOM * total)
         spare = room - (max(self.sampling, self.training) if self.cache_trains else self.sampling)
@@ -96,17 +96,17 @@ class MemoryPlan:
 
 
 def layer_bytes(size: ModelSize, width: int, keys: float = 1.0) -> float:
-    """Bytes that one layer keeps of one token for its backward pass.
+    """Bytes per token that one layer keeps for its backward pass.
 
-    The residual stream is float32, and both norms keep it. Products keep their inputs in the
-    products' dtype. Under autocast q, k, v, gate and up each have their own cast of the input.
-    Attention keeps q, k, v, its result, and a float32 number for each head.
+    The residual stream is float32, and both norms keep it. Matrix products keep their inputs in the
+    dtype of the products. Under autocast, q, k, v, gate and up each have their own cast of the
+    input. Attention keeps q, k, v, its result, and one float32 number per head.
 
     Args:
-        size: of the model.
-        width: bytes of a number in products: 2 under autocast to bfloat16, else 4.
-        keys: keys and values kept for attention, for each token. A prompt's count once for each of
-            its completions.
+        size: sizes of the model.
+        width: bytes per number in products: 2 under autocast to bfloat16, otherwise 4.
+        keys: keys and values that attention keeps per token. Those of a shared prompt count once
+            per completion.
     """
     inputs = 5 if width == 2 else 2
     products = inputs * size.hidden + 2 * size.queries + 2 * keys * size.keys + 4 * size.intermediate
@@ -115,19 +115,21 @@ def layer_bytes(size: ModelSize, width: int, keys: float = 1.0) -> float:
 
 
 def kept_results(size: ModelSize, width: int) -> float:
-    """Bytes that selective checkpointing keeps of one token in a layer: results of products and of attention."""
+    """Bytes per token that selective checkpointing keeps of one layer: results of products and
+    attention.
+    """
     products = 2 * size.queries + 2 * size.keys + 2 * size.hidden + 2 * size.intermediate
     return width * products + 4 * size.heads
 
 
 def activation_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: float = 1.0) -> int:
-    """Bytes that a forward pass leaves for the backward pass.
+    """Bytes that a forward pass keeps for the backward pass.
 
     Args:
-        size: of the model.
-        tokens: in one micro-batch.
-        mode: of activation checkpointing: none, selective or full.
-        width: bytes of a number in products.
+        size: sizes of the model.
+        tokens: tokens in one micro-batch.
+        mode: activation checkpointing: none, selective or full.
+        width: bytes per number in products.
         keys: as in `layer_bytes`.
     """
     entrance = 4 * size.hidden
@@ -137,31 +139,37 @@ def activation_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: 
 
 
 def layer_work_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: float = 1.0) -> int:
-    """Bytes that the backward pass of one layer needs on top of what was kept.
+    """Bytes that the backward pass of one layer needs in addition to what was kept.
 
-    What is computed again, and three gradients as wide as the MLP. The product that they are of is
-    gone by then: its last reader was the projection that comes after it.
+    These are the recomputed results and gradients as wide as the MLP. Of the three wide tensors,
+    only two exist at the same time.
 
     Args:
-        size: of the model.
-        tokens: in one micro-batch.
-        mode: of activation checkpointing.
-        width: bytes of a number in products.
+        size: sizes of the model.
+        tokens: tokens in one micro-batch.
+        mode: activation checkpointing: none, selective or full.
+        width: bytes per number in products.
         keys: as in `layer_bytes`.
     """
     again = 0.0 if mode == "none" else layer_bytes(size, width, keys)
-    if mode == "selective":  # these need not be made again
+    if mode == "selective":  # these are not recomputed
         again -= width * (2 * size.intermediate + size.queries + size.keys)
     return int(tokens * (again + 2 * width * size.intermediate))
 
 
 def logit_bytes(chunk: int, vocabulary: int, tables: int = BACKWARD_TABLES) -> int:
-    """Bytes of the logits of one chunk of positions, in all tables alive at the peak."""
+    """Bytes of the logits of one chunk of positions, in all tables alive at the peak.
+
+    Args:
+        chunk: positions per chunk.
+        vocabulary: size of the vocabulary.
+        tables: number of float32 tables.
+    """
     return tables * 4 * max(1, min(chunk, TABLE // vocabulary)) * vocabulary
 
 
 def keys_per_token(recipe: Recipe, prompt: int) -> float:
-    """Keys and values that attention keeps for each token of a packed row, at the longest prompt and completions."""
+    """Keys and values that attention keeps per token of a packed row, for the longest sequences."""
     new, samples = recipe.rollout.max_new_tokens, recipe.rollout.samples_per_prompt
     if not recipe.trainer.share_prefix:
         return 1.0
@@ -169,20 +177,20 @@ def keys_per_token(recipe: Recipe, prompt: int) -> float:
 
 
 def number_width(recipe: Recipe) -> int:
-    """Bytes of a number in the products of a forward pass."""
+    """Bytes per number in the matrix products of a forward pass."""
     return 2 if recipe.run.precision == "bfloat16" else 4
 
 
 def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Part, ...]:
-    """What one micro-batch needs, and what sampling needs: free again after each.
+    """Memory of one micro-batch and of sampling, freed after each.
 
     Args:
         recipe: the whole run.
-        size: of the policy.
-        prompt: its longest, in tokens; None: not known.
+        size: sizes of the policy.
+        prompt: longest prompt, in tokens. None: not known.
     """
     trainer, width = recipe.trainer, number_width(recipe)
-    # A longer trajectory than the budget is a micro-batch of its own.
+    # A trajectory longer than the budget gets a micro-batch to itself.
     tokens = max(trainer.max_tokens_per_microbatch, (prompt or 0) + recipe.rollout.max_new_tokens)
     keys, mode = keys_per_token(recipe, prompt or 0), trainer.activation_checkpointing
     chunk = max(1, min(trainer.logprob_chunk, TABLE // size.vocabulary))
@@ -191,7 +199,8 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
     head = 4 * size.vocabulary * size.hidden
     cast = LOWERED * (size.parameters - size.vocabulary * size.hidden) if width == LOWERED else 0
     logits = logit_bytes(trainer.logprob_chunk, size.vocabulary)
-    # Checkpointing drops the casts with the layers' results; autocast drops its own at the end of a pass.
+    # With checkpointing, a layer's casts are freed with its results. Otherwise autocast keeps them
+    # until the end of the pass.
     cast_kept, cast_layer = (cast, cast) if mode == "none" else (0, cast // max(1, size.layers))
     layer = layer_work_bytes(size, tokens, mode, width, keys)
     in_loss = cast_kept + logits + 2 * head
@@ -227,12 +236,12 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
 
 
 def held_parts(recipe: Recipe, parameters: int, teacher: int | None = None) -> tuple[Part, ...]:
-    """What is there from the first step to the last.
+    """Memory that is held for the whole run.
 
     Args:
         recipe: the whole run.
-        parameters: of the policy.
-        teacher: parameters of a reference that is another model; None: as the policy.
+        parameters: parameters of the policy.
+        teacher: parameters of a separate reference model. None: as the policy.
     """
     method, embedded = resolve_algorithm(recipe.algorithm), parse_backend(recipe.rollout.backend).kind == "engine"
     parts = [
@@ -255,14 +264,14 @@ def held_parts(recipe: Recipe, parameters: int, teacher: int | None = None) -> t
 def memory_plan(
     recipe: Recipe, size: ModelSize, prompt: int | None, longest: int | None, teacher: int | None = None
 ) -> MemoryPlan:  # fmt: skip
-    """The run's memory, part by part.
+    """Memory of the run, part by part.
 
     Args:
         recipe: the whole run.
-        size: of the policy.
-        prompt: longest prompt in tokens; None: not known.
-        longest: sequence in tokens; None: not known.
-        teacher: parameters of a reference that is another model.
+        size: sizes of the policy.
+        prompt: longest prompt, in tokens. None: not known.
+        longest: longest sequence, in tokens. None: not known.
+        teacher: parameters of a separate reference model.
     """
     engine, embedded = recipe.engine, parse_backend(recipe.rollout.backend).kind == "engine"
     sequence = wanted_tokens(1, longest, engine.block_size) if longest else 0

@@ -1,4 +1,4 @@
-"""What a run takes of a GPU's memory, in words: `sixfold explain`. No torch."""
+"""GPU memory of a run as text for `sixfold explain`. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .plan import ModelShape, Plan, make_plan
 from .schema import Recipe
 
 CARDS = (24, 40, 80)
-"""GB (10^9 bytes) of the GPUs that every plan is held against."""
+"""Sizes of the GPUs that every plan is compared with, in GB (10^9 bytes)."""
 _QUERY = ("--query-gpu=index,memory.free,memory.total", "--format=csv,noheader,nounits")
 _MIB = 1 << 20
 _UNKNOWN = "not known: the sizes of this model cannot be read before it is loaded"
@@ -21,7 +21,13 @@ _UNKNOWN = "not known: the sizes of this model cannot be read before it is loade
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU of this machine. free, total: bytes."""
+    """A GPU of this machine.
+
+    Attributes:
+        index: number of the GPU.
+        free: free bytes.
+        total: bytes in total.
+    """
 
     index: int
     free: int
@@ -29,7 +35,7 @@ class Device:
 
 
 def memory_of(plan: Plan) -> MemoryPlan | None:
-    """The plan's memory; None where the model's sizes are not known."""
+    """Memory of the plan. None if the model's sizes are not known."""
     size, teacher = plan.model.size, _teacher(plan.recipe)
     if size is None or teacher is None:
         return None
@@ -37,7 +43,7 @@ def memory_of(plan: Plan) -> MemoryPlan | None:
 
 
 def _teacher(recipe: Recipe) -> int | None:
-    """Parameters of a reference that is another model; 0: there is none; None: not known."""
+    """Parameters of a separate reference model. 0 if there is none, None if not known."""
     if not recipe.reference.path:
         return 0
     model = recipe.model.model_copy(update={"path": recipe.reference.path})
@@ -46,11 +52,14 @@ def _teacher(recipe: Recipe) -> int | None:
 
 
 def memory_lines(plan: Plan, devices: list[Device] | None = None) -> list[tuple[str, str]]:
-    """(statement, reason) for each part, the sum, the cards on which it fits, and what helps.
+    """Lines about each part, the sum, the GPUs on which it fits, and what helps.
 
     Args:
-        plan: of the run.
-        devices: GPUs of this machine; None: ask nvidia-smi.
+        plan: plan of the run.
+        devices: GPUs of this machine. None: ask nvidia-smi.
+
+    Returns:
+        (statement, reason) pairs.
     """
     memory = memory_of(plan)
     if memory is None:
@@ -97,7 +106,7 @@ def _verdict(memory: MemoryPlan, total: int, free: int) -> str:
 
 
 def what_helps(plan: Plan, memory: MemoryPlan) -> list[tuple[str, int]]:
-    """(setting, bytes that it saves), the largest saving first. Each is tried alone."""
+    """(setting, saved bytes) pairs, with the largest saving first. Each setting is tried alone."""
     found = []
     for setting, recipe in _changes(plan.recipe):
         other = memory_of(replace(plan, recipe=recipe))
@@ -108,7 +117,7 @@ def what_helps(plan: Plan, memory: MemoryPlan) -> list[tuple[str, int]]:
 
 
 def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
-    """Settings that may save memory, each with the recipe that has it."""
+    """Settings that may save memory, each with the changed recipe."""
     trainer, running = recipe.trainer, recipe.engine.max_running
     wanted: list[tuple[str, str, object]] = [
         ("run", "precision", "bfloat16"),
@@ -131,14 +140,17 @@ def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
 
 
 def _chosen(recipe: Recipe, devices: list[Device]) -> Device | None:
-    """The GPU that the run would take, of those that there are."""
+    """GPU that the run would use, or None."""
     number = recipe.run.device.partition(":")[2]
     wanted = int(number) if number else 0
     return next((d for d in devices if d.index == wanted), None)
 
 
 def find_devices() -> list[Device]:
-    """GPUs that nvidia-smi lists; none where it is missing, fails, or takes longer than two seconds."""
+    """GPUs that nvidia-smi lists.
+
+    Empty if nvidia-smi is missing, fails, or takes longer than two seconds.
+    """
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -150,7 +162,10 @@ def find_devices() -> list[Device]:
 
 
 def parse_devices(listing: str) -> list[Device]:
-    """GPUs of nvidia-smi's list: index, free and total MiB, a line each. Lines of another form are left out."""
+    """Parse the output of nvidia-smi: index, free MiB and total MiB, one GPU per line.
+
+    Lines in another form are skipped.
+    """
     found = []
     for line in listing.splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -161,5 +176,5 @@ def parse_devices(listing: str) -> list[Device]:
 
 
 def gigabytes(size: int) -> str:
-    """In GB of 10^9 bytes, or MB where that says more."""
+    """Size in GB (10^9 bytes), or in MB if it is below 0.1 GB."""
     return f"{size / 1e9:.1f} GB" if size >= 10**8 else f"{size / 1e6:.1f} MB"

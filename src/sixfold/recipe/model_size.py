@@ -1,7 +1,7 @@
-"""How many numbers a model has, from its config.json alone. No torch.
+"""Sizes of a model and its number of parameters, from its config.json alone. No torch.
 
-A family that is not listed, or a file that leaves out a size which the family does not fix, gives
-None: never a guess.
+The result is None for an unknown family, or if the file omits a size that the family does not fix.
+It is never a guess.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Sizes of a decoder. Attention sizes are heads times the size of a head.
+    """Sizes of a decoder.
 
     Attributes:
-        parameters: of the whole model, tied weights once.
+        parameters: parameters of the whole model, tied weights counted once.
         layers: decoder layers.
         hidden: width of the residual stream.
-        intermediate: numbers of an MLP that one token passes through.
+        intermediate: MLP width that one token passes through.
         heads: query heads.
-        queries: width of all queries.
-        keys: width of all keys, which is that of the values.
+        queries: width of all queries: heads times head size.
+        keys: width of all keys, and of all values: key-value heads times head size.
         vocabulary: rows of the embedding.
         head_norms: queries and keys are normalised.
     """
@@ -40,16 +40,16 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class _Family:
-    """What a family's config.json need not say, and what it adds to the common decoder.
+    """Defaults of a model family, and how it differs from the common decoder.
 
     Attributes:
-        tied: head and embedding are one where the file is silent.
-        norms: of a layer, as wide as the residual stream.
-        head_dim: where the file is silent; None: hidden size over heads.
-        head_norms: a norm on each query head and key head.
-        qkv_bias: on q, k and v whatever the file says.
-        attention_bias: the file's `attention_bias` adds a bias to q, k, v and o.
-        grouped: the file must give `num_key_value_heads`; else all heads are meant.
+        tied: head and embedding are tied if the file does not say.
+        norms: norms per layer of the width of the residual stream.
+        head_dim: head size if the file does not say. None: hidden size divided by heads.
+        head_norms: each query head and key head has a norm.
+        qkv_bias: q, k and v always have a bias.
+        attention_bias: `attention_bias` in the file adds a bias to q, k, v and o.
+        grouped: the file must give `num_key_value_heads`. Otherwise its default is all heads.
     """
 
     tied: bool = False
@@ -76,7 +76,7 @@ _FAMILIES = {
 
 
 def model_size(config: object) -> ModelSize | None:
-    """Sizes of the model that a config.json describes; None where they are not known."""
+    """Sizes of the model that a config.json describes. None if they are not known."""
     if not isinstance(config, Mapping):
         return None
     try:
@@ -84,16 +84,16 @@ def model_size(config: object) -> ModelSize | None:
             return _gpt2(config)
         family = _FAMILIES.get(str(config.get("model_type")))
         return None if family is None else _decoder(config, family)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):  # a size is absent, null, 0 or no number
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):  # a size is absent, null, 0 or not a number
         return None
 
 
 def rough_size(config: Mapping[str, Any], parameters: int) -> ModelSize:
-    """Sizes of any loaded model by the fields that most architectures share.
+    """Sizes of any loaded model, from fields that most architectures share.
 
     Args:
-        config: its settings.
-        parameters: as counted on the module.
+        config: the model's configuration.
+        parameters: parameters counted on the module.
     """
     exact = model_size(config)
     if exact is not None:
@@ -139,7 +139,9 @@ def _decoder(config: Mapping[str, Any], family: _Family) -> ModelSize:
 
 
 def _mlp(config: Mapping[str, Any], layer: int) -> int:
-    """Numbers of one layer's MLP: gate, up and down; in a sparse layer of all experts, with the router."""
+    """Parameters of one layer's MLP: gate, up and down. A sparse layer has all experts and the
+    router.
+    """
     hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
     if _sparse(config, layer):
         # transformers 5 writes the second name

@@ -41,8 +41,7 @@ from .rendered_prompt import rendering
 
 @dataclass
 class World:
-    """Parts that do not change during a run: model, tasks, engine, environment and sampling
-    settings.
+    """Parts that do not change during a run: model, tasks, engine and environment.
 
     Attributes:
         recipe: the whole run.

@@ -1,4 +1,7 @@
-"""`sixfold generate`: sample completions of one prompt from a model folder, a checkpoint, a run or a hub id."""
+"""`sixfold generate`: sample completions of one prompt.
+
+The model is a model folder, a checkpoint, a run or a hub id.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Keep the state at the end of the last step in memory, so that it can be saved if the next one
-fails.
+"""Keep the state at the end of the last step, so that it can be saved if the next step fails.
 
 Weights and optimizer moments are not copied. They change only in an update, and the trainers count
 the updates they try. While those counts are unchanged, the tensors in memory are those of the last
@@ -85,8 +84,9 @@ class LastStep:
 
 
 def unfinished(metrics: Metrics) -> dict[str, Any]:
-    """Metrics as JSON for `RunState.unlogged`. Non-finite values become None, as in the metrics
-    file.
+    """Metrics as JSON for `RunState.unlogged`.
+
+    Non-finite values become None, as in the metrics file.
     """
 
     def number(value: float | None) -> float | None:

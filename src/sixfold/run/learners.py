@@ -63,8 +63,9 @@ class Learners:
     scoring: str = "reference"
 
     def reset_reference(self, step: int, heldout: float | None) -> str:
-        """Copy the policy into the reference if it is time. On stagnation, also reset the
-        optimizer.
+        """Copy the policy into the reference if it is time.
+
+        On stagnation, the optimizer is reset too.
 
         Args:
             step: steps done.
@@ -122,8 +123,7 @@ class Learners:
 
 
 def teacher_of(world: World, own: Algorithm | None = None) -> PreTrainedModel | None:
-    """Load the model at reference.path, if the recipe names one and the algorithm needs a
-    reference.
+    """Load the model at reference.path, if it is set and the algorithm needs a reference.
 
     Raises:
         UserError: if it does not fit the policy.

@@ -1,6 +1,7 @@
-"""The manifest of a checkpoint: size and sha256 of every file, written last, with a checksum of itself. No torch.
+"""Manifest of a checkpoint: size and sha256 of every file, and its own checksum. No torch.
 
-A checkpoint is intact when it holds exactly the files that its manifest lists, and each is as it was saved.
+It is written last. A checkpoint is intact if it contains exactly the files listed in its manifest,
+and each file is unchanged.
 """
 
 from __future__ import annotations
@@ -16,21 +17,30 @@ from ..errors import UserError
 from .durable import disk_errors, faultpoint, fsync_path
 
 FORMAT = 2
-"""Format 2 added the settings and fingerprints of a run to its state, and checkpoints of the SFT stage. This release reads 1 and 2."""
+"""Checkpoint format. This release reads formats 1 and 2.
+
+Format 2 added a run's settings and fingerprints to the state, and checkpoints of the SFT stage.
+"""
 
 TENSORS, STATE, MANIFEST = "trainer.safetensors", "state.json", "manifest.json"
 
 Stamp = tuple[tuple[str, int, int, int], ...]
 _intact: dict[Path, Stamp] = {}
-"""Checkpoints that this process has written, or verified byte by byte, with the sizes and times of their files then."""
+"""Checkpoints that this process has written or verified, with their files' sizes and times."""
 
 
 class NewerFormat(UserError):
-    """A later release wrote the checkpoint. It is not damaged: nothing may pass over it or delete it."""
+    """A later release wrote the checkpoint.
+
+    It is not damaged, so nothing may skip or delete it.
+    """
 
 
 def write_manifest(staging: Path, step: int) -> None:
-    """Hash every file of a finished directory, and write the manifest to the disk. Nothing else hashes a save."""
+    """Hash every file of a finished directory, and write the manifest to the disk.
+
+    This is the only place where a save is hashed.
+    """
     files = {
         path.relative_to(staging).as_posix(): {"size": path.stat().st_size, "sha256": _sha256(path)}
         for path in sorted(staging.rglob("*"))
@@ -46,11 +56,12 @@ def write_manifest(staging: Path, step: int) -> None:
 
 
 def verify(directory: Path) -> int:
-    """The step of a checkpoint whose every byte is as it was saved.
+    """Verify every byte of a checkpoint, and return its step.
 
     Raises:
-        NewerFormat: a later release wrote it.
-        UserError: it is no checkpoint, incomplete, altered, or holds files that were not saved with it.
+        NewerFormat: if a later release wrote it.
+        UserError: if it is not a checkpoint, is incomplete or altered, or contains files that were
+            not saved with it.
     """
     if not (directory / MANIFEST).is_file():
         raise UserError(f"{directory} is not a checkpoint: no {MANIFEST}")
@@ -61,7 +72,7 @@ def verify(directory: Path) -> int:
             if name not in files or not (directory / name).is_file():
                 raise UserError(f"{directory} is incomplete (missing {name})")
         added = sorted(_names(directory) - files.keys() - {MANIFEST})
-        if added:  # one that loaders look for, such as adapter_config.json, would change what is loaded
+        if added:  # a loader would use some of them: adapter_config.json changes the model
             raise UserError(f"{directory} holds files that were not saved with it ({', '.join(added[:3])}): move them elsewhere")
         for name, wanted in files.items():
             _verify_file(directory / name, wanted["size"], wanted["sha256"])
@@ -70,7 +81,11 @@ def verify(directory: Path) -> int:
 
 
 def damage(directory: Path) -> str | None:
-    """Why a checkpoint cannot be used, in one line; None if every byte of it is as it was saved. Raises NewerFormat."""
+    """Reason why a checkpoint cannot be used, in one line. None if it is intact.
+
+    Raises:
+        NewerFormat: if a later release wrote it.
+    """
     try:
         verify(directory)
     except NewerFormat:
@@ -81,12 +96,15 @@ def damage(directory: Path) -> str | None:
 
 
 def remember(directory: Path) -> None:
-    """Note that this process knows the checkpoint to be intact as it is now."""
+    """Record that the checkpoint is intact in its current state."""
     _intact[directory] = _stamp(directory)
 
 
 def is_intact(directory: Path) -> bool:
-    """True when nothing has touched the files since this process wrote or verified them; else every byte is verified."""
+    """True if the checkpoint is intact.
+
+    Files that are unchanged since this process wrote or verified them are not read again.
+    """
     if directory in _intact and _stamp(directory) == _intact[directory]:
         return True
     try:
@@ -105,7 +123,7 @@ def _stamp(directory: Path) -> Stamp:
 
 
 def _sealed(body: Mapping[str, Any]) -> bytes:
-    """The manifest's one valid spelling, its own checksum included."""
+    """Bytes of the manifest, including its own checksum. There is only one valid form."""
     seal = hashlib.sha256(json.dumps(body).encode()).hexdigest()
     return (json.dumps({**body, "sha256": seal}, indent=1) + "\n").encode()
 
@@ -116,7 +134,7 @@ def _sha256(path: Path) -> str:
 
 
 def _read(directory: Path) -> dict[str, Any]:
-    """The manifest's body, its own checksum verified."""
+    """Body of the manifest, after verifying its own checksum."""
     raw = (directory / MANIFEST).read_bytes()
     try:
         body = json.loads(raw)

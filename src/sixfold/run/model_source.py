@@ -1,4 +1,7 @@
-"""Where a model is: in a run, a checkpoint, a model folder, or on the hub. One answer for every command. No torch."""
+"""Find a model in a run, a checkpoint, a model folder or on the hub. No torch.
+
+Every command uses this module.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,19 @@ from .listing import newest_checkpoint
 from .manifest import MANIFEST, verify
 
 MODEL = "model"
-"""The model's folder in a checkpoint."""
+"""Name of the model folder in a checkpoint."""
 
 
 def model_folder(path: str, setting: str = "MODEL") -> str:
-    """The model folder, or hub id, that a user's words stand for.
+    """Model folder or hub id that a user's argument refers to.
 
     Args:
         path: a run (its newest intact checkpoint), a checkpoint, a model folder, or a hub id.
-        setting: where the user gave it, for the error messages.
+        setting: name of the argument, for error messages.
 
     Raises:
-        UserError: nothing is there, or no checkpoint is intact. Every byte of a checkpoint is verified.
+        UserError: if nothing is found, or no checkpoint is intact. Every byte of a checkpoint is
+            verified.
     """
     folder = Path(path).expanduser()
     is_run, is_checkpoint = _kind(folder, setting)
@@ -49,10 +53,10 @@ def _newest(run: Path, setting: str) -> Path:
 
 
 def with_model_folders(recipe: Recipe) -> Recipe:
-    """The recipe with model.path and reference.path as model folders, where they name runs or checkpoints.
+    """Recipe with runs and checkpoints in model.path and reference.path replaced by model folders.
 
-    A run keeps the recipe in this form: when it is resumed, it finds the same weights, however far the
-    run that they are from has gone on.
+    The run stores its recipe in this form. When it is resumed, it finds the same weights, even if
+    the run that they came from has continued.
 
     Raises:
         UserError: as `model_folder`.
@@ -60,13 +64,17 @@ def with_model_folders(recipe: Recipe) -> Recipe:
     changes: dict[str, object] = {}
     for name in ("model", "reference"):
         section = getattr(recipe, name)
-        if section.path and any(_kind(Path(section.path).expanduser(), f"{name}.path")):  # others are left to those who read the setting
+        if section.path and any(_kind(Path(section.path).expanduser(), f"{name}.path")):  # hub ids and folders: checked where the setting is read
             changes[name] = section.model_copy(update={"path": model_folder(section.path, f"{name}.path")})
     return recipe.model_copy(update=changes) if changes else recipe
 
 
 def _kind(folder: Path, setting: str) -> tuple[bool, bool]:
-    """Whether the folder is a run, and whether it is a checkpoint. Raises UserError for a name that no folder can have."""
+    """Whether the folder is a run, and whether it is a checkpoint.
+
+    Raises:
+        UserError: if the name is not a valid path.
+    """
     try:
         return (folder / "recipe.toml").is_file(), (folder / MANIFEST).is_file()
     except (OSError, ValueError) as error:  # too long, or with a zero byte

@@ -1,4 +1,4 @@
-"""Running out of memory: how it shows, and which settings help in which phase of a run."""
+"""Detect out-of-memory errors, and suggest settings that help in each phase of a run."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ import torch
 
 from ..recipe.schema import Recipe
 
-# How PyTorch's allocator for the CPU, CUDA's libraries and the driver say it: by a plain RuntimeError.
+# PyTorch's CPU allocator, CUDA libraries and the driver raise a RuntimeError with these words.
 _WORDS = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "not enough memory")
 
 ENGINE_PHASES = ("rollout", "evaluation", "pre-flight")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for every form in which a device or the host says that memory is used up."""
+    """True if the error means that the memory of a device or of the host is used up."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
 
 
 def remedies(recipe: Recipe, phase: str) -> str:
-    """The settings that take less memory in a phase of the loop, with their values now; those at their limit are left out."""
+    """Settings that reduce memory in a phase of the loop, with their current values.
+
+    Settings that are already at their limit are left out.
+    """
     rollout, trainer, engine = recipe.rollout, recipe.trainer, recipe.engine
     sampling = [
         f"engine.kv_tokens (now {engine.kv_tokens or 'enough for max_running sequences'})",
@@ -47,7 +50,10 @@ def remedies(recipe: Recipe, phase: str) -> str:
 
 
 def free_memory_of(error: BaseException) -> None:
-    """Let go of what the failed call held: the frames of its traceback keep activations and logits alive."""
+    """Release the memory held by the failed call.
+
+    The frames of its traceback would keep activations and logits alive.
+    """
     traceback.clear_frames(error.__traceback__)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""From a recipe to an engine in another process: vLLM started, or SGLang found, and given the policy's weights."""
+"""Set up an engine in another process: start vLLM or connect to SGLang, and send the weights."""
 
 from __future__ import annotations
 
@@ -25,13 +25,21 @@ from ..trainer.parity import parity_limits
 from .kv_size import reserved_bytes
 
 VLLM_BLOCK = 128
-"""Tokens in a block of vLLM's cache on a CPU; smaller elsewhere."""
+"""Tokens per block of vLLM's KV cache on a CPU. Blocks are smaller on other devices."""
 
 
 def start_outside(recipe: Recipe, backend: Backend, policy: Policy, longest: int, ending: ExitStack) -> tuple[OutsideEngine, VersionedSync]:
-    """The engine and its sync, proven to compute what the policy computes. ending: is told how to end the engine.
+    """Create the engine and its weight sync, and check that it computes what the policy computes.
 
-    Raises UserError where it cannot be had, or computes something else.
+    Args:
+        recipe: the whole run.
+        backend: vLLM or SGLang.
+        policy: the trainer's model.
+        longest: longest sequence, in tokens.
+        ending: receives the callback that ends the engine.
+
+    Raises:
+        UserError: if the engine is not available, or if its log-probs differ.
     """
     config = vllm_config(policy.model.config, type(policy.model).__name__)
     dtype = torch.bfloat16 if recipe.run.precision == "bfloat16" else torch.float32
@@ -60,7 +68,7 @@ def start_outside(recipe: Recipe, backend: Backend, policy: Policy, longest: int
 
 
 def _vllm_arguments(recipe: Recipe, policy: Policy, longest: int, dtype: torch.dtype) -> dict[str, Any]:
-    """The [engine] settings in vLLM's words."""
+    """The [engine] settings as arguments of vLLM."""
     settings = recipe.engine
     arguments: dict[str, Any] = {
         "max_model_len": longest,
@@ -74,18 +82,18 @@ def _vllm_arguments(recipe: Recipe, policy: Policy, longest: int, dtype: torch.d
     if vllm.sleep:
         arguments["enable_sleep_mode"] = True
     numbers = kv_numbers_per_token(json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False)))
-    if numbers:  # else vLLM takes what it finds free
+    if numbers:  # otherwise vLLM takes all free memory
         tokens = _whole_blocks(settings.kv_tokens) or settings.max_running * _whole_blocks(longest)
-        arguments["kv_cache_memory_bytes"] = (tokens + VLLM_BLOCK) * numbers * dtype.itemsize // vllm.tensor_parallel  # one block of it stays empty
+        arguments["kv_cache_memory_bytes"] = (tokens + VLLM_BLOCK) * numbers * dtype.itemsize // vllm.tensor_parallel  # one block stays empty
     if share := _memory_share(recipe, policy, arguments.get("kv_cache_memory_bytes", 0), dtype, longest):
         arguments["gpu_memory_utilization"] = share
     return arguments
 
 
 def _memory_share(recipe: Recipe, policy: Policy, kv: int, dtype: torch.dtype, longest: int) -> float | None:
-    """vLLM's share of its GPU; None to leave it to vLLM, as on a CPU.
+    """vLLM's share of its GPU's memory. None lets vLLM decide, as on a CPU.
 
-    On the policy's GPU the bytes that training will still allocate are left free.
+    On the policy's GPU, the bytes that training has yet to allocate are left free.
     """
     vllm, device = recipe.rollout.vllm, policy.model.device
     if vllm.memory:
@@ -96,7 +104,7 @@ def _memory_share(recipe: Recipe, policy: Policy, kv: int, dtype: torch.dtype, l
         return None
     config = json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False))
     weights = sum(p.numel() for p in policy.model.parameters()) * dtype.itemsize // vllm.tensor_parallel
-    # While vLLM sleeps, training has its memory: it must fit beside what stays, not beside all.
+    # A sleeping vLLM frees its memory for training, so nothing is reserved for training then.
     training = 0 if own or vllm.sleep else reserved_bytes(recipe, policy, config, longest)
     return memory_share(*memory, weights, kv, training)
 

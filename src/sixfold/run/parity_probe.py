@@ -1,4 +1,7 @@
-"""Before training: do the engine's log-probs agree with the trainer's, and can the algorithm live with what is left?"""
+"""Parity probe before training: compare the log-probs of engine and trainer.
+
+It also warns if the algorithm is sensitive to the remaining difference.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,21 @@ from ..trainer.parity import Parity, parity_limits
 from .assemble import World
 
 NOISE_SHARE = 0.05
-"""Share of sequences that rounding alone may move out of a clip band before the user is told."""
+"""Share of sequences that rounding may move out of a clip band before the user is warned."""
 
 
 def check_parity(world: World, batch: Batch, method: Method, say: Callable[[str], None]) -> None:
-    """Score sampled trajectories again with the trainer's code, and compare.
+    """Score sampled trajectories with the trainer's code, and compare with the engine.
 
     Args:
         world: engine, policy and settings.
-        batch: trajectories that the engine has just sampled, on the policy's device.
-        method: what will be trained with.
-        say: takes a line for the user.
+        batch: trajectories just sampled by the engine, on the policy's device.
+        method: method that will be trained.
+        say: receives messages for the user.
 
     Raises:
-        UserError: the two disagree by more than rounding explains, or quantised weights are too
-            far from the policy's.
+        UserError: if the difference exceeds rounding error, or if quantised weights are too far
+            from the policy's.
     """
     recipe = world.recipe
     logp = _scored(world, world.sampler, batch)
@@ -46,14 +49,14 @@ def check_parity(world: World, batch: Batch, method: Method, say: Callable[[str]
 
 
 def noise_warning(method: Method, logp: Tensor, batch: Batch) -> str:
-    """A warning where rounding alone would move many sequences out of the clip band; empty elsewhere.
+    """Warning if rounding alone would move many sequences out of the clip band. Otherwise "".
 
-    A loss whose ratio is the sequence's has a narrow band (GSPO: 1 - 3e-4 to 1 + 4e-4). In bfloat16
-    engine and trainer can differ by more than that in the mean of a sequence: clipping then follows
-    numerical noise.
+    A loss with a sequence-level ratio has a narrow band (GSPO: 1 - 3e-4 to 1 + 4e-4). In bfloat16,
+    the mean difference between engine and trainer over a sequence can be larger. Clipping then
+    follows numerical noise.
 
     Args:
-        method: what will be trained with.
+        method: method that will be trained.
         logp: [B, T] log-probs of the trainer.
         batch: the same trajectories with the engine's log-probs.
     """
@@ -72,7 +75,11 @@ def noise_warning(method: Method, logp: Tensor, batch: Batch) -> str:
 
 
 def _check_quantised(world: World, batch: Batch, say: Callable[[str], None]) -> None:
-    """How far rounded weights move the policy's log-probs."""
+    """Measure how far quantised weights move the policy's log-probs.
+
+    Raises:
+        UserError: if the mean difference exceeds QUANTISED_LIMIT.
+    """
     mode = world.recipe.sync.mode
     logp = _scored(world, world.policy.model, batch)
     drift = mismatch_metrics(logp[batch.mask], batch.old_logp[batch.mask])
@@ -86,6 +93,6 @@ def _check_quantised(world: World, batch: Batch, say: Callable[[str], None]) -> 
 
 
 def _scored(world: World, model: PreTrainedModel, batch: Batch) -> Tensor:
-    """Log-probs [B, T] that the trainer's code computes with `model`."""
+    """Log-probs [B, T] computed by the trainer's code with `model`."""
     config = world.recipe.trainer
     return score_batch(model, batch, world.scoring, config.max_tokens_per_microbatch, config.share_prefix)

@@ -1,4 +1,4 @@
-"""Evaluate the policy of a run: its own weights, whatever the sampler holds at the moment."""
+"""Evaluate the policy's own weights, regardless of which weights the sampler holds."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from .assemble import World
 
 
 def evaluate_policy(world: World, tasks: Sequence[Task], version: int, *, probe: bool = False) -> Evaluation:
-    """Evaluate the policy's own weights, as a checkpoint of this moment would hold them.
+    """Evaluate the policy's own weights, as a checkpoint at this moment would contain them.
 
-    The sampler may hold older weights (`sync.every` > 1) or rounded ones (`sync.mode` int8, fp8). It
-    gets the policy's for as long as the evaluation lasts, then its own back, so what training samples
-    next does not depend on whether there was an evaluation.
+    The sampler may hold older (`sync.every` > 1) or quantised (`sync.mode` int8, fp8) weights. It
+    gets the policy's weights for the evaluation, and its own afterwards. So training samples do not
+    depend on whether there was an evaluation.
 
     Args:
         world: the run.
-        tasks: what to evaluate on.
-        version: number of the policy's weights.
-        probe: one greedy sample per task, as the warm-up is measured, instead of the [eval] settings.
+        tasks: tasks to evaluate on.
+        version: version of the policy's weights.
+        probe: sample once per task greedily, as in SFT, instead of using the [eval] settings.
 
     Raises:
         RuntimeError: if the tokens are not stamped with `version`.

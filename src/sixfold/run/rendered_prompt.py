@@ -1,6 +1,7 @@
-"""What the model reads: the first prompt with its special tokens, and what ends a completion.
+"""Show the first prompt with its special tokens, and what ends a completion.
 
-Shown at the start of a run and by `sixfold explain --render`. A wrong chat template is seen here first.
+It is printed at the start of a run and by `sixfold explain --render`. A wrong chat template shows
+up here first.
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ SHOWN_CHARACTERS = 1200
 
 
 def rendering(codec: PromptCodec, tasks: Sequence[Task], stop_tokens: Sequence[int], stop_strings: Sequence[str]) -> list[str]:
-    """Lines on the first task's prompt and on the ends of a completion. Empty without tasks."""
+    """Describe the first task's prompt and the ends of a completion.
+
+    Args:
+        codec: encodes prompts.
+        tasks: tasks of the run.
+        stop_tokens: tokens that end a completion.
+        stop_strings: strings that end a completion.
+
+    Returns:
+        Lines for the user. Empty without tasks.
+    """
     if not tasks:
         return []
     ids = codec.encode(tasks[0])
@@ -37,10 +48,11 @@ def rendering(codec: PromptCodec, tasks: Sequence[Task], stop_tokens: Sequence[i
 
 
 def render_recipe(recipe: Recipe) -> list[str]:
-    """The lines of `rendering` for a recipe. Loads the tokenizer and the tasks, not the model.
+    """Lines of `rendering` for a recipe. Loads the tokenizer and the tasks, but not the model.
 
     Raises:
-        UserError: the tokenizer or the tasks cannot be loaded, or the template refuses the first prompt.
+        UserError: if the tokenizer or the tasks cannot be loaded, or the template refuses the first
+            prompt.
     """
     tokenizer, settings = load_tokenizer(recipe.model)
     ends = chosen_ends(model_ends(settings, tokenizer), tokenizer, recipe.rollout.stop_tokens, recipe.rollout.stop)
@@ -49,6 +61,6 @@ def render_recipe(recipe: Recipe) -> list[str]:
 
 
 def _middle_out(text: str) -> str:
-    """A text without its middle if it is long: the end of a prompt matters as much as its start."""
+    """Shorten a long text in the middle: the end of a prompt matters as much as its start."""
     half = SHOWN_CHARACTERS // 2
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[-half:]}"

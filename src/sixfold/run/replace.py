@@ -1,11 +1,15 @@
-"""Replacing a run (--overwrite): the earlier one is moved aside, and removed only when the new one has ended. No torch.
+"""Replace a run (--overwrite). No torch.
 
     runs/NAME                the new run
-    runs/.NAME.replaced      the earlier run, whole, as one rename left it
-    runs/.NAME.deleting      what is being deleted
+    runs/.NAME.replaced      the earlier run, moved by a single rename
+    runs/.NAME.deleting      the folder being deleted
 
-A process that dies leaves the new run with a checkpoint, or the earlier one whole: `recover` puts the earlier one back where the new one
-had not begun. Who replaces a run holds its lock until the end, so that nobody puts it back meanwhile.
+The earlier run is deleted only when the new one has ended. If the process dies, either the new run
+has a checkpoint or the earlier run is intact. `recover` puts the earlier run back if the new one
+had not started.
+
+The process that replaces a run holds the lock of the earlier one until the end. Otherwise another
+process could put it back meanwhile.
 """
 
 from __future__ import annotations
@@ -24,10 +28,14 @@ def replaced(path: Path) -> Path:
 
 
 def move_aside(path: Path) -> bool:
-    """Take the run away from `path`, with one rename. Needs its lock, and that of the run that it has replaced itself.
+    """Move the run away from `path` with one rename.
 
-    Where an earlier replacement was not ended there are two runs already. One is kept: the newer one if it has a checkpoint, else the older
-    one. True when it is the newer one.
+    The caller must hold the lock of this run, and of the run that it has itself replaced. After an
+    interrupted replacement there are two runs, and one of them is deleted. The newer one is kept if
+    it has a checkpoint, otherwise the older one.
+
+    Returns:
+        True if the newer run is kept.
     """
     real, aside = path.resolve(), replaced(path)
     with disk_errors(f"cannot move {path} aside"):
@@ -45,7 +53,7 @@ def move_aside(path: Path) -> bool:
 
 
 def put_back(path: Path) -> None:
-    """Make the run that was moved aside stand at `path` again; what is there now is deleted. Needs the locks of both."""
+    """Move the replaced run back to `path`, and delete what is there. Needs the locks of both."""
     real, aside = path.resolve(), replaced(path)
     with disk_errors(f"cannot put {aside} back"):
         doomed = _unname(real, real) if real.exists() else None
@@ -58,7 +66,7 @@ def put_back(path: Path) -> None:
 
 
 def remove_replaced(path: Path) -> None:
-    """Delete the run that `path` has replaced, and what an interrupted deletion left."""
+    """Delete the run that `path` has replaced, and leftovers of an interrupted deletion."""
     real, aside = path.resolve(), replaced(path)
     with disk_errors(f"cannot delete {aside}"):
         if aside.is_dir():
@@ -68,7 +76,7 @@ def remove_replaced(path: Path) -> None:
 
 
 def has_checkpoint(path: Path) -> bool:
-    """True when a run has published a checkpoint, intact or not."""
+    """True if a run has published a checkpoint, intact or not."""
     return any(not entry.name.startswith(".") for entry in (path / "checkpoints").glob("*"))
 
 
@@ -77,7 +85,7 @@ def _doomed(real: Path) -> Path:
 
 
 def _unname(folder: Path, real: Path) -> Path:
-    """Rename a folder to the name under which it is deleted: a kill in between leaves nothing that looks like a run."""
+    """Rename a folder before it is deleted, so that an interruption leaves no partial run."""
     doomed = _doomed(real)
     if doomed.is_dir():
         shutil.rmtree(doomed)

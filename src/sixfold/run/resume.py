@@ -1,4 +1,4 @@
-"""Going on with a run: from which checkpoint, with which settings, and what is cut that came after it."""
+"""Resume a run: choose the checkpoint, check the settings, and delete what came after it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from .state import RunState
 
 
 def find_checkpoint(run: RunFolder, recipe: Recipe, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest intact checkpoint, or None where the run has made none yet. Changes nothing on disk.
+    """Newest intact checkpoint, or None if the run has none yet. Changes nothing on disk.
 
     Args:
-        run: the run to go on with, locked.
-        recipe: what the user asks for.
-        say: takes a line for the user.
+        run: run to resume, locked.
+        recipe: requested settings.
+        say: receives messages for the user.
 
     Raises:
-        UserError: there are checkpoints that cannot be used, or none although steps were done; or a setting differs that cannot change.
+        UserError: if no checkpoint is usable although steps were done, or if a setting differs that
+            cannot change.
     """
     checkpoint, warnings = load_newest(run.checkpoints)
     for warning in warnings:
@@ -45,9 +46,16 @@ def find_checkpoint(run: RunFolder, recipe: Recipe, say: Callable[[str], None]) 
 
 
 def cut_after(run: RunFolder, checkpoint: Checkpoint | None, state: RunState, say: Callable[[str], None]) -> None:
-    """Drop metrics and rollouts of the steps after the state's, which will be made again, and what interrupted writes left.
+    """Delete metrics and rollouts of later steps, and leftovers of interrupted writes.
 
-    Checkpoints newer than `checkpoint` are damaged: they are renamed, not deleted.
+    The resumed run writes those metrics and rollouts again. Checkpoints newer than `checkpoint` are
+    damaged; they are renamed, not deleted.
+
+    Args:
+        run: run to resume, locked.
+        checkpoint: checkpoint to resume from, or None.
+        state: state in that checkpoint.
+        say: receives messages for the user.
     """
     for path in set_aside_after(run.checkpoints, checkpoint.path if checkpoint else None):
         say(f"kept the damaged checkpoint as {path}; delete it when you no longer need it")

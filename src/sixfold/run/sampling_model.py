@@ -1,6 +1,6 @@
-"""Load a model to sample from, for `generate` and `serve`: which device it is on, and in which dtype.
+"""Load a model for sampling only (`generate` and `serve`), and choose its device and dtype.
 
-Nothing is trained here, so the weights themselves are cast, and nothing is held in float32 beside them.
+Nothing is trained here, so the weights themselves are cast and no float32 copy is kept.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_for_sampling(path: str, device: str, precision: str, setting: str) -> Policy:
-    """A policy that is only sampled from. Prints what the user should know of it, such as a shorter context.
+    """Load a policy that is only sampled from. Prints notes about it, such as a shorter context.
 
     Args:
         path: a run, a checkpoint, a model folder or a hub id.
         device: auto, cpu, cuda or cuda:N.
         precision: auto, float32 or bfloat16.
-        setting: what the user calls the model, for the error messages.
+        setting: the user's name for the model, for error messages.
 
     Raises:
-        UserError: there is no such device, or the model cannot be loaded.
+        UserError: if the device does not exist, or the model cannot be loaded.
     """
     folder, place = model_folder(path, setting), resolve_device(device, "--device")
     dtype = sampling_dtype(precision, place, stored_precision(path, folder))
@@ -41,12 +41,15 @@ def load_for_sampling(path: str, device: str, precision: str, setting: str) -> P
 
 
 def sampling_dtype(asked: str, device: str, stored: str) -> torch.dtype:
-    """What `auto` means: on a GPU bfloat16 for a model that was trained or saved in 16 bits; else float32.
+    """Dtype for a precision.
+
+    `auto` is bfloat16 on a GPU for a model that was trained or saved in 16 bits, and float32
+    otherwise.
 
     Args:
         asked: auto, float32 or bfloat16.
         device: cpu, cuda or cuda:N.
-        stored: of `stored_precision`.
+        stored: result of `stored_precision`.
     """
     if asked != "auto":
         return DTYPES[asked]
@@ -54,11 +57,11 @@ def sampling_dtype(asked: str, device: str, stored: str) -> torch.dtype:
 
 
 def stored_precision(path: str, folder: str) -> str:
-    """The precision of the run that a model is of, else the dtype that its config.json names; "" if neither says.
+    """Precision of the model's run, otherwise the dtype in its config.json, otherwise "".
 
     Args:
-        path: what the user gave.
-        folder: where the model's files are, or a hub id.
+        path: the user's argument.
+        folder: folder of the model's files, or a hub id.
     """
     for place in (Path(path), *Path(path).absolute().parents[:2]):  # a run, or runs/NAME/checkpoints/step-N
         if (place / "recipe.toml").is_file():
@@ -69,7 +72,10 @@ def stored_precision(path: str, folder: str) -> str:
 
 
 def _config(folder: str) -> dict[str, object]:
-    """config.json of a folder or of a hub id; empty where it cannot be read, which loading will report."""
+    """config.json of a folder or hub id.
+
+    Empty if it cannot be read. Loading the model reports the error later.
+    """
     try:
         if not Path(folder).is_dir():
             from transformers import PretrainedConfig

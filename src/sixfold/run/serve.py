@@ -1,4 +1,4 @@
-"""`sixfold serve`: load a model and answer for it until told to stop."""
+"""`sixfold serve`: load a model and serve it over HTTP until a signal arrives."""
 
 from __future__ import annotations
 
@@ -40,18 +40,34 @@ from .sampling_model import load_for_sampling
 log = logging.getLogger("sixfold.server")
 
 PROBES = 8
-"""Texts that an int8 KV cache is tried on, each sampled from one token."""
+"""Number of texts, each sampled from one token, on which an int8 KV cache is tested."""
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What the command line says.
+    """Command-line options of `sixfold serve`.
 
-    model: a run, a checkpoint, a model folder or a hub id. name: what requests call it. key: the API key, or "". max_queue: prompts that may wait.
-    record: folder for the exchanges, or None. max_tokens: of a completion that names no limit. kv_tokens, max_running, kv_dtype: the engine's.
-    speculation: none or ngram. draft: a model that guesses, or "". grace: seconds that running requests get to end when the server is told to stop.
-    adapters: (name, folder) of each. allow_weight_updates: POST /v1/weights is on.
-    allow_hosts: names that the Host header may hold beside this machine's own. insecure: serve other machines without a key.
+    Attributes:
+        model: a run, a checkpoint, a model folder or a hub id.
+        host: address to listen on.
+        port: port to listen on.
+        name: name of the model in requests.
+        key: API key, or "".
+        max_queue: maximum number of waiting prompts.
+        record: folder for recorded exchanges, or None.
+        max_tokens: maximum completion length if a request sets none, in tokens.
+        kv_tokens: size of the engine's KV cache, in tokens.
+        max_running: maximum number of running sequences in the engine.
+        kv_dtype: dtype of the engine's KV cache.
+        speculation: none or ngram.
+        draft: draft model for speculation, or "".
+        device: auto, cpu, cuda or cuda:N.
+        grace: seconds that running requests get to finish when the server is stopped.
+        adapters: (name, folder) of each adapter.
+        allow_weight_updates: enables POST /v1/weights.
+        allow_hosts: values accepted in the Host header besides this machine's own names.
+        insecure: serve other machines without an API key.
+        precision: auto, float32 or bfloat16.
     """
 
     model: str
@@ -77,8 +93,11 @@ class ServeOptions:
 
 
 def serve_command(options: ServeOptions) -> int:
-    """Serve until SIGINT or SIGTERM. Gives the exit code; uvicorn raises the signal again once everything is closed."""
-    listener = listen(options.host, options.port)  # before the model: a port in use should not cost its loading
+    """Serve until SIGINT or SIGTERM. Returns the exit code.
+
+    uvicorn raises the signal again once everything is closed.
+    """
+    listener = listen(options.host, options.port)  # before loading: a port in use must fail fast
     host, port = listener.getsockname()[:2]
     if not options.key and not ip_address(host).is_loopback:
         _check_open_to_all(host, options)
@@ -88,13 +107,18 @@ def serve_command(options: ServeOptions) -> int:
     where = f"{policy.model.device}{' in bfloat16' if policy.model.dtype == torch.bfloat16 else ''}"
     print(f"serving '{served.name}' on {where} at http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
     gc.collect()
-    gc.freeze()  # what imports and loading made stays anyway: looking through it now and then would stop every stream for a quarter of a second
+    # Objects from imports and loading are never freed. Collecting them would pause every stream for
+    # a quarter of a second.
+    gc.freeze()
     uvicorn.Server(config).run(sockets=[listener])
     return 0
 
 
 def _check_open_to_all(host: str, options: ServeOptions) -> None:
-    """Raises UserError for a server that other machines can reach and that asks for no key."""
+    """Raise UserError if other machines can reach the server without an API key.
+
+    `insecure` allows it, but never together with weight updates.
+    """
     if options.allow_weight_updates:
         raise UserError(f"--allow-weight-updates on {host}: anyone who can reach this machine could change the model; set an --api-key")
     if not options.insecure:
@@ -103,7 +127,12 @@ def _check_open_to_all(host: str, options: ServeOptions) -> None:
 
 
 def uvicorn_config(served: Served, grace: int) -> uvicorn.Config:
-    """How the server listens. grace: seconds that running requests get to end when it is told to stop."""
+    """Configure uvicorn.
+
+    Args:
+        served: what is served.
+        grace: seconds that running requests get to finish when the server is stopped.
+    """
     return uvicorn.Config(
         make_app(served),
         http=BoundedHeaders,
@@ -116,7 +145,7 @@ def uvicorn_config(served: Served, grace: int) -> uvicorn.Config:
 
 
 def make_served(policy: Policy, options: ServeOptions) -> Served:
-    """Model, engine, record and limits, put together."""
+    """Put model, engine, recorder and limits together."""
     speculation = _speculation(policy, options)
     model, vocabulary = CausalLM(policy.model), int(policy.model.config.get_text_config().vocab_size)
     if options.kv_dtype == "int8":
@@ -130,7 +159,8 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
         if name in (options.name, *engine.adapters.names):
             raise UserError(f"--adapter {name}={path}: the name '{name}' is taken")
         engine.load_adapter(name, read_adapter(path, policy.model))
-    # Two copies of the tokenizer: the engine's thread decodes with one while the event loop's threads encode and decode with the others.
+    # A tokenizer is not shared between threads: the engine's thread decodes with its own copy, and
+    # the threads of the event loop encode and decode with the others.
     decoder = PromptCodec(copy.deepcopy(policy.tokenizer), policy.stop_token_ids)
     grammars = Grammars(copy.deepcopy(policy.tokenizer), vocabulary, policy.stop_token_ids)
     recorder = Recorder(options.record) if options.record is not None else None
@@ -157,15 +187,15 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
 
 
 def _read_weights(vocabulary: str, path: str) -> dict[str, Tensor]:
-    """The weights of a run, a checkpoint or a model folder.
+    """Weights of a run, a checkpoint or a model folder.
 
     Raises:
-        UserError: it holds no model, or one with another vocabulary. The message goes to a client, so
-            it says nothing about the folder's content: that goes to the log.
+        UserError: if it contains no model, or a model with another vocabulary. The message is sent
+            to a client, so it reveals nothing about the folder's content. Details go to the log.
     """
     try:
         there = Path(path).is_dir()
-    except (OSError, ValueError):  # a name that is too long, or holds a zero byte
+    except (OSError, ValueError):  # the name is too long or contains a zero byte
         there = False
     if not there:
         raise UserError("path: no such folder on the server's machine")
@@ -180,7 +210,11 @@ def _read_weights(vocabulary: str, path: str) -> dict[str, Tensor]:
 
 
 def _speculation(policy: Policy, options: ServeOptions) -> Speculation | None:
-    """Raises UserError for a draft model that does not read and write the model's tokens, in texts as long."""
+    """Speculation for the options, or None.
+
+    Raises:
+        UserError: if the draft model has another vocabulary or a shorter context than the model.
+    """
     if not options.draft:
         return Speculation() if options.speculation == "ngram" else None
     precision = str(policy.model.dtype).removeprefix("torch.")
@@ -194,10 +228,14 @@ def _speculation(policy: Policy, options: ServeOptions) -> Speculation | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises UserError for an address that cannot be had."""
+    """Open a listening socket.
+
+    Raises:
+        UserError: if the address cannot be used.
+    """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError, TypeError, ValueError) as error:  # no such address; a port over 65535; a name that is none
+    except (OSError, OverflowError, TypeError, ValueError) as error:  # unknown address, port over 65535, invalid name
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UserError(f"cannot listen on {host}:{port}: {reason or error}. Try another --host or --port") from error

@@ -1,4 +1,4 @@
-"""The SFT stage: worked solutions through the same trainer, until a probe set is solved well enough."""
+"""SFT stage: train on worked solutions with the same trainer, until a probe set is solved."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PROBE_TASKS = 128
 
 @dataclass(frozen=True)
 class SftMark:
-    """Where SFT is.
+    """Progress of SFT.
 
     Attributes:
         step: steps done.
-        counters: the trainer's counts then.
-        unlogged: metrics of that step, where it has been trained and not written down.
+        counters: the trainer's counters after that step.
+        unlogged: metrics of that step, if it was trained but not logged yet.
     """
 
     step: int = 0
@@ -42,14 +42,15 @@ class SftMark:
 
 @dataclass
 class SftStage:
-    """Warm-up of a world's policy.
+    """Supervised warm-up of a world's policy.
 
     Attributes:
-        world: whose policy is trained, in place.
+        world: its policy is trained in place.
         on_step: called with the metrics of each step.
-        save: called every `every` steps (0: never), and where training ends early, with the trainer and where it is.
-        every: steps between saves.
-        interrupts: tells when to stop.
+        save: called with the trainer and the progress, every `every` steps and if training stops
+            early.
+        every: steps between saves. 0: never.
+        interrupts: signals when to stop.
     """
 
     world: World
@@ -63,20 +64,24 @@ class SftStage:
     _tokens: int = field(default=0, init=False)
 
     def run(self, begun: SftMark | None = None, tensors: Mapping[str, Tensor] | None = None) -> int:
-        """Train; gives the number of steps done. The probe set comes from the training tasks, so the held-out ones stay unseen.
+        """Train, and return the number of steps done.
+
+        The probe set comes from the training tasks, so the held-out tasks stay unseen.
 
         Args:
-            begun: where an earlier process ended, whose weights the policy has now; None to begin.
-            tensors: the optimizer's state then.
+            begun: progress of an earlier process whose weights the policy has. None: start from
+                step 0.
+            tensors: optimizer state of that process.
 
         Raises:
-            Interrupted: a signal came; `save` has been called.
+            Interrupted: if a signal arrived. `save` has been called.
         """
         recipe = self.world.recipe
         sft = recipe.sft
         tasks = self._solved_tasks()
         probe = drawn_tasks(tasks, PROBE_TASKS, recipe.run.seed) if sft.stop_at_accuracy else []
-        # Of few tasks none is spared: what is measured then is how many are known by heart. Without a look SFT would go on until all are.
+        # With few tasks, the probe tasks are trained on too, so the probe measures memorisation.
+        # Without a probe, SFT would continue until all tasks are memorised.
         probed = {task.id for task in probe} if len(tasks) > 2 * PROBE_TASKS else set()
         rest = [task for task in tasks if task.id not in probed]
         stream = task_stream(rest, sft.examples_per_step, recipe.run.seed, self.world.tasks.weights)
@@ -88,7 +93,7 @@ class SftStage:
                 "schedule": "constant",
             }
         )
-        # Solutions were not sampled: they are learned at temperature 1, whatever rollouts are drawn at.
+        # Solutions were not sampled from the policy: train at temperature 1, not the rollout's.
         trainer = Trainer(self.world.policy.model, settings, replace(self.world.scoring, temperature=1.0), sft.steps)
         self._mark = SftMark(0, trainer.counters())
         if begun:
@@ -104,7 +109,7 @@ class SftStage:
         return self._mark.step
 
     def _train(self, trainer: Trainer, stream: Callable[[int], list[Task]], probe: list[Task]) -> None:
-        """Step until all steps are done or the probe set is solved well enough."""
+        """Train until all steps are done or the probe set is solved well enough."""
         steps = self.world.recipe.sft.steps
         solved = bool(self._mark.unlogged) and self._log(self._mark.unlogged, probe)
         while self._mark.step < steps and not solved:
@@ -125,13 +130,17 @@ class SftStage:
         return metrics | {"step": float(step), "train/tok_s": self._tokens / (time.perf_counter() - self._began)}
 
     def _log(self, metrics: Metrics, probe: list[Task]) -> bool:
-        """Complete the metrics of the last step, with a look at the probe set if it is time, and write them. True if it is solved."""
-        self.interrupts.finish_first(False)  # before anything of this step is written: a resume does all of this again
+        """Complete and log the metrics of the last step, with a probe if it is due.
+
+        Returns:
+            True if the probe set is solved well enough.
+        """
+        self.interrupts.finish_first(False)  # before writing anything: a resume repeats all of this
         solved = False
         if probe and self._mark.step % SFT_PROBE_EVERY == 0:
             found = evaluate_policy(self.world, probe, version=0, probe=True)
             metrics = {**metrics, **found.metrics()}
-            # The weakest source decides: one that is never solved would teach RL nothing.
+            # The weakest source decides: a source that is never solved gives RL no gradient.
             weakest = min(found.by_source.values(), default=found.interval.mean)
             solved = weakest >= self.world.recipe.sft.stop_at_accuracy
         with self.interrupts.finishing():
@@ -141,7 +150,10 @@ class SftStage:
         return solved
 
     def _keep(self, trainer: Trainer, error: BaseException) -> None:
-        """Save the last step, unless weights may have changed since; of training that diverged, the last step that was not skipped."""
+        """Save the last step, unless weights may have changed since.
+
+        If training has diverged, save the last step that was not skipped.
+        """
         if is_out_of_memory(error):
             free_memory_of(error)
         counts = trainer.counters()
@@ -151,7 +163,11 @@ class SftStage:
                 self.save(trainer, mark)
 
     def _solved_tasks(self) -> list[Task]:
-        """Training tasks that bring a solution to imitate: a trace, or else the bare answer."""
+        """Training tasks with a solution to imitate: a trace, or otherwise the answer.
+
+        Raises:
+            UserError: if there are none.
+        """
         tasks = [t for t in self.world.tasks.train if t.trace or t.answer is not None]
         if not tasks:
             raise UserError("sft.steps > 0, but no task has a worked solution or an answer: set data.trace_field, or sft.steps = 0")

@@ -1,15 +1,21 @@
-"""The task that every algorithm runs alone on: sums of two numbers, a tiny model made from nothing, SFT, then RL. About a minute on one CPU thread.
+"""Shared benchmark task for all algorithms: sums of two numbers, a tiny model, SFT, then RL.
 
     python -m sixfold.algorithm.grpo --steps 60
 
-Demonstrations come from a teacher in a hurry. A sum without a carry is worked out in columns; one with a carry is worked out now and then, and mostly
-guessed. Before its answer each "thinks", in dots, for as long as it likes:
+The model starts from random weights. A run takes about a minute on one CPU thread.
+
+The SFT demonstrations are of mixed quality. A sum without a carry is worked out in columns. A sum
+with a carry is worked out sometimes, and mostly guessed. Before its answer, each demonstration
+"thinks" for a random number of dots:
 
     21+34=    1+4=5;2+3+0=5;...#55
     27+58=    7+8=15;2+5+1=8;.....#85        or, 7 times in 10,        ..#97
 
-So the base model can work any sum out and does not know that it pays: RL has something to find, and an answer's length is free. Held-out sums are
-never trained on, with their terms swapped neither. All algorithms share every setting but those of their own row, the learning rate included.
+So the base model can work out any sum but does not know that it pays. RL has something to find, and
+the length of an answer is free.
+
+Held-out sums are never trained on, not even with their terms swapped. All algorithms share every
+setting, including the learning rate, except those of their own method.
 """
 
 from __future__ import annotations
@@ -48,10 +54,10 @@ from .learners import build_learners, training_rollout
 from .sft import SftStage
 
 SUMS, HELDOUT = 5050, 512
-"""Every sum of two numbers below 100, and how many of them are held out."""
+"""Number of sums of two numbers below 100, and how many of them are held out."""
 
 GUESSED, MISS, DOTS = 0.7, 20, 8
-"""Share of the carries that the demonstrations guess, how far off a guess may be, and the most dots before an answer."""
+"""Share of carries that demonstrations guess, largest error of a guess, most dots of an answer."""
 
 SFT_STEPS, TEACHER_STEPS = 500, 150
 STEPS, EVAL_EVERY = 60, 10
@@ -61,14 +67,28 @@ ROLLOUT = RolloutConfig(prompts_per_step=16, samples_per_prompt=8, max_new_token
 
 
 def shared_tasks(seed: int, guessed: float = GUESSED) -> TaskSet:
-    """Sums to train on, each with a demonstration, and sums that are held out. guessed: share of the carries that are not worked out."""
+    """Training sums, each with a demonstration, and held-out sums.
+
+    Args:
+        seed: seed of the tasks and demonstrations.
+        guessed: share of the carries that are guessed.
+    """
     rng = random.Random(f"demonstrations/{seed}")
     tasks = [replace(t, trace=_demonstration(t, guessed, rng), source="sums") for t in arithmetic_tasks(SUMS, terms=2, digits=2, seed=seed)]
     return TaskSet(tasks[HELDOUT:], tasks[:HELDOUT])
 
 
 def shared_recipe(name: str, *, seed: int = 0, steps: int = STEPS, base: str = "", teacher: str = "", **changes: Any) -> Recipe:
-    """The recipe of an algorithm on the task. base: folder of the model that SFT left. changes: of the algorithm's row (`clip_high=0.2`)."""
+    """Recipe of an algorithm on the shared task.
+
+    Args:
+        name: name of the algorithm.
+        seed: seed of the run.
+        steps: RL steps.
+        base: folder of the model after SFT. Empty: start from random weights.
+        teacher: folder of the teacher, or "".
+        changes: settings of [algorithm], such as `clip_high=0.2`.
+    """
     return Recipe(
         run=RunConfig(name=name, seed=seed, steps=steps, threads=1, device="cpu"),
         model=ModelConfig(path=base, scratch=MODEL),
@@ -82,19 +102,24 @@ def shared_recipe(name: str, *, seed: int = 0, steps: int = STEPS, base: str = "
 
 
 def make_base(folder: Path, seed: int, steps: int = SFT_STEPS, on_step: Callable[[Metrics], None] = lambda metrics: None) -> None:
-    """SFT on the demonstrations, from random weights; the model goes to `folder`."""
+    """Train a model on the demonstrations from random weights, and save it to `folder`."""
     _sft(shared_recipe("grpo", seed=seed), shared_tasks(seed), folder, steps, on_step)
 
 
 def make_teacher(folder: Path, base: Path, seed: int, steps: int = TEACHER_STEPS, on_step: Callable[[Metrics], None] = lambda metrics: None) -> None:
-    """More SFT of the base, on demonstrations that work every sum out; the model goes to `folder`."""
+    """Train the base further on demonstrations that work out every sum, and save it to `folder`."""
     _sft(shared_recipe("grpo", seed=seed, base=str(base)), shared_tasks(seed, guessed=0.0), folder, steps, on_step)
 
 
 class SharedTask:
-    """An algorithm at work on the task. reward: stands in for the exact one while training; held-out accuracy is always exact.
+    """Run of one algorithm on the shared task.
 
-    Raises UserError for a recipe that cannot work, as a teacher's name that is missing.
+    Args:
+        recipe: recipe of the run.
+        reward: reward for training. The held-out accuracy always uses the exact reward.
+
+    Raises:
+        UserError: if the recipe cannot work, for example without a needed teacher.
     """
 
     def __init__(self, recipe: Recipe, reward: Callable[[str, Task], float] = arithmetic_reward) -> None:
@@ -104,12 +129,16 @@ class SharedTask:
         self.ema: float | None = None
 
     def accuracy(self) -> Interval:
-        """Share of the held-out sums that the policy solves greedily, with its 95 % interval."""
+        """Share of held-out sums that the policy solves greedily, with its 95 % interval."""
         groups = self.world.prober().generate(self.world.tasks.heldout, seed=0)
         return task_interval([[arithmetic_reward(t.text, group.task) for t in group.trajectories] for group in groups])
 
     def steps(self) -> Iterator[tuple[Sequence[Group], Metrics]]:
-        """RL as long as it is asked for: each step's groups and metrics, with `reward/ema` among them."""
+        """Run RL steps for as long as the caller iterates.
+
+        Yields:
+            The groups and metrics of each step, including `reward/ema`.
+        """
         seed, made = self.recipe.run.seed, []
 
         def log(step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics) -> None:
@@ -134,12 +163,18 @@ class SharedTask:
             yield made.pop()
 
     def close(self) -> None:
-        """End what the world has started."""
+        """Close the world."""
         self.world.close()
 
 
 def main(name: str, steps: int = STEPS, arguments: Sequence[str] | None = None) -> None:
-    """Run the algorithm with its own settings and print how it goes. arguments: of the command line; None: those of the process."""
+    """Run the algorithm with its own settings and print its progress.
+
+    Args:
+        name: name of the algorithm.
+        steps: default number of RL steps.
+        arguments: command-line arguments. None: those of the process.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m sixfold.algorithm.{name}", description=f"{name} ({ZOO[name].paper}) alone on two-digit sums.")
     parser.add_argument("--steps", type=int, default=steps, help="RL steps (default %(default)s)")
     parser.add_argument("--sft-steps", type=int, default=SFT_STEPS, help="SFT steps before them (default %(default)s)")
@@ -157,7 +192,7 @@ def main(name: str, steps: int = STEPS, arguments: Sequence[str] | None = None) 
 
 
 def _train(task: SharedTask) -> None:
-    """RL for as many steps as the recipe says, printed."""
+    """Run and print as many RL steps as the recipe says."""
     before = task.accuracy()
     for step, (_, metrics) in zip(range(1, task.recipe.run.steps + 1), task.steps(), strict=False):
         line = f"step {step:3d}  reward {metrics['reward/mean']:.3f}  ema {task.ema:.3f} {'#' * round(20 * (task.ema or 0)):20}"
@@ -168,7 +203,7 @@ def _train(task: SharedTask) -> None:
 
 
 def _sft(recipe: Recipe, tasks: TaskSet, folder: Path, steps: int, on_step: Callable[[Metrics], None]) -> None:
-    """SFT of the recipe's model on the tasks, saved to `folder`."""
+    """Train the recipe's model on the tasks with SFT, and save it to `folder`."""
     recipe = recipe.model_copy(update={"sft": recipe.sft.model_copy(update={"steps": steps})})
     world = build_world(recipe, reward=arithmetic_reward, tasks=tasks)
     SftStage(world, on_step).run()
@@ -177,7 +212,7 @@ def _sft(recipe: Recipe, tasks: TaskSet, folder: Path, steps: int, on_step: Call
 
 
 def _demonstration(task: Task, guessed: float, rng: random.Random) -> str:
-    """The worked trace, or a guess, with dots before the answer."""
+    """Worked trace or guess, with dots before the answer."""
     work, _, answer = str(task.trace).rpartition("#")
     dots = "." * rng.randint(0, DOTS)
     left, right = (int(number) for number in task.prompt_text.removesuffix("=").split("+"))

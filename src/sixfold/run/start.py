@@ -188,8 +188,9 @@ class Run:
         self.run.write_environment(sys.argv, {**self.world.policy.hub_commits, **self.world.tasks.hub_commits})
 
     def go(self, checkpoint: Checkpoint | None, stop_after: Literal["sft"] | None) -> None:
-        """Run SFT and the first evaluation (unless the checkpoint has them), then RL, then the
-        report.
+        """Run SFT and the first evaluation, then RL, then the report.
+
+        A resume skips the stages that the checkpoint already contains.
 
         Raises:
             Interrupted: if a signal stops the run.
@@ -216,9 +217,9 @@ class Run:
             self.run.end()
 
     def _has_ended(self) -> bool:
-        """Tell the user, and return True, if an earlier process has finished this run.
+        """True if an earlier process finished this run and no changed setting lets it continue.
 
-        It returns False if a setting now lets the run continue.
+        In that case it tells the user.
         """
         ending = self._ended(self.state.step)
         if not ending or self.state.unlogged or last_ending(self.run) != ending.record()["step"]:
@@ -228,8 +229,7 @@ class Run:
         return True
 
     def _warm_up(self, checkpoint: Checkpoint | None) -> None:
-        """Run everything before the first RL step: SFT, pre-flight, parity probe and first
-        evaluation.
+        """Run SFT, the pre-flight, the parity probe and the first evaluation.
 
         Args:
             checkpoint: checkpoint of the SFT stage where an earlier process stopped, or None.
@@ -382,7 +382,7 @@ class Run:
         batch: Batch,
         metrics: Metrics,
     ) -> None:
-        """Seventh step of the loop: complete the metrics, evaluate if due, write and display them."""
+        """Seventh step of the loop: complete the metrics, evaluate if due, write and show."""
         for line in adopt(metrics) if self.algorithm else ():
             self.progress.note(line)
         metrics |= reward_metrics(groups)
@@ -476,8 +476,9 @@ def _advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]:
 
 
 def _made_up(world: World) -> MakeAnswer:
-    """Function that makes trajectories from a real prompt and a given answer, with an end-of-turn
-    token.
+    """Function that builds a trajectory from a task's prompt and a given answer.
+
+    The answer ends with the token that ends a turn.
     """
     end = list(world.policy.stop_token_ids[:1])
     return made_up_answers(world.codec.encode, lambda text: world.codec.plain(text) + end)
