@@ -1,4 +1,4 @@
-"""A Plan in plain words: one statement a line, each with the reason it follows from."""
+"""Show a Plan as text: one statement per line, each with its reason."""
 
 from __future__ import annotations
 
@@ -45,12 +45,18 @@ _ADMISSION = {
 }
 
 _SOLVED = (0.1, 0.5, 0.9)
-"""Pass rates at which the cost of dynamic sampling is shown."""
+"""Pass rates for which the cost of dynamic sampling is shown."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One line of the plan. why: the settings or the rule that it follows from; empty where the statement is its own reason."""
+    """One line of the plan.
+
+    Attributes:
+        topic: what the line is about.
+        says: the statement.
+        why: settings or rule behind it. Empty if the statement needs no reason.
+    """
 
     topic: str
     says: str
@@ -58,7 +64,7 @@ class Fact:
 
 
 def explain(plan: Plan) -> str:
-    """The whole plan as text, then the settings that differ from their defaults."""
+    """The whole plan as text, followed by the settings that differ from their defaults."""
     stated = facts(plan)
     width = max(len(fact.topic) for fact in stated) + 2
     out = []
@@ -74,7 +80,7 @@ def explain(plan: Plan) -> str:
 
 
 def asked_settings(recipe: Recipe) -> list[tuple[str, str, str]]:
-    """(key, value, default) of every setting that is not its default, as TOML writes them."""
+    """(key, value, default) in TOML syntax for every setting that differs from its default."""
     defaults = flat(Recipe())
     changed = [(key, value) for key, value in flat(recipe).items() if value != defaults[key]]
     return [(key, _literal(value), _literal(defaults[key])) for key, value in changed]
@@ -85,7 +91,7 @@ def _literal(value: object) -> str:
 
 
 def facts(plan: Plan) -> list[Fact]:
-    """Every resolved number, in the order in which a run meets them."""
+    """All resolved numbers, in the order in which a run uses them."""
     return [
         *_model_facts(plan),
         *_task_facts(plan),
@@ -121,7 +127,7 @@ def _model_facts(plan: Plan) -> list[Fact]:
 
 
 def _sampler_facts(recipe: Recipe) -> list[Fact]:
-    """Who samples, and how the weights get there."""
+    """Which engine samples, and how it gets the weights."""
     backend, sync = parse_backend(recipe.rollout.backend), recipe.sync
     where = f"forward passes in {recipe.run.precision} on device {recipe.run.device}"
     if backend.kind == "engine":
@@ -157,7 +163,7 @@ def _task_facts(plan: Plan) -> list[Fact]:
 
 
 def _sources(data: DataConfig) -> str:
-    """What tasks are drawn from, and with several sources the share of each in a step's prompts."""
+    """Sources of the tasks, with the share of each in a step's prompts if there are several."""
     if not data.sources:
         return data.source + (f" at revision {data.revision}" if data.revision else "")
     total = sum(s.weight for s in data.sources)
@@ -172,7 +178,7 @@ def _held_out(data: DataConfig) -> str:
 
 def _rollout_facts(plan: Plan) -> list[Fact]:
     rollout, row = plan.recipe.rollout, plan.algorithm
-    # Every minibatch closes a micro-batch of its own, so that each but one may cost one more.
+    # A micro-batch never spans two minibatches, so each minibatch after the first may add one.
     most = plan.microbatches + row.minibatches - 1
     batches = "1 micro-batch" if most == 1 else f"{most} micro-batches"
     a_pass = " in each epoch" if row.epochs > 1 else ""
@@ -190,7 +196,7 @@ def _rollout_facts(plan: Plan) -> list[Fact]:
 
 def _engine_facts(plan: Plan) -> list[Fact]:
     engine, samples = plan.recipe.engine, plan.recipe.rollout.oversample or plan.recipe.rollout.samples_per_prompt
-    bound = "" if engine.kv_tokens else "at most "  # the run takes the longest prompt that there really is
+    bound = "" if engine.kv_tokens else "at most "  # the run uses the actual longest prompt
     room = _UNKNOWN if plan.kv_blocks is None else f"{bound}{plan.kv_tokens:,} tokens in {plan.kv_blocks:,} blocks of {engine.block_size}"
     size = _UNKNOWN if plan.kv_bytes is None else _bytes(plan.kv_bytes)
     full_length = f"engine.kv_tokens = 0: room for engine.max_running = {engine.max_running} sequences of {_tokens(plan.longest_tokens)}"
@@ -367,7 +373,7 @@ def _eval_facts(plan: Plan) -> list[Fact]:
 
 
 def _solved(recipe: Recipe) -> str:
-    """The rule by which a completion counts as solved."""
+    """Rule by which a completion counts as solved."""
     specs = recipe.environment.rewards
     labels = reward_labels([spec_name(spec) for spec in specs], specs)
     return solved_rule(labels, recipe.environment.weights or [1.0] * len(specs), recipe.eval.metric, recipe.eval.solved_at).text

@@ -44,8 +44,9 @@ def not_a_hub_id(name: str) -> str:
 
 
 def _is_hub_id(name: str) -> bool:
-    """True if the hub allows the name: "name" or "owner/name", of letters, digits, '-', '_' and
-    '.'.
+    """True if the hub allows the name.
+
+    It must be "name" or "owner/name", of letters, digits, '-', '_' and '.'.
     """
     short = len(name.rpartition("/")[2]) <= _LONGEST_NAME
     return short and _HUB_ID.fullmatch(name) is not None and not re.search(r"--|\.\.|[-.]/|[-.]$", name)

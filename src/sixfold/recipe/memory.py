@@ -15,7 +15,7 @@ from .model_size import ModelSize
 from .schema import Recipe
 
 WEIGHTS, GRADIENT, MOMENTS, LOWERED = 4, 4, 8, 2
-"""Bytes a parameter: float32 weights, their gradient, AdamW's two moments, a bfloat16 copy."""
+"""Bytes per parameter: float32 weights, gradient, AdamW's two moments, a bfloat16 copy."""
 TABLE = 1 << 26
 """Maximum number of logits in one table. Equal to `trainer.logprobs.TABLE`, which needs torch."""
 BACKWARD_TABLES = 4
@@ -115,8 +115,9 @@ def layer_bytes(size: ModelSize, width: int, keys: float = 1.0) -> float:
 
 
 def kept_results(size: ModelSize, width: int) -> float:
-    """Bytes per token that selective checkpointing keeps of one layer: results of products and
-    attention.
+    """Bytes per token that selective checkpointing keeps of one layer.
+
+    They are the results of matrix products and of attention.
     """
     products = 2 * size.queries + 2 * size.keys + 2 * size.hidden + 2 * size.intermediate
     return width * products + 4 * size.heads
@@ -141,8 +142,9 @@ def activation_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: 
 def layer_work_bytes(size: ModelSize, tokens: int, mode: str, width: int, keys: float = 1.0) -> int:
     """Bytes that the backward pass of one layer needs in addition to what was kept.
 
-    These are the recomputed results and gradients as wide as the MLP. Of the three wide tensors,
-    only two exist at the same time.
+    These are the recomputed results and three gradients of MLP width. The product of gate and up is
+    freed by then, because its last reader was the down projection. The net is two tensors of MLP
+    width.
 
     Args:
         size: sizes of the model.

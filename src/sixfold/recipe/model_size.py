@@ -139,8 +139,9 @@ def _decoder(config: Mapping[str, Any], family: _Family) -> ModelSize:
 
 
 def _mlp(config: Mapping[str, Any], layer: int) -> int:
-    """Parameters of one layer's MLP: gate, up and down. A sparse layer has all experts and the
-    router.
+    """Parameters of one layer's MLP: gate, up and down projection.
+
+    A sparse layer has all experts and the router.
     """
     hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
     if _sparse(config, layer):

@@ -1,7 +1,8 @@
-"""What follows from a recipe before anything is loaded: sizes, counts, bounds, and the contradictions that arithmetic can see. No torch.
+"""Resolve a recipe before anything is loaded: sizes, counts, bounds and contradictions. No torch.
 
-The recipe is what was asked; the Plan is what was resolved. A number that depends on weights or data that are not here is None, never a
-guess. `plan_text` says the same in words.
+The recipe is what the user requested. The Plan is what it resolves to. A number that depends on
+weights or data that are not available is None, never a guess. `recipe/explain.py` shows the plan as
+text.
 """
 
 from __future__ import annotations
@@ -23,23 +24,30 @@ from .model_size import ModelSize, model_size
 from .schema import Recipe, ScratchConfig
 
 SCRATCH_SPECIAL_TOKENS = 6
-"""Tokens of the character tokenizer besides the alphabet: as many as `model.scratch.SPECIAL`, which torch keeps out of reach here."""
+"""Tokens of the character tokenizer in addition to the alphabet.
+
+Equal to the number of `model.scratch.SPECIAL` tokens, which cannot be imported without torch.
+"""
 
 SFT_PROBE_EVERY = 10
-"""SFT steps between two looks at the probe set that may end the warm-up."""
+"""SFT steps between evaluations of the probe set, which may end the warm-up."""
 TRAINING_BYTES_PER_PARAMETER = 16
-"""float32 weights, gradient and AdamW's two moments."""
+"""Bytes of float32 weights, gradient and AdamW's two moments."""
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
-"""float32 weights and AdamW's two moments."""
+"""Bytes of float32 weights and AdamW's two moments."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a model's files say of it. None: not known before it is loaded.
+    """Sizes of a model according to its files. None: not known before the model is loaded.
 
-    parameters: tied weights once. context: longest sequence. kv_numbers_per_token: keys and values of one token in all layers. size: of its
-    parts.
+    Attributes:
+        origin: description of where the model comes from.
+        parameters: number of parameters, tied weights counted once.
+        context: longest sequence, in tokens.
+        kv_numbers_per_token: numbers in the keys and values of one token, over all layers.
+        size: sizes of the parts.
     """
 
     origin: str
@@ -51,11 +59,25 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a recipe resolves to. Tokens are upper bounds; None: not known until the model is loaded.
+    """What a recipe resolves to. Token counts are upper bounds.
 
-    longest_tokens: prompt and completion together. max_prompt_tokens: what the completion leaves. microbatches: at most, per step.
-    step_tokens: computed by one step's forward, at most. kv_tokens, kv_blocks, kv_bytes: the engine's cache. evaluations: held-out
-    evaluations in the RL run. checkpoint_bytes: about, for each.
+    None: not known until the model is loaded.
+
+    Attributes:
+        recipe: the recipe.
+        algorithm: the resolved method.
+        model: sizes of the model.
+        trajectories: trajectories per step.
+        longest_tokens: longest prompt and completion together, in tokens.
+        max_prompt_tokens: longest prompt: the tokens that the completion leaves.
+        microbatches: maximum number per step.
+        step_tokens: maximum number of tokens in the forward passes of one step.
+        kv_tokens: size of the engine's KV cache, in tokens.
+        kv_blocks: size of the engine's KV cache, in blocks.
+        kv_bytes: size of the engine's KV cache, in bytes.
+        keeps_reference: True if the algorithm needs a reference model.
+        evaluations: held-out evaluations in the RL run.
+        checkpoint_bytes: approximate size of one checkpoint, in bytes.
     """
 
     recipe: Recipe
@@ -75,7 +97,11 @@ class Plan:
 
 
 def make_plan(recipe: Recipe) -> Plan:
-    """Resolve a recipe. UserError where its settings contradict each other or the model's files."""
+    """Resolve a recipe.
+
+    Raises:
+        UserError: if its settings contradict each other or the model's files.
+    """
     algorithm = resolve_algorithm(recipe.algorithm)
     check_algorithm(recipe, algorithm)
     _check_eval(recipe)
@@ -128,7 +154,7 @@ def _check_truncation(recipe: Recipe, algorithm: Method) -> None:
 
 
 def _check_backend(recipe: Recipe) -> None:
-    """What an engine in another process cannot do."""
+    """Refuse settings that an engine in another process does not support."""
     r = recipe.rollout
     if parse_backend(r.backend).kind == "engine":
         return
@@ -149,7 +175,11 @@ def _check_backend(recipe: Recipe) -> None:
 
 
 def model_shape(recipe: Recipe) -> ModelShape:
-    """Sizes of the model that the recipe names, from its settings or its files; nothing is loaded or downloaded."""
+    """Sizes of the recipe's model, from its settings or its files. Nothing is loaded or downloaded.
+
+    Raises:
+        UserError: if the settings or the files are invalid.
+    """
     if not recipe.model.path:
         return _scratch_shape(recipe.model.scratch)
     folder = Path(recipe.model.path).expanduser()
@@ -193,7 +223,10 @@ def _scratch_shape(sizes: ScratchConfig) -> ModelShape:
 
 
 def _hub_shape(name: str, revision: str) -> ModelShape:
-    """Of a model on the hub: what its config.json says, if an earlier download left it in the hub's cache."""
+    """Sizes of a model on the hub.
+
+    They are read from its config.json, if an earlier download left it in the hub's cache.
+    """
     shape = ModelShape(origin=f"{name} from the hub")
     kept = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
     folder = Path(kept).expanduser() / ("models--" + name.replace("/", "--"))
@@ -228,7 +261,10 @@ def _local_shape(folder: Path) -> ModelShape:
 
 
 def kv_numbers_per_token(config: dict[str, Any]) -> int | None:
-    """Keys and values of one token in all layers, where config.json has the fields that most architectures share."""
+    """Numbers in the keys and values of one token, over all layers.
+
+    None if config.json lacks the fields that most architectures share.
+    """
     layers, heads, hidden = (config.get(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
     if layers is None or heads is None or hidden is None:
         return None
@@ -237,7 +273,10 @@ def kv_numbers_per_token(config: dict[str, Any]) -> int | None:
 
 
 def _stored_parameters(folder: Path) -> int | None:
-    """Numbers in the folder's safetensors files, from their headers (8 bytes of length, then JSON); None where there are none."""
+    """Number of parameters in the folder's safetensors files, or None if there are none.
+
+    They are read from the headers: 8 bytes of length, then JSON.
+    """
     files = sorted(folder.glob("*.safetensors"))
     total = 0
     for path in files:
@@ -252,7 +291,7 @@ def _stored_parameters(folder: Path) -> int | None:
 
 
 def _lengths(recipe: Recipe, context: int | None) -> tuple[int | None, int | None]:
-    """(longest prompt, longest prompt and completion), in tokens."""
+    """(longest prompt, longest prompt plus completion), in tokens."""
     prompt, new = recipe.data.max_prompt_tokens, recipe.rollout.max_new_tokens
     owner = "model.scratch.context" if not recipe.model.path else "its config.json"
     if context is not None and new >= context:
@@ -268,7 +307,7 @@ def _lengths(recipe: Recipe, context: int | None) -> tuple[int | None, int | Non
 
 
 def _kv_tokens(recipe: Recipe, longest: int | None) -> int | None:
-    """Size of the KV cache, in tokens, in whole blocks."""
+    """Size of the KV cache, in tokens, rounded up to whole blocks."""
     engine = recipe.engine
     if engine.kv_tokens:
         if longest is not None and engine.kv_tokens < longest:
@@ -285,11 +324,14 @@ def _whole_blocks(tokens: int, block: int) -> int:
 
 
 def microbatch_bound(recipe: Recipe, prompt: int) -> int:
-    """Most micro-batches that a step can need when no prompt is longer than `prompt` tokens.
+    """Maximum number of micro-batches in a step if no prompt is longer than `prompt` tokens.
 
-    Micro-batches are filled in order. Two bounds, the smaller counts. Each holds at least budget // longest trajectories. And, with a
-    prompt shared by its completions: each but the last is left with more than budget - longest tokens, while all of them together hold
-    every completion, every prompt, and one prompt more for each place where a group is cut.
+    Micro-batches are filled in order. The result is the smaller of two bounds.
+
+    The first bound: each micro-batch holds at least budget // longest trajectories. The second
+    applies if completions share their prompt. Every micro-batch except the last holds more than
+    budget - longest tokens. Together they hold every completion, every prompt, and one more prompt
+    for each place where a group is split.
     """
     budget, new = recipe.trainer.max_tokens_per_microbatch, recipe.rollout.max_new_tokens
     prompts, samples = recipe.rollout.prompts_per_step, recipe.rollout.samples_per_prompt
@@ -302,14 +344,21 @@ def microbatch_bound(recipe: Recipe, prompt: int) -> int:
 
 
 def _step_tokens(recipe: Recipe, prompt: int) -> int:
-    """Tokens in one step's forward: all completions, and prompts once or once a sample. A group cut in two is not counted twice."""
+    """Tokens in the forward passes of one step: all completions, and the prompts.
+
+    A shared prompt counts once per group, otherwise once per sample. A group that is split over two
+    micro-batches is not counted twice.
+    """
     rollout = recipe.rollout
     copies = 1 if recipe.trainer.share_prefix else rollout.samples_per_prompt
     return rollout.prompts_per_step * (copies * prompt + rollout.samples_per_prompt * rollout.max_new_tokens)
 
 
 def _evaluations(recipe: Recipe) -> int:
-    """Held-out evaluations: before the first RL step, every `eval.every` steps, after the last."""
+    """Number of held-out evaluations.
+
+    There is one before the first RL step, one every `eval.every` steps, and one after the last.
+    """
     if recipe.data.heldout == 0 and not recipe.data.heldout_splits:
         return 0
     steps, every = recipe.run.steps, recipe.eval.every

@@ -1,6 +1,7 @@
-"""Arguments of `sixfold.train`, checked before anything is loaded or written. No torch.
+"""Check the arguments of `sixfold.train` before anything is loaded or written. No torch.
 
-Invariant: every mistake is one UserError that speaks of the Python argument, not of a command-line flag.
+Invariant: every mistake is a single UserError that names the Python argument, not a command-line
+flag.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from .schema import Recipe
 from .toml import toml_literal
 
 _COMMAND = re.compile(r"sixfold train --resume .*$")
-"""The whole command; the run's path comes last."""
+"""The whole command. The path of the run comes last."""
 _RESUME = re.compile(r"--resume\b(?: \S*/\S*?(?=[,;:]?(?:\s|$)))?")
 _SETTING = re.compile(r"--([a-z_]+(?:\.[a-z_]+)+)")
 
 
 @runtime_checkable
 class _Scalar(Protocol):
-    """A number of an array library."""
+    """Number of an array library."""
 
     def item(self) -> Any: ...
 
 
 @runtime_checkable
 class _AlgorithmMethods(Protocol):
-    """`algorithm.base.Algorithm` without its types, which would import torch."""
+    """`algorithm.base.Algorithm` without its types, which need torch."""
 
     needs_reference: bool
 
@@ -41,7 +42,7 @@ class _AlgorithmMethods(Protocol):
 
 @contextmanager
 def python_words() -> Iterator[None]:
-    """Name arguments of `sixfold.train` in errors that name flags of the command line."""
+    """Make errors in this block name arguments of `sixfold.train`, not command-line flags."""
     try:
         yield
     except (UserError, RunFailed) as error:
@@ -52,14 +53,18 @@ def python_words() -> Iterator[None]:
 
 
 def in_python(text: str) -> str:
-    """A message with the arguments of `sixfold.train` in place of the command line's."""
+    """Replace command-line flags in a message by arguments of `sixfold.train`."""
     text = _COMMAND.sub("sixfold.train(..., resume=True)", text)
     text = _RESUME.sub("resume=True", text).replace("--overwrite", "overwrite=True")
     return _SETTING.sub(r"settings['\1']", text)
 
 
 def checked_recipe(recipe: Any) -> str | Recipe:
-    """A recipe's name or path as text, or the Recipe itself."""
+    """Name or path of a recipe as text, or the Recipe itself.
+
+    Raises:
+        UserError: for any other type.
+    """
     if isinstance(recipe, PathLike):
         recipe = fspath(recipe)
     if not isinstance(recipe, str | Recipe):
@@ -70,7 +75,11 @@ def checked_recipe(recipe: Any) -> str | Recipe:
 
 
 def checked_algorithm(algorithm: Any) -> None:
-    """Raise UserError for an object without the methods of an algorithm."""
+    """Check that an object has the methods of an algorithm.
+
+    Raises:
+        UserError: if it does not.
+    """
     if isinstance(algorithm, str):
         raise UserError(f"algorithm = {algorithm!r} is text: name it in settings, settings={{'algorithm.name': {algorithm!r}}}")
     if algorithm is not None and (isinstance(algorithm, type) or not isinstance(algorithm, _AlgorithmMethods)):
@@ -82,7 +91,11 @@ def checked_algorithm(algorithm: Any) -> None:
 
 
 def checked_tasks(argument: str, tasks: Any) -> list[Any]:
-    """The items of an iterable of tasks; `given_tasks` looks at each of them."""
+    """Items of an iterable of tasks. `given_tasks` checks each of them.
+
+    Raises:
+        UserError: if `tasks` is not an iterable of tasks.
+    """
     if isinstance(tasks, str | bytes | Mapping) or not isinstance(tasks, Iterable):
         example = "[sixfold.Task(id='0', prompt='2+2=', answer=4)]"
         raise UserError(
@@ -92,7 +105,13 @@ def checked_tasks(argument: str, tasks: Any) -> list[Any]:
 
 
 def setting_flags(settings: Any) -> list[str]:
-    """Dotted settings as the flags of the command line. Paths and numbers of array libraries count as text and numbers."""
+    """Convert dotted settings to command-line flags.
+
+    Paths become text, and numbers of array libraries become plain numbers.
+
+    Raises:
+        UserError: for anything that a flag cannot express.
+    """
     if settings is None:
         return []
     if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
@@ -113,7 +132,7 @@ def _plain(key: str, value: Any) -> Any:
     """`value` as a TOML value: text, a number, true or false, or a list of these."""
     if isinstance(value, PathLike):
         return fspath(value)
-    if isinstance(value, _Scalar):  # first: numpy.float64 is a float, but not written as one
+    if isinstance(value, _Scalar):  # must come first: numpy.float64 is a float, but its repr differs
         return _plain(key, value.item())
     if isinstance(value, str | bool | int | float):
         return value

@@ -1,6 +1,7 @@
-"""Which settings may change when a run is resumed, and which may not. No torch.
+"""Settings that may change when a run is resumed, and settings that may not. No torch.
 
-The settings that count are those in the checkpoint: they made its weights. recipe.toml may have been edited since.
+The comparison uses the settings in the checkpoint, because they produced its weights. recipe.toml
+may have been edited since.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FIXED: dict[str, str] = {
     "sync": SAMPLER,
     "sft": WARM_UP,
 }
-"""Setting or section -> why a resumed run cannot change it."""
+"""Setting or section -> reason why a resumed run cannot change it."""
 
 FREE: dict[str, str] = {
     "run": "ends, limits and the machine",
@@ -49,34 +50,35 @@ FREE: dict[str, str] = {
     "checkpoint": "takes effect from the next step",
     "log": "takes effect from the next step",
 }
-"""Setting or section -> what a change does. A setting's own line counts before its section's.
+"""Setting or section -> effect of a change. A setting takes precedence over its section.
 
-A new section needs a line here or in FIXED; a test holds the two complete.
+Every new section needs a line here or in FIXED. A test checks that the two are complete.
 """
 
 WHILE_WARMING_UP = ("sft.steps", "sft.stop_at_accuracy")
-"""These decide when the warm-up ends: they may change until it has."""
+"""Settings that decide when SFT ends. They may change until it has ended."""
 
 NAMES = ("run.name", "run.dir")
-"""The folder that is resumed keeps its name, whatever these say."""
+"""Settings that a resume ignores: the resumed folder keeps its name."""
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """Every setting that makes a run what it is, by dotted key, as JSON gives it back."""
+    """Every setting that identifies a run, by dotted key, as JSON restores it."""
     values: dict[str, Any] = json.loads(json.dumps(flat(recipe)))
     return {key: value for key, value in values.items() if key not in NAMES}
 
 
 def allowed_changes(saved: Mapping[str, Any], recipe: Recipe, *, warming_up: bool) -> list[str]:
-    """The settings that changed since the checkpoint, as `key old -> new`.
+    """Settings that changed since the checkpoint, as `key old -> new`.
 
     Args:
-        saved: `settings_of` the recipe that made the checkpoint. A setting that it lacks is new: it had its default.
-        recipe: what the resumed run is asked to use.
-        warming_up: whether the checkpoint is from the middle of SFT.
+        saved: `settings_of` the recipe that made the checkpoint. A missing setting is new and had
+            its default.
+        recipe: recipe requested for the resumed run.
+        warming_up: True if the checkpoint was made during SFT.
 
     Raises:
-        UserError: a setting changed that a resumed run cannot change.
+        UserError: if a setting changed that a resumed run cannot change.
     """
     asked = settings_of(recipe)
     defaults = settings_of(Recipe())
@@ -90,7 +92,11 @@ def allowed_changes(saved: Mapping[str, Any], recipe: Recipe, *, warming_up: boo
 
 
 def why_fixed(key: str) -> str:
-    """Why a resumed run cannot change a setting; empty if it can."""
+    """Reason why a resumed run cannot change a setting. Empty if it can.
+
+    Raises:
+        ValueError: if there is no such setting.
+    """
     if key not in knobs():
         raise ValueError(f"{key} is not a setting")
     return "" if key in FREE else FIXED.get(key) or FIXED.get(key.partition(".")[0], "")

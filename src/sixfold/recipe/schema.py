@@ -1,7 +1,10 @@
-"""The recipe: one typed, frozen object; what a TOML file and `--dotted.flags` become (`recipe_io`). No torch, nothing of ours.
+"""The recipe: one typed, frozen object, loaded from TOML and `--dotted.flags` (`recipe/toml.py`).
 
-Each section owns its settings; no setting is read outside the role it is named for. A section has at most 25 (`tests/shape`).
-What was asked is here; what follows from it (micro-batches, cache blocks, ...) is resolved in `recipe/plan.py` and printed by `sixfold explain`.
+This module does not import torch or any other module of Sixfold. Each section owns its settings: no
+setting is read outside the role it is named for. A section has at most 25 settings (`tests/shape`).
+
+The recipe holds the requested values. Resolved values (micro-batches, KV cache blocks, ...) are
+computed in `recipe/plan.py` and printed by `sixfold explain`.
 """
 
 from __future__ import annotations
@@ -21,7 +24,11 @@ def _finite(x: float) -> float:
 
 
 def device_name(name: str) -> str:
-    """The name as it is. Raises an error for a device that the code has no kernels for."""
+    """Return the name if it is a supported device.
+
+    Raises:
+        ValueError: if it is not a device, or if there are no kernels for it.
+    """
     if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name):
         return name
     if name.startswith("cuda"):
@@ -33,7 +40,7 @@ def device_name(name: str) -> str:
 
 Real = Annotated[float, AfterValidator(_finite)]
 Device = Annotated[str, AfterValidator(device_name), WithJsonSchema({"type": "string", "enum": ["auto", "cpu", "cuda"]})]
-"""One of the three names, or cuda:N."""
+"""auto, cpu, cuda, or cuda:N."""
 Decay = Annotated[Real, Field(ge=0, lt=1)]
 StopText = Annotated[str, Field(min_length=1)]
 NAME, ASSIGNMENT, DEVICES = r"^[A-Za-z0-9][A-Za-z0-9._-]*$", r"^[A-Za-z_][A-Za-z0-9_]*=", r"^(\d+(,\d+)*)?$"
@@ -42,17 +49,23 @@ PATTERNS = {
     ASSIGNMENT: "of the form NAME=VALUE",
     DEVICES: "of numbers, separated by commas",
 }
-"""What a text must be like, for error messages and `--help`."""
+"""Descriptions of the text patterns, for error messages and `--help`."""
 Assignment = Annotated[str, Field(pattern=ASSIGNMENT)]
 
 
 def knob(default: Any, description: str, **bounds: Any) -> Any:
-    """A setting: default, one line for `--help`, bounds."""
+    """Define a setting.
+
+    Args:
+        default: default value.
+        description: one line for `--help`.
+        bounds: constraints of `pydantic.Field`.
+    """
     return Field(default, description=description, **bounds)
 
 
 class Section(BaseModel):
-    """Frozen, strict about types and names."""
+    """Base of all sections: immutable, strict about types, refuses unknown names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -112,7 +125,10 @@ class GymConfig(Section):
 
 
 class SourceConfig(Section):
-    """One of several data sources: an entry of [[data.sources]]. A setting that is left out is that of [data]."""
+    """One of several data sources: an entry of [[data.sources]].
+
+    Missing settings come from [data].
+    """
 
     source: str = Field(description="as data.source")
     name: str = knob("", "what its tasks are called in ids and reports; empty: the source", max_length=80)
@@ -132,12 +148,15 @@ class SourceConfig(Section):
 
     @property
     def label(self) -> str:
-        """What the source is called."""
+        """Display name of the source."""
         return self.name or self.source
 
 
 class DataConfig(Section):
-    """Where tasks come from and how rows become prompts. Columns are named by dotted path where they are nested: reward_model.ground_truth."""
+    """Where tasks come from, and how rows become prompts.
+
+    Nested columns are named by dotted path: reward_model.ground_truth.
+    """
 
     source: str = knob("arithmetic", "arithmetic, reasoning_gym, a .jsonl/.json/.csv/.tsv/.parquet file, a dataset folder, or a hub id")
     sources: tuple[SourceConfig, ...] = knob(
@@ -163,17 +182,17 @@ class DataConfig(Section):
 
     @property
     def names(self) -> list[str]:
-        """Every source that tasks come from."""
+        """All data sources."""
         return [s.source for s in self.sources] or [self.source]
 
     @property
     def heldout_splits(self) -> list[str]:
-        """Every split (or file) that is named to evaluate on."""
+        """All splits (or files) named for evaluation."""
         return [split for split in (self.heldout_split, *(s.heldout_split for s in self.sources)) if split]
 
     @model_validator(mode="after")
     def _sources_agree(self) -> DataConfig:
-        """With [[data.sources]], each entry says where its rows are, and no two have one name."""
+        """With [[data.sources]], each entry must say where its rows are, and names must differ."""
         if not self.sources:
             return self
         fields = type(self).model_fields
@@ -201,7 +220,7 @@ class EnvironmentConfig(Section):
 
 
 class VllmConfig(Section):
-    """The vLLM process, where rollout.backend is vllm."""
+    """The vLLM process, used if rollout.backend is vllm."""
 
     devices: str = knob("", "GPUs of the vLLM process by number, e.g. 1 or 1,2 (empty: the policy's)", pattern=DEVICES)
     tensor_parallel: int = knob(1, "GPUs that share each weight matrix; name as many in rollout.vllm.devices", ge=1)
@@ -210,7 +229,7 @@ class VllmConfig(Section):
 
 
 class RolloutConfig(Section):
-    """How many completions of which tasks, and how they are sampled."""
+    """Number of prompts and completions, and how completions are sampled."""
 
     prompts_per_step: int = knob(8, "tasks per step", ge=1)
     samples_per_prompt: int = knob(8, "completions per task (K)", ge=1)
@@ -249,7 +268,10 @@ class EngineConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """Which algorithm of the zoo, and what to change of it. None: the named algorithm's own choice (`sixfold algorithms` lists them)."""
+    """Algorithm of the zoo, and what to change in it.
+
+    None: the named algorithm's own choice (`sixfold algorithms` lists them).
+    """
 
     name: str = knob("grpo", "which algorithm of the zoo")
     advantage: str | None = knob(None, "how rewards become advantages, e.g. group_zscore, leave_one_out, gae")
@@ -289,7 +311,7 @@ class CriticConfig(Section):
 
 
 class ReferenceConfig(Section):
-    """The frozen model that the KL is measured against, or that is distilled from."""
+    """The frozen model that the KL is measured against, or the teacher for distillation."""
 
     path: str = knob("", "its folder or hub id, e.g. a teacher; empty: the policy as it is before RL")
     placement: Literal["inline", "worker", "fused"] = knob(
@@ -301,7 +323,7 @@ class ReferenceConfig(Section):
 
 
 class TrainerConfig(Section):
-    """One forward, one backward, one step."""
+    """The optimizer, the learning rate schedule and the micro-batches."""
 
     learning_rate: Real = knob(1e-6, "AdamW learning rate", gt=0)
     schedule: Literal["constant", "linear", "cosine"] = knob("constant", "learning rate after warm-up: constant, or decaying to 0 at the last update")
@@ -331,7 +353,7 @@ class SftConfig(Section):
 
 
 class SyncConfig(Section):
-    """How fresh weights reach the engine."""
+    """How new weights reach the engine."""
 
     mode: Literal["shared", "copy", "int8", "fp8"] = knob(
         "shared", "shared: engine and trainer are one module; copy: the engine has its own weights; int8, fp8: its own, rounded as if quantised"
@@ -340,7 +362,7 @@ class SyncConfig(Section):
 
     @property
     def quantised(self) -> bool:
-        """The engine samples from other numbers than the trainer's, fresh as they may be."""
+        """True if the engine samples from quantised weights, which differ from the trainer's."""
         return self.mode in ("int8", "fp8")
 
 
@@ -395,7 +417,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
-        """Settings that are each fine and together are not."""
+        """Refuse settings that are valid on their own but contradict each other."""
         if self.sync.every > 1 and self.sync.mode == "shared":
             raise ValueError("sync.every > 1 needs sync.mode = 'copy': a shared module is never stale")
         if self.environment.weights and len(self.environment.weights) != len(self.environment.rewards):

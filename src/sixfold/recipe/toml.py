@@ -1,7 +1,8 @@
-"""Recipes as text: TOML and `--dotted.flags` in, a checked Recipe out, and back to TOML. No torch.
+"""Convert recipes between text and `Recipe`: TOML and `--dotted.flags`. No torch.
 
-Every mistake is one UserError line: what is wrong, where (file and line, or the flag), what would be right. Keys are checked by
-`_check_keys` before values are checked by pydantic, so that a misspelt name is never reported as a bad value.
+Every mistake is a UserError of one line. It says what is wrong, where (file and line, or flag), and
+how to fix it. `_check_keys` checks keys before pydantic checks values, so a misspelt name is never
+reported as a bad value.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .toml_lines import key_lines, line_of, syntax_error
 
 _MAX_BYTES = 1 << 20
 _SECRET = re.compile(r"(^|[_-])(token|api[_-]?key|secret|password|passwd|credentials?)$", re.IGNORECASE)
-# JSON schema's names, and pydantic's own, which it writes for the bounds of `float | None`
+# Names of JSON schema, and of pydantic, which uses its own for the bounds of `float | None`.
 _BOUNDS = {"minimum": ">=", "ge": ">=", "exclusiveMinimum": ">", "gt": ">", "maximum": "<=", "le": "<=", "exclusiveMaximum": "<", "lt": "<"}
 
 
@@ -33,8 +34,15 @@ _BOUNDS = {"minimum": ">=", "ge": ">=", "exclusiveMinimum": ">", "gt": ">", "max
 class Knob:
     """One setting, as `--help` shows it.
 
-    accepts: the valid values in words. kind: its JSON type. item: that of a list's items, "table" for a list of tables. choices: the values, or a
-    list's items, where they are enumerated, else empty. fields: names that the tables of a list take.
+    Attributes:
+        key: dotted key.
+        default: default value.
+        description: one line for `--help`.
+        accepts: description of the valid values.
+        kind: JSON type of the value.
+        item: JSON type of the items of a list. "table" for a list of tables.
+        choices: allowed values, or allowed items of a list. Empty if they are not enumerated.
+        fields: names allowed in the tables of a list.
     """
 
     key: str
@@ -76,25 +84,25 @@ def knobs() -> dict[str, Knob]:
 
 @cache
 def sections() -> frozenset[str]:
-    """Dotted names of every section, nested ones too."""
+    """Dotted names of all sections, including nested ones."""
     parts = (key.split(".") for key in knobs())
     return frozenset(".".join(path[:depth]) for path in parts for depth in range(1, len(path)))
 
 
 def _knob(key: str, spec: Mapping[str, Any]) -> Knob:
-    core = next((s for s in spec.get("anyOf", ()) if s["type"] != "null"), spec)  # `float | None`: None is "not set", never written
+    core = next((s for s in spec.get("anyOf", ()) if s["type"] != "null"), spec)  # `float | None`: None means "not set" and is never written
     item = _item(core)
     return Knob(key, spec["default"], spec["description"], _in_words(core), core["type"], item.get("type", ""), tuple((item or core).get("enum", ())))
 
 
 def _item(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a list's items must be, all alike; empty for what is no list."""
+    """Schema of the items of a list. Empty if the setting is not a list."""
     fixed = spec.get("prefixItems", ())
     return fixed[0] if fixed else spec.get("items", {})
 
 
 def _in_words(spec: Mapping[str, Any]) -> str:
-    """`an integer >= 1`, `one of 'a', 'b'`, `a list of texts`: what a value must be."""
+    """Describe the valid values: `an integer >= 1`, `one of 'a', 'b'`, `a list of texts`."""
     if "enum" in spec:
         return "one of " + ", ".join(f"'{c}'" for c in spec["enum"])
     if spec["type"] == "array":
@@ -113,7 +121,10 @@ def _bounded(words: str, spec: Mapping[str, Any]) -> str:
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Recipes known by name: those of ./recipes, and those of the checkout or the installed package."""
+    """Recipes known by name.
+
+    They are those in ./recipes, and those of the checkout or the installed package.
+    """
     checkout = Path(__file__).parents[3] / "recipes"
     if checkout.is_dir():
         found = sorted(checkout.glob("*.toml"))
@@ -124,7 +135,11 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def find_recipe(path_or_name: str) -> Path:
-    """The file that a command line means. UserError when there is none."""
+    """File of a recipe that is given by path or name.
+
+    Raises:
+        UserError: if there is none.
+    """
     path = Path(path_or_name).expanduser()
     if path.suffix == ".toml" or path.name != path_or_name or path.is_file():
         return path
@@ -132,23 +147,40 @@ def find_recipe(path_or_name: str) -> Path:
     if path_or_name in shipped:
         return shipped[path_or_name]
     if path.exists():
-        return path  # a folder or a device: refused, with the reason, when it is read
+        return path  # a folder or a device: reading it raises an error with the reason
     known = ", ".join(sorted(shipped))
     hint = nearest(path_or_name, list(shipped))
     raise UserError(f"no recipe named '{path_or_name}'.{hint} Shipped: {known}; or give the path of a .toml file")
 
 
 def load_recipe(path_or_name: str, flags: Sequence[str] = ()) -> Recipe:
-    """Read a TOML file (or a shipped name), lay `--dotted.key value` flags over it, check all of it. UserError on any mistake."""
+    """Read a recipe, apply `--dotted.key value` flags, and check everything.
+
+    Args:
+        path_or_name: path of a TOML file, or name of a shipped recipe.
+        flags: command-line flags, which take precedence over the file.
+
+    Raises:
+        UserError: for any mistake.
+    """
     path = find_recipe(path_or_name)
     return parse_recipe(_read(path), str(path), flags)
 
 
 def parse_recipe(text: str, where: str, flags: Sequence[str] = ()) -> Recipe:
-    """`load_recipe` on TOML that is already in memory; `where` names it in messages."""
+    """Like `load_recipe`, for TOML text in memory.
+
+    Args:
+        text: the TOML text.
+        where: name of the text in error messages.
+        flags: command-line flags, which take precedence over the text.
+
+    Raises:
+        UserError: for any mistake.
+    """
     try:
         asked = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: also an integer of more digits than Python converts
+    except (ValueError, RecursionError) as error:  # ValueError: also raised for an integer with too many digits
         raise UserError(syntax_error(text, where, error)) from error
     if not asked:
         raise UserError(f'{where} is empty; the smallest recipe is one line: run.name = "my-run"')
@@ -193,7 +225,7 @@ def _read(path: Path) -> str:
 
 
 def _parse_flags(flags: Sequence[str]) -> dict[str, Any]:
-    """`--a.b value` and `--a.b=value` as values by dotted key."""
+    """Parse `--a.b value` and `--a.b=value` into values by dotted key."""
     given: dict[str, Any] = {}
     rest = iter(flags)
     for flag in rest:
@@ -211,8 +243,11 @@ def _parse_flags(flags: Sequence[str]) -> dict[str, Any]:
 
 
 def _flag_value(key: str, raw: str) -> Any:
-    """A flag's text as the TOML value that its knob takes: bare text for strings, commas for lists, else TOML."""
-    if any("\ud800" <= c <= "\udfff" for c in raw):  # how Python passes on argument bytes that are not UTF-8
+    """Parse the text of a flag into a TOML value.
+
+    Strings need no quotes, and lists may be separated by commas. Anything else is TOML.
+    """
+    if any("\ud800" <= c <= "\udfff" for c in raw):  # Python passes invalid UTF-8 this way
         raise UserError(f"--{key}: the value is not valid UTF-8")
     knob = knobs().get(key)
     value = _toml_value(raw)
@@ -229,7 +264,10 @@ def _flag_value(key: str, raw: str) -> Any:
 
 
 def _number(raw: str) -> float | str:
-    """A shell user writes .1 and 5. where TOML wants 0.1 and 5.0; text that is no number stays text, to be refused as such."""
+    """Parse a number, including .1 and 5., which TOML does not allow.
+
+    Text that is not a number is returned unchanged and refused later.
+    """
     try:
         return float(raw)
     except ValueError:
@@ -237,12 +275,12 @@ def _number(raw: str) -> float | str:
 
 
 def _toml_value(raw: str) -> Any:
-    """`raw` read as one TOML value, or `raw` itself where it is none."""
+    """Parse `raw` as one TOML value. If that fails, return `raw` itself."""
     try:
         parsed = tomllib.loads(f"value = {raw}")
     except (ValueError, RecursionError):
         return raw
-    return parsed["value"] if len(parsed) == 1 else raw  # a line break in `raw` could bring in a second key
+    return parsed["value"] if len(parsed) == 1 else raw  # a line break in `raw` could add a second key
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -254,7 +292,13 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _check_keys(tree: Mapping[str, Any], place: Callable[[str], str], prefix: str = "") -> None:
-    """Every leaf is a knob and every table a section; else UserError with the nearest right name. Values are never shown here."""
+    """Check that every leaf is a setting and every table a section.
+
+    Values are not shown in these errors, because a misplaced key may be a secret.
+
+    Raises:
+        UserError: with the nearest valid name.
+    """
     for name, value in tree.items():
         key = prefix + name
         if key in sections():
@@ -269,7 +313,11 @@ def _check_keys(tree: Mapping[str, Any], place: Callable[[str], str], prefix: st
 
 
 def _check_tables(knob: Knob, tables: Sequence[Any], place: Callable[[str], str]) -> None:
-    """Each item of a list of tables is a table with known names; else UserError."""
+    """Check that each item of a list of tables is a table with known names.
+
+    Raises:
+        UserError: if it is not.
+    """
     for number, table in enumerate(tables, start=1):
         if not isinstance(table, dict):
             raise UserError(f"{knob.key}: entry {number} is {_shown(table)}, want a table such as [[{knob.key}]] ({place(knob.key)})")
@@ -281,7 +329,7 @@ def _check_tables(knob: Knob, tables: Sequence[Any], place: Callable[[str], str]
 
 
 def _unknown_key(key: str, value: Any) -> str:
-    """What to say of a key that does not exist."""
+    """Error message for an unknown key."""
     name = key.rpartition(".")[2]
     if isinstance(value, str) and _SECRET.search(name):
         variable = name.upper().replace("-", "_")
@@ -292,7 +340,7 @@ def _unknown_key(key: str, value: Any) -> str:
     takers = [knob.key for knob in knobs().values() if name in knob.choices and knob.section == key.rpartition(".")[0]]
     if takers:
         return f"unknown key '{key}': '{name}' is a value of {takers[0]}"
-    # names are compared without their section: a long shared prefix would make any two keys look alike
+    # Compare names without their section: a long shared prefix would make all keys look similar.
     everywhere = {knob.name: knob.key for knob in reversed(list(knobs().values()))}
     siblings = {child.rpartition(".")[2]: child for child in [*knobs(), *sections()] if child.rpartition(".")[0] == key.rpartition(".")[0]}
     near = [names[n] for names in (siblings, everywhere) for n in get_close_matches(name, names, n=1)]
@@ -301,13 +349,13 @@ def _unknown_key(key: str, value: Any) -> str:
 
 def _validate(asked: Mapping[str, Any], where: str, place: Callable[[str], str]) -> Recipe:
     try:
-        # JSON mode: strict about types, yet a list is a tuple and an integer is a number. TOML's dates have no JSON form and fit no knob,
-        # so they go in as a table, which every knob refuses.
+        # JSON mode is strict about types, but accepts a list as a tuple and an integer as a number.
+        # TOML dates have no JSON form. They are passed as a table, which every setting refuses.
         return Recipe.model_validate_json(json.dumps(asked, default=lambda date: {"date": str(date)}))
     except ValidationError as invalid:
         error = invalid.errors(include_url=False)[0]
         key = ".".join(str(part) for part in error["loc"] if isinstance(part, str))
-        if error["type"] == "unsupported":  # a check of the setting's own says why
+        if error["type"] == "unsupported":  # raised by a validator of this setting
             raise UserError(f"{key} = '{error['input']}': {error['msg']} ({place(key)})") from invalid
         if key in knobs():
             raise UserError(f"{_bad_value(knobs()[key], asked)} ({place(key)})") from invalid
@@ -319,7 +367,7 @@ def _validate(asked: Mapping[str, Any], where: str, place: Callable[[str], str])
 
 
 def _said_of_field(error: Any) -> str:
-    """Pydantic's message on a field of a table in a list, with the value that it refused."""
+    """Pydantic's message about a field in a list of tables, with the refused value."""
     message = error["msg"][0].lower() + error["msg"][1:]
     return message if error["type"] == "missing" else f"{message}, got {_shown(error['input'])}"
 
@@ -342,7 +390,10 @@ def _shown(value: Any) -> str:
 
 
 def flat(recipe: Recipe) -> dict[str, Any]:
-    """Every value by dotted key, in the order of the schema. A table of a list has only what is not its default."""
+    """Every value by dotted key, in the order of the schema.
+
+    The tables of a list contain only values that differ from their defaults.
+    """
 
     def walk(section: BaseModel, prefix: str) -> Iterator[tuple[str, Any]]:
         for name in type(section).model_fields:
@@ -358,7 +409,12 @@ def flat(recipe: Recipe) -> dict[str, Any]:
 
 
 def dump_recipe(recipe: Recipe, *, comments: bool = False) -> str:
-    """TOML that loads back to an equal Recipe. comments: each knob's description above it. A knob that is None is left out."""
+    """TOML that loads back to an equal Recipe. Settings that are None are left out.
+
+    Args:
+        recipe: recipe to write.
+        comments: write each setting's description above it.
+    """
     values = flat(recipe)
     tables: dict[str, list[str]] = {}
     for knob in knobs().values():
@@ -372,7 +428,7 @@ def dump_recipe(recipe: Recipe, *, comments: bool = False) -> str:
 
 
 def toml_literal(value: Any) -> str:
-    """A knob's value as TOML writes it."""
+    """Value of a setting in TOML syntax."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Where things stand in a TOML file: tomllib says what a key holds and not on which line, and a message needs the line."""
+"""Line numbers of keys in a TOML file, for error messages. tomllib does not report them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BARE_WORD = re.compile(r"\s*([A-Za-z./~][^\"'#,\[\]{}]*?)\s*(#.*)?$")
 
 
 def key_lines(text: str) -> dict[str, list[int]]:
-    """The lines (from 1) on which each dotted key or table header is written; several lines for a duplicate."""
+    """Lines (from 1) of each dotted key or table header. A duplicate key has several lines."""
     lines: dict[str, list[int]] = {}
     table, fence = "", ""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -30,7 +30,7 @@ def key_lines(text: str) -> dict[str, list[int]]:
 
 
 def line_of(key: str, lines: dict[str, list[int]]) -> int | None:
-    """The line of `key`; else that of the inline table it is in, or of the first key written under it."""
+    """Line of `key`, otherwise of its inline table, otherwise of the first key under it."""
     path = key
     while path not in lines and "." in path:
         path = path.rpartition(".")[0]
@@ -40,7 +40,15 @@ def line_of(key: str, lines: dict[str, list[int]]) -> int | None:
 
 
 def syntax_error(text: str, where: str, error: ValueError | RecursionError) -> str:
-    """One line for what tomllib raised on `text`: a duplicate names both lines, an unquoted word is shown with its quotes."""
+    """Describe in one line the error that tomllib raised on `text`.
+
+    A duplicate key is shown with both lines, an unquoted word with the missing quotes.
+
+    Args:
+        text: the TOML text.
+        where: name of the file.
+        error: error that tomllib raised.
+    """
     if isinstance(error, RecursionError):
         return f"{where} is nested too deeply for a recipe"
     if not isinstance(error, tomllib.TOMLDecodeError):
@@ -69,7 +77,7 @@ def _dotted(path: str) -> str:
 
 
 def _fence_after(line: str, fence: str) -> str:
-    """The triple quote that is still open at the end of `line`, or ''."""
+    """Triple quote that is still open at the end of `line`, or ''."""
     for quote in re.findall(r'"""|\'\'\'', line):
         if not fence:
             fence = quote
