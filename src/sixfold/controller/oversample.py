@@ -42,8 +42,7 @@ class Oversample:
     def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
         """Sample and score K trajectories per task, sorted by sample index.
 
-        The rewards of a group differ if any rewards of its task did before all samples had
-        finished.
+        The rewards of a group differ, unless all samples of the task have equal rewards.
         """
         self._scored, self._expected = {}, len(tasks) * self._inner.samples
         return self._inner.generate_until(tasks, seed, self._enough)

@@ -11,7 +11,13 @@ HEADROOM = 0.1
 
 
 def wanted_tokens(max_running: int, longest: int, block_size: int) -> int:
-    """Tokens for `max_running` sequences of `longest` tokens each, in whole blocks."""
+    """Size of a KV cache in which all sequences can run at full length, in tokens.
+
+    Args:
+        max_running: number of sequences.
+        longest: longest sequence, in tokens.
+        block_size: tokens per block. Each sequence takes whole blocks.
+    """
     return max_running * -(-longest // block_size) * block_size
 
 

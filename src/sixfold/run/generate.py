@@ -88,7 +88,22 @@ def generate_command(
     device: str,
     precision: str,
 ) -> int:
-    """Print the completions one after another. Returns the exit code."""
+    """Print the completions one after another.
+
+    Args:
+        model: a run, a checkpoint, a model folder or a hub id.
+        prompt: text to complete, or the message to a chat model.
+        n: number of completions.
+        temperature: 0 is greedy.
+        max_tokens: as in `generate`.
+        seed: seed of the sampling noise.
+        speculation: none or ngram.
+        device: auto, cpu, cuda or cuda:N.
+        precision: auto, float32 or bfloat16.
+
+    Returns:
+        The exit code, 0.
+    """
     from ..report.untrusted import visible
 
     texts = generate(

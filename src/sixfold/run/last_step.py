@@ -119,6 +119,14 @@ def failures_in_words(recipe: Recipe, run: RunFolder, progress: Progress) -> Ite
     """Turn fatal training errors into a RunFailed.
 
     The message states the reason, what helps, and which checkpoint is left.
+
+    Args:
+        recipe: recipe whose settings the message names.
+        run: folder of the run.
+        progress: knows the phase in which the run failed.
+
+    Raises:
+        RunFailed: if engine and trainer disagree, training has diverged, or memory is used up.
     """
     try:
         yield

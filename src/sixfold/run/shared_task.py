@@ -102,12 +102,27 @@ def shared_recipe(name: str, *, seed: int = 0, steps: int = STEPS, base: str = "
 
 
 def make_base(folder: Path, seed: int, steps: int = SFT_STEPS, on_step: Callable[[Metrics], None] = lambda metrics: None) -> None:
-    """Train a model on the demonstrations from random weights, and save it to `folder`."""
+    """Train a model on the demonstrations from random weights.
+
+    Args:
+        folder: where the model is saved.
+        seed: seed of the tasks and of training.
+        steps: SFT steps.
+        on_step: called with the metrics of each step.
+    """
     _sft(shared_recipe("grpo", seed=seed), shared_tasks(seed), folder, steps, on_step)
 
 
 def make_teacher(folder: Path, base: Path, seed: int, steps: int = TEACHER_STEPS, on_step: Callable[[Metrics], None] = lambda metrics: None) -> None:
-    """Train the base further on demonstrations that work out every sum, and save it to `folder`."""
+    """Train the base further, on demonstrations that work out every sum.
+
+    Args:
+        folder: where the teacher is saved.
+        base: folder of the base model.
+        seed: seed of the tasks and of training.
+        steps: SFT steps.
+        on_step: called with the metrics of each step.
+    """
     _sft(shared_recipe("grpo", seed=seed, base=str(base)), shared_tasks(seed, guessed=0.0), folder, steps, on_step)
 
 

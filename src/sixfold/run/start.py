@@ -169,12 +169,7 @@ class Run:
         self.notes = Notes(self.run.path, self.progress.note)
 
     def prepare(self, checkpoint: Checkpoint | None, made_with: Mapping[str, Any]) -> None:
-        """Load the state of the checkpoint, delete what came after it, and record what will run.
-
-        Args:
-            checkpoint: checkpoint to resume from, or None.
-            made_with: current `signature` of the run.
-        """
+        """Load the checkpoint's state, delete what came after it, and record what will run."""
         if checkpoint:
             self.state = RunState.of(checkpoint)
             self.alarms.load(self.state.alarms)
@@ -188,9 +183,7 @@ class Run:
         self.run.write_environment(sys.argv, {**self.world.policy.hub_commits, **self.world.tasks.hub_commits})
 
     def go(self, checkpoint: Checkpoint | None, stop_after: Literal["sft"] | None) -> None:
-        """Run SFT and the first evaluation, then RL, then the report.
-
-        A resume skips the stages that the checkpoint already contains.
+        """Run the stages that the checkpoint lacks: SFT, first evaluation, RL and report.
 
         Raises:
             Interrupted: if a signal stops the run.
@@ -217,10 +210,7 @@ class Run:
             self.run.end()
 
     def _has_ended(self) -> bool:
-        """True if an earlier process finished this run and no changed setting lets it continue.
-
-        In that case it tells the user.
-        """
+        """True, with a note to the user, if the run is finished and no new limit continues it."""
         ending = self._ended(self.state.step)
         if not ending or self.state.unlogged or last_ending(self.run) != ending.record()["step"]:
             return False
@@ -229,11 +219,7 @@ class Run:
         return True
 
     def _warm_up(self, checkpoint: Checkpoint | None) -> None:
-        """Run SFT, the pre-flight, the parity probe and the first evaluation.
-
-        Args:
-            checkpoint: checkpoint of the SFT stage where an earlier process stopped, or None.
-        """
+        """Run SFT (from its `checkpoint`, if any), pre-flight, parity probe, first evaluation."""
         if self.recipe.sft.steps and (checkpoint is None or self.state.warming_up):
             self._sft(checkpoint)
         self.progress.phase("pre-flight")
@@ -266,11 +252,7 @@ class Run:
             publish_sft(self.run, self.world, None, self._state_now())
 
     def _preflight(self) -> None:
-        """Sample a few training tasks before RL.
-
-        This checks that the tasks are neither too easy nor too hard, and that engine and trainer
-        agree on the log-probs.
-        """
+        """Sample a few training tasks: check their difficulty, and compare engine and trainer."""
         rollout = self.world.rollout()
         count = -(-max(self.recipe.environment.preflight, 1) // rollout.samples)
         groups = rollout.generate(drawn_tasks(self.world.tasks.train, count, self.recipe.run.seed), step_seed(self.recipe.run.seed, 0))
@@ -298,10 +280,7 @@ class Run:
         check_parity(self.world, batch, method_of(self.recipe, self.algorithm), self.progress.note)
 
     def _baseline(self) -> dict[str, object]:
-        """Record the rewards of random and constant answers.
-
-        This never ends the run: a failing check counts as no reward.
-        """
+        """Record the rewards of random and constant answers. A failed check never ends the run."""
         try:
             tasks = drawn_tasks(self.world.tasks.train, BASELINE_TASKS, self.recipe.run.seed)
             baseline = baseline_scores(self.world.environment.score, tasks, _made_up(self.world))
@@ -361,10 +340,8 @@ class Run:
             loggers.close()
 
     def _phase(self, name: str) -> None:
-        """Announce the next phase of the loop.
-
-        Before the trainer starts, an interrupted step is discarded. From then on, it is finished
-        first.
+        """Announce a phase. An interrupted step is discarded before the trainer starts, then
+        finished.
         """
         self.progress.phase(name)
         self.interrupts.finish_first(name in ("trainer", "sync", "log"))
@@ -419,10 +396,7 @@ class Run:
         self._close_step(loggers, step, metrics, trainer.version)
 
     def _close_step(self, loggers: Loggers, step: int, metrics: Metrics, version: int) -> None:
-        """Evaluate if due, and write the step's metrics.
-
-        The step itself is already done when this is called. A resume repeats only this part.
-        """
+        """Evaluate if due, and write the metrics of a finished step. A resume repeats only this."""
         every = self.recipe.eval.every
         if every and step % every == 0 and self.world.tasks.heldout:
             subset = drawn_tasks(self.world.tasks.heldout, self.recipe.eval.tasks, self.recipe.run.seed)

@@ -120,7 +120,13 @@ def own_ends(checkpoint: Checkpoint | None) -> TurnEnd | None:
 
 
 def completed(state: RunState, world: World, learners: Learners) -> RunState:
-    """Copy of the state with the current counts of the learners and the weight sync."""
+    """Copy of the state with the current counts of learners and weight sync.
+
+    Args:
+        state: state of the run.
+        world: its engine and weight sync are read.
+        learners: their counters and adapted values are read.
+    """
     counters = {**learners.counters(), "engine_version": world.engine.version, "sync_waited": world.sync.waited}
     return replace(state, counters=counters, steered=learners.steered())
 
@@ -129,6 +135,15 @@ def publish(run: RunFolder, world: World, learners: Learners, state: RunState) -
     """Publish a checkpoint of a completed state with the current tensors.
 
     The oldest checkpoints beyond `checkpoint.keep` are deleted.
+
+    Args:
+        run: folder of the run, locked.
+        world: model and weight sync.
+        learners: their tensors are saved.
+        state: result of `completed`.
+
+    Returns:
+        The path of the checkpoint.
     """
     tensors: dict[str, Tensor] = {**learners.tensors(), **world.sync.tensors()}
     return _publish(run, world, tensors, state, "step", state.step)
@@ -188,6 +203,13 @@ def check_same(checkpoint: Checkpoint, now: Mapping[str, Any]) -> list[str]:
 
 
 def restore(tensors: Mapping[str, Tensor], state: RunState, world: World, learners: Learners) -> None:
-    """Restore learners and engine. The model was already loaded from the checkpoint."""
+    """Restore learners and engine from a checkpoint, from which the model was already loaded.
+
+    Args:
+        tensors: tensors of the checkpoint, by name.
+        state: state in the checkpoint.
+        world: its weight sync is restored.
+        learners: restored in place.
+    """
     learners.load(tensors, state.counters, state.steered)
     world.sync.load(tensors, state.counters["engine_version"], state.counters["sync_waited"])

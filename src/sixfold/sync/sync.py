@@ -78,7 +78,9 @@ class SharedSync:
         return {}
 
     def load(self, tensors: Mapping[str, Tensor], version: int, waited: int) -> None:
-        """Continue at `version`."""
+        """Continue at `version`. The engine's weights are the trainer's, so nothing else is
+        restored.
+        """
         self._engine.version = version
 
 
