@@ -40,5 +40,6 @@ def nearest(word: str, candidates: list[str]) -> str:
     from difflib import get_close_matches
 
     close = get_close_matches(word, candidates, n=3, cutoff=0.6)
-    close.sort(key=lambda candidate: sorted(candidate) != sorted(word))  # prefer swapped letters, as in "gpro": the most likely typo
+    # Prefer swapped letters, as in "gpro": the most likely typo.
+    close.sort(key=lambda candidate: sorted(candidate) != sorted(word))
     return f" Did you mean '{close[0]}'?" if close else ""

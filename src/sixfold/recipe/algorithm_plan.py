@@ -166,7 +166,8 @@ def _check_rewards(row: Method) -> None:
 
 def _check_correction(recipe: Recipe, row: Method) -> None:
     rule = row.correction if row.correction != "none" else "vtrace" if row.advantage == "vtrace" else ""
-    moves = row.updates > 1 and rule == "negative-sequence"  # the only rule that uses the policy's current log-probs
+    # The only rule that uses the policy's current log-probs.
+    moves = row.updates > 1 and rule == "negative-sequence"
     if rule and recipe.sync.mode == "shared" and recipe.run.precision == "float32" and not moves:
         raise UserError(
             f"algorithm.correction: '{rule}' corrects for samples of an older version of the weights, and here there is none: engine and trainer "

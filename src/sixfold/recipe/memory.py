@@ -17,7 +17,7 @@ from .schema import Recipe
 WEIGHTS, GRADIENT, MOMENTS, LOWERED = 4, 4, 8, 2
 """Bytes per parameter: float32 weights, gradient, AdamW's two moments, a bfloat16 copy."""
 TABLE = 1 << 26
-"""Maximum number of logits in one table. Equal to `trainer.logprobs.TABLE`, which needs torch."""
+"""Maximum number of logits in one table. Equals `trainer.logprobs.TABLE`, which needs torch."""
 BACKWARD_TABLES = 4
 """Float32 [chunk, vocabulary] tables alive at the peak of the loss's backward pass."""
 FORWARD_TABLES = 3

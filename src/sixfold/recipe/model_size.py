@@ -84,7 +84,8 @@ def model_size(config: object) -> ModelSize | None:
             return _gpt2(config)
         family = _FAMILIES.get(str(config.get("model_type")))
         return None if family is None else _decoder(config, family)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):  # a size is absent, null, 0 or not a number
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        # A size is absent, null, 0 or not a number.
         return None
 
 

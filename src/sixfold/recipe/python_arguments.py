@@ -132,7 +132,8 @@ def _plain(key: str, value: Any) -> Any:
     """`value` as a TOML value: text, a number, true or false, or a list of these."""
     if isinstance(value, PathLike):
         return fspath(value)
-    if isinstance(value, _Scalar):  # must come first: numpy.float64 is a float, but its repr differs
+    # Must come first: numpy.float64 is a float, but its repr differs.
+    if isinstance(value, _Scalar):
         return _plain(key, value.item())
     if isinstance(value, str | bool | int | float):
         return value

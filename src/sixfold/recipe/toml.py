@@ -90,7 +90,8 @@ def sections() -> frozenset[str]:
 
 
 def _knob(key: str, spec: Mapping[str, Any]) -> Knob:
-    core = next((s for s in spec.get("anyOf", ()) if s["type"] != "null"), spec)  # `float | None`: None means "not set" and is never written
+    # `float | None`: None means "not set" and is never written.
+    core = next((s for s in spec.get("anyOf", ()) if s["type"] != "null"), spec)
     item = _item(core)
     return Knob(key, spec["default"], spec["description"], _in_words(core), core["type"], item.get("type", ""), tuple((item or core).get("enum", ())))
 
@@ -180,7 +181,8 @@ def parse_recipe(text: str, where: str, flags: Sequence[str] = ()) -> Recipe:
     """
     try:
         asked = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: also raised for an integer with too many digits
+    except (ValueError, RecursionError) as error:
+        # ValueError: also raised for an integer with too many digits.
         raise UserError(syntax_error(text, where, error)) from error
     if not asked:
         raise UserError(f'{where} is empty; the smallest recipe is one line: run.name = "my-run"')
@@ -280,7 +282,8 @@ def _toml_value(raw: str) -> Any:
         parsed = tomllib.loads(f"value = {raw}")
     except (ValueError, RecursionError):
         return raw
-    return parsed["value"] if len(parsed) == 1 else raw  # a line break in `raw` could add a second key
+    # A line break in `raw` could add a second key.
+    return parsed["value"] if len(parsed) == 1 else raw
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:

@@ -64,7 +64,8 @@ def evaluate_command(recipe: Recipe, checkpoints: Sequence[str], against: str | 
         raise UserError("eval.samples > 1 with eval.temperature = 0 draws the same completion every time: set a temperature")
     check_out(out)
     paths = list(dict.fromkeys([*checkpoints, *([against] if against else [])]))
-    models = [model_folder(path, "--checkpoint") for path in paths]  # find all before the first is evaluated
+    # Resolve all paths first: a wrong one must fail before anything is evaluated.
+    models = [model_folder(path, "--checkpoint") for path in paths]
     results = [_evaluate(recipe, path, model) for path, model in zip(paths, models, strict=True)]
     tests = {r.path: _compare(r.found, results[-1].found) for r in results[:-1]} if against else {}
     console = Console()

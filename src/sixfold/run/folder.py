@@ -123,7 +123,8 @@ class RunFolder:
 
     def unlock(self) -> None:
         """Release the lock."""
-        if self._lock in _held_locks:  # a forked child does not own it: the number may now be another file's
+        # A forked child does not hold the lock: the descriptor may now be another file's.
+        if self._lock in _held_locks:
             _held_locks.discard(self._lock)
             os.close(self._lock)
         self._lock = None

@@ -85,7 +85,8 @@ class Learners:
     def tensors(self) -> dict[str, Tensor]:
         """Tensors for a checkpoint: everything except the policy's weights."""
         tensors = optimizer_tensors(self.policy.optimizer, self.policy.model)
-        tensors |= {} if self.has_teacher else self.reference.tensors()  # a teacher never changes and stays in its own folder
+        # A teacher never changes and stays in its own folder.
+        tensors |= {} if self.has_teacher else self.reference.tensors()
         return tensors | (self.critic.tensors() if self.critic else {})
 
     def counters(self) -> dict[str, int]:

@@ -64,7 +64,8 @@ def with_model_folders(recipe: Recipe) -> Recipe:
     changes: dict[str, object] = {}
     for name in ("model", "reference"):
         section = getattr(recipe, name)
-        if section.path and any(_kind(Path(section.path).expanduser(), f"{name}.path")):  # hub ids and folders: checked where the setting is read
+        # Hub ids and folders: checked where the setting is read.
+        if section.path and any(_kind(Path(section.path).expanduser(), f"{name}.path")):
             changes[name] = section.model_copy(update={"path": model_folder(section.path, f"{name}.path")})
     return recipe.model_copy(update=changes) if changes else recipe
 

@@ -84,7 +84,8 @@ def _vllm_arguments(recipe: Recipe, policy: Policy, longest: int, dtype: torch.d
     numbers = kv_numbers_per_token(json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False)))
     if numbers:  # otherwise vLLM takes all free memory
         tokens = _whole_blocks(settings.kv_tokens) or settings.max_running * _whole_blocks(longest)
-        arguments["kv_cache_memory_bytes"] = (tokens + VLLM_BLOCK) * numbers * dtype.itemsize // vllm.tensor_parallel  # one block stays empty
+        # vLLM keeps one block empty, so ask for one more.
+        arguments["kv_cache_memory_bytes"] = (tokens + VLLM_BLOCK) * numbers * dtype.itemsize // vllm.tensor_parallel
     if share := _memory_share(recipe, policy, arguments.get("kv_cache_memory_bytes", 0), dtype, longest):
         arguments["gpu_memory_utilization"] = share
     return arguments

@@ -236,6 +236,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError, TypeError, ValueError) as error:  # unknown address, port over 65535, invalid name
+    except (OSError, OverflowError, TypeError, ValueError) as error:
+        # Unknown address, port over 65535, invalid name.
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UserError(f"cannot listen on {host}:{port}: {reason or error}. Try another --host or --port") from error

@@ -107,7 +107,8 @@ def train_run(
         UserError: for an error that the user can fix.
     """
     started = time.perf_counter()
-    check_recomputed(recipe, method_of(recipe, algorithm))  # no plan has checked a caller's own method
+    # Check here: a plan has checked the recipe's method, but not the caller's.
+    check_recomputed(recipe, method_of(recipe, algorithm))
     given = None if tasks is None else given_tasks(tasks, heldout)
     directory, name = Path(recipe.run.dir), recipe.run.name
     run = RunFolder(resume or directory / name)
@@ -210,7 +211,7 @@ class Run:
             self.run.end()
 
     def _has_ended(self) -> bool:
-        """True, with a note to the user, if the run is finished and no new limit continues it."""
+        """True, with a note to the user, if an earlier process brought the run to its end."""
         ending = self._ended(self.state.step)
         if not ending or self.state.unlogged or last_ending(self.run) != ending.record()["step"]:
             return False
@@ -340,9 +341,7 @@ class Run:
             loggers.close()
 
     def _phase(self, name: str) -> None:
-        """Announce a phase. An interrupted step is discarded before the trainer starts, then
-        finished.
-        """
+        """Announce a phase. From the trainer on, an interrupted step is finished first."""
         self.progress.phase(name)
         self.interrupts.finish_first(name in ("trainer", "sync", "log"))
 

@@ -67,7 +67,8 @@ def to_fp8(w: Tensor) -> Quantised:
     """
     w = w.float()
     scale = _scale(w.abs().amax(), E4M3_MAX)
-    return Quantised((w / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale)  # clamp: older PyTorch turns 465 into NaN
+    # Clamp: older PyTorch turns 465 into NaN.
+    return Quantised((w / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale)
 
 
 def _scale(largest: Tensor, most: float) -> Tensor:

@@ -78,9 +78,7 @@ class SharedSync:
         return {}
 
     def load(self, tensors: Mapping[str, Tensor], version: int, waited: int) -> None:
-        """Continue at `version`. The engine's weights are the trainer's, so nothing else is
-        restored.
-        """
+        """Continue at `version`. Nothing else is restored: the weights are the trainer's."""
         self._engine.version = version
 
 
