@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -140,9 +141,18 @@ def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
 
 
 def _chosen(recipe: Recipe, devices: list[Device]) -> Device | None:
-    """GPU that the run would use, or None."""
+    """GPU that the run would use, or None.
+
+    `cuda:N` counts the GPUs that CUDA_VISIBLE_DEVICES leaves; nvidia-smi lists all of them.
+    """
     number = recipe.run.device.partition(":")[2]
     wanted = int(number) if number else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = visible.split(",")
+        if wanted >= len(names) or not names[wanted].strip().isdigit():
+            return None
+        wanted = int(names[wanted])
     return next((d for d in devices if d.index == wanted), None)
 
 
