@@ -1,7 +1,7 @@
-"""The engine: requests in, completions out. `step()` is schedule, run, commit.
+"""The inference engine: takes requests, returns completions. A `step()` is schedule, run, commit.
 
-A sequence's tokens are a function of (weights, prompt, parameters, seed, task, sample) alone: not of who runs beside it, of the order of
-arrival, of the batch size or of what is cached.
+The tokens of a sequence depend only on (weights, prompt, parameters, seed, task, sample). They do
+not depend on the other sequences, the order of arrival, the batch size or the cache contents.
 """
 
 from __future__ import annotations
@@ -34,18 +34,35 @@ from .speculative import Run, Speculation, Speculator, make_speculator
 from .weights import NamedTensors, Weights
 
 Forward = tuple[Columns, Tensor, list[int]]
-"""Sequences, their logits [B, V], and the versions of the weights that gave those."""
+"""Sequences, their logits [B, V], and the weight version [B] that produced each row of logits."""
 
 
 class Engine:
-    """Continuous batching over a paged KV cache, on a causal LM that brings its attention to us.
+    """Continuous batching over a paged KV cache, for a causal LM that calls the engine's attention.
 
-    kv_tokens: tokens of running sequences that the cache holds. max_running: sequences decoded together. prefill_tokens: prompt tokens in one step.
-    prefix_cache: none, radix or hash (`prefix_cache.py`). continuous, chunked_prefill: see `scheduler.py`. preemption: none reserves each sequence's
-    worst case; the others stop sequences when blocks run out, and compute them again or swap them to host memory, which holds at most host_tokens
-    tokens (None: as many as the cache). With any of these the same tokens come out. kv_dtype: int8 rounds the cache (`quantised_cache.py`).
-    speculation: see `speculative.py`; None: one token a step. cuda_graphs: decode by graphs (`cuda_graphs.py`), on CUDA; None:
-    wherever the model is on CUDA, and without them from the first capture that fails.
+    The prefix cache, the scheduling options and the preemption mode do not change the sampled
+    tokens.
+
+    Args:
+        model: the model to run.
+        kv_tokens: tokens of running sequences that the KV cache holds.
+        block_size: tokens per block.
+        max_running: maximum number of sequences decoded together.
+        prefill_tokens: prompt tokens per step.
+        prefix_cache: "none", "radix" or "hash" (`prefix_cache.py`).
+        continuous: continuous batching, see `scheduler.py`.
+        chunked_prefill: compute long prompts in pieces, see `scheduler.py`.
+        preemption: "none" reserves the worst case for each sequence. The other modes preempt
+            sequences when blocks run out: "recompute" computes them again, "swap" copies them to
+            host memory.
+        host_tokens: maximum number of tokens in host memory, for "swap". None: as many as the KV
+            cache holds.
+        kv_dtype: "int8" quantises the KV cache (`quantised_cache.py`).
+        autocast: dtype of the forward pass. None: the dtype of the weights.
+        speculation: speculative decoding, see `speculative.py`. None: one token per step.
+        cuda_graphs: decode with CUDA graphs (`cuda_graphs.py`). True needs a model on CUDA, and
+            raises if a capture fails. None uses graphs if the model is on CUDA, until a capture
+            fails.
     """
 
     def __init__(
@@ -66,7 +83,8 @@ class Engine:
         speculation: Speculation | None = None,
         cuda_graphs: bool | None = None,
     ) -> None:
-        # One block more: the partly filled one of the prompt whose samples are still starting, which they copy.
+        # One extra block: samples that start on a prompt copy its partly filled block, so that
+        # block stays allocated beside their copies until the last sample has started.
         manager = BlockManager(-(-kv_tokens // block_size) + 1, block_size)
         slots = manager.count if host_tokens is None else host_tokens // block_size
         host = HostBlocks(slots if preemption == "swap" else 0, block_size)
@@ -98,10 +116,20 @@ class Engine:
         adapter: str | None = None,
         constraint: Constraint | None = None,
     ) -> Request:
-        """Queue one prompt. key: names the task in the noise. samples: which sample indices to draw. priority: a larger one is
-        served first. adapter: the name of one that is loaded. constraint: which tokens may be sampled.
+        """Queue one prompt.
 
-        Raises ValueError for an empty prompt, no room to generate, a sequence that cannot fit the cache, or an adapter that is not loaded.
+        Args:
+            key: task name, which enters the sampling noise.
+            prompt: token ids, at least one.
+            params: sampling parameters.
+            samples: sample indices to draw.
+            priority: larger values are served first.
+            adapter: name of a loaded adapter, or None.
+            constraint: which tokens may be sampled; None for all.
+
+        Raises:
+            ValueError: for an empty prompt, `max_tokens` below 1, no samples, a sequence that
+                cannot fit in the KV cache, or an adapter that is not loaded.
         """
         if not prompt:
             raise ValueError("empty prompt: the model needs at least one token to continue")
@@ -115,9 +143,21 @@ class Engine:
         return request
 
     def score(self, prompts: list[list[int]], temperature: float, top: int, adapter: str | None = None) -> Iterator[PromptScore | None]:
-        """Log-probs of the tokens of each prompt, one score a prompt. None after a piece of a longer one: other steps may come between.
+        """Log-probs of the tokens of each prompt.
 
-        Raises ValueError for an adapter that is not loaded, RuntimeError for torn weights.
+        Args:
+            prompts: token ids of each prompt.
+            temperature: log-probs are those of logits / temperature; 0 counts as 1.
+            top: number of most likely tokens to return at each position.
+            adapter: name of a loaded adapter, or None.
+
+        Yields:
+            One score per prompt, and None after each piece of a longer prompt. The caller may step
+            the engine in between.
+
+        Raises:
+            ValueError: if the adapter is not loaded.
+            RuntimeError: if the weights are torn.
         """
         if self.weights.torn:
             raise RuntimeError("the weights are torn: an update was broken off, and the old weights could not be put back")
@@ -131,14 +171,19 @@ class Engine:
         on_end: Callable[[Sequence], None] = lambda _: None,
         ends: Callable[[Sequence], bool] | None = None,
     ) -> list[Sequence]:
-        """Step until nothing waits or runs; the finished sequences in the order they ended.
+        """Step until no sequence waits or runs.
 
         Args:
-            same_weights: the caller vouches that the weights are still those of the call before, so the prefix cache is kept (the next turn
-                of a conversation). They may change without a new version, as in supervised training: otherwise nothing from before this
-                call is believed.
-            on_end: told of each, between two steps; it may abort others.
-            ends: asked after each step of every sequence that runs, whether it ends here (with reason "stop"). It may cut the sequence.
+            same_weights: the caller guarantees that the weights have not changed since the last
+                call, so the prefix cache is kept (the next turn of a conversation). Weights may
+                change without a new version, as in supervised training, so by default the prefix
+                cache is cleared.
+            on_end: called with each finished sequence, between two steps. It may abort requests.
+            ends: called with each running sequence after each step. If it returns True, the
+                sequence ends with reason "stop". It may cut the sequence.
+
+        Returns:
+            The finished sequences, in the order in which they ended.
         """
         if not same_weights and not self.scheduler.running:
             self._forget_weights()
@@ -153,7 +198,7 @@ class Engine:
         return finished
 
     def _end_where(self, ends: Callable[[Sequence], bool]) -> list[Sequence]:
-        """End what runs and `ends` says so of."""
+        """End the running sequences for which `ends` returns True."""
         ended = [sequence for sequence in self.scheduler.running if ends(sequence)]
         for sequence in ended:
             self.end(sequence, "stop")
@@ -161,12 +206,16 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """True while a sequence waits or runs."""
+        """True while any request waits or any sequence runs."""
         return bool(self.scheduler.waiting or self.scheduler.running)
 
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
-        """One token for each scheduled sequence, with speculation one or more; gives back those that ended with it."""
+        """Sample one token for each scheduled sequence, or one or more with speculation.
+
+        Returns:
+            The sequences that ended in this step.
+        """
         with on_device(self._device):
             work = self.scheduler.schedule()
             if self.speculator is not None:
@@ -175,7 +224,11 @@ class Engine:
             return self._commit(work, forwards)
 
     def set_version(self, version: int) -> None:
-        """The weights just changed: tokens from here on carry `version`. Raises RuntimeError if it does not grow or sequences are in flight."""
+        """Declare that the weights have changed. Later tokens are stamped with `version`.
+
+        Raises:
+            RuntimeError: if `version` does not increase, or sequences are in flight.
+        """
         if self.busy:
             raise RuntimeError("weights changed while sequences are in flight")
         if version <= self.version:
@@ -184,17 +237,28 @@ class Engine:
         self.version = version
 
     def load_weights(self, tensors: NamedTensors, version: int, *, undo: bool = True) -> None:
-        """Overwrite the model's weights in place and stamp what is sampled from here on with `version`. To be called between two steps, by the thread
-        that steps, and not for a module that others use.
+        """Overwrite the model's weights in place. Later tokens are stamped with `version`.
 
-        Sequences in flight go on with the keys and values that they have: their later tokens are of the new weights over a past of the old ones. The
-        prefix cache forgets everything, and prompts of which no sample runs are computed anew.
+        Call this between two steps, from the thread that steps. Do not call it for a module that is
+        used elsewhere.
 
-        undo: keep the old weights in host memory meanwhile, to put them back if writing fails. Without it such an error leaves an engine that
-        computes nothing.
+        Sequences in flight keep their keys and values: their later tokens are sampled from the new
+        weights, attending to keys and values of the old weights. The prefix cache is cleared.
+        Prompts without a running sample are computed again.
 
-        Raises ValueError for tensors that do not fit (see `Weights.load`), RuntimeError for a version that does not grow (the present one will do
-        while nothing is in flight: weights from before the first step all have number 0). After any error weights and version are the old ones.
+        Args:
+            tensors: the new weights, see `Weights.load`.
+            version: the new version. The current version is accepted while nothing is in flight,
+                because all weights before the first step have version 0.
+            undo: keep the old weights in host memory, and restore them if writing fails. Without
+                it, a failed write leaves an engine that refuses to compute.
+
+        Raises:
+            ValueError: if the tensors do not fit (see `Weights.load`).
+            RuntimeError: if `version` does not increase.
+
+        After any error the old weights and version are in place, except after a failed write
+        without `undo`.
         """
         if version < self.version or (version == self.version and self.busy):
             raise RuntimeError(f"weight version must grow: {self.version} -> {version}")
@@ -203,15 +267,27 @@ class Engine:
         self.version = version
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:
-        """Requests may ask for it from here on. Raises ValueError for a name that is empty or taken."""
+        """Load an adapter that requests can then select by name.
+
+        Raises:
+            ValueError: if the name is empty or taken.
+        """
         self.adapters.load(name, adapter)
 
     def unload_adapter(self, name: str) -> None:
-        """No new request may ask for it; those in flight go on with it. Raises ValueError for a name that is not there."""
+        """Unload an adapter. Requests in flight keep using it.
+
+        Raises:
+            ValueError: if no adapter of this name is loaded.
+        """
         self.adapters.unload(name)
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a running sequence between two steps: its blocks are free at once. Raises ValueError if it has ended."""
+        """End a running sequence between two steps. Its blocks are freed immediately.
+
+        Raises:
+            ValueError: if the sequence has already ended.
+        """
         if sequence.finish_reason is not None:
             raise ValueError(f"the sequence has ended already: {sequence.finish_reason}")
         sequence.finish_reason = reason
@@ -219,22 +295,32 @@ class Engine:
         self.scheduler.retire([sequence])
 
     def share(self, sequence: Sequence) -> None:
-        """Let new requests that begin with a running sequence's tokens have the blocks that it has filled, for one reference more on each: branches
-        of a search, several ways to go on from a turn. What ends is shared without being told."""
+        """Offer the full blocks of a running sequence to the prefix cache.
+
+        New requests that begin with the sequence's tokens then share these blocks: for example
+        branches of a search, or several continuations of one turn. Sequences that end are offered
+        automatically. Each block gets one more reference.
+        """
         if not sequence.request.stale:
             size = self.scheduler.blocks.block_size
-            filled = sequence.blocks[: (sequence.length - 1) // size]  # none where it waits, or has ended
+            # A sequence that waits or has ended has no blocks.
+            filled = sequence.blocks[: (sequence.length - 1) // size]
             self.prefixes.insert(sequence.tokens[: len(filled) * size], filled, sequence.request.space)
 
     def abort(self, request: Request) -> list[Sequence]:
-        """Give up a request: its blocks are free at once. Gives back its sequences that had begun, as far as they came, with reason "aborted"."""
+        """Abort a request and free its blocks immediately.
+
+        Returns:
+            The request's sequences that had started, with the tokens sampled so far and finish
+            reason "aborted".
+        """
         begun = self.scheduler.abort(request)
         for sequence in begun:
             sequence.seconds = time.perf_counter() - sequence.started
         return begun
 
     def usage(self) -> Usage:
-        """How full the engine is now."""
+        """Current occupancy of the queue, the batch and the KV cache."""
         blocks, running = self.scheduler.blocks, self.scheduler.running
         wasted = sum(len(s.blocks) * blocks.block_size - (s.length - 1) for s in running)
         wasted += sum(len(t.blocks) * blocks.block_size - t.computed for t in self.scheduler.waiting)
@@ -242,8 +328,13 @@ class Engine:
         return Usage(len(self.scheduler.waiting), len(running), blocks.used, blocks.idle, blocks.free, wasted, share)
 
     def release_memory(self) -> None:
-        """Drop the cache's buffers and copies of weights; the next step makes them anew. Raises RuntimeError while sequences are in flight: they live
-        there."""
+        """Free the KV cache's buffers and the copies of weights. The next step allocates them
+        again.
+
+        Raises:
+            RuntimeError: if sequences are in flight, because their keys and values are in the
+                cache.
+        """
         if self.busy:
             raise RuntimeError("KV memory released while sequences are in flight")
         self.prefixes.clear()
@@ -256,7 +347,7 @@ class Engine:
         self.runner.refresh()
 
     def _forward(self, work: Work) -> list[Forward]:
-        """Of the starting sequences and of those that go on, as far as there are any."""
+        """Run the model for the starting and the decoding sequences, if there are any."""
         if self.weights.torn:
             raise RuntimeError("the weights are torn: an update was broken off, and the old weights could not be put back")
         for chunk, row in fill(self.runner, work):
@@ -264,7 +355,8 @@ class Engine:
         self.stats.taken_out_bytes = self.runner.host.taken_out
         self.stats.brought_back_bytes = self.runner.host.brought_back
         forwards = []
-        if work.starting:  # a prompt's logits may have waited for room while the weights changed
+        # Versions are per ticket: a prompt's logits may have waited while the weights changed.
+        if work.starting:
             rows = [ticket.logits for ticket in work.tickets if ticket.logits is not None]
             forwards.append((Columns(work.starting), torch.stack(rows), [ticket.version for ticket in work.tickets]))
         if work.decoding:
@@ -293,7 +385,7 @@ class Engine:
         return finished
 
     def _speculate(self, work: Work, speculator: Speculator) -> list[Sequence]:
-        """A step in which what runs goes further by as many guessed tokens as stand, and one."""
+        """Run a step in which each running sequence advances by its accepted tokens plus one."""
         running, work.decoding = work.decoding, []
         forwards = self._forward(work)
         speculator.proposer.follow(work)
@@ -314,7 +406,12 @@ class Engine:
         return finished + ended
 
     def _extend(self, run: Run) -> int:
-        """Some tokens further, up to a stop token -> how many. They do not pass the limit."""
+        """Append the tokens of a run, up to and including a stop token. They never exceed the
+        limit.
+
+        Returns:
+            The number of tokens appended.
+        """
         sequence, tokens = run.sequence, run.tokens
         stop = next((i for i, token in enumerate(tokens) if token in sequence.stops), None)
         grown = len(tokens) if stop is None else stop + 1

@@ -1,13 +1,21 @@
-"""Who runs next. Waiting samples start as soon as there is room (continuous batching), first come first served within a priority.
+"""Scheduler: choose what the engine computes in each step.
 
-A step computes waiting prompts or decodes what runs. `chunked`: it may do both, and a prompt longer than the step's budget is computed in pieces, so
-that nothing that runs waits for longer than one budget of prompt tokens.
+Scheduling uses continuous batching: a waiting sample starts as soon as there is room. Requests of
+one priority are served in order of arrival.
 
-Not `continuous`: a batch is filled, and runs until its last sequence has ended; rows that ended before are computed as padding. That is what a loop
-over padded batches does, and is here to be measured against.
+A step either computes waiting prompts or decodes the running sequences. With `chunked`, a step may
+do both. A prompt longer than the step's token budget is then computed in pieces, so running
+sequences never wait for more than one budget of prompt tokens.
 
-Admission reserves the worst case (`admission.py`). `preempt`: it asks for room for the prompt only; where blocks run out later, the last in rank
-gives up its own, goes to the head of its class in the queue, and is computed again from its tokens, or brought back from host memory (`offload.py`).
+Without `continuous`, the scheduler fills a batch and runs it until its last sequence ends. Rows of
+ended sequences are computed as padding. A loop over padded batches does the same, so this mode
+serves as a baseline for measurements.
+
+Admission reserves blocks for the worst case (`admission.py`). With `preempt`, admission only asks
+for room for the prompt. If blocks run out later, the running sequence that is last in rank is
+preempted: it gives up its blocks and returns to the queue, before new requests of its priority.
+Later its KV cache is computed again from its tokens, or copied back from host memory
+(`offload.py`).
 """
 
 from __future__ import annotations
@@ -25,16 +33,31 @@ from .prefix_cache import NoCache, Prefix, PrefixCache
 from .sequence import Chunk, Request, Sequence, Ticket
 
 EVICT_AT_LEAST = 32
-"""Idle blocks freed at a time: finding the least recently used ones costs more than freeing them."""
+"""Minimum number of idle blocks per eviction. Finding the least recently used blocks costs more
+than freeing them."""
 
 
 @dataclass
 class Work:
-    """One engine step. In this order: blocks are taken out, tails copied, blocks brought back, chunks computed, copies made; then starting sequences
-    sample from their ticket's logits, and decoding ones go one token further.
+    """Everything that one engine step does.
 
-    taken_out: slot of host memory (of host_slots) -> block. brought_back: (slot, block). tails, copies: (from, to) blocks. tickets: of the starting
-    sequences. resuming: preempted sequences that run again from the next step on.
+    The runner works in this order: copy `taken_out` to host memory, copy `tails`, copy
+    `brought_back` from host memory, compute `chunks`, make `copies`. Then starting sequences sample
+    from the logits of their tickets, and decoding sequences advance by one token.
+
+    Attributes:
+        budget: prompt tokens that the step may still compute.
+        chunks: pieces of prompts and of preempted sequences to compute.
+        host_slots: total number of slots in host memory.
+        taken_out: blocks to copy to host memory, as slot -> block.
+        brought_back: blocks to copy from host memory, as (slot, block).
+        tails: (from, to) blocks to copy before the chunks are computed.
+        copies: (from, to) blocks to copy after the chunks are computed.
+        starting: sequences that sample their first token in this step.
+        tickets: ticket of each starting sequence.
+        resuming: preempted sequences that decode again from the next step on.
+        decoding: running sequences to decode.
+        revision: the scheduler's revision, see `Scheduler`.
     """
 
     budget: int
@@ -50,21 +73,33 @@ class Work:
     decoding: list[Sequence] = field(default_factory=list)
     revision: int = 0
     slots: int = 0
-    """Rows of the decoding batch, those of sequences that have ended included."""
+    """Rows of the decoding batch, including rows of sequences that have ended."""
     fresh: set[int] = field(default_factory=set)
-    """Blocks that this step writes: they may be shared, but their contents are not there to be copied yet."""
+    """Blocks that this step writes. They may be shared, but not copied as a tail: tails are copied
+    before the chunks are computed."""
 
     @property
     def admits(self) -> bool:
-        """Something in the queue gets on."""
+        """True if this step computes or starts something from the queue."""
         return bool(self.chunks or self.starting or self.resuming)
 
 
 @dataclass(eq=False)
 class Scheduler:
-    """Holds the queue and the running sequences; hands out blocks through the block manager and the prefix cache.
+    """Queue and running sequences. Assigns blocks through the block manager and the prefix cache.
 
-    host: of no slots where nothing is swapped. revision: changes whenever a block table does, or a sequence grows by more than a token.
+    Args:
+        blocks: block manager of the KV cache.
+        max_running: maximum number of running sequences.
+        prefill_tokens: prompt tokens per step.
+        cache: prefix cache.
+        continuous: start samples as soon as there is room; otherwise only between batches.
+        chunked: compute long prompts in pieces, in the same step as decoding.
+        preempt: admit without reserving the worst case, and preempt when blocks run out.
+        host: blocks of preempted sequences in host memory. Zero slots disable swapping.
+        stats: counters to update.
+
+    `revision` changes whenever a block table changes, or a sequence grows by more than one token.
     """
 
     blocks: BlockManager
@@ -84,13 +119,18 @@ class Scheduler:
     _slots: int = field(default=0, init=False)
     _grown_at: int = field(default=-1, init=False)
     _steps_to_grow: int = field(default=0, init=False)
-    """Steps that need no block, each of them a token, for as long as `_grown_at` is the revision."""
+    """Number of one-token steps that need no new block. Valid while `_grown_at` equals
+    `revision`."""
 
     def __post_init__(self) -> None:
         self.reservation = Reservation(self.blocks)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises ValueError if even one of its samples could never fit the cache."""
+        """Queue a request.
+
+        Raises:
+            ValueError: if a single sample of the request cannot fit in the KV cache.
+        """
         worst = self.reservation.worst(request)
         if worst > self.blocks.count:
             raise ValueError(
@@ -100,14 +140,15 @@ class Scheduler:
         self._queue(Ticket(request, request.prompt))
 
     def schedule(self) -> Work:
-        """What this step does. A prompt is computed once, whatever the number of samples."""
+        """Plan one step. A prompt is computed once for all of its samples."""
         work = Work(self.prefill_tokens, host_slots=self.host.count)
         if not self.running:
-            self._slots = 0  # the batch has ended, if it was one
+            self._slots = 0  # the padded batch, if there was one, has ended
         if self._grow(work) and not self._slots:
             self._admit(work)
             if self.waiting and not work.admits and not self.running:
-                for ticket in self.waiting[1:]:  # the head has no room because others in the queue hold blocks
+                # The head has no room because other tickets in the queue hold blocks.
+                for ticket in self.waiting[1:]:
                     self._drop(ticket)
                 self._admit(work)
                 if not work.admits:
@@ -123,7 +164,7 @@ class Scheduler:
         return work
 
     def retire(self, finished: list[Sequence]) -> None:
-        """Take finished sequences out; their tokens stay in the prefix cache, as long as there is room."""
+        """Remove finished sequences. The prefix cache keeps their blocks while there is room."""
         for sequence in finished:
             sequence.request.unfinished -= 1
             if not self.preempt:
@@ -136,7 +177,11 @@ class Scheduler:
             self.revision += 1
 
     def abort(self, request: Request) -> list[Sequence]:
-        """Give up a request: its blocks are free at once. Gives back its sequences that had begun and not ended."""
+        """Abort a request and free its blocks immediately.
+
+        Returns:
+            The request's sequences that had started but not ended.
+        """
         begun = [s for s in self.running if s.request is request]
         for ticket in [t for t in self.waiting if t.request is request]:
             if ticket.sequence is not None:
@@ -158,9 +203,13 @@ class Scheduler:
         return begun
 
     def outdate(self) -> None:
-        """The weights are others from here on. What runs keeps its keys and values, and so do the prompts of what runs: they cannot be computed twice
-        within their reservation. Nothing of those gets into the prefix cache any more. The rest of the queue is computed anew; prefix cache and host
-        memory forget everything."""
+        """Mark all cached keys and values as computed with old weights.
+
+        Running sequences keep their keys and values. So do the prompts of running sequences,
+        because the reservation has no room to compute them again. None of these enter the prefix
+        cache any more. The rest of the queue is computed again. The prefix cache and the host
+        memory are cleared.
+        """
         self.cache.clear()
         self.host.clear()
         begun = {sequence.request for sequence in self.running}
@@ -175,7 +224,11 @@ class Scheduler:
         self.stats.peak_waiting = max(self.stats.peak_waiting, len(self.waiting))
 
     def _grow(self, work: Work) -> bool:
-        """Give every running sequence a block for its newest token if it has none yet; False if one had to be preempted for it."""
+        """Give every running sequence a block for its newest token, if it has none yet.
+
+        Returns:
+            False if a sequence had to be preempted.
+        """
         if self._grown_at == self.revision and self._steps_to_grow > 0:
             self._steps_to_grow -= 1
             return True
@@ -193,7 +246,11 @@ class Scheduler:
         return self.stats.preemptions == before
 
     def _make_room(self, work: Work) -> None:
-        """Blocks ran out. First what only waits gives up its own, from the end of the queue; then the running sequence that is last in rank."""
+        """Free blocks when none are left.
+
+        Waiting tickets give up their blocks first, from the end of the queue. If none holds blocks,
+        the running sequence that is last in rank is preempted.
+        """
         if not self.preempt:
             raise RuntimeError("KV cache: a running sequence outgrew its reservation")
         held = next((t for t in reversed(self.waiting) if t.blocks), None)
@@ -209,7 +266,10 @@ class Scheduler:
         self.revision += 1
 
     def _leave(self, sequence: Sequence) -> None:
-        """A sequence stops running: the prefix cache may keep its blocks, it does not. The newest token was never computed."""
+        """Release the blocks of a sequence that stops running, and offer them to the prefix cache.
+
+        The newest token is left out: its keys and values were never computed.
+        """
         cached = sequence.length - 1
         if not sequence.request.stale:
             self.cache.insert(sequence.tokens[:cached], sequence.blocks[: self.blocks.blocks_for(cached)], sequence.request.space)
@@ -217,21 +277,21 @@ class Scheduler:
         sequence.blocks = []
 
     def _drop(self, ticket: Ticket) -> None:
-        """A waiting ticket gives up what was computed of it."""
+        """Release a waiting ticket's blocks and discard its computed tokens."""
         self.blocks.release(ticket.blocks)
         ticket.blocks, ticket.computed, ticket.logits = [], 0, None
         if not self.preempt:
             self.reservation.drop(ticket.request)
 
     def room(self, count: int) -> bool:
-        """True when `count` blocks are free, after evicting idle ones if need be."""
+        """True if `count` blocks are free. Evicts idle blocks if necessary."""
         short = count - self.blocks.free
         if short > 0:
             self.cache.evict(max(short, EVICT_AT_LEAST))
         return count <= self.blocks.free
 
     def _admit(self, work: Work) -> None:
-        """Compute and start from the head of the queue, until something does not fit."""
+        """Schedule tickets from the head of the queue until one does not fit."""
         while self.waiting and self._running_with(work) < self.max_running:
             ticket = self.waiting[0]
             if not ticket.ready and not self._advance(ticket, work):
@@ -246,15 +306,20 @@ class Scheduler:
         return len(self.running) + len(work.starting) + len(work.resuming)
 
     def _advance(self, ticket: Ticket, work: Work) -> bool:
-        """Take what the prefix cache has of the ticket's tokens, and schedule the rest or a piece of it. False if more is left for a later step."""
+        """Reuse cached tokens of a ticket and schedule the rest, or a piece of it.
+
+        Returns:
+            False if tokens are left for a later step.
+        """
         if not self.preempt and not self.reservation.fits(ticket.request):
             return False
         shared, tail, known = self._reusable(ticket, work)
-        written = known // self.blocks.block_size  # blocks from here on are written in this step
+        written = known // self.blocks.block_size  # this step writes the blocks from this index on
         slots = [] if ticket.sequence is None else self.host.find(ticket.sequence, written)
         if slots:
             known = min((written + len(slots)) * self.blocks.block_size, len(ticket.tokens))
-        # A prompt cached to its end computes its last token again: the logits after it are wanted.
+        # A fully cached prompt must compute its last token again: sampling needs the logits after
+        # it.
         start = min(known, len(ticket.tokens) - (ticket.sequence is None))
         stop = min(len(ticket.tokens), start + work.budget) if self.chunked else len(ticket.tokens)
         if stop == start < len(ticket.tokens) or (not self.chunked and work.chunks and stop - start > work.budget):
@@ -270,14 +335,20 @@ class Scheduler:
         work.fresh |= set(ticket.blocks[written:])
         if not self.preempt:
             self.reservation.claim(ticket.request)
-        if not ticket.request.stale:  # or blocks that come back from host memory are of older weights
-            # Sampled tokens are computed after all prompts of the step, too late for another prompt to read them.
+        if not ticket.request.stale:  # stale blocks hold keys and values of older weights
+            # Only prompt blocks: sampled tokens are computed after all prompts of the step, too
+            # late for another prompt to read them.
             whole = min(stop, len(ticket.request.prompt)) // self.blocks.block_size
             self.cache.insert(ticket.tokens[: whole * self.blocks.block_size], ticket.blocks[:whole], ticket.request.space)
         return ticket.ready
 
     def _reusable(self, ticket: Ticket, work: Work) -> tuple[list[int], int | None, int]:
-        """Of the ticket's tokens: full blocks to own, a block to copy the next tokens from, and how many tokens that makes."""
+        """Find the ticket's tokens that are already cached.
+
+        Returns:
+            Full blocks to share, a block to copy the next tokens from (or None), and the number of
+            tokens in all of these.
+        """
         prefix: Prefix = self.cache.match(ticket.tokens, ticket.request.space)
         full = prefix.length // self.blocks.block_size
         tail = prefix.blocks[full] if full < len(prefix.blocks) else None
@@ -287,9 +358,22 @@ class Scheduler:
         return (prefix.blocks[:full], tail, length) if length > ticket.computed else (ticket.blocks, None, ticket.computed)
 
     def _take(self, ticket: Ticket, shared: list[int], stop: int, tail: int | None, work: Work) -> bool:
-        """Make the ticket's table `shared` and new blocks, up to `stop` tokens. False, and nothing changed, if there is no room."""
+        """Set the ticket's block table to `shared` plus new blocks.
+
+        Args:
+            ticket: whose table to set.
+            shared: cached blocks to share.
+            stop: number of tokens that the table must hold.
+            tail: block to copy into the first new block, or None.
+            work: the step's work, which receives the copy.
+
+        Returns:
+            False, with nothing changed, if there is no room.
+        """
         needed = self.blocks.blocks_for(stop) - len(shared)
-        spare = self._running_with(work) if self.preempt else 0  # so that what runs can go on for a while
+        # One spare block per running sequence: without it they would run out of blocks, and be
+        # preempted, right after the admission.
+        spare = self._running_with(work) if self.preempt else 0
         self.blocks.share(shared)
         if not self.room(max(0, needed) + spare):
             self.blocks.release(shared)
@@ -314,8 +398,14 @@ class Scheduler:
         work.resuming.append(sequence)
 
     def _start(self, ticket: Ticket, work: Work) -> bool:
-        """Start samples on a computed prompt: they share its full blocks; each copies the partly filled one, but the last takes it over. False if
-        some must wait."""
+        """Start samples on a computed prompt.
+
+        The samples share the prompt's full blocks. Each sample copies the partly filled block,
+        except the last sample, which takes it over.
+
+        Returns:
+            False if some samples must wait.
+        """
         request = ticket.request
         full = len(request.prompt) // self.blocks.block_size
         noise: list[list[float]] = []
