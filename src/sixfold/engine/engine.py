@@ -328,8 +328,7 @@ class Engine:
         return Usage(len(self.scheduler.waiting), len(running), blocks.used, blocks.idle, blocks.free, wasted, share)
 
     def release_memory(self) -> None:
-        """Free the KV cache's buffers and the copies of weights. The next step allocates them
-        again.
+        """Free the KV cache and the copies of weights. The next step allocates them again.
 
         Raises:
             RuntimeError: if sequences are in flight, because their keys and values are in the
@@ -406,8 +405,9 @@ class Engine:
         return finished + ended
 
     def _extend(self, run: Run) -> int:
-        """Append the tokens of a run, up to and including a stop token. They never exceed the
-        limit.
+        """Append the tokens of a run, up to and including a stop token.
+
+        The sequence never exceeds its limit.
 
         Returns:
             The number of tokens appended.

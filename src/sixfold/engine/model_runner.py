@@ -1,9 +1,13 @@
-"""Runs the model on what the scheduler chose: builds the layout over the cache, calls body and head, gives back logits.
+"""Model runner: build the layout over the KV cache, run the model, return logits.
 
-A sequence's logits do not depend on its company, and neither do its tokens. With the CPU kernels that is so by their making. Of PyTorch's products on
-the CPU a row comes out bit for bit the same whatever the other rows are, on most machines and except in the kernels for very few rows; a column
-likewise, except at a ragged end: so a forward is padded to at least MIN_ROWS tokens, and the keys that a decode looks at to a multiple of MIN_ROWS.
-Prompts attend row by row, or in tiles of one shape, whole or in pieces. (Mixtures of experts: to rounding only, as an expert may get very few rows.)
+Batch invariance: the logits of a sequence, and so its tokens, do not depend on the other sequences
+in the batch. The CPU kernels guarantee this by construction. PyTorch's matrix products on the CPU
+need padding. On most machines a row of a product is bit-for-bit the same whatever the other rows
+are, except in the kernels for very few rows. The same holds for a column, except at a ragged end.
+So each forward pass is padded to at least MIN_ROWS tokens, and the keys of a decode to a multiple
+of MIN_ROWS. Prompts attend row by row, or in tiles of one shape, whether they are computed whole or
+in pieces. For mixtures of experts the invariance holds only up to rounding, because an expert may
+get very few rows.
 """
 
 from __future__ import annotations
@@ -33,20 +37,27 @@ from .shared_prefixes import find_shared_prefixes, neighbours
 Rows = list[int] | range | np.ndarray
 Chosen = list[LoadedAdapter | None]
 Piece = tuple[Chunk, int, int]
-"""A chunk and the positions [start, stop) of it that are computed."""
+"""A chunk and its positions [start, stop) to compute."""
 TILE_KEYS = 1 << 16
-"""Keys that are gathered at most for one attention of a prefill (but always those of one tile)."""
+"""Maximum number of keys gathered for one attention call of a prefill. One tile always fits."""
 REPLAY_ROWS = 32
-"""Sampled tokens of a preempted sequence computed at a time on the CPU; each gathers the keys of its whole sequence."""
+"""Sampled tokens of a preempted sequence per forward pass on the CPU. Each row gathers the keys of
+its whole sequence."""
 DEVICE_TILE, DEVICE_TILE_KEYS = 256, 1 << 18
-"""Queries of a tile, and keys, on a device for which neither the CPU's nor Triton's kernels serve."""
+"""Tile size and maximum number of keys on a device that is not a CPU and has no Triton kernels."""
 DEVICE_REPLAY = 4096
-"""Sampled tokens of preempted sequences computed at a time there and on a GPU."""
+"""Sampled tokens of preempted sequences per forward pass on any device other than a CPU."""
 
 
 class ModelRunner:
-    """Owns the KV cache and the model it runs. precision: dtype of the forward (autocast when it is not the weights' own). adapted: whether it is the
-    model that the requests' adapters were made for."""
+    """Runs one model over one KV cache. Owns the cache.
+
+    Args:
+        model: the model to run.
+        cache: its KV cache.
+        autocast: dtype of the forward pass under autocast. None: the dtype of the weights.
+        adapted: True if the requests' adapters belong to this model. False for a draft model.
+    """
 
     def __init__(self, model: LanguageModel, cache: KVCache, autocast: torch.dtype | None, *, adapted: bool = True) -> None:
         self.model = model
@@ -63,18 +74,25 @@ class ModelRunner:
         self._tile_rows, self._tile_keys = (TILE, TILE_KEYS) if self.device.type == "cpu" else (DEVICE_TILE, DEVICE_TILE_KEYS)
 
     def use_graphs(self, stats: EngineStats, may_fail: bool = False) -> None:
-        """Decode forwards run as CUDA graphs from here on, where they can. may_fail: as `DecodeGraphs`
-        has it. Raises ValueError for a model that is not on a CUDA device."""
+        """Run later decode forward passes as CUDA graphs where possible.
+
+        Args:
+            stats: counters to update.
+            may_fail: see `DecodeGraphs`.
+
+        Raises:
+            ValueError: if the model is not on a CUDA device.
+        """
         self._graphs = DecodeGraphs(self.device, self.cache, stats, may_fail)
 
     def over(self, cache: KVCache) -> ModelRunner:
-        """A runner for prefills alone, over another cache: the same model with the same copies of weights."""
+        """Prefill-only runner over another cache. Shares the model and its copies of weights."""
         other = copy.copy(self)
         other.cache, other.host, other._graphs = cache, HostPools(cache), None
         return other
 
     def release_memory(self) -> None:
-        """Drop the buffers of the cache and of what is beside it, and copies of weights."""
+        """Free the KV cache, the host pools, the copies of weights and the CUDA graphs."""
         self.cache.clear()
         self._body.release()
         self.host.clear()
@@ -82,22 +100,33 @@ class ModelRunner:
             self._graphs.clear()
 
     def refresh(self) -> None:
-        """The weights may have changed in a way that PyTorch does not see."""
+        """Note that the weights may have changed in a way that PyTorch does not detect."""
         self._body.refresh()
 
     def prefill(self, chunks: list[Chunk], everywhere: bool = False) -> Tensor:
-        """Compute the prompt tokens of each chunk, fill their blocks -> logits [len(chunks), V] float32 after the last of them; `everywhere`: after
-        each, [tokens of all, V]."""
+        """Compute the prompt tokens of each chunk and fill their blocks.
+
+        Args:
+            chunks: chunks with at least one prompt token each.
+            everywhere: return logits after every token, not only after the last of each chunk.
+
+        Returns:
+            Logits, float32: [len(chunks), V], or [tokens of all chunks, V] with `everywhere`.
+        """
         self._ready = self._body.ready()
         pieces = [(c, c.start, c.prompt_stop) for c in chunks]
         hidden, sizes = self._prompts(pieces), [stop - start for _, start, stop in pieces]
         rows = list(range(sum(sizes))) if everywhere else (np.cumsum(sizes) - 1).tolist()
-        # Padded for the head's product, for the reason in the module docstring.
+        # Pad the head's product too: with very few rows its bits would depend on the batch.
         wanted = rows + rows[-1:] * max(0, self._least_rows() - len(rows))
         return self._logits(hidden[self._tensor(wanted)])[: len(rows)]
 
     def _prompts(self, pieces: list[Piece]) -> Tensor:
-        """Compute pieces of texts one after another in a row, and fill their blocks -> [tokens of all or more, hidden]."""
+        """Compute pieces of token sequences, packed into one row, and fill their blocks.
+
+        Returns:
+            [tokens of all pieces plus padding, hidden].
+        """
         tokens = [t for c, start, stop in pieces for t in c.ticket.tokens[start:stop]]
         positions = [i for _, start, stop in pieces for i in range(start, stop)]
         sizes = [stop - start for _, start, stop in pieces]
@@ -117,15 +146,17 @@ class ModelRunner:
     def _triton_layout(
         self, slots: Tensor, positions: Tensor, places: np.ndarray, tables: list[list[int]], owner: np.ndarray, short: int
     ) -> Layout:  # fmt: skip
-        """Prompts on the GPU's decode kernel: neighbouring queries of a text read its keys together.
+        """Layout that computes prompts with the GPU's decode kernel.
+
+        Neighbouring queries of one prompt read its keys together.
 
         Args:
-            slots: [N + short] where each token goes.
-            positions: [N + short] of the tokens; 0 in padding.
-            places: the first N of them, on the host.
-            tables: the blocks of each text.
-            owner: [N] whose a token is.
-            short: rows of padding at the end.
+            slots: [N + short] cache slot of each token.
+            positions: [N + short] position of each token; 0 in padding.
+            places: [N] the positions without padding, on the host.
+            tables: block table of each prompt.
+            owner: [N] index of the prompt that each token belongs to.
+            short: padding rows at the end.
         """
         from ..kernels.triton.attention import units_of_prompts
         from .triton_layout import TritonDecodeLayout
@@ -139,7 +170,10 @@ class ModelRunner:
         return TritonDecodeLayout(self.cache, slots, expanded, positions, units)
 
     def _slots(self, blocks: list[int], start: int, stop: int, known: int = 0) -> np.ndarray:
-        """Cache slots of positions [start, stop); scratch for those below `known`, and where there is no block."""
+        """Cache slots of positions [start, stop).
+
+        Positions below `known`, and positions without a block, map to the scratch block.
+        """
         size = self.cache.block_size
         at = np.arange(start, stop)
         table = np.append(np.asarray(blocks, dtype=np.int64), self.cache.blocks)
@@ -147,7 +181,10 @@ class ModelRunner:
         return np.where(at < known, self.cache.scratch_slot + at % size, slots)
 
     def _tiles(self, pieces: list[tuple[Chunk, int, int]]) -> list[Tiles]:
-        """Cut pieces of prompts at multiples of a tile's rows; tiles of one index are attended for together, up to a number of keys."""
+        """Cut pieces of prompts into tiles, at multiples of the tile size.
+
+        Tiles with the same index share one attention call, up to a maximum number of keys.
+        """
         size = self._tile_rows
         by_index: dict[int, list[tuple[int, int, int, Chunk]]] = {}
         row = 0
@@ -164,7 +201,8 @@ class ModelRunner:
         return tiles
 
     def _tile(self, cut: list[tuple[int, int, int, Chunk]], width: int) -> Tiles:
-        """cut: (first query in the tile, queries, their first row, chunk) for each of n tiles."""
+        """Build `Tiles`. cut: for each of n tiles (first query in the tile, number of queries, row
+        of the first query, chunk)."""
         size = self._tile_rows
         rows = np.zeros((len(cut), size), dtype=np.int64)
         for line, (first, count, row, _) in zip(rows, cut, strict=True):
@@ -174,9 +212,15 @@ class ModelRunner:
         return Tiles(self._tensor(rows), self._tensor(keys), self._tensor(at), self._tensor(rows.reshape(-1)[at]))
 
     def decode(self, batch: Columns, revision: int, at_least: int) -> Tensor:
-        """One token further for every sequence -> logits [B, V] float32.
+        """Compute the newest token of every sequence.
 
-        revision: changes whenever a block table does. at_least: rows to compute.
+        Args:
+            batch: B sequences.
+            revision: changes whenever a block table changes.
+            at_least: minimum number of rows to compute.
+
+        Returns:
+            Logits [B, V], float32.
         """
         self._ready = self._body.ready()
         rows = max(len(batch), at_least, self._least_rows())
@@ -184,10 +228,11 @@ class ModelRunner:
         return self._logits(self._decode(batch.newest, batch.lengths - 1, table, batch.owners, self._table.key))[: len(batch)]
 
     def replay(self, chunks: list[Chunk]) -> None:
-        """Compute again the sampled tokens of each chunk.
+        """Recompute the sampled tokens of each chunk, after a preemption.
 
-        On the CPU REPLAY_ROWS at a time, by a decode's arithmetic, row for row: the same bits. On a
-        GPU, which makes no such promise, as if they were prompts, many at a time.
+        On the CPU they are computed as decode rows, REPLAY_ROWS at a time, which gives the same
+        bits as before. GPU kernels do not guarantee equal bits, so there the tokens are computed as
+        if they were prompts, many at a time.
         """
         if self.device.type != "cpu":
             self._replay_as_prompts([c for c in chunks if c.prompt_stop < c.stop])
@@ -215,25 +260,34 @@ class ModelRunner:
     def decode_rows(
         self, tables: list[list[int]], owner: np.ndarray, tokens: np.ndarray, positions: np.ndarray, adapters: Chosen | None = None
     ) -> Tensor:
-        """Any number of tokens of each sequence, by a decode's arithmetic, row for row -> logits [N, V] float32. A row sees what the same forward
-        writes before its position.
+        """Compute any number of tokens per sequence, each as a decode row.
 
-        tables, adapters: blocks and adapter of each sequence. owner, tokens, positions: [N], whose a row is, its token, and where that stands.
+        A row attends to all earlier positions, including those that the same forward pass writes.
+
+        Args:
+            tables: block table of each sequence.
+            owner: [N] index of the sequence that each row belongs to.
+            tokens: [N] token ids.
+            positions: [N] position of each token in its sequence.
+            adapters: adapter of each sequence, or None for no adapters.
+
+        Returns:
+            Logits [N, V], float32.
         """
         self._ready = self._body.ready()
         owners = [(adapters[i], 1) for i in owner] if adapters is not None else []
         return self._logits(self._decode(tokens, positions, self._rows_table(tables, owner), owners))[: len(tokens)]
 
     def _decode(self, tokens: Rows, positions: Rows, table: np.ndarray, owners: Owners, batch: object = None) -> Tensor:
-        """Compute tokens by a decode's arithmetic.
+        """Compute tokens as decode rows.
 
         Args:
             tokens: [N] token ids.
-            positions: [N] where each stands in its sequence.
-            table: [rows, M] blocks of each token's sequence; rows from N on are padding.
-            owners: whose adapter each row wants.
-            batch: equal for as long as the same sequences decode; each token is then of another
-                sequence. None: the rows may be of any sequences.
+            positions: [N] position of each token in its sequence.
+            table: [rows, M] block table of each token's sequence; rows from N on are padding.
+            owners: adapter of each row.
+            batch: key that stays equal while the same sequences decode. Each row then belongs to a
+                different sequence. None: several rows may belong to one sequence.
 
         Returns:
             [rows, hidden].
@@ -247,8 +301,19 @@ class ModelRunner:
         return self._decode_hidden([self._tensor(x) for x in inputs], additions, batch is not None) if hidden is None else hidden
 
     def _decode_hidden(self, inputs: list[Tensor], additions: Additions | None = None, apart: bool = False) -> Tensor:
-        """inputs: tokens, positions, slots [B], table [B, M]; for GPU kernels those of `SharedPrefixes` too. Reads nothing else that may change: a
-        graph of it is replayed with other inputs."""
+        """Forward pass of decode rows, which a CUDA graph may capture.
+
+        It must not read anything else that changes: the graph is replayed with other inputs.
+
+        Args:
+            inputs: tokens, positions and slots [B], table [B, M]; for GPU kernels also the arrays
+                of `SharedPrefixes`.
+            additions: outputs of adapters to add, or None.
+            apart: True if no row reads what another row writes.
+
+        Returns:
+            [B, hidden].
+        """
         tokens, positions, slots, table, *shared = inputs
         layout: Layout = DecodeLayout(self.cache, slots, table, positions, apart)
         if shared:
@@ -259,8 +324,11 @@ class ModelRunner:
         return self._hidden(tokens, positions, layout, additions)
 
     def _shared_prefixes(self, table: np.ndarray, positions: np.ndarray, batch: object) -> tuple[np.ndarray, ...]:
-        """`SharedPrefixes` for GPU kernels, nothing for others. Found once for a batch: while it
-        runs, only blocks behind the prefixes are added to the table."""
+        """Arrays of `SharedPrefixes` for GPU kernels; empty for other kernels.
+
+        They are computed once per batch: while a batch runs, its table only gets blocks after the
+        prefixes.
+        """
         if not triton_serves(self.device.type):
             return ()
         if batch is None or batch is not self._shared[0]:
@@ -268,17 +336,22 @@ class ModelRunner:
         return self._shared[1]
 
     def _rows_table(self, tables: list[list[int]], owner: np.ndarray) -> np.ndarray:
-        """A table with a row for each of `owner` [N], and padding behind."""
+        """Block table with one row for each entry of `owner` [N], then padding rows."""
         rows, _ = self._shape(len(owner), 1)
         padded = np.pad(owner, (0, rows - len(owner)), constant_values=len(tables))
-        return self._block_table(tables, len(tables) + 1)[padded]  # the last is the padding's, all scratch
+        # The extra row of the table is all scratch: padding rows must not write into real blocks.
+        return self._block_table(tables, len(tables) + 1)[padded]
 
     def _block_table(self, tables: list[list[int]], rows: int) -> np.ndarray:
-        """[rows or more, M] blocks of every sequence, scratch where it has fewer."""
+        """Block table [rows or more, M] of every sequence, filled up with the scratch block."""
         return block_table(tables, self._shape(rows, max(map(len, tables))), self.cache.blocks)
 
     def _shape(self, rows: int, blocks: int) -> tuple[int, int]:
-        """Of a decode's table with room for so many: enough rows, of a multiple of MIN_ROWS slots; with graphs, one that comes again."""
+        """Shape of a decode table with room for `rows` rows of `blocks` blocks.
+
+        The slots per row are a multiple of MIN_ROWS. With CUDA graphs the shape is rounded up, so
+        that shapes repeat and graphs are reused.
+        """
         step = math.lcm(self.cache.block_size, MIN_ROWS) // self.cache.block_size
         rows, steps = max(rows, self._least_rows()), -(-blocks // step)
         rows, steps = (rows, steps) if self._graphs is None else rounded_up(rows, steps)
@@ -300,7 +373,8 @@ class ModelRunner:
             return self._ready.logits(hidden)
 
     def _precision(self) -> torch.autocast:
-        """No cache of cast weights: a graph would go on reading what the end of a context frees."""
+        """Autocast context without its weight cache: a CUDA graph would read cast weights that the
+        context frees at its end."""
         return torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None, cache_enabled=False)
 
     def _tensor(self, values: object) -> Tensor:
@@ -308,18 +382,24 @@ class ModelRunner:
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the current one of this thread: Triton and CUDA graphs launch there, wherever the
-    tensors are that they are given."""
+    """Make a GPU the current device of this thread.
+
+    Triton and CUDA graphs launch on the current device, even if their tensors are on another one.
+    """
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def fill(runner: ModelRunner, work: Work) -> list[tuple[Chunk, Tensor]]:
-    """Bring the runner's cache to where a step's waiting prompts and preempted sequences want it -> each prompt's chunk and its logits [V]."""
+    """Do the copies and the prefills of one step, for new prompts and preempted sequences.
+
+    Returns:
+        The chunk and the logits [V] of each prompt.
+    """
     runner.host.take_out(work.taken_out, work.host_slots)
     runner.cache.copy_blocks(work.tails)
     runner.host.bring_back(work.brought_back)
     prompts = [chunk for chunk in work.chunks if chunk.start < chunk.prompt_stop]
     logits = list(zip(prompts, runner.prefill(prompts), strict=True)) if prompts else []
-    runner.replay(work.chunks)  # after the prompts, which stand before it
+    runner.replay(work.chunks)  # after the prompts: sampled tokens attend to them
     runner.cache.copy_blocks(work.copies)
     return logits

@@ -1,7 +1,10 @@
-"""What is asked of the engine, where it stands in the queue, and where each completion stands, as a few integers.
+"""State of the engine's work: requests, their tickets in the queue, and the sequences being
+sampled.
 
-Inequality chain of a running sequence: 0 < prompt <= cached < length <= limit, where `cached` tokens have their keys and values in the cache: all but
-the newest, which the next decode step computes. Of a ticket: 0 <= computed <= tokens, and sampling goes on when they are equal.
+Invariant of a running sequence: 0 < prompt <= cached < length <= limit. The KV cache holds `cached`
+tokens: all but the newest, which the next decode step computes.
+
+Invariant of a ticket: 0 <= computed <= tokens. Sampling starts or resumes when they are equal.
 """
 
 from __future__ import annotations
@@ -16,34 +19,46 @@ from ..types import FinishReason, Kept, SamplingParams
 from .adapters import LoadedAdapter
 
 Rank = tuple[int, int, int, int]
-"""Smaller goes first: (-priority, preempted before new, arrival, sample)."""
+"""(-priority, 0 if preempted or 1 if new, arrival, sample). Smaller ranks go first."""
 
 
 class Matcher(Protocol):
-    """A constraint applied to one completion."""
+    """State of a constraint for one completion."""
 
     def allowed(self, completion: Many[int]) -> Tensor:
-        """Which tokens may follow: [V] bool on the CPU, at least one of them true.
+        """Mask of tokens that may follow a completion.
 
-        A function of the completion alone. A matcher may remember the completion that it saw last.
+        The result must depend on the completion only. A matcher may cache the last completion.
+
+        Returns:
+            [V] bool on the CPU, with at least one True.
         """
 
 
 class Constraint(Protocol):
-    """Which completions a request takes, e.g. those that are JSON of a schema."""
+    """Set of completions that a request allows, for example JSON that matches a schema."""
 
     def start(self) -> Matcher:
-        """A matcher for one completion."""
+        """Create a matcher for one completion."""
 
 
 @dataclass(eq=False)
 class Request:
-    """One prompt and the samples wanted of it.
+    """One prompt and its samples.
 
-    key: names the task in the sampling noise. samples: sample indices still to start. priority: a larger one goes first. arrival: place in the order
-    of arrival. unfinished: samples that have not ended. claimed: its prompt's blocks are part of the reservation. stale: some of its keys and values
-    may be of older weights, so the prefix cache must not have them. adapter: what the model's layers add for it. constraint: which tokens may be
-    sampled, or None for all.
+    Attributes:
+        key: task name, which enters the sampling noise.
+        prompt: token ids.
+        params: sampling parameters.
+        samples: sample indices that have not started.
+        priority: larger values go first.
+        arrival: index in the order of arrival.
+        unfinished: number of samples that have not ended.
+        claimed: True if the prompt's blocks are part of the reservation.
+        stale: True if some keys and values may come from older weights. They must not enter the
+            prefix cache.
+        adapter: adapter to apply, or None.
+        constraint: which tokens may be sampled; None for all.
     """
 
     key: str
@@ -63,20 +78,35 @@ class Request:
 
     @property
     def space(self) -> int:
-        """Where its keys and values lie in the prefix cache: they are the adapter's as well as the tokens'."""
+        """Prefix cache space of the request. Keys and values depend on the adapter, not only on
+        tokens."""
         return 0 if self.adapter is None else self.adapter.number
 
     @property
     def limit(self) -> int:
-        """Longest a sequence of this request gets, prompt included."""
+        """Maximum length of a sequence of this request in tokens, including the prompt."""
         return len(self.prompt) + self.params.max_tokens
 
 
 @dataclass(eq=False)
 class Sequence:
-    """One completion being sampled. tokens holds prompt and completion; logp and version speak of the completion only, and so does kept, which stays
-    empty without truncation, and top: the likeliest tokens at each position and their log-probs, where the request asks for them. limit, stops: the
-    request's.
+    """One sample of a request: the prompt and the completion so far.
+
+    Attributes:
+        request: the request.
+        sample: sample index.
+        noise: sampling noise of each completion position.
+        tokens: prompt and completion.
+        blocks: block table.
+        started: start time in seconds (`time.perf_counter`).
+        logp: log-prob of each completion token.
+        version: weight version that sampled each completion token.
+        kept: tokens kept by truncation at each completion position; empty without truncation.
+        top: most likely tokens and their log-probs at each completion position, if requested.
+        finish_reason: None while the sequence runs.
+        seconds: time from start to end.
+        limit: the request's limit.
+        stops: the request's stop tokens.
     """
 
     request: Request
@@ -99,28 +129,36 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens so far, prompt included."""
+        """Number of tokens so far, including the prompt."""
         return len(self.tokens)
 
     def cut(self, length: int) -> None:
-        """Forget the sampled tokens from position `length` on. For a sequence that ends here."""
+        """Discard the tokens from position `length` on. Only for a sequence that ends here."""
         sampled = length - len(self.request.prompt)
         del self.tokens[length:], self.logp[sampled:], self.version[sampled:], self.top[sampled:]
         self.kept.cut(sampled)
 
     @property
     def rank(self) -> Rank:
-        """The last in this order is the first to be preempted."""
+        """Order of preemption: the sequence with the largest rank is preempted first."""
         return (-self.request.priority, 0, self.request.arrival, self.sample)
 
 
 @dataclass(eq=False)
 class Ticket:
-    """A place in the queue: tokens that must be in the cache before sampling can begin, or go on.
+    """Queue entry: tokens that must be in the KV cache before sampling can start or resume.
 
-    Of a request: its prompt, computed once and shared by the samples until all have started. Of a preempted sequence: all its tokens but the newest.
-    blocks: those of the tokens computed so far. logits: [V], predicts the token after a computed prompt. version: of the weights that gave the
-    logits.
+    The ticket of a request holds its prompt, computed once and shared by the samples until all have
+    started. The ticket of a preempted sequence holds all its tokens but the newest.
+
+    Attributes:
+        request: the request.
+        tokens: tokens to compute.
+        sequence: the preempted sequence, or None for the ticket of a request.
+        blocks: block table of the tokens computed so far.
+        computed: number of tokens computed so far.
+        logits: [V] logits after the last token of a computed prompt.
+        version: weight version of the logits.
     """
 
     request: Request
@@ -133,12 +171,12 @@ class Ticket:
 
     @property
     def ready(self) -> bool:
-        """Everything is in the cache."""
+        """True if all tokens are in the KV cache."""
         return self.computed == len(self.tokens)
 
     @property
     def rank(self) -> Rank:
-        """Where it belongs in the queue."""
+        """Position in the queue."""
         return (-self.request.priority, 1, self.request.arrival, 0) if self.sequence is None else self.sequence.rank
 
 
@@ -146,8 +184,13 @@ class Ticket:
 class Chunk:
     """Positions [start, stop) of a ticket's tokens, to be computed in this step.
 
-    blocks: the ticket's table. known: positions before it are in the cache already and must not be written again (a prompt that was cached to its end
-    computes its last token once more, for the logits).
+    Attributes:
+        ticket: the ticket.
+        blocks: its block table.
+        start: first position to compute.
+        stop: position after the last one to compute.
+        known: positions below this are cached and must not be written again. A fully cached prompt
+            computes its last token again, for the logits.
     """
 
     ticket: Ticket
@@ -158,5 +201,5 @@ class Chunk:
 
     @property
     def prompt_stop(self) -> int:
-        """Tokens before it are the prompt's; those from it on were sampled, before a preemption."""
+        """End of the prompt tokens in this chunk. Later tokens were sampled before a preemption."""
         return max(self.start, min(self.stop, len(self.ticket.request.prompt)))
