@@ -1,4 +1,5 @@
-"""The embedded inference engine: scheduler + block manager + model runner (+ sampler). It answers token prompts with token completions.
+"""Embedded inference engine: scheduler, block manager, model runner and sampler.
 
-It knows nothing of tasks' answers, rewards or training: `engine` imports torch, the model room and `types`.
+The engine maps token prompts to token completions. It is independent of tasks, rewards and
+training. Within the project it imports `model`, `kernels` and `types` only.
 """

@@ -1,4 +1,8 @@
-"""Which guessed tokens stand. Both rules are exact: whatever was guessed, each token has the distribution that the model alone would draw it from."""
+"""Acceptance of proposed tokens in speculative decoding.
+
+Acceptance is exact: whatever was proposed, each token has the distribution that the model alone
+would sample from.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,22 @@ from .sampler import inverse_transform
 
 
 def reject(logp: Tensor, draft: Draft, greedy: Tensor, accept_noise: Tensor, residual_noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Rejection sampling of a drawn guess x ~ q: it stands with probability min(1, p(x) / q(x)); otherwise a token from max(p - q, 0), renormalised.
-    -> token [N], whether the guess stood [N].
+    """Speculative rejection sampling.
 
-    logp: [N, V], p. greedy: [N] bool, p is all on its best token. accept_noise, residual_noise: [N] float64 in [0, 1), independent of one another and
-    of the draw. Leviathan et al. 2023 (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318).
+    A token x drawn from q is accepted with probability min(1, p(x) / q(x)). Otherwise a token is
+    drawn from max(p - q, 0), renormalised. The result has distribution p. Leviathan et al. 2023
+    (arXiv:2211.17192), Chen et al. 2023 (arXiv:2302.01318).
+
+    Args:
+        logp: [N, V] log-probs of p.
+        draft: proposed tokens [N] and log-probs of q [N, V].
+        greedy: [N] bool, True where p puts all probability on its best token.
+        accept_noise: [N] float64 in [0, 1).
+        residual_noise: [N] float64 in [0, 1). Both noises are independent of one another and of
+            the draft's draw.
+
+    Returns:
+        Tokens [N], and whether the proposed token was accepted [N].
     """
     guess = draft.tokens[:, None]
     p, q = (side.gather(-1, guess)[:, 0].double().exp() for side in (logp, draft.logp))
@@ -25,15 +40,22 @@ def reject(logp: Tensor, draft: Draft, greedy: Tensor, accept_noise: Tensor, res
     at = (~stands).nonzero()[:, 0]
     target = logp[at].double().exp()
     residual = (target - draft.logp[at].double().exp()).clamp_min(0.0)
-    # p and q equal to rounding leave nothing: then either is p.
+    # If p and q are equal up to rounding, the residual sums to 0 and cannot be sampled: use p.
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, target)
     tokens[at] = torch.where(greedy[at], best[at], inverse_transform(residual, residual_noise[at]))
     return tokens, stands
 
 
 def run_lengths(stands: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """stands: [N] bool, rows of the sequences one after another; rows: [B], how many each has (1 or more) -> [B] tokens that each goes further: those
-    that stand, and the one behind them."""
+    """Number of tokens that each sequence gains: its accepted tokens, plus the one after them.
+
+    Args:
+        stands: [N] bool, whether each row's proposed token is accepted; sequence after sequence.
+        rows: [B] number of rows of each sequence, at least 1.
+
+    Returns:
+        [B] token counts.
+    """
     ends = np.cumsum(rows)
     falls = ~stands
     falls[ends - 1] = True

@@ -1,7 +1,8 @@
-"""The adapters that requests may ask for by name, which rows of a forward are whose, and what is added to them.
+"""LoRA adapters: load them by name, assign them to rows of a forward pass, add their outputs.
 
-A row's bits do not depend on its company (see `model_runner.py`): an adapter's products have at least MIN_ROWS rows, and its rank is filled up with
-zeros to a multiple of MIN_ROWS, since the CPU's kernels for few rows or few columns round in their own way.
+The bits of a row do not depend on the other rows (see `model_runner.py`). So an adapter's products
+have at least MIN_ROWS rows, and its rank is zero-padded to a multiple of MIN_ROWS: the CPU kernels
+for few rows or few columns round differently.
 """
 
 from __future__ import annotations
@@ -22,8 +23,14 @@ MIN_ROWS = 16
 
 @dataclass(frozen=True, eq=False)
 class LoadedAdapter:
-    """layers: as an `Adapter`'s. number: keeps its keys and values apart in the prefix cache; from 1 and never given twice, so that a name may come
-    again with other weights."""
+    """An adapter whose weights are ready to use.
+
+    Attributes:
+        name: name that requests use.
+        number: prefix cache space of the adapter, from 1. Numbers are never reused, so a name can
+            be loaded again with other weights.
+        layers: layer name -> (down [rank, in], up [out, rank]), with the rank padded.
+    """
 
     name: str
     number: int
@@ -31,9 +38,14 @@ class LoadedAdapter:
 
 
 class Adapters:
-    """By name. A request holds on to its own: unloading takes the name away, not the weights of those who run with it.
+    """Loaded adapters by name.
 
-    dtype: what products are computed in; adapters are cast once, not in each forward. None: their own.
+    A request keeps a reference to its adapter. Unloading removes the name, and requests in flight
+    keep the weights.
+
+    Args:
+        dtype: dtype of the products. Adapters are cast once, when loaded. None: keep their own
+            dtype.
     """
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
@@ -43,11 +55,15 @@ class Adapters:
 
     @property
     def names(self) -> list[str]:
-        """In the order of loading."""
+        """Names of the loaded adapters, in the order of loading."""
         return list(self._loaded)
 
     def load(self, name: str, adapter: Adapter) -> None:
-        """Raises ValueError for a name that is empty or taken."""
+        """Load an adapter.
+
+        Raises:
+            ValueError: if the name is empty or taken.
+        """
         if not name or name in self._loaded:
             raise ValueError(f"adapter '{name}' is loaded already: unload it first" if name else "an adapter needs a name")
         layers = {}
@@ -58,11 +74,19 @@ class Adapters:
         self._loaded[name] = LoadedAdapter(name, next(self._numbers), layers)
 
     def unload(self, name: str) -> None:
-        """Raises ValueError for a name that is not there."""
+        """Unload an adapter.
+
+        Raises:
+            ValueError: if no adapter of this name is loaded.
+        """
         del self._loaded[self.get(name).name]
 
     def get(self, name: str) -> LoadedAdapter:
-        """Raises ValueError for a name that is not there."""
+        """Get a loaded adapter.
+
+        Raises:
+            ValueError: if no adapter of this name is loaded.
+        """
         if name not in self._loaded:
             hint = "".join(f" Did you mean '{close}'?" for close in get_close_matches(name, self._loaded, n=1))
             raise ValueError(f"no adapter '{name}' is loaded.{hint}")
@@ -70,11 +94,12 @@ class Adapters:
 
 
 Owners = Iterable[tuple[LoadedAdapter | None, int]]
-"""Whose the next rows of a forward are, and how many; what comes after them is padding and nobody's."""
+"""Runs of consecutive rows in a batch, as (adapter or None, row count). Rows after the last run are
+padding."""
 
 
 def rows_by_adapter(owners: Owners) -> list[tuple[LoadedAdapter, list[int]]]:
-    """Each adapter with its rows."""
+    """Row numbers of each adapter."""
     rows: dict[LoadedAdapter, list[int]] = {}
     start = 0
     for owner, many in owners:
@@ -86,7 +111,14 @@ def rows_by_adapter(owners: Owners) -> list[tuple[LoadedAdapter, list[int]]]:
 
 @dataclass(frozen=True)
 class _Part:
-    """One adapter in one layer. rows: [n] its own. padded: the same, the last repeated up to MIN_ROWS."""
+    """One adapter in one layer.
+
+    Attributes:
+        down: [rank, in] weights.
+        up: [out, rank] weights.
+        rows: [n] rows that use the adapter.
+        padded: `rows`, with the last one repeated up to MIN_ROWS.
+    """
 
     down: Tensor
     up: Tensor
@@ -95,7 +127,12 @@ class _Part:
 
 
 class Additions:
-    """What the adapters of one forward of `tokens` rows add to the outputs of layers, each to its own rows [n]."""
+    """Adds the outputs of adapters to the layers of one forward pass.
+
+    Args:
+        owned: adapters, each with the rows [n] that use it.
+        tokens: number of rows of the forward pass.
+    """
 
     def __init__(self, owned: Sequence[tuple[LoadedAdapter, Tensor]], tokens: int) -> None:
         self._tokens = tokens
@@ -107,11 +144,20 @@ class Additions:
 
     @property
     def layers(self) -> list[str]:
-        """Names of the layers that anything is added to."""
+        """Names of the layers that have an adapter."""
         return list(self._parts)
 
     def add(self, layer: str, x: Tensor, y: Tensor) -> None:
-        """x [tokens, in], what the layer was given; y [tokens, out], to which up @ (down @ x) is added in place. Nothing happens for other layers."""
+        """Add up @ (down @ x) to y in place, for the rows of each adapter.
+
+        Args:
+            layer: name of the layer. Layers without an adapter are ignored.
+            x: [tokens, in] input of the layer.
+            y: [tokens, out] output of the layer.
+
+        Raises:
+            RuntimeError: if x does not have one row per token of the forward pass.
+        """
         for part in self._parts.get(layer, ()):
             if len(x) != self._tokens:
                 raise RuntimeError(f"layer '{layer}' was given {len(x)} of {self._tokens} rows: whose they are is not known")

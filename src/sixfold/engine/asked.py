@@ -1,6 +1,6 @@
-"""What the rows of a batch ask of the sampler, as columns on the device.
+"""Sampling parameters of a batch, as tensors on the device.
 
-A batch stays the same for many steps, so each column is made and copied over once.
+A batch stays the same for many steps, so each tensor is created and copied to the device once.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..types import SamplingParams
 
 @dataclass(frozen=True)
 class Limits:
-    """Truncation of R rows, [R, 1] each.
+    """Truncation parameters of R rows.
 
     Attributes:
-        top_k: tokens kept; V where it is off.
-        top_p: probability to reach, float64.
-        min_p: share of the best token's probability, float64.
-        largest_k: the largest top_k that cuts; 0 where none does.
+        top_k: [R, 1] number of tokens to keep; V (vocabulary size) if off.
+        top_p: [R, 1] float64, probability mass that the kept tokens must reach.
+        min_p: [R, 1] float64, minimum probability relative to the best token.
+        largest_k: largest top_k below V; 0 if there is none.
     """
 
     top_k: Tensor
@@ -33,53 +33,54 @@ class Limits:
 
 
 class Asked(list[SamplingParams]):
-    """The parameters of each row, and what the sampler wants to know of all of them."""
+    """Sampling parameters of each row, with derived columns cached."""
 
     @cached_property
     def plain(self) -> list[bool]:
-        """Whether a row is neither truncated nor penalised."""
-        of = {id(p): p.is_plain for p in {id(p): p for p in self}.values()}  # a batch has few
+        """True for each row that is neither truncated nor penalised."""
+        # Evaluate each distinct object once: a batch has many rows but few distinct parameters.
+        of = {id(p): p.is_plain for p in {id(p): p for p in self}.values()}
         return [of[id(p)] for p in self]
 
     @cached_property
     def others(self) -> tuple[list[int], Asked]:
-        """The rows that are not plain."""
+        """Rows that are not plain: their numbers and parameters."""
         return self._rows([not plain for plain in self.plain])
 
     @cached_property
     def truncating(self) -> tuple[list[int], Asked]:
-        """The rows that truncate."""
+        """Rows that truncate: their numbers and parameters."""
         return self._rows([p.truncates for p in self])
 
     @cached_property
     def alike(self) -> bool:
-        """Whether all rows ask for the same."""
+        """True if all rows have the same parameters."""
         return all(p is self[0] or p == self[0] for p in self)
 
     @cached_property
     def wants_top(self) -> list[int]:
-        """Rows that ask for the likeliest tokens."""
+        """Rows that request the most likely tokens (`top_logprobs`)."""
         return [b for b, p in enumerate(self) if p.top_logprobs]
 
     @cached_property
     def any_greedy(self) -> bool:
-        """Whether a row takes its most probable token."""
+        """True if any row is greedy (temperature 0)."""
         return any(p.temperature == 0 for p in self)
 
     def greedy(self, device: torch.device) -> Tensor:
-        """[B] bool."""
+        """[B] bool, True for greedy rows."""
         return self.column("greedy", device, lambda: torch.tensor([p.temperature == 0 for p in self]))
 
     def temperatures(self, device: torch.device) -> Tensor:
-        """[B]; 0 in a greedy row."""
+        """Temperatures [B]; 0 for greedy rows."""
         return self.column("temperature", device, lambda: torch.tensor([p.temperature for p in self]))
 
     def divisors(self, device: torch.device) -> Tensor:
-        """[B, 1]: what logits are divided by; 1 in a greedy row."""
+        """Divisors of the logits [B, 1]: the temperature, or 1 for greedy rows."""
         return self.column("divisor", device, lambda: torch.tensor([p.temperature or 1.0 for p in self])[:, None])
 
     def limits(self, vocabulary: int, device: torch.device) -> Limits:
-        """Of all rows, over logits of `vocabulary` numbers."""
+        """Truncation parameters of all rows, for a vocabulary of this size."""
         tops = [min(p.top_k or vocabulary, vocabulary) for p in self]
         wide = torch.float64
         return Limits(
@@ -90,7 +91,7 @@ class Asked(list[SamplingParams]):
         )
 
     def column(self, name: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
-        """A tensor of the rows on the device; made once for each name."""
+        """Tensor on the device, created by `make` on the first call for each name and device."""
         key = (name, device)
         if key not in self._columns:
             self._columns[key] = on(make(), device)
@@ -106,10 +107,11 @@ class Asked(list[SamplingParams]):
 
 
 def on(x: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device for which the host does not wait; x itself where it is there."""
+    """Copy x to the device without making the host wait. Returns x itself if it is already
+    there."""
     return x.to(device, non_blocking=True)
 
 
 def index(rows: list[int], device: torch.device) -> Tensor:
-    """Row numbers on the device. (A list as an index is a copy that the host waits for.)"""
+    """Row numbers as a tensor on the device. Indexing with a list would make the host wait."""
     return on(torch.tensor(rows, dtype=torch.int64), device)

@@ -1,6 +1,9 @@
-"""A table of block hashes: a full block is found by the hash of its tokens and of all before them, as a chain.
+"""Prefix cache by block hashes: a full block is found by a hash of its tokens and all tokens
+before.
 
-Kwon et al. 2023, "Efficient memory management for large language model serving with PagedAttention", and vLLM's automatic prefix caching.
+The hash of a block covers its own tokens and the hash of the block before it. Kwon et al. 2023,
+"Efficient memory management for large language model serving with PagedAttention", and vLLM's
+automatic prefix caching.
 """
 
 from __future__ import annotations
@@ -16,23 +19,27 @@ from .prefix_cache import Prefix
 
 
 class BlockHashCache:
-    """Whole blocks only. The chain begins with the space, and with the number of times that the cache was cleared: no hash of older weights is ever
-    met again."""
+    """Prefix cache of full blocks.
+
+    The hash chain starts from the space and the number of times that the cache was cleared. So a
+    hash never matches a block that was computed with older weights.
+    """
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
         self._epoch = 0
         self._block_of: OrderedDict[bytes, int] = OrderedDict()
-        """By hash, those used least recently first; of one text, its end first."""
+        """Hash -> block, least recently used first; within one sequence, later blocks first."""
 
     def match(self, tokens: Sequence[int], space: int = 0) -> Prefix:
-        """The longest run of whole blocks from the start of `tokens` that is remembered; it counts as used now."""
+        """Find the longest cached prefix in full blocks, and mark it as used now."""
         known = list(takewhile(self._block_of.__contains__, self._chain(tokens, space)))
         self._touch(known)
         return Prefix([self._block_of[digest] for digest in known], len(known) * self._blocks.block_size)
 
     def insert(self, tokens: Sequence[int], blocks: Sequence[int], space: int = 0) -> None:
-        """Remember the full blocks among `blocks`, which hold `tokens`. What is known already stays where it is."""
+        """Cache the full blocks among `blocks`, which hold `tokens`. Known prefixes keep their
+        blocks."""
         chain = list(self._chain(tokens, space))
         for digest, block in zip(chain, blocks, strict=False):
             if digest not in self._block_of:
@@ -41,19 +48,19 @@ class BlockHashCache:
         self._touch(chain)
 
     def evict(self, count: int) -> None:
-        """Free `count` idle blocks, or all there are if they are fewer."""
+        """Free `count` idle blocks, or all idle blocks if there are fewer."""
         idle = (digest for digest, block in self._block_of.items() if self._blocks.is_idle(block))
         chosen = list(islice(idle, min(count, self._blocks.idle)))
         self._blocks.forget([self._block_of.pop(digest) for digest in chosen])
 
     def clear(self) -> None:
-        """Give up every block."""
+        """Release every block."""
         self._blocks.forget(list(self._block_of.values()))
         self._block_of.clear()
         self._epoch += 1
 
     def _chain(self, tokens: Sequence[int], space: int) -> Iterator[bytes]:
-        """The hash of each full block, over its own tokens and the hash before."""
+        """Hash of each full block, over its own tokens and the previous hash."""
         size = self._blocks.block_size
         digest = self._epoch.to_bytes(8, "little") + space.to_bytes(8, "little")
         for i in range(0, len(tokens) - size + 1, size):

@@ -1,14 +1,18 @@
-"""Who owns which block of the KV cache. Blocks are fixed-size runs of token slots; a sequence's table maps position // block_size to a block.
+"""Ownership of the KV cache's blocks.
 
-Invariants: a block is free or has at least one owner, never both; a full block shared by several owners is never written again. The prefix cache
-is one owner among others; a block that it alone owns is idle.
+A block is a fixed number of token slots. A sequence's block table maps position // block_size to a
+block.
+
+Invariants: a block is either free or has at least one owner. A full block with several owners is
+never written again. The prefix cache counts as one owner. A block that only the prefix cache owns
+is idle.
 """
 
 from __future__ import annotations
 
 
 class BlockManager:
-    """Free list and reference counts over `count` blocks; every operation is O(1) a block."""
+    """Free list and reference counts of `count` blocks. Every operation takes O(1) per block."""
 
     def __init__(self, count: int, block_size: int) -> None:
         self.count = count
@@ -20,20 +24,24 @@ class BlockManager:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody owns."""
+        """Number of blocks without an owner."""
         return len(self._free)
 
     @property
     def used(self) -> int:
-        """Blocks that someone other than the prefix cache owns."""
+        """Number of blocks with an owner other than the prefix cache."""
         return self.count - len(self._free) - self.idle
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that `tokens` tokens occupy."""
+        """Number of blocks that `tokens` tokens occupy."""
         return -(-tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks. Raises RuntimeError when there are too few: admission should have prevented it."""
+        """Allocate `count` blocks with one owner each.
+
+        Raises:
+            RuntimeError: if fewer blocks are free. The scheduler must check before it allocates.
+        """
         if count > len(self._free):
             raise RuntimeError(f"KV cache: {count} blocks wanted, {len(self._free)} of {self.count} free")
         taken = [self._free.pop() for _ in range(count)]
@@ -48,7 +56,11 @@ class BlockManager:
             self._owners[block] += 1
 
     def release(self, blocks: list[int]) -> None:
-        """Remove an owner from each block; the last one to go frees it."""
+        """Remove an owner from each block. A block without owners becomes free.
+
+        Raises:
+            RuntimeError: if a block has no owner.
+        """
         for block in blocks:
             self._owners[block] -= 1
             if self._owners[block] < 0:
@@ -58,18 +70,18 @@ class BlockManager:
             self.idle += self.is_idle(block)
 
     def keep(self, blocks: list[int]) -> None:
-        """Make the prefix cache an owner of each block, besides the one who hands it over."""
+        """Add the prefix cache as an owner of each block."""
         for block in blocks:
             self._owners[block] += 1
             self._cached[block] = True
 
     def forget(self, blocks: list[int]) -> None:
-        """The prefix cache owns these no longer."""
+        """Remove the prefix cache as an owner of each block."""
         for block in blocks:
             self.idle -= self.is_idle(block)
             self._cached[block] = False
         self.release(blocks)
 
     def is_idle(self, block: int) -> bool:
-        """True when the prefix cache alone owns the block: nobody would miss it."""
+        """True if only the prefix cache owns the block, so it can be evicted."""
         return self._cached[block] and self._owners[block] == 1

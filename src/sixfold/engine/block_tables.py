@@ -1,4 +1,4 @@
-"""Block tables as arrays, and the table of a batch that decodes, which only grows while it runs."""
+"""Block tables as arrays, and the growing block table of a decoding batch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from .sequence import Sequence
 
 Shape = Callable[[int, int], tuple[int, int]]
-"""(rows, columns) that are needed -> those that a table has."""
+"""Maps the (rows, columns) that are needed to the shape of the table."""
 
 
 def block_table(tables: list[list[int]], shape: tuple[int, int], scratch: int) -> np.ndarray:
-    """One row of blocks for each sequence, in an array of `shape` that holds `scratch` elsewhere."""
+    """Array of `shape` with the blocks of each sequence in its row, filled up with `scratch`."""
     made = np.full(shape, scratch, dtype=np.int64)
     for row, blocks in zip(made, tables, strict=False):
         row[: len(blocks)] = blocks
@@ -21,15 +21,15 @@ def block_table(tables: list[list[int]], shape: tuple[int, int], scratch: int) -
 
 
 class DecodeTable:
-    """The block table of the sequences that decode together.
+    """Block table of the sequences that decode together.
 
     While the same sequences run, their tables only get new blocks at the end. So the array is
-    filled once for a batch and then appended to; what was derived from its first columns (which
-    sequences share a prefix) stays true as long as `key` stays the same.
+    filled once per batch and then appended to. Results derived from its first columns, such as
+    shared prefixes, stay valid while `key` stays the same object.
     """
 
     def __init__(self, scratch: int) -> None:
-        """scratch: the block that padding writes to."""
+        """Create an empty table. scratch: the block that padding rows write to."""
         self._scratch = scratch
         self._batch: list[Sequence] = []
         self._lists: list[list[int]] = []
@@ -39,17 +39,17 @@ class DecodeTable:
         self.array = np.zeros((0, 0), dtype=np.int64)
 
     def update(self, batch: list[Sequence], revision: int, rows: int, shape: Shape) -> np.ndarray:
-        """Bring the table to the present.
+        """Update the table.
 
         Args:
-            batch: the sequences; the same list object for as long as they stay the same.
-            revision: changes whenever a sequence's blocks do.
-            rows: rows needed, those of padding included.
-            shape: see `Shape`. (Not kept: it is a method of the table's owner, and a cycle would
-                keep the memory of an engine that nobody uses.)
+            batch: the sequences; the same list object while the batch stays the same.
+            revision: changes whenever a sequence's blocks change.
+            rows: number of rows needed, including padding.
+            shape: see `Shape`. It is not stored: it is a method of the table's owner, and the
+                reference cycle would keep the memory of a discarded engine alive.
 
         Returns:
-            [rows or more, columns] blocks; the same array while nothing changed.
+            Blocks [rows or more, columns]; the same array while nothing changes.
         """
         if batch is self._batch and self._asked == (revision, rows):
             return self.array
@@ -62,10 +62,14 @@ class DecodeTable:
         return self.array
 
     def _appended(self, shape: Shape) -> bool:
-        """Write what the sequences' lists got at their ends; False if they changed otherwise."""
+        """Append new blocks of the sequences to the array.
+
+        Returns:
+            False if a block list changed in any other way.
+        """
         counts = [len(s.blocks) for s in self._batch]
         for s, known, before, now in zip(self._batch, self._lists, self._counts, counts, strict=True):
-            # A preempted sequence comes back with another list of blocks.
+            # A preempted sequence resumes with a new list of blocks.
             if s.blocks is not known or now < before:
                 return False
         columns = shape(self._asked[1], max(counts))[1]

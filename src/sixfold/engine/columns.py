@@ -1,5 +1,8 @@
-"""Sequences that go further together, as columns: what every step asks of each of them is gathered once, and kept for as long as the same ones run.
-With hundreds of sequences a step that asks each of them in turn spends a tenth of its time on it, most of that waiting for memory.
+"""State of a batch of sequences, stored as columns.
+
+Per-sequence values that every step needs are gathered once and kept while the same sequences run.
+With hundreds of sequences, reading them from each sequence would take a tenth of a step's time,
+most of it waiting for memory.
 """
 
 from __future__ import annotations
@@ -14,14 +17,19 @@ from .constraints import constrained_rows
 from .sequence import Sequence
 
 NOISE_AHEAD = 16
-"""Tokens for which noise is gathered at a time, once a batch has stayed the same for a step."""
+"""Tokens per sequence for which noise is gathered at once, after a batch's first step."""
 
 
 class Columns:
-    """A batch of B sequences; nothing else makes them longer while it is in use.
+    """A batch of B sequences. No other code may append tokens to them while the batch is in use.
 
-    params, tokens: of each; tokens are the sequences' own lists. newest, lengths: [B], the last token and how many there are. owners: whose adapter
-    each row wants (`adapters.Owners`), empty if none does.
+    Attributes:
+        sequences: the sequences.
+        params: sampling parameters of each sequence.
+        tokens: the sequences' own token lists, not copies.
+        newest: [B] newest token of each sequence.
+        lengths: [B] number of tokens of each sequence, including the prompt.
+        owners: adapter of each row (`adapters.Owners`); empty if no row has one.
     """
 
     def __init__(self, sequences: list[Sequence]) -> None:
@@ -44,20 +52,30 @@ class Columns:
         return len(self.sequences)
 
     def constrained(self) -> list[tuple[int, Sequence, list[int]]]:
-        """Row, sequence and completion so far, of those that run under a constraint."""
+        """Row, sequence and completion so far of each sequence with a constraint."""
         return [(row, s, s.tokens[len(s.request.prompt) :]) for row, s in self._constrained]
 
     def noise(self) -> np.ndarray:
-        """[B], of the tokens to be drawn next."""
+        """Sampling noise [B] for the next token of each sequence."""
         if self._at == len(self._noise):
             ahead = [s.noise[len(logps) : len(logps) + self._ahead] for s, logps in zip(self.sequences, self._logps, strict=True)]
-            self._noise = np.array([*zip_longest(*ahead, fillvalue=0.0)])  # some end before that
+            # Sequences near their limit have less noise left: fill up with 0, which is never used.
+            self._noise = np.array([*zip_longest(*ahead, fillvalue=0.0)])
             self._at, self._ahead = 0, NOISE_AHEAD
         return self._noise[self._at]  # type: ignore[no-any-return]
 
     def advance(self, tokens: list[int], logps: list[float], versions: list[int]) -> list[Sequence]:
-        """Each goes further by its token -> those that ended with it."""
-        # Loops without Python: append returns None, so any() goes through all.
+        """Append one token to each sequence.
+
+        Args:
+            tokens: [B] sampled tokens.
+            logps: [B] their log-probs.
+            versions: [B] weight versions that sampled them.
+
+        Returns:
+            The sequences that ended with this token.
+        """
+        # any(map(append)) loops in C. append returns None, so any() never stops early.
         any(map(list.append, self.tokens, tokens))
         any(map(list.append, self._logps, logps))
         any(map(list.append, self._versions, versions))

@@ -1,8 +1,8 @@
-"""Constrained decoding: tokens that a grammar does not allow get no probability.
+"""Constrained decoding: tokens that a constraint does not allow get probability 0.
 
-The engine knows no grammar. Whoever asks brings a `Constraint`, which says for any completion so far
-what may follow. So the sampled distribution is a function of the row's logits, parameters and tokens,
-as it is without a constraint, and the recorded log-prob is that of the constrained distribution.
+The engine contains no grammars. A request brings a `Constraint`, which returns the allowed tokens
+for any completion so far. The sampled distribution still depends only on the row's logits,
+parameters and tokens. The recorded log-prob is that of the constrained distribution.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .sequence import Sequence as EngineSequence
 
 
 class Constraints:
-    """The matchers of the sequences that run under a constraint."""
+    """Matchers of the sequences that have a constraint."""
 
     def __init__(self) -> None:
         self._matchers: WeakKeyDictionary[EngineSequence, Matcher] = WeakKeyDictionary()
 
     def apply(self, logits: Tensor, rows: Iterable[tuple[int, EngineSequence, list[int]]]) -> Tensor:
-        """Logits with -inf for tokens that may not follow.
+        """Set the logits of tokens that are not allowed to -inf.
 
         Args:
             logits: [B, V] float32.
-            rows: row number, sequence and completion so far, of each row that is constrained.
+            rows: row number, sequence and completion so far of each constrained row.
 
         Returns:
             [B, V]; a copy if any row is constrained.
@@ -51,5 +51,5 @@ class Constraints:
 
 
 def constrained_rows(sequences: Sequence[EngineSequence]) -> list[tuple[int, EngineSequence]]:
-    """Row number and sequence of those that run under a constraint."""
+    """Row number and sequence of each sequence with a constraint."""
     return [(row, s) for row, s in enumerate(sequences) if s.request.constraint is not None]

@@ -1,9 +1,13 @@
-"""Decode forwards as CUDA graphs: what the body launches for inputs of one shape is captured once, and launched again as one piece.
+"""CUDA graphs of decode forward passes.
 
-A replay calls no Python. It reads its inputs from a buffer of its own, filled before, and weights and cache where they lay at the capture, whatever
-numbers they hold by now. Head and sampler stay outside: they are a few launches, and every graph would keep logits of its own.
+The kernel launches of the model's body are captured once per input shape, and replayed with one
+launch. A replay runs no Python. It reads its inputs from a static buffer that is filled beforehand.
+It reads weights and KV cache at the addresses of the capture, with their current contents.
 
-What cannot be replayed runs eagerly, to the same result: see `DecodeGraphs.run`.
+The head and the sampler are not captured: they are only a few launches, and every graph would need
+its own buffer of logits.
+
+A forward pass that cannot be replayed runs eagerly, with the same result: see `DecodeGraphs.run`.
 """
 
 from __future__ import annotations
@@ -21,19 +25,28 @@ from ..types import EngineStats
 from .kv_cache import KVCache
 
 MOST_GRAPHS = 32
-"""Each holds its launches and a [rows, hidden] result; they share the rest of their memory."""
+"""Maximum number of graphs. Each graph holds its launches and a [rows, hidden] result. The graphs
+share all other memory."""
 MOST_ROWS = 512
-"""Beyond, a forward computes for longer than its launches take."""
+"""Maximum rows of a captured forward pass. A larger one computes for longer than its launches
+take."""
 
 
 def rounded_up(rows: int, columns: int) -> tuple[int, int]:
-    """A table's shape up to the next one that graphs are kept for: 16, 32, 64, 96, ... rows up to MOST_ROWS, columns by powers of two."""
+    """Round a table's shape up to the next shape that graphs are kept for.
+
+    Rows round up to 16, 32, 64, 96, ..., MOST_ROWS, and columns to powers of two. A shape with more
+    than MOST_ROWS rows is returned unchanged.
+    """
     many = 16 if rows <= 16 else -(-rows // 32) * 32
     return (many, 1 << (columns - 1).bit_length()) if many <= MOST_ROWS else (rows, columns)
 
 
 class CUDACapture:
-    """Captures on a stream of its own, behind a warm-up there: what libraries make at a first launch is then made outside the graph."""
+    """Captures graphs on a separate stream, after a warm-up run.
+
+    The warm-up makes libraries allocate outside the graph what they allocate at a first launch.
+    """
 
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda":
@@ -41,22 +54,40 @@ class CUDACapture:
         self._stream = torch.cuda.Stream(device)
 
     def __call__(self, run: Callable[[], Tensor], beside: torch.cuda.CUDAGraph | None) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """The graph, in the memory pool of the one `beside` it, and what `run` gave: where each replay leaves its result."""
+        """Capture one graph.
+
+        Args:
+            run: the forward pass to capture.
+            beside: graph whose memory pool is shared, or None.
+
+        Returns:
+            The graph, and the tensor that each replay writes its result to.
+        """
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             run()
         graph, pool = torch.cuda.CUDAGraph(), None if beside is None else beside.pool()
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):  # other threads may use the GPU meanwhile
+        # "thread_local": in the default mode, GPU calls of other threads would break the capture.
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
             result = run()
         return graph, result
 
 
 class DecodeGraphs:
-    """The graphs of one model over one cache, by the shapes of their inputs. Of more than MOST_GRAPHS the one used least recently goes."""
+    """CUDA graphs of one model over one KV cache, by input shapes.
+
+    At most MOST_GRAPHS are kept. The least recently used graph is dropped first.
+    """
 
     def __init__(self, device: torch.device, cache: KVCache, stats: EngineStats, may_fail: bool = False) -> None:
-        """may_fail: a capture that CUDA refuses ends the use of graphs, with a warning; without it
-        the error is raised."""
+        """Create an empty set of graphs.
+
+        Args:
+            device: device of the model.
+            cache: KV cache of the model.
+            stats: counters to update.
+            may_fail: if a capture fails, warn and stop using graphs. Otherwise the error is raised.
+        """
         self.failure = ""
         self._may_fail = may_fail
         self._cache = cache
@@ -64,7 +95,7 @@ class DecodeGraphs:
         self._device = device
         self._capture = CUDACapture(self._device)
         self._graphs: OrderedDict[tuple[tuple[int, ...], ...], tuple[Tensor, torch.cuda.CUDAGraph, Tensor]] = OrderedDict()
-        """Shapes -> all inputs one after another, the graph, and where it leaves its result."""
+        """Input shapes -> static buffer of all inputs, the graph, and the tensor of its result."""
         self._held: object = None
 
     def clear(self) -> None:
@@ -81,15 +112,16 @@ class DecodeGraphs:
         """Replay the graph for inputs of these shapes, or capture it first.
 
         Args:
-            inputs: int64 each.
-            forward: what is captured; it gets the inputs as they are on the device.
-            footing: fingerprint of everything a graph depends on besides the cache. Where it is
-                another one, or the cache lies elsewhere, all graphs go. None: no capture.
-            plain: False where something is added to the forward (adapters).
+            inputs: int64 arrays.
+            forward: forward pass to capture. It gets the inputs as tensors on the device.
+            footing: returns a fingerprint of everything a graph depends on besides the cache. If it
+                changes, or the cache moves to another address, all graphs are dropped. If it
+                returns None, nothing is captured.
+            plain: False if adapters add to the forward pass.
 
         Returns:
-            forward(inputs), to be used before the next run. None where the caller must run it
-            eagerly: not `plain`, more than MOST_ROWS rows, no footing, or a capture that failed.
+            forward(inputs), valid until the next run. None if the caller must run it eagerly: not
+            `plain`, more than MOST_ROWS rows, no fingerprint, or a failed capture.
         """
         fixed = footing() if plain and not self.failure and len(inputs[0]) <= MOST_ROWS else None
         if fixed is None:
@@ -112,14 +144,18 @@ class DecodeGraphs:
         return hidden
 
     def _add(self, key: tuple[tuple[int, ...], ...], static: Tensor, forward: Callable[[list[Tensor]], Tensor]) -> bool:
-        """Capture a graph for inputs of these shapes; False if CUDA refused and that is allowed."""
+        """Capture a graph for inputs of these shapes.
+
+        Returns:
+            False if the capture failed and `may_fail` is set.
+        """
         if len(self._graphs) == MOST_GRAPHS:
             self._graphs.popitem(last=False)
         views = [part.view(shape) for part, shape in zip(static.split([int(np.prod(shape)) for shape in key]), key, strict=True)]
         beside = next(iter(self._graphs.values()))[1] if self._graphs else None
         try:
             self._graphs[key] = (static, *self._capture(partial(forward, views), beside))
-        except RuntimeError as error:  # CUDA's own errors, out of memory among them
+        except RuntimeError as error:  # includes CUDA errors and out of memory
             if not self._may_fail:
                 raise
             self.failure = str(error).strip() or type(error).__name__

@@ -1,6 +1,9 @@
-"""Proposes what a smaller model draws. It keeps its keys and values under the same block tables as the model it works for, in pools of its own, and
-computes whatever that one computes: so blocks are counted once, prefixes are shared and dropped for both, and a rejected guess leaves both caches as
-far as each other."""
+"""Proposer that samples from a smaller draft model.
+
+The draft model has its own KV cache pools, but uses the block tables of the target model. It
+computes the same prompts and tokens as the target. So blocks are counted once, prefixes are shared
+and dropped for both models, and after a rejected token both caches have the same length.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,26 @@ from .sequence import Sequence
 
 
 class DraftProposer:
-    """runner: the draft model's, over a cache of as many blocks as the target's."""
+    """Proposer that samples from a draft model.
+
+    Args:
+        runner: runner of the draft model. Its cache has as many blocks as the target's.
+    """
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
 
     def follow(self, work: Work) -> None:
-        """Compute the same prompts."""
+        """Compute the same prompts and preempted sequences as the target model."""
         fill(self.runner, work)
 
     def propose(self, sequences: Many[Sequence], counts: Many[int]) -> Proposals:
-        """Draw counts[i] + 1 tokens one by one, each with the noise that plain sampling has at its position. The last is never shown to the
-        target, but its draw computes the one before, whose keys and values the next step needs if all are accepted."""
+        """Draw counts[i] + 1 tokens for sequence i, one by one.
+
+        Each draw uses the noise that plain sampling has at its position. The last token is not
+        proposed. Drawing it computes the keys and values of the token before it, which the next
+        step needs if all proposed tokens are accepted.
+        """
         guesses: list[list[int]] = [[] for _ in sequences]
         drawn: list[tuple[np.ndarray, Tensor, Tensor]] = []
         for j in range(max(counts) + 1):
@@ -48,11 +59,11 @@ class DraftProposer:
         return Proposals([guess[:-1] for guess in guesses], draft)
 
     def release_memory(self) -> None:
-        """Drop the cache's buffers."""
+        """Free the draft model's KV cache and copies of weights."""
         self.runner.release_memory()
 
     def _step(self, sequences: list[Sequence], guesses: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """One token further for each -> tokens [B], log-probs [B, V]."""
+        """Draw the next token of each sequence -> tokens [B], log-probs [B, V]."""
         pairs = list(zip(sequences, guesses, strict=True))
         tokens = np.array([guess[-1] if guess else s.tokens[-1] for s, guess in pairs])
         positions = np.array([s.length - 1 + len(guess) for s, guess in pairs])
@@ -63,7 +74,11 @@ class DraftProposer:
 
 
 def check_vocabulary(target: LanguageModel, draft: LanguageModel) -> None:
-    """Raises ValueError where they cannot speak of the same tokens."""
+    """Check that both models have the same vocabulary size.
+
+    Raises:
+        ValueError: if the sizes differ.
+    """
     ours, theirs = _vocabulary(target), _vocabulary(draft)
     if ours != theirs:
         raise ValueError(f"the draft model has {theirs} tokens, the model {ours}: a draft needs the same tokenizer and vocabulary")
@@ -71,6 +86,6 @@ def check_vocabulary(target: LanguageModel, draft: LanguageModel) -> None:
 
 @torch.inference_mode()
 def _vocabulary(model: LanguageModel) -> int:
-    """Width of the model's logits, from one token run on a cache of one block."""
+    """Number of logits of a model, found by running one token on a cache of one block."""
     zero = np.zeros(1, dtype=np.int64)
     return ModelRunner(model, KVCache(1, 1), None).decode_rows([[0]], zero, zero, zero).shape[-1]

@@ -1,4 +1,4 @@
-"""Blocks for tokens that are only guessed: taken before a speculative step, given back behind it as far as the guesses did not stand."""
+"""Blocks for proposed tokens: allocated before a speculative step, freed after it if unused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from .sequence import Sequence
 
 
 def look_ahead(scheduler: Scheduler, sequences: list[Sequence], wanted: list[int]) -> list[int]:
-    """Blocks for `wanted` tokens behind each sequence's newest -> how many there is room for. Nobody is preempted for a guess."""
+    """Allocate blocks for proposed tokens. No sequence is preempted for them.
+
+    Args:
+        scheduler: owner of the block manager.
+        sequences: running sequences.
+        wanted: number of tokens after the newest one of each sequence.
+
+    Returns:
+        Number of proposed tokens that each sequence has room for, at most `wanted`.
+    """
     counts, blocks = [], scheduler.blocks
     for sequence, count in zip(sequences, wanted, strict=True):
         short = blocks.blocks_for(sequence.length + count) - len(sequence.blocks)
@@ -19,7 +28,7 @@ def look_ahead(scheduler: Scheduler, sequences: list[Sequence], wanted: list[int
 
 
 def give_back(scheduler: Scheduler, sequences: list[Sequence]) -> None:
-    """Free the blocks of guesses that did not stand: all beyond the tokens that are cached."""
+    """Free the blocks of rejected tokens: all blocks beyond the cached tokens."""
     for sequence in sequences:
         kept = scheduler.blocks.blocks_for(sequence.length - 1)
         if len(sequence.blocks) > kept:

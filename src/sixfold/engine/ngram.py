@@ -1,4 +1,8 @@
-"""Proposes what followed the last time (prompt lookup): the longest n-gram that ends the text and stood in it before says how the text goes on."""
+"""Proposer that looks up n-grams in the sequence itself (prompt lookup decoding).
+
+It finds the longest n-gram at the end of the sequence that occurred earlier in it, and proposes the
+tokens that followed the last occurrence.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,22 @@ from .sequence import Request, Sequence
 
 
 class NGramIndex:
-    """Where each n-gram of a text last ended, for n in `sizes`: of those that end at `start` or later. Grows with the text."""
+    """Position after the last occurrence of each n-gram in a token list. Extended as the list
+    grows.
+
+    Args:
+        sizes: values of n.
+        start: only n-grams that end after this many tokens are indexed.
+    """
 
     def __init__(self, sizes: range, start: int) -> None:
         self._sizes = sizes
         self._indexed = start
         self.after: dict[tuple[int, ...], int] = {}
-        """Of each n-gram, the position behind its last occurrence."""
+        """Position after the last occurrence of each n-gram."""
 
     def extend(self, tokens: list[int], stop: int) -> None:
-        """Take in the n-grams that end before position `stop`; those known already cost nothing."""
+        """Index the n-grams that end within the first `stop` tokens. Indexed ones cost nothing."""
         for end in range(self._indexed + 1, stop + 1):
             for n in self._sizes:
                 if n <= end:
@@ -29,29 +39,33 @@ class NGramIndex:
 
 
 class NGramProposer:
-    """Looks up n-grams of `shortest` to `longest` tokens, in the completion first, then in the prompt, whose index all its samples share."""
+    """Proposes tokens from n-grams of `shortest` to `longest` tokens.
+
+    For each n, the completion is searched first, then the prompt. All samples of a prompt share its
+    index.
+    """
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._sizes = range(longest, shortest - 1, -1)
-        # Weak: they go with what they speak of.
+        # Weak keys: an index is freed with its request or sequence.
         self._prompts: WeakKeyDictionary[Request, NGramIndex] = WeakKeyDictionary()
         self._completions: WeakKeyDictionary[Sequence, NGramIndex] = WeakKeyDictionary()
 
     def follow(self, work: Work) -> None:
-        """Nothing to do: it reads tokens, not the cache."""
+        """Does nothing: the proposer reads tokens, not the KV cache."""
 
     def propose(self, sequences: Many[Sequence], counts: Many[int]) -> Proposals:
-        """Nothing for a sequence that ends with no n-gram of its past."""
+        """Propose tokens. A sequence whose end does not occur earlier gets none."""
         return Proposals([self._continue(s, count) if count else [] for s, count in zip(sequences, counts, strict=True)])
 
     def release_memory(self) -> None:
-        """It holds no tensors."""
+        """Does nothing: the proposer holds no tensors."""
 
     def _continue(self, sequence: Sequence, count: int) -> list[int]:
         tokens, prompt = sequence.tokens, len(sequence.request.prompt)
         ours = self._completions.setdefault(sequence, NGramIndex(self._sizes, prompt - 1))
         shared = self._prompts.setdefault(sequence.request, NGramIndex(self._sizes, 0))
-        # All but the newest token: the text's own end is no earlier occurrence.
+        # Leave out the newest token: otherwise the end of the sequence would match itself.
         ours.extend(tokens, sequence.length - 1)
         shared.extend(tokens, prompt - 1)
         for n in self._sizes:

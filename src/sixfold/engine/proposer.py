@@ -1,7 +1,9 @@
-"""The contract of a proposer: who guesses the tokens that the model will draw next, so that one forward can check several of them.
+"""Contract of a proposer, which proposes the next tokens so that one forward pass can check
+several.
 
-What every proposer promises: its guess for a position is a function of the tokens before it (and of the sampling noise) alone, never of how many
-were asked for, of the batch or of how earlier guesses fared. So what is drawn does not depend on where a step ends.
+Every proposer promises that its token for a position depends only on the tokens before it and on
+the sampling noise. It must not depend on how many tokens were requested, on the batch, or on
+whether earlier proposals were accepted. So the sampled tokens do not depend on where a step ends.
 """
 
 from __future__ import annotations
@@ -18,9 +20,13 @@ from .sequence import Sequence
 
 @dataclass(frozen=True)
 class Draft:
-    """Guesses that were drawn, and what from. A row for each proposed token of each sequence and one more behind them: N rows in all.
+    """Tokens drawn by a draft model, and the distributions that they were drawn from.
 
-    tokens: [N], what was drawn. logp: [N, V] float32, the distributions.
+    Each sequence has one row per proposed token and one extra row after them: N rows in total.
+
+    Attributes:
+        tokens: [N] drawn tokens.
+        logp: [N, V] float32 log-probs.
     """
 
     tokens: Tensor
@@ -29,25 +35,33 @@ class Draft:
 
 @dataclass(frozen=True)
 class Proposals:
-    """tokens: what may follow each sequence, at most as many as were asked for. draft: None of a proposer without probabilities."""
+    """Proposed tokens.
+
+    Attributes:
+        tokens: proposed tokens of each sequence, at most as many as requested.
+        draft: the draft model's draws; None for a proposer without probabilities.
+    """
 
     tokens: list[list[int]]
     draft: Draft | None = None
 
 
 class Proposer(Protocol):
-    """See the module's docstring for what it promises."""
+    """Proposes tokens. The module docstring states what an implementation promises."""
 
     def follow(self, work: Work) -> None:
-        """Keep up with what the model computes of prompts and of preempted sequences in this step."""
+        """Follow the prompts and preempted sequences that the model computes in this step."""
 
     def propose(self, sequences: Many[Sequence], counts: Many[int]) -> Proposals:
-        """Guess what follows each sequence, at most counts[i] tokens; its blocks have room for them."""
+        """Propose at most counts[i] next tokens for sequence i, whose blocks have room for them."""
 
     def release_memory(self) -> None:
-        """Drop what the next step can make anew."""
+        """Free memory that the next step can rebuild."""
 
 
 def tokens_seen(sequence: Sequence, guess: list[int]) -> list[int]:
-    """The tokens that penalties count behind a guess. Without penalties the guess is left out, to save the copy."""
+    """Tokens that the penalties count after the proposed tokens `guess`.
+
+    Without penalties `guess` is left out, to save the copy.
+    """
     return sequence.tokens + guess if sequence.request.params.reads_history else sequence.tokens

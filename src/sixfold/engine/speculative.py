@@ -1,8 +1,13 @@
-"""Speculative decoding: a proposer guesses the next tokens of every running sequence, one forward of the model checks them all.
+"""Speculative decoding: propose the next tokens of every sequence and check them in one forward
+pass.
 
-A token is a function of its sequence's text, of the two models and of its own position's noise, whether it was guessed or not; so a completion does
-not depend on the batch, on k, on preemption or on where a step ended. Without probabilities (n-grams) it is the very token of plain sampling: the
-model draws its own, and goes on while that is the guessed one. With a draft model the tokens are others, from the same distribution.
+Whether or not it was proposed, a token depends only on the sequence's earlier tokens, the two
+models and the noise of its position. So a completion does not depend on the batch, on k, on
+preemption or on where a step ended.
+
+A proposer without probabilities (n-grams) gives the same tokens as plain sampling. The model draws
+its own token at each position, and a proposed token is accepted if it equals that token. With a
+draft model the tokens may differ from plain sampling, but have the same distribution.
 """
 
 from __future__ import annotations
@@ -34,10 +39,16 @@ from .sequence import Sequence
 
 @dataclass(frozen=True)
 class Speculation:
-    """How to guess. k: tokens guessed at most in a step. draft: a smaller model with the same vocabulary; None: n-grams of the text itself, of
-    `shortest` to `longest` tokens.
+    """Settings of speculative decoding.
 
-    Raises ValueError for sizes that mean nothing.
+    Attributes:
+        k: maximum number of tokens proposed per sequence and step.
+        draft: smaller model with the same vocabulary. None: look up n-grams in the sequence itself.
+        shortest: smallest n of the n-grams.
+        longest: largest n of the n-grams.
+
+    Raises:
+        ValueError: unless k >= 1 and 1 <= shortest <= longest.
     """
 
     k: int = 4
@@ -52,9 +63,18 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Run:
-    """Tokens that a sequence goes further in one step, with their log-probs under the model's own sampled distribution: the guesses that stand
-    (the first `guessed` of them), and one more. A stop token may cut it. kept: what truncation kept of each (ids, mass), and
-    top: the likeliest tokens at each place; empty where the request does not ask for them."""
+    """Tokens that one sequence gains in one step: the accepted tokens and one more.
+
+    The engine cuts the run at a stop token.
+
+    Attributes:
+        sequence: the sequence.
+        tokens: accepted tokens, then one token drawn by the model.
+        logps: log-prob of each token under the distribution that the model samples from.
+        kept: ids and probability mass that truncation kept for each token; empty without
+            truncation.
+        top: most likely tokens for each token; empty if the request does not ask for them.
+    """
 
     sequence: Sequence
     tokens: list[int]
@@ -64,11 +84,19 @@ class Run:
 
 
 class _Rows:
-    """N rows: for each sequence its newest token and, one by one, what was guessed behind it.
+    """N rows of the checking forward pass: each sequence's newest token, then its proposed tokens.
 
-    counts: [B] rows of each sequence. owner, tokens, positions: [N] whose a row is, its token, and where that stands. guessed: [N] the token guessed
-    behind it, -1 behind the last. spans: (sequence, first, stop) places in its completion that its rows draw. params, history: [N]. constrained: row,
-    sequence and completion with the guesses before, where a constraint holds.
+    Attributes:
+        counts: [B] number of rows of each sequence.
+        owner: [N] index of the sequence that each row belongs to.
+        tokens: [N] token ids.
+        positions: [N] position of each token in its sequence.
+        guessed: [N] proposed token that follows each row; -1 after the last row of a sequence.
+        spans: (sequence, first, stop) completion positions that the rows of a sequence draw.
+        params: [N] sampling parameters.
+        history: [N] tokens that the penalties count.
+        constrained: (row, sequence, completion with the proposed tokens so far) of each row whose
+            sequence has a constraint.
     """
 
     def __init__(self, sequences: list[Sequence], guesses: list[list[int]]) -> None:
@@ -90,7 +118,15 @@ class _Rows:
 
 
 class Speculator:
-    """Takes running sequences one step further, each by one token or more."""
+    """Runs speculative decoding steps. Each running sequence gains one or more tokens per step.
+
+    Args:
+        proposer: proposes tokens.
+        k: maximum number of tokens proposed per sequence and step.
+        scheduler: allocates blocks for proposed tokens.
+        runner: runs the model that checks them.
+        stats: counters to update.
+    """
 
     def __init__(self, proposer: Proposer, k: int, scheduler: Scheduler, runner: ModelRunner, stats: EngineStats) -> None:
         self.proposer = proposer
@@ -102,14 +138,14 @@ class Speculator:
         self._noise: WeakKeyDictionary[Sequence, np.ndarray] = WeakKeyDictionary()
 
     def decode(self, sequences: list[Sequence]) -> list[Run]:
-        """Guess, check, and say how far each sequence goes."""
+        """Propose tokens, check them, and return the run of each sequence."""
         if not sequences:
             return []
-        # The forward gives one token more than was guessed: with it the sequence may reach its limit, not pass it.
+        # One token less than the limit allows: the forward pass draws one more token than was
+        # proposed.
         counts = look_ahead(self._scheduler, sequences, [min(self._k, s.request.limit - s.length - 1) for s in sequences])
         proposals = self.proposer.propose(sequences, counts)
         rows = _Rows(sequences, proposals.tokens)
-        # One forward over each sequence's newest token and its guesses.
         adapters = [s.request.adapter for s in sequences]
         logits = self.runner.decode_rows([s.blocks for s in sequences], rows.owner, rows.tokens, rows.positions, adapters)
         logits = self._constraints.apply(logits, rows.constrained)
@@ -126,13 +162,22 @@ class Speculator:
         ]
 
     def _sure(self, rows: _Rows, logits: Tensor) -> tuple[Draw, Tensor]:
-        """The proposer gave no probabilities: the model draws its own tokens, and a guess stands if it is that -> the draw, which stand [N]."""
+        """Check proposed tokens without probabilities: accept those that equal the model's own
+        draw.
+
+        Returns:
+            The draw, and whether each row's proposed token is accepted [N].
+        """
         noise = [u for s, start, stop in rows.spans for u in s.noise[start:stop]]
         draw = sample(logits, rows.params, noise, rows.history)
         return draw, draw.token == index(rows.guessed, draw.token.device)
 
     def _drafted(self, rows: _Rows, logits: Tensor, draft: Draft) -> tuple[Draw, Tensor]:
-        """Rejection sampling -> the draw, which guesses stand [N]."""
+        """Check the tokens of a draft model by rejection sampling.
+
+        Returns:
+            The draw, and whether each row's proposed token is accepted [N].
+        """
         logp, cut = distribution(logits, rows.params, rows.history)
         noise = torch.from_numpy(np.concatenate([self._streams(s)[:, start:stop] for s, start, stop in rows.spans], axis=1))
         noise = on(noise, logp.device)
@@ -141,7 +186,7 @@ class Speculator:
         return Draw(tokens, logp.gather(-1, tokens[:, None])[:, 0], cut), stands
 
     def _streams(self, sequence: Sequence) -> np.ndarray:
-        """[2, max_tokens]: the noise that accepts, and the noise that draws again."""
+        """Noise [2, max_tokens]: for acceptance, and for drawing from the residual distribution."""
         if sequence not in self._noise:
             request = sequence.request
             where = (request.params.seed, request.key, sequence.sample, request.params.max_tokens)
@@ -150,7 +195,17 @@ class Speculator:
 
 
 def make_speculator(speculation: Speculation, scheduler: Scheduler, runner: ModelRunner, autocast: torch.dtype | None) -> Speculator:
-    """Raises ValueError for a draft model with another vocabulary."""
+    """Create the speculator of an engine.
+
+    Args:
+        speculation: settings.
+        scheduler: the engine's scheduler.
+        runner: the engine's model runner.
+        autocast: dtype of the draft model's forward pass, or None for the dtype of its weights.
+
+    Raises:
+        ValueError: if the draft model has another vocabulary than the model.
+    """
     if speculation.draft is None:
         proposer: Proposer = NGramProposer(speculation.shortest, speculation.longest)
     else:
