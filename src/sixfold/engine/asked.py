@@ -107,8 +107,7 @@ class Asked(list[SamplingParams]):
 
 
 def on(x: Tensor, device: torch.device) -> Tensor:
-    """Copy x to the device without making the host wait. Returns x itself if it is already
-    there."""
+    """Copy x to the device without making the host wait. No copy if x is already there."""
     return x.to(device, non_blocking=True)
 
 

@@ -28,8 +28,7 @@ MOST_GRAPHS = 32
 """Maximum number of graphs. Each graph holds its launches and a [rows, hidden] result. The graphs
 share all other memory."""
 MOST_ROWS = 512
-"""Maximum rows of a captured forward pass. A larger one computes for longer than its launches
-take."""
+"""Maximum rows of a captured forward pass. In larger ones the launches are not the bottleneck."""
 
 
 def rounded_up(rows: int, columns: int) -> tuple[int, int]:

@@ -1,6 +1,8 @@
-"""Sampling noise as a pure function of (seed, task, sample, position): a counter-based generator, so no state and no order.
+"""Sampling noise as a pure function of (seed, task, sample, position).
 
-Philox-4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), the generator behind cuRAND and torch's CUDA noise.
+The generator is counter-based, so it has no state and the order of calls does not matter. It is
+Philox-4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), which cuRAND and
+torch's CUDA generator also use.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ _HALF = np.uint64(32)
 
 
 def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
-    """counter [N, 4] of 32-bit words (held as uint64), key of two 32-bit words -> [N, 4] random 32-bit words."""
+    """Philox-4x32-10.
+
+    Args:
+        counter: [N, 4] 32-bit words, stored as uint64.
+        key: two 32-bit words.
+
+    Returns:
+        [N, 4] random 32-bit words, stored as uint64.
+    """
     c0, c1, c2, c3 = (counter[:, i].astype(np.uint64) for i in range(4))
     k0, k1 = key
     for _ in range(10):
@@ -27,9 +37,18 @@ def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
 
 
 def uniforms(seed: int, task: str, sample: int | list[int], positions: int, purpose: str = "") -> np.ndarray:
-    """[positions] float64 in [0, 1): the noise of completion positions 0, 1, ... of one sample of one task; of S samples [S, positions].
+    """Noise of completion positions 0, 1, ... of one or several samples of a task.
 
-    purpose: at most 16 bytes; each has a stream of its own, independent of the others. The empty one draws tokens.
+    Args:
+        seed: sampling seed.
+        task: task name.
+        sample: sample index, or a list of S indices.
+        positions: number of positions.
+        purpose: name of an independent stream, at most 16 bytes. The empty name is for drawing
+            tokens.
+
+    Returns:
+        float64 in [0, 1): [positions], or [S, positions] for a list of samples.
     """
     digest = blake2b(f"{seed}\x00{task}".encode(), digest_size=16, person=purpose.encode()).digest()
     k0, k1, word2, word3 = (int.from_bytes(digest[i : i + 4], "little") for i in (0, 4, 8, 12))

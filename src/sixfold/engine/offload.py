@@ -1,8 +1,11 @@
-"""Preempted sequences in host memory: their blocks are copied there and back instead of being computed again, and are the same bits.
+"""Offload the KV cache blocks of preempted sequences to host memory.
 
-`HostBlocks` keeps the books, for the scheduler; `HostPools` holds the numbers, one beside each cache (a draft model has its own). The bound is a
-number of blocks, so of bytes. What does not fit goes in order of last use, of one text the end before the beginning, and is computed again as without
-all this.
+The blocks are copied to host memory and back, bit for bit, instead of being computed again.
+`HostBlocks` does the accounting for the scheduler. `HostPools` stores the data, one per KV cache (a
+draft model has its own cache).
+
+The number of blocks in host memory is bounded. If there is no room, the least recently used blocks
+are dropped; within a sequence, later blocks go first. Dropped blocks are computed again.
 """
 
 from __future__ import annotations
@@ -19,17 +22,28 @@ from .sequence import Request, Sequence
 
 
 class HostBlocks:
-    """Which blocks of preempted sequences lie in which of `count` slots of host memory. A prompt's full blocks lie there once for all samples."""
+    """Maps blocks of preempted sequences to slots of host memory.
+
+    The full blocks of a prompt are stored once for all its samples.
+
+    Args:
+        count: number of slots.
+        block_size: tokens per block.
+    """
 
     def __init__(self, count: int, block_size: int) -> None:
         self.count = count
         self._size = block_size
         self._free = list(range(count - 1, -1, -1))
         self._held: OrderedDict[tuple[Request | Sequence, int], tuple[int, int]] = OrderedDict()
-        """Owner and index of a block -> slot, and tokens in it. Those used least recently first."""
+        """(owner, block index) -> (slot, tokens in the block). Least recently used first."""
 
     def put(self, sequence: Sequence) -> dict[int, int]:
-        """Take in a running sequence's blocks, as far as there is room -> what is to be copied: slot -> block. What lies there already is not."""
+        """Store the blocks of a running sequence, as many as fit.
+
+        Returns:
+            Blocks to copy, as slot -> block. Blocks that are already in host memory are left out.
+        """
         copies: dict[int, int] = {}
         for i, (key, tokens) in reversed(list(enumerate(self._blocks(sequence)))):
             slot, held = self._held.pop(key, (-1, 0))
@@ -44,7 +58,10 @@ class HostBlocks:
         return copies
 
     def find(self, sequence: Sequence, first: int) -> list[int]:
-        """Slots of the sequence's blocks first, first + 1, ..., up to one that is not there; they count as used now."""
+        """Slots of the sequence's blocks first, first + 1, ..., up to the first missing block.
+
+        The blocks found are marked as used now.
+        """
         wanted = self._blocks(sequence)[first:]
         found = [key for key, _ in takewhile(lambda block: self._held.get(block[0], (-1, 0))[1] == block[1], wanted)]
         for key in reversed(found):
@@ -52,27 +69,32 @@ class HostBlocks:
         return [self._held[key][0] for key in found]
 
     def drop(self, owner: Request | Sequence) -> None:
-        """Give up a sequence's own blocks (it goes on, or has ended), or those of a request's prompt (none of its samples is left)."""
+        """Drop the blocks of a sequence that resumes or ended, or of a finished request's prompt."""
         limit = owner.limit if isinstance(owner, Request) else owner.request.limit
         for i in range(-(-limit // self._size)):
             if (owner, i) in self._held:
                 self._free.append(self._held.pop((owner, i))[0])
 
     def clear(self) -> None:
-        """Give up everything: the weights are others."""
+        """Drop all blocks, because the weights have changed."""
         self._free += [slot for slot, _ in self._held.values()]
         self._held.clear()
 
     def _blocks(self, sequence: Sequence) -> list[tuple[tuple[Request | Sequence, int], int]]:
-        """Key and tokens of every block that a sequence has computed: all its tokens but the newest."""
+        """Key and token count of each computed block: those of all tokens but the newest."""
         cached, size, full = sequence.length - 1, self._size, len(sequence.request.prompt) // self._size
         return [((sequence.request if i < full else sequence, i), min(size, cached - i * size)) for i in range(-(-cached // size))]
 
 
 class HostPools:
-    """Copies of a cache's blocks in host memory: for each of its tensors one [kv_heads, slots, block_size, ...], made when first needed.
+    """Copies of a KV cache's blocks in host memory.
 
-    taken_out, brought_back: bytes so far.
+    Each tensor of the cache has one pool [kv_heads, slots, block_size, ...], allocated on first
+    use.
+
+    Attributes:
+        taken_out: bytes copied to host memory so far.
+        brought_back: bytes copied from host memory so far.
     """
 
     def __init__(self, cache: KVCache) -> None:
@@ -82,7 +104,7 @@ class HostPools:
         self._pools: list[Tensor] = []
 
     def take_out(self, copies: dict[int, int], slots: int) -> None:
-        """Copy blocks into slots (slot -> block), of which there are `slots`."""
+        """Copy blocks to host memory. copies: slot -> block. slots: total number of slots."""
         if not copies:
             return
         sides = self._cache.tensors()
@@ -94,7 +116,7 @@ class HostPools:
             self.taken_out += part.nbytes
 
     def bring_back(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy (slot, block) pairs into the cache."""
+        """Copy blocks from host memory into the cache. pairs: (slot, block)."""
         if not pairs:
             return
         slots, blocks = torch.tensor(pairs).T.contiguous()
@@ -106,26 +128,26 @@ class HostPools:
             self.brought_back += part.nbytes
 
     def clear(self) -> None:
-        """Drop the buffers."""
+        """Free the buffers."""
         self._pools.clear()
 
 
 def _to_host(parts: list[Tensor]) -> list[Tensor]:
-    """The same in host memory; from a GPU in one copy for each dtype, whatever the number of layers."""
+    """Copy tensors to host memory. From a GPU this takes one copy per dtype, not one per layer."""
     if parts[0].is_cpu:
         return parts
     return _together(parts, lambda flat: _staging(flat).copy_(flat))
 
 
 def _to_device(parts: list[Tensor], device: torch.device) -> list[Tensor]:
-    """The same on the device; on a GPU in one copy for each dtype."""
+    """Copy tensors to the device. To a GPU this takes one copy per dtype."""
     if device.type == "cpu":
         return parts
     return _together(parts, lambda flat: (_staging(flat).copy_(flat) if device.type == "cuda" else flat).to(device, non_blocking=True))
 
 
 def _together(parts: list[Tensor], move: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """Each part as `move` leaves it, which is called once for all parts of a dtype."""
+    """Apply `move` to all parts, concatenated by dtype: one call per dtype."""
     moved: dict[int, Tensor] = {}
     for dtype in {part.dtype: None for part in parts}:
         of = [i for i, part in enumerate(parts) if part.dtype == dtype]
@@ -136,5 +158,5 @@ def _together(parts: list[Tensor], move: Callable[[Tensor], Tensor]) -> list[Ten
 
 
 def _staging(like: Tensor) -> Tensor:
-    """Host memory, pinned if there is a GPU: it copies from and to such memory several times faster."""
+    """Empty host buffer, pinned if there is a GPU: copies are then several times faster."""
     return torch.empty(like.shape, dtype=like.dtype, pin_memory=torch.cuda.is_available())

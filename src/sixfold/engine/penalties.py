@@ -1,7 +1,8 @@
-"""Penalties for tokens that are there already: pure functions of a row's logits, parameters and tokens.
+"""Repetition, presence and frequency penalties: pure functions of a row's logits, parameters,
+tokens.
 
-A row's result does not depend on the other rows: counts are whole numbers, made on the host, and every
-logit is written once.
+The result of a row does not depend on the other rows: counts are integers, computed on the host,
+and no logit is accumulated into.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from .asked import index, on
 
 
 def penalise(logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]]) -> Tensor:
-    """Logits with the penalties of each row. The repetition penalty comes first.
+    """Apply the penalties of each row. The repetition penalty comes first.
 
     Args:
         logits: [B, V] float32.
-        params: of each row.
-        history: the tokens of each row so far, prompt included.
+        params: sampling parameters of each row.
+        history: tokens of each row so far, including the prompt.
 
     Returns:
-        [B, V], a copy.
+        [B, V]; a copy if any row has a penalty.
     """
     rows = [b for b, p in enumerate(params) if p.repetition_penalty != 1.0]
     if rows:
@@ -36,18 +37,24 @@ def penalise(logits: Tensor, params: Sequence[SamplingParams], history: Sequence
 
 
 def _repeated(logits: Tensor, rows: list[int], params: Sequence[SamplingParams], history: Sequence[list[int]]) -> Tensor:
-    """Positive logits of tokens that are there divided by the row's penalty, negative ones multiplied by it (arXiv:1909.05858)."""
+    """Repetition penalty (arXiv:1909.05858) for tokens that occur in the history.
+
+    Positive logits are divided by the row's penalty, and negative ones are multiplied by it.
+    """
     lengths = torch.tensor([len(history[b]) for b in rows])
     row = on(torch.tensor(rows).repeat_interleave(lengths), logits.device)
     penalty = on(torch.tensor([params[b].repetition_penalty for b in rows]).repeat_interleave(lengths), logits.device)
     token = index(list(chain.from_iterable(history[b] for b in rows)), logits.device)
     before = logits[row, token]
-    # A token that is there twice is written twice, both times with the value made from the logit as it was.
+    # A token that occurs twice is written twice, with the same value: both come from the old logit.
     return logits.index_put((row, token), torch.where(before > 0, before / penalty, before * penalty))
 
 
 def _counted(logits: Tensor, rows: list[int], params: Sequence[SamplingParams], history: Sequence[list[int]]) -> Tensor:
-    """OpenAI's penalties: logit - presence_penalty - frequency_penalty * count, for tokens of the completion."""
+    """OpenAI's penalties: logit - presence_penalty - frequency_penalty * count.
+
+    Only tokens of the completion count.
+    """
     row: list[int] = []
     token: list[int] = []
     charge: list[float] = []

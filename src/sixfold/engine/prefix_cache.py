@@ -1,16 +1,21 @@
-"""The contract of a prefix cache: which blocks hold which tokens, so that what was computed once is not computed again.
+"""Contract of a prefix cache, which finds the blocks that hold an already computed prefix.
 
-What every implementation promises:
+Every implementation promises:
 
-- It owns each block it remembers (once, through `BlockManager.keep`), so a block outlives the sequence that filled it.
-- `match` finds; it takes nothing. The caller shares the blocks before anything else can evict them.
-- The keys and values of a token depend on all tokens before it, so a block is found only behind the very tokens it was computed behind; and on the
-  adapter, so only in the `space` (a number) that it was inserted in.
-- It evicts only blocks that it alone owns, those used least recently first, and the later part of a text before the earlier one.
-- Its contents belong to one version of the weights: the engine clears it when weights change.
+- Ownership: it owns each cached block once, through `BlockManager.keep`. So a block outlives the
+  sequence that filled it.
+- Lookup: `match` does not take ownership. The caller must share the blocks before anything else can
+  evict them.
+- Context: keys and values depend on all earlier tokens and on the adapter. So a block is found only
+  after the same tokens, and only in the same `space` (a number) that it was inserted in.
+- Eviction: it evicts only blocks that no one else owns, least recently used first. Within a
+sequence,
+  later blocks go before earlier ones.
+- Versions: its contents belong to one version of the weights. The engine clears it when weights
+  change.
 
-Granularity is the block: what is remembered and evicted is whole blocks. A match may end within a block all the same (`Prefix.length`); the taker
-then copies that block instead of sharing it.
+Whole blocks are cached and evicted. A match may still end within a block (`Prefix.length`). The
+caller then copies that block instead of sharing it.
 """
 
 from __future__ import annotations
@@ -24,48 +29,58 @@ from .block_manager import BlockManager
 
 @dataclass(frozen=True)
 class Prefix:
-    """The first `length` tokens are in `blocks`, in order. If length is no multiple of the block size, the last block holds other tokens behind, or
-    may: it is to be copied, never to be shared."""
+    """Result of a lookup: `blocks` hold the first `length` tokens, in order.
+
+    If `length` is not a multiple of the block size, the last block may hold other tokens after the
+    prefix. That block must be copied, never shared.
+    """
 
     blocks: list[int]
     length: int
 
 
 class PrefixCache(Protocol):
-    """See the module's docstring for what each method owes to the others."""
+    """Finds cached prefixes. The module docstring states what an implementation promises."""
 
     def match(self, tokens: Sequence[int], space: int = 0) -> Prefix:
-        """The longest prefix of `tokens` that is remembered in the space; it counts as used now."""
+        """Find the longest prefix of `tokens` cached in the space, and mark it as used now."""
 
     def insert(self, tokens: Sequence[int], blocks: Sequence[int], space: int = 0) -> None:
-        """Remember that `blocks` hold `tokens` (as many blocks as they need). What is known already stays where it is."""
+        """Cache `blocks`, which hold `tokens`. Parts that are already cached keep their old blocks.
+
+        `blocks` has as many entries as the tokens need.
+        """
 
     def evict(self, count: int) -> None:
-        """Free `count` idle blocks, or all there are if they are fewer."""
+        """Free `count` idle blocks, or all idle blocks if there are fewer."""
 
     def clear(self) -> None:
-        """Give up every block."""
+        """Release every block."""
 
 
 class NoCache:
-    """Remembers nothing."""
+    """Prefix cache that caches nothing."""
 
     def match(self, tokens: Sequence[int], space: int = 0) -> Prefix:
-        """Nothing is ever found."""
+        """Returns the empty prefix."""
         return Prefix([], 0)
 
     def insert(self, tokens: Sequence[int], blocks: Sequence[int], space: int = 0) -> None:
-        """Nothing is kept."""
+        """Does nothing."""
 
     def evict(self, count: int) -> None:
-        """There is nothing to evict."""
+        """Does nothing: the cache owns no blocks."""
 
     def clear(self) -> None:
-        """There is nothing to give up."""
+        """Does nothing: the cache owns no blocks to release."""
 
 
 def make_prefix_cache(kind: str, blocks: BlockManager) -> PrefixCache:
-    """kind: none, radix or hash. Raises ValueError for another."""
+    """Create a prefix cache of kind "none", "radix" or "hash".
+
+    Raises:
+        ValueError: for any other kind.
+    """
     from .block_hash_cache import BlockHashCache
     from .radix_cache import RadixCache
 

@@ -1,7 +1,11 @@
-"""A KV cache of int8 numbers: one scale for each token and key head, keys and values apart.
+"""KV cache in int8, with separate scales for keys and values, one per token and KV head.
 
-Half the memory of bfloat16 and a quarter of float32, but for the scales (4 bytes for D numbers). A key or value is quantised once, as it is written,
-and everything reads it back from there, the prompt that computes it too: so what a token sees does not depend on whether its past was cached.
+It takes half the memory of bfloat16 and a quarter of float32, plus the scales (4 bytes per D
+numbers).
+
+Keys and values are quantised once, when they are written. All reads return the quantised numbers,
+even in the forward pass that computes them. So the result of a token does not depend on whether the
+tokens before it were cached.
 """
 
 from __future__ import annotations
@@ -14,23 +18,33 @@ from torch import Tensor
 from .kv_cache import KVCache, triton_serves
 
 LEAST_SCALE = 1e-30
-"""A row of zeros would divide by zero."""
+"""Minimum scale. Without it a row of zeros would divide by zero."""
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [..., D] -> int8 [..., D] and scale [..., 1] in float32, the row's largest over 127, so that |x - dequantise| <= scale / 2."""
+    """Quantise rows: scale = max(|x|) / 127, so that |x - dequantise(...)| <= scale / 2.
+
+    Args:
+        x: [..., D].
+
+    Returns:
+        int8 [..., D], and scales [..., 1] in float32.
+    """
     x = x.float()
     scale = (x.abs().amax(-1, keepdim=True) / 127).clamp_min(LEAST_SCALE)
     return (x / scale + 0.5).floor().clamp(-127, 127).to(torch.int8), scale
 
 
 def dequantise(numbers: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """int8 [..., D] and scale [..., 1] -> [..., D]."""
+    """Dequantise int8 numbers [..., D] with scales [..., 1] -> [..., D] in `dtype`."""
     return (numbers * scale).to(dtype)
 
 
 class Int8KVCache(KVCache):
-    """Pools of int8 [kv_heads, blocks + 1, block_size, D], and beside them scales [kv_heads, blocks + 1, block_size, 1]."""
+    """KV cache with pools of int8 [kv_heads, blocks + 1, block_size, D].
+
+    The scales are [kv_heads, blocks + 1, block_size, 1] in float32.
+    """
 
     exact = False
 
@@ -39,7 +53,10 @@ class Int8KVCache(KVCache):
         self._dtype: dict[int, torch.dtype] = {}
 
     def layer_pools(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's int8 pools, made together with their scales for keys and values [kv_heads, N, D] like these if it has none yet."""
+        """The layer's int8 pools.
+
+        Allocates pools and scales to fit k, v [kv_heads, N, D] if there are none yet.
+        """
         if layer not in self.pools:
             shape = (k.shape[0], self.blocks + 1, self.block_size)
             self.pools[layer] = tuple(x.new_zeros(*shape, x.shape[-1], dtype=torch.int8) for x in (k, v))  # type: ignore[assignment]
@@ -48,7 +65,11 @@ class Int8KVCache(KVCache):
         return self.pools[layer]
 
     def write(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Quantise k, v [kv_heads, N, D] into `slots` [N]; gives back the layer's int8 pools."""
+        """Quantise k, v [kv_heads, N, D] into `slots` [N].
+
+        Returns:
+            The layer's int8 pools.
+        """
         pools = self.layer_pools(layer, k, v)
         for x, pool, scales in zip((k, v), pools, self.scales[layer], strict=True):
             if triton_serves(x.device.type):
@@ -61,7 +82,7 @@ class Int8KVCache(KVCache):
         return pools
 
     def read(self, layer: int, select: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """What `select` takes of the layer's keys and of its values, in the dtype that they were written in."""
+        """Apply `select` to the layer's keys and values, dequantised to the original dtype."""
         pools = zip(self.pools[layer], self.scales[layer], strict=True)
         k, v = (dequantise(select(pool), select(scales), self._dtype[layer]) for pool, scales in pools)
         return k, v

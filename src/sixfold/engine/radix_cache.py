@@ -1,10 +1,15 @@
-"""A radix tree over token prefixes, block by block: shared beginnings are one path, and texts part where their blocks first differ.
+"""Prefix cache as a radix tree over blocks of tokens.
 
-An edge is a run of whole blocks; it is split where a later text leaves it. Only the last block of a leaf may be partly filled (the end of a
-conversation so far), and a match may end within any block, so a conversation's next turn finds every token of the turns before. A match shorter
-than one block counts for nothing: it would cost a copy to save a few tokens that every prompt begins with.
+Sequences with a common prefix share one path and branch at the first block that differs. An edge is
+a run of whole blocks. It is split when a later sequence branches within it.
 
-Zheng et al. 2023, "SGLang: efficient execution of structured language model programs" (RadixAttention).
+Only the last block of a leaf may be partly filled (the current end of a conversation). A match may
+end within any block, so the next turn of a conversation finds every token of earlier turns. A match
+shorter than one block is ignored: it would cost a copy to save the few tokens that every prompt
+begins with.
+
+Zheng et al. 2023, "SGLang: efficient execution of structured language model programs"
+(RadixAttention).
 """
 
 from __future__ import annotations
@@ -20,13 +25,21 @@ from .block_manager import BlockManager
 from .prefix_cache import Prefix
 
 Key = tuple[int, ...]
-"""The tokens of one block: block_size of them, or fewer in a leaf's last block."""
+"""Tokens of one block: block_size of them, or fewer in the last block of a leaf."""
 
 
 @dataclass(eq=False)
 class _Node:
-    """An edge and what lies below it. keys: the tokens of each of `blocks`. touched: when it was last used. children: by their first key. order:
-    those keys, sorted."""
+    """A node of the tree, with the edge that leads to it.
+
+    Attributes:
+        keys: tokens of each block on the edge.
+        blocks: blocks on the edge.
+        parent: parent node; None for a root.
+        touched: time of last use.
+        children: child nodes by the first key of their edges.
+        order: keys of `children`, sorted.
+    """
 
     keys: list[Key]
     blocks: list[int]
@@ -37,18 +50,20 @@ class _Node:
 
 
 class RadixCache:
-    """Longest cached prefix, in time proportional to the prefix."""
+    """Prefix cache that finds the longest cached prefix in time proportional to its length."""
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
         self._clock = count(1)
         self._roots: defaultdict[int, _Node] = defaultdict(lambda: _Node([], [], None))
-        """By space."""
+        """Root node of each space."""
         self._leaves: list[tuple[int, int, _Node]] = []
-        """Heap of (touched, tie, leaf). An entry may be out of date: the node was used since, has children now or is gone."""
+        """Heap of (touched, tie-breaker, leaf). Entries may be stale: the node may have been used
+        since, have children now, or be removed."""
 
     def match(self, tokens: Sequence[int], space: int = 0) -> Prefix:
-        """The longest prefix of `tokens` that is remembered, at least one block of it; it counts as used now."""
+        """Find the longest cached prefix of `tokens`, at least one block, and mark it as used
+        now."""
         keys = self._keys(tokens)
         node, found, within = self._descend(keys, space)
         self._touch(node)
@@ -59,7 +74,8 @@ class RadixCache:
         return Prefix([*found, block], length + rest) if rest else Prefix(found, length)
 
     def insert(self, tokens: Sequence[int], blocks: Sequence[int], space: int = 0) -> None:
-        """Remember that `blocks` hold `tokens`. What is known already stays where it is."""
+        """Cache `blocks`, which hold `tokens`. Parts that are already cached keep their old
+        blocks."""
         keys = self._keys(tokens)
         node, found, within = self._descend(keys, space)
         keys, fresh = keys[len(found) :], list(blocks[len(found) : len(keys)])
@@ -74,7 +90,10 @@ class RadixCache:
         self._touch(node)
 
     def evict(self, count: int) -> None:
-        """Free `count` idle blocks, or all there are if they are fewer: from the end of the leaf used least recently."""
+        """Free `count` idle blocks, or all idle blocks if there are fewer.
+
+        Blocks are taken from the ends of the least recently used leaves.
+        """
         wanted = min(count, self._blocks.idle)
         in_use: list[tuple[int, int, _Node]] = []
         while wanted > 0 and self._leaves:
@@ -89,7 +108,7 @@ class RadixCache:
             heapq.heappush(self._leaves, entry)
 
     def clear(self) -> None:
-        """Give up every block."""
+        """Release every block."""
         for node in self._nodes():
             self._blocks.forget(node.blocks)
         self._roots.clear()
@@ -100,7 +119,11 @@ class RadixCache:
         return [tuple(tokens[i : i + size]) for i in range(0, len(tokens), size)]
 
     def _descend(self, keys: list[Key], space: int) -> tuple[_Node, list[int], int]:
-        """Follow `keys` as far as they are known: the node where that ends, the blocks on the way, and how many of the node's own were passed."""
+        """Follow `keys` down the tree while they match.
+
+        Returns:
+            The last node reached, the matching blocks, and how many of the node's blocks matched.
+        """
         node, found, within = self._roots[space], [], 0
         for key in keys:
             if within == len(node.keys):
@@ -114,16 +137,26 @@ class RadixCache:
         return node, found, within
 
     def _closest(self, tokens: Sequence[int], node: _Node, within: int) -> tuple[int, int]:
-        """Of the blocks that follow a place in the tree, the one that begins with most of `tokens`: (how many, block)."""
+        """Find the next block that has the longest common prefix with `tokens`.
+
+        Args:
+            tokens: tokens after the matched blocks.
+            node: node where the match ended.
+            within: number of the node's blocks that matched.
+
+        Returns:
+            Number of common tokens, and the block; (0, -1) if no block follows.
+        """
         if within < len(node.keys):
             return _common(tokens, node.keys[within]), node.blocks[within]
-        # In sorted order the key that begins with most of `tokens` stands right before or after their own place.
+        # In sorted order, the key with the longest common prefix is next to the place of `tokens`.
         place = bisect_left(node.order, tuple(tokens[: self._blocks.block_size]))
         beside = node.order[max(0, place - 1) : place + 1]
         return max(((_common(tokens, key), node.children[key].blocks[0]) for key in beside), default=(0, -1))
 
     def _split(self, node: _Node, at: int) -> _Node:
-        """Cut an edge after `at` blocks; the upper half keeps its place and is given back."""
+        """Split an edge after `at` blocks. Returns the upper node, which takes the old node's
+        place."""
         assert node.parent is not None
         upper = _Node(node.keys[:at], node.blocks[:at], node.parent, node.touched)
         upper.parent.children[upper.keys[0]] = upper  # type: ignore[union-attr]
@@ -133,19 +166,26 @@ class RadixCache:
         return upper
 
     def _touch(self, node: _Node) -> None:
-        """The path down to `node` is used now."""
+        """Mark the path from the root to `node` as used now."""
         now, end = next(self._clock), node
         while node.parent is not None:
             node.touched = now
             node = node.parent
         if end.parent is not None and not end.children:
             heapq.heappush(self._leaves, (now, now, end))
-        if len(self._leaves) > 2 * self._blocks.count + 64:  # mostly entries out of date: a leaf has a block at least
+        # Rebuild the heap when most entries are stale. There are at most as many leaves as blocks.
+        if len(self._leaves) > 2 * self._blocks.count + 64:
             self._leaves = [(n.touched, next(self._clock), n) for n in self._nodes() if n.blocks and not n.children]
             heapq.heapify(self._leaves)
 
     def _shorten(self, leaf: _Node, wanted: int) -> int:
-        """Free up to `wanted` idle blocks from the leaf's end; an emptied leaf goes, and its parent may be a leaf then."""
+        """Free up to `wanted` idle blocks from the end of a leaf.
+
+        An empty leaf is removed. Its parent may then become a leaf.
+
+        Returns:
+            Number of blocks freed.
+        """
         freed = 0
         while freed < wanted and leaf.blocks and self._blocks.is_idle(leaf.blocks[-1]):
             self._blocks.forget([leaf.blocks.pop()])
@@ -169,5 +209,5 @@ class RadixCache:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning."""
+    """Length of the common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,7 +1,9 @@
-"""From logits to a token and the log-prob it was sampled with, for a batch of rows that may each ask for other parameters.
+"""Sampler: draw a token from each row of logits, with its log-prob. Rows may have different
+parameters.
 
-Sampled and scored distribution are one tensor: tokens are drawn from exp(logp) by inverse transform, with the caller's uniform noise. Truncation
-takes logits away before that tensor is made (`truncation.py`).
+Tokens are drawn from exp(logp) by inverse transform sampling with the caller's uniform noise, so
+the recorded log-prob is that of the distribution sampled from. Truncation masks logits before logp
+is computed (`truncation.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ from .truncation import Truncation, truncate
 
 
 class Draw(NamedTuple):
-    """What a step sampled. token, logp: [B]. cut: what the rows that truncate kept; None where none does."""
+    """Result of sampling.
+
+    Attributes:
+        token: [B] drawn tokens.
+        logp: [B] their log-probs.
+        cut: tokens kept by the rows that truncate; None if no row does.
+    """
 
     token: Tensor
     logp: Tensor
@@ -34,13 +42,23 @@ Noise = Sequence[float] | np.ndarray
 
 
 def sample(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, history: Sequence[list[int]]) -> Draw:
-    """logits [B, V] float32, noise [B] in [0, 1), history: each row's tokens so far -> the drawn tokens.
+    """Draw one token from each row.
 
-    A greedy row (temperature 0) takes the most probable token; its log-prob is at temperature 1. With truncation on, the log-prob is that of the
-    truncated and renormalised distribution.
+    A greedy row (temperature 0) takes its most probable token; its log-prob is at temperature 1.
+    With truncation, the log-prob is that of the truncated and renormalised distribution.
+
+    Args:
+        logits: [B, V] float32.
+        params: sampling parameters of each row.
+        noise: [B] in [0, 1).
+        history: tokens of each row so far.
+
+    Returns:
+        The drawn tokens.
     """
     fast, asked = _fast_sampler(logits), _asked(params)
-    # Row by row, not by what the batch happens to hold: a row's token must not depend on its company, and two ways may differ in the last bit.
+    # Choose the path per row, not per batch: the two paths may differ in the last bit, and a row's
+    # token must not depend on the other rows.
     plain = asked.plain
     if fast is None or not any(plain):
         return _sample(logits, asked, noise, history)
@@ -65,7 +83,10 @@ def _on(noise: Noise, device: torch.device) -> Tensor:
 
 
 def _fast_sampler(logits: Tensor) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None:
-    """logits [B, V], temperatures [B], noise [B] -> tokens, log-probs; for rows that are not truncated. None where no kernel serves."""
+    """Kernel that samples plain rows (no truncation, no penalties), or None if there is none.
+
+    The kernel maps logits [B, V], temperatures [B] and noise [B] to tokens [B] and log-probs [B].
+    """
     if triton_serves(logits.device.type):
         from ..kernels.triton.attention import fused_sample
 
@@ -75,14 +96,24 @@ def _fast_sampler(logits: Tensor) -> Callable[[Tensor, Tensor, Tensor], tuple[Te
 
 
 def _sample(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, history: Sequence[list[int]]) -> Draw:
-    """The same by PyTorch's operations."""
+    """`sample` in plain PyTorch."""
     logp, cut = distribution(logits, params, history)
     token = draw(logp, params, noise)
     return Draw(token, logp.gather(-1, token[:, None])[:, 0], cut)
 
 
 def distribution(logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]]) -> tuple[Tensor, Truncation | None]:
-    """logits [B, V] float32 -> log-probs [B, V] that tokens are sampled from (at temperature 1 in a greedy row), and what truncating rows kept."""
+    """Distribution that tokens are sampled from.
+
+    Args:
+        logits: [B, V] float32.
+        params: sampling parameters of each row.
+        history: tokens of each row so far.
+
+    Returns:
+        Log-probs [B, V], at temperature 1 in greedy rows, and the tokens kept by rows that truncate
+        (None if no row does).
+    """
     asked = _asked(params)
     logits = _adjust(logits, asked, history)
     cut = truncate(logits, asked) if any(p.truncates for p in (asked[:1] if asked.alike else asked)) else None
@@ -90,14 +121,31 @@ def distribution(logits: Tensor, params: Sequence[SamplingParams], history: Sequ
 
 
 def draw(logp: Tensor, params: Sequence[SamplingParams], noise: Noise) -> Tensor:
-    """A token from each row of logp [B, V], with noise [B] in [0, 1) -> [B]. The most probable one in a greedy row."""
+    """Draw a token from each row of a distribution. Greedy rows take the most probable token.
+
+    Args:
+        logp: [B, V] log-probs.
+        params: sampling parameters of each row.
+        noise: [B] in [0, 1).
+
+    Returns:
+        Tokens [B].
+    """
     asked, token = _asked(params), inverse_transform(logp.exp(), _on(noise, logp.device))
     return torch.where(asked.greedy(logp.device), logp.argmax(-1), token) if asked.any_greedy else token
 
 
 def inverse_transform(mass: Tensor, noise: Tensor) -> Tensor:
-    """mass [B, V], not necessarily normalised, noise [B] float64 in [0, 1) -> token [B]: where the running sum passes that share of the whole."""
-    # float64: in float32 the running sum over a large vocabulary loses the rare tokens.
+    """Inverse transform sampling: the first token where the cumulative sum exceeds noise * total.
+
+    Args:
+        mass: [B, V] probabilities, not necessarily normalised.
+        noise: [B] float64 in [0, 1).
+
+    Returns:
+        Tokens [B].
+    """
+    # float64: in float32 the cumulative sum over a large vocabulary loses rare tokens.
     cumulative = mass.cumsum(-1, dtype=torch.float64)
     threshold = noise[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp_max(mass.shape[-1] - 1)
@@ -106,16 +154,28 @@ def inverse_transform(mass: Tensor, noise: Tensor) -> Tensor:
 def likeliest(
     logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]], tokens: Tensor, logps: Tensor
 ) -> dict[int, dict[int, float]]:
-    """Of each row that asks (`top_logprobs`) the likeliest tokens, with their log-probs in the distribution that `sample` drew from, best first.
+    """Most likely tokens of each row that requests them (`top_logprobs`).
 
-    tokens, logps: what `sample` gave; of a token drawn the log-prob is that very one. Truncation may leave fewer tokens than are asked for.
+    Truncation may leave fewer tokens than requested.
+
+    Args:
+        logits: [B, V] float32.
+        params: sampling parameters of each row.
+        history: tokens of each row so far.
+        tokens: [B] tokens drawn by `sample`.
+        logps: [B] their log-probs. They are used for the drawn tokens, instead of computing them
+            again.
+
+    Returns:
+        Row number -> token -> log-prob under the distribution that `sample` drew from, best first.
     """
     rows = _asked(params).wants_top
     if not rows:
         return {}
     asking, at = [params[b] for b in rows], index(rows, logits.device)
     logp, _ = distribution(logits[at], asking, [history[b] for b in rows])
-    logp.scatter_(1, tokens[at][:, None], logps[at][:, None])  # a kernel's last bit may be another
+    # The kernel's log-prob of the drawn token may differ in the last bit: keep the recorded one.
+    logp.scatter_(1, tokens[at][:, None], logps[at][:, None])
     best = logp.topk(min(max(p.top_logprobs for p in asking), logp.shape[-1]), dim=-1)
     top = {}
     for b, p, ids, values in zip(rows, asking, best.indices.tolist(), best.values.tolist(), strict=True):
@@ -124,7 +184,7 @@ def likeliest(
 
 
 def _adjust(logits: Tensor, asked: Asked, history: Sequence[list[int]]) -> Tensor:
-    """Repetition penalty, then presence and frequency penalties, then temperature."""
+    """Apply repetition penalty, presence and frequency penalties, temperature, in this order."""
     if any(p.reads_history for p in asked):
         logits = penalise(logits, asked, history)
     if asked.alike:

@@ -1,7 +1,7 @@
-"""Exact log-probs of given tokens, for requests that ask how probable their own prompt is.
+"""Prompt scoring: exact log-probs of the tokens of given prompts.
 
-Prompts are computed over a KV cache of their own, which the running sequences do not see, a piece at a
-time: a caller can step the engine between two pieces.
+Each prompt is computed over a separate KV cache, in pieces. The running sequences are not affected,
+and the caller can step the engine between two pieces.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from .sampler import distribution
 from .sequence import Chunk, Request, Ticket
 
 PIECE = 256
-"""Tokens of one forward. Its logits exist at one time: 256 rows of 150,000 are 150 MB."""
+"""Tokens per forward pass. All logits of a pass are in memory together: 256 rows of 150,000 take
+150 MB."""
 
 
 @dataclass(frozen=True)
 class PromptScore:
-    """Log-probs of the tokens of a prompt but its first, which nothing predicts.
+    """Log-probs of the tokens of a prompt of T tokens. The first token has none: nothing predicts
+    it.
 
     Attributes:
-        logp: [T - 1], of each token after those before it.
-        top: the likeliest tokens at each place with their log-probs, best first.
+        logp: [T - 1] log-prob of each token given the tokens before it.
+        top: most likely tokens and their log-probs at each position, best first.
     """
 
     logp: list[float]
@@ -39,20 +41,25 @@ class PromptScorer:
     """Scores prompts under a model.
 
     Args:
-        runner: of the engine that serves; the model, its precision and the kind of its cache are taken over.
+        runner: runner of the engine. The scorer uses the same model, precision and kind of KV
+            cache.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
 
     def scores(self, prompts: list[list[int]], temperature: float, top: int, adapter: LoadedAdapter | None = None) -> Iterator[PromptScore | None]:
-        """One score for each prompt, in order. Yields None after a forward that did not complete one.
+        """Score prompts.
 
         Args:
-            prompts: token ids, each with at least one.
-            temperature: log-probs are those of logits / temperature; 0 stands for 1, as in sampling.
-            top: likeliest tokens to keep at each place.
-            adapter: what the model's layers add.
+            prompts: token ids of each prompt, at least one token each.
+            temperature: log-probs are those of logits / temperature; 0 counts as 1, as in sampling.
+            top: number of most likely tokens to keep at each position.
+            adapter: adapter to apply, or None.
+
+        Yields:
+            One score per prompt, in order, and None after each forward pass that does not complete
+            a prompt.
         """
         for prompt in prompts:
             yield from self._score(prompt, SamplingParams(max_tokens=1, temperature=temperature, top_logprobs=top), adapter)
@@ -76,7 +83,14 @@ def _forward(runner: ModelRunner, chunk: Chunk) -> Tensor:
 
 @torch.inference_mode()
 def _read(logits: Tensor, following: list[int], params: SamplingParams, score: PromptScore) -> None:
-    """Add the log-probs of the tokens that follow. logits: [N, V], of which the last row may predict nothing that is there."""
+    """Add log-probs to a score.
+
+    Args:
+        logits: [N, V].
+        following: the token after each row: N tokens, or N - 1 at the end of the prompt.
+        params: sampling parameters.
+        score: score to extend.
+    """
     if not following:
         return
     logp, _ = distribution(logits[: len(following)], [params] * len(following), [[]] * len(following))
@@ -87,6 +101,6 @@ def _read(logits: Tensor, following: list[int], params: SamplingParams, score: P
 
 
 def _over_own_cache(runner: ModelRunner, tokens: int) -> ModelRunner:
-    """The same model, weights and precision over a new cache for so many tokens."""
+    """Runner of the same model, weights and precision over a new cache for this many tokens."""
     size = runner.cache.block_size
     return runner.over(type(runner.cache)(-(-tokens // size), size))

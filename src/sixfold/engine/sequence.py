@@ -78,8 +78,7 @@ class Request:
 
     @property
     def space(self) -> int:
-        """Prefix cache space of the request. Keys and values depend on the adapter, not only on
-        tokens."""
+        """Prefix cache space of the request: keys and values also depend on the adapter."""
         return 0 if self.adapter is None else self.adapter.number
 
     @property

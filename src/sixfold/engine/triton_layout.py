@@ -1,4 +1,4 @@
-"""Decode attention of a paged cache by the Triton kernels. Importing this needs Triton."""
+"""Decode layout for the Triton kernels. Importing this module needs Triton."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ from .kv_cache import KVCache
 
 @dataclass(frozen=True)
 class TritonDecodeLayout:
-    """`DecodeLayout` by these kernels: one new token for each of B sequences, or B tokens of prompts. slots, positions: [B]. table: [B, M]. units: of
-    `units_of`, or of `units_of_prompts`."""
+    """`DecodeLayout` for the Triton kernels: one new token for each of B sequences, or B prompt
+    tokens.
+
+    Attributes:
+        cache: the KV cache.
+        slots: [B] cache slot that each token is written to.
+        table: [B, M] block table of each row.
+        positions: [B] position of each token in its sequence.
+        units: result of `units_of` or `units_of_prompts`.
+    """
 
     cache: KVCache
     slots: Tensor
@@ -24,10 +32,22 @@ class TritonDecodeLayout:
     units: list[Units]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
-        """Write the new keys and values, then attend over each sequence's own: q [1, H, B, D] -> [1, B, H, D_v].
+        """Write the new keys and values, then attend over each row's own sequence.
 
-        Values shorter than keys (latent attention) are padded with zeros: the kernels use one size.
-        Raises ValueError for values longer than keys.
+        Values shorter than keys (latent attention) are zero-padded, because the kernels use one
+        size.
+
+        Args:
+            q: [1, H, B, D] queries.
+            k: [1, H_kv, B, D] keys.
+            v: [1, H_kv, B, D_v] values.
+            kernel: parameters of the attention layer.
+
+        Returns:
+            [1, B, H, D_v].
+
+        Raises:
+            ValueError: if values are longer than keys.
         """
         size = v.shape[-1]
         if size > k.shape[-1]:

@@ -1,7 +1,10 @@
-"""Top-k, top-p and min-p: which tokens of each row can be drawn, and how probable they were together. Rows may ask for different ones.
+"""Truncation by top-k, top-p and min-p: the tokens of each row that can be drawn, and their total
+mass.
 
-Each of the three keeps the first so many tokens by falling probability; among equally probable ones lower ids stand first. So the kept set is a
-function of the row's logits and parameters alone, top-k keeps exactly k, and a tie at the edge of top-p is cut by id. The edge is found in float64.
+Each rule keeps a number of tokens in order of decreasing probability. Equally probable tokens are
+ordered by id. So the kept set depends only on the row's logits and parameters: top-k keeps exactly
+k tokens, and ties at the edge of top-p are broken by id. The edge is computed in float64. Rows may
+have different parameters.
 """
 
 from __future__ import annotations
@@ -17,19 +20,26 @@ from ..types import SamplingParams
 from .asked import Asked, Limits, index
 
 WINDOW = 1024
-"""Most probable tokens that are sorted at first; more, up to the whole row, only where a kept set reaches beyond them."""
+"""Number of most probable tokens sorted at first. More are sorted, up to the whole row, only if a
+kept set reaches beyond them."""
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """The rows of a batch that truncate. rows: R row numbers. kept: [R, V] bool. mass: [R] float64, probability of the kept set."""
+    """Tokens kept by the rows of a batch that truncate.
+
+    Attributes:
+        rows: R row numbers.
+        kept: [R, V] bool, True for kept tokens.
+        mass: [R] float64, total probability of the kept tokens.
+    """
 
     rows: list[int]
     kept: Tensor
     mass: Tensor
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Logits [B, V] with -inf for what was not kept. A copy."""
+        """Copy of logits [B, V] with -inf for tokens that were not kept."""
         if len(self.rows) == len(logits):
             return logits.masked_fill(~self.kept, -torch.inf)
         cut, rows = logits.clone(), index(self.rows, logits.device)
@@ -37,9 +47,10 @@ class Truncation:
         return cut
 
     def sets(self) -> Iterator[tuple[int, array[int], float]]:
-        """(row number, kept ids ascending, mass) of each row."""
+        """Yield (row number, kept ids in ascending order, mass) of each row."""
         ids = self.kept.nonzero()[:, 1].to(torch.int32).cpu().numpy()
-        both = torch.stack([self.kept.sum(-1, dtype=torch.float64), self.mass])  # one copy for both
+        # One tensor for both, so that the host waits for one copy only.
+        both = torch.stack([self.kept.sum(-1, dtype=torch.float64), self.mass])
         at = 0
         for row, count, mass in zip(self.rows, *both.tolist(), strict=True):
             yield row, array("i", ids[at : at + int(count)].tobytes()), mass
@@ -47,21 +58,33 @@ class Truncation:
 
 
 def truncate(logits: Tensor, params: Sequence[SamplingParams]) -> Truncation:
-    """What each truncating row of logits [B, V], at their temperature, keeps: the top_k, of their renormalised distribution the smallest set that
-    reaches top_p, and of that what is at least min_p times as probable as the best. The best is always kept."""
+    """Truncate the rows that request it: first top_k, then top_p, then min_p.
+
+    top_p keeps the smallest set that reaches this mass, after top_k and renormalisation. min_p
+    keeps the tokens that are at least min_p times as probable as the best. The best token is always
+    kept.
+
+    Args:
+        logits: [B, V], already divided by the temperature.
+        params: sampling parameters of each row.
+
+    Returns:
+        The kept tokens of the rows that truncate.
+    """
     rows, asked = (params if isinstance(params, Asked) else Asked(params)).truncating
     vocabulary = logits.shape[-1]
     probs = (logits if len(rows) == len(logits) else logits[index(rows, logits.device)]).softmax(-1, dtype=torch.float64)
     limits = asked.limits(vocabulary, logits.device)
     last, count = _edge(probs, limits)
-    # By the last one's probability and not by its place in the sorted row: the order of equals is the sort's own business.
+    # Compare with the last kept probability, not with sorted indices: the sort orders ties
+    # arbitrarily.
     better, level = probs > last, probs == last
     kept = better | (level & (level.cumsum(-1) <= count - better.sum(-1, keepdim=True)))
     return Truncation(rows, kept, torch.where(kept, probs, 0.0).sum(-1))
 
 
 def _edge(probs: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
-    """Probability of the last kept token of each row, and how many are kept; [R, 1] each."""
+    """Probability of each row's last kept token [R, 1], and number of kept tokens [R, 1]."""
     vocabulary = probs.shape[-1]
     width = min(vocabulary, max(WINDOW, limits.largest_k))
     while True:
@@ -73,13 +96,20 @@ def _edge(probs: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
 
 
 def _count(best: Tensor, limits: Limits, vocabulary: int) -> Tensor:
-    """How many of the most probable, best [R, W] in falling order, are kept; [R, 1]. W where it may be more."""
+    """Number of kept tokens of each row [R, 1]; W if the kept set may reach beyond `best`.
+
+    Args:
+        best: [R, W] the largest probabilities in decreasing order.
+        limits: truncation parameters.
+        vocabulary: V.
+    """
     total = best.cumsum(-1)
-    before = total.roll(1, -1)  # mass of the better ones
+    before = total.roll(1, -1)  # mass of all more probable tokens
     before[:, 0] = 0.0
     top_k, top_p = limits.top_k, limits.top_p
     whole = torch.where(top_k < vocabulary, total.gather(-1, top_k.clamp_max(best.shape[-1]) - 1), 1.0)
-    # Off is no limit at all: the running sum of a whole row may round to 1 before its end.
+    # If top_p is off, use no limit instead of 1: the cumulative sum may round to 1 before the row
+    # ends.
     reach = torch.where(top_p < 1.0, top_p * whole, torch.inf)
     rank = torch.arange(best.shape[-1], device=best.device)
     kept = (rank < top_k) & (before < reach) & (best >= limits.min_p * best[:, :1]) & (best > 0.0)

@@ -1,9 +1,10 @@
-"""New weights for a model, written into the buffers that it has: whole or not at all.
+"""Load new weights into a model's existing buffers, atomically.
 
-Everything is checked before the first number is written. With `undo`, what is overwritten is kept
-in host memory until every tensor is proven to be what was given, so that an error in the middle puts
-the old weights back; a GPU's memory holds nothing twice. Tensors in host memory go over to a GPU
-once. The host waits for a GPU a fixed number of times, however many tensors there are.
+All tensors are checked before the first one is written. With `undo`, the old weights stay in host
+memory until every written tensor equals the given one. An error during writing then restores the
+old weights. GPU memory never holds all weights twice. Tensors in host memory are copied to
+a GPU once. The number of times that the host waits for a GPU does not depend on the number of
+tensors.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 NamedTensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
-"""A mapping may make its tensors when it is asked for them: each is asked for up to three times."""
+"""Names and tensors. A mapping may create its tensors on access; each is accessed up to three
+times."""
 
 BUCKET_BYTES = 1 << 28
-"""Old weights that go to host memory in one copy."""
+"""Maximum bytes of old weights per copy to host memory."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,9 @@ class Write:
     """One tensor to overwrite.
 
     Attributes:
-        name: the first name that was given for it.
-        target: the module's own tensor.
-        given: what the new tensors are asked of.
+        name: the first given name of the tensor.
+        target: the module's tensor.
+        given: the new tensors by name.
     """
 
     name: str
@@ -39,11 +41,12 @@ class Write:
 
     @property
     def source(self) -> Tensor:
-        """What was given, perhaps of another dtype or on another device."""
+        """The given tensor. Its dtype and device may differ from the target's."""
         return self.given[self.name].detach()
 
     def staged(self) -> Tensor:
-        """The source as the target will hold it. Cast before it moves, if that makes it smaller."""
+        """The source in the target's dtype and on its device. Cast before the copy if that is
+        smaller."""
         source, target = self.source, self.target
         if source.dtype.itemsize > target.dtype.itemsize:
             source = source.to(target.dtype)
@@ -51,7 +54,12 @@ class Write:
 
 
 class Weights:
-    """A module's weights. torn: an update is being written, or one failed and so did putting the old weights back: nothing may be computed."""
+    """Weights of a module.
+
+    Attributes:
+        torn: True while an update is being written, and after a failed update whose old weights
+            could not be restored. Nothing may be computed then.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -59,20 +67,21 @@ class Weights:
 
     @torch.no_grad()
     def load(self, given: NamedTensors, *, undo: bool = True) -> None:
-        """Overwrite every parameter in place (data_ptr stays).
+        """Overwrite every parameter in place (data_ptr does not change).
 
         Args:
-            given: all parameters by the names of `state_dict`, with or without its buffers; of tied
-                weights one name is enough.
-            undo: keep the old weights in host memory meanwhile, for the case that writing fails.
-                Without it such an error leaves the weights torn.
+            given: all parameters by their `state_dict` names, with or without buffers. Tied weights
+                need only one of their names.
+            undo: keep the old weights in host memory, to restore them if writing fails. Without it,
+                a failed write leaves the weights torn.
 
         Raises:
-            ValueError: with nothing written, for a name that is missing, unknown or given twice, a
-                wrong shape, a dtype that is not floating, numbers that are not finite in the model's
-                dtype, tied weights that differ, or the model's own storage.
-            RuntimeError: a tensor did not come out equal. This and any error in writing are raised
-                once the old weights are back, with `undo`.
+            ValueError: for a name that is missing, unknown or given twice, a wrong shape, a dtype
+                that differs and is not floating, numbers that are not finite in the model's dtype,
+                tied weights that differ, tensors without data (meta device), tensors in the model's
+                own storage, or parameters that overlap in memory. Nothing is written then.
+            RuntimeError: if a written tensor does not equal the given one. With `undo`, this and
+                any other error during writing are raised after the old weights are restored.
         """
         plan = self._plan(given if isinstance(given, Mapping) else _by_name(given))
         if undo:
@@ -85,7 +94,8 @@ class Weights:
     def _plan(self, given: Mapping[str, Tensor]) -> list[Write]:
         own = {name: t for name, t in self._module.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
         storages = {t.untyped_storage().data_ptr() for t in own.values()}
-        plan: dict[int, Write] = {}  # by identity of the target: tied weights are one tensor under several names
+        # Keyed by the target's identity: tied weights are one tensor under several names.
+        plan: dict[int, Write] = {}
         finite: dict[str, Tensor] = {}
         twins: list[tuple[str, str, Tensor]] = []
         for name in given:
@@ -115,7 +125,7 @@ class Weights:
         self.torn = True
         try:
             _write(plan, begun)
-        except BaseException:  # Ctrl-C too must not leave half of the weights new
+        except BaseException:  # not Exception: Ctrl-C must not leave half of the weights new either
             for i in begun:
                 _copy(plan[i].target, kept[i])
             self.torn = False
@@ -124,7 +134,8 @@ class Weights:
 
 
 def first_false(flags: Mapping[str, Tensor]) -> str | None:
-    """Name of the first 0-dimensional bool that is False. The host waits once for each device."""
+    """Name of the first 0-dimensional bool that is False, or None. The host waits once per
+    device."""
     names: dict[torch.device, list[str]] = {}
     for name, flag in flags.items():
         names.setdefault(flag.device, []).append(name)
@@ -154,7 +165,11 @@ def _check(write: Write, source: Tensor, storages: set[int]) -> None:
 
 
 def _check_apart(plan: list[Write]) -> None:
-    """Targets must not overlap: writing one would change another that was written before."""
+    """Check that targets do not overlap: writing one would change another.
+
+    Raises:
+        ValueError: if two targets overlap in memory.
+    """
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes, write.name) for write in plan if (t := write.target).nbytes)
     for (_, stop, name), (start, _, other) in pairwise(spans):
         if start < stop:
@@ -162,7 +177,7 @@ def _check_apart(plan: list[Write]) -> None:
 
 
 def _write(plan: list[Write], begun: list[int]) -> None:
-    """Write one tensor after the other; begun: gets the number of each before it is touched."""
+    """Write the tensors one by one. Appends the index of each to `begun` before it is touched."""
     equal: dict[str, Tensor] = {}
     for i, write in enumerate(plan):
         new = write.staged()
@@ -174,7 +189,7 @@ def _write(plan: list[Write], begun: list[int]) -> None:
 
 
 def _kept(targets: list[Tensor]) -> list[Tensor]:
-    """Copies in host memory. From a GPU they come in a few large pieces, not tensor by tensor."""
+    """Copy tensors to host memory. From a GPU they are copied in a few large buckets."""
     if all(t.is_cpu for t in targets):
         return [t.clone() for t in targets]
     kept: list[Tensor] = []
@@ -185,7 +200,7 @@ def _kept(targets: list[Tensor]) -> list[Tensor]:
 
 
 def _buckets(targets: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours of one dtype and device, up to BUCKET_BYTES together."""
+    """Group neighbouring tensors of one dtype and device, up to BUCKET_BYTES per group."""
     bucket: list[Tensor] = []
     for t in targets:
         like = bucket and (bucket[0].dtype, bucket[0].device) == (t.dtype, t.device)
