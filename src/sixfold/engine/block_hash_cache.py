@@ -38,7 +38,7 @@ class BlockHashCache:
         return Prefix([self._block_of[digest] for digest in known], len(known) * self._blocks.block_size)
 
     def insert(self, tokens: Sequence[int], blocks: Sequence[int], space: int = 0) -> None:
-        """Cache the full blocks of `tokens`. Parts that are already cached keep their old blocks."""
+        """Cache the full blocks of `tokens`. Tokens that are already cached keep their blocks."""
         chain = list(self._chain(tokens, space))
         for digest, block in zip(chain, blocks, strict=False):
             if digest not in self._block_of:

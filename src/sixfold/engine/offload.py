@@ -69,7 +69,7 @@ class HostBlocks:
         return [self._held[key][0] for key in found]
 
     def drop(self, owner: Request | Sequence) -> None:
-        """Drop the blocks of a sequence that resumes or ended, or of a finished request's prompt."""
+        """Drop a sequence's own blocks (it resumes or ended), or a prompt's (no sample is left)."""
         limit = owner.limit if isinstance(owner, Request) else owner.request.limit
         for i in range(-(-limit // self._size)):
             if (owner, i) in self._held:

@@ -1,1 +1,2 @@
-"""Kernels: C for CPUs (`cpu/`), Triton for GPUs (`triton/`), and RMSNorm with its own backward pass (`norms`)."""
+"""Kernels: C for CPUs (`cpu/`), Triton for GPUs (`triton/`), attention in PyTorch, and RMSNorm with
+a hand-written backward pass (`norms`)."""

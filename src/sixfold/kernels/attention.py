@@ -1,4 +1,4 @@
-"""Attention in plain PyTorch, on any device. The C and Triton kernels compute the same."""
+"""Attention in plain PyTorch, on any device. The C and Triton kernels compute the same function."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .span_attention import Spans, span_attention
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """What one attention layer asks for besides q, k, v.
+    """Parameters of one attention layer.
 
     Attributes:
-        layer: its index.
-        scale: of the scores; None: 1 / sqrt(D).
-        window: keys that a query sees at most, itself included; None: all before it.
+        layer: index of the layer.
+        scale: factor of the scores; None: 1 / sqrt(D).
+        window: maximum number of keys that a query sees, including its own; None: no limit.
         softcap: scores become softcap * tanh(scores / softcap) (Gemma 2).
-        sinks: [H] one more score of each head, in every softmax; it has no value (gpt-oss). A part
-            of it goes to the sink, so the weights of the keys sum to less than 1.
+        sinks: [H] one extra score per head in every softmax, without a value (gpt-oss). The sink
+            takes part of the probability, so the weights of the keys sum to less than 1.
     """
 
     layer: int
@@ -36,12 +36,22 @@ class AttentionLayer:
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """Attention of q [B, H, Q, D] over k, v [B, H_kv, S, D], grouped heads allowed -> [B, H, Q, D].
+    """Attention with an optional mask. Does not apply `kernel.window`: the caller must mask it.
 
-    mask: boolean, True = may look, broadcast to [B, 1, Q, S]. causal: query i sees keys 0..i (Q == S). The window is the caller's to mask.
+    Args:
+        q: [B, H, Q, D] queries.
+        k: [B, H_kv, S, D] keys. H is a multiple of H_kv.
+        v: [B, H_kv, S, D] values.
+        kernel: parameters of the layer.
+        mask: boolean, True = visible, broadcast to [B, 1, Q, S]. None: no mask.
+        causal: query i sees keys 0..i. Needs Q == S.
+
+    Returns:
+        [B, H, Q, D].
     """
     grouped = q.shape[1] != k.shape[1]
-    if grouped and q.device.type != "cpu":  # grouped heads and a mask together reach no fused kernel of a GPU
+    # No fused GPU kernel supports grouped heads together with a mask.
+    if grouped and q.device.type != "cpu":
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
         grouped = False
     if kernel.softcap is None and kernel.sinks is not None:
@@ -62,23 +72,25 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer, ma
 
 
 def _explicit(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Tensor | None:
-    """The mask; that of causal attention if that is asked for; None if every query sees every key."""
+    """The causal mask if `causal`, else `mask`. None if every query sees every key."""
     if causal:
         return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
     return mask
 
 
 def _with_sink_key(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer, mask: Tensor | None) -> Tensor:
-    """`masked_attention` with sinks, by a fused kernel.
+    """`masked_attention` with sinks, on a fused kernel.
 
-    The sink becomes a key that every query sees. Heads get one more number: sink / scale in queries,
-    1 in this key, 0 in all others. So the score of this key is the sink. Its value is 0.
+    The sink becomes an extra key that every query sees. The head dimension grows by one: sink /
+    scale in queries, 1 in the extra key, 0 in all other keys. So the score of the extra key equals
+    the sink. Its value is 0.
     """
     assert kernel.sinks is not None
     size, values = q.shape[-1], v.shape[-1]
     scale = size**-0.5 if kernel.scale is None else kernel.scale
-    wide = -(-(max(size, values) + 1) // 8) * 8  # fused kernels read heads of one size, in vectors
-    # Divided before it is rounded to the dtype of the queries.
+    wide = -(-(max(size, values) + 1) // 8) * 8  # fused kernels need one head size, a multiple of 8
+    # Divide in float32 or wider: after rounding to the queries' dtype, the quotient would be less
+    # exact.
     sinks = kernel.sinks.to(torch.promote_types(q.dtype, torch.float32)) / scale
     rows = sinks.to(q.dtype).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
     q = F.pad(torch.cat([q, rows], -1), (0, wide - size - 1))
@@ -91,7 +103,17 @@ def _with_sink_key(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer, mask
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
-    """Causal attention of a whole segment over itself, q [B, H, L, D] -> [B, H, L, D], with the layer's window."""
+    """Causal self-attention of whole segments, within the layer's window.
+
+    Args:
+        q: [B, H, L, D] queries.
+        k: [B, H_kv, L, D] keys.
+        v: [B, H_kv, L, D] values.
+        kernel: parameters of the layer.
+
+    Returns:
+        [B, H, L, D].
+    """
     length = q.shape[2]
     if q.device.type != "cpu" or kernel.sinks is not None:
         return _causal_spans(q, k, v, kernel)
@@ -103,7 +125,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) ->
 
 
 def _causal_spans(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
-    """`causal_attention` without a mask: each row of the batch is a span."""
+    """`causal_attention` through `span_attention`: each row of the batch is a span."""
     batch, _, length, _ = q.shape
     offsets = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)
     spans = Spans(((length, length),) * batch, offsets, offsets)

@@ -1,7 +1,8 @@
-"""Attention a chunk of queries at a time, forward and backward, in plain PyTorch.
+"""Chunked attention in plain PyTorch: forward and backward passes over chunks of queries.
 
-It takes what no fused kernel does: soft caps, sinks, and windows in float32. Scores exist for one chunk. The
-backward computes them again from the saved log-sum-exp, as flash attention does (arXiv:2205.14135).
+It supports what the fused kernels do not: soft caps, sinks, and windows in float32. Only the scores
+of one chunk are in memory. The backward pass recomputes them from the saved log-sum-exp, as flash
+attention does (arXiv:2205.14135).
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import torch
 from torch import Tensor
 
 TABLE = 1 << 24
-"""Most scores in memory at a time, over all heads (64 MB in float32)."""
+"""Maximum number of scores in memory at a time, over all heads (64 MB in float32)."""
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Queries [start, stop) against keys [first, last) of a span, all as rows of q and k.
+    """Queries [start, stop) and keys [first, last) of a span, as row numbers of q and k.
 
-    offset: the first query sees keys up to this one, counted from `first`.
+    `offset` is the last key that the first query sees, counted from `first`.
     """
 
     start: int
@@ -31,7 +32,7 @@ class _Chunk:
     offset: int
 
     def hidden(self, window: int | None, device: torch.device) -> Tensor:
-        """[queries, keys] boolean: True where a query does not see a key."""
+        """Boolean [queries, keys]: True where a query does not see a key."""
         query = torch.arange(self.offset, self.offset + self.stop - self.start, device=device)[:, None]
         key = torch.arange(self.last - self.first, device=device)
         hidden = key > query
@@ -42,7 +43,7 @@ def _chunks(every_queries: Sequence[int], every_keys: Sequence[int], heads: int,
     query_start = key_start = 0
     for queries, keys in zip(every_queries, every_keys, strict=True):
         size, seen = queries, keys
-        if window is not None:  # size queries see window + size - 1 keys
+        if window is not None:  # `size` neighbouring queries see window + size - 1 keys together
             size = min(queries, max(window, 64))
             seen = min(keys, window + size)
         size = max(1, min(size, TABLE // (heads * seen)))
@@ -55,9 +56,11 @@ def _chunks(every_queries: Sequence[int], every_keys: Sequence[int], heads: int,
 
 
 class _Scores:
-    """Scores of one chunk and, while the backward needs it, the tanh of a soft cap.
+    """Scores of one chunk.
 
-    masked: [H_kv, group * queries, keys] scores, minus infinity where a query does not see a key.
+    Attributes:
+        masked: [H_kv, group * queries, keys] scores, -inf where a query does not see a key.
+        tanh: tanh(scores / softcap), which the backward pass needs; None without a soft cap.
     """
 
     def __init__(self, q: Tensor, k: Tensor, chunk: _Chunk, scale: float, window: int | None, softcap: float | None) -> None:
@@ -71,7 +74,7 @@ class _Scores:
 
 
 def _grouped(x: Tensor, kv_heads: int) -> Tensor:
-    """[queries, H, D] -> [H_kv, group * queries, D]: heads that share keys side by side."""
+    """[queries, H, D] -> [H_kv, group * queries, D]: group the query heads by KV head."""
     queries, heads, size = x.shape
     grouped = x.reshape(queries, kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
     return grouped.reshape(kv_heads, -1, size)
@@ -83,8 +86,8 @@ def _ungrouped(x: Tensor, queries: int) -> Tensor:
     return x.view(kv_heads, -1, queries, size).permute(2, 0, 1, 3).reshape(queries, -1, size)
 
 
-# Operators of their own, so that selective checkpointing sees one result to keep, and not the
-# products inside, which are changed in place.
+# Custom operators: selective checkpointing must see one result to save. It would otherwise save the
+# products inside, which are modified in place.
 @torch.library.custom_op("sixfold::chunked_attention", mutates_args=())
 def _attend(
     q: Tensor,
@@ -128,9 +131,11 @@ def _differentiate(
     window: int | None,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """With P the probabilities and delta = rowsum(dO * O): dV = P' dO, dS = P * (dO V' - delta).
+    """Gradients of q, k and v.
 
-    Sinks need nothing more: they are in the log-sums, and so in P and O.
+    With probabilities P and delta = rowsum(dO * O): dV = P' dO, dS = P * (dO V' - delta).
+
+    Sinks need no extra terms: they are part of the log-sums, and so of P and O.
     """
     precise, kv_heads = log_sums.dtype, k.shape[1]
     dq, dk, dv = torch.empty_like(q), k.new_zeros(k.shape, dtype=precise), v.new_zeros(v.shape, dtype=precise)
@@ -164,7 +169,10 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _sinks_gradient(grad: Tensor, sinks: Tensor, out: Tensor, log_sums: Tensor) -> Tensor:
-    """A sink is a key whose value is 0, so its dS is -P * delta; summed over all queries -> [H]."""
+    """Gradient of the sinks [H]: the sum over all queries of dS = -P * delta.
+
+    This follows from `_differentiate`: a sink is a key whose value is 0.
+    """
     chance = (sinks.to(log_sums.dtype) - log_sums[..., 0]).exp()
     delta = (grad.to(log_sums.dtype) * out.to(log_sums.dtype)).sum(-1)
     return -(chance * delta).sum(0).to(sinks.dtype)
@@ -183,9 +191,22 @@ def chunked_attention(
     softcap: float | None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """`span_attention` with any kernel's features; see there for the arguments. lengths: (queries, keys) of each span.
+    """`span_attention` for any combination of window, soft cap and sinks.
 
-    Computes in float32, or in float64 if that is given.
+    Computes in float32, or in float64 for float64 inputs.
+
+    Args:
+        q: [N, H, D] queries, span after span.
+        k: [S, H_kv, D] keys, span after span. H is a multiple of H_kv.
+        v: [S, H_kv, D_v] values.
+        lengths: (queries, keys) of each span.
+        scale: factor of the scores.
+        window: maximum number of keys that a query sees, including its own; None: no limit.
+        softcap: scores become softcap * tanh(scores / softcap).
+        sinks: [H] one extra score per head in every softmax, without a value.
+
+    Returns:
+        [N, H, D_v], in the dtype of q.
     """
     queries, keys = [a for a, _ in lengths], [b for _, b in lengths]
     out: Tensor = _attend(q, k, v, sinks, queries, keys, scale, window, softcap)[0]

@@ -1,16 +1,18 @@
-"""Attention of many spans in one call, for GPUs. No table of queries x keys is ever in memory.
+"""Attention over many spans in one call, for GPUs. It never stores a queries x keys matrix.
 
-A span is a run of queries with the run of keys that it may see, causally aligned at their ends. All
-spans of a packed row go in one call, to the first of these kernels that can take it:
+A span is a run of queries and the run of keys that they may see, causally aligned at the ends. All
+spans of a packed row are computed in one call, by the first of these kernels that supports it:
 
-    flash      half precision; windows and grouped heads included
-    efficient  float32 too, but no windows; keys and values are repeated for grouped heads
-    chunked    anything, soft caps and sinks included: a chunk of queries at a time, in PyTorch
+    flash      half precision; supports windows and grouped heads
+    efficient  also float32, but no windows; repeats keys and values for grouped heads
+    chunked    everything, including soft caps and sinks; chunks of queries, in PyTorch
 
-The first two are PyTorch's kernels for ragged batches. They take offsets, not masks, so nothing is
-specialised on the shape of a batch. `scaled_dot_product_attention` is avoided on purpose. With a
-mask and grouped heads it would fall back to a dense product that keeps all scores, and on Hopper to
-cuDNN, which builds a plan for every new shape.
+The first two are PyTorch's kernels for ragged batches. They take offsets instead of masks, so
+nothing is specialised on the shape of a batch.
+
+`scaled_dot_product_attention` is avoided on purpose. With a mask and grouped heads it would fall
+back to a dense product that keeps all scores. On Hopper it would use cuDNN, which builds a plan for
+every new shape.
 """
 
 from __future__ import annotations
@@ -34,12 +36,15 @@ _LOWER_RIGHT = 2  # the efficient kernel's code for a causal mask that is aligne
 
 @dataclass(frozen=True)
 class Spans:
-    """Runs of queries and of keys. Query i of Q sees keys 0 .. S - Q + i of its span's S.
+    """Spans of queries and keys. In a span of Q queries and S keys, query i sees keys 0 .. S - Q +
+    i.
 
     Args:
         lengths: (Q, S) of each span.
-        queries: [spans + 1] int32, where each span's queries begin; the last entry is their number.
-        keys: [spans + 1] int32, the same of the keys.
+        queries: [spans + 1] int32 offset of each span's first query; the last entry is the number
+            of queries.
+        keys: [spans + 1] int32 offset of each span's first key; the last entry is the number of
+            keys.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -48,7 +53,7 @@ class Spans:
 
     @property
     def longest(self) -> tuple[int, int]:
-        """Most queries and most keys of any span."""
+        """Maximum number of queries, and of keys, of any span."""
         return max(q for q, _ in self.lengths), max(s for _, s in self.lengths)
 
 
@@ -69,23 +74,23 @@ def span_attention(
         k: [S, H_kv, D] keys, span after span. H is a multiple of H_kv.
         v: [S, H_kv, D_v] values.
         spans: which queries see which keys.
-        scale: of the scores; None: 1 / sqrt(D).
-        window: keys that a query sees at most, itself included; None: all before it.
+        scale: factor of the scores; None: 1 / sqrt(D).
+        window: maximum number of keys that a query sees, including its own; None: no limit.
         softcap: scores become softcap * tanh(scores / softcap).
-        sinks: [H] one more score of each head, without a value, in every softmax.
+        sinks: [H] one extra score per head in every softmax, without a value.
 
     Returns:
-        [N, H, D_v], in autocast's dtype if autocast is on, else in that of the values.
+        [N, H, D_v], in the autocast dtype if autocast is on, else in the dtype of the values.
     """
     device, size, values = q.device.type, q.shape[-1], v.shape[-1]
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else v.dtype
     q, k, v = (x.to(dtype) for x in (q, k, v))
     scale = size**-0.5 if scale is None else scale
-    # The fused kernels have no sinks.
+    # The fused kernels do not support sinks.
     choice = "chunked" if sinks is not None else choose_kernel(device_kernels(q.device), dtype, max(size, values), window, softcap)
     if choice == "chunked":
         return chunked_attention(q, k, v, spans.lengths, scale, window, softcap, sinks)
-    wide = -(-max(size, values) // 8) * 8  # both kernels read heads in vectors of 16 bytes
+    wide = -(-max(size, values) // 8) * 8  # both kernels read heads as vectors of 16 bytes
     q, k, v = (x.contiguous() if x.shape[-1] == wide else pad(x, (0, wide - x.shape[-1])) for x in (q, k, v))
     out = _flash(q, k, v, spans, scale, window) if choice == "flash" else _efficient(q, k, v, spans, scale)
     return out[..., :values]
@@ -98,12 +103,20 @@ def choose_kernel(
     window: int | None,
     softcap: float | None,
 ) -> Choice:
-    """The fastest of `kernels` that computes this attention and its gradient."""
-    # Flash has no backward for heads of 193 to 224 on some GPUs, and none at all above 256.
+    """Choose the fastest kernel that computes this attention and its gradient.
+
+    Args:
+        kernels: available kernels.
+        dtype: dtype of q, k and v.
+        head_size: size of keys or values, whichever is larger.
+        window: the layer's window, or None.
+        softcap: the layer's soft cap, or None.
+    """
+    # Flash has no backward pass for head sizes 193 to 224 on some GPUs, and none at all above 256.
     heads_fit = head_size <= 192 or 224 < head_size <= 256
     if "flash" in kernels and dtype in _HALF and heads_fit and softcap is None:
         return "flash"
-    # The efficient kernel takes a window, but PyTorch's derivative of it ignores the window.
+    # The efficient kernel supports windows, but PyTorch's derivative of it ignores the window.
     if "efficient" in kernels and dtype in (*_HALF, torch.float32) and window is None and softcap is None:
         return "efficient"
     return "chunked"
@@ -111,7 +124,7 @@ def choose_kernel(
 
 @cache
 def device_kernels(device: torch.device) -> frozenset[Choice]:
-    """Kernels that this device and this version of PyTorch have."""
+    """Kernels that are available on this device with this version of PyTorch."""
     if device.type != "cuda" or torch.version.hip is not None:
         return frozenset({"chunked"})
     flash = _varlen_attn() is not None and torch.cuda.get_device_capability(device) >= (8, 0)

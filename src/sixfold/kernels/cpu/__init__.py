@@ -1,1 +1,1 @@
-"""C kernels, compiled on first use by the machine's own compiler and called through ctypes."""
+"""C kernels, compiled on first use by the machine's C compiler and called through ctypes."""

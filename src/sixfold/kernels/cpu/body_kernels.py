@@ -1,4 +1,7 @@
-"""The CPU kernels of a transformer's body: `body.c`, called through ctypes and compiled by `engine_kernels.compiled`."""
+"""CPU kernels of a transformer's body: `body.c`, called through ctypes.
+
+`engine_kernels.compiled` compiles the file.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,16 @@ from torch import Tensor
 SOURCE = Path(__file__).with_name("body.c")
 
 Compile = Callable[[Path], ctypes.CDLL | None]
-"""A C file -> what a machine's compiler made of it, if there is one."""
+"""Compiles a C file. Returns None if there is no compiler."""
 
 
 CompiledAttention = tuple[ctypes.c_void_p, ctypes.Array[Any], bool]
-"""A C function `Attend`, what it is given in each layer, and whether no row reads what another one writes."""
+"""A C function `Attend`, its arguments for each layer, and True if no row reads what another row
+writes."""
 
 
 class CLinear(ctypes.Structure):
-    """These as in `body.c`."""
+    """`Linear` in `body.c`. The other structures below also mirror `body.c`."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("panels", "bias")] + [(name, ctypes.c_int64) for name in ("outputs", "inputs")]
 
@@ -45,7 +49,7 @@ class _CBody(ctypes.Structure):
 
 @dataclass(frozen=True)
 class CLayers:
-    """A body's layers and its last norm, as the kernels read them. It holds on to none of the weights."""
+    """Layers and last norm of a body, as C structures. Does not keep the weights alive."""
 
     layers: ctypes.Array[CLayer]
     last: CNorm
@@ -53,8 +57,14 @@ class CLayers:
 
 @dataclass(frozen=True)
 class Rows:
-    """What a forward of N rows computes in. x: [N, hidden], embeddings that become the residual stream. normed: [N, hidden]. qkv: [N, (heads + 2
-    kv_heads) D]. gate_up: [N, 2 inner]."""
+    """Buffers of a forward pass of N rows.
+
+    Attributes:
+        x: [N, hidden] embeddings, overwritten by the residual stream.
+        normed: [N, hidden] normalised rows; in the end the output of the body.
+        qkv: [N, (heads + 2 kv_heads) D].
+        gate_up: [N, 2 inner].
+    """
 
     x: Tensor
     normed: Tensor
@@ -64,20 +74,29 @@ class Rows:
 
 @dataclass(frozen=True)
 class Packed:
-    """Linear layers that read the same input, one below the other. panels: [panels, K, width], a width of outputs at a time, zeros behind the last.
-    bias: [panels * width]. outputs: N."""
+    """Stacked weights of linear layers that read the same input.
+
+    Attributes:
+        panels: [panels, K, width] weights; each panel holds `width` outputs. Zeros fill the last
+            one.
+        bias: [panels * width], or None.
+        outputs: total number of outputs (N).
+    """
 
     panels: Tensor
     bias: Tensor | None
     outputs: int
 
     def as_c(self) -> CLinear:
-        """Where it lies."""
+        """C structure with pointers to the weights."""
         return CLinear(self.panels.data_ptr(), 0 if self.bias is None else self.bias.data_ptr(), self.outputs, self.panels.shape[1])
 
 
 class BodyKernels:
-    """Typed calls into the compiled library. Tensors are float32 (indices int64), on the CPU; rows lie one after another, at any distance."""
+    """Typed calls into the compiled library.
+
+    Tensors are float32 (indices int64), on the CPU. Rows may have any stride.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, integer, real, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
@@ -90,13 +109,19 @@ class BodyKernels:
         self._width: int = _typed(library.panel_width, result=integer)()
 
     def pack(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Packed:
-        """weights: each [N, K], of layers that read the same x; biases: each [N]. A copy, as `product` reads it."""
+        """Copy weights into the layout that `product` reads.
+
+        Args:
+            weights: [N_i, K] of each linear layer; all layers read the same x.
+            biases: [N_i] of each layer, or None.
+        """
         outputs, depth = sum(map(len, weights)), weights[0].shape[1]
         panels = torch.empty(-(-outputs // self._width), depth, self._width)
         panels[-1] = 0.0
         first = 0
         for weight in weights:
-            weight = weight.contiguous()  # a name of its own keeps a copy alive until it is read
+            # Bind the copy to a name: the kernel gets a raw pointer, which does not keep it alive.
+            weight = weight.contiguous()
             self._pack(weight.data_ptr(), len(weight), depth, first, panels.data_ptr(), torch.get_num_threads())
             first += len(weight)
         parts = [weights[0].new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
@@ -104,19 +129,45 @@ class BodyKernels:
         return Packed(panels, bias, outputs)
 
     def product(self, x: Tensor, packed: Packed, out: Tensor, *, add: bool = False) -> None:
-        """out [M, N] = x W^T + b for x [M, K], or grows by it (`add`). A row's bits are the same in any company: each number is one sum, term by
-        term in the order of k."""
+        """Linear layer: out = x W^T + b, or out += x W^T + b with `add`.
+
+        The bits of a row do not depend on the other rows: each number is one sum, in the order of
+        k.
+
+        Args:
+            x: [M, K] inputs.
+            packed: W [N, K] and b [N].
+            out: [M, N] outputs.
+            add: add to `out` instead of overwriting it.
+        """
         bias, panels = packed.bias, packed.panels
         start = (x.data_ptr(), x.stride(0), panels.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), out.stride(0))
         self._product(*start, x.shape[0], packed.outputs, x.shape[1], add, torch.get_num_threads())
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> Tensor:
-        """x / rms(x) * weight over the last dimension of x [N, C]."""
+        """RMSNorm: out = x / rms(x) * weight.
+
+        Args:
+            x: [N, C].
+            weight: [C].
+            epsilon: added to the mean of squares.
+            out: [N, C].
+
+        Returns:
+            `out`.
+        """
         self._rms_norm(x.data_ptr(), weight.data_ptr(), epsilon, out.data_ptr(), x.shape[0], x.shape[1], torch.get_num_threads())
         return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """The first half of each row of gate_up [N, 2 C] becomes silu(it) * the second -> that half."""
+        """silu(gate) * up, in place of the gates.
+
+        Args:
+            gate_up: [N, 2 C]; the first half of each row is the gate, the second half is up.
+
+        Returns:
+            [N, C], a view of `gate_up`.
+        """
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         self._silu_mul(gate_up.data_ptr(), rows, width, torch.get_num_threads())
         return gate_up[:, :width]
@@ -124,9 +175,15 @@ class BodyKernels:
     def rotate(
         self, qkv: Tensor, heads: int, kv_heads: int, norms: tuple[Tensor, Tensor, float] | None, table: tuple[Tensor, Tensor], positions: Tensor
     ) -> None:
-        """Queries and keys of qkv [N, (heads + 2 kv_heads) D] in place: each head's RMSNorm (weights of q and k, epsilon), then its rotation.
+        """Apply RMSNorm and rotary embedding to each head of queries and keys, in place.
 
-        table: cosines and sines, [P, D / 2]. positions: [N].
+        Args:
+            qkv: [N, (heads + 2 kv_heads) D].
+            heads: number of query heads.
+            kv_heads: number of KV heads.
+            norms: weights of the q norm and the k norm [D], and epsilon. None: no norms.
+            table: cosines and sines, [P, D / 2] each.
+            positions: [N].
         """
         q, k, epsilon = (norms[0].data_ptr(), norms[1].data_ptr(), norms[2]) if norms else (0, 0, 0.0)
         cosine, sine = table
@@ -137,7 +194,20 @@ class BodyKernels:
     def body(
         self, weights: CLayers, rows: Rows, heads: int, kv_heads: int, table: tuple[Tensor, Tensor], positions: Tensor, attention: CompiledAttention
     ) -> Tensor:
-        """All layers, in one call, and the last norm -> [N, hidden]. table, positions: as `rotate` has them."""
+        """Run all layers and the last norm in one call.
+
+        Args:
+            weights: layers and last norm.
+            rows: buffers; `rows.x` holds the embeddings.
+            heads: number of query heads.
+            kv_heads: number of KV heads.
+            table: cosines and sines, [P, D / 2] each.
+            positions: [N].
+            attention: compiled attention and its arguments for each layer.
+
+        Returns:
+            [N, hidden]: `rows.normed`.
+        """
         count, hidden = rows.x.shape
         width = 2 * table[0].shape[1]
         attended, (attend, layers, apart) = rows.x.new_empty(count, heads * width), attention
@@ -150,7 +220,7 @@ class BodyKernels:
 
 
 def body_kernels(build: Compile) -> BodyKernels | None:
-    """The compiled kernels, if there are any to be had."""
+    """The compiled kernels, or None if `build` returns None."""
     library = build(SOURCE)
     return None if library is None else BodyKernels(library)
 

@@ -1,8 +1,11 @@
-"""The engine's CPU kernels: `kernels.c`, compiled once by the machine's own C compiler and called through ctypes. What the model's body has between
-its attentions is compiled by the same means (`compiled`).
+"""The engine's CPU kernels: `kernels.c`, compiled once by the machine's C compiler, called via
+ctypes.
 
-They exist because a decode step of a small batch is sixty small operations a layer, each of which costs more to call than to compute. Where there is
-no compiler, or SIXFOLD_KERNELS=torch says so, the engine runs on PyTorch's operations alone: the same results to rounding, slower.
+`compiled` also compiles the kernels of the model's body (`body.c`).
+
+The kernels exist because a decode step of a small batch takes sixty small operations per layer, and
+each costs more to call than to compute. Without a compiler, or with SIXFOLD_KERNELS=torch, the
+engine uses PyTorch operations only. The results are then the same up to rounding, but slower.
 """
 
 from __future__ import annotations
@@ -31,13 +34,13 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 
 class _Scratch(threading.local):
-    """Room for the kernels' sums. Each Python thread has its own: a call lets the others run."""
+    """Scratch memory of the kernels. One per Python thread: a ctypes call releases the GIL."""
 
     floats = torch.empty(0)
 
 
 class Attention(ctypes.Structure):
-    """As in `kernels.h`."""
+    """`Attention` in `kernels.h`."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("keys", "values", "sinks", "slots", "table", "positions", "scratch")]
     _fields_ += [(name, ctypes.c_int64) for name in ("pool", "columns", "block", "heads", "kv_heads", "width", "window")]
@@ -45,13 +48,13 @@ class Attention(ctypes.Structure):
 
 
 class CPUKernels:
-    """Typed calls into the compiled library. Tensors are float32 (indices int64), on the CPU; rows lie one after another."""
+    """Typed calls into the compiled library. Tensors are float32 (indices int64), on the CPU."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, integer, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         self._attend = _typed(library.paged_attention, pointer, *[integer] * 2, *[pointer] * 3, *[integer] * 2, pointer, integer, threads)
         self.attend = ctypes.cast(library.paged_attention, pointer)
-        """The C function `Attend`."""
+        """Pointer to the C function, of type `Attend`."""
         self._attention_room = _typed(library.attention_room, *[integer] * 4, result=integer)
         self._sample = _typed(library.sample, pointer, *[integer] * 3, *[pointer] * 5, threads)
         self._scratch = _Scratch()
@@ -66,17 +69,19 @@ class CPUKernels:
         softcap: float | None,
         sinks: Tensor | None = None,
     ) -> Attention:
-        """What the C function is told of a layer. It holds on to no tensor, and is good until this
-        thread asks for a larger one.
+        """Arguments of the C function for one layer.
+
+        The result does not keep any tensor alive. It becomes invalid when this thread asks for a
+        larger one, which reallocates the scratch memory.
 
         Args:
-            pools: keys and values of the layer, [kv_heads, blocks, block_size, D].
+            pools: keys and values of the layer, [kv_heads, blocks, block_size, D] each.
             where: slots [N], table [N, M], positions [N].
-            heads: of the queries.
-            scale: of the scores.
-            window: keys that a query sees at most, itself included; None: all before it.
+            heads: number of query heads.
+            scale: factor of the scores.
+            window: maximum number of keys that a query sees, including its own; None: no limit.
             softcap: scores become softcap * tanh(scores / softcap).
-            sinks: [heads] one more score of each head, without a value; contiguous.
+            sinks: [heads] one extra score per head, without a value; contiguous.
         """
         kv_heads, blocks, block_size, width = pools[0].shape
         columns = where[1].shape[1]
@@ -86,9 +91,16 @@ class CPUKernels:
         return Attention(*places, scratch, *sizes, scale, softcap or 0.0)
 
     def paged_attention(self, qkv: Triple, attention: Attention) -> Tensor:
-        """qkv: q [N, heads, D], k and v [N, kv_heads, D]; each may be parts of longer rows.
+        """Write k and v into their slots, then attend.
 
-        Write k and v into their slots; then each row of q attends over its own table up to its position, within the window -> [N, heads, D].
+        Each row of q attends over its own block table up to its position, within the window.
+
+        Args:
+            qkv: q [N, heads, D], k and v [N, kv_heads, D]. Each may be a slice of longer rows.
+            attention: arguments of the layer.
+
+        Returns:
+            [N, heads, D].
         """
         q, k, v = qkv
         rows, heads, width = q.shape
@@ -100,8 +112,16 @@ class CPUKernels:
         return out
 
     def sample(self, logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """One token of each row from softmax(logits / temperature), logits [B, V], temperature [B] (0: the most probable), noise [B] float64 in
-        [0, 1) -> (tokens [B], log-probs [B]; at temperature 1 where it is 0)."""
+        """Draw one token from softmax(logits / temperature) of each row.
+
+        Args:
+            logits: [B, V].
+            temperature: [B]; 0 takes the most probable token.
+            noise: [B] float64 in [0, 1).
+
+        Returns:
+            Tokens [B], and log-probs [B]; at temperature 1 where the temperature is 0.
+        """
         rows, vocabulary = logits.shape
         tokens, logp = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
         threads = torch.get_num_threads()
@@ -122,16 +142,19 @@ def _typed(function: Callable[..., Any], *types: type, result: type | None = Non
 
 @cache
 def cpu_kernels() -> CPUKernels | None:
-    """The compiled kernels, if `compiled` has them."""
+    """The compiled kernels, or None if they are not available."""
     library = compiled(SOURCE)
     return None if library is None else CPUKernels(library)
 
 
 def compiled(source: Path) -> ctypes.CDLL | None:
-    """A C file of kernels, behind `kernels.h`; None where there is no working C compiler (Windows counts as that), or SIXFOLD_KERNELS=torch. Compiles
-    once a machine.
+    """Compile and load a C file, with `kernels.h` included first. Compiles once per machine.
 
-    Raises ValueError for another value of SIXFOLD_KERNELS.
+    Returns:
+        None if there is no working C compiler, on Windows, or with SIXFOLD_KERNELS=torch.
+
+    Raises:
+        ValueError: if SIXFOLD_KERNELS has any other value.
     """
     choice = os.environ.get("SIXFOLD_KERNELS", "")
     if choice not in ("", "torch"):
@@ -144,32 +167,36 @@ def compiled(source: Path) -> ctypes.CDLL | None:
 
 
 def _library(compiler: str, source: Path) -> ctypes.CDLL | None:
-    """The library as this compiler makes it, kept in the user's cache folder; None if it fails."""
+    """Load the library from the user's cache folder, compiling it if needed. None if that fails."""
     name = f"{source.stem}-{_key(compiler, source)}.so"
     for folder in _folders():
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if folder.stat().st_uid != os.getuid():
-                continue  # somebody else's: what lies there is not ours to run
+                continue  # owned by another user: loading its files would run that user's code
             if not (folder / name).exists() or not (folder / name).read_bytes().endswith(_WHOLE):
                 _compile(compiler, source, folder / name)
             return ctypes.CDLL(str(folder / name))
-        except OSError:  # not writable, or nothing that lies there may be executed
+        except OSError:  # not writable, or mounted noexec
             continue
-        except subprocess.SubprocessError:  # elsewhere it would fail again
+        except subprocess.SubprocessError:  # compiling would fail in any other folder too
             return None
     return None
 
 
 def _folders() -> Iterator[Path]:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if os.path.isabs(home):  # a user without a home folder keeps the "~"
+    if os.path.isabs(home):  # without a home folder, expanduser leaves the "~"
         yield Path(home) / "sixfold"
     yield Path(tempfile.gettempdir()) / f"sixfold-{os.getuid()}"
 
 
 def _key(compiler: str, source: Path) -> str:
-    """Of the source, the compiler and the CPU: a home folder may be shared by machines, and "native" means another thing on each."""
+    """Hash of the source, the compiler and the CPU.
+
+    The CPU is part of it because machines may share a home folder, and -march=native differs by
+    CPU.
+    """
     cpu = Path("/proc/cpuinfo")
     text = cpu.read_text().split("\n\n")[0] if cpu.exists() else platform.processor()
     traits = [line for line in text.splitlines() if line.startswith(("flags", "model name", "Features"))]
@@ -178,23 +205,39 @@ def _key(compiler: str, source: Path) -> str:
 
 
 def _compile(compiler: str, source: Path, target: Path) -> None:
-    """With OpenMP where compiler and torch have the same one, else for one thread. The file appears whole. Raises SubprocessError or OSError."""
+    """Compile a C file into a shared library. The target file appears atomically.
+
+    OpenMP is used if the compiler and torch have the same OpenMP library. Otherwise the library
+    runs on one thread.
+
+    Raises:
+        subprocess.SubprocessError: if compiling or linking fails.
+        OSError: if a file cannot be written, or the library cannot be loaded.
+    """
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made, library = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
         compiling = [compiler, *FLAGS, "-include", str(HEADER), "-c", str(source), "-o", str(made)]
-        # Linked without -fopenmp: the OpenMP that torch has loaded serves both. Two of them would wait for each other's spinning threads.
+        # Link without -fopenmp, so that the OpenMP loaded by torch serves both. With two OpenMP
+        # libraries, each would wait for the spinning threads of the other.
         linking = [compiler, "-shared", str(made), "-o", str(library), "-lm"]
         try:
             _build([*compiling, "-fopenmp"], linking)
         except (subprocess.CalledProcessError, OSError):
             _build(compiling, linking)
-        with library.open("ab") as file:  # added to, not written anew: it is loaded
-            file.write(_WHOLE)  # loading a file that lost its end would end the process
+        # Append, do not rewrite: the library is loaded. The mark detects truncated files: loading
+        # one would crash the process.
+        with library.open("ab") as file:
+            file.write(_WHOLE)
         library.replace(target)
 
 
 def _build(compiling: list[str], linking: list[str]) -> None:
-    """Raises SubprocessError; OSError if a symbol is not to be had."""
+    """Run the compiler and the linker, and load the result to check its symbols.
+
+    Raises:
+        subprocess.SubprocessError: if a command fails.
+        OSError: if a symbol is missing.
+    """
     for command in (compiling, linking):
         subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMPILE_S, check=True)
     ctypes.CDLL(linking[linking.index("-o") + 1])

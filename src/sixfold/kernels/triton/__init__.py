@@ -1,1 +1,1 @@
-"""Triton kernels. Importing one needs Triton, which the base install lacks."""
+"""Triton kernels. Importing them needs Triton, which the base install does not include."""

@@ -1,12 +1,16 @@
-"""The engine's GPU kernels in Triton: decode attention over the paged cache, int8 writes, the sampler.
+"""The engine's GPU kernels in Triton: decode attention over the paged KV cache, int8 writes,
+sampling.
 
-They compute what PyTorch code computes: `DecodeLayout.attend`, a cascade over shared prefixes (in the tests), `quantise`, `sample`. Nothing is
-added up with atomics, so the same inputs give the same bits. Import this module only where tensors are on a GPU (or under TRITON_INTERPRET=1):
-the base install has no Triton.
+The kernels compute the same functions as PyTorch code: `DecodeLayout.attend`, a cascade over shared
+prefixes (in the tests), `quantise`, `sample`. No sum uses atomics, so the same inputs give the same
+bits. Import this module only if tensors are on a GPU, or under TRITON_INTERPRET=1: the base install
+has no Triton.
 
-Decode attention is flash-decoding (Dao et al. 2023) over block tables. A *unit* is a few sequences whose keys are the same in [begin, end): all
-members of a shared prefix, or one sequence and its own part. A program attends for all query heads of one key head of a unit's members over one
-split of its keys; a second kernel joins the parts of each sequence.
+Decode attention is flash-decoding (Dao et al. 2023) over block tables. A *unit* is a few sequences
+that have the same keys in [begin, end): all members of a shared prefix, or one sequence with its
+own part. One program handles one KV head of a unit and one split of its keys. It attends for all
+query heads of that KV head, for all members of the unit. A second kernel merges the parts of each
+sequence.
 """
 
 from __future__ import annotations
@@ -22,22 +26,24 @@ from torch import Tensor
 from ..attention import AttentionLayer
 
 PROGRAMS = 512
-"""Programs that a step should have at least, to fill a GPU: where sequences are fewer, their keys are split."""
+"""Number of programs that fills a GPU. With fewer sequences, their keys are split."""
 LEAST_SPLIT, MOST_SPLITS = 256, 32
-"""Keys in a split at least, and splits at most."""
+"""Minimum number of keys per split, and maximum number of splits."""
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
 def _dot(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     """a @ b with float32 sums."""
-    if INTERPRETED:  # which would multiply bfloat16 numbers as bit patterns; as float32 their products are the same
+    # The interpreter would multiply bfloat16 numbers as bit patterns. In float32 the products are
+    # the same as on a GPU.
+    if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32))
     return tl.dot(a, b, input_precision="ieee")
 
 
-# The numbers that follow from the batch are not specialised on: a kernel for each value that happens
-# to be 1 or a multiple of 16 would be compiled in the middle of a rollout.
+# Do not specialise on numbers that depend on the batch: Triton would compile a new kernel, in the
+# middle of a rollout, whenever a value happens to be 1 or a multiple of 16.
 @triton.jit(do_not_specialize=["columns", "first_part", "parts", "split_keys"])
 def _attend(
     q: tl.tensor, keys: tl.tensor, values: tl.tensor, key_scales: tl.tensor, value_scales: tl.tensor, table: tl.tensor, positions: tl.tensor,
@@ -46,7 +52,10 @@ def _attend(
     MEMBERS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr, INT8: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Program (unit, key head, split): rows are its members' query heads. Writes out [B, H, parts, D] and lse [B, H, parts]."""
+    """Attention of one program (unit, KV head, split). Its rows are the query heads of its members.
+
+    Writes out [B, H, parts, D] and lse [B, H, parts].
+    """
     unit, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1) * GROUP
     row, at_d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
@@ -82,7 +91,8 @@ def _attend(
             seen &= position[:, None] - key < window
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
-        shift = tl.where(higher == float("-inf"), 0.0, higher)  # a row may see nothing here, and -inf - -inf is no number
+        # A row may see no key in this tile, and -inf - -inf is NaN.
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp(scores - shift[:, None])
         decay = tl.exp(top - shift)
         total = total * decay + tl.sum(weights, 1)
@@ -97,7 +107,7 @@ def _attend(
 
 @triton.jit(do_not_specialize=["parts"])
 def _merge(out: tl.tensor, lse: tl.tensor, merged: tl.tensor, parts: tl.tensor, PARTS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr) -> None:
-    """Program (sequence and head): parts [parts, D] with their log-sum-exps -> [D]."""
+    """Merge the parts [parts, D] of one sequence and head by their log-sum-exps -> [D]."""
     lane = tl.program_id(0).to(tl.int64)
     part, at_d = tl.arange(0, PARTS), tl.arange(0, WIDTH)
     weight = tl.load(lse + lane * parts + part, mask=part < parts, other=float("-inf"))
@@ -108,21 +118,26 @@ def _merge(out: tl.tensor, lse: tl.tensor, merged: tl.tensor, parts: tl.tensor, 
 
 
 class Launch(NamedTuple):
-    """How a program of `_attend` is run. warps: of 32 threads. tile: keys read at a time."""
+    """Launch parameters of `_attend`.
+
+    Attributes:
+        warps: warps (of 32 threads) per program.
+        tile: keys read at a time.
+    """
 
     warps: int
     tile: int
 
 
 def launch_of(rows: int, d: int, itemsize: int) -> Launch:
-    """Warps and tile for which the compiler's registers suffice.
+    """Warps and tile for which no registers are spilled.
 
     Found by compiling for sm_80 and sm_90 (`benchmarks/gpu/spills.py`).
 
     Args:
-        rows: query rows of a program, before they are rounded up to a power of two.
+        rows: query rows per program, before rounding up to a power of two.
         d: head size.
-        itemsize: bytes of a number of the cache's dtype as it enters the products.
+        itemsize: bytes per number of the dtype that enters the products.
     """
     rows, d = triton.next_power_of_2(max(16, rows)), triton.next_power_of_2(max(16, d))
     large = rows >= 64 or d >= 128
@@ -134,7 +149,13 @@ def launch_of(rows: int, d: int, itemsize: int) -> Launch:
 
 @dataclass(frozen=True)
 class Units:
-    """What `decode_attention` reads together, on the device. members [U, R], begin and end [U]; see the module's docstring."""
+    """Units of `decode_attention`, on the device. See the module docstring.
+
+    Attributes:
+        members: [U, R] row numbers of the members, -1 where a unit has fewer than R.
+        begin: [U] first key position.
+        end: [U] position after the last key.
+    """
 
     members: Tensor
     begin: Tensor
@@ -142,14 +163,22 @@ class Units:
 
 
 def units_of(positions: Tensor, members: Tensor, lengths: Tensor, own: Tensor) -> list[Units]:
-    """Each sequence's own part and, before it, the prefixes that are shared (`SharedPrefixes`). positions: [B] of the queries."""
+    """Units of a decode: the shared prefixes, if there are any, and each sequence's own part.
+
+    Args:
+        positions: [B] position of each query.
+        members: see `SharedPrefixes`.
+        lengths: see `SharedPrefixes`.
+        own: see `SharedPrefixes`.
+    """
     rows = torch.arange(len(positions), device=positions.device)
     prefixes = [Units(members, torch.zeros_like(lengths), lengths)] if len(members) else []
     return [*prefixes, Units(rows[:, None], own, positions + 1)]
 
 
 def units_of_prompts(members: Tensor, ends: Tensor) -> list[Units]:
-    """Rows of prompts that read their keys together (`neighbours`): members [U, R], ends [U]."""
+    """Units of prompt rows that read their keys together: members [U, R], ends [U]
+    (`neighbours`)."""
     return [Units(members, torch.zeros_like(ends), ends)]
 
 
@@ -157,19 +186,32 @@ def decode_attention(
     q: Tensor, keys: Tensor, values: Tensor, table: Tensor, positions: Tensor, units: list[Units], kernel: AttentionLayer,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
-    """q [B, H, D] over the pools [H_kv, blocks, block_size, D] by table [B, M] -> [B, H, D].
+    """Decode attention over the paged KV cache.
 
-    A sequence sees its keys up to its own position [B], within the layer's window. scales: of int8 pools, each [H_kv, blocks, block_size].
+    A query sees the keys up to its own position, within the layer's window.
+
+    Args:
+        q: [B, H, D] queries.
+        keys: [H_kv, blocks, block_size, D] key pool.
+        values: [H_kv, blocks, block_size, D] value pool.
+        table: [B, M] block table of each query.
+        positions: [B] position of each query.
+        units: result of `units_of` or `units_of_prompts`.
+        kernel: parameters of the layer.
+        scales: scales of int8 pools, [H_kv, blocks, block_size, 1] each; None for other pools.
+
+    Returns:
+        [B, H, D].
     """
     (batch, heads, d), (kv_heads, blocks, block_size, _) = q.shape, keys.shape
     width = table.shape[1] * block_size
     splits = [max(1, min(MOST_SPLITS, -(-width // LEAST_SPLIT), PROGRAMS // (len(u.members) * kv_heads))) for u in units]
     parts = sum(splits) + (kernel.sinks is not None)
-    # A shared part that a sequence has none of stays at -inf, so it counts for nothing.
+    # Initialise with -inf: the shared part of a sequence without a shared prefix must get weight 0.
     lse = torch.full((batch, heads, parts), float("-inf"), device=q.device)
     out = torch.zeros(batch, heads, parts, d, device=q.device)
     if kernel.sinks is not None:
-        lse[:, :, -1] = kernel.sinks  # a part of one key, whose value is 0
+        lse[:, :, -1] = kernel.sinks  # the sink is a part with one key, whose value is 0
     group, padded, q = heads // kv_heads, triton.next_power_of_2(max(16, d)), q.contiguous()
     for i, unit in enumerate(units):
         count, members = unit.members.shape
@@ -192,7 +234,7 @@ def _write_int8(
     x: tl.tensor, slots: tl.tensor, pool: tl.tensor, scales: tl.tensor, count: tl.tensor, room: tl.tensor,
     D: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Program (token, key head): one row of D numbers to int8 and its scale."""
+    """Quantise one row of D numbers to int8. One program per (token, KV head)."""
     token, head = tl.program_id(0), tl.program_id(1)
     at_d = tl.arange(0, WIDTH)
     row = tl.load(x + (head * count + token) * D + at_d, mask=at_d < D, other=0.0).to(tl.float32)
@@ -204,7 +246,14 @@ def _write_int8(
 
 
 def write_int8(x: Tensor, slots: Tensor, pool: Tensor, scales: Tensor) -> None:
-    """Quantise x [H_kv, N, D] into `slots` [N] of pool [H_kv, blocks, block_size, D] and scales [H_kv, blocks, block_size]; see `quantise`."""
+    """Quantise x into slots of an int8 pool. Same result as `quantise`.
+
+    Args:
+        x: [H_kv, N, D] keys or values.
+        slots: [N] cache slots.
+        pool: [H_kv, blocks, block_size, D] int8 pool.
+        scales: [H_kv, blocks, block_size, 1] scales.
+    """
     kv_heads, count, d = x.shape
     room = pool.shape[1] * pool.shape[2]
     _write_int8[(count, kv_heads)](x.contiguous(), slots, pool, scales, count, room, D=d, WIDTH=triton.next_power_of_2(d))
@@ -212,7 +261,7 @@ def write_int8(x: Tensor, slots: Tensor, pool: Tensor, scales: Tensor) -> None:
 
 @triton.jit
 def _scaled(logits: tl.tensor, at: tl.tensor, end: tl.tensor, temperature: tl.tensor) -> tl.tensor:
-    """Logits at temperature; temperature 0 leaves them."""
+    """Load logits and divide them by the temperature. Temperature 0 counts as 1."""
     x = tl.load(logits + at, mask=at < end, other=float("-inf"))
     return tl.div_rn(x, tl.where(temperature == 0, 1.0, temperature))
 
@@ -222,7 +271,7 @@ def _sample(
     logits: tl.tensor, temperatures: tl.tensor, noise: tl.tensor, tokens: tl.tensor, logps: tl.tensor, V: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Program (row). Three passes over its logits, each in one order: normaliser, mass, pick."""
+    """Sample one row. Three passes over its logits, in a fixed order: normaliser, mass, token."""
     row = tl.program_id(0)
     logits += row.to(tl.int64) * V
     temperature = tl.load(temperatures + row)
@@ -237,7 +286,7 @@ def _sample(
     mass = tl.zeros([TILE], tl.float64)
     for low in range(0, V, TILE):
         mass += tl.exp(_scaled(logits, low + tl.arange(0, TILE), V, temperature) - lse).to(tl.float64)
-    # float64: in float32 the running sum over a large vocabulary loses the rare tokens.
+    # float64: in float32 the cumulative sum over a large vocabulary loses rare tokens.
     threshold = tl.load(noise + row) * tl.sum(mass, 0)
     before, token = tl.sum(mass, 0) * 0.0, 0
     for low in range(0, V, TILE):
@@ -251,7 +300,16 @@ def _sample(
 
 
 def fused_sample(logits: Tensor, temperatures: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """logits [B, V] float32, temperatures [B] float32 (0: greedy), noise [B] float64 in [0, 1) -> (token [B], log-prob [B]), as `sample` has it."""
+    """Sample one token from each row. Same function as `sample` in `engine/sampler.py`.
+
+    Args:
+        logits: [B, V] float32.
+        temperatures: [B] float32; 0 is greedy.
+        noise: [B] float64 in [0, 1).
+
+    Returns:
+        Tokens [B] and log-probs [B].
+    """
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     logps = torch.empty(len(logits), device=logits.device)
     tile = min(1024, triton.next_power_of_2(logits.shape[1]))
