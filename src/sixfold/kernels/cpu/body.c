@@ -1,7 +1,9 @@
-/* The CPU kernels of a transformer's body, all but its attention, and the body made of them. Each row of the output is computed in an order that depends on that row alone: its
-   bits are the same whatever the other rows are, and however many threads there are. */
+/* CPU kernels of a transformer's body without attention, and the body made of them. Each output row
+   is computed in an order that depends on that row only. So its bits do not depend on the other
+   rows or on the number of threads. */
 
-/* As many floats as a register has, wherever they lie; TALL rows of two such sums are as many as the registers hold. */
+/* WIDE: floats per vector register. A `wide` may have any alignment. TALL: rows of a tile, chosen
+   so that their sums, two registers per row, fill the registers. */
 #ifdef __AVX512F__
 enum { WIDE = 16, TALL = 12 };
 #else
@@ -13,9 +15,10 @@ enum { PANEL = 2 * WIDE, CHUNK = 264 };
 
 i64 panel_width(void) { return PANEL; }
 
-/* Rows [first, first + N) of the panels, from a matrix [N, K]. */
+/* Copy a matrix [N, K] into rows [first, first + N) of the panels. */
 void pack(const float *weight, i64 N, i64 K, i64 first, float *panels, int threads) {
-    const i64 deep = 64; /* a panel's piece that stays in cache until all its rows are there */
+    /* A piece of a panel this deep stays in cache until all its rows are copied. */
+    const i64 deep = 64;
 #pragma omp parallel for num_threads(threads) if (N * K > 65536)
     for (i64 p = first / PANEL; p <= (first + N - 1) / PANEL; p++)
         for (i64 from = 0; from < K; from += deep)
@@ -23,8 +26,10 @@ void pack(const float *weight, i64 N, i64 K, i64 first, float *panels, int threa
                 for (i64 k = from; k < K && k < from + deep; k++) panels[(p * K + k) * PANEL + n % PANEL] = weight[(n - first) * K + k];
 }
 
-/* R rows of one panel: what is there, or 0, and the bias, and then x[k] w[k] for one k after another. Two sums a row at least: of a single one GCC may
-   make multiplications and additions where it fuses them for several, and the last bit would depend on R. */
+/* R output rows of one panel. Each sum starts from the output (if `add`) or 0, plus the bias, and
+   then adds x[k] w[k] in the order of k. Each row has at least two sums: for a single sum GCC may
+   use separate multiplications and additions where it fuses them for several, and the last bit
+   would depend on R. */
 LINE void tile(int R, const float *x, i64 x_stride, const float *panel, i64 K, const float *bias, float *out, i64 o_stride, int add) {
     wide s[TALL][2];
     for (int r = 0; r < R; r++)
@@ -41,8 +46,10 @@ LINE void tile(int R, const float *x, i64 x_stride, const float *panel, i64 K, c
         for (int c = 0; c < 2; c++) WIDE_AT(out + r * o_stride + c * WIDE) = s[r][c];
 }
 
-/* out (+)= x W^T + bias for M rows. panels: PANEL rows of W at a time, turned: [panels, K, PANEL], zeros behind row N, where bias has room too. Threads
-   share the rows evenly, in chunks that their caches hold; where that would leave few to each, the panels. */
+/* out = x W^T + bias for M rows, or out += x W^T + bias with `add`. panels: [panels, K, PANEL], the
+   transposed rows of W, PANEL at a time. Rows after N are zeros, and bias is padded likewise.
+   Threads share the rows evenly, in chunks that fit their caches. If that would leave few rows to
+   each thread, they share the panels instead. */
 void product(const float *x, i64 x_stride, const float *panels, const float *bias, float *out, i64 o_stride, i64 M, i64 N, i64 K, int add,
              int threads) {
     i64 parts = M < 64 * threads ? 1 : (M + CHUNK * threads - 1) / (CHUNK * threads) * threads;
@@ -56,7 +63,7 @@ void product(const float *x, i64 x_stride, const float *panels, const float *bia
         float *to = out + m * o_stride + n; \
         if (columns == PANEL) \
             tile(R, x + m * x_stride, x_stride, panels + n * K, K, bias ? bias + n : 0, to, o_stride, add); \
-        else { /* the last panel is not whole */ \
+        else { /* the last panel is partly filled: a full write would overrun the row */ \
             for (i64 r = 0; r < R && add; r++) memcpy(edge + r * PANEL, to + r * o_stride, sizeof(float) * columns); \
             tile(R, x + m * x_stride, x_stride, panels + n * K, K, bias ? bias + n : 0, edge, PANEL, add); \
             for (i64 r = 0; r < R; r++) memcpy(to + r * o_stride, edge + r * PANEL, sizeof(float) * columns); \
@@ -73,7 +80,7 @@ LINE float inverse_rms(const float *x, i64 n, float epsilon) {
     return 1.0f / sqrtf(s / n + epsilon);
 }
 
-/* out = x / rms(x) * weight, for rows of `width`. */
+/* out = x / rms(x) * weight, for rows of `width` floats. */
 void rms_norm(const float *x, const float *weight, float epsilon, float *out, i64 rows, i64 width, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * width > 16384)
     for (i64 r = 0; r < rows; r++) {
@@ -84,7 +91,7 @@ void rms_norm(const float *x, const float *weight, float epsilon, float *out, i6
     }
 }
 
-/* The first half of each row, gates, becomes silu(gate) * its second half. */
+/* Replace the first half of each row (gate) by silu(gate) * second half (up). */
 void silu_mul(float *gate_up, i64 rows, i64 width, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * width > 16384)
     for (i64 r = 0; r < rows; r++) {
@@ -94,8 +101,10 @@ void silu_mul(float *gate_up, i64 rows, i64 width, int threads) {
     }
 }
 
-/* Queries and keys of each row, in place: RMSNorm of each head where there is a weight, then the rotation of halves (Su et al. 2021) by the row's
-   position. qkv: rows of `stride`, query heads first, then key heads. cosine, sine: [positions, D / 2]. */
+/* Norm and rotary embedding of the queries and keys of each row, in place: RMSNorm of each head if
+   it has a weight, then rotation of its halves (Su et al. 2021) by the row's position. qkv: rows at
+   a distance of `stride`, with query heads first, then key heads. cosine, sine:
+   [positions, D / 2]. */
 void rotate(float *qkv, i64 stride, i64 rows, i64 heads, i64 kv_heads, i64 D, const float *q_weight, const float *k_weight, float epsilon,
             const float *cosine, const float *sine, const i64 *positions, int threads) {
     i64 half = D / 2;
@@ -120,7 +129,7 @@ void rotate(float *qkv, i64 stride, i64 rows, i64 heads, i64 kv_heads, i64 D, co
     }
 }
 
-/* As `product` takes them: a matrix [N, K] in panels. */
+/* A matrix [N, K] in the panels that `product` reads. */
 typedef struct {
     const float *panels, *bias;
     i64 N, K;
@@ -133,11 +142,13 @@ typedef struct {
 
 typedef struct {
     Linear qkv, output, gate_up, down;
-    Norm before_attention, before_mlp, q_norm, k_norm; /* the last two without weights, where a model has none */
+    /* The weight of q_norm and k_norm is NULL if the model has none. */
+    Norm before_attention, before_mlp, q_norm, k_norm;
 } Layer;
 
-/* A forward. cosine, sine: as `rotate` has them. attention: of each layer. Of each row: x its embedding, which becomes the residual stream; normed what
-   comes out in the end; the rest is room. */
+/* A forward pass. cosine, sine: see `rotate`. attention: arguments of each layer. x: embedding of
+   each row, overwritten by the residual stream. normed: in the end the output. qkv, attended,
+   gate_up: scratch. */
 typedef struct {
     const Layer *layers;
     i64 depth, hidden, heads, kv_heads, D;
@@ -153,7 +164,7 @@ LINE void apply(const Linear *l, const float *x, i64 stride, float *out, i64 M, 
     product(x, stride, l->panels, l->bias, out, l->N, M, l->N, l->K, add, threads);
 }
 
-/* All layers for `rows` rows from `first` on. */
+/* Run all layers for rows [first, first + rows). */
 static void run_layers(const Body *b, i64 first, i64 rows, i64 part, int threads) {
     const i64 H = b->hidden, W = b->heads * b->D, KV = b->kv_heads * b->D, Q = W + 2 * KV, G = b->layers->gate_up.N, *positions = b->positions + first;
     float *x = b->x + first * H, *normed = b->normed + first * H, *qkv = b->qkv + first * Q, *attended = b->attended + first * W;
@@ -173,12 +184,16 @@ static void run_layers(const Body *b, i64 first, i64 rows, i64 part, int threads
     rms_norm(x, b->last.weight, b->last.epsilon, normed, rows, H, threads);
 }
 
-/* All layers for all rows. Of many rows that are `apart`, none reading what another one writes, each thread takes its share from the first layer to the
-   last: nobody waits, and while one thread's attention waits for memory the other may multiply. Else the threads share every operation. */
+/* Run all layers for all rows. Rows are `apart` if no row reads what another row writes. If many
+   rows are apart, each thread runs its share of the rows through all layers. Then no thread waits
+   for another, and one can multiply while the attention of another waits for memory. Otherwise the
+   threads share every operation. */
 void body(const Body *b, i64 rows, int apart, int threads) {
     if (!apart || threads < 2 || rows < 64 * threads)
         run_layers(b, 0, rows, 0, threads);
-    else { /* not an `if` of the pragma: within a region, though it be of one thread, GCC's OpenMP makes new threads for every inner one */
+    else {
+        /* Do not use an `if` clause of the pragma: inside a parallel region, even of one thread,
+           GCC's OpenMP creates new threads for every inner region. */
         const i64 share = (rows + threads * TALL - 1) / (threads * TALL) * TALL;
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
         for (i64 part = 0; part < threads; part++)

@@ -1,7 +1,7 @@
-/* The CPU kernels of the engine. Each row of the output is computed by one thread, in an order that depends on that row alone: its bits are the
-   same whatever the other rows are, and however many threads there are. */
+/* CPU kernels of the engine. Each output row is computed by one thread, in an order that depends on
+   that row only. So its bits do not depend on the other rows or on the number of threads. */
 
-/* Eight floats at a time, wherever they lie; the compiler cuts them to what the machine has. */
+/* Eight floats with any alignment. The compiler splits them into the machine's vectors. */
 typedef float lanes __attribute__((vector_size(32), aligned(4), may_alias));
 #define AT(p) (*(lanes *)(p))
 #ifdef __clang__
@@ -10,7 +10,7 @@ typedef float lanes __attribute__((vector_size(32), aligned(4), may_alias));
 #define PICK(a, b, ...) __builtin_shuffle(a, b, (int32_t __attribute__((vector_size(32)))){__VA_ARGS__})
 #endif
 
-/* The sum of each of eight vectors: its upper half is added to its lower one, and so on. */
+/* Sums of eight vectors, one lane each: add upper half to lower half, repeatedly. */
 LINE lanes sums(const lanes *v) {
     lanes half[4], quarter[2];
     for (int i = 0; i < 4; i++) half[i] = PICK(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11) + PICK(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
@@ -21,8 +21,8 @@ LINE lanes sums(const lanes *v) {
 
 enum { TOGETHER = 8, AHEAD = 16, SPARE = 8 + AHEAD };
 
-/* scores[g][t] = x[g] . key t for Q queries; key t begins at pool[at[t]]. Eight sums at a time: up to 7 scores too many are written. Each is added up in
-   one order, whatever Q is. */
+/* scores[g][t] = x[g] . key t for Q queries; key t begins at pool[at[t]]. Computes eight sums at a
+   time, so up to 7 extra scores are written. The order of each sum does not depend on Q. */
 LINE void score(int Q, const float *x, const float *pool, const i64 *at, i64 n, i64 D, float *scores, i64 stride) {
     const int T = 8 / Q;
     for (i64 t = 0; t < n; t += T) {
@@ -39,8 +39,9 @@ LINE void score(int Q, const float *x, const float *pool, const i64 *at, i64 n, 
     }
 }
 
-/* x[g] += sum of scores[g][t] * value t, for C * 8 floats of Q queries, Q * C <= 8. C is at least 2: of a single sum GCC may make multiplications and
-   additions where it fuses them for several, and the last bit would depend on Q. */
+/* x[g] += sum over t of scores[g][t] * value t, for C * 8 floats of Q queries; Q * C <= 8. C must
+   be at least 2: for a single sum GCC may use separate multiplications and additions where it fuses
+   them for several, and the last bit would depend on Q. */
 LINE void mix(int Q, int C, float *x, const float *pool, const i64 *at, i64 n, i64 D, const float *scores, i64 stride) {
     lanes s[8];
     for (int i = 0; i < Q * C; i++) s[i] = AT(x + i / C * D + i % C * 8);
@@ -54,7 +55,8 @@ LINE void mix(int Q, int C, float *x, const float *pool, const i64 *at, i64 n, i
     for (int i = 0; i < Q * C; i++) AT(x + i / C * D + i % C * 8) = s[i];
 }
 
-/* N queries x over n keys, or their sums x over n values: four at a time, then two, then one. */
+/* Scores of N queries x over n keys or, if `mixing`, their sums x over n values. Takes four queries
+   at a time, then two, then one. */
 static void look(int mixing, float *x, i64 N, const float *pool, const i64 *at, i64 n, i64 D, float *scores, i64 stride) {
 #define TAKE(Q) \
     for (; N >= Q; N -= Q, x += Q * D, scores += Q * stride) { \
@@ -68,7 +70,8 @@ static void look(int mixing, float *x, i64 N, const float *pool, const i64 *at, 
     TAKE(4) TAKE(2) TAKE(1)
 }
 
-/* Scores become weights that are not normalised yet -> 1 / their sum. sink: NULL, or a score more that counts in the sum alone. */
+/* Replace scores by unnormalised weights; return 1 / their sum. sink: an extra score that only
+   enters the sum, or NULL. */
 LINE float softmax(float *s, i64 n, float softcap, const float *sink) {
     float top = sink ? *sink : -INFINITY, total = 0;
     if (softcap > 0)
@@ -80,9 +83,11 @@ LINE float softmax(float *s, i64 n, float softcap, const float *sink) {
     return 1.0f / (sink ? total + exp_(*sink - top) : total);
 }
 
-/* Up to TOGETHER rows, and the runs among them: neighbours that save reads by sharing the beginning of their tables. first, count: of each row the
-   positions that it sees. at: where those begin in a head's pool; of a run first what its rows share, then each row's own. length: of the run that
-   begins at a row. */
+/* Up to TOGETHER rows, divided into runs: neighbouring rows that share the first blocks of their
+   tables, which saves reads. first, count: first position that each row sees, and number of
+   positions. at: offset of each position in a head's pool; for each run the shared positions, then
+   the own positions of each row. length: number of rows of the run that begins at a row. shared:
+   number of positions that the run shares. */
 typedef struct {
     i64 rows, G, D, stride, *at, first[TOGETHER], count[TOGETHER], length[TOGETHER], shared[TOGETHER];
 } Piece;
@@ -93,7 +98,8 @@ LINE i64 *put(i64 *at, const i64 *table, i64 block, i64 from, i64 to, i64 D) {
     return at;
 }
 
-/* Fill a piece, whose first four members are set. Shared are blocks that are full, and seen by all rows of a run. */
+/* Fill a piece whose rows, G, D, stride and at are set. A run shares only blocks that are full and
+   that all its rows see. */
 static void lay_out(Piece *p, const i64 *table, i64 columns, i64 block, const i64 *positions, i64 window) {
     i64 *at = p->at, n;
     for (i64 i = 0; i < p->rows; i++)
@@ -103,7 +109,8 @@ static void lay_out(Piece *p, const i64 *table, i64 columns, i64 block, const i6
         for (n = 0; i + n < p->rows; n++) {
             i64 c = 0, full = p->first[i + n] ? 0 : p->count[i + n] / block;
             while (c < depth && c < full && table[(i + n) * columns + c] == table[i * columns + c]) c++;
-            if (n && n * c <= (n - 1) * depth) break; /* it would save less than it costs the others */
+            /* Joining would not save reads: the run would share less. */
+            if (n && n * c <= (n - 1) * depth) break;
             depth = c;
         }
         p->length[i] = n;
@@ -114,7 +121,7 @@ static void lay_out(Piece *p, const i64 *table, i64 columns, i64 block, const i6
     for (int i = 0; i < SPARE; i++) at[i] = at[-1];
 }
 
-/* All queries of a piece over its keys, or all sums over its values. */
+/* `look` for all rows of a piece: scores over the keys or, if `mixing`, sums over the values. */
 static void look_at_all(const Piece *p, int mixing, float *x, const float *pool, float *scores) {
     const i64 *at = p->at, G = p->G, W = G * p->D;
     for (i64 i = 0; i < p->rows; i += p->length[i]) {
@@ -127,20 +134,29 @@ static void look_at_all(const Piece *p, int mixing, float *x, const float *pool,
     }
 }
 
-/* 8-byte words that a thread needs for its sums: positions of TOGETHER rows and of what they share; queries, results and scores. */
+/* Scratch memory per thread in 8-byte words: positions of TOGETHER rows and of their shared part,
+   queries, results and scores. */
 i64 attention_room(i64 G, i64 D, i64 columns, i64 block) { return (TOGETHER + 1 + TOGETHER / 2 * G) * (columns * block + SPARE) + TOGETHER * G * D; }
 
-/* Write each row's new key and value into the pools, then attend: row r over positions [max(0, p - window + 1), p] of its own table, p = positions[r].
-   For `rows` rows of the forward from its row `first` on, with which q, k, v and out begin. All rows are written before any attends: rows may be
-   tokens of one sequence. Pools: [kv_heads, blocks, block, D], pool: floats of one head; D is a multiple of 16. Up to TOGETHER rows at a time, which
-   read what they share once. Rows of one slot, as padding has them, leave any one of theirs there. scratch: `attention_room` for each thread; calls
-   for several parts of a forward may run side by side, each with a single thread. */
+/* Write each row's new key and value into the pools, then attend. Row r attends over positions
+   [max(0, p - window + 1), p] of its own table, with p = positions[r].
+
+   The call handles rows [first, first + rows) of the forward pass; q, k, v and out begin at row
+   `first`. All rows are written before any row attends, because rows may be tokens of one sequence.
+   If several rows have the same slot, as padding rows do, any one of them is stored. Up to TOGETHER
+   rows are computed at a time, and read their shared keys and values once.
+
+   Pools: [kv_heads, blocks, block, D]; D is a multiple of 16. pool: floats per head of a pool.
+   scratch: `attention_room` for each thread. Calls for several parts of a forward pass may run
+   concurrently, with one thread each. `part` is the number of the part, and selects its scratch
+   memory. */
 void paged_attention(const Attention *a, i64 first, i64 rows, const float *q, const float *k, const float *v, i64 q_stride, i64 kv_stride, float *out,
                      i64 part, int threads) {
     const i64 heads = a->heads, kv_heads = a->kv_heads, D = a->D, pool = a->pool, columns = a->columns, block = a->block;
     const i64 *slots = a->slots + first, *table = a->table + first * columns, *positions = a->positions + first;
     const i64 G = heads / kv_heads, W = G * D, stride = columns * block + SPARE, room = attention_room(G, D, columns, block);
-    const i64 most = rows * kv_heads / (4 * threads), together = most < 1 ? 1 : most < TOGETHER ? most : TOGETHER; /* so that no thread is left without */
+    /* Fewer rows at a time if there are few: otherwise some threads would get no work. */
+    const i64 most = rows * kv_heads / (4 * threads), together = most < 1 ? 1 : most < TOGETHER ? most : TOGETHER;
     const i64 pieces = (rows + together - 1) / together;
 #pragma omp parallel for num_threads(threads)
     for (i64 r = 0; r < rows; r++)
@@ -157,7 +173,7 @@ void paged_attention(const Attention *a, i64 first, i64 rows, const float *q, co
         for (i64 i = 0; i < p.rows; i++)
             for (i64 d = 0; d < W; d++) query[i * W + d] = q[(r + i) * q_stride + h * W + d] * a->scale, mine[i * W + d] = 0;
         look_at_all(&p, 0, query, a->keys + h * pool, scores);
-        for (i64 i = 0; i < p.rows * G; i++) /* the queries have had their use */
+        for (i64 i = 0; i < p.rows * G; i++) /* reuses `query`: the queries are no longer needed */
             query[i] = softmax(scores + i * stride, p.count[i / G], a->softcap, a->sinks ? a->sinks + h * G + i % G : 0);
         look_at_all(&p, 1, mine, a->values + h * pool, scores);
         for (i64 i = 0; i < p.rows; i++)
@@ -173,9 +189,13 @@ LINE double piece_sum(const float *e, i64 n) {
     return s;
 }
 
-/* Draw a token of each row from softmax(logits / temperature) by inverse transform: the first whose running sum of probabilities passes noise * total.
-   Temperature 0 takes the most probable one. logp: of the token; at temperature 1 where it is 0. Sums over the vocabulary are in double precision: in
-   single precision they would lose the rare tokens. Where a logit is NaN, or all are -inf, some token comes out with logp NaN. scratch: [threads, V]. */
+/* Draw a token of each row from softmax(logits / temperature) by inverse transform sampling: the
+   first token where the cumulative probability exceeds noise * total. Temperature 0 takes the most
+   probable token.
+
+   logp: log-prob of the token; at temperature 1 where the temperature is 0. If a logit is NaN, or
+   all are -inf, the result is some token with logp NaN. scratch: [threads, V]. Sums over the
+   vocabulary are in double precision: in single precision they would lose rare tokens. */
 void sample(const float *logits, i64 stride, i64 rows, i64 V, const float *temperature, const double *noise, i64 *tokens, float *logp, float *scratch,
             int threads) {
     const i64 piece = 64;
@@ -185,8 +205,9 @@ void sample(const float *logits, i64 stride, i64 rows, i64 V, const float *tempe
         float *e = scratch + omp_get_thread_num() * V, T = temperature[r] > 0 ? temperature[r] : 1.0f, top = -INFINITY;
 #pragma omp simd reduction(max : top)
         for (i64 i = 0; i < V; i++) top = x[i] > top ? x[i] : top;
+        /* Not x / T - top / T: a small T gives infinities. */
 #pragma omp simd
-        for (i64 i = 0; i < V; i++) e[i] = exp_((x[i] - top) / T); /* not x / T - top / T: a small T would make infinities of them */
+        for (i64 i = 0; i < V; i++) e[i] = exp_((x[i] - top) / T);
         double total = 0, passed = 0;
         i64 token = 0;
         for (i64 from = 0; from < V; from += piece) total += piece_sum(e + from, V - from < piece ? V - from : piece);
@@ -195,10 +216,12 @@ void sample(const float *logits, i64 stride, i64 rows, i64 V, const float *tempe
             i64 from = 0;
             for (double s; from + piece < V && passed + (s = piece_sum(e + from, piece)) <= wanted; from += piece) passed += s;
             for (token = from; token < V && (passed += e[token]) <= wanted;) token++;
-            if (token == V) /* rounding left the sum below the noise: the last token that can be drawn */
+            /* Rounding left the sum below `wanted`: take the last token with a probability. */
+            if (token == V)
                 for (token--; token > 0 && e[token] <= 0;) token--;
         } else
-            while (token < V - 1 && x[token] < top) token++; /* not e < 1: what is just below the top rounds to 1 */
+            /* Not e < 1: e of a logit just below the top rounds to 1. */
+            while (token < V - 1 && x[token] < top) token++;
         tokens[r] = token;
         logp[r] = (x[token] - top) / T - (float)log(total);
     }

@@ -1,4 +1,5 @@
-/* What the CPU kernels have in common; put before each of their files by the compiler. float32 throughout; strides are in floats. */
+/* Shared by the CPU kernels: the compiler includes it before each C file. All numbers are float32,
+   and strides are in floats. */
 
 #include <math.h>
 #include <stdint.h>
@@ -13,7 +14,8 @@
 
 typedef int64_t i64;
 
-/* One layer's paged attention, for all rows of a forward: see `paged_attention`. sinks: of each head, or NULL. */
+/* Paged attention of one layer, for all rows of a forward pass: see `paged_attention`. sinks: one
+   per head, or NULL. */
 typedef struct {
     float *keys, *values;
     const float *sinks;
@@ -25,8 +27,9 @@ typedef struct {
 typedef void Attend(const Attention *a, i64 first, i64 rows, const float *q, const float *k, const float *v, i64 q_stride, i64 kv_stride, float *out,
                     i64 part, int threads);
 
-/* e^x to 1 ulp or so for x <= 88 (beyond, the exponent would run into the sign), 0 below -87.3, NaN of NaN: 2^n * p(r), written so that a compiler
-   makes vectors of it. Coefficients: Cephes expf. */
+/* e^x = 2^n * p(r), to about 1 ulp, for x <= 88: above, the exponent would overflow into the sign
+   bit. 0 below -87.3; NaN for NaN. Written so that compilers vectorise it. Coefficients: Cephes
+   expf. */
 LINE float exp_(float x) {
     float y = x < -87.3f ? -87.3f : x;
     float n = floorf(y * 1.44269504088896341f + 0.5f);
