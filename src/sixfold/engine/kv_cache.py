@@ -201,8 +201,7 @@ class DecodeLayout:
         if kernels is None:
             return self._reference(q, k, v, kernel)
         qkv = (q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1))
-        # Bind the copy to a name: the kernel gets a raw pointer, which does not keep a tensor
-        # alive.
+        # Bind the copy to a name: the kernel gets a raw pointer, which does not keep it alive.
         sinks = None if kernel.sinks is None else kernel.sinks.float().contiguous()
         return kernels.paged_attention(qkv, self._attention(kernels, q, k, v, kernel, sinks))[None]
 

@@ -72,5 +72,6 @@ class NGramProposer:
             for index in (ours, shared):
                 at = index.after.get(tuple(tokens[-n:]))
                 if at is not None:
-                    return [tokens[at + i % (len(tokens) - at)] for i in range(count)]  # goes round where the two overlap
+                    # Repeat from `at` if fewer than `count` tokens follow the occurrence.
+                    return [tokens[at + i % (len(tokens) - at)] for i in range(count)]
         return []

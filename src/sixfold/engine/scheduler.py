@@ -318,8 +318,7 @@ class Scheduler:
         slots = [] if ticket.sequence is None else self.host.find(ticket.sequence, written)
         if slots:
             known = min((written + len(slots)) * self.blocks.block_size, len(ticket.tokens))
-        # A fully cached prompt must compute its last token again: sampling needs the logits after
-        # it.
+        # A fully cached prompt must compute its last token again: sampling needs its logits.
         start = min(known, len(ticket.tokens) - (ticket.sequence is None))
         stop = min(len(ticket.tokens), start + work.budget) if self.chunked else len(ticket.tokens)
         if stop == start < len(ticket.tokens) or (not self.chunked and work.chunks and stop - start > work.budget):
@@ -335,7 +334,7 @@ class Scheduler:
         work.fresh |= set(ticket.blocks[written:])
         if not self.preempt:
             self.reservation.claim(ticket.request)
-        if not ticket.request.stale:  # stale blocks hold keys and values of older weights
+        if not ticket.request.stale:  # stale blocks may hold keys and values of older weights
             # Only prompt blocks: sampled tokens are computed after all prompts of the step, too
             # late for another prompt to read them.
             whole = min(stop, len(ticket.request.prompt)) // self.blocks.block_size

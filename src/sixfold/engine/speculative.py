@@ -141,8 +141,7 @@ class Speculator:
         """Propose tokens, check them, and return the run of each sequence."""
         if not sequences:
             return []
-        # One token less than the limit allows: the forward pass draws one more token than was
-        # proposed.
+        # Propose one token less than the limit allows: the forward pass draws one more.
         counts = look_ahead(self._scheduler, sequences, [min(self._k, s.request.limit - s.length - 1) for s in sequences])
         proposals = self.proposer.propose(sequences, counts)
         rows = _Rows(sequences, proposals.tokens)

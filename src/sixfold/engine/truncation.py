@@ -76,8 +76,7 @@ def truncate(logits: Tensor, params: Sequence[SamplingParams]) -> Truncation:
     probs = (logits if len(rows) == len(logits) else logits[index(rows, logits.device)]).softmax(-1, dtype=torch.float64)
     limits = asked.limits(vocabulary, logits.device)
     last, count = _edge(probs, limits)
-    # Compare with the last kept probability, not with sorted indices: the sort orders ties
-    # arbitrarily.
+    # Compare with the last kept probability, not with sorted indices: ties are in any order there.
     better, level = probs > last, probs == last
     kept = better | (level & (level.cumsum(-1) <= count - better.sum(-1, keepdim=True)))
     return Truncation(rows, kept, torch.where(kept, probs, 0.0).sum(-1))
@@ -108,8 +107,7 @@ def _count(best: Tensor, limits: Limits, vocabulary: int) -> Tensor:
     before[:, 0] = 0.0
     top_k, top_p = limits.top_k, limits.top_p
     whole = torch.where(top_k < vocabulary, total.gather(-1, top_k.clamp_max(best.shape[-1]) - 1), 1.0)
-    # If top_p is off, use no limit instead of 1: the cumulative sum may round to 1 before the row
-    # ends.
+    # If top_p is off, the limit is infinity, not 1: the cumulative sum may round to 1 too early.
     reach = torch.where(top_p < 1.0, top_p * whole, torch.inf)
     rank = torch.arange(best.shape[-1], device=best.device)
     kept = (rank < top_k) & (before < reach) & (best >= limits.min_p * best[:, :1]) & (best > 0.0)

@@ -89,8 +89,7 @@ def _with_sink_key(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer, mask
     size, values = q.shape[-1], v.shape[-1]
     scale = size**-0.5 if kernel.scale is None else kernel.scale
     wide = -(-(max(size, values) + 1) // 8) * 8  # fused kernels need one head size, a multiple of 8
-    # Divide in float32 or wider: after rounding to the queries' dtype, the quotient would be less
-    # exact.
+    # Divide before rounding to the queries' dtype: the other order would round twice.
     sinks = kernel.sinks.to(torch.promote_types(q.dtype, torch.float32)) / scale
     rows = sinks.to(q.dtype).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
     q = F.pad(torch.cat([q, rows], -1), (0, wide - size - 1))

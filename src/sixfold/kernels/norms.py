@@ -61,8 +61,7 @@ def fuse_norms(model: PreTrainedModel) -> None:
     """
     for module in model.modules():
         if _is_plain(module):
-            # A bound method, not a closure: a deep copy of the model then binds it to the copied
-            # module.
+            # A bound method, not a closure: a deep copy of the model then binds its own module.
             module.forward = MethodType(_forward, module)
 
 
