@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 NamedTensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
-"""Names and tensors. A mapping may create its tensors on access; each is accessed up to three
-times."""
+"""Names and tensors. A mapping may create tensors on access; each is accessed up to three times."""
 
 BUCKET_BYTES = 1 << 28
 """Maximum bytes of old weights per copy to host memory."""
@@ -45,8 +44,7 @@ class Write:
         return self.given[self.name].detach()
 
     def staged(self) -> Tensor:
-        """The source in the target's dtype and on its device. Cast before the copy if that is
-        smaller."""
+        """The source in the target's dtype and on its device. Cast before the copy if smaller."""
         source, target = self.source, self.target
         if source.dtype.itemsize > target.dtype.itemsize:
             source = source.to(target.dtype)

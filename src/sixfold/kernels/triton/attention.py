@@ -1,5 +1,4 @@
-"""The engine's GPU kernels in Triton: decode attention over the paged KV cache, int8 writes,
-sampling.
+"""The engine's Triton kernels: decode attention over the paged KV cache, int8 writes, sampling.
 
 The kernels compute the same functions as PyTorch code: `DecodeLayout.attend`, a cascade over shared
 prefixes (in the tests), `quantise`, `sample`. No sum uses atomics, so the same inputs give the same
