@@ -1,6 +1,7 @@
 """A causal LM in two halves: the body (tokens -> hidden states) and the head (hidden states -> logits).
 
-The split is what lets the trainer score a chunk of positions at a time, and the engine only the last one, without [B, T, V] ever existing.
+Because of the split, the trainer can score one chunk of positions at a time and the engine only the
+last position. A [B, T, V] tensor of logits is never allocated.
 """
 
 from __future__ import annotations
@@ -23,19 +24,22 @@ from .lowered import Halves, LoweredBody
 
 
 def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-    """Body of the model on one row of N tokens laid out by `layout`: tokens, positions [N] -> [N, hidden]."""
+    """Run the body on one row of N tokens arranged by `layout`: tokens, positions [N] -> [N, hidden]."""
     output = model.base_model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout)
     return output.last_hidden_state[0]
 
 
 def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Head of the model: hidden [N, hidden] -> float32 logits [N, V], with the scaling or soft cap that the architecture applies after it."""
+    """Run the head: hidden [N, hidden] -> float32 logits [N, V].
+
+    The architecture's scaling or soft cap is applied to the logits.
+    """
     return scaled_logits(model, head_product(model.get_output_embeddings(), hidden))
 
 
 def scaled_logits(model: PreTrainedModel, logits: Tensor) -> Tensor:
-    """What the architecture does to its head's product, float32 [N, V]."""
-    settings = vars(model.config)  # not to_dict(), which copies everything, at every decode step
+    """Apply the architecture's scaling or soft cap to the head's output, float32 [N, V]."""
+    settings = vars(model.config)  # not to_dict(): it copies the config, and this runs every decode step
     if settings.get("logits_scaling") is not None:  # Granite divides
         logits = logits / settings["logits_scaling"]
     if settings.get("logit_scale") is not None:  # Cohere multiplies
@@ -45,7 +49,11 @@ def scaled_logits(model: PreTrainedModel, logits: Tensor) -> Tensor:
 
 
 class CausalLM:
-    """The two halves of a model as the engine takes them (its `LanguageModel`). module: the Hugging Face model, whose attention is ours."""
+    """Hugging Face model as a `LanguageModel` for the engine.
+
+    Args:
+        module: the Hugging Face model, with `attn_implementation="sixfold"`.
+    """
 
     def __init__(self, module: PreTrainedModel) -> None:
         self.module = module
@@ -60,19 +68,28 @@ class CausalLM:
             return hidden_states(self.module, tokens, positions, layout)
 
     def body(self, build: Compile | None) -> Body:
-        """The fastest way to `hidden` and `logits`: written out on kernels that `build` compiles, where the module is of a kind that can be; else
-        itself."""
+        """The fastest implementation of `hidden` and `logits`.
+
+        Args:
+            build: compiles a C file. None: use no CPU kernels.
+
+        Returns:
+            A `FusedDecoder` if the kernels compile and support the module, otherwise this object.
+        """
         kernels = None if build is None else body_kernels(build)
         return (None if kernels is None else fused_decoder(self, kernels)) or self
 
     def lowered(self, dtype: torch.dtype) -> LoweredBody:
-        """Body and head on weights that are in autocast's dtype already; made once for each."""
+        """Body and head on a copy of the weights in autocast's dtype. Built once per dtype."""
         if dtype not in self._lowered:
             self._lowered[dtype] = LoweredBody(self, _halves, _probe_logits, dtype)
         return self._lowered[dtype]
 
     def footing(self) -> tuple[object, ...] | None:
-        """What a captured `hidden` stands on: equal for as long as it holds. None where it cannot be captured. See `footing.py`."""
+        """Fingerprint of everything a CUDA graph of `hidden` depends on; None if it cannot be captured.
+
+        See `footing.py`.
+        """
         if self._footing is None:
             zeros = torch.zeros(2, dtype=torch.int64, device=next(self.module.parameters()).device)
             self._footing = Footing(self.module.base_model, lambda: hidden_states(self.module, zeros, zeros, Segments(((0, 2),))))
@@ -88,18 +105,18 @@ class CausalLM:
 
     @property
     def steady(self) -> bool:
-        """Of PyTorch's products a row's last bits may depend on how many there are."""
+        """False: in PyTorch's matrix products, a row's last bits may depend on the number of rows."""
         return False
 
     def ready(self) -> Body:
-        """Itself."""
+        """This object: the module always reads its current weights."""
         return self
 
     def refresh(self) -> None:
-        """The module reads its weights themselves."""
+        """Nothing to drop: the module holds no copies of its weights."""
 
     def release(self) -> None:
-        """It holds no copies."""
+        """Nothing to free: the module holds no copies of its weights."""
 
 
 def _halves(module: nn.Module) -> CausalLM:
@@ -107,14 +124,19 @@ def _halves(module: nn.Module) -> CausalLM:
 
 
 def _probe_logits(model: Halves) -> Tensor:
-    """Logits of two tokens."""
+    """Logits [2, V] of one forward pass on two tokens."""
     zeros = torch.zeros(2, dtype=torch.int64, device=next(model.module.parameters()).device)
     return model.logits(model.hidden(zeros, zeros, Segments(((0, 2),))))
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Several texts one after another in a row, each attending to itself alone. spans: their [start, stop). layers: that attended, in order."""
+    """Layout of several sequences packed in one row. Each sequence attends only to itself.
+
+    Attributes:
+        spans: [start, stop) of each sequence.
+        layers: index of each layer that called `attend`, in call order.
+    """
 
     spans: tuple[tuple[int, int], ...]
     layers: list[int] = field(default_factory=list)

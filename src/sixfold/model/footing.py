@@ -1,5 +1,8 @@
-"""What a captured forward of a module stands on. A CUDA graph repeats the launches of one forward on the memory of then and runs no Python, so it
-holds only while the module has the same parts, with their weights in the same places, and nothing of its forward is decided on the host.
+"""Detect when a captured CUDA graph is no longer valid.
+
+A CUDA graph replays the kernel launches of one forward pass with fixed memory addresses and runs no
+Python. It becomes invalid if a submodule is replaced, if a weight moves to another address, or if
+the forward pass depends on values that the host reads.
 """
 
 from __future__ import annotations
@@ -17,7 +20,13 @@ COPIES = {torch.ops.aten._to_copy, torch.ops.aten.copy_}
 
 
 class Footing:
-    """Of one module. forward: runs it once, on a few tokens, to see what it asks of the host; again whenever a part was exchanged."""
+    """Fingerprint of one module, for checking whether a captured graph is still valid.
+
+    Args:
+        module: the module whose forward pass is captured.
+        forward: runs the module once on a few tokens, to detect reads by the host. It is called at
+            construction and again whenever a submodule was replaced.
+    """
 
     def __init__(self, module: nn.Module, forward: Callable[[], object]) -> None:
         self._module = module
@@ -27,7 +36,12 @@ class Footing:
         self._look()
 
     def of_now(self) -> tuple[object, ...] | None:
-        """Equal for as long as a capture of the forward holds. None where there can be none: a hook is on some part, or the host has a say."""
+        """Fingerprint of the module. A captured graph is valid while the fingerprint does not change.
+
+        Returns:
+            None if the module cannot be captured: it has forward hooks, or its forward pass reads
+            tensors on the host.
+        """
         if self._parts_now() != self._parts:
             self._look()
         if self._on_host or any(self._hooks):
@@ -36,14 +50,16 @@ class Footing:
         return self._looked, [t.data_ptr() for t in tensors], [t.dtype for t in tensors]
 
     def _look(self) -> None:
-        # The dictionaries themselves: to go through the modules of a large model at every step would take longer than a step of its graph.
+        # Keep references to the dictionaries. Iterating over all modules at every decode step would
+        # cost more than the graph saves.
         modules = list(self._module.modules())
         self._looked += 1
         self._children = [m._modules for m in modules]
         self._owned = [own for m in modules for own in (m._parameters, m._buffers) if own]
         self._hooks = [hooks for m in modules for hooks in (m._forward_pre_hooks, m._forward_hooks)]
         self._parts = self._parts_now()
-        # Not in inference mode: there `bool(tensor)` and others reach a dispatch mode whole, and their tags do not say what they do inside.
+        # Not in inference mode: there, composite operations such as `bool(tensor)` reach the dispatch
+        # mode undecomposed, and their tags do not show the host reads inside them.
         with torch.inference_mode(False), torch.no_grad(), _HostReads() as reads:
             self._forward()
         self._on_host = reads.found
@@ -53,7 +69,10 @@ class Footing:
 
 
 class _HostReads(TorchDispatchMode):
-    """Notices what cannot be captured: numbers or shapes that the host must know, and copies between host and device."""
+    """Detects operations that cannot be captured in a CUDA graph.
+
+    These are operations whose result or shape the host must know, and copies between host and device.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +81,8 @@ class _HostReads(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         given, made = (t for t in tree_leaves(args) if isinstance(t, Tensor)), (t for t in tree_leaves(out) if isinstance(t, Tensor))
-        # A CPU number without dimensions is a constant to other operations than copies. lift_fresh: `torch.tensor(...)`.
+        # A zero-dimensional CPU tensor is a constant for every operation except copies.
+        # `torch.tensor(...)` dispatches lift_fresh.
         devices = {t.device for t in made} | {t.device for t in given if t.dim() or not t.is_cpu or func.overloadpacket in COPIES}
         lifted = func.overloadpacket is torch.ops.aten.lift_fresh and devices != {torch.device("cpu")}
         self.found |= bool(ON_HOST & set(func.tags)) or len(devices) > 1 or lifted

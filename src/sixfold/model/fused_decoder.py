@@ -1,11 +1,15 @@
-"""The body of the common transformer (Llama, Qwen 2 and 3, Mistral and their kin), written out in the CPU kernels, on the module's own weights:
-matrix products on a packed copy of them, and what stands between.
+"""Run the body of common transformers (Llama, Qwen 2 and 3, Mistral and similar) on the CPU kernels.
 
-A module qualifies by what it computes, not by its name: its parts have the expected shapes, and on a probe with random weights the written-out body
-gives the module's own hidden states. Every other module runs as it is; so does this one once it has changed (hooks, adapters, another dtype).
+The kernels compute the matrix products on packed copies of the module's weights, and all operations
+between the products.
 
-An update in place is seen at the next forward: PyTorch counts them, and the weights are packed anew. It does not count what is written through
-`.data`, through NumPy or by another process: `refresh` is for those.
+A module qualifies by what it computes, not by its name. Its submodules must have the expected
+shapes, and on a probe with random weights the kernels must reproduce its hidden states. All other
+modules run as they are, and so does a module that changed later (hooks, adapters, another dtype).
+
+PyTorch counts in-place updates of a weight, so an updated weight is packed again at the next forward
+pass. PyTorch does not count writes through `.data`, through NumPy or by another process: call
+`refresh` after those.
 """
 
 from __future__ import annotations
@@ -21,16 +25,19 @@ from ..kernels.cpu.body_kernels import BodyKernels, CLayer, CLayers, CNorm, Pack
 from .base import Body, CompiledLayout, LayerAdditions, Layout, ModuleBody
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings whose angles depend on the position alone, not on how long the sequence is."""
+"""Rotary embeddings whose angles depend only on the position, not on the sequence length."""
 TOLERANCE = 1e-4
-"""Of the probe's hidden states, relative to their size: rounding is a hundred times less, a missing part many times more."""
+"""Largest accepted difference of the probe's hidden states, relative to their magnitude.
+
+Rounding is a hundred times smaller; a missing component makes a difference many times larger.
+"""
 PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 LINEARS = {"self_attn": ["q_proj", "k_proj", "v_proj", "o_proj"], "mlp": ["gate_proj", "up_proj", "down_proj"]}
 OTHERS = {"self_attn": {"q_norm", "k_norm"}, "mlp": {"act_fn"}}
 
 
 Weights = Mapping[str, Tensor | None]
-"""A module's own parameters by name: looked up at every use, so that a parameter put in another's place counts."""
+"""A module's parameter dictionary. Parameters are looked up at every use, so a replaced one is seen."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +55,34 @@ class _Norm:
 
 @dataclass
 class _Linear:
-    """Linear layers that read the same x, as one product. paths: of each, from the top. packed: copies of their weights, made at the first use."""
+    """Linear layers with the same input, computed as one matrix product.
+
+    Attributes:
+        parts: parameter dictionary of each layer.
+        paths: name of each layer in the model.
+        packed: packed copy of the layers' weights, made at the first use.
+    """
 
     parts: list[Weights]
     paths: list[str]
     packed: Packed | None = None
 
     def pack(self, kernels: BodyKernels) -> Packed:
-        """Copies of the layers' weights, if there are none yet as they are now."""
+        """Packed copy of the layers' weights. It is made if there is none."""
         if self.packed is None:
             self.packed = kernels.pack([part["weight"] for part in self.parts], [part.get("bias") for part in self.parts])  # type: ignore[misc]
         return self.packed
 
     def run(self, kernels: BodyKernels, x: Tensor, out: Tensor, additions: LayerAdditions | None, *, add: bool = False) -> None:
-        """out = (out, if `add`, and) x W^T + b, and what is added to it"""
+        """Write x W^T + b and the additions to `out` [N, outputs]. With `add`, add to `out` instead.
+
+        Args:
+            kernels: computes the product.
+            x: input [N, inputs].
+            out: result of all layers, side by side.
+            additions: added to each layer's columns of `out`; None for none.
+            add: keep the values of `out` as a summand.
+        """
         kernels.product(x, self.pack(kernels), out, add=add)
         if additions is not None:
             for path, own in zip(self.paths, out.split([_rows(part) for part in self.parts], dim=1), strict=True):
@@ -70,7 +91,7 @@ class _Linear:
 
 @dataclass(frozen=True)
 class _Layer:
-    """One layer's parts."""
+    """The linear layers and norms of one decoder layer. `heads`: query and key norms, if there are any."""
 
     qkv: _Linear
     output: _Linear
@@ -87,7 +108,14 @@ class _Layer:
 
 
 class FusedDecoder:
-    """The body of a module and the product of its head. `ready` comes before each forward: what follows believes what it found."""
+    """A module's body and output head on the CPU kernels.
+
+    Call `ready` before each forward pass: the other methods assume that the module has not changed since.
+
+    Args:
+        model: the module, whose submodules have passed `_has_parts`.
+        kernels: compiled CPU kernels.
+    """
 
     def __init__(self, model: ModuleBody, kernels: BodyKernels) -> None:
         body, head = model.module.get_submodule("model"), model.module._modules.get("lm_head")
@@ -120,11 +148,11 @@ class FusedDecoder:
         return self._head is not None
 
     def ready(self) -> Body:
-        """As `Body.ready`: the rest of this class believes that nothing has changed since."""
+        """As `Body.ready`. The other methods assume that the module has not changed since this call."""
         return self if self._as_built() else self._model
 
     def refresh(self) -> None:
-        """As `Body.refresh`. The copies go at once; the next forward makes others."""
+        """As `Body.refresh`. The copies are freed immediately; the next forward pass makes new ones."""
         self._packed_from, self._compiled = ([], []), None
         for linear in self._linears:
             linear.packed = None
@@ -134,7 +162,7 @@ class FusedDecoder:
         self.refresh()
 
     def footing(self) -> None:
-        """It runs on the CPU, which has no graphs."""
+        """None: the CPU has no CUDA graphs."""
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
         """As `Body.hidden`."""
@@ -154,17 +182,20 @@ class FusedDecoder:
         return self._model.scaled(logits)
 
     def _as_built(self) -> bool:
-        """Whether the module is still the one that was compared: nothing hooked on, no part exchanged, its weights what the kernels read."""
+        """True if the module is unchanged since the probe.
+
+        It has no hooks, the same submodules, and weights that the kernels can read.
+        """
         return not any(self._hooks) and all(now == then for now, then in self._parts) and self._look_at_weights()
 
     def _look_at_weights(self) -> bool:
-        """Drop the copies if a weight changed; False if the kernels cannot read the weights."""
+        """Drop the packed copies if a weight changed. Returns False if the kernels cannot read the weights."""
         weights = [p for own in self._parameters for p in own.values() if p is not None]
         state = [(id(p), p.data_ptr(), -1 if p.is_inference() else p._version) for p in weights]
         if state != self._packed_from[1]:
             self._readable = all(p.dtype is torch.float32 and p.is_cpu and p.is_contiguous() and not p.is_inference() for p in weights)
             self.refresh()
-            self._packed_from = (weights, state)  # held on to: the number of an object that is gone may come again
+            self._packed_from = (weights, state)  # keep the parameters alive: Python reuses the id of a freed object
         return self._readable
 
     def _rows(self, tokens: Tensor) -> Rows:
@@ -173,7 +204,7 @@ class FusedDecoder:
         return Rows(x, torch.empty_like(x), qkv, x.new_empty(len(x), 2 * self._inner))
 
     def _heads_of(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [1, heads, N, D], keys and values [1, kv_heads, N, D]."""
+        """Views of qkv: queries [1, heads, N, D], keys and values [1, kv_heads, N, D]."""
         widths = [heads * self._width for heads in (self._heads, self._kv_heads, self._kv_heads)]
         queries, keys, values = (part.view(1, len(qkv), -1, self._width).transpose(1, 2) for part in qkv.split(widths, dim=1))
         return queries, keys, values
@@ -187,7 +218,20 @@ class FusedDecoder:
     def _written_out(
         self, rows: Rows, positions: Tensor, layout: Layout, table: tuple[Tensor, Tensor], additions: LayerAdditions | None = None
     ) -> Tensor:
-        """What `BodyKernels.body` does, operation by operation, for what stands between or attends in another way: the same bits."""
+        """Compute the same as `BodyKernels.body`, one operation at a time, with bitwise-equal results.
+
+        Needed if additions go between the operations, or if the layout has no compiled attention.
+
+        Args:
+            rows: embedded tokens and work buffers.
+            positions: [N].
+            layout: attends.
+            table: cosines and sines of the rotary embedding, [P, D / 2] each.
+            additions: added to the outputs of linear layers.
+
+        Returns:
+            Hidden states [N, hidden] after the final norm.
+        """
         kernels, count = self._kernels, len(positions)
         x, normed, qkv, gate_up = rows.x, rows.normed, rows.qkv, rows.gate_up
         queries, keys, values = self._heads_of(qkv)
@@ -203,7 +247,7 @@ class FusedDecoder:
         return kernels.rms_norm(x, self._norm.weight, self._norm.epsilon, normed)
 
     def _angles(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [P, D / 2] of at least so many positions, as the module itself computes them."""
+        """Cosines and sines [P, D / 2] for P >= `positions`, computed by the module's rotary embedding."""
         if positions > len(self._table[0]):
             self._table = self._angles_at(torch.arange(max(positions, 2 * len(self._table[0]), 256)))
         return self._table
@@ -214,7 +258,16 @@ class FusedDecoder:
         return cosines[0, :, :half].contiguous(), sines[0, :, :half].contiguous()
 
     def agrees(self, context: int) -> bool:
-        """Compare with the module on two texts, the second at the end of the context; learn from it what its attention layers ask for."""
+        """Compare hidden states with the module's on two sequences, the second at the end of the context.
+
+        The module's attention parameters are recorded for later forward passes.
+
+        Args:
+            context: longest sequence of the model, in tokens.
+
+        Returns:
+            True if the hidden states agree within `TOLERANCE`.
+        """
         spans = ((0, 5), (5, 13))
         positions = torch.cat([torch.arange(5), torch.arange(8) + max(0, context - 8)])
         tokens = torch.arange(13) * self._embedding["weight"].shape[0] // 13  # type: ignore[union-attr]
@@ -222,12 +275,13 @@ class FusedDecoder:
         theirs = self._model.hidden(tokens, positions, probe)
         if [kernel.layer for kernel in probe.kernels] != list(range(len(self._layers))):
             return False
-        if any(kernel.sinks is not None for kernel in probe.kernels):  # weights: those of the probe would be kept for good
+        # Sinks are weights: the recorded layers would keep the probe's random values.
+        if any(kernel.sinks is not None for kernel in probe.kernels):
             return False
         self._attention = probe.kernels
         if not self._as_built():
             return False
-        made: dict[tuple[int, ...], Packed] = {}  # all layers of a probe may have one layer's weights: one copy will do
+        made: dict[tuple[int, ...], Packed] = {}  # layers of a probe may share weights: pack them only once
         for linear in self._linears:
             key = tuple(id(p) for part in linear.parts for p in part.values())
             if linear is not self._head:
@@ -239,7 +293,12 @@ class FusedDecoder:
 
 @dataclass
 class _Probe:
-    """Texts one after another in a row, by the layers' own attention; keeps what each layer asked for."""
+    """Layout of several sequences packed in one row. It records the attention parameters of each layer.
+
+    Attributes:
+        spans: [start, stop) of each sequence.
+        kernels: attention parameters, in call order.
+    """
 
     spans: tuple[tuple[int, int], ...]
     kernels: list[AttentionLayer] = field(default_factory=list)
@@ -257,7 +316,7 @@ class _Probe:
 
 
 class _WithWeights(nn.Module):
-    """For `functional_call`: runs what it is given while the model has other weights."""
+    """Wrapper for `functional_call`: calls `run` while the model's weights are replaced."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -267,15 +326,19 @@ class _WithWeights(nn.Module):
         return run()
 
 
-@torch.no_grad()  # not inference_mode: PyTorch counts no writes to what is made there
+@torch.no_grad()  # not inference_mode: PyTorch does not count writes to tensors made there
 def fused_decoder(model: ModuleBody, kernels: BodyKernels) -> FusedDecoder | None:
-    """The module's body written out; None where it is another architecture, or not float32 on the CPU."""
+    """The module on the CPU kernels; None if the kernels do not support it.
+
+    Supported modules have the common transformer architecture and float32 weights on the CPU.
+    """
     if not _has_parts(model.module):
         return None
     if any(p.dtype != torch.float32 or not p.is_cpu for p in model.module.parameters()):
         return None
     decoder = FusedDecoder(model, kernels)
-    # The model's own weights may hide a difference: a projection that starts at zero hides all that is before it.
+    # Probe with random weights. The model's own may hide a difference: a projection initialized to
+    # zero hides everything before it.
     blocks = list(model.module.get_submodule("model.layers").children())
     random = _random_weights(blocks[0])
     weights = {f"model.model.layers.{i}.{name}": value for i in range(len(blocks)) for name, value in random.items()}
@@ -286,7 +349,7 @@ def fused_decoder(model: ModuleBody, kernels: BodyKernels) -> FusedDecoder | Non
 
 
 def _random_weights(block: nn.Module) -> dict[str, Tensor]:
-    """One layer's worth, by parameter name; all layers can have the same."""
+    """Random weights of one layer, by parameter name. All layers of the probe share them."""
     generator, made = torch.Generator().manual_seed(0), {}
     for name, p in block.named_parameters():
         value = torch.empty(p.shape)
@@ -295,7 +358,7 @@ def _random_weights(block: nn.Module) -> dict[str, Tensor]:
 
 
 def _has_parts(module: nn.Module) -> bool:
-    """Whether every part that the written-out body uses is there, and no part that it would leave out."""
+    """True if the module has exactly the submodules that the kernels compute, with consistent shapes."""
     body = module._modules.get("model")
     if body is None or set(body._modules) != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return False
@@ -328,7 +391,15 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _shapes(layer: dict[str, tuple[int, ...]], hidden: int, width: int) -> dict[str, tuple[int, ...]]:
-    """What the weights of a layer like this must be: whole heads, as wide as the rotation, and the norms over all that they stand before."""
+    """Expected weight shapes of a layer.
+
+    Heads are complete and as wide as the rotary embedding. Each norm covers its entire input.
+
+    Args:
+        layer: actual shapes, from which the numbers of heads and the MLP width are read.
+        hidden: width of the hidden states.
+        width: width of the rotary embedding (D).
+    """
     heads, kv_heads = (max(1, layer[f"self_attn.{name}.weight"][0] // width) for name in ("q_proj", "k_proj"))
     inner = layer["mlp.gate_proj.weight"][0]
     expected: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
