@@ -1,1 +1,5 @@
-"""The one model definition: a Hugging Face causal LM, run as body and head under an attention of ours. Imports nothing of ours but leaves."""
+"""The one model definition of trainer and engine: a Hugging Face causal LM.
+
+It runs in two halves, body and head, with Sixfold's attention. Of Sixfold's packages, it imports
+only leaves.
+"""

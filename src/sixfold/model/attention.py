@@ -1,7 +1,8 @@
-"""Where our attention enters the model: one function in transformers' attention interface, which asks the caller's layout to attend.
+"""Attention function for transformers' attention interface. It delegates to the caller's layout.
 
-Trainer and engine run the same module. What differs is how tokens are laid out (packed variable-length rows, or a paged cache), so the layout
-travels with the call as the keyword `layout` and brings its own attention. Without a layout the call is an ordinary batch of full rows.
+Trainer and engine run the same module with different token layouts: packed variable-length rows or
+a paged KV cache. The layout is passed through the model as the keyword `layout`, and it computes
+the attention. Without a layout, the input is an ordinary batch of full rows.
 """
 
 from __future__ import annotations
@@ -30,9 +31,22 @@ def attention(
     layout: Layout | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls in every attention layer; [B, H, T, D] in, [B, T, H, D] out.
+    """Attention of one layer. transformers calls it in every attention layer.
 
-    s_aux: [H] attention sinks, as transformers calls them.
+    Args:
+        module: the attention layer; its `layer_idx` is read.
+        query: [B, H, T, D].
+        key: [B, KV heads, T, D].
+        value: [B, KV heads, T, D].
+        attention_mask: ignored: attention is causal.
+        scaling: factor of the scores; None for D^-0.5.
+        sliding_window: number of keys that a query sees; None for all.
+        softcap: soft cap of the scores; None for none.
+        s_aux: attention sinks [H]. The name is transformers'.
+        layout: computes the attention; None for causal attention over full rows.
+
+    Returns:
+        Output [B, T, H, D], and None for the attention weights.
     """
     kernel = AttentionLayer(module.layer_idx, scaling, sliding_window, softcap, s_aux)  # type: ignore[arg-type]
     if layout is not None:
@@ -41,6 +55,9 @@ def attention(
 
 
 def register() -> None:
-    """Make `attn_implementation="sixfold"` known to transformers, but no mask function of that name: without one it does no work on masks, which
-    layouts do not need."""
+    """Register `attn_implementation="sixfold"` with transformers.
+
+    No mask function is registered under this name, so transformers builds no masks. Layouts do not
+    need them.
+    """
     AttentionInterface.register(NAME, attention)

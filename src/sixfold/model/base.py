@@ -1,6 +1,7 @@
-"""Contracts between a model and what runs it: engine and trainer.
+"""Contracts between a model and the engine and trainer that run it.
 
-The engine knows no model class. It is given a `LanguageModel`; the trainer lays out rows with a `Layout`.
+The engine knows no model class: it receives a `LanguageModel`. The trainer arranges rows with a
+`Layout`.
 """
 
 from __future__ import annotations
@@ -16,19 +17,37 @@ from ..kernels.cpu.body_kernels import Compile, CompiledAttention
 
 
 class Layout(Protocol):
-    """How the tokens of one forward are arranged, and how they attend to one another."""
+    """How the tokens of one forward pass are arranged, and how they attend to one another."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
-        """q [1, heads, N, D], k and v [1, kv_heads, N, D] -> [1, N, heads, D]."""
+        """Compute the attention of one layer.
+
+        Args:
+            q: queries [1, heads, N, D].
+            k: keys [1, kv_heads, N, D].
+            v: values [1, kv_heads, N, D].
+            kernel: parameters of the attention layer.
+
+        Returns:
+            Output [1, N, heads, D].
+        """
         ...
 
 
 @runtime_checkable
 class CompiledLayout(Layout, Protocol):
-    """A layout that may have a C function which attends."""
+    """A layout that may have a C function for attention."""
 
     def compiled(self, q: Tensor, k: Tensor, v: Tensor, kernels: Sequence[AttentionLayer]) -> CompiledAttention | None:
-        """For layers whose queries, keys and values are like these. None where there is no such function."""
+        """The C function for all layers of the model, or None if there is none.
+
+        Args:
+            q: example of the queries, [1, heads, N, D]. Every layer's must have this shape and
+                memory layout.
+            k: the same for the keys, [1, kv_heads, N, D].
+            v: the same for the values, [1, kv_heads, N, D].
+            kernels: attention parameters of each layer.
+        """
         ...
 
 
@@ -37,12 +56,15 @@ class Adapter(Protocol):
 
     @property
     def layers(self) -> Mapping[str, tuple[Tensor, Tensor]]:
-        """Module name -> (down [r, in], up [out, r]). The module's output for x grows by up @ down @ x."""
+        """Module name -> (down [r, in], up [out, r]).
+
+        The module's output for x grows by up @ down @ x.
+        """
         ...
 
 
 class LayerAdditions(Protocol):
-    """What one forward pass adds to the outputs of some linear modules."""
+    """Additions to the outputs of some linear modules in one forward pass."""
 
     @property
     def layers(self) -> Sequence[str]:
@@ -55,37 +77,57 @@ class LayerAdditions(Protocol):
 
 
 class Body(Protocol):
-    """A causal LM in two halves. In every attention layer the first calls the layout's `attend`."""
+    """A causal LM in two halves: `hidden` and `logits`.
+
+    `hidden` calls the layout's `attend` in every attention layer.
+    """
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
-        """tokens, positions [N] -> [N, hidden]."""
+        """Run the body of the model.
+
+        Args:
+            tokens: [N].
+            positions: position of each token in its sequence, [N].
+            layout: how the tokens attend to one another.
+            additions: added to the outputs of linear modules; None for none.
+
+        Returns:
+            Hidden states [N, hidden].
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> float32 [N, V]."""
+        """Run the output head: hidden states [N, hidden] -> float32 logits [N, V]."""
         ...
 
     @property
     def steady(self) -> bool:
-        """Whether the bits of a row do not depend on the number of rows."""
+        """True if the bits of a row do not depend on the number of rows."""
         ...
 
     def ready(self) -> Body:
-        """The body to run a forward pass on: itself, or the plain module if the module has changed since."""
+        """The body for the next forward pass.
+
+        Returns:
+            This object, or the plain module if the module has changed since this object was made.
+        """
         ...
 
     def refresh(self) -> None:
-        """Drop all copies of weights: they may have changed in a way that PyTorch does not see."""
+        """Drop all copies of weights. Call this after weight updates that PyTorch does not see."""
         ...
 
     def release(self) -> None:
-        """Free the memory of copies of weights until the next forward pass."""
+        """Free the memory of weight copies until the next forward pass."""
         ...
 
     def footing(self) -> object | None:
-        """Fingerprint of everything that a CUDA graph of `hidden` depends on; None if it cannot be captured.
+        """Fingerprint of everything that a CUDA graph of `hidden` depends on.
 
         A captured graph is valid while the fingerprint does not change.
+
+        Returns:
+            None if `hidden` cannot be captured.
         """
         ...
 
@@ -99,12 +141,12 @@ class ModuleBody(Body, Protocol):
         ...
 
     def scaled(self, logits: Tensor) -> Tensor:
-        """Scaling and soft cap that the architecture applies after the head's product."""
+        """Apply the architecture's scaling and soft cap to the output of the head, [N, V]."""
         ...
 
 
 class LanguageModel(Body, Protocol):
-    """What the engine runs."""
+    """The model that the engine runs."""
 
     @property
     def module(self) -> nn.Module:

@@ -1,4 +1,4 @@
-"""A causal LM in two halves: the body (tokens -> hidden states) and the head (hidden states -> logits).
+"""A causal LM in two halves: body (tokens -> hidden states) and head (hidden states -> logits).
 
 Because of the split, the trainer can score one chunk of positions at a time and the engine only the
 last position. A [B, T, V] tensor of logits is never allocated.
@@ -24,7 +24,17 @@ from .lowered import Halves, LoweredBody
 
 
 def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-    """Run the body on one row of N tokens arranged by `layout`: tokens, positions [N] -> [N, hidden]."""
+    """Run the body on one row of N tokens.
+
+    Args:
+        model: model whose attention is `attention.attention`.
+        tokens: [N].
+        positions: position of each token in its sequence, [N].
+        layout: how the tokens attend to one another.
+
+    Returns:
+        Hidden states [N, hidden].
+    """
     output = model.base_model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout)
     return output.last_hidden_state[0]
 
@@ -39,7 +49,7 @@ def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
 
 def scaled_logits(model: PreTrainedModel, logits: Tensor) -> Tensor:
     """Apply the architecture's scaling or soft cap to the head's output, float32 [N, V]."""
-    settings = vars(model.config)  # not to_dict(): it copies the config, and this runs every decode step
+    settings = vars(model.config)  # not to_dict(): it copies the config at every decode step
     if settings.get("logits_scaling") is not None:  # Granite divides
         logits = logits / settings["logits_scaling"]
     if settings.get("logit_scale") is not None:  # Cohere multiplies
@@ -86,9 +96,10 @@ class CausalLM:
         return self._lowered[dtype]
 
     def footing(self) -> tuple[object, ...] | None:
-        """Fingerprint of everything a CUDA graph of `hidden` depends on; None if it cannot be captured.
+        """Fingerprint of everything that a CUDA graph of `hidden` depends on (see `footing.py`).
 
-        See `footing.py`.
+        Returns:
+            None if `hidden` cannot be captured.
         """
         if self._footing is None:
             zeros = torch.zeros(2, dtype=torch.int64, device=next(self.module.parameters()).device)
@@ -105,7 +116,7 @@ class CausalLM:
 
     @property
     def steady(self) -> bool:
-        """False: in PyTorch's matrix products, a row's last bits may depend on the number of rows."""
+        """False: in PyTorch's products a row's last bits may depend on the number of rows."""
         return False
 
     def ready(self) -> Body:

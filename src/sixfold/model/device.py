@@ -1,4 +1,4 @@
-"""Which device a model lives on, and what PyTorch may do there."""
+"""The device of a model, and PyTorch's settings for it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from ..errors import UserError
 
 
 def resolve_device(asked: str, setting: str) -> str:
-    """The device to use, which is also made the current one.
+    """Resolve the requested device. "cuda:N" also becomes PyTorch's current device.
 
     Args:
         asked: auto, cpu, cuda or cuda:N.
-        setting: what the user calls it, for the error messages.
+        setting: name of the setting, for error messages.
 
     Returns:
         "cpu", "cuda" or "cuda:N".
 
     Raises:
-        UserError: a GPU is asked for that is not there.
+        UserError: the machine does not have the requested GPU.
     """
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
         return "cpu"
@@ -32,21 +32,22 @@ def resolve_device(asked: str, setting: str) -> str:
     if int(number) >= count:
         there = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
         raise UserError(f"{setting} = '{asked}': this machine has {there}")
-    torch.cuda.set_device(int(number))  # for what asks for "cuda" and names no number
+    torch.cuda.set_device(int(number))  # for code that uses "cuda" without a number
     return f"{kind}:{int(number)}"
 
 
 def prepare_device(device: str, precision: str | None = None) -> None:
-    """Set what PyTorch may do on a GPU. Does nothing for the CPU.
+    """Set PyTorch's options for a GPU. Does nothing for the CPU.
 
     Args:
-        device: where models will live.
-        precision: of forward passes. With "bfloat16", the products that remain in float32 may use TF32, whose 10 bits of mantissa are more than
-            bfloat16's 7. With "float32" they keep all 23 bits. None: leave this as it is.
+        device: device of the models.
+        precision: precision of forward passes. With "bfloat16", matrix products that remain in
+            float32 may use TF32, whose 10 mantissa bits exceed bfloat16's 7. With "float32" they
+            keep all 23 bits. None: do not change the setting.
     """
     if torch.device(device).type != "cuda":
         return
-    # On Hopper, PyTorch prefers cuDNN's attention, which builds a plan of 50 ms for every new shape.
+    # On Hopper, PyTorch prefers cuDNN's attention, which takes 50 ms to plan for every new shape.
     torch.backends.cuda.enable_cudnn_sdp(False)
     if precision is not None:
         torch.set_float32_matmul_precision("high" if precision == "bfloat16" else "highest")
@@ -55,7 +56,7 @@ def prepare_device(device: str, precision: str | None = None) -> None:
 def free_memory(device: torch.device) -> tuple[int, int] | None:
     """(free, total) bytes of a GPU; None for other devices.
 
-    What PyTorch's allocator holds and does not use counts as free.
+    Memory that PyTorch's allocator has reserved but does not use counts as free.
     """
     if device.type != "cuda":
         return None

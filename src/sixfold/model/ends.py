@@ -1,4 +1,4 @@
-"""What ends a completion: tokens of the model and of its chat template, and what the recipe says."""
+"""End tokens and stop strings of completions, from the model, its chat template and the recipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..chat.turn_end import TurnEnd, turn_end
 from ..errors import UserError, nearest
 
 AUTO = "auto"
-"""In `rollout.stop_tokens`: what the model and its chat template say."""
+"""Value in `rollout.stop_tokens` that stands for the ends of the model and its chat template."""
 
 
 def model_ends(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> TurnEnd:
@@ -29,16 +29,17 @@ def saved_stop_strings(settings: GenerationConfig | None) -> tuple[str, ...]:
 
 
 def chosen_ends(own: TurnEnd, tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], strings: Sequence[str]) -> TurnEnd:
-    """Ends of a completion by the settings `rollout.stop_tokens` and `rollout.stop`.
+    """Ends of a completion according to the settings `rollout.stop_tokens` and `rollout.stop`.
 
     Args:
-        own: those of the model.
-        tokenizer: knows the tokens.
-        tokens: as the tokenizer writes them; `auto` stands for the model's own, strings included.
-        strings: texts.
+        own: ends of the model.
+        tokenizer: looks up the token ids.
+        tokens: `rollout.stop_tokens`, spelled as in the vocabulary. `auto` stands for `own`,
+            including its strings.
+        strings: `rollout.stop`.
 
     Raises:
-        UserError: the tokenizer has no such token.
+        UserError: the tokenizer does not have one of the tokens.
     """
     base = own if AUTO in tokens else TurnEnd()
     named = [_token_id(tokenizer, token) for token in tokens if token != AUTO]
@@ -46,13 +47,18 @@ def chosen_ends(own: TurnEnd, tokenizer: PreTrainedTokenizerBase, tokens: Sequen
 
 
 def keep_ends(settings: GenerationConfig | None, ends: TurnEnd, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write stop tokens and stop strings into a model's generation settings, so that a saved model stops at them.
+    """Write end tokens and stop strings into a model's generation settings for saving.
 
-    Strings that the chat template writes are left out, as the template is saved too: with stop strings in
-    its settings, transformers' `generate` must be given the tokenizer.
+    Stop strings of the chat template are left out, because the template is saved too. With stop
+    strings in the settings, transformers' `generate` would need the tokenizer as an argument.
 
-    Many models ship sampling values beside do_sample = false. transformers refuses to save that: do_sample
-    becomes true, which is what the values mean.
+    Many models ship sampling values together with do_sample = false. transformers refuses to save
+    that combination, so do_sample is set to true, as the values intend.
+
+    Args:
+        settings: changed in place. None: nothing happens.
+        ends: end tokens and stop strings of completions.
+        tokenizer: has the chat template.
     """
     if settings is None:
         return
@@ -65,23 +71,26 @@ def keep_ends(settings: GenerationConfig | None, ends: TurnEnd, tokenizer: PreTr
 
 
 def stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Tokens that end a completion by themselves (chat models often have two)."""
+    """Ids of the tokens that end a completion. Chat models often have two."""
     return model_ends(model.generation_config, tokenizer).tokens
 
 
 def _samples(settings: GenerationConfig) -> bool:
-    """True if a value that only matters for sampling is set to something."""
+    """True if a setting that only affects sampling differs from its neutral value."""
     values = ((settings.temperature, 1.0), (settings.top_p, 1.0), (settings.typical_p, 1.0), (settings.min_p, None), (settings.top_k, 50))
     return any(value is not None and value != neutral for value, neutral in values)
 
 
 def _listed(ids: int | list[int] | None) -> list[int]:
-    """One id, several or none, as a list."""
+    """The ids as a list, for one id, several or None."""
     return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
 def _token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
-    """The id of a token of `rollout.stop_tokens`."""
+    """Id of a token in `rollout.stop_tokens`.
+
+    Raises UserError if the tokenizer does not have it.
+    """
     vocabulary = tokenizer.get_vocab()
     if token not in vocabulary:
         hint = nearest(token, [t.content for t in tokenizer.added_tokens_decoder.values()])

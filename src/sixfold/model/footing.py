@@ -36,7 +36,9 @@ class Footing:
         self._look()
 
     def of_now(self) -> tuple[object, ...] | None:
-        """Fingerprint of the module. A captured graph is valid while the fingerprint does not change.
+        """Fingerprint of the module.
+
+        A captured graph is valid while the fingerprint does not change.
 
         Returns:
             None if the module cannot be captured: it has forward hooks, or its forward pass reads
@@ -58,8 +60,8 @@ class Footing:
         self._owned = [own for m in modules for own in (m._parameters, m._buffers) if own]
         self._hooks = [hooks for m in modules for hooks in (m._forward_pre_hooks, m._forward_hooks)]
         self._parts = self._parts_now()
-        # Not in inference mode: there, composite operations such as `bool(tensor)` reach the dispatch
-        # mode undecomposed, and their tags do not show the host reads inside them.
+        # Not in inference mode: there, composite operations such as `bool(tensor)` reach the
+        # dispatch mode undecomposed, and their tags do not show the host reads inside them.
         with torch.inference_mode(False), torch.no_grad(), _HostReads() as reads:
             self._forward()
         self._on_host = reads.found
@@ -71,7 +73,8 @@ class Footing:
 class _HostReads(TorchDispatchMode):
     """Detects operations that cannot be captured in a CUDA graph.
 
-    These are operations whose result or shape the host must know, and copies between host and device.
+    These are operations whose result or shape the host must know, and copies between host and
+    device.
     """
 
     def __init__(self) -> None:

@@ -1,15 +1,15 @@
-"""Run the body of common transformers (Llama, Qwen 2 and 3, Mistral and similar) on the CPU kernels.
+"""Run the body of common transformers on the CPU kernels.
 
-The kernels compute the matrix products on packed copies of the module's weights, and all operations
-between the products.
+Supported are Llama, Qwen 2 and 3, Mistral and similar architectures. The kernels compute the matrix
+products on packed copies of the module's weights, and all operations between the products.
 
 A module qualifies by what it computes, not by its name. Its submodules must have the expected
 shapes, and on a probe with random weights the kernels must reproduce its hidden states. All other
 modules run as they are, and so does a module that changed later (hooks, adapters, another dtype).
 
-PyTorch counts in-place updates of a weight, so an updated weight is packed again at the next forward
-pass. PyTorch does not count writes through `.data`, through NumPy or by another process: call
-`refresh` after those.
+PyTorch counts in-place updates of a weight, so an updated weight is packed again at the next
+forward pass. PyTorch does not count writes through `.data`, through NumPy or by another process:
+call `refresh` after those.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ OTHERS = {"self_attn": {"q_norm", "k_norm"}, "mlp": {"act_fn"}}
 
 
 Weights = Mapping[str, Tensor | None]
-"""A module's parameter dictionary. Parameters are looked up at every use, so a replaced one is seen."""
+"""A module's parameter dictionary.
+
+Parameters are looked up at every use, so a replaced one is seen.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,12 @@ class _Linear:
         return self.packed
 
     def run(self, kernels: BodyKernels, x: Tensor, out: Tensor, additions: LayerAdditions | None, *, add: bool = False) -> None:
-        """Write x W^T + b and the additions to `out` [N, outputs]. With `add`, add to `out` instead.
+        """Write x W^T + b and the additions to `out`. With `add`, add them to `out` instead.
 
         Args:
             kernels: computes the product.
             x: input [N, inputs].
-            out: result of all layers, side by side.
+            out: results of all layers side by side, [N, outputs].
             additions: added to each layer's columns of `out`; None for none.
             add: keep the values of `out` as a summand.
         """
@@ -91,7 +94,10 @@ class _Linear:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The linear layers and norms of one decoder layer. `heads`: query and key norms, if there are any."""
+    """The linear layers and norms of one decoder layer.
+
+    `heads`: query and key norms, if there are any.
+    """
 
     qkv: _Linear
     output: _Linear
@@ -110,7 +116,8 @@ class _Layer:
 class FusedDecoder:
     """A module's body and output head on the CPU kernels.
 
-    Call `ready` before each forward pass: the other methods assume that the module has not changed since.
+    Call `ready` before each forward pass: the other methods assume that the module has not changed
+    since.
 
     Args:
         model: the module, whose submodules have passed `_has_parts`.
@@ -148,11 +155,17 @@ class FusedDecoder:
         return self._head is not None
 
     def ready(self) -> Body:
-        """As `Body.ready`. The other methods assume that the module has not changed since this call."""
+        """As `Body.ready`.
+
+        The other methods assume that the module has not changed since this call.
+        """
         return self if self._as_built() else self._model
 
     def refresh(self) -> None:
-        """As `Body.refresh`. The copies are freed immediately; the next forward pass makes new ones."""
+        """As `Body.refresh`.
+
+        The copies are freed immediately; the next forward pass makes new ones.
+        """
         self._packed_from, self._compiled = ([], []), None
         for linear in self._linears:
             linear.packed = None
@@ -189,13 +202,17 @@ class FusedDecoder:
         return not any(self._hooks) and all(now == then for now, then in self._parts) and self._look_at_weights()
 
     def _look_at_weights(self) -> bool:
-        """Drop the packed copies if a weight changed. Returns False if the kernels cannot read the weights."""
+        """Drop the packed copies if a weight changed.
+
+        Returns False if the kernels cannot read the weights.
+        """
         weights = [p for own in self._parameters for p in own.values() if p is not None]
         state = [(id(p), p.data_ptr(), -1 if p.is_inference() else p._version) for p in weights]
         if state != self._packed_from[1]:
             self._readable = all(p.dtype is torch.float32 and p.is_cpu and p.is_contiguous() and not p.is_inference() for p in weights)
             self.refresh()
-            self._packed_from = (weights, state)  # keep the parameters alive: Python reuses the id of a freed object
+            # Keep the parameters alive: Python reuses the id of a freed object.
+            self._packed_from = (weights, state)
         return self._readable
 
     def _rows(self, tokens: Tensor) -> Rows:
@@ -218,7 +235,7 @@ class FusedDecoder:
     def _written_out(
         self, rows: Rows, positions: Tensor, layout: Layout, table: tuple[Tensor, Tensor], additions: LayerAdditions | None = None
     ) -> Tensor:
-        """Compute the same as `BodyKernels.body`, one operation at a time, with bitwise-equal results.
+        """Compute what `BodyKernels.body` computes, one operation at a time. The bits are the same.
 
         Needed if additions go between the operations, or if the layout has no compiled attention.
 
@@ -247,7 +264,7 @@ class FusedDecoder:
         return kernels.rms_norm(x, self._norm.weight, self._norm.epsilon, normed)
 
     def _angles(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [P, D / 2] for P >= `positions`, computed by the module's rotary embedding."""
+        """Cosines and sines [P, D / 2] from the module's rotary embedding, for P >= `positions`."""
         if positions > len(self._table[0]):
             self._table = self._angles_at(torch.arange(max(positions, 2 * len(self._table[0]), 256)))
         return self._table
@@ -258,9 +275,10 @@ class FusedDecoder:
         return cosines[0, :, :half].contiguous(), sines[0, :, :half].contiguous()
 
     def agrees(self, context: int) -> bool:
-        """Compare hidden states with the module's on two sequences, the second at the end of the context.
+        """Compare the hidden states of two sequences with the module's.
 
-        The module's attention parameters are recorded for later forward passes.
+        The second sequence is at the end of the context. The module's attention parameters are
+        recorded for later forward passes.
 
         Args:
             context: longest sequence of the model, in tokens.
@@ -281,7 +299,8 @@ class FusedDecoder:
         self._attention = probe.kernels
         if not self._as_built():
             return False
-        made: dict[tuple[int, ...], Packed] = {}  # layers of a probe may share weights: pack them only once
+        # All layers of a probe may share one layer's weights: pack them only once.
+        made: dict[tuple[int, ...], Packed] = {}
         for linear in self._linears:
             key = tuple(id(p) for part in linear.parts for p in part.values())
             if linear is not self._head:
@@ -293,11 +312,11 @@ class FusedDecoder:
 
 @dataclass
 class _Probe:
-    """Layout of several sequences packed in one row. It records the attention parameters of each layer.
+    """Layout of several sequences packed in one row. It records attention parameters.
 
     Attributes:
         spans: [start, stop) of each sequence.
-        kernels: attention parameters, in call order.
+        kernels: attention parameters of each layer, in call order.
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -358,7 +377,7 @@ def _random_weights(block: nn.Module) -> dict[str, Tensor]:
 
 
 def _has_parts(module: nn.Module) -> bool:
-    """True if the module has exactly the submodules that the kernels compute, with consistent shapes."""
+    """True if the module has exactly the submodules and shapes that the kernels compute."""
     body = module._modules.get("model")
     if body is None or set(body._modules) != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return False

@@ -1,8 +1,8 @@
-"""The product of the output head, with float32 results under autocast.
+"""The matrix product of the output head, with float32 logits under autocast.
 
-Autocast would round logits to bfloat16: between 16 and 32 they would be multiples of 0.125, and
-log-probs of sampler and trainer would differ by that much wherever the two round to different
-sides. Here the factors are rounded as autocast does, and the sums stay in float32.
+Autocast would round logits to bfloat16. Between 16 and 32 they would be multiples of 0.125. The
+log-probs of sampler and trainer would differ by that much wherever the two round in different
+directions. Here the factors are rounded as under autocast, and the sums stay in float32.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from torch.autograd.function import once_differentiable
 
 
 def head_product(head: nn.Module, hidden: Tensor) -> Tensor:
-    """What the head makes of hidden [N, hidden]: float32 [N, V].
+    """Apply the output head: hidden [N, hidden] -> float32 logits [N, V].
 
-    A head that is not a plain `nn.Linear`, or that has hooks, is called as it is.
+    A head that is not a plain `nn.Linear`, or that has hooks, is called unchanged. Autocast may
+    then round its result.
     """
     device = hidden.device.type
     hooked = head._forward_hooks or head._forward_pre_hooks
@@ -44,26 +45,26 @@ class WideProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
-        """[N, V] float32."""
+        """hidden [N, H], weight [V, H] -> float32 [N, V]."""
         ctx.save_for_backward(hidden, weight)
         return wide_mm(hidden, weight.t())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """grad [N, V] -> gradients of hidden and weight."""
+        """grad [N, V] -> gradients of hidden [N, H] and weight [V, H]."""
         hidden, weight = ctx.saved_tensors
         grad = grad.to(weight.dtype)
         return grad @ weight, grad.t() @ hidden
 
 
 def wide_mm(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in half precision with a float32 result: one kernel, for CUDA alone."""
+    """a @ b in half precision with a float32 result, in one kernel. Needs CUDA."""
     out: Tensor = torch.mm(a, b, out_dtype=torch.float32)  # type: ignore[call-overload]
     return out
 
 
 @cache
 def _wide_products(device: str) -> bool:
-    """Whether `wide_mm` exists there: on CUDA, since PyTorch 2.8."""
+    """True if `wide_mm` runs on the device: CUDA with PyTorch 2.8 or later."""
     return device == "cuda" and torch.version.hip is None and "out_dtype" in str(torch.ops.aten.mm.dtype._schema)

@@ -1,4 +1,4 @@
-"""The policy, loaded or made: a causal LM with our attention, its tokenizer, and what rollout must know of both."""
+"""Load or make the policy: a causal LM with Sixfold's attention, its tokenizer and its limits."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Policy:
     """A model with its tokenizer.
 
     Attributes:
-        model: the policy itself.
-        tokenizer: with the chat template that the recipe chose.
+        model: the causal LM.
+        tokenizer: its tokenizer, with the chat template that the recipe chose.
         context: longest sequence in tokens.
-        stop_token_ids: tokens that end a completion.
-        vocabulary_hash: of the tokenizer.
-        stop_strings: texts that end a completion.
-        hub_commits: the commit that was loaded, by hub id; empty for a folder.
-        notes: what the user should know of the model.
-        own_ends: what ended a completion before the recipe added to it; None: unknown.
+        stop_token_ids: ids of the tokens that end a completion.
+        vocabulary_hash: `vocabulary_hash` of the tokenizer.
+        stop_strings: stop strings of a completion.
+        hub_commits: hub id -> loaded commit; empty for a folder.
+        notes: messages about the model for the user.
+        own_ends: ends of a completion before the recipe changed them; None if unknown.
     """
 
     model: PreTrainedModel
@@ -58,15 +58,19 @@ class Policy:
     own_ends: TurnEnd | None = None
 
     def stopping_at(self, tokens: Sequence[str], strings: Sequence[str], own: TurnEnd | None = None) -> Policy:
-        """The same policy with other ends of a completion. A saved model stops at the same tokens and strings.
+        """The same policy with other ends of a completion.
+
+        The model's generation settings change too, so a saved model stops at the same ends.
 
         Args:
-            tokens: as the tokenizer writes them; `auto` stands for those that the policy has.
-            strings: added to the policy's own, which its files or the chat template name.
-            own: stands in for the policy's own: a checkpoint of a run has what the recipe added, too.
+            tokens: end tokens, spelled as in the vocabulary. `auto` stands for the policy's own
+                ends, including its stop strings.
+            strings: further stop strings.
+            own: replaces the policy's own ends. Needed for a run's checkpoint, whose ends include
+                those that the recipe added.
 
         Raises:
-            UserError: the tokenizer has no such token.
+            UserError: the tokenizer does not have one of the tokens.
         """
         own = own or TurnEnd(self.stop_token_ids, self.stop_strings)
         ends = chosen_ends(own, self.tokenizer, tokens, strings)
@@ -74,7 +78,10 @@ class Policy:
         return replace(self, stop_token_ids=ends.tokens, stop_strings=ends.strings, own_ends=own)
 
     def save(self, folder: Path) -> None:
-        """Write model and tokenizer in Hugging Face form; `AutoModelForCausalLM.from_pretrained(folder)` reads it back."""
+        """Write model and tokenizer in Hugging Face format.
+
+        `AutoModelForCausalLM.from_pretrained(folder)` loads it.
+        """
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
@@ -87,27 +94,28 @@ def load_policy(
     setting: str = "model.path",
     dtype: torch.dtype = torch.float32,
 ) -> Policy:  # fmt: skip
-    """The model that the recipe names, in evaluation mode.
+    """Load the model that the recipe names, in evaluation mode.
 
     Args:
-        config: names it.
-        seed: of the weights of a model that is made from scratch.
-        device: where it is put.
-        setting: where the user names it, for the error messages.
-        dtype: of the weights. Training needs float32.
+        config: model settings of the recipe.
+        seed: seed of the weights, for a model made from scratch.
+        device: device of the model.
+        setting: name of the setting that holds the path, for error messages.
+        dtype: dtype of the weights. Training needs float32.
 
     Raises:
-        UserError: it cannot be loaded.
+        UserError: the model cannot be loaded or is not supported.
     """
     register()
-    disable_progress_bar()  # transformers draws one for every file; ours is the run's
+    disable_progress_bar()  # transformers draws one per file, over the run's own display
     model, tokenizer = from_disk(config.path, setting, config.revision) if config.path else scratch_model(config.scratch, seed)
     check_vocabulary(model, tokenizer, f"{setting} = '{config.path}'")
     set_template(tokenizer, config.chat_template, config.template_args)
     model.set_attn_implementation(NAME)
     fuse_norms(model)
     prepare_device(device)
-    # The check compares in float32; a model that is to be smaller is checked before it takes a GPU's memory.
+    # The check compares in float32. A model for a smaller dtype is checked on the CPU: its float32
+    # weights may not fit on the GPU.
     model = model.to(device if dtype == torch.float32 else "cpu").eval()  # type: ignore[arg-type]
     context = check_split(model)
     if dtype != torch.float32:
@@ -120,7 +128,10 @@ def load_policy(
 
 
 def _with_weights_in(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The same model. Buffers stay as they are: the angles of rotary embeddings need float32."""
+    """The model with its parameters in `dtype`, without gradients.
+
+    Buffers keep their dtype: the angles of rotary embeddings need float32.
+    """
     for p in model.parameters():
         p.requires_grad_(False).data = p.data.to(dtype)
     model.config.dtype = dtype
@@ -128,7 +139,11 @@ def _with_weights_in(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedMo
 
 
 def load_tokenizer(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, GenerationConfig | None]:
-    """The tokenizer that `load_policy` would give, with the model's generation settings, but without the model.
+    """Load the tokenizer and the generation settings of `load_policy`, without the model.
+
+    Returns:
+        The tokenizer with its chat template, and the generation settings. They are None for a model
+        made from scratch.
 
     Raises:
         UserError: the tokenizer cannot be loaded, or the chat template cannot be used.
@@ -148,7 +163,7 @@ def load_tokenizer(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Genera
 
 
 def _generation_settings(path: str, revision: str) -> GenerationConfig:
-    """The model's generation settings: of their own file, or of the model's configuration."""
+    """The model's generation settings, from generation_config.json or else from config.json."""
     try:
         return GenerationConfig.from_pretrained(path, revision=revision)
     except OSError:
@@ -160,15 +175,21 @@ def _reason(error: Exception) -> str:
 
 
 def from_disk(path: str, setting: str = "model.path", revision: str = "") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a folder or a hub id. Only safetensors weights, no remote code. Dropout is off: log-probs must be the ones that sampled.
+    """Load model and tokenizer from a folder or the hub.
+
+    Only safetensors weights are read, and no remote code is run. Dropout is disabled: with dropout,
+    the trainer's log-probs would differ from the sampler's.
 
     Args:
         path: model folder or hub id.
-        setting: what the path is called in error messages.
-        revision: branch, tag or commit of a hub id; empty: the newest.
+        setting: name of the setting that holds the path, for error messages.
+        revision: branch, tag or commit of a hub id; empty for the newest.
+
+    Returns:
+        The model with float32 weights, and its tokenizer.
 
     Raises:
-        UserError: if it cannot be loaded.
+        UserError: the model cannot be loaded.
     """
     _check_folder(path, setting, revision)
     pinned = revision or "main"
@@ -185,20 +206,23 @@ def from_disk(path: str, setting: str = "model.path", revision: str = "") -> tup
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, by name
+            ignore_mismatched_sizes=True,  # mismatches are refused below, with the weight's name
         )
         model, found = loaded
         tokenizer = AutoTokenizer.from_pretrained(path, revision=pinned, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UserError(f"{setting} = '{path}': cannot be loaded as a causal LM with tokenizer ({_reason(error)})") from error
     wrong = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
-    if wrong:  # transformers gives such weights random values and goes on
+    if wrong:  # transformers would continue with random values for these weights
         raise UserError(f"{setting} = '{path}': {len(wrong)} weights are missing or not of the shape that config.json says, first '{wrong[0]}'")
     return model, tokenizer
 
 
 def _hub_commits(path: str, revision: str) -> dict[str, str]:
-    """The commit of a hub model that has just been loaded: the folder of the cache that holds its files."""
+    """Hub id -> commit of a model that was just loaded. Empty for a folder.
+
+    The commit is the name of the cache folder that holds the model's files.
+    """
     if not path or Path(path).exists():
         return {}
     found = try_to_load_from_cache(path, "config.json", revision=revision or "main")
@@ -206,7 +230,7 @@ def _hub_commits(path: str, revision: str) -> dict[str, str]:
 
 
 def _check_folder(path: str, setting: str, revision: str = "") -> None:
-    """Refuse a path that cannot hold a model. What may be a hub id ("owner/name") is left to the hub."""
+    """Raise UserError for a path that cannot hold a model. A possible hub id passes."""
     folder = Path(path)
     if not folder.exists():
         if reason := not_a_hub_id(path):
@@ -228,10 +252,16 @@ def _check_folder(path: str, setting: str, revision: str = "") -> None:
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, where: str) -> None:
-    """Raise UserError for tokens that the model has no embedding for.
+    """Raise UserError for tokens that have no embedding in the model.
 
-    Tokens that no prompt becomes are let pass. Gemma 3's text models have one more token than embeddings,
-    <image_soft_token>. transformers gives every Qwen2 tokenizer an unknown token, <|endoftext|>.
+    Tokens that no prompt contains are ignored. Gemma 3's text models have one more token than
+    embeddings, <image_soft_token>. transformers gives every Qwen2 tokenizer an unknown token,
+    <|endoftext|>.
+
+    Args:
+        model: has the embeddings.
+        tokenizer: has the vocabulary.
+        where: start of the error message.
     """
     embedding: Any = model.get_input_embeddings()
     rows = embedding.weight.shape[0]
@@ -245,5 +275,5 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
 
 
 def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of token -> id: two tokenizers with the same one mean the same by every token."""
+    """Hash of the map from token to id. Equal hashes mean equal vocabularies."""
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]

@@ -1,7 +1,10 @@
-"""LoRA adapters (Hu et al. 2021, arXiv:2106.09685) for the engine: PEFT's files, and how a Hugging Face module adds an adapter's part.
+"""LoRA adapters (Hu et al. 2021, arXiv:2106.09685) for the engine.
 
-The additions are made by hooks that are on the module only while such a forward runs: without adapters there is nothing to pay, and the trainer, who
-may share the module, never meets them. Nobody else may run the module meanwhile, as nobody may anyway while a step computes.
+This file reads PEFT's files and adds an adapter's output to a Hugging Face module.
+
+Forward hooks add the output. They are on the module only during a forward pass with adapters, so a
+forward pass without adapters costs nothing extra. The trainer may share the module and never sees
+the hooks. No other thread may run the module during such a forward pass, as during any engine step.
 """
 
 from __future__ import annotations
@@ -29,27 +32,43 @@ KEY = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>[AB])\.weight
 READ = {"peft_type", "r", "lora_alpha", "use_rslora", "init_lora_weights"}
 NO_MATTER = {
     *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "runtime_config"),
-    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),  # the weights' names say it
+    # The names of the weights already show which modules have an adapter.
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
     *("lora_dropout", "fan_in_fan_out", "eva_config", "megatron_core", "qalora_group_size"),
 }
-"""Settings of PEFT that change nothing in a forward of given weights. Any other must be off: it would change what is computed."""
+"""PEFT settings that do not affect a forward pass with given weights.
+
+Every other setting must be off: it would change the result.
+"""
 UNCHANGED_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
-"""Ways to begin that leave the base as it is. The others subtract from it what the adapter begins with."""
+"""Values of `init_lora_weights` that leave the base model unchanged.
+
+The others subtract the adapter's initial product from the base weights.
+"""
 
 
 LARGEST_ALPHA = 1e6
-"""Beyond this a float32 product overflows long before an adapter could be meant so."""
+"""Largest accepted `lora_alpha`. Larger values are a mistake: float32 products would overflow."""
 
 
 @dataclass(frozen=True, eq=False)
 class LoraAdapter:
-    """layers: name of a linear module -> (down [r, in], up [out, r] with the scale in it): the module's output grows by up @ (down @ x)."""
+    """Matrices of one LoRA adapter.
+
+    Attributes:
+        layers: name of a linear module -> (down [r, in], up [out, r]). up @ (down @ x) is added to
+            the module's output. `up` contains the scale.
+    """
 
     layers: Mapping[str, tuple[Tensor, Tensor]]
 
 
 def read_adapter(path: str, model: PreTrainedModel) -> LoraAdapter:
-    """An adapter folder as PEFT saves it, made ready for `model`. Raises UserError for what cannot be read, is not supported or does not fit."""
+    """Load an adapter folder in PEFT's format for `model`.
+
+    Raises:
+        UserError: the adapter cannot be read, is not supported or does not fit the model.
+    """
     folder, where = Path(path).expanduser(), f"adapter '{path}'"
     missing = [name for name in ("adapter_config.json", "adapter_model.safetensors") if not (folder / name).is_file()]
     if missing:
@@ -65,7 +84,17 @@ def read_adapter(path: str, model: PreTrainedModel) -> LoraAdapter:
 
 
 def make_adapter(model: PreTrainedModel, config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> LoraAdapter:
-    """The same from PEFT's settings and weights, by the names that its files have. where: begins the error messages."""
+    """Make an adapter for `model` from the contents of PEFT's files.
+
+    Args:
+        model: the base model.
+        config: contents of adapter_config.json.
+        tensors: weights by their names in adapter_model.safetensors.
+        where: start of the error messages, for example "adapter 'PATH'".
+
+    Raises:
+        UserError: the adapter is not supported or does not fit the model.
+    """
     rank, scale = _rank_and_scale(config, where)
     sides: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
@@ -102,7 +131,7 @@ def _rank_and_scale(config: Mapping[str, Any], where: str) -> tuple[int, float]:
     if begun not in UNCHANGED_BASE:
         raise UserError(f"{where}: init_lora_weights = {begun!r} changes the base model too; convert it to plain LoRA (PEFT's save_pretrained can)")
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    # JSON has true and false, and Python's reader takes NaN and Infinity too.
+    # `isinstance(True, int)` holds in Python, and its JSON reader accepts NaN and Infinity.
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise UserError(f"{where}: adapter_config.json has r = {rank!r}; a whole number of at least 1 is needed")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) <= LARGEST_ALPHA:
@@ -111,7 +140,7 @@ def _rank_and_scale(config: Mapping[str, Any], where: str) -> tuple[int, float]:
 
 
 def _weight(model: PreTrainedModel, name: str, layer: nn.Module, where: str) -> tuple[int, int]:
-    """(inputs, outputs) of a layer that can be added to."""
+    """(inputs, outputs) of a layer. Raises UserError if it does not support adapters."""
     if layer is model.get_output_embeddings() or "experts" in name.split(".") or not isinstance(layer, nn.Linear | Conv1D):
         raise UserError(f"{where}: '{name}' ({type(layer).__name__}) is not supported; linear layers of attention and MLP are")
     outputs, inputs = layer.weight.shape if isinstance(layer, nn.Linear) else layer.weight.T.shape
@@ -120,7 +149,7 @@ def _weight(model: PreTrainedModel, name: str, layer: nn.Module, where: str) -> 
 
 @contextmanager
 def added(model: nn.Module, additions: LayerAdditions) -> Iterator[None]:
-    """While it lasts, the model's layers give what they give and the additions."""
+    """Context in which the outputs of the model's layers include the additions."""
 
     def add(name: str, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         additions.add(name, inputs[0].flatten(0, -2), output.view(-1, output.shape[-1]))

@@ -1,10 +1,10 @@
-"""A model's body and head on weights that already have the dtype that autocast computes in.
+"""A model's body and head on weights that are already in autocast's dtype.
 
-Under autocast PyTorch casts every float32 weight of a matrix product anew in each forward. A decode
-step then moves 8 bytes for each parameter (read 4, write 2, read 2) where 2 would do. Here the
-engine gets a twin of the module: the same parts, sharing every tensor with it, but with copies in
-the lower dtype of those weights that autocast would cast. The operations see the same inputs as
-before, so the results are the same bits, and the trainer's float32 weights stay as they are.
+Under autocast, PyTorch casts every float32 weight of a matrix product again in each forward pass. A
+decode step then moves 8 bytes per parameter (read 4, write 2, read 2) instead of 2. Here the engine
+gets a twin of the module. The twin shares all tensors with the module, except for the weights that
+autocast would cast: of those it has copies in the lower dtype. The operations have the same inputs
+as under autocast, so the results are bitwise equal. The trainer's float32 weights do not change.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from transformers.pytorch_utils import Conv1D
 from .base import Body, LayerAdditions, Layout
 
 Slot = tuple[dict[str, nn.Parameter | None], dict[str, nn.Parameter | None], str]
-"""The parameter dictionaries of one part of the module and of its twin, and a name in both."""
+"""Parameter dictionaries of a submodule and of its twin, and the name of a parameter in both."""
 
 
 class Halves(Body, Protocol):
-    """What runs a module's body and head (`CausalLM`)."""
+    """A body and head that belong to one module (`CausalLM`)."""
 
     @property
     def module(self) -> nn.Module: ...
 
 
 class LoweredBody:
-    """The twin of one model. It costs the memory of the copies until `release`."""
+    """The twin of one model. The copies of weights use memory until `release`."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class LoweredBody:
         """Build the twin; the copies are made by the first `ready`.
 
         Args:
-            model: the halves of the module to be run.
-            make: wraps the twin as `model` wraps the module.
-            probe: runs body and head once on a few tokens; gives the logits.
-            dtype: what autocast computes in.
+            model: body and head of the module.
+            make: wraps the twin in the class of `model`.
+            probe: runs body and head once on a few tokens and returns the logits.
+            dtype: autocast's dtype.
         """
         module = model.module
         self._model = model
@@ -73,11 +73,11 @@ class LoweredBody:
 
     @property
     def steady(self) -> bool:
-        """As the module's own: a row's last bits may depend on how many rows there are."""
+        """As for the module: a row's last bits may depend on the number of rows."""
         return self._twin.steady
 
     def ready(self) -> Body:
-        """Itself with fresh copies, or the module where a part was exchanged or has a hook."""
+        """This object with current copies, or the plain module if it changed or has hooks."""
         if any(self._hooks) or self._state() != self._built:
             return self._model
         sources = [own[name] for own, _, name in self._slots]
@@ -90,11 +90,11 @@ class LoweredBody:
         return self
 
     def refresh(self) -> None:
-        """Weights may have changed unseen by PyTorch: cast them again before the next forward."""
+        """Cast the weights again before the next forward pass, even if PyTorch saw no change."""
         self._copied = []
 
     def release(self) -> None:
-        """Give the memory of the copies back; the next `ready` makes others."""
+        """Free the memory of the copies. The next `ready` makes new ones."""
         self.refresh()
         for _, lowered, name in self._slots:
             p = lowered[name]
@@ -107,20 +107,20 @@ class LoweredBody:
         layout: Layout,
         additions: LayerAdditions | None = None,
     ) -> Tensor:
-        """tokens, positions [N] -> [N, hidden]. To be called under autocast."""
+        """As `Body.hidden`: tokens, positions [N] -> [N, hidden]. Call it under autocast."""
         return self._twin.hidden(tokens, positions, layout, additions)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> float32 [N, V]. To be called under autocast."""
+        """As `Body.logits`: [N, hidden] -> float32 [N, V]. Call it under autocast."""
         return self._twin.logits(hidden)
 
     def footing(self) -> object | None:
-        """As the module's, of the twin, whose copies the graph reads."""
+        """Fingerprint of the twin, because a graph reads the twin's copies. See `Body.footing`."""
         with self._autocast():
             return self._twin.footing()
 
     def _state(self) -> list[object]:
-        """Identity of every part and parameter of the module."""
+        """Ids of all submodules and parameters of the module."""
         parts = [id(part) for own in self._children for part in own.values()]
         return [parts, [id(p) for own in self._owned for p in own.values()]]
 
@@ -137,7 +137,16 @@ def _twin(module: nn.Module) -> nn.Module:
 
 
 def _lowered_slots(module: nn.Module, twin: nn.Module, reads: _Reads) -> Iterator[Slot]:
-    """Put an empty parameter of the lower dtype in the twin wherever autocast casts the weight."""
+    """Replace each weight that autocast casts with an empty parameter of the lower dtype.
+
+    Args:
+        module: the original.
+        twin: its parameters are replaced.
+        reads: records which weights autocast casts.
+
+    Yields:
+        One slot per replaced parameter.
+    """
     made: dict[int, nn.Parameter] = {}
     for part, copied in zip(module.modules(), twin.modules(), strict=True):
         for name, p in part._parameters.items():
@@ -150,7 +159,10 @@ def _lowered_slots(module: nn.Module, twin: nn.Module, reads: _Reads) -> Iterato
 
 
 def _cast_into(target: nn.Parameter, source: nn.Parameter, dtype: torch.dtype) -> None:
-    """target becomes the source in dtype, in the memory that it has if that still fits."""
+    """Set target to the source in `dtype`, in place if shape and device match.
+
+    In-place updates keep the address, so captured CUDA graphs stay valid.
+    """
     if target.shape == source.shape and target.device == source.device:
         target.copy_(source)
     else:
@@ -158,11 +170,11 @@ def _cast_into(target: nn.Parameter, source: nn.Parameter, dtype: torch.dtype) -
 
 
 class _Reads(TorchDispatchMode):
-    """Notes for each float32 parameter whether operations read it, or casts alone do.
+    """Records which float32 parameters are read only by casts, and which by other operations.
 
-    Parameters are told apart by their storage, since a forward may read them through views
-    (one expert of a stack). The look-up of an embedding does not count: a table that is also the
-    head's weight is looked up in float32 and cast for the head.
+    Parameters are identified by their storage, because a forward pass may read them through views
+    (one expert of a stack). Embedding look-ups do not count: a table that is also the head's weight
+    is looked up in float32 and cast for the head.
     """
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
@@ -174,10 +186,10 @@ class _Reads(TorchDispatchMode):
         self._read: set[int] = set()
 
     def lowers(self, part: nn.Module, p: nn.Parameter) -> bool:
-        """Whether the part's parameter can be held in the lower dtype from the start.
+        """True if the parameter can be stored in the lower dtype.
 
-        A matrix that the probe did not reach (an expert that no token went to) counts by the kind
-        of its part.
+        A matrix that the probe did not read (an expert that received no token) is judged by the
+        class of its submodule.
         """
         storage = p.untyped_storage().data_ptr()
         if storage not in self._own or storage in self._read:

@@ -1,4 +1,7 @@
-"""A small model from nothing: Qwen3 architecture, random weights, a character tokenizer with a chat template."""
+"""A small model made from scratch, with a character tokenizer and a chat template.
+
+The architecture is Qwen3 and the weights are random.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,11 @@ CHAT_TEMPLATE = (
 
 
 def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
-    """One token a character of `alphabet`; anything else is <|unknown|>. Raises UserError for an alphabet with repeated characters."""
+    """Tokenizer with one token per character of `alphabet`. Other characters become <|unknown|>.
+
+    Raises:
+        UserError: the alphabet is empty or has repeated characters.
+    """
     repeated = sorted({c for c in alphabet if alphabet.count(c) > 1})
     if repeated or not alphabet:
         raise UserError(f"model.scratch.alphabet: every character once, {repeated or 'empty'}")
@@ -36,7 +43,7 @@ def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
 
 
 def scratch_model(sizes: ScratchConfig, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A Qwen3 model with random float32 weights drawn from `seed`, and its tokenizer; both as if loaded from disk."""
+    """A Qwen3 model with random float32 weights drawn from `seed`, and its tokenizer."""
     tokenizer = character_tokenizer(sizes.alphabet)
     config = Qwen3Config(
         vocab_size=len(tokenizer),

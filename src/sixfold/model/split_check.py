@@ -1,15 +1,16 @@
-"""Is a model computed right here? Its own code, run by transformers alone, is the oracle.
+"""Check that Sixfold computes a model correctly. The reference is the model's code in transformers.
 
-Three probes, each of two short texts in one row:
+There are three probes, each with two short sequences in one row:
 
-- as they are: both must get the logits that the model gives each alone;
-- with windows made so small that the texts are longer, whatever the model's windows are;
-- with the second text at the end of the context. The first must not notice. Rotary positions that
-  are rescaled for long texts (`longrope`, `dynamic`) take their frequencies from the longest position
-  of a call, so every text in it would change, and so would keys that are in the cache already.
+- Unchanged: each sequence must get the logits that transformers computes for it alone.
+- With attention windows reduced to less than the length of a sequence.
+- With the second sequence at the end of the context. The first sequence's logits must not change.
+  Rotary embeddings that are rescaled for long sequences (`longrope`, `dynamic`) take their
+  frequencies from the largest position of a call. One long sequence would change all others in the
+  call, and keys that are already in the KV cache would no longer match.
 
-Where the first probe fails the model is refused. Where another fails, texts that stay below the
-window or the threshold are right, and the context ends there.
+If the first probe fails, the model is refused. If another one fails, sequences below the window or
+the threshold are still correct, so the context is limited to that length.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from .unsupported import raised, unknown_layer_kinds
 
 _SPANS = ((0, 5), (5, 13))
 _SMALL = 4
-"""A window that the longer text of the probe exceeds."""
+"""A window that is shorter than the longer sequence of the probe, in tokens."""
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window_size")
-"""How configurations and layers name the number of keys that a query sees, or of a chunk that sees itself."""
+"""Names of the attention window or chunk size in configurations and layers."""
 _WITHOUT_LIMIT = 1 << 20
 
-# What code of other people raises when it is called in a way that it does not expect.
+# Errors that a model's code may raise when it is called in a way that it does not support.
 _FAILURES = (TypeError, AttributeError, RuntimeError, ValueError, LookupError, AssertionError, ArithmeticError)
 
 
 @dataclass(frozen=True)
 class Context:
-    """How long a text may be.
+    """Longest supported sequence.
 
     Attributes:
-        tokens: the longest.
+        tokens: its length.
         note: why it is shorter than the model's configuration says; empty if it is not.
     """
 
@@ -54,21 +55,24 @@ class Context:
 
 @torch.no_grad()
 def check_split(model: PreTrainedModel, tolerance: float = 1e-3) -> Context:
-    """Find out whether the model is computed right as body and head with our attention, and up to which length.
+    """Check that body and head with Sixfold's attention are correct, and up to which length.
 
-    It is not with a head that is not plain, attention that asks more of ours than it does or passes
-    it by, and layers of other kinds: those that carry state along the row (convolutions, Mamba,
-    linear attention), and those that attend to keys of their own making or choice.
+    Not supported are:
+
+    - heads that do more than a matrix product;
+    - attention that needs other features, or that bypasses transformers' attention interface;
+    - layers with state along the row (convolutions, Mamba, linear attention);
+    - layers that compute or select the keys they attend to.
 
     Args:
-        model: with our attention set, which it keeps.
-        tolerance: of logits, as a share of the largest.
+        model: has Sixfold's attention set, and keeps it.
+        tolerance: largest accepted difference of logits, as a fraction of the largest logit.
 
     Returns:
-        The context in which it is right.
+        The longest sequence for which the model is correct.
 
     Raises:
-        UserError: it is not right even for short texts. The message says what is not.
+        UserError: the model is wrong even for short sequences. The message names the reason.
     """
     kind = f"{type(model).__name__} is not supported"
     config = model.config.get_text_config()
@@ -100,13 +104,13 @@ def check_split(model: PreTrainedModel, tolerance: float = 1e-3) -> Context:
 
 
 def context_of(model: PreTrainedModel) -> int:
-    """Longest sequence the model has positions for."""
+    """Number of positions of the model, from its configuration, in tokens."""
     settings = model.config.get_text_config().to_dict()
     return int(settings.get("max_position_embeddings") or settings.get("n_positions") or _WITHOUT_LIMIT)
 
 
 def _window_context(model: PreTrainedModel, kind: str, tolerance: float) -> Context:
-    """Up to the smallest window if small windows are not computed right."""
+    """Second probe: limit the context to the smallest window if small windows give wrong logits."""
     whole = Context(context_of(model))
     windows = [value for *_, value in _windows(model)]
     if not windows or min(windows) >= whole.tokens:
@@ -131,7 +135,15 @@ def _window_context(model: PreTrainedModel, kind: str, tolerance: float) -> Cont
 
 
 def _rope_context(model: PreTrainedModel, kind: str, positions: Tensor, ours: Tensor, tolerance: float) -> Context:
-    """Up to the length from which on frequencies of rotary positions change with the longest position."""
+    """Third probe: limit the context to the length above which rotary frequencies change.
+
+    Args:
+        model: the model to check.
+        kind: start of the error message.
+        positions: positions of the first probe, [N].
+        ours: logits of the first probe, [N, V].
+        tolerance: largest accepted difference, as a fraction of the largest logit.
+    """
     whole, (first, second) = context_of(model), (b - a for a, b in _SPANS)
     thresholds = sorted(n for n in _original_contexts(model) if second <= n < whole)
     for limit in [*([] if whole == _WITHOUT_LIMIT else [whole]), *reversed(thresholds)]:
@@ -139,7 +151,7 @@ def _rope_context(model: PreTrainedModel, kind: str, positions: Tensor, ours: Te
         far[first:] += limit - second
         try:
             apart = _difference(_logits(model, far)[0][:first], ours[:first])
-            # The texts above stood at the beginning: frequencies must be back to what they were.
+            # Later calls at small positions must get the original frequencies again.
             apart = max(apart, _difference(_logits(model, positions)[0], ours))
         except torch.OutOfMemoryError:
             raise
@@ -157,7 +169,7 @@ def _rope_context(model: PreTrainedModel, kind: str, positions: Tensor, ours: Te
 
 
 def _original_contexts(model: PreTrainedModel) -> set[int]:
-    """Lengths that rotary positions were trained with before they were stretched."""
+    """Context lengths in the configuration that rotary embeddings had before they were extended."""
     settings = model.config.get_text_config().to_dict()
     found, waiting = set(), [settings, settings.get("rope_parameters"), settings.get("rope_scaling")]
     while waiting:
@@ -170,13 +182,13 @@ def _original_contexts(model: PreTrainedModel) -> set[int]:
 
 
 def _logits(model: PreTrainedModel, positions: Tensor) -> tuple[Tensor, Segments]:
-    """Ours, float32 [N, V], and the layout that noted which layers attended."""
+    """Logits with Sixfold's attention, float32 [N, V], and the layout that recorded the layers."""
     layout, tokens = Segments(_SPANS), _tokens(model)
     return head_logits(model, hidden_states(model, tokens, positions.to(tokens.device), layout)), layout
 
 
 def _own_logits(model: PreTrainedModel, kind: str) -> Tensor:
-    """What transformers gives each text alone, float32 [N, V]."""
+    """Logits of each sequence alone, computed by transformers, float32 [N, V]."""
     tokens = _tokens(model)
     model.set_attn_implementation("eager")
     try:
@@ -195,14 +207,14 @@ def _tokens(model: PreTrainedModel) -> Tensor:
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> float:
-    """Of logits, as a share of the largest."""
+    """Largest difference of logits, as a fraction of the largest logit plus 1."""
     if ours.shape != theirs.shape:
         return torch.inf
     return float((ours - theirs).abs().max() / (theirs.abs().max() + 1.0))
 
 
 def _windows(model: PreTrainedModel) -> Iterator[tuple[dict[str, Any], str, int]]:
-    """Every place that holds a window: (attributes, name, tokens)."""
+    """Every attribute that holds a window, as (attribute dictionary, name, tokens)."""
     owners = {id(o): o for o in (model.config, model.config.get_text_config(), *(vars(m).get("config") for m in model.modules()), *model.modules())}
     for owner in owners.values():
         if owner is not None:
@@ -215,9 +227,9 @@ def _windows(model: PreTrainedModel) -> Iterator[tuple[dict[str, Any], str, int]
 
 @contextmanager
 def _small_windows(model: PreTrainedModel) -> Iterator[None]:
-    """While it lasts, windows are smaller than the texts of the probes.
+    """Context in which windows are smaller than the sequences of the probe.
 
-    Some layers count the query itself, others do not: a difference of one is kept.
+    A difference of one between windows is kept: some layers count the query itself, others do not.
     """
     places = list(_windows(model))
     smallest = min(value for *_, value in places)

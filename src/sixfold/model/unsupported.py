@@ -1,4 +1,4 @@
-"""Why a model does not run here: the kinds of its layers, and where its own code raised an error."""
+"""Reasons why a model is not supported: the kinds of its layers, or an error in its code."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from transformers import PreTrainedModel
 
 _COMPUTED = {"full_attention", "sliding_attention", "chunked_attention"}
 _SHOWN = 80
-"""Characters of a line of source code in a message."""
+"""Characters of a source line shown in an error message."""
 
 
 def unknown_layer_kinds(model: PreTrainedModel) -> list[str]:
-    """Kinds of layers that its configuration declares and our attention does not compute.
+    """Kinds of layers in the model's configuration that Sixfold's attention does not compute.
 
-    Short texts may not show the difference: an index that picks 2,048 keys, or keys that stand for
-    128 tokens each, change nothing in a text of 13 tokens.
+    A probe with short sequences may not show the difference: an index that selects 2,048 keys, or
+    keys that represent 128 tokens each, change nothing in a sequence of 13 tokens.
     """
-    declared = getattr(model.config.get_text_config(), "layer_types", None) or ()  # of some a property
+    # Not `vars`: some configurations have `layer_types` as a property.
+    declared = getattr(model.config.get_text_config(), "layer_types", None) or ()
     return sorted({str(kind) for kind in declared} - _COMPUTED)
 
 
 def raised(error: Exception) -> str:
-    """The error's kind and first line, and where in the model's code it was raised."""
+    """The error's type and first line, and the place in the model's code that raised it."""
     kind, text = type(error).__name__, str(error).strip().splitlines()
     told = f"{kind}: {text[0]}" if text else kind
     place = _place(error.__traceback__)
@@ -33,12 +34,13 @@ def raised(error: Exception) -> str:
 
 
 def _place(traceback: TracebackType | None) -> str:
-    """The innermost part of the model that was running, PyTorch's own layers aside."""
+    """The innermost submodule that was running, not counting PyTorch's own layers."""
     place = ""
     while traceback is not None:
         frame = traceback.tb_frame
         owner: Any = frame.f_locals.get("self")
-        # The owner of a frame of `nn.Module.__call__` is the model's part, but its code is PyTorch's.
+        # In a frame of `nn.Module.__call__`, `self` is the model's submodule but the code is
+        # PyTorch's.
         theirs = [type(owner).__module__, str(frame.f_globals["__name__"])]
         if isinstance(owner, nn.Module) and not any(name.startswith("torch.") for name in theirs):
             place = _described(type(owner), frame.f_code.co_filename, traceback.tb_lineno)
