@@ -59,7 +59,7 @@ def check_split(model: PreTrainedModel, tolerance: float = 1e-3) -> Context:
 
     Not supported are:
 
-    - heads that do more than a matrix product;
+    - output heads that compute more than a matrix product, a scaling and a soft cap;
     - attention that needs other features, or that bypasses transformers' attention interface;
     - layers with state along the row (convolutions, Mamba, linear attention);
     - layers that compute or select the keys they attend to.

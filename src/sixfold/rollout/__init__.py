@@ -1,1 +1,4 @@
-"""Rollout: policy -> trajectories, with the log-prob of every sampled token captured as it is sampled. It never sees a reward."""
+"""Rollout: sample trajectories from the policy.
+
+The log-prob of every token is recorded when the token is sampled. Rollout does not know rewards.
+"""

@@ -1,4 +1,4 @@
-"""The rollout role, in words: give it tasks, get K trajectories of each."""
+"""Contract of rollouts: from tasks to K trajectories per task."""
 
 from __future__ import annotations
 
@@ -8,15 +8,27 @@ from typing import Protocol
 from ..types import Group, Task, Trajectory
 
 Enough = Callable[[Task, Sequence[Trajectory]], list[Trajectory] | None]
-"""Asked whenever a trajectory of the task has ended, with all that have, in that order: those that make up its group (the others are given up), or
-None to go on."""
+"""Decides whether a task's group is complete. Called each time one of its trajectories ends.
+
+Args: the task, and its finished trajectories in the order in which they ended.
+
+Returns: the trajectories of the group, or None to continue. The remaining samples are aborted.
+"""
 
 
 class Rollout(Protocol):
     """Samples completions from the current weights. `generate` is deterministic in (weights, tasks, seed)."""
 
     def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
-        """K trajectories for every task, in task order, streams filled, reward empty."""
+        """Sample K trajectories per task.
+
+        Args:
+            tasks: tasks with distinct ids.
+            seed: seed of the sampling noise.
+
+        Returns:
+            One group per task, in task order. All fields of a trajectory are set except the reward.
+        """
         ...
 
     def stats(self) -> dict[str, float]:
@@ -25,11 +37,22 @@ class Rollout(Protocol):
 
 
 class StoppableRollout(Rollout, Protocol):
-    """A rollout whose groups can be whole before all their samples have ended. samples: how many of a task it starts."""
+    """A rollout that can complete a group before all samples of its task have ended.
+
+    Attributes:
+        samples: number of samples that it starts per task.
+    """
 
     @property
     def samples(self) -> int: ...
 
     def generate_until(self, tasks: Sequence[Task], seed: int, enough: Enough) -> list[Group]:
-        """As `generate`; a task's group is what `enough` makes of it, and must be all of them once all its samples have ended."""
+        """As `generate`, with groups chosen by `enough`.
+
+        Args:
+            tasks: tasks with distinct ids.
+            seed: seed of the sampling noise.
+            enough: returns the trajectories of a group, or None. It must not return None once all
+                samples of the task have ended.
+        """
         ...

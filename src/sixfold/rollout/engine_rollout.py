@@ -16,15 +16,16 @@ from .trajectories import completed, rollout_metrics
 
 
 class EngineRollout:
-    """Tasks in, groups out.
+    """Rollout that samples with an `Engine` in this process.
 
     Args:
-        engine: samples.
+        engine: samples completions.
         codec: renders prompts and decodes completions.
-        params: how completions are drawn. Its seed is replaced at every call.
-        samples: completions per task.
-        release_kv: give the cache's memory back after each call.
-        stops: stop strings. A completion ends with the token that completes one; its text ends before it.
+        params: sampling parameters. The seed is replaced at every call.
+        samples: completions per task (K).
+        release_kv: free the memory of the KV cache after each call.
+        stops: stop strings. A completion ends with the token that completes a stop string, and its
+            text ends before the stop string.
     """
 
     def __init__(
@@ -45,12 +46,27 @@ class EngineRollout:
         self._stats: dict[str, float] = {}
 
     def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
-        """K trajectories of every task from the engine's current weights. Raises ValueError on repeated task ids: their noise would be the same."""
+        """Sample K trajectories per task from the engine's current weights.
+
+        Raises:
+            ValueError: a task id is repeated. Its samples would get the same noise.
+        """
         return self.generate_until(tasks, seed, self._all)
 
     def generate_until(self, tasks: Sequence[Task], seed: int, enough: Enough) -> list[Group]:
-        """As `generate`; a task's group is what `enough` keeps of it, and its other samples are aborted. Which they are depends on the order of
-        ending, so on `engine.max_running` too; each trajectory's tokens do not."""
+        """As `generate`, with groups chosen by `enough`. The other samples of a task are aborted.
+
+        The choice depends on the order in which samples end, and therefore on `engine.max_running`.
+        The tokens of each trajectory do not depend on it.
+
+        Args:
+            tasks: tasks with distinct ids.
+            seed: seed of the sampling noise.
+            enough: returns the trajectories of a group, or None to continue.
+
+        Raises:
+            ValueError: a task id is repeated. Its samples would get the same noise.
+        """
         if len({t.id for t in tasks}) != len(tasks):
             raise ValueError("generate: task ids repeat within one call")
         started, before = time.perf_counter(), replace(self.engine.stats)
@@ -67,7 +83,7 @@ class EngineRollout:
             text = watch.text(sequence)
             task, request = requests[sequence.request.key]
             if task.id in whole:
-                return  # ended in the very step in which its group was whole
+                return  # ended in the same step that completed its group
             ended[task.id].append(self._trajectory(sequence, text))
             kept = enough(task, ended[task.id])
             if kept is not None:
@@ -89,7 +105,7 @@ class EngineRollout:
         return self._stats
 
     def _trajectory(self, sequence: EngineSequence, text: str | None) -> Trajectory:
-        """text: of the completion where a stop string ended it."""
+        """Trajectory of a finished sequence. text: the completion's text if a stop string ended it."""
         prompt = sequence.request.prompt
         completion = sequence.tokens[len(prompt) :]
         if sequence.finish_reason is None:
@@ -109,7 +125,14 @@ class EngineRollout:
         )
 
     def _measure(self, groups: list[Group], begun: Sequence[EngineSequence], seconds: float, before: EngineStats) -> dict[str, float]:
-        """before: the engine's counters at the start of the call, when its peaks were restarted."""
+        """Metrics of one call.
+
+        Args:
+            groups: the groups that the call returns.
+            begun: every sequence that was started, including the aborted ones.
+            seconds: duration of the call.
+            before: the engine's counters at the start of the call. Its peaks were reset then.
+        """
         now = self.engine.stats
         accepted = (now.accepted_tokens - before.accepted_tokens) / max(1, now.proposed_tokens - before.proposed_tokens)
         prefilled, reused = now.prefill_tokens - before.prefill_tokens, now.reused_tokens - before.reused_tokens

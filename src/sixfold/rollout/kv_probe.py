@@ -1,4 +1,4 @@
-"""How far a rounded KV cache moves the log-probs, measured before anyone relies on them."""
+"""Measure how much an int8 KV cache changes log-probs, before training relies on them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,21 @@ from ..model.base import LanguageModel
 from ..types import SamplingParams
 
 LIMIT = 0.2
-"""Nats; what a run in bfloat16 may be off by."""
+"""Largest accepted difference in nats. A bfloat16 run may differ by as much."""
 
 
 def kv_deviation(model: LanguageModel, prompts: list[list[int]], tokens: int = 64, autocast: torch.dtype | None = None) -> float:
-    """Largest difference in nats between the log-probs that an engine with an int8 cache records while it samples `tokens` tokens after each prompt,
-    and those of the same texts over an exact cache."""
+    """Largest log-prob difference, in nats, between an int8 KV cache and an exact one.
+
+    An engine with an int8 cache samples completions. Their log-probs are then computed again with
+    an exact cache.
+
+    Args:
+        model: the policy.
+        prompts: token ids of each prompt.
+        tokens: completion length in tokens.
+        autocast: dtype of forward passes; None for no autocast.
+    """
     engine = Engine(model, kv_tokens=sum(len(p) + tokens + 16 for p in prompts), kv_dtype="int8", autocast=autocast)
     for i, prompt in enumerate(prompts):
         engine.add(f"probe {i}", prompt, SamplingParams(max_tokens=tokens), [0])
@@ -30,7 +39,17 @@ def kv_deviation(model: LanguageModel, prompts: list[list[int]], tokens: int = 6
 
 
 def check_int8_kv(model: LanguageModel, prompts: list[list[int]], limit: float = LIMIT, autocast: torch.dtype | None = None) -> float:
-    """`kv_deviation`. Raises ValueError if it is above `limit` nats, or no number."""
+    """Return `kv_deviation`, and check it against a limit.
+
+    Args:
+        model: the policy.
+        prompts: token ids of each prompt.
+        limit: largest accepted difference, in nats.
+        autocast: dtype of forward passes; None for no autocast.
+
+    Raises:
+        ValueError: the difference is above the limit, or NaN.
+    """
     worst = kv_deviation(model, prompts, autocast=autocast)
     if not worst <= limit:
         raise ValueError(f"an int8 KV cache moves this model's log-probs by {worst:.2g} nats (limit {limit:g}): use kv_dtype auto")
@@ -39,7 +58,16 @@ def check_int8_kv(model: LanguageModel, prompts: list[list[int]], limit: float =
 
 @torch.inference_mode()
 def exact_logp(model: LanguageModel, tokens: list[int], autocast: torch.dtype | None) -> Tensor:
-    """Log-probs [len(tokens) - 1] of every token but the first, at temperature 1, computed in one piece over a cache that rounds nothing."""
+    """Log-probs of all tokens but the first, at temperature 1, with an unquantized KV cache.
+
+    Args:
+        model: the policy.
+        tokens: token ids. One forward pass computes all of them.
+        autocast: dtype of the forward pass; None for no autocast.
+
+    Returns:
+        Log-probs [len(tokens) - 1].
+    """
     cache = KVCache(-(-len(tokens) // 16), 16)
     ticket = Ticket(Request("", tokens, SamplingParams(max_tokens=1), [0]), tokens)
     chunk = Chunk(ticket, list(range(cache.blocks)), 0, len(tokens), 0)

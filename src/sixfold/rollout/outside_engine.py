@@ -1,4 +1,7 @@
-"""An inference engine in another process, in words: token ids in, sampled token ids out, weights handed over under a number."""
+"""Contract of inference engines in another process.
+
+They take and return token ids. Each set of weights that they receive has a version number.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,15 @@ from ..types import FinishReason, SamplingParams
 
 
 def stored(weights: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights as a file holds them, each once, on the CPU and in `dtype`; and for every other name of a tied one the name that it is stored under."""
+    """Prepare weights for a file: each tensor once, on the CPU and in `dtype`.
+
+    Args:
+        weights: tensors by name. Tied tensors may have several names.
+        dtype: dtype of the result.
+
+    Returns:
+        The tensors by name, and for every further name of a tied tensor the name it is stored under.
+    """
     first: dict[tuple[int, tuple[int, ...]], str] = {}
     tied: dict[str, str] = {}
     for name, tensor in weights.items():
@@ -25,10 +36,15 @@ def stored(weights: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[dict[str,
 
 @dataclass(frozen=True)
 class Sampled:
-    """One completion. `tokens`, `logp` and `version` have one length.
+    """One completion. `tokens`, `logp` and `version` have the same length.
 
-    tokens: sampled ids, the stop token among them. logp: of each under the distribution that it was drawn from. version: weights that sampled it, by
-    the engine's own account. reused: prompt tokens that were not computed anew. seconds: from the request to the last token.
+    Attributes:
+        tokens: sampled token ids, including the stop token.
+        logp: log-prob of each token under the distribution that it was sampled from.
+        version: version of the weights that sampled each token, as reported by the engine.
+        finish_reason: why sampling ended.
+        reused: prompt tokens that came from the prefix cache.
+        seconds: time from the request to the last token.
     """
 
     tokens: list[int]
@@ -40,26 +56,39 @@ class Sampled:
 
 
 class OutsideEngine(Protocol):
-    """An engine that shares no memory with the trainer. One caller at a time; after an error it is closed.
+    """An engine that shares no memory with the trainer. After an error it is closed.
 
-    version: number of the weights that it has; -1 before the first.
+    Only one call may run at a time.
+
+    Attributes:
+        version: version of the engine's weights; -1 before the first `load`.
     """
 
     version: int
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Sampled]:
-        """One completion of each prompt, drawn with the seed beside it (`params.seed` is not read). Text is never involved."""
+        """Sample one completion per prompt.
+
+        Args:
+            prompts: token ids of each prompt.
+            params: sampling parameters. `params.seed` is ignored.
+            seeds: one seed per prompt.
+        """
         ...
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace all weights, named as in a checkpoint but with the names of tied ones too, and number them. What is sampled from now on is sampled
-        from them, whole."""
+        """Replace all weights. Every completion that starts after this call is sampled from them.
+
+        Args:
+            weights: tensors named as in a checkpoint, and under every name of a tied tensor.
+            version: version number of these weights.
+        """
         ...
 
     def score(self, tokens: Sequence[int]) -> list[float]:
-        """Log-probs [len(tokens) - 1] of every token but the first, at temperature 1."""
+        """Log-probs [len(tokens) - 1] of all tokens but the first, at temperature 1."""
         ...
 
     def close(self) -> None:
-        """End it, or let go of it."""
+        """End the engine, or disconnect from an engine that this process did not start."""
         ...

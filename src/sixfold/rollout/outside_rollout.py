@@ -1,4 +1,4 @@
-"""Rollout by an engine in another process: what `EngineRollout` is to the embedded one."""
+"""Rollout by an engine in another process. `EngineRollout` does the same in this process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .trajectories import completed, rollout_metrics
 
 
 class OutsideRollout:
-    """Tasks in, groups out.
+    """Rollout that samples with an `OutsideEngine`.
 
     Args:
-        engine: samples; text is not its business.
+        engine: samples token ids.
         codec: renders prompts and decodes completions.
-        params: how completions are drawn. Every sample gets a seed of its own.
-        samples: completions per task.
-        stops: stop strings. The engine samples on past them, and what follows is thrown away.
+        params: sampling parameters. Their seed is replaced by one seed per sample.
+        samples: completions per task (K).
+        stops: stop strings. The engine does not stop at them; tokens after one are discarded.
     """
 
     def __init__(
@@ -40,8 +40,12 @@ class OutsideRollout:
         self._stats: dict[str, float] = {}
 
     def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
-        """K trajectories of every task from the engine's current weights. Raises ValueError on repeated task ids: their seeds would be the same;
-        RuntimeError where the engine says that other weights sampled."""
+        """Sample K trajectories per task from the engine's current weights.
+
+        Raises:
+            ValueError: a task id is repeated. Its samples would get the same seeds.
+            RuntimeError: the engine reports another weight version for some tokens.
+        """
         if len({t.id for t in tasks}) != len(tasks):
             raise ValueError("generate: task ids repeat within one call")
         started = time.perf_counter()
@@ -63,7 +67,14 @@ class OutsideRollout:
         return self._stats
 
     def _trajectory(self, task: Task, sample: int, prompt: list[int], sampled: Sampled) -> Trajectory:
-        """What was sampled, up to the token that completes a stop string."""
+        """Trajectory of one completion, cut after the token that completes a stop string.
+
+        Args:
+            task: the task of the prompt.
+            sample: index of the sample within the task.
+            prompt: token ids of the prompt.
+            sampled: the engine's completion.
+        """
         found = cut_at_stop(sampled.tokens, self.codec.decode, self.stops)
         length, text = found or (len(sampled.tokens), self.codec.decode(sampled.tokens))
         return completed(
@@ -80,12 +91,23 @@ class OutsideRollout:
         )
 
     def _check_versions(self, done: Sequence[Sampled]) -> None:
-        """Nothing is handed over within a call, so every token must come from the weights that were handed over before it."""
+        """Raise RuntimeError if a token was not sampled by the version of the last `load`.
+
+        Weights never change during a call, so there must be only one version.
+        """
         found = {v for s in done for v in s.version}
         if found - {self.engine.version}:
             raise RuntimeError(f"the engine sampled from weights {sorted(found)}, it was given {self.engine.version}")
 
 
 def sample_seed(seed: int, task_id: str, sample: int) -> int:
-    """The seed (48 bits) of one sample: a function of these three alone, so that no batch, order or restart changes what is drawn."""
+    """Seed of one sample (48 bits).
+
+    It depends only on the arguments, so batching, order and restarts do not change the samples.
+
+    Args:
+        seed: seed of the `generate` call.
+        task_id: id of the task.
+        sample: index of the sample within the task.
+    """
     return int.from_bytes(blake2b(f"{seed}\x00{task_id}\x00{sample}".encode(), digest_size=6).digest(), "little")

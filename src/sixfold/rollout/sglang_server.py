@@ -1,8 +1,9 @@
-"""A running SGLang server, by its own HTTP interface, as an `OutsideEngine`.
+"""A running SGLang server as an `OutsideEngine`, through the server's HTTP interface.
 
-Requests: POST /generate (token ids in, token ids and log-probs out), POST /update_weights_from_disk, GET /get_model_info, GET /health. The server
-is somebody else's: it is neither started nor ended here. Weights go over as a checkpoint folder among the temporary files (TMPDIR), which the
-server must see under the same path.
+Requests: POST /generate (token ids in, token ids and log-probs out), POST
+/update_weights_from_disk, GET /get_model_info, GET /health. This file neither starts nor stops the
+server. Weights are passed as a checkpoint folder in the directory for temporary files (TMPDIR). The
+server must see that folder under the same path.
 """
 
 from __future__ import annotations
@@ -26,18 +27,24 @@ from .outside_engine import Sampled, stored
 
 SHORT_S = 30.0
 LONG_S = 1800.0
-"""How long a question, and how long a batch of completions or a load of weights may take."""
+"""Time limits: SHORT_S for a status request, LONG_S for a batch of completions or a weight sync."""
 
 _FINISHED: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "aborted"}
 
-# An address that the user gave is asked as it stands: not through a proxy that the environment names for the web.
+# Ignore proxy settings of the environment: the user's address must be reached directly.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class SglangServer:
-    """The server at `url`. config: of the model, in Hugging Face form. dtype: of the weights that are handed over.
+    """Client of the SGLang server at `url`.
 
-    Raises UserError where the server cannot be reached, refuses, or answers otherwise than agreed.
+    Args:
+        url: address of the server, without a path.
+        config: configuration of the model, in Hugging Face format.
+        dtype: dtype in which weights are passed to the server.
+
+    Raises:
+        UserError: the server cannot be reached, refuses a request, or gives an unexpected answer.
     """
 
     def __init__(self, url: str, config: PreTrainedConfig, dtype: torch.dtype) -> None:
@@ -48,7 +55,10 @@ class SglangServer:
         self._request("GET", "/health", None, SHORT_S)
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Sampled]:
-        """One completion of each prompt, all in one request. Seeds are heeded by a server with --enable-deterministic-inference, else ignored."""
+        """Sample one completion per prompt, all in one request.
+
+        The server ignores seeds unless it was started with --enable-deterministic-inference.
+        """
         drawn = {
             "max_new_tokens": params.max_tokens,
             "temperature": params.temperature,
@@ -58,7 +68,7 @@ class SglangServer:
             "repetition_penalty": params.repetition_penalty,
             "stop_token_ids": list(params.stop_token_ids),
             "skip_special_tokens": False,
-            "no_stop_trim": True,  # the stop token was sampled, so it is part of the completion
+            "no_stop_trim": True,  # the stop token is sampled, so the completion must include it
         }
         body = {
             "input_ids": [list(p) for p in prompts],
@@ -68,9 +78,13 @@ class SglangServer:
         return [self._sampled(reply["meta_info"]) for reply in self._request("POST", "/generate", body, LONG_S)]
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Have the server load a checkpoint folder in place. Raises UserError unless it then says that it has the new number."""
+        """Make the server load a checkpoint folder in place.
+
+        Raises:
+            UserError: the server does not report the new version afterwards.
+        """
         with tempfile.TemporaryDirectory(prefix="sixfold-weights-") as folder:
-            own, _ = stored(weights, self._dtype)  # a checkpoint has tied weights once, and its config says that they are
+            own, _ = stored(weights, self._dtype)  # a checkpoint stores tied weights once
             save_file(own, Path(folder, "model.safetensors"), metadata={"format": "pt"})
             self._config.save_pretrained(folder)
             body = {"model_path": folder, "weight_version": str(version), "flush_cache": True}
@@ -83,7 +97,10 @@ class SglangServer:
         self.version = version
 
     def score(self, tokens: Sequence[int]) -> list[float]:
-        """Log-probs of every token but the first, at temperature 1; the one token sampled after them is thrown away."""
+        """Log-probs [len(tokens) - 1] of all tokens but the first, at temperature 1.
+
+        The server also samples one token after them, which is discarded.
+        """
         body = {
             "input_ids": list(tokens),
             "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
@@ -94,10 +111,10 @@ class SglangServer:
         return [float(logp) for logp, _, _ in meta["input_token_logprobs"][1:]]  # the first token has none
 
     def close(self) -> None:
-        """Nothing to end: the server is not ours."""
+        """Does nothing: the server was not started by this process."""
 
     def _sampled(self, meta: Mapping[str, Any]) -> Sampled:
-        """One completion from its meta_info: each log-prob comes with its token's id."""
+        """One completion, from its `meta_info`, where each log-prob comes with its token id."""
         tokens = [int(token) for _, token, _ in meta["output_token_logprobs"]]
         spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(tokens)}]
         return Sampled(
@@ -110,7 +127,17 @@ class SglangServer:
         )
 
     def _request(self, method: str, path: str, body: object, timeout_s: float) -> Any:
-        """The answer as JSON; nothing for an empty one."""
+        """Send a request and return the parsed JSON answer, or None if the answer is empty.
+
+        Args:
+            method: HTTP method.
+            path: path of the request, starting with a slash.
+            body: sent as JSON; None for no body.
+            timeout_s: longest wait for the answer, in seconds.
+
+        Raises:
+            UserError: the server cannot be reached, refuses, or does not answer with JSON in time.
+        """
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"}, method=method)
         try:

@@ -1,4 +1,4 @@
-"""What every rollout does with a finished completion: make it a trajectory, and measure the lot."""
+"""Trajectories from finished completions, and rollout metrics. Shared by all rollouts."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ def completed(
     kept: Kept | None = None,
     opened: str = "",
 ) -> Trajectory:
-    """A prompt and what was sampled after it as one trajectory of one turn.
+    """Trajectory with one turn, from a prompt and its completion.
 
     Args:
-        task_id: of the task.
-        sample: index of the sample.
-        prompt: token ids.
-        completion: sampled token ids.
-        logp: log-prob of each sampled token.
-        version: weights that sampled each of them.
+        task_id: id of the task.
+        sample: index of the sample within the task.
+        prompt: token ids of the prompt, length P.
+        completion: sampled token ids, length C.
+        logp: log-prob of each sampled token, length C.
+        version: version of the weights that sampled each token, length C.
         finish_reason: why sampling ended.
         text: the completion as text.
-        seconds: from admission to the last token.
-        kept: what truncated sampling kept at each sampled token.
-        opened: tag of the think block that the prompt left open.
+        seconds: time from admission to the last token.
+        kept: tokens that truncated sampling kept at each position; None without truncation.
+        opened: tag of the think block that the prompt leaves open; empty if there is none.
+
+    Returns:
+        Trajectory with streams of length P + C.
     """
     length = len(prompt)
     return Trajectory(
@@ -54,8 +57,16 @@ def completed(
 
 
 def rollout_metrics(groups: Sequence[Group], seconds: float, prefilled: int, reused: int, begun: Sequence[int] | None = None) -> dict[str, float]:
-    """Metrics of one call. prefilled, reused: prompt tokens that the engine computed, and that it had in its cache. begun: sampled tokens of every
-    sample that was begun, in the groups or not (None: those of the groups are all)."""
+    """Metrics of one `generate` call.
+
+    Args:
+        groups: the groups that the call returns.
+        seconds: duration of the call.
+        prefilled: prompt tokens that the engine computed.
+        reused: prompt tokens that the engine found in its KV cache.
+        begun: sampled tokens of each sample that was started, including those that are in no group.
+            None: all samples are in the groups.
+    """
     trajectories = [t for g in groups for t in g.trajectories]
     lengths = [t.completion_length for t in trajectories]
     begun = lengths if begun is None else begun

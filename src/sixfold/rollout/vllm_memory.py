@@ -1,7 +1,8 @@
-"""What share of a GPU vLLM asks for. Arithmetic on bytes, without torch.
+"""Fraction of a GPU's memory for vLLM, from byte counts. Needs no torch.
 
-vLLM refuses to start where less than `gpu_memory_utilization` of the *whole* GPU is free, 0.9 by
-default, even if the size of its KV cache is given. Beside a trainer on the same GPU that is never so.
+vLLM refuses to start if less than `gpu_memory_utilization` of the *whole* GPU is free. The default
+is 0.9, even if the size of its KV cache is given. With a trainer on the same GPU, that much is never
+free.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ CONTEXT = 2_000_000_000
 
 
 def memory_share(free: int, total: int, weights: int, kv: int, training: int) -> float:
-    """`gpu_memory_utilization` for a vLLM process, in whole hundredths.
+    """`gpu_memory_utilization` for a vLLM process, a multiple of 0.01.
 
     Args:
-        free: bytes that the GPU has free now.
+        free: free bytes of the GPU.
         total: bytes of the GPU.
         weights: bytes of vLLM's copy of the weights on this GPU.
         kv: bytes of its KV cache on this GPU.
         training: bytes that the trainer will still allocate on this GPU (gradients, optimizer
-            states, activations); 0 if it is on another one.
+            states, activations); 0 if the trainer is on another GPU.
 
     Raises:
-        UserError: it does not fit.
+        UserError: vLLM and the trainer do not fit in the free memory.
     """
     need = weights + kv + CONTEXT
     share = math.ceil(100 * need / total) / 100
@@ -41,15 +42,16 @@ def memory_share(free: int, total: int, weights: int, kv: int, training: int) ->
 
 
 def visible_devices(devices: str, policy: str, visible: str | None) -> str | None:
-    """CUDA_VISIBLE_DEVICES of the vLLM process; None to leave it as it is.
+    """CUDA_VISIBLE_DEVICES of the vLLM process; None to leave it unchanged.
 
     Args:
-        devices: `rollout.vllm.devices`, numbers as this process counts its GPUs; may be empty.
+        devices: `rollout.vllm.devices`, GPU numbers as this process counts them; empty for the GPU
+            of the policy.
         policy: device of the policy: cpu, cuda or cuda:N.
         visible: CUDA_VISIBLE_DEVICES of this process, which renumbers GPUs; None if it is not set.
 
     Raises:
-        UserError: a number that this process has no GPU for.
+        UserError: this process has no GPU with one of the numbers.
     """
     number = policy.partition(":")[2]
     wanted = devices or number
