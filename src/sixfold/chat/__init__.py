@@ -1,1 +1,1 @@
-"""Conversations as a tokenizer's chat template writes them: rendering, where a turn ends, think blocks that a prompt leaves open."""
+"""Chat templates of tokenizers: rendering, the end of a turn, and think blocks left open by a prompt."""

@@ -1,7 +1,7 @@
-"""A tokenizer's chat template: the settings that choose and change it, rendering, and what it refuses.
+"""A tokenizer's chat template: settings that choose or change it, rendering, and its errors.
 
-Settings are applied to the tokenizer once, when the model is loaded. Everything that renders prompts
-then uses the same template, and a saved model carries the template that it was trained with.
+Settings are applied to the tokenizer once, when the model is loaded. All code that renders prompts
+then uses the same template, and a saved model has the template that it was trained with.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import UserError
 
 PROBE = "5819203746"
-"""Stands for a message. Digits survive whatever a template does to a text: trimming, changes of case."""
+"""Message for test renderings. It has only digits, which trimming and changes of case preserve."""
 
 _REMEDY = "give another template (model.chat_template = FILE), or none for plain text prompts"
 
@@ -34,13 +34,13 @@ def render(
     tools: Sequence[Any] = (),
     generation: bool = True,
 ) -> str:
-    """A conversation as the text that the model reads.
+    """Render a conversation to the text that the model reads.
 
     Args:
-        tokenizer: has a chat template.
+        tokenizer: must have a chat template.
         messages: role and content of each turn.
         tools: descriptions of functions that the model may call.
-        generation: end with the start of the assistant's next turn.
+        generation: add the start of the assistant's next turn.
 
     Raises:
         TemplateRefusal: the template raised an error on these messages.
@@ -56,7 +56,7 @@ def render(
     except TemplateSyntaxError as error:
         raise UserError(f"the model's chat template does not parse (line {error.lineno}: {error.message}); {_REMEDY}") from error
     except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        # A template is a program: it may fail in any of these ways on a message that it does not expect.
+        # A template is a program: it may raise any of these errors on an unexpected message.
         raise TemplateRefusal(" ".join(str(error).split()) or type(error).__name__) from error
     return str(rendered)
 
@@ -64,15 +64,17 @@ def render(
 def set_template(tokenizer: PreTrainedTokenizerBase, choice: str, arguments: Sequence[str]) -> None:
     """Apply `model.chat_template` and `model.template_args` to a tokenizer.
 
-    Arguments become defaults at the top of the template, so that every reader of a saved model sees them.
+    Arguments become defaults at the top of the template, so they also apply in a saved model.
 
     Args:
         tokenizer: its `chat_template` is replaced.
-        choice: auto (keep the tokenizer's own), none, the name of one of several templates, or a file.
-        arguments: `name=value` each; a value is JSON, or else text.
+        choice: auto (keep the tokenizer's own), none, the name of one of several templates, or a
+            file.
+        arguments: `name=value` for each argument. A value that is not JSON is taken as text.
 
     Raises:
-        UserError: no such file, no template that takes the arguments, or a template that cannot be used.
+        UserError: the file cannot be read, there is no template for the arguments, or the template
+            cannot be used.
     """
     template = _chosen(tokenizer.chat_template, choice)
     if template is None and arguments:
@@ -86,7 +88,15 @@ def set_template(tokenizer: PreTrainedTokenizerBase, choice: str, arguments: Seq
 
 
 def _chosen(own: Any, choice: str) -> str | None:
-    """The template that `choice` names. own: a text, a dictionary of named texts, or nothing."""
+    """The template that `choice` names, or None for no template.
+
+    Args:
+        own: the tokenizer's template: a text, a dictionary of named texts, or None.
+        choice: `model.chat_template`.
+
+    Raises:
+        UserError: there are several templates and no default, or a file cannot be read.
+    """
     if choice == "none":
         return None
     if isinstance(own, dict):
@@ -104,7 +114,7 @@ def _chosen(own: Any, choice: str) -> str | None:
 
 
 def _default(argument: str) -> str:
-    """Jinja that gives a variable its value unless the caller of the template does."""
+    """Jinja code that sets a variable, unless the caller of the template sets it."""
     name, _, raw = argument.partition("=")
     try:
         value = json.loads({"True": "true", "False": "false"}.get(raw, raw))
@@ -115,10 +125,10 @@ def _default(argument: str) -> str:
 
 
 def _check(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise UserError for a template that does not parse, or that leaves out what the user says."""
+    """Raise UserError for a template that does not parse or that omits the user's message."""
     try:
         text = render(tokenizer, [{"role": "user", "content": PROBE}])
     except TemplateRefusal:
-        return  # it may want a system message: tasks have the say
+        return  # it may need a system message, which only the tasks can provide
     if PROBE not in text:
         raise UserError(f"the model's chat template does not show the text of a user's message; {_REMEDY}")

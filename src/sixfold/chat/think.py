@@ -1,7 +1,8 @@
-"""Think blocks that a prompt leaves open: the completion begins inside of one.
+"""Think blocks that a prompt leaves open. The completion then begins inside a think block.
 
-The templates of DeepSeek-R1-Distill and Qwen3-Thinking end a prompt with "<think>\\n", so a completion has the
-closing tag only. Rewards must be told, or an unfinished thought looks like an answer.
+The templates of DeepSeek-R1-Distill and Qwen3-Thinking end a prompt with "<think>\\n", so a
+completion only has the closing tag. Rewards must know this: otherwise an unfinished thought looks
+like an answer.
 """
 
 from __future__ import annotations
@@ -12,13 +13,20 @@ _OPENED = re.compile(r"(?:<think>|<thinking>|<reasoning>|<thought>|\[THINK\]|<\|
 
 
 def opened_block(prompt: str) -> str:
-    """The tag at the end of a rendered prompt that opens a think block, with the white space after it; else empty."""
+    """The opening think tag at the end of a rendered prompt, with the white space after it.
+
+    Returns:
+        An empty string if the prompt does not end with such a tag.
+    """
     found = _OPENED.search(prompt)
     return found[0] if found else ""
 
 
 def continued_block(opened: str, text: str) -> str:
-    """`text` as the completion of a prompt that ended with `opened`: the block is closed, and not opened again."""
+    """Make `text` a completion of a prompt that ends with `opened`.
+
+    The think block is closed, and a second opening tag is removed.
+    """
     tag = opened.strip()
     if not tag:
         return text

@@ -1,7 +1,8 @@
-"""Where the assistant's turn ends, read off the chat template.
+"""End of the assistant's turn, found by rendering the chat template.
 
-A base model with a chat template often has another end-of-sequence token than the one that ends a turn
-(Qwen2.5: <|endoftext|> and <|im_end|>). Sampling that waits for the former invents further turns.
+In a base model with a chat template, the end-of-sequence token often differs from the token that
+ends a turn (Qwen2.5: <|endoftext|> and <|im_end|>). If sampling only stopped at the former, the
+model would write further turns.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ _ANSWER, _NEXT = "4071829360", "6392817405"
 
 @dataclass(frozen=True)
 class TurnEnd:
-    """What ends the assistant's turn.
+    """Ends of the assistant's turn.
 
-    tokens: ids of tokens. strings: texts, of templates that mark turns by plain text.
+    Attributes:
+        tokens: ids of the tokens that end a turn.
+        strings: texts that end a turn, for templates that mark turns with plain text.
     """
 
     tokens: tuple[int, ...] = ()
@@ -27,11 +30,15 @@ class TurnEnd:
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> TurnEnd:
-    """What the template writes after an answer. Empty if there is no template, or if it refuses answers.
+    """The end of a turn that the chat template writes after an answer.
 
-    An answer that ends the conversation comes first: gpt-oss ends it with <|return|>, but an earlier one with
-    <|end|>, which also ends a thought and must not stop sampling. Some templates leave the last answer open:
-    then the first token of the next turn ends it. Where there is no such token, the text in its place does.
+    An answer at the end of the conversation is tried first. gpt-oss ends it with <|return|>, but an
+    earlier answer with <|end|>. That token also ends a thought and must not stop sampling. Some
+    templates leave the last answer open: then the first special token of the next turn ends it. If
+    there is no such token, the text in its place is the end.
+
+    Returns:
+        Empty ends if there is no template, or if the template refuses answers.
     """
     if not tokenizer.chat_template:
         return TurnEnd()
@@ -46,13 +53,16 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> TurnEnd:
 
 
 def first_added_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
-    """Id of the first token in `text` that is not ordinary text, or None. Of several at one place the longest counts."""
+    """Id of the first added token in `text`, or None.
+
+    If several match at one place, the longest.
+    """
     found = [(at, -len(t.content), i) for i, t in tokenizer.added_tokens_decoder.items() if (at := text.find(t.content)) >= 0]
     return min(found)[2] if found else None
 
 
 def _after_answer(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> str:
-    """What follows the answer in the rendered conversation."""
+    """Text after the answer in the rendered conversation; empty if the template refuses it."""
     try:
         text = render(tokenizer, messages, generation=False)
     except TemplateRefusal:

@@ -12,12 +12,16 @@ Enough = Callable[[Task, Sequence[Trajectory]], list[Trajectory] | None]
 
 Args: the task, and its finished trajectories in the order in which they ended.
 
-Returns: the trajectories of the group, or None to continue. The remaining samples are aborted.
+Returns: the trajectories of the group, or None to continue. The task's other samples are discarded,
+and those still running are aborted.
 """
 
 
 class Rollout(Protocol):
-    """Samples completions from the current weights. `generate` is deterministic in (weights, tasks, seed)."""
+    """Samples completions from the current weights.
+
+    `generate` is deterministic in (weights, tasks, seed).
+    """
 
     def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
         """Sample K trajectories per task.

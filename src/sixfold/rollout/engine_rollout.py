@@ -105,7 +105,12 @@ class EngineRollout:
         return self._stats
 
     def _trajectory(self, sequence: EngineSequence, text: str | None) -> Trajectory:
-        """Trajectory of a finished sequence. text: the completion's text if a stop string ended it."""
+        """Trajectory of a finished sequence.
+
+        Args:
+            sequence: a sequence that has ended.
+            text: text of the completion if a stop string ended it; None to decode its tokens.
+        """
         prompt = sequence.request.prompt
         completion = sequence.tokens[len(prompt) :]
         if sequence.finish_reason is None:

@@ -23,7 +23,8 @@ def stored(weights: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[dict[str,
         dtype: dtype of the result.
 
     Returns:
-        The tensors by name, and for every further name of a tied tensor the name it is stored under.
+        The tensors by name, and for every further name of a tied tensor the name it is stored
+        under.
     """
     first: dict[tuple[int, tuple[int, ...]], str] = {}
     tied: dict[str, str] = {}

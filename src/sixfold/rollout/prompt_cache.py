@@ -1,4 +1,4 @@
-"""Token ids of prompts, kept by prompt text and within a limit of memory."""
+"""Cache from prompts to their token ids, with a memory limit."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from hashlib import blake2b
 from ..types import Task
 
 CACHED_TOKENS = 1 << 24
-"""Tokens that the cache holds: 64 MiB at 4 bytes each. Tokenizing a prompt again costs about 1 ms."""
+"""Tokens that the cache holds: 64 MiB at 4 bytes each. Tokenizing a prompt takes about 1 ms."""
 
 
 class PromptCache:
     """Least-recently-used cache from prompt to token ids.
 
-    The key is the prompt itself, never the task's id: two tasks with one id must not share a prompt.
-    Ids are stored as 32-bit integers. A list of Python integers would take about 36 bytes per token.
+    The key is a hash of the prompt, not the task's id: two tasks with the same id may have
+    different prompts. Ids are stored as 32-bit integers. A list of Python integers would take about
+    36 bytes per token.
 
     Args:
-        capacity: tokens that are kept before the least recently used prompts are dropped.
+        capacity: most tokens in the cache. Beyond it, the least recently used prompts are dropped.
     """
 
     def __init__(self, capacity: int = CACHED_TOKENS) -> None:
@@ -32,7 +33,12 @@ class PromptCache:
         return len(self._kept)
 
     def get(self, tasks: Sequence[Task], make: Callable[[Sequence[Task]], list[list[int]]]) -> list[list[int]]:
-        """Token ids of each task's prompt, as new lists. `make` is called once, for the prompts that are not cached."""
+        """Token ids of each task's prompt, as new lists.
+
+        Args:
+            tasks: tasks whose prompts are needed.
+            make: tokenizes prompts. It is called at most once, with the tasks that are not cached.
+        """
         keys = [_digest(task) for task in tasks]
         absent = {key: task for key, task in zip(keys, tasks, strict=True) if key not in self._kept}
         made = dict(zip(absent, make(list(absent.values())), strict=True)) if absent else {}
@@ -54,7 +60,10 @@ class PromptCache:
 
 
 def _digest(task: Task) -> bytes:
-    """16 bytes that are equal exactly for equal prompts. Text and a chat of one message differ."""
+    """Hash of a task's prompt (16 bytes).
+
+    A text and a chat with one message have different hashes.
+    """
     parts = [task.prompt] if isinstance(task.prompt, str) else [text for m in task.prompt for text in (m["role"], m["content"])]
     hashed = blake2b(digest_size=16, person=b"text" if isinstance(task.prompt, str) else b"chat")
     for part in parts:

@@ -1,4 +1,4 @@
-"""Which prompts fit, found before the first step."""
+"""Find the prompts that fit into the context, before the first training step."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from .prompts import PromptCodec
 from .shortest_encoding import ShortestEncoding
 
 _SUSPECT = 8
-"""Characters per token that fits, above which a prompt's characters are counted before it is tokenized."""
+"""Characters per allowed token. Longer prompts are checked by characters before tokenization."""
 
 
 _TOGETHER = 1024
-"""Prompts that are tokenized in one call."""
+"""Number of prompts that are tokenized in one call."""
 
 
 @dataclass(frozen=True)
 class Fitting:
     """Tasks whose prompts fit.
 
-    Args:
-        tasks: in their order.
+    Attributes:
+        tasks: the tasks, in their original order.
         dropped: number of tasks that were left out.
-        longest: tokens of the longest prompt that fits; 0 if there is none.
+        longest: length of the longest prompt that fits, in tokens; 0 if there is none.
     """
 
     tasks: list[Task]
@@ -39,11 +39,11 @@ def fitting_tasks(codec: PromptCodec, tasks: Sequence[Task], limit: int, overlon
     Args:
         codec: tokenizes the prompts.
         tasks: training or held-out tasks. May be empty.
-        limit: tokens of the longest prompt that fits.
-        overlong: "error" or "drop": what a longer prompt leads to.
+        limit: longest allowed prompt, in tokens.
+        overlong: "error" raises an error for a longer prompt, "drop" leaves its task out.
 
     Raises:
-        UserError: at the first longer prompt if `overlong` is "error", and if nothing is left.
+        UserError: `overlong` is "error" and a prompt is longer, or no task is left.
     """
     kept: list[Task] = []
     longest = 0
@@ -63,7 +63,7 @@ def fitting_tasks(codec: PromptCodec, tasks: Sequence[Task], limit: int, overlon
 
 @dataclass(frozen=True)
 class _Length:
-    """Tokens of a prompt, or fewer than it has if it was not tokenized."""
+    """Length of a prompt in tokens: exact, or a lower bound if it was not tokenized."""
 
     tokens: int
     exact: bool
@@ -73,7 +73,10 @@ class _Length:
 
 
 def _lengths(codec: PromptCodec, tasks: Sequence[Task], limit: int) -> Iterator[_Length]:
-    """The length of every prompt. One that cannot fit by its characters is not tokenized."""
+    """Length of every prompt, in order.
+
+    Prompts with too many characters to fit are not tokenized.
+    """
     bound: ShortestEncoding | None = None
     for start in range(0, len(tasks), _TOGETHER):
         some = tasks[start : start + _TOGETHER]

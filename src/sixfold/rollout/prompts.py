@@ -1,4 +1,7 @@
-"""Tasks to token prompts: the one place where text becomes tokens before sampling, and completions become text after it."""
+"""Convert tasks to prompt tokens before sampling, and completions to text after it.
+
+All rollouts and trainers use this file for both conversions.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +19,22 @@ from .prompt_cache import PromptCache
 from .special_texts import SpecialTexts
 
 _TAG_TOKENS = 16
-"""Tokens at the end of a prompt in which a think tag is looked for."""
+"""Number of tokens at the end of a prompt that are searched for a think tag."""
 
 
 class PromptCodec:
     """Renders prompts and decodes completions with one tokenizer.
 
-    A tokenizer with a chat template gets every prompt as messages, plain text as one user message. A
-    tokenizer without one gets the text as it is. Special tokens come from the template and the tokenizer
-    alone, never from what a prompt spells.
+    If the tokenizer has a chat template, every prompt is rendered as messages; a plain text is one
+    user message. Otherwise the text is tokenized unchanged. Only the template and the tokenizer
+    write special tokens. A special token that a prompt spells stays text.
 
     Args:
-        tokenizer: of the policy, with the recipe's chat template.
-        stop_token_ids: tokens that end a completion. They are not part of its text.
+        tokenizer: tokenizer of the policy, with the recipe's chat template.
+        stop_token_ids: ids of the tokens that end a completion. They are not part of its text.
 
     Attributes:
-        escaped: prompts that spelled a special token.
+        escaped: number of prompts that spelled a special token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_token_ids: Sequence[int] = ()) -> None:
@@ -44,19 +47,25 @@ class PromptCodec:
         self._control = {*self._ends, tokenizer.bos_token_id, tokenizer.pad_token_id}
 
     def encode(self, task: Task) -> list[int]:
-        """Token ids of the task's prompt, ready to be continued. Raises UserError for characters that the tokenizer does not have."""
+        """Token ids of the task's prompt, up to the start of the assistant's turn.
+
+        Raises:
+            UserError: the prompt is empty or has characters that the tokenizer does not know, or
+                the
+                chat template refuses it.
+        """
         return self.encode_all([task])[0]
 
     def encode_all(self, tasks: Sequence[Task]) -> list[list[int]]:
-        """`encode` of every task. One call for many is tokenized on all cores."""
+        """`encode` for every task. One call with many tasks uses all CPU cores."""
         return self._cache.get(tasks, self._encode)
 
     def solution(self, task: Task) -> list[int]:
-        """Token ids of the assistant's turn that holds the task's worked solution (or bare answer).
+        """Token ids of the assistant's turn with the task's worked solution, or else its answer.
 
-        The turn is what the chat template writes for it, up to the token that ends it. A template that leaves
-        out or rewrites a part of the solution is not asked. What the solution spells stays text. It ends with
-        no token only if the model has none that ends a turn.
+        The chat template renders the turn, up to and including the token that ends it. If the
+        template would omit or rewrite a part of the solution, it is not used. Special tokens that
+        the solution spells stay text. The turn has an end token unless the model has none.
         """
         text = task.trace if task.trace is not None else str(task.answer)
         if not self.tokenizer.chat_template:
@@ -67,7 +76,8 @@ class PromptCodec:
         ids = self._continuation(prompt, turn)
         at = turn.rfind(marked.strip())
         said = turn[: at + len(marked.strip())]
-        before = [] if at == 0 else self._special.encode_rendered([said])[0]  # what the template writes first may hold an end of a turn too
+        # The template's text before the solution may contain end tokens too: skip those.
+        before = [] if at == 0 else self._special.encode_rendered([said])[0]
         ends = [i for i, token in enumerate(ids) if token in self._ends][sum(token in self._ends for token in before) :]
         if ends:
             return ids[: ends[0] + 1]
@@ -76,26 +86,26 @@ class PromptCodec:
         return self._continuation(prompt, said) + self.plain("".join(turn_end(self.tokenizer).strings))
 
     def plain(self, text: str) -> list[int]:
-        """Token ids of a text that stands for a completion; what it spells stays text."""
+        """Token ids of a completion given as text. Special tokens that it spells stay text."""
         return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
     def render(self, task: Task) -> str:
-        """The prompt as the text that is tokenized."""
+        """The prompt as text, rendered by the chat template if there is one."""
         return self._template(task, self._turns(task)) if self.tokenizer.chat_template else self._bare(task)
 
     def shown(self, ids: Sequence[int]) -> str:
-        """Token ids as text, special tokens included."""
+        """Token ids as text, including special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def opened(self, prompt: Sequence[int]) -> str:
-        """The think tag that the prompt ends with, if the completion begins inside a think block; else empty."""
+        """The think tag that the prompt ends with, or "" if it leaves no think block open."""
         return opened_block(self.shown(prompt[-_TAG_TOKENS:]))
 
     def decode(self, completion: Sequence[int]) -> str:
-        """Text of a completion up to the first token that ends it.
+        """Text of a completion, up to its first end token.
 
-        Tokens that only control (end, padding, beginning) are left out. Those that mark a thought or a tool
-        call are text: rewards read them.
+        Control tokens (end, padding, beginning) are left out. Special tokens that mark a thought or
+        a tool call stay in the text, because rewards read them.
         """
         end = next((i for i, token in enumerate(completion) if token in self._ends), len(completion))
         return self.shown([token for token in completion[:end] if token not in self._control])
@@ -113,7 +123,10 @@ class PromptCodec:
         return encoded
 
     def _marked(self, task: Task) -> str:
-        """The prompt as text, with marks in a rendered one for the special tokens that the task spells."""
+        """The prompt as text.
+
+        In a rendered prompt, marks replace special tokens that the task spells.
+        """
         if not self.tokenizer.chat_template:
             text = self._bare(task)
             self.escaped += self._special.spelled_in(text)
@@ -134,14 +147,14 @@ class PromptCodec:
         return [("user", task.prompt)] if isinstance(task.prompt, str) else [(m["role"], m["content"]) for m in task.prompt]
 
     def _template(self, task: Task, turns: list[tuple[str, str]]) -> str:
-        """The prompt as the chat template writes it. Raises UserError where it refuses the task."""
+        """The prompt rendered by the chat template. Raises UserError if the template refuses it."""
         try:
             return render(self.tokenizer, _messages(turns))
         except TemplateRefusal as refusal:
             raise self._refused(task, turns, refusal) from refusal
 
     def _refused(self, task: Task, turns: list[tuple[str, str]], refusal: TemplateRefusal) -> UserError:
-        """The error for a prompt that the template does not take."""
+        """The error for a prompt that the chat template refuses."""
         if turns[0][0] == "system":
             try:
                 render(self.tokenizer, _messages(turns[1:]))
@@ -158,7 +171,7 @@ class PromptCodec:
         )
 
     def _turn(self, prompt: str, turns: list[tuple[str, str]], solution: str) -> str:
-        """The assistant's turn with this solution, as it follows the rendered prompt."""
+        """Text of the assistant's turn with this solution, to follow the rendered prompt."""
         try:
             whole = render(self.tokenizer, _messages([*turns, ("assistant", solution)]), generation=False)
         except TemplateRefusal:
@@ -167,13 +180,17 @@ class PromptCodec:
         return turn if whole.startswith(prompt) and solution.strip() in turn else continued_block(opened_block(prompt), solution)
 
     def _continuation(self, prompt: str, turn: str) -> list[int]:
-        """Token ids of a turn after its prompt. Some tokenizers put a space before the first word of a text, which is not wanted here."""
+        """Token ids of a turn after its prompt.
+
+        Prompt and turn are tokenized together, because some tokenizers add a space before the first
+        word of a text.
+        """
         before, whole = self._special.encode_rendered([prompt, prompt + turn])
         return whole[len(before) :] if whole[: len(before)] == before else self._special.encode_rendered([turn])[0]
 
     @cached_property
     def _end_tokens(self) -> list[int]:
-        """Token that ends a turn where the template writes none after the last one."""
+        """Token that ends a turn, used if the template writes none after the last turn."""
         eos = self.tokenizer.eos_token_id
         return list(turn_end(self.tokenizer).tokens) or ([] if eos is None else [eos])
 

@@ -1,6 +1,7 @@
-"""Text that spells a special token. In a prompt it must stay text: as a token, "<|im_end|>" would end the user's turn and speak in another role.
+"""Tokenize prompts so that text which spells a special token stays plain text.
 
-Training's prompts and a server's are tokenized here, both by the same rules.
+As a special token, "<|im_end|>" in a user's message would end the user's turn, and the text after
+it could take another role. Training and the server both tokenize their prompts with this file.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from transformers import PreTrainedTokenizerBase
 
 
 class SpecialTexts:
-    """The texts that a tokenizer reads as special tokens, and marks that stand in for them while a chat template renders what holds them.
+    """Replaces the texts of special tokens by marks while a chat template renders a conversation.
 
-    Marks are private-use characters, one a special token, so that a template may trim, drop or reorder the text around them.
+    A mark is one private-use character per special token. The template may therefore trim, drop or
+    reorder the text around it.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -26,35 +28,40 @@ class SpecialTexts:
         self._any_mark = re.compile(f"([{chr(0xF0000)}-{chr(0xF0000 + len(special))}])")
 
     def spelled_in(self, text: str) -> bool:
-        """True when the text spells a special token."""
+        """True if the text contains the text of a special token."""
         return self._any_text.search(text) is not None
 
     def mark(self, text: str) -> str:
-        """The text with a mark for every special token it spells."""
+        """The text, with a mark in place of every special token that it spells."""
         return self._any_text.sub(lambda found: self._marks[found[0]], text)
 
     def encode_rendered(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of what a chat template made of each marked text.
+        """Token ids of each rendered conversation.
 
-        They are special where the template wrote a special token, and plain where a mark stands.
+        A special token that the template wrote becomes that token. A mark becomes the plain tokens
+        of its text.
         """
         pieces = [[piece for piece in self._any_mark.split(text) if piece] for text in texts]
         plain = iter(self._ids([piece for parts in pieces for piece in parts if piece not in self._texts]))
         return [[i for piece in parts for i in (self._spelled(piece) if piece in self._texts else next(plain))] for parts in pieces]
 
     def encode_bare(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of texts without a template, with the tokens that the tokenizer itself puts around one."""
+        """Token ids of texts without a chat template.
+
+        They include the tokens that the tokenizer adds at the beginning and the end of a text.
+        """
         return [list(ids) for ids in self._tokenizer(list(texts), split_special_tokens=True)["input_ids"]] if texts else []
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         return list(self._tokenizer(texts, add_special_tokens=False)["input_ids"]) if texts else []
 
     def _spelled(self, mark: str) -> list[int]:
-        """Token ids of the text that a mark stands for."""
+        """Plain token ids of the text that a mark stands for."""
         return list(self._tokenizer(self._texts[mark], add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
     def misses(self, ids: list[int]) -> bool:
-        """True when the text held characters that the tokenizer does not have."""
+        """True if the ids show that the text had characters which the tokenizer does not know."""
         unknown = self._tokenizer.unk_token_id
-        # Where the unknown token is a boundary token too (GPT-2, OLMo), the alphabet is bytes and nothing is unknown.
+        # If the unknown token is also a boundary token (GPT-2, OLMo), the tokenizer works on bytes
+        # and no character is unknown.
         return unknown in ids and unknown not in (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id)

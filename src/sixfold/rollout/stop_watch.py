@@ -1,4 +1,4 @@
-"""Stop strings under an engine that knows tokens only: which of its sequences have said one."""
+"""Stop strings for an engine that only knows tokens."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .text_stream import CompletionText
 
 
 class StopWatch:
-    """Reads the text of sequences as they grow, and cuts them at the token that completes a stop string.
+    """Decodes running sequences and cuts each after the token that completes a stop string.
 
     Args:
         decode: token ids -> text.
-        stops: the stop strings. Nothing is decoded where there is none.
+        stops: the stop strings. If there are none, nothing is decoded.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
@@ -23,7 +23,7 @@ class StopWatch:
         self._ended: dict[EngineSequence, str] = {}
 
     def ends(self, sequence: EngineSequence) -> bool:
-        """True if the sequence's new tokens complete a stop string. Tokens after that are cut off."""
+        """True if a stop string is complete. Tokens after it are then removed from the sequence."""
         if sequence in self._ended:
             return True
         reader, seen = self._texts.pop(sequence) if sequence in self._texts else (CompletionText(self._decode, self._stops), 0)
@@ -38,10 +38,10 @@ class StopWatch:
         return True
 
     def text(self, sequence: EngineSequence) -> str | None:
-        """Text of a sequence that has ended, if a stop string ended it, else None.
+        """Text of a finished sequence if a stop string ended it, else None.
 
-        A sequence that ended by a token or its length may have completed a stop string in the same step: then
-        its reason becomes "stop".
+        A sequence that ended by an end token or by its length may have completed a stop string in
+        the same step. Its finish reason then becomes "stop".
         """
         if not self._stops:
             return None
@@ -55,7 +55,17 @@ class StopWatch:
 
 
 def cut_at_stop(tokens: Sequence[int], decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> tuple[int, str] | None:
-    """Tokens and text of a whole completion up to its first stop string, or None where it has none."""
+    """Cut a finished completion at its first stop string.
+
+    Args:
+        tokens: token ids of the completion.
+        decode: token ids -> text.
+        stops: the stop strings.
+
+    Returns:
+        Number of tokens up to the one that completes the stop string, and the text before the stop
+        string. None if the completion has no stop string.
+    """
     if not stops:
         return None
     reader = CompletionText(decode, stops)

@@ -1,6 +1,7 @@
-"""From tokens to text as they come: text that later tokens can change is held back, and so is what may turn out to be a stop string.
+"""Incremental conversion of tokens to text, with stop strings.
 
-Whatever the pieces the tokens come in, the texts given out add up to the same.
+Text is held back while later tokens can still change it, or while it may be the start of a stop
+string. The concatenated output does not depend on how the tokens are split into calls.
 """
 
 from __future__ import annotations
@@ -8,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 WINDOW = 64
-"""Tokens decoded together at most before the older ones are let go."""
+"""Most tokens decoded together. Beyond it, the oldest ones are dropped."""
 CONTEXT = 16
-"""Tokens kept then: what a token looks like may depend on those before it."""
+"""Tokens kept when older ones are dropped: a token's text may depend on the tokens before it."""
 REPLACEMENT = "\ufffd"
 
 
 class TextStream:
-    """Incremental decoding. decode: token ids -> text; all tokens decoded at once give the same text."""
+    """Incremental decoding. The result equals decoding all tokens at once.
+
+    Args:
+        decode: token ids -> text.
+    """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
@@ -24,7 +29,7 @@ class TextStream:
         self._waiting = 0
 
     def push(self, tokens: Sequence[int]) -> str:
-        """The text that these tokens settle."""
+        """Add tokens. Returns the text that is now final."""
         self._window += tokens
         text = self._decode(self._window)
         settled = max(self._given, len(text) - self._unsettled(text, len(tokens)))
@@ -35,13 +40,19 @@ class TextStream:
         return new
 
     def finish(self) -> str:
-        """What was held back."""
+        """The text that is still held back."""
         return self._decode(self._window)[self._given :]
 
     def _unsettled(self, text: str, tokens: int) -> int:
-        """Characters at the end that the next token may change: replacement characters, while a character of four bytes may still be under way.
+        """Number of characters at the end of `text` that the next token may change.
 
-        Until its last byte is there, decoders with a token a byte (Llama 2, Gemma) show replacement characters for all bytes before it too.
+        These are replacement characters, as long as they may be the start of a 4-byte character.
+        Decoders with one token per byte (Llama 2, Gemma) show a replacement character for every
+        byte until the last byte has arrived.
+
+        Args:
+            text: text of the current window.
+            tokens: number of new tokens.
         """
         unsettled = len(text) - len(text.rstrip(REPLACEMENT))
         self._waiting = self._waiting + tokens if unsettled else 0
@@ -50,7 +61,11 @@ class TextStream:
         return unsettled
 
     def _shorten(self, text: str) -> None:
-        """Let old tokens go, at a place where what is left still decodes to the end of the text: not inside a character."""
+        """Drop old tokens from the window.
+
+        The remaining tokens must still decode to the end of the text. That fails if the window
+        would start inside a character.
+        """
         pending = len(text) - self._given
         for size in range(CONTEXT, CONTEXT + 4):
             tail = self._decode(self._window[-size:])
@@ -60,14 +75,19 @@ class TextStream:
 
 
 class StopStrings:
-    """Cuts a text before the stop string that is completed first."""
+    """Cuts a growing text before the stop string that is completed first."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """(text that no stop string can reach back into any more, whether one is complete: then the text ends there)."""
+        """Add text.
+
+        Returns:
+            The text that cannot be part of a stop string, and True if a stop string is complete.
+            The text then ends before the stop string.
+        """
         held = self._held + text
         ends = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
         if ends:
@@ -78,21 +98,21 @@ class StopStrings:
         return held[: len(held) - keep], False
 
     def finish(self) -> str:
-        """What was held back: the start of a stop string that never came to its end."""
+        """The text that is still held back, because it is the start of a stop string."""
         return self._held
 
 
 class CompletionText:
-    """Text of a completion as its tokens come, cut before the first stop string.
+    """Text of a growing completion, cut before the first stop string.
 
-    Training and the server both end completions by it.
+    Training and the server both use it to end completions.
 
     Args:
         decode: token ids -> text.
         stops: the stop strings; empty for none.
 
     Attributes:
-        text: what is settled so far.
+        text: text that is final so far.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
@@ -102,11 +122,11 @@ class CompletionText:
         self._one_by_one = bool(stops)
 
     def push(self, tokens: Sequence[int]) -> int | None:
-        """Take new tokens in.
+        """Add tokens.
 
         Returns:
-            How many of them the completion has if a stop string ends it; the last of these completes the stop
-            string. None if it goes on.
+            If a stop string ends the completion: how many of the new tokens belong to it. The last
+            of them completes the stop string. None if no stop string is complete.
         """
         for used, piece in enumerate([[token] for token in tokens] if self._one_by_one else [tokens], start=1):
             settled, stopped = self._stops.push(self._stream.push(piece))
@@ -116,7 +136,11 @@ class CompletionText:
         return None
 
     def finish(self) -> bool:
-        """Settle what was held back, as no token follows. True if that completes a stop string."""
+        """Make the held-back text final, because no token follows.
+
+        Returns:
+            True if that completes a stop string.
+        """
         settled, stopped = self._stops.push(self._stream.finish())
         self.text += settled + ("" if stopped else self._stops.finish())
         return stopped
@@ -125,8 +149,8 @@ class CompletionText:
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest proper prefix of `stop` that `text` ends with.
 
-    Only places where the first character of `stop` stands are compared: a stop string may have 1,000
-    characters, and this runs for every sampled token.
+    Only positions with the first character of `stop` are compared: a stop string may have 1,000
+    characters, and this function runs for every sampled token.
     """
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0:

@@ -1,4 +1,4 @@
-"""The bytes of a token. A token may hold a part of a character, which its text cannot show."""
+"""The bytes of a token. A token may be a part of a character, which text cannot represent."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
-    """Bytes by token id, by the tokenizer's own decoder: byte-level (GPT-2, Llama 3, Qwen), byte fallback
-    (Llama 2, Gemma), or the token's text where there are no partial characters."""
+    """Map from token id to bytes, according to the tokenizer's decoder.
+
+    Supported decoders are byte-level (GPT-2, Llama 3, Qwen) and byte fallback (Llama 2, Gemma). For
+    other decoders, which have no partial characters, the bytes are those of the token's text.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -21,7 +24,7 @@ class TokenBytes:
         self._decoders = _decoders(tokenizer)
 
     def __call__(self, token: int) -> bytes:
-        """The bytes that the token stands for inside a text. Nothing for an id that is no token."""
+        """Bytes of the token inside a text. Empty for an id without a token."""
         if token in self._added:
             return self._added[token].encode()
         name = self._tokenizer.convert_ids_to_tokens(token)
@@ -37,7 +40,7 @@ class TokenBytes:
 
 
 def _decoders(tokenizer: PreTrainedTokenizerBase) -> set[str]:
-    """Names of the steps of the tokenizer's decoder. Empty for a tokenizer without one."""
+    """Types of the steps of the tokenizer's decoder. Empty for a tokenizer without a decoder."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
     return set(_types(decoder))
@@ -50,7 +53,10 @@ def _types(decoder: Any) -> list[str]:
 
 
 def _byte_of() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    """GPT-2's alphabet: character -> byte.
+
+    Printable bytes are represented by themselves, all others by characters from U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(0x100) if b not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}

@@ -1,8 +1,8 @@
 """Fraction of a GPU's memory for vLLM, from byte counts. Needs no torch.
 
 vLLM refuses to start if less than `gpu_memory_utilization` of the *whole* GPU is free. The default
-is 0.9, even if the size of its KV cache is given. With a trainer on the same GPU, that much is never
-free.
+is 0.9, even if the size of its KV cache is given. With a trainer on the same GPU, that much is
+never free.
 """
 
 from __future__ import annotations

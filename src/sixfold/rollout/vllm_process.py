@@ -1,10 +1,16 @@
-"""vLLM in a process of its own, under an interpreter that may be another environment's, as an `OutsideEngine`.
+"""vLLM in a separate process as an `OutsideEngine`.
 
-Cast: `VllmProcess` asks and waits; `vllm_worker.py` is the process. Weights go over as a safetensors file, in memory (/dev/shm) where it has the
-room, which is gone once the worker has read it.
-Invariants: every wait has an end. Whatever goes wrong in a request ends the process, so no reply is ever taken for another request's. It is
-started by exec in a group of its own, where Ctrl-C at the terminal does not reach it: the run finishes its step, then closes it. Not even `kill -9`
-of the run leaves it behind.
+The process may use the interpreter of another environment. `VllmProcess` sends requests and waits
+for replies; `vllm_worker.py` runs in the process. Weights are passed as a safetensors file, which
+is deleted once the worker has read it. The file is in memory (/dev/shm) if there is enough space.
+
+Invariants:
+
+- Every wait has a time limit.
+- Any failure of a request ends the process, so a reply is never matched to the wrong request.
+- The process is in its own process group, so Ctrl-C in the terminal does not reach it. The run
+  finishes its step and then closes the process.
+- The process ends with the run, even after `kill -9` of the run.
 """
 
 from __future__ import annotations
@@ -33,28 +39,29 @@ from ..types import SamplingParams
 from .outside_engine import Sampled, stored
 
 START_S = 900.0
-"""A large model with compiled kernels takes minutes to start."""
+"""Time limit for the start. A large model with compiled kernels takes minutes."""
 
 SILENCE_S = 300.0
-"""Longest time without a sign of life: one step of the engine, or one hand-over of weights."""
+"""Longest time without a heartbeat. It must cover one engine step or one weight sync."""
 
 _LAST_LINES = 5
 
 
 class VllmProcess:
-    """A running vLLM.
+    """A running vLLM process.
 
     Args:
-        config: of the model, in Hugging Face form.
-        dtype: of its weights.
+        config: configuration of the model, in Hugging Face format.
+        dtype: dtype of the model's weights.
         engine: arguments of `vllm.LLM`.
-        python: interpreter that has vLLM; empty for this one.
-        threads: on a CPU.
-        devices: CUDA_VISIBLE_DEVICES of the process; None to leave it as it is.
-        sleep: put vLLM to sleep after each request that computes; the next one wakes it.
+        python: interpreter of an environment with vLLM; empty for this process's interpreter.
+        threads: number of CPU threads.
+        devices: CUDA_VISIBLE_DEVICES of the process; None to leave it unchanged.
+        sleep: put vLLM to sleep after each `generate` and `score`. The next request wakes it.
 
     Raises:
-        UserError: there is no vLLM, it does not start, or, from then on, it dies or falls silent.
+        UserError: vLLM is not installed or does not start. Later calls raise it if the process ends
+            or sends no heartbeat for too long.
     """
 
     def __init__(
@@ -73,7 +80,8 @@ class VllmProcess:
         self._python = python or sys.executable
         if shutil.which(self._python) is None:
             raise UserError(f"rollout.backend = 'vllm:{python}': no such interpreter; give the path of a python that has vllm")
-        self._log = tempfile.TemporaryFile(prefix="sixfold-vllm-log-")  # noqa: SIM115  a pipe would fill up and block the process
+        # A file, not a pipe: nobody reads a pipe, so it would fill up and block the process.
+        self._log = tempfile.TemporaryFile(prefix="sixfold-vllm-log-")  # noqa: SIM115
         self._unread = b""
         self._open = True
         self._process, self._requests, self._replies = self._spawn(threads, devices)
@@ -83,7 +91,7 @@ class VllmProcess:
             self.vllm_version = str(self._ask({"do": "start", "model": folder, "engine": {"dtype": name, **engine}}, START_S)["vllm"])
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Sampled]:
-        """One completion of each prompt; the noise of each depends on its seed alone."""
+        """As `OutsideEngine.generate`. The noise of each completion depends only on its seed."""
         drawn = {
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
@@ -99,7 +107,10 @@ class VllmProcess:
         return samples
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Hand weights over, in the dtype of this engine. It samples from the old ones until this begins, and from the new ones once it returns."""
+        """As `OutsideEngine.load`. The weights are passed in the dtype of this engine.
+
+        vLLM uses the old weights until the call begins, and the new ones once it has returned.
+        """
         own, tied = stored(weights, self._dtype)
         with tempfile.TemporaryDirectory(prefix="sixfold-weights-", dir=_memory(sum(t.nbytes for t in own.values()))) as folder:
             path = Path(folder, "model.safetensors")
@@ -108,18 +119,18 @@ class VllmProcess:
         self.version = version
 
     def score(self, tokens: Sequence[int]) -> list[float]:
-        """Log-probs of every token but the first, at temperature 1."""
+        """As `OutsideEngine.score`."""
         logp = list(self._ask({"do": "score", "tokens": list(tokens)})["logp"])
         self._rest()
         return logp
 
     def _rest(self) -> None:
-        """Give vLLM's memory to the trainer, where the recipe wants it."""
+        """Free vLLM's GPU memory for the trainer, if the recipe sets `rollout.vllm.sleep`."""
         if self._sleep:
             self._ask({"do": "sleep"})
 
     def close(self, grace_s: float = 5.0) -> None:
-        """End the process: by closing its pipe, then by force."""
+        """End the process: close its pipe, wait `grace_s` seconds, then kill it."""
         if not self._open:
             return
         self._open = False
@@ -127,20 +138,29 @@ class VllmProcess:
         try:
             self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)  # it leads a group of its own: what vLLM started goes with it
+            # Kill the process group: vLLM's child processes must end too.
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         os.close(self._replies)
         self._log.close()
 
     def _ask(self, request: dict[str, Any], patience_s: float | None = None) -> dict[str, Any]:
-        """The reply to a request. Any other outcome ends the process. patience_s: longest silence; none given: SILENCE_S."""
+        """Send a request and return its reply. Any other outcome ends the process.
+
+        Args:
+            request: JSON object with the key "do".
+            patience_s: longest time without a heartbeat, in seconds. None: SILENCE_S.
+
+        Raises:
+            UserError: the request failed, or the process ended or sends no heartbeat.
+        """
         patience_s = patience_s or SILENCE_S
         if not self._open:
             raise UserError("vLLM's process has ended: start the run again with --resume")
         try:
             self._write(json.dumps(request).encode() + b"\n", patience_s)
             while not (reply := self._read(patience_s)):
-                pass  # a sign of life
+                pass  # an empty object is a heartbeat
             if "error" in reply:
                 raise self._refusal(reply)
             return reply
@@ -149,7 +169,7 @@ class VllmProcess:
             raise
 
     def _write(self, data: bytes, patience_s: float) -> None:
-        """All of it, unless the process stops reading."""
+        """Write all of `data`. Raises UserError if the process stops reading for `patience_s`."""
         rest = memoryview(data)
         try:
             while rest:
@@ -160,7 +180,7 @@ class VllmProcess:
             raise self._death() from error
 
     def _read(self, patience_s: float) -> dict[str, Any]:
-        """The next line, as an object."""
+        """Read the next line as a JSON object. Raises UserError if none comes in `patience_s`."""
         until = time.monotonic() + patience_s
         while b"\n" not in self._unread:
             if not select.select([self._replies], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -197,14 +217,19 @@ class VllmProcess:
         return _tail(self._log.read().decode(errors="replace"))
 
     def _spawn(self, threads: int, devices: str | None) -> tuple[subprocess.Popen[bytes], int, int]:
-        """The process, where to write requests and where to read replies."""
+        """Start the process.
+
+        Returns:
+            The process, the descriptor to write requests to, and the descriptor to read replies
+            from.
+        """
         requests_read, requests = os.pipe()
         replies, replies_write = os.pipe()
         os.set_blocking(requests, False)
         script = str(Path(__file__).with_name("vllm_worker.py"))
         try:
             process = subprocess.Popen(
-                # -P: files beside the script must not stand in for modules
+                # -P: otherwise files next to the script would shadow installed modules
                 [self._python, "-P", script, str(requests_read), str(replies_write), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -220,25 +245,31 @@ class VllmProcess:
 
 
 _ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its engine in the process that we started, not in a child of it
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # it would pin its threads to cores that ours are on
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run the engine in our process, not in a child of it
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else its threads are pinned to cores that we use
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",  # what it needs of the model we hand it
+    "HF_HUB_OFFLINE": "1",  # all files of the model that it needs are passed to it
 }
-"""Unless the user's own environment says otherwise."""
+"""Environment defaults of the process. The user's environment overrides them."""
 
 
 def vllm_config(config: PreTrainedConfig, architecture: str) -> PreTrainedConfig:
-    """The model's configuration as its folder would hold it: with the architecture's name, which a model made from scratch lacks."""
+    """Copy of the configuration with the architecture's name.
+
+    vLLM needs the name, and a model made from scratch does not have it.
+    """
     own = copy.deepcopy(config)
     own.architectures = [architecture]
     return own
 
 
 def _memory(size: int) -> str | None:
-    """The folder for a file of `size` bytes: in memory if it fits, else where temporary files go. A container's /dev/shm is often 64 MB."""
+    """Folder for a file of `size` bytes: /dev/shm if it has the space, else None for the default.
+
+    The check is needed because a container's /dev/shm often has only 64 MB.
+    """
     shared = Path("/dev/shm")
     return str(shared) if shared.is_dir() and shutil.disk_usage(shared).free > 1.1 * size + (1 << 20) else None
 

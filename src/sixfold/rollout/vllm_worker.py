@@ -1,17 +1,24 @@
-"""What runs in vLLM's own process, under vLLM's own interpreter: `python -P vllm_worker.py REQUESTS REPLIES PARENT` (two descriptors, a process id).
+"""The program of vLLM's process: `python -P vllm_worker.py REQUESTS REPLIES PARENT`.
 
-It imports the standard library, vllm and what vllm brings, and nothing of ours: its environment has other versions of everything.
+The arguments are two file descriptors and the parent's process id. The program runs under vLLM's
+interpreter. It imports only the standard library, vllm and vllm's dependencies, and nothing of
+Sixfold: the environment may have other versions of every package.
 
-Protocol: JSON, one object a line. Every request {"do": ...} has one reply; lines that are `{}` come in between, as a sign of life.
+Protocol: one JSON object per line. Every request {"do": ...} gets one reply. Lines with `{}`
+between replies are heartbeats.
 
-    start     model (folder with config.json), engine (arguments of vllm.LLM)   -> vllm: its version
-    load      path (safetensors), tied {name: name in it}, version              -> tensors: how many
-    generate  prompts [[id]], seeds [int], params (of vllm.SamplingParams)      -> samples, in the order of the prompts
-    sleep                                                                       -> asleep: true; the next request wakes it
-    score     tokens [id]                                                       -> logp, of every token but the first, at temperature 1
+    start     model (folder with config.json), engine (arguments of vllm.LLM)
+              -> vllm: its version
+    load      path (safetensors), tied {name: name in the file}, version
+              -> tensors: their number
+    generate  prompts [[id]], seeds [int], params (of vllm.SamplingParams)
+              -> samples, in the order of the prompts
+    sleep     -> asleep: true. The next request wakes vLLM.
+    score     tokens [id]
+              -> logp of all tokens but the first, at temperature 1
 
-A request that fails is answered with {"error": text, "missing": whether vllm is not installed}. It ends when the parent closes its end, and is killed
-when the parent dies.
+The reply to a failed request is {"error": text, "missing": true if vllm is not installed}. The
+process ends when the parent closes its end of the pipe, and is killed when the parent dies.
 """
 
 from __future__ import annotations
@@ -32,22 +39,32 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent goes, however it goes (Linux): a step of vLLM reads no pipe."""
+    """Ask the kernel to kill this process when its parent ends for any reason (Linux only).
+
+    Without this, a long vLLM step would continue, because it does not read the pipe.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it went before this could be asked for
+        if os.getppid() != parent:  # the parent ended before prctl took effect
             os._exit(1)
 
 
 def write_line(descriptor: int, message: dict[str, Any]) -> None:
-    """One JSON object and a newline. Raises BrokenPipeError when nobody reads."""
+    """Write one JSON object and a newline. Raises BrokenPipeError if the reader is gone."""
     data = memoryview(json.dumps(message).encode() + b"\n")
     while data:
         data = data[os.write(descriptor, data) :]
 
 
 class Sampler:
-    """vLLM's engine in this process: its step loop is ours, so requests, weights and versions change between steps only."""
+    """vLLM's engine in this process.
+
+    This class runs the step loop, so requests, weights and versions change only between steps.
+
+    Args:
+        model: folder with config.json.
+        engine: arguments of `vllm.LLM`.
+    """
 
     def __init__(self, model: str, engine: dict[str, Any]) -> None:
         from vllm import LLM
@@ -56,9 +73,9 @@ class Sampler:
         self._llm = LLM(
             model,
             skip_tokenizer_init=True,  # token ids in, token ids out
-            load_format="dummy",  # weights come by `load`
-            generation_config="vllm",  # not the model's own top-p and the like
-            logprobs_mode="processed_logprobs",  # those of the sampled distribution; "raw" leaves the temperature out
+            load_format="dummy",  # `load` provides the weights
+            generation_config="vllm",  # else the model's own sampling settings (top-p) would apply
+            logprobs_mode="processed_logprobs",  # "raw" log-probs ignore the temperature
             enforce_eager=current_platform.is_cpu(),
             disable_log_stats=True,
             **engine,
@@ -70,23 +87,31 @@ class Sampler:
         """Move the weights to host memory and drop the KV cache."""
         self._llm.sleep(level=1)
         self._asleep = True
-        return {"asleep": True}  # an empty reply would be a sign of life
+        return {"asleep": True}  # an empty reply would count as a heartbeat
 
     def wake(self) -> None:
-        """Undo `sleep`, if it is asleep."""
+        """Undo `sleep`. Does nothing if vLLM is awake."""
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
 
     def load(self, path: str, tied: dict[str, str], version: int) -> dict[str, Any]:
-        """Take over weights, forget the keys and values of the old ones, and stamp tokens with the number from now on."""
+        """Load weights and clear the prefix cache. Later tokens are marked with the new version.
+
+        Args:
+            path: safetensors file. It is in a folder that only this load uses.
+            tied: further name of a tied tensor -> its name in the file.
+            version: version of the weights.
+        """
         from safetensors.torch import load_file
 
         weights = load_file(path)
-        # On a CPU a tied output head keeps a repacked copy of its own, which stays as it was unless the head is loaded by name.
+        # On a CPU, a tied output head has its own repacked copy of the weight. The copy would keep
+        # the old values unless the head is loaded by its name.
         weights |= {name: weights[stored_as] for name, stored_as in tied.items()}
-        # Not model.load_weights: on CPUs the parameters are repacked after loading and have no loader any more.
-        if self._shards > 1:  # an iterator cannot go to other processes
+        # Not model.load_weights: on CPUs, parameters are repacked after loading and lose their
+        # loader.
+        if self._shards > 1:  # an iterator cannot be sent to other processes
             from safetensors.torch import save_file
 
             save_file({name: weights[name].clone() for name in tied}, os.path.join(os.path.dirname(path), "tied.safetensors"))
@@ -99,7 +124,14 @@ class Sampler:
         return {"tensors": len(weights)}
 
     def generate(self, prompts: list[list[int]], seeds: list[int], params: dict[str, Any], beat: Callable[[], None]) -> dict[str, Any]:
-        """One completion a prompt. Each is a request of its own, with a seed of its own; shared prompts meet in the prefix cache."""
+        """Sample one completion per prompt. Equal prompts share the prefix cache.
+
+        Args:
+            prompts: token ids of each prompt. Each is a separate request.
+            seeds: one seed per prompt.
+            params: arguments of `vllm.SamplingParams`.
+            beat: called after every engine step.
+        """
         from vllm import SamplingParams
 
         keys = [str(i) for i in range(len(prompts))]
@@ -108,7 +140,7 @@ class Sampler:
         return {"samples": [_sample(*done[key]) for key in keys]}
 
     def score(self, tokens: list[int], beat: Callable[[], None]) -> dict[str, Any]:
-        """Log-probs of a given sequence; the one token sampled after it is thrown away."""
+        """Log-probs of all tokens but the first. vLLM also samples one token, which is discarded."""
         from vllm import SamplingParams
 
         done = self._run(["score"], [tokens], [SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)], beat)
@@ -116,7 +148,17 @@ class Sampler:
         return {"logp": [entry[token].logprob for entry, token in zip(found, tokens[1:], strict=True)]}
 
     def _run(self, keys: Sequence[str], prompts: list[list[int]], params: list[Any], beat: Callable[[], None]) -> dict[str, tuple[Any, float]]:
-        """Step until every request has ended: key -> (vLLM's output, seconds)."""
+        """Step the engine until every request has ended.
+
+        Args:
+            keys: one id per request.
+            prompts: token ids of each request.
+            params: `vllm.SamplingParams` of each request.
+            beat: called after every engine step.
+
+        Returns:
+            Key -> (vLLM's output, seconds until the request ended).
+        """
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
@@ -145,14 +187,17 @@ def _sample(output: Any, seconds: float) -> dict[str, Any]:
 
 
 class Heart:
-    """Says at most once in BEAT_S seconds that work goes on. Called between steps, so a step that hangs falls silent."""
+    """Sends a heartbeat at most once per BEAT_S seconds.
+
+    It is called between steps, so a step that hangs sends no heartbeat.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._last = time.monotonic()
 
     def beat(self) -> None:
-        """A sign of life, if it is time for one."""
+        """Send a heartbeat if the last one is at least BEAT_S seconds old."""
         if time.monotonic() - self._last >= BEAT_S:
             self._last = time.monotonic()
             write_line(self._descriptor, {})
@@ -166,7 +211,7 @@ class Worker:
         self._sampler: Sampler | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The reply to a request, whatever comes of it."""
+        """The reply to a request. An exception becomes a reply with "error"."""
         what = request.pop("do")
         try:
             if self._sampler is None:
@@ -178,7 +223,7 @@ class Worker:
                 return self._sampler.load(**request)
             work = self._sampler.generate if what == "generate" else self._sampler.score
             return work(beat=self._heart.beat, **request)
-        except Exception as error:  # noqa: BLE001  the boundary: the parent raises it
+        except Exception as error:  # noqa: BLE001  process boundary: the parent raises the error
             missing = isinstance(error, ModuleNotFoundError) and error.name == "vllm"
             return {"error": traceback.format_exc(), "missing": missing}
 
@@ -194,10 +239,11 @@ def main() -> None:
     die_with(int(sys.argv[3]))
     replies = int(sys.argv[2])
     worker = Worker(replies)
-    with os.fdopen(int(sys.argv[1]), "rb") as requests, suppress(BrokenPipeError):  # the parent went while this was at work
+    # BrokenPipeError: the parent ended while a request was running.
+    with os.fdopen(int(sys.argv[1]), "rb") as requests, suppress(BrokenPipeError):
         for line in requests:
             write_line(replies, worker.answer(json.loads(line)))
-    os._exit(0)  # there is nothing to flush, and an interpreter with torch takes a second to end
+    os._exit(0)  # nothing to flush, and a normal exit with torch loaded takes a second
 
 
 if __name__ == "__main__":
