@@ -8,8 +8,8 @@ Invariants:
 
 - Every wait has a time limit.
 - Any failure of a request ends the process, so a reply is never matched to the wrong request.
-- The process is in its own process group, so Ctrl-C in the terminal does not reach it. The run
-  finishes its step and then closes the process.
+- The process is started by exec in its own process group, so Ctrl-C in the terminal does not reach
+  it. The run finishes its step and then closes the process.
 - The process ends with the run, even after `kill -9` of the run.
 """
 

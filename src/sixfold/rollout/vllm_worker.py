@@ -140,7 +140,17 @@ class Sampler:
         return {"samples": [_sample(*done[key]) for key in keys]}
 
     def score(self, tokens: list[int], beat: Callable[[], None]) -> dict[str, Any]:
-        """Log-probs of all tokens but the first. vLLM also samples one token, which is discarded."""
+        """Log-probs of all tokens but the first.
+
+        vLLM also samples one token after the sequence, which is discarded.
+
+        Args:
+            tokens: token ids, length T.
+            beat: called after every engine step.
+
+        Returns:
+            {"logp": T - 1 log-probs at temperature 1}.
+        """
         from vllm import SamplingParams
 
         done = self._run(["score"], [tokens], [SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)], beat)

@@ -1,5 +1,6 @@
-"""The server: an OpenAI-compatible HTTP face on the embedded engine, which keeps the tokens, masks and log-probs of what it answered.
+"""The server: an OpenAI-compatible HTTP interface to the embedded engine.
 
-One thread steps the engine (`engine_thread`); the event loop parses requests (`requests`, `chat`), and shapes answers (`replies`). Its packages are
-the extra `serve`.
+It can record the tokens, masks and log-probs of its answers for training. One thread steps the
+engine (`engine_thread`). The event loop parses requests (`requests`, `chat`) and formats answers
+(`replies`). The server's dependencies are the extra `serve`.
 """

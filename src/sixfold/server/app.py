@@ -1,4 +1,4 @@
-"""The HTTP side: routes, the key, body limits, streams, and what becomes of a request whose client leaves."""
+"""The HTTP application: routes, body limits, streams, and aborts when a client disconnects."""
 
 from __future__ import annotations
 
@@ -44,33 +44,33 @@ log = logging.getLogger("sixfold.server")
 T = TypeVar("T")
 
 BODY_SECONDS = 30.0
-"""Longest that a body may take to arrive."""
+"""Longest time that a body may take to arrive."""
 CLOSE_SECONDS = 30.0
 """Longest wait for the engine's last step when the server stops."""
 LONG_TEXT = 1 << 16
-"""Characters from which a prompt is tokenized beside the others, not before them."""
+"""Prompts with at least this many characters use a second tokenizer, so short ones do not wait."""
 CLIENT_GONE = 499
-"""Status under which a request is counted whose client left; nobody receives it."""
+"""Status in the metrics for a request whose client disconnected. It is never received."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """What is served, and to whom.
+    """The served model and the server's settings.
 
     Args:
         name: the model's name in requests.
-        engine: the thread that samples.
-        codecs: for short texts and for long ones, with a tokenizer each.
-        pieces: tokens as texts and bytes.
-        grammars: compiles what an answer must look like.
-        limits: what requests are held against.
-        stop_token_ids: tokens that end a completion.
-        key: the API key, or "".
-        hosts: names that the Host header may hold, or None if any may.
-        adapters: their names. A request may give one as its model.
-        read_weights: reads the weights at a path, or None if the weights may not be changed.
-        stop_strings: texts that end any completion: the model's own.
-        turn_ends: texts that end a turn in chats; of models whose template marks turns by plain text.
+        engine: the engine's thread.
+        codecs: encoders for short and for long texts, each with its own tokenizer.
+        pieces: texts and bytes of tokens.
+        grammars: compiles grammars for constrained decoding.
+        limits: limits that requests are checked against.
+        stop_token_ids: ids of the tokens that end a completion.
+        key: the API key, or "" for none.
+        hosts: allowed names in the Host header, or None to allow all.
+        adapters: names of the LoRA adapters. A request may use one as its model.
+        read_weights: loads the weights at a path. None: weights cannot be changed.
+        stop_strings: the model's stop strings, for all completions.
+        turn_ends: stop strings for chats, if the chat template marks turns with plain text.
     """
 
     name: str
@@ -89,12 +89,12 @@ class Served:
 
     @property
     def codec(self) -> ChatCodec:
-        """The tokenizer of short texts."""
+        """The encoder for short texts."""
         return self.codecs[0]
 
 
 def make_app(served: Served) -> ASGIApp:
-    """The ASGI application. It starts the engine's thread with the event loop, and ends it with it."""
+    """Make the ASGI application. It starts and ends the engine's thread with the event loop."""
     endpoints = Endpoints(served)
 
     @asynccontextmanager
@@ -126,7 +126,7 @@ def make_app(served: Served) -> ASGIApp:
 
 
 class Endpoints:
-    """The routes."""
+    """Handlers of the routes."""
 
     def __init__(self, served: Served) -> None:
         self.served = served
@@ -134,7 +134,7 @@ class Endpoints:
         self._bodies = BodyReader()
         self._parser = anyio.CapacityLimiter(2)
         self._created = int(time.time())
-        self._updating = asyncio.Lock()  # one at a time: each update holds the weights once more
+        self._updating = asyncio.Lock()  # each weight update needs memory for a second copy
         self._lanes = [Lane(codec) for codec in served.codecs]
 
     async def chat(self, request: Request) -> Response:
@@ -176,7 +176,7 @@ class Endpoints:
         return JSONResponse(self._card(name))
 
     async def weights(self, request: Request) -> Response:
-        """POST /v1/weights: exchange the model's weights under the requests that run."""
+        """POST /v1/weights: replace the model's weights while requests are running."""
         assert self.served.read_weights is not None
         ask = check_form(WeightsAsk, await self._body(request))
         async with self._updating:
@@ -189,11 +189,11 @@ class Endpoints:
         return JSONResponse({"object": "weights", "version": ask.version, "in_flight": running})
 
     async def root(self, request: Request) -> Response:
-        """GET /: what this is, for someone who opens the address in a browser."""
+        """GET /: a short description, for a user who opens the address in a browser."""
         return JSONResponse({"server": "sixfold", "models": list(self._names), "base_url": f"{request.base_url}v1"})
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200 as long as the engine lives."""
+        """GET /health: 200 unless the engine has failed, then 503."""
         failed = self.served.engine.failure is not None
         return JSONResponse({"status": "failed" if failed else "ok"}, status_code=503 if failed else 200)
 
@@ -202,7 +202,8 @@ class Endpoints:
         return Response(self.counts.text(self.served.engine), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        # Also a wall: a web page that the user visits can post text to a loopback server without asking, but not JSON.
+        # A security check too: a web page that the user visits can post text to a loopback server
+        # without the user's permission, but not JSON.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError(415, "send the body with the header 'content-type: application/json'", code="unsupported_media_type")
         try:
@@ -210,7 +211,8 @@ class Endpoints:
                 raw = await self._bodies.read(request)
         except TimeoutError as error:
             raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
-        return await run_sync(parse_body, raw, limiter=self._parser)  # not on the event loop: it would stop every stream meanwhile
+        # In another thread: parsing on the event loop would pause every stream.
+        return await run_sync(parse_body, raw, limiter=self._parser)
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -228,7 +230,7 @@ class Endpoints:
 
     def _check_version(self, version: int) -> None:
         furthest = self.served.engine.engine.version + MAX_VERSIONS_AHEAD
-        if version > furthest:  # it would block every later update
+        if version > furthest:  # a huge version would block all later updates, which must be greater
             raise bad_request(f"version: the weights have version {furthest - MAX_VERSIONS_AHEAD}; at most {furthest} may be next", "version")
 
     async def _encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
@@ -287,7 +289,7 @@ class Endpoints:
             async for delta in job.deltas():
                 for chunk in reply.chunks(delta):
                     yield _event(chunk)
-        except ApiError as error:  # the status is sent already: the stream says it
+        except ApiError as error:  # the HTTP status is already sent, so the stream reports the error
             yield _event(reply.failed(error.body))
         else:
             self._answered(job)
@@ -302,19 +304,22 @@ class Endpoints:
 
 
 class Lane:
-    """A tokenizer and its queue. One text at a time: a fast tokenizer is not safe in two threads."""
+    """A tokenizer with a queue.
+
+    It encodes one text at a time: fast tokenizers are not thread-safe.
+    """
 
     def __init__(self, codec: ChatCodec) -> None:
         self._codec = codec
         self._limiter = anyio.CapacityLimiter(1)
 
     async def run(self, encode: Callable[[ChatCodec], list[int]]) -> list[int]:
-        """Encode in another thread, when it is this text's turn."""
+        """Encode a text in another thread, after the texts that are already waiting."""
         return await run_sync(encode, self._codec, limiter=self._limiter)
 
 
 class JobStream(StreamingResponse):
-    """Server-sent events of a job. However the sending ends, the engine stops working for it."""
+    """Server-sent events of a job. The job is aborted when the sending ends for any reason."""
 
     def __init__(self, events: AsyncIterator[str], job: Job, engine: EngineThread) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -322,7 +327,7 @@ class JobStream(StreamingResponse):
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send."""
+        """Send the events, then abort the job."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -330,7 +335,7 @@ class JobStream(StreamingResponse):
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The work's result. Raises ClientDisconnect when the client leaves before it is there."""
+    """Wait for the result of `work`. Raises ClientDisconnect if the client disconnects first."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -348,7 +353,7 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 def _event(data: dict[str, Any]) -> str:
-    """A server-sent event; of one that has a type, with its name."""
+    """Format a server-sent event. Its name is the data's "type", if it has one."""
     name = f"event: {data['type']}\n" if "type" in data else ""
     return f"{name}data: {json.dumps(data, allow_nan=False, ensure_ascii=False)}\n\n"
 
@@ -359,7 +364,7 @@ async def _refusal(request: Request, error: Exception) -> Response:
 
 
 async def _http_refusal(request: Request, error: Exception) -> Response:
-    """Starlette's own: no such path, or not this method."""
+    """Answer for Starlette's own errors: unknown path or wrong method."""
     assert isinstance(error, HTTPException)
     path = shortened(request.url.path)
     message = f"no such path: {request.method} {path}{_hint(path)}" if error.status_code == 404 else f"{request.method} is not allowed on {path}"
@@ -367,7 +372,7 @@ async def _http_refusal(request: Request, error: Exception) -> Response:
 
 
 def _hint(path: str) -> str:
-    """The likeliest mistakes: a base URL without /v1, or with a path too many."""
+    """Hint for the likeliest mistakes: a base URL without /v1 or with an extra path."""
     known = ("/chat/completions", "/completions", "/models", "/responses")
     end = next((name for name in known if path.rstrip("/").endswith(name)), None)
     return f". Did you mean /v1{end}? The base URL of this server ends with /v1" if end else ""

@@ -2,7 +2,8 @@
 
 The cost of a request is bounded by the cheapest test that can refuse it: its announced length, the
 bytes that all requests hold, the number of JSON values (counted in the raw bytes), and then the
-lengths of lists and the keys of objects. What passes is small enough for pydantic and the tokenizer.
+lengths of lists and the keys of objects. What passes is small enough for pydantic and the
+tokenizer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Chat messages, tools included, to prompt tokens through the tokenizer's own template.
 
-Special tokens come from the template alone: what a message, a tool's result or a tool's description spells stays text (`rollout/special_texts.py`).
+Special tokens come from the template alone: what a message, a tool's result or a tool's description
+spells stays text (`rollout/special_texts.py`).
 """
 
 from __future__ import annotations
@@ -16,14 +17,20 @@ from .api_error import bad_request
 
 
 class ChatCodec:
-    """Encodes what a request asks. Not safe to use from two threads at once: a fast tokenizer is not."""
+    """Encodes what a request asks.
+
+    Not safe to use from two threads at once: a fast tokenizer is not.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self._special = SpecialTexts(tokenizer)
 
     def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's turn. Raises ApiError for what the template cannot render."""
+        """Token ids of a conversation, ready for the assistant's turn.
+
+        Raises ApiError for what the template cannot render.
+        """
         if not self.tokenizer.chat_template:
             raise bad_request("the model has no chat template: use /v1/completions", "messages")
         text = self._render(messages, tools)

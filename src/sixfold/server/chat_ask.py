@@ -43,7 +43,11 @@ class PastCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One turn. Fields that clients send back with an answer are read. `reasoning_content` goes to templates that show it."""
+    """One turn.
+
+    Fields that clients send back with an answer are read. `reasoning_content` goes to templates
+    that show it.
+    """
 
     model_config = STRICT
 
@@ -194,7 +198,10 @@ class ChatAsk(Ask):
         return [tool.model_dump(exclude_none=True) for tool in self.tools or ()] if self.uses_tools else []
 
     def shown_messages(self) -> list[dict[str, Any]]:
-        """The messages as templates take them: content as text, a call's arguments as an object. Raises ApiError for what no template can show."""
+        """The messages as templates take them: content as text, a call's arguments as an object.
+
+        Raises ApiError for what no template can show.
+        """
         return [_shown(message, f"messages[{i}]") for i, message in enumerate(self.messages)]
 
 

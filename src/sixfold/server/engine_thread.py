@@ -1,7 +1,8 @@
-"""The thread that owns the engine. It steps while there is work; requests and their aborts come in through a queue, deltas go out once a step.
+"""The thread that owns the engine. No other thread may use the engine.
 
-Nobody else touches the engine. Between two steps it takes in what has arrived, so a request joins the running batch at once and the blocks of a
-client that left are free before the next token.
+The thread steps the engine while there is work. Requests and aborts arrive through a queue, and
+deltas are sent once per step. The queue is emptied between two steps. A request therefore joins the
+running batch at the next step, and an abort frees the sequence's blocks before the next token.
 """
 
 from __future__ import annotations
@@ -31,10 +32,20 @@ _FAILED = ApiError(500, "the engine has failed: see the server's log")
 
 
 class EngineThread:
-    """max_queue: prompts that may wait to start; beyond it a request is refused. decode: token ids -> text, called by this thread alone.
-    opened: the think tag that a prompt ends with, for the record.
+    """Runs an engine in its own thread and serves jobs with it.
 
-    aborted: requests given up. rate: of sampled tokens. usage: how full the engine was after its last step, for readers in other threads.
+    Args:
+        engine: used only by this thread after `start`.
+        decode: token ids -> text. Called only by this thread.
+        max_queue: most prompts that may wait to start. Further requests are refused.
+        recorder: records finished completions; None for no record.
+        opened: token ids of a prompt -> think tag that the prompt leaves open. For the record.
+
+    Attributes:
+        aborted: number of aborted requests.
+        rate: sampled tokens per second.
+        usage: use of the KV cache after the last step. Other threads may read it.
+        failure: the error that ended the thread, or None.
     """
 
     def __init__(
@@ -66,16 +77,21 @@ class EngineThread:
 
     @property
     def waiting(self) -> int:
-        """Prompts that were accepted and have samples that have not started."""
+        """Number of accepted prompts with samples that have not started."""
         return self._waiting
 
     def start(self) -> None:
-        """Begin. Deltas are delivered to the running event loop."""
+        """Start the thread. Deltas are sent to the event loop that is running in the caller."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Hand a job to the engine. Raises ApiError: 429 when the queue is full, 503 when the server is stopping or the engine has failed."""
+        """Queue a job for the engine.
+
+        Raises:
+            ApiError: 400 for more prompts than the queue can hold, 429 if the queue is full, 503 if
+                the server is stopping or the engine has failed.
+        """
         prompts = len(job.prompts)
         if prompts > self.max_queue:
             raise bad_request(f"{prompts} prompts in one request, the queue holds {self.max_queue}", "prompt")
@@ -86,17 +102,28 @@ class EngineThread:
                     429, f"{self._waiting} prompts wait already: try again later", code="rate_limit_exceeded", headers={"Retry-After": "1"}
                 )
             self._waiting += prompts
-            self._commands.put(partial(self._admit, job))  # under the lock: who ends the thread finds every accepted job in the queue
+            # Under the lock: otherwise a job accepted while the thread ends would get no answer.
+            self._commands.put(partial(self._admit, job))
 
     def abort(self, job: Job) -> None:
-        """Stop working for a client that left. Nothing happens for a job that has ended."""
+        """Abort the job of a client that disconnected. Does nothing if the job has ended."""
         self._commands.put(partial(self._drop, job))
 
     def update_weights(self, tensors: NamedTensors, version: int) -> Future[int]:
-        """Load weights between two steps, under running requests (`Engine.load_weights`). The future: how many sequences go on under the new ones.
+        """Load weights between two steps, while requests are running (`Engine.load_weights`).
 
-        Its errors, after which the old weights serve on: ApiError 409 for a version that does not grow, 503 for a server that is stopping or has
-        failed, ValueError for tensors that do not fit.
+        Args:
+            tensors: the new weights, by name.
+            version: version of the new weights. It must be greater than the current one.
+
+        Returns:
+            Future with the number of running sequences that continue with the new weights. After
+            these errors the old weights stay in use: ApiError 409 for a version that is not
+            greater, ApiError 503 if the server is stopping or has failed, ValueError for tensors
+            that do not fit the model.
+
+        Raises:
+            ApiError: 503 if the server is already stopping or has already failed.
         """
         done: Future[int] = Future()
         with self._lock:
@@ -105,7 +132,7 @@ class EngineThread:
         return done
 
     def close(self, timeout: float) -> bool:
-        """Abort what is left and end the thread. False when it did not end in time."""
+        """Abort all jobs and end the thread. Returns False if it did not end within `timeout` s."""
         with self._lock:
             self._closing = True
         self._commands.put(lambda: None)
@@ -128,7 +155,7 @@ class EngineThread:
                 self.usage = self.engine.usage()
                 self._deliver()
             self._end_all(ApiError(503, "the server is stopping"))
-        except Exception as error:  # the thread's boundary: whoever waits must hear of it, and nobody else would
+        except Exception as error:  # thread boundary: without this, waiting clients would hang
             log.exception("the engine has failed; every request is refused from here on")
             with self._lock:
                 self.failure = error
@@ -137,7 +164,7 @@ class EngineThread:
             self._recorder.close()
 
     def _take_commands(self) -> None:
-        """All that have arrived; waits for one where there is nothing to step."""
+        """Run all commands that have arrived. Waits for a command if there is nothing to step."""
         if not self.engine.busy and not self._scoring.busy:
             self._commands.get()()
         while not self._commands.empty():
@@ -152,7 +179,7 @@ class EngineThread:
             self._start(job)
 
     def _start(self, job: Job) -> None:
-        """Let the engine sample. A job that wants no tokens is answered at once."""
+        """Add the job to the engine. A job with max_tokens = 0 is answered immediately."""
         if job.params.max_tokens == 0:
             self._left(len(job.prompts))
             self._outgoing += [(job, Delta(i, finish_reason="length")) for i in range(job.choices)]
@@ -160,7 +187,7 @@ class EngineThread:
         for i, prompt in enumerate(job.prompts):
             try:
                 request = self.engine.add(noise_key(prompt), prompt, job.params, list(range(job.n)), adapter=job.adapter, constraint=job.constraint)
-            except ValueError as error:  # could never fit the cache
+            except ValueError as error:  # the request cannot fit into the KV cache
                 self._drop(job)
                 self._left(len(job.prompts) - i)
                 self._outgoing.append((job, bad_request(str(error), "max_tokens")))
@@ -177,7 +204,7 @@ class EngineThread:
             if version <= self.engine.version:
                 raise ApiError(409, f"the weights have version {self.engine.version}: {version} is not newer", param="version")
             self.engine.load_weights(tensors, version)
-        except Exception as error:  # whoever waits must hear of it; the engine goes on, as its weights are whole
+        except Exception as error:  # report to the caller. The engine continues if its weights are intact.
             done.set_exception(error)
             if self.engine.weights.torn:
                 raise
@@ -210,13 +237,18 @@ class EngineThread:
         self._give_out(sequence, choice, "stop" if stopped else sequence.finish_reason or "error")
 
     def _give_out(self, sequence: EngineSequence, choice: Choice, reason: FinishReason) -> None:
-        """The end of a choice: into the record, then to the client."""
+        """End a choice: write it to the record, then send it to the client."""
         del self._choices[sequence.request, sequence.sample]
         recorded = self._record(sequence, choice, reason)
         self._outgoing.append((choice.job, choice.take(reason) if recorded else ApiError(500, "the exchange could not be recorded")))
 
     def _record(self, sequence: EngineSequence, choice: Choice, reason: FinishReason) -> bool:
-        """False when there is a record and it cannot be written: a full disk, or a log-prob that is no number."""
+        """Write a choice to the record, if there is one.
+
+        Returns:
+            False if the record cannot be written: the disk is full, or a log-prob is NaN or
+            infinite.
+        """
         if self._recorder is None:
             return True
         job = choice.job
@@ -247,12 +279,12 @@ class EngineThread:
         job.requests.clear()
 
     def _left(self, prompts: int) -> None:
-        """Prompts that wait no longer."""
+        """Subtract prompts that have stopped waiting."""
         with self._lock:
             self._waiting -= prompts
 
     def _end_all(self, error: ApiError) -> None:
-        """Every open job hears of the error, those too that the queue still holds."""
+        """Send the error to every open job, including jobs that are still in the queue."""
         while not self._commands.empty():
             self._commands.get()()
         for job in {*self._scoring.jobs, *(choice.job for choice in self._choices.values())}:
@@ -262,11 +294,11 @@ class EngineThread:
         self._deliver()
 
     def _deliver(self) -> None:
-        """One call into the event loop for everything since the last."""
+        """Send all new messages to the event loop in one call."""
         if self._outgoing and self._loop is not None:
             try:
                 self._loop.call_soon_threadsafe(_put_all, self._outgoing)
-            except RuntimeError:  # the loop is closed: nobody is left to tell
+            except RuntimeError:  # the event loop is closed
                 log.warning("%d messages for clients that are gone", len(self._outgoing))
             self._outgoing = []
 

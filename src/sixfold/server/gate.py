@@ -1,4 +1,4 @@
-"""What stands around the application: the Host header, the key, and the count of answers."""
+"""ASGI middleware: checks the Host header and the API key, and counts answers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from .metrics import Metrics
 
 
 class Gate:
-    """Refuses requests from elsewhere and requests without the key, and counts what is answered.
+    """Refuses requests with a foreign Host header or a wrong API key, and counts all answers.
 
     Args:
         app: the application.
-        paths: its paths. Answers for other paths are counted together: each would be a series of its own.
-        key: the API key, or "".
-        hosts: names that the Host header may hold, or None if any may.
-        counts: where answers are counted.
+        paths: the application's paths. Other paths are counted together: otherwise each would
+            become
+            a time series in the metrics.
+        key: the API key, or "" for none.
+        hosts: allowed names in the Host header, or None to allow all.
+        counts: counts the answers.
     """
 
     def __init__(self, app: ASGIApp, paths: Set[str], key: str, hosts: AllowedHosts | None, counts: Metrics) -> None:
@@ -32,7 +34,7 @@ class Gate:
         self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, or the server's start and end."""
+        """Handle one request, or the start and end of the server."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -58,5 +60,5 @@ class Gate:
 
 
 def as_response(error: ApiError) -> Response:
-    """A refusal as an answer."""
+    """The HTTP response for an error."""
     return JSONResponse(error.body, status_code=error.status, headers=dict(error.headers or {}))

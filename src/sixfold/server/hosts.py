@@ -1,8 +1,8 @@
-"""Which Host headers a server on a loopback address answers.
+"""Check of the Host header for a server on a loopback address.
 
-A web page that the user visits can point a name of its own at 127.0.0.1 (DNS rebinding). The browser
-then takes this server for the page's own, and lets the page read its answers. Such requests carry the
-page's name in the Host header.
+A web page that the user visits can let its own host name resolve to 127.0.0.1 (DNS rebinding). The
+browser then treats this server as the page's own and lets the page read the answers. Such requests
+have the page's host name in the Host header.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ def is_loopback(host: str) -> bool:
 
 
 class AllowedHosts:
-    """The names that a Host header may hold.
+    """Allowed names in the Host header.
 
     Args:
-        names: names beside the loopback addresses and `localhost`, without ports.
+        names: names in addition to loopback addresses and `localhost`. A port is ignored.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = frozenset(host_name(name) for name in names)
 
     def admits(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """True if every Host header names this machine. A request without one comes from no browser."""
+        """True if every Host header has an allowed name.
+
+        A request without a Host header is allowed, because browsers always send one.
+        """
         hosts = [host_name(value.decode("latin-1")) for key, value in headers if key == b"host"]
         return all(is_loopback(host) or host in self._names for host in hosts if host)
 

@@ -1,4 +1,4 @@
-"""One HTTP request inside the server: its prompts, the choices being sampled for it, and what goes back to the event loop."""
+"""One HTTP request inside the server: its prompts, its choices, and the deltas for the event loop."""
 
 from __future__ import annotations
 
@@ -17,8 +17,16 @@ from ..types import FinishReason, SamplingParams, Trajectory
 
 @dataclass
 class Delta:
-    """What one choice gained. tokens, logp and version speak of the same sampled tokens, and so does top, the likeliest at each position, where
-    asked for; text may lag behind them. finish_reason: set on its last.
+    """New output of one choice. `text` may lag behind the tokens.
+
+    Attributes:
+        index: index of the choice.
+        text: new text that is final.
+        tokens: new token ids.
+        logp: log-prob of each token.
+        version: version of the weights that sampled each token.
+        top: likeliest tokens at each position, id -> log-prob. Empty if they were not requested.
+        finish_reason: set on the last delta of a choice.
     """
 
     index: int
@@ -35,22 +43,22 @@ class Job:
     """One request.
 
     Attributes:
-        id: of the answer.
-        prompts: token ids. Each is sampled n times; choice index = prompt * n + sample.
-        params: how completions are drawn.
-        n: completions of each prompt.
+        id: id of the answer.
+        prompts: token ids of each prompt. Choice index = prompt index * n + sample index.
+        params: sampling parameters.
+        n: completions per prompt.
         stops: stop strings.
-        stream: deltas are wanted as they come.
-        task_id: for the record.
-        asked: what else the record holds.
-        adapter: its name, or None for the model as it is.
-        constraint: which tokens may be sampled, or None for all.
-        scored: whether the prompts' log-probs are wanted.
-        scores: these, one a prompt, before the first delta comes.
-        requests: the engine's.
-        inbox: filled by the event loop on the engine thread's behalf.
-        created: seconds since the epoch.
-        open: choices that have not ended, as the reader has seen it.
+        stream: True to send deltas during sampling.
+        task_id: task id in the record.
+        asked: other fields of the record.
+        adapter: name of the LoRA adapter, or None for the base model.
+        constraint: restricts the tokens that may be sampled; None for no restriction.
+        scored: True if the log-probs of the prompts are requested.
+        scores: these log-probs, one per prompt. Set before the first delta arrives.
+        requests: the engine's requests, one per prompt.
+        inbox: deltas, or the error that ended the job. Filled in the event loop's thread.
+        created: creation time, in seconds since the epoch.
+        open: number of choices whose last delta has not been read.
     """
 
     id: str
@@ -75,11 +83,11 @@ class Job:
 
     @property
     def choices(self) -> int:
-        """Completions of the job."""
+        """Number of completions of the job."""
         return len(self.prompts) * self.n
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """What the choices gain, until all have ended. Raises what ended the job otherwise."""
+        """Deltas of all choices, until all have ended. Raises the error if the job failed."""
         while self.open:
             item = await self.inbox.get()
             if isinstance(item, Exception):
@@ -89,14 +97,21 @@ class Job:
             yield item
 
     async def answers(self) -> list[Delta]:
-        """Every choice whole, in order. For a job that does not stream."""
+        """One complete delta per choice, in order. Only for a job that does not stream."""
         return sorted([delta async for delta in self.deltas()], key=lambda delta: delta.index)
 
 
 class Choice:
-    """The engine thread's side of one choice: turns a growing sequence into deltas.
+    """Converts one growing sequence to deltas, in the engine's thread.
 
-    watched: it must be looked at after every step, as its text is streamed or may hold a stop string.
+    Args:
+        job: the choice's job.
+        index: index of the choice.
+        decode: token ids -> text.
+
+    Attributes:
+        watched: True if the choice needs a check after every step, because it streams or has stop
+            strings.
     """
 
     def __init__(self, job: Job, index: int, decode: Callable[[Sequence[int]], str]) -> None:
@@ -110,13 +125,19 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """What of the completion is settled."""
+        """The part of the completion's text that is final."""
         return self._text.text
 
     def advance(self, sequence: EngineSequence) -> bool:
-        """Take the sequence's new tokens in. True when they complete a stop string; those behind it, where a step drew several, are cut off."""
+        """Add the sequence's new tokens to the delta.
+
+        Returns:
+            True if a stop string is complete. Tokens after it, from a step that sampled several,
+            are removed from the sequence.
+        """
         at = len(sequence.request.prompt) + self._seen
-        # The token that ended it is no text, also where only this request names it.
+        # The stop token is not part of the text. `decode` only removes the model's stop tokens, not
+        # those of this request.
         used = self._text.push(sequence.tokens[at : -1 if sequence.finish_reason == "stop" else None])
         if used is not None:
             sequence.cut(at + used)
@@ -132,18 +153,24 @@ class Choice:
         return stopped
 
     def take(self, finish_reason: FinishReason | None = None) -> Delta:
-        """What has gathered since the last call."""
+        """The output since the last call."""
         delta, self._delta = self._delta, Delta(self.index)
         delta.finish_reason = finish_reason
         return delta
 
     @property
     def has_text(self) -> bool:
-        """True when there is something to stream. Tokens whose text is held back wait for it."""
+        """True if there is text to stream. Tokens are sent together with their text."""
         return bool(self._delta.text)
 
     def trajectory(self, sequence: EngineSequence, reason: FinishReason, opened: str = "") -> Trajectory:
-        """The exchange as training takes it; its text is what the client was given. opened: tag of a think block that the prompt left open."""
+        """The exchange as a trajectory for training. Its text is the text that the client received.
+
+        Args:
+            sequence: the finished sequence.
+            reason: why it ended.
+            opened: tag of the think block that the prompt leaves open; empty if there is none.
+        """
         prompt, sampled = len(sequence.request.prompt), len(sequence.logp)
         return Trajectory(
             task_id=self.job.task_id,
@@ -163,5 +190,9 @@ class Choice:
 
 
 def noise_key(prompt: Sequence[int]) -> str:
-    """What names a prompt in the sampling noise: with the same seed, the same prompt gets the same answers, and another prompt other noise."""
+    """Key of a prompt for the sampling noise.
+
+    With the same seed, equal prompts get the same completions, and different prompts get different
+    noise.
+    """
     return "serve:" + ",".join(map(str, prompt))

@@ -1,4 +1,4 @@
-"""How fast something happens now, from counts as they come."""
+"""Current rate of events, computed from counts."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from math import exp
 
 
 class Rate:
-    """Events a second, each event weighing less as it ages: exp(-age / seconds) / seconds, which a steady stream sums to its rate.
+    """Events per second, as an exponentially weighted sum.
 
-    One thread adds; any may read.
+    An event has the weight exp(-age / seconds) / seconds, so the sum over a steady stream equals
+    its rate. One thread may add events; any thread may read the rate.
+
+    Args:
+        seconds: time constant.
     """
 
     def __init__(self, seconds: float = 10.0) -> None:
         self._seconds = seconds
-        self._state = (0.0, 0.0)  # one object: who reads never sees half of a change
+        self._state = (0.0, 0.0)  # one tuple: a reader in another thread never sees half an update
 
     def add(self, count: float, now: float | None = None) -> None:
-        """`count` events at this moment. now: seconds of a clock that never goes back."""
+        """Add `count` events at time `now`, in seconds of a monotonic clock."""
         now = time.monotonic() if now is None else now
         self._state = (self.value(now) + count / self._seconds, now)
 
     def value(self, now: float | None = None) -> float:
-        """Events a second; falls to 0 when nothing happens."""
+        """Events per second at time `now`. It decays to 0 without events."""
         rate, at = self._state
         return rate * exp((at - (time.monotonic() if now is None else now)) / self._seconds)

@@ -1,7 +1,7 @@
 """Exchanges as trajectories: one JSON line a completion, so that an agent that only knows a base_url can be trained on.
 
-A line is `Trajectory.to_record()` with what was asked beside it. Only the engine's thread writes; a line is on its way to the disk before the client
-sees the answer.
+A line is `Trajectory.to_record()` with what was asked beside it. Only the engine's thread writes; a
+line is on its way to the disk before the client sees the answer.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Recorder:
 def read_trajectories(path: Path) -> list[Trajectory]:
     """The trajectories of a record that can be trained on.
 
-    Left out are aborted ones, whose ends are the client's doing, and those sampled with penalties or
-    under a grammar: their log-probs are of a distribution that no trainer follows. So is a last line
-    that a kill cut short.
+    Left out are aborted ones, whose ends are the client's doing, and those sampled with penalties
+    or under a grammar: their log-probs are of a distribution that no trainer follows. So is a last
+    line that a kill cut short.
     """
     lines = path.read_bytes().split(b"\n")[:-1]
     records = [json.loads(line) for line in lines]

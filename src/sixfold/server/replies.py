@@ -1,4 +1,7 @@
-"""Deltas to JSON in OpenAI's two forms, whole or in chunks. Ours beside it, when asked for: token ids, their log-probs and weight versions."""
+"""Deltas to JSON in OpenAI's two forms, whole or in chunks.
+
+Ours beside it, when asked for: token ids, their log-probs and weight versions.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,10 @@ class TextReply(Reply):
         return {"tokens": [self._pieces.text(t) for t in tokens], "token_logprobs": logps, "top_logprobs": shown, "text_offset": None}
 
     def _alternatives(self, token: int, logp: float | None, top: dict[int, float] | None) -> dict[str, float] | None:
-        """By text, as the form has it; the token itself is among them. Of tokens that look alike the likeliest is shown, so it is written last."""
+        """By text, as the form has it; the token itself is among them.
+
+        Of tokens that look alike the likeliest is shown, so it is written last.
+        """
         if logp is None or top is None:
             return None
         ordered = sorted(({token: logp} | top).items(), key=lambda item: item[1])

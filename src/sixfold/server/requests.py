@@ -1,6 +1,7 @@
 """What a client may ask: the bodies of /v1/chat/completions and /v1/completions, checked field by field before anything is computed.
 
-A field that would change the answer and is not supported is refused, not passed over; so is one that nobody knows.
+A field that would change the answer and is not supported is refused, not passed over; so is one
+that nobody knows.
 """
 
 from __future__ import annotations
@@ -102,7 +103,10 @@ class Ask(BaseModel):
         """Raises ApiError for fields that contradict one another."""
 
     def form(self) -> Form:
-        """What the completion must look like. Raises ApiError for a form that contradicts itself."""
+        """What the completion must look like.
+
+        Raises ApiError for a form that contradicts itself.
+        """
         return Form()
 
     @property
@@ -189,8 +193,9 @@ class WeightsAsk(BaseModel):
 class Limits:
     """What a request is held against.
 
-    vocabulary: token ids below it exist. context: longest sequence that model and KV cache hold. default_tokens: of a completion that names no
-    limit. characters_per_token: most characters that one token stands for.
+    vocabulary: token ids below it exist. context: longest sequence that model and KV cache hold.
+    default_tokens: of a completion that names no limit. characters_per_token: most characters that
+    one token stands for.
     """
 
     vocabulary: int
@@ -199,7 +204,10 @@ class Limits:
     characters_per_token: int
 
     def max_tokens(self, ask: Ask, longest_prompt: int) -> int:
-        """The completion limit. Raises ApiError for token ids that do not exist and for what the context does not hold."""
+        """The completion limit.
+
+        Raises ApiError for token ids that do not exist and for what the context does not hold.
+        """
         if any(token >= self.vocabulary for token in ask.stop_token_ids):
             raise bad_request(f"stop_token_ids: the vocabulary has {self.vocabulary} tokens", "stop_token_ids")
         room = self.context - longest_prompt

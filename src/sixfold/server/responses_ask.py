@@ -174,7 +174,10 @@ class ResponsesAsk(BaseModel):
             raise bad_request(f"include: '{shortened(unknown)}' is not supported here", "include", "unsupported_value")
 
     def messages(self) -> list[ChatMessage]:
-        """The conversation. Calls that follow one another, or a text of the assistant, are one turn."""
+        """The conversation.
+
+        Calls that follow one another, or a text of the assistant, are one turn.
+        """
         turns: list[ChatMessage] = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
         items: list[Item] = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         for item in items:

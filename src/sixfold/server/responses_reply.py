@@ -15,7 +15,10 @@ from .tool_calls import ToolCall, ToolCallParser
 
 
 class ResponsesReply(Reply):
-    """One answer: a message, function calls, or both. Items are numbered in the order in which they begin."""
+    """One answer: a message, function calls, or both.
+
+    Items are numbered in the order in which they begin.
+    """
 
     last_event = ""
 

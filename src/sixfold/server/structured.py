@@ -24,7 +24,10 @@ from .tool_calls import CLOSE, OPEN
 log = logging.getLogger("sixfold.server")
 
 WHITESPACE = r"[ \n]{0,20}"
-"""Between the parts of JSON. Bounded: a model that has nothing to say would write white space up to its limit."""
+"""Between the parts of JSON.
+
+Bounded: a model that has nothing to say would write white space up to its limit.
+"""
 JSON_MARKS = '{}[]":,'
 MAX_GRAMMAR = 1 << 18
 """Characters of a grammar."""
@@ -174,7 +177,10 @@ class GrammarMatcher:
         self._failed = False
 
     def allowed(self, completion: Sequence[int]) -> Tensor:
-        """Which tokens may follow, [V] bool. All, behind a completion that the grammar does not allow: nothing is drawn there."""
+        """Which tokens may follow, [V] bool.
+
+        All, behind a completion that the grammar does not allow: nothing is drawn there.
+        """
         follows = self._follow(list(completion))
         if follows:
             mask = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8)[: self._vocabulary] != 0
