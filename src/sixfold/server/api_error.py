@@ -1,4 +1,4 @@
-"""A refusal in OpenAI's form: status, message, type, param, code."""
+"""Errors in OpenAI's format: status, message, type, param, code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """What a client is told instead of an answer. param: the request's field that is wrong. code: a word for programs."""
+    """Error answer to a client.
+
+    Args:
+        status: HTTP status.
+        message: text for the user.
+        param: field of the request that is wrong, if any.
+        code: machine-readable name of the error.
+        headers: further HTTP headers.
+    """
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, headers: Mapping[str, str] | None = None
@@ -21,11 +29,11 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The error as the JSON that OpenAI's clients read."""
+        """The error as JSON in OpenAI's format."""
         kind = "rate_limit_error" if self.status == 429 else "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A 400."""
+    """Error with status 400. The arguments are those of `ApiError`."""
     return ApiError(400, message, param=param, code=code)

@@ -230,7 +230,7 @@ class Endpoints:
 
     def _check_version(self, version: int) -> None:
         furthest = self.served.engine.engine.version + MAX_VERSIONS_AHEAD
-        if version > furthest:  # a huge version would block all later updates, which must be greater
+        if version > furthest:  # later updates need a greater version, so a huge one would block them
             raise bad_request(f"version: the weights have version {furthest - MAX_VERSIONS_AHEAD}; at most {furthest} may be next", "version")
 
     async def _encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
@@ -289,7 +289,7 @@ class Endpoints:
             async for delta in job.deltas():
                 for chunk in reply.chunks(delta):
                     yield _event(chunk)
-        except ApiError as error:  # the HTTP status is already sent, so the stream reports the error
+        except ApiError as error:  # the HTTP status is already sent: report it in the stream
             yield _event(reply.failed(error.body))
         else:
             self._answered(job)

@@ -1,9 +1,8 @@
 """Limits on a request's body, checked before the body is parsed or validated.
 
-The cost of a request is bounded by the cheapest test that can refuse it: its announced length, the
-bytes that all requests hold, the number of JSON values (counted in the raw bytes), and then the
-lengths of lists and the keys of objects. What passes is small enough for pydantic and the
-tokenizer.
+The checks run from cheap to expensive: the announced length, the bytes held by all requests, the
+number of JSON values (counted in the raw bytes), then the lengths of lists and the keys of objects.
+A body that passes is small enough for pydantic and the tokenizer.
 """
 
 from __future__ import annotations
@@ -16,38 +15,38 @@ from starlette.requests import Request
 from .api_error import ApiError, bad_request
 
 MAX_BODY = 4 << 20
-"""Bytes of a request's body."""
+"""Most bytes in the body of one request."""
 MAX_BODIES = 64 << 20
-"""Bytes that the bodies of all requests may hold while they arrive."""
+"""Most bytes in all bodies that are arriving at the same time."""
 MAX_VALUES = 1 << 18
-"""JSON values in a body. A prompt of token ids needs one per token."""
+"""Most JSON values in a body. A prompt of token ids needs one per token."""
 MAX_ITEMS = 4096
-"""Items of a list that the server reads one by one: messages, parts of a message, tool calls."""
+"""Most items in a list that the server reads one by one: messages, message parts, tool calls."""
 MAX_KEYS = 64
-"""Keys of an object that the server reads one by one."""
+"""Most keys in an object that the server reads one by one."""
 MAX_PARTS = 1 << 15
-"""Objects, lists and values of a body that are read one by one."""
+"""Most objects, lists and values in a body that are read one by one."""
 MAX_DEPTH = 100
-"""Nesting of lists and objects."""
+"""Deepest nesting of lists and objects."""
 
 BULK = {"prompt", "stop_token_ids"}
-"""Fields whose items are numbers or texts that are checked by type in one pass."""
+"""Fields with numbers or texts as items, whose types are checked in one pass."""
 FREE = {"parameters", "schema", "metadata", "logit_bias", "chat_template_kwargs"}
-"""Fields that hold any JSON: they are passed on, not read."""
+"""Fields with arbitrary JSON, which is passed on without being read."""
 
 
 class BodyReader:
-    """Reads bodies, and refuses when the bodies that are arriving hold too much memory together."""
+    """Reads request bodies, within a limit on the memory of all bodies that are arriving."""
 
     def __init__(self) -> None:
         self._held = 0
 
     async def read(self, request: Request) -> bytes:
-        """The body.
+        """Read the body of a request.
 
         Raises:
-            ApiError: 413 as soon as the body is known to be too long, 503 if too many bodies
-                are arriving.
+            ApiError: 413 as soon as the body is known to be too long, 503 if the bodies that are
+                arriving need too much memory.
         """
         announced = request.headers.get("content-length", "0")
         if announced.isdecimal() and (len(announced) > 12 or int(announced) > MAX_BODY):
@@ -67,11 +66,11 @@ class BodyReader:
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
-    """The body as an object whose lists and objects are short enough to be read one by one.
+    """Parse the body as a JSON object and check the sizes of its lists and objects.
 
     Raises:
-        ApiError: the body is not JSON, holds numbers or characters that JSON does not have, or has
-            too many values.
+        ApiError: the body is not a JSON object, has numbers or characters that JSON does not allow,
+            or has too many values.
     """
     values = 1 + raw.count(b",") + raw.count(b"[") + raw.count(b"{")
     if values > MAX_VALUES:
@@ -89,14 +88,19 @@ def _json(raw: bytes) -> Any:
         text = raw.decode("utf-8-sig")
         body = json.loads(text, parse_constant=_no_constant)
         if "\\u" in text:
-            json.dumps(body, ensure_ascii=False).encode()  # a lone surrogate passes as JSON and breaks tokenizers
+            # A lone surrogate is valid JSON but breaks tokenizers: `encode` raises an error for it.
+            json.dumps(body, ensure_ascii=False).encode()
         return body
-    except (ValueError, RecursionError) as error:  # UnicodeError is a ValueError, as is a number of more digits than Python reads
+    # ValueError includes UnicodeError, and integers with more digits than Python converts.
+    except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not valid JSON: {str(error) or type(error).__name__}", code="invalid_json") from error
 
 
 class _Count:
-    """Counts what validation would look at, so that a long list costs one message and not one per item."""
+    """Counts the values that validation would read.
+
+    Without this check, pydantic would produce one message per item of a long list.
+    """
 
     def __init__(self) -> None:
         self._parts = 0
@@ -132,7 +136,7 @@ class _Count:
 
 
 def shortened(text: str) -> str:
-    """A client's text for a message: at most 100 characters."""
+    """A client's text shortened for a message, to at most 100 characters."""
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 

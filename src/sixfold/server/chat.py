@@ -1,7 +1,7 @@
-"""Chat messages, tools included, to prompt tokens through the tokenizer's own template.
+"""Convert chat messages and tools to prompt tokens with the tokenizer's chat template.
 
-Special tokens come from the template alone: what a message, a tool's result or a tool's description
-spells stays text (`rollout/special_texts.py`).
+Only the template writes special tokens. A special token spelled in a message, a tool's result or a
+tool's description stays text (`rollout/special_texts.py`).
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ from .api_error import bad_request
 
 
 class ChatCodec:
-    """Encodes what a request asks.
-
-    Not safe to use from two threads at once: a fast tokenizer is not.
-    """
+    """Encodes prompts of requests. Not thread-safe, because fast tokenizers are not."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self._special = SpecialTexts(tokenizer)
 
     def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's turn.
+        """Token ids of a conversation, up to the start of the assistant's turn.
 
-        Raises ApiError for what the template cannot render.
+        Raises:
+            ApiError: there is no template, it refuses the messages, or it does not support tools.
         """
         if not self.tokenizer.chat_template:
             raise bad_request("the model has no chat template: use /v1/completions", "messages")
@@ -39,7 +37,7 @@ class ChatCodec:
         return self._known(self._special.encode_rendered([text])[0], "messages")
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of a bare prompt, with the tokens that the tokenizer itself puts around a text."""
+        """Token ids of a prompt without a template, including the tokens that the tokenizer adds."""
         return self._known(self._special.encode_bare([text])[0], "prompt")
 
     def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
@@ -49,7 +47,7 @@ class ChatCodec:
             raise bad_request(f"the model's chat template refuses these messages: {refusal}", "messages") from refusal
 
     def _marked(self, value: Any) -> Any:
-        """The value with every text in it marked."""
+        """The JSON value with marks for special tokens in all of its texts (`SpecialTexts.mark`)."""
         if isinstance(value, str):
             return self._special.mark(value)
         if isinstance(value, list):

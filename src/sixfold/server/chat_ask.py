@@ -1,4 +1,4 @@
-"""The body of /v1/chat/completions, and the messages and tools in it."""
+"""The body of /v1/chat/completions, with its messages and tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .structured import Form
 
 
 class TextPart(BaseModel):
-    """A piece of a message. Text is the only kind."""
+    """A part of a message. Only text is supported."""
 
     model_config = STRICT
 
@@ -24,7 +24,7 @@ class TextPart(BaseModel):
 
 
 class CalledFunction(BaseModel):
-    """arguments: JSON of an object, as text."""
+    """A function call. `arguments` is a JSON object, as text."""
 
     model_config = STRICT
 
@@ -43,10 +43,10 @@ class PastCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One turn.
+    """One turn of the conversation.
 
-    Fields that clients send back with an answer are read. `reasoning_content` goes to templates
-    that show it.
+    Fields of this server's answers are accepted, because clients send answers back.
+    `reasoning_content` is passed to the template, which may show it.
     """
 
     model_config = STRICT
@@ -65,7 +65,7 @@ class ChatMessage(BaseModel):
 
 
 class Function(BaseModel):
-    """A function that the model may call. parameters: its JSON schema."""
+    """A function that the model may call. `parameters` is the JSON schema of its arguments."""
 
     model_config = STRICT
 
@@ -76,7 +76,7 @@ class Function(BaseModel):
 
 
 class Tool(BaseModel):
-    """One tool."""
+    """A tool that the model may call."""
 
     model_config = STRICT
 
@@ -102,7 +102,7 @@ class NamedTool(BaseModel):
 
 
 class NamedSchema(BaseModel):
-    """A JSON schema. strict: the answer follows it in any case."""
+    """A named JSON schema. `strict` has no effect: the answer always follows the schema."""
 
     model_config = ConfigDict(**STRICT, populate_by_name=True)
 
@@ -113,7 +113,7 @@ class NamedSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Whether the answer is text, JSON of an object, or JSON of a schema."""
+    """Format of the answer: text, a JSON object, or JSON that follows a schema."""
 
     model_config = STRICT
 
@@ -135,27 +135,27 @@ class ChatAsk(Ask):
 
     @property
     def token_limit(self) -> int | None:
-        """Both names of the limit mean the same."""
+        """`max_completion_tokens` or `max_tokens`: two names of the same limit."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def wants_logprobs(self) -> bool:
-        """OpenAI's flag."""
+        """True if the answer includes log-probs."""
         return self.logprobs
 
     @property
     def alternatives(self) -> int:
-        """OpenAI's number."""
+        """Number of likeliest tokens shown at each position."""
         return self.top_logprobs
 
     @property
     def prompt_field(self) -> str:
-        """A chat's field."""
+        """Name of the field with the prompt."""
         return "messages"
 
     @property
     def uses_tools(self) -> bool:
-        """True when the template shows tools and the answer is searched for calls."""
+        """True if the template gets the tools and the answer is parsed for tool calls."""
         return bool(self.tools) and self.tool_choice != "none"
 
     def check(self) -> None:
@@ -166,10 +166,10 @@ class ChatAsk(Ask):
             raise bad_request("top_logprobs is for logprobs = true", "top_logprobs")
 
     def form(self) -> Form:
-        """What the answer must look like.
+        """The required form of the answer.
 
         Raises:
-            ApiError: a tool must be called that is not there, or a schema is missing.
+            ApiError: a required tool does not exist, or the schema is missing.
         """
         must = self.tool_choice not in ("auto", "none")
         tools = {tool.function.name: tool.function.parameters or {} for tool in self.tools or ()} if self.uses_tools else {}
@@ -194,13 +194,16 @@ class ChatAsk(Ask):
         return given.json_schema.json_schema or {"type": "object"}
 
     def shown_tools(self) -> list[dict[str, Any]]:
-        """The tools as templates take them."""
+        """The tools as arguments of a chat template."""
         return [tool.model_dump(exclude_none=True) for tool in self.tools or ()] if self.uses_tools else []
 
     def shown_messages(self) -> list[dict[str, Any]]:
-        """The messages as templates take them: content as text, a call's arguments as an object.
+        """The messages as arguments of a chat template.
 
-        Raises ApiError for what no template can show.
+        The content becomes one text, and the arguments of a call become an object.
+
+        Raises:
+            ApiError: a message lacks a field or has a field that does not fit its role.
         """
         return [_shown(message, f"messages[{i}]") for i, message in enumerate(self.messages)]
 
@@ -221,7 +224,8 @@ def _shown(message: ChatMessage, where: str) -> dict[str, Any]:
 
 def _shown_call(call: PastCall, where: str) -> dict[str, Any]:
     try:
-        arguments = json.loads(call.function.arguments or "{}")  # clients send "" for a call without arguments
+        # Clients send "" for a call without arguments.
+        arguments = json.loads(call.function.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):

@@ -1,4 +1,4 @@
-"""The HTTP protocol under the application: uvicorn's, with a limit on how long headers may take."""
+"""uvicorn's HTTP protocol, with a time limit for the headers of a request."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 10.0
-"""Longest that the headers of a request may take to arrive, from the connection or from their first byte."""
+"""Longest time for the headers of a request, from the connection or from their first byte."""
 
 
 class BoundedHeaders(H11Protocol):
-    """Closes a connection whose request does not come: uvicorn waits for ever.
+    """Closes connections whose headers do not arrive in time. uvicorn would wait forever.
 
-    uvicorn itself limits the size of the headers (16 KiB) and the wait between two requests.
+    uvicorn already limits the size of the headers (16 KiB) and the wait between two requests.
     """
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -22,14 +22,14 @@ class BoundedHeaders(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for headers."""
+        """Start the timer for the headers of the first request."""
         super().connection_made(transport)
         self._start_clock()
 
     def data_received(self, data: bytes) -> None:
-        """Stop the clock when a request is being answered.
+        """Stop the timer if a request is being answered, otherwise make sure that it runs.
 
-        Otherwise these are headers that are not complete, or the rest of a body that was refused.
+        Other data are incomplete headers, or the rest of a refused body.
         """
         super().data_received(data)
         if self._answering:
@@ -38,7 +38,7 @@ class BoundedHeaders(H11Protocol):
             self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the timer."""
         self._stop_clock()
         super().connection_lost(exc)
 

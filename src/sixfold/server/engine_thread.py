@@ -44,7 +44,7 @@ class EngineThread:
     Attributes:
         aborted: number of aborted requests.
         rate: sampled tokens per second.
-        usage: use of the KV cache after the last step. Other threads may read it.
+        usage: running sequences and KV cache blocks after the last step. Other threads may read it.
         failure: the error that ended the thread, or None.
     """
 
@@ -204,7 +204,7 @@ class EngineThread:
             if version <= self.engine.version:
                 raise ApiError(409, f"the weights have version {self.engine.version}: {version} is not newer", param="version")
             self.engine.load_weights(tensors, version)
-        except Exception as error:  # report to the caller. The engine continues if its weights are intact.
+        except Exception as error:  # the caller must hear of it; intact weights stay in use
             done.set_exception(error)
             if self.engine.weights.torn:
                 raise

@@ -1,4 +1,7 @@
-"""Checks a body against a form (a pydantic model), and says in OpenAI's words what is wrong first."""
+"""Check a body against a form (a pydantic model).
+
+Errors name the first wrong field, as in OpenAI's API.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,24 @@ from .bounds import shortened
 FormT = TypeVar("FormT", bound=BaseModel)
 
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-"""No guesses: "4" is not 4, and a field that nobody knows is a mistake."""
+"""No conversions ("4" is not 4), and unknown fields are errors."""
 
 UNIONS = {
     "stop": "a text of 1 to 1000 characters, or a list of at most 16 of them",
     "tool_choice": "'auto', 'none', 'required', or an object that names a function",
     "input": "a text, or a list of messages, function calls and their outputs",
 }
-"""Fields of several forms, for which pydantic would complain of each form in turn."""
+"""Fields that accept several forms, and their error messages.
+
+pydantic would report one error per form.
+"""
 
 
 def check_form(form: type[FormT], given: Mapping[str, Any]) -> FormT:
-    """The body as an instance of the form.
+    """Convert the body to an instance of the form.
 
     Raises:
-        ApiError: names the first field that is wrong.
+        ApiError: a field is wrong. The error names the first one.
     """
     unknown = next((key for key in given if key not in form.model_fields), None)
     if unknown is not None:
@@ -41,15 +47,18 @@ def check_form(form: type[FormT], given: Mapping[str, Any]) -> FormT:
 
 
 def unknown_parameter(param: str, known: Mapping[str, Any] | set[str]) -> ApiError:
-    """A 400 for a field that nobody knows, with the nearest known name."""
+    """Error 400 for an unknown field. The message suggests the nearest known name."""
     last = param.rpartition(".")[2]
     hint = nearest(last, sorted(known)) if len(last) <= 64 else ""
     return bad_request(f"unknown parameter '{shortened(param)}'.{hint}", shortened(param), "unknown_parameter")
 
 
 def _first(error: ValidationError, form: type[BaseModel]) -> ApiError:
-    """pydantic's complaint about the first wrong field. Of several for one field, which are those of
-    the branches of a union, the deepest: that branch fits best."""
+    """pydantic's error about the first wrong field, as an `ApiError`.
+
+    A union gives one error per branch for the same field. The deepest one is chosen: its branch
+    matches the body best.
+    """
     errors = error.errors(include_url=False, include_input=False)
     field = str(errors[0]["loc"][0])
     if field in UNIONS and errors[0]["type"] != "missing" and len(errors[0]["loc"]) < 4:
@@ -59,7 +68,8 @@ def _first(error: ValidationError, form: type[BaseModel]) -> ApiError:
     for step in found["loc"]:
         if isinstance(step, int):
             param += f"[{step}]"
-        elif step in named or found["type"] == "extra_forbidden":  # pydantic names the branches of a union too
+        # Skip other steps: pydantic's path also has the names of a union's branches.
+        elif step in named or found["type"] == "extra_forbidden":
             param += f".{step}" if param else step
     if found["type"] == "extra_forbidden":
         return unknown_parameter(param, named)
@@ -69,7 +79,7 @@ def _first(error: ValidationError, form: type[BaseModel]) -> ApiError:
 
 
 def _names(form: type[BaseModel]) -> set[str]:
-    """The fields of a form and of the forms in it."""
+    """Names of the fields of a form, including nested forms."""
     found: set[str] = set()
     for name, field in form.model_fields.items():
         found |= {name, field.alias or name}
@@ -79,7 +89,7 @@ def _names(form: type[BaseModel]) -> set[str]:
 
 
 def _forms(annotation: Any) -> list[type[BaseModel]]:
-    """The forms that an annotation mentions."""
+    """The forms that appear in a type annotation."""
     if isinstance(annotation, type) and not isinstance(annotation, UnionType) and not get_args(annotation):
         return [annotation] if issubclass(annotation, BaseModel) else []
     return [form for part in get_args(annotation) for form in _forms(part)]

@@ -1,4 +1,4 @@
-"""What /metrics says, in Prometheus' text format."""
+"""The page /metrics, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from .engine_thread import EngineThread
 
 
 class Metrics:
-    """Counts answers by path and status. seconds: from request to last token, over answered generations."""
+    """Counts answers by path and status.
+
+    Attributes:
+        answers: (path, status) -> number of answers.
+        seconds: total time from request to last token, over all answered generations.
+        generations: number of answered generations.
+    """
 
     def __init__(self) -> None:
         self.answers: Counter[tuple[str, int]] = Counter()
@@ -16,7 +22,7 @@ class Metrics:
         self.generations = 0
 
     def text(self, engine: EngineThread) -> str:
-        """The page. Numbers of the engine are those of its last step."""
+        """The text of the page. The engine's numbers are those of its last step."""
         answers = [f'http_answers_total{{path="{path}",status="{status}"}} {count}' for (path, status), count in sorted(self.answers.items())]
         lines = _metric("http_answers_total", "counter", "Answers by path and status.", answers)
         seconds = [f"generation_seconds_sum {self.seconds}", f"generation_seconds_count {self.generations}"]

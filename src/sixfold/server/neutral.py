@@ -1,7 +1,8 @@
-"""Fields of other servers and of OpenAI that this server takes without supporting them.
+"""Request fields of OpenAI and other servers that are accepted but not supported.
 
 Clients send every field that they know. A field is ignored if no value of it could change an answer
-of this server. It is taken with its neutral values, and refused by name with any other.
+of this server. Other fields are accepted with neutral values. With any other value, the request is
+refused and the error names the field.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ IGNORED = {
     "cache_salt",
     "session_id",
 }
-"""Fields that change nothing in an answer, or are hints to models of another kind."""
+"""Fields that never change an answer, or that are hints for other kinds of models."""
 
 NEUTRAL: dict[str, list[Any]] = {
     "add_generation_prompt": [True],
@@ -61,22 +62,23 @@ NEUTRAL: dict[str, list[Any]] = {
     "typical_p": [1],
     "use_beam_search": [False],
 }
-"""Fields that are taken only with these values, where the endpoint has no field of that name."""
+"""Field -> accepted values, for endpoints that have no field of that name."""
 
 EMPTY: dict[str, list[Any]] = {"tools": [[]], "stop": [[]]}
-"""Fields that are left out when they hold these values."""
+"""Field -> values with which it counts as absent."""
 
 
 def without_neutral(body: Mapping[str, Any], known: Mapping[str, Any], neutral: Mapping[str, list[Any]] = NEUTRAL) -> dict[str, Any]:
-    """The fields of a body that the endpoint must read. A field that is null counts as left out.
+    """The fields of a body that the endpoint must read. Fields that are null count as absent.
 
     Args:
         body: the request.
-        known: the fields of the endpoint; they are read whatever the tables say.
-        neutral: field -> values that change nothing.
+        known: the fields of the endpoint. They are always returned, unless they are null or
+            `EMPTY`.
+        neutral: field -> accepted values, for fields that the endpoint does not have.
 
     Raises:
-        ApiError: a field that is not supported has a value that would change the answer.
+        ApiError: an unsupported field has a value that would change the answer.
     """
     given: dict[str, Any] = {}
     for key, value in body.items():
@@ -91,5 +93,5 @@ def without_neutral(body: Mapping[str, Any], known: Mapping[str, Any], neutral: 
 
 
 def _is_one_of(value: Any, values: list[Any]) -> bool:
-    """Equality in which true is not 1."""
+    """True if the value is in the list. `True` does not equal 1 here."""
     return any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values)

@@ -1,4 +1,4 @@
-"""How tokens look in an answer, for the event loop's thread alone."""
+"""Texts and bytes of tokens in answers. Used only by the event loop's thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from ..rollout.token_bytes import TokenBytes
 
 
 class Pieces:
-    """Texts and bytes of single tokens, by a tokenizer that no other thread uses."""
+    """Texts and bytes of tokens.
+
+    Args:
+        tokenizer: must not be used by another thread.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -18,16 +22,16 @@ class Pieces:
         self._texts: dict[int, str] = {}
 
     def text(self, token: int) -> str:
-        """One token as text; replacement characters where it holds a part of a character."""
+        """One token as text. A part of a character becomes a replacement character."""
         if token not in self._texts:
             self._texts[token] = str(self._tokenizer.decode([token]))
         return self._texts[token]
 
     def bytes(self, token: int) -> list[int]:
-        """The token's bytes."""
+        """The token's bytes, as numbers from 0 to 255."""
         text = self.text(token)
         return list(self._bytes(token) if "\ufffd" in text else text.encode())
 
     def join(self, tokens: Sequence[int]) -> str:
-        """Tokens as one text, special ones included."""
+        """Tokens as one text, including special tokens."""
         return str(self._tokenizer.decode(list(tokens)))

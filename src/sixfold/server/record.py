@@ -1,7 +1,8 @@
-"""Exchanges as trajectories: one JSON line a completion, so that an agent that only knows a base_url can be trained on.
+"""Record of exchanges as trajectories, with one JSON line per completion.
 
-A line is `Trajectory.to_record()` with what was asked beside it. Only the engine's thread writes; a
-line is on its way to the disk before the client sees the answer.
+With a record, the completions of an agent that only knows a base_url can be used for training. A
+line is `Trajectory.to_record()` plus fields of the request. Only the engine's thread writes. A line
+is passed to the operating system before the client sees the answer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from ..types import Trajectory
 
 
 class Recorder:
-    """Appends to `FOLDER/exchanges-TIME-PID.jsonl`; one file a server process."""
+    """Appends lines to `FOLDER/exchanges-TIME-PID.jsonl`, one file per server process.
+
+    Raises:
+        UserError: the folder or the file cannot be written.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f"exchanges-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
@@ -29,23 +34,35 @@ class Recorder:
             raise UserError(f"--record {folder}: cannot be written ({error.strerror})") from error
 
     def write(self, trajectory: Trajectory, asked: Mapping[str, Any]) -> None:
-        """Append one line. Raises OSError if the disk refuses."""
+        """Append one line.
+
+        Args:
+            trajectory: the exchange.
+            asked: further fields of the line.
+
+        Raises:
+            OSError: the file cannot be written.
+            ValueError: a number is NaN or infinite.
+        """
         self._file.write(json.dumps(trajectory.to_record() | dict(asked), allow_nan=False).encode() + b"\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Bring everything to the disk."""
+        """Write everything to the disk and close the file."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
-    """The trajectories of a record that can be trained on.
+    """Read the trajectories of a record that can be used for training.
 
-    Left out are aborted ones, whose ends are the client's doing, and those sampled with penalties
-    or under a grammar: their log-probs are of a distribution that no trainer follows. So is a last
-    line that a kill cut short.
+    Three kinds of lines are left out:
+
+    - Aborted completions, whose ends the client caused.
+    - Completions with penalties or a grammar. The trainer cannot compute log-probs under that
+      sampling distribution.
+    - A last line that is incomplete because the server was killed.
     """
     lines = path.read_bytes().split(b"\n")[:-1]
     records = [json.loads(line) for line in lines]

@@ -1,4 +1,4 @@
-"""Jobs whose prompts are being scored, a piece at a time between two steps of the engine."""
+"""Queue of jobs whose prompts are scored. One piece is computed between two engine steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .job import Job
 
 
 class ScoringQueue:
-    """First come, first served. For the engine's thread alone."""
+    """First-in, first-out queue of jobs to score. Used only by the engine's thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -20,24 +20,25 @@ class ScoringQueue:
 
     @property
     def busy(self) -> bool:
-        """True while a job waits."""
+        """True while the queue has jobs."""
         return bool(self._jobs)
 
     @property
     def jobs(self) -> list[Job]:
-        """Those that wait."""
+        """The jobs in the queue, including the one that is being scored."""
         return list(self._jobs)
 
     def add(self, job: Job) -> None:
-        """Score the job's prompts when its turn comes."""
+        """Append a job to the queue."""
         self._jobs.append(job)
 
     def step(self) -> Job | None:
-        """Compute the next piece. Gives back the job that it completes, with its `scores`."""
+        """Compute the next piece. Returns the job if that completes its `scores`, else None."""
         if not self._jobs:
             return None
         job = self._jobs[0]
-        if self._pieces is None or self._version != self._engine.version:  # scores of one job are of one version
+        # Start again if the weights changed: all scores of a job must be of one weight version.
+        if self._pieces is None or self._version != self._engine.version:
             job.scores.clear()
             self._pieces = self._engine.score(job.prompts, job.params.temperature, job.params.top_logprobs, job.adapter)
             self._version = self._engine.version
@@ -50,7 +51,7 @@ class ScoringQueue:
         return self._jobs.pop(0)
 
     def drop(self, job: Job) -> bool:
-        """Forget a job. False if it is not here."""
+        """Remove a job. Returns False if it is not in the queue."""
         if job not in self._jobs:
             return False
         if job is self._jobs[0]:

@@ -1,4 +1,7 @@
-"""Tool calls in the form that Hermes and Qwen models write them: <tool_call>{"name": ..., "arguments": {...}}</tool_call> in the text."""
+"""Parse tool calls in the format of Hermes and Qwen models.
+
+A call is written as <tool_call>{"name": ..., "arguments": {...}}</tool_call> in the text.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,17 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 @dataclass(frozen=True)
 class ToolCall:
-    """name: of the function. arguments: JSON of an object, as text."""
+    """One call: the function's name, and its arguments as the text of a JSON object."""
 
     name: str
     arguments: str
 
 
 class ToolCallParser:
-    """Splits a completion into text and calls as it comes. What looks like a call and is not one stays text: nothing the model said is lost but the
-    white space around calls."""
+    """Splits a growing completion into text and calls.
+
+    A malformed call stays text. Nothing of the completion is lost except white space around calls.
+    """
 
     def __init__(self) -> None:
         self._mark = StopStrings([OPEN])
@@ -29,7 +34,7 @@ class ToolCallParser:
         self._called = False
 
     def push(self, text: str) -> list[str | ToolCall]:
-        """Texts and calls that are complete with this piece of text, in order."""
+        """Add text. Returns the texts and calls that are now complete, in order."""
         found: list[str | ToolCall] = []
         while text:
             if self._call is None:
@@ -44,14 +49,14 @@ class ToolCallParser:
         return found
 
     def finish(self) -> list[str | ToolCall]:
-        """What was held back, as text: a call without its end is none."""
+        """The rest as text. A call without a closing mark becomes text too."""
         rest = self._mark.finish() if self._call is None else OPEN + self._call
         if rest or not self._called:
             rest = self._space + rest
         return [rest] if rest else []
 
     def _before_a_call(self, text: str, found: list[str | ToolCall]) -> str:
-        """Put plain text into `found`; gives back what follows an opening mark."""
+        """Append plain text to `found`. Returns the text after an opening mark, or ""."""
         held = self._mark.finish()
         plain, opened = self._mark.push(text)
         self._add(found, plain)
@@ -61,7 +66,10 @@ class ToolCallParser:
         return (held + text)[len(plain) + len(OPEN) :]
 
     def _add(self, found: list[str | ToolCall], piece: str | ToolCall) -> None:
-        """White space waits for the text that follows it; before or after a call it is layout."""
+        """Append a piece to `found`.
+
+        White space is held back until text follows. White space before or after a call is dropped.
+        """
         if isinstance(piece, ToolCall):
             self._space, self._called = "", True
             found.append(piece)
@@ -74,7 +82,7 @@ class ToolCallParser:
 
 
 def read_call(text: str) -> ToolCall | None:
-    """The call between two marks, or None when it is not JSON of that form."""
+    """Parse the text between two marks. Returns None if it is not JSON of the right form."""
     try:
         call = json.loads(text)
     except (ValueError, RecursionError):
