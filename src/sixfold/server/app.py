@@ -230,7 +230,7 @@ class Endpoints:
 
     def _check_version(self, version: int) -> None:
         furthest = self.served.engine.engine.version + MAX_VERSIONS_AHEAD
-        if version > furthest:  # later updates need a greater version, so a huge one would block them
+        if version > furthest:  # a huge version would block every later update
             raise bad_request(f"version: the weights have version {furthest - MAX_VERSIONS_AHEAD}; at most {furthest} may be next", "version")
 
     async def _encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:

@@ -37,7 +37,7 @@ class ChatCodec:
         return self._known(self._special.encode_rendered([text])[0], "messages")
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of a prompt without a template, including the tokens that the tokenizer adds."""
+        """Token ids of a prompt without a template, with the tokens that the tokenizer adds."""
         return self._known(self._special.encode_bare([text])[0], "prompt")
 
     def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
@@ -47,7 +47,7 @@ class ChatCodec:
             raise bad_request(f"the model's chat template refuses these messages: {refusal}", "messages") from refusal
 
     def _marked(self, value: Any) -> Any:
-        """The JSON value with marks for special tokens in all of its texts (`SpecialTexts.mark`)."""
+        """Apply `SpecialTexts.mark` to all texts in a JSON value."""
         if isinstance(value, str):
             return self._special.mark(value)
         if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""One HTTP request inside the server: its prompts, its choices, and the deltas for the event loop."""
+"""One HTTP request inside the server: its prompts, its choices and the deltas that it returns."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Deltas to JSON in OpenAI's two forms, whole or in chunks.
+"""Convert deltas to JSON in OpenAI's formats for chats and texts, complete or in chunks.
 
-Ours beside it, when asked for: token ids, their log-probs and weight versions.
+On request, an answer also includes token ids, their log-probs and weight versions.
 """
 
 from __future__ import annotations
@@ -17,10 +17,15 @@ from .tool_calls import ToolCall, ToolCallParser
 
 
 class Reply:
-    """What all forms share. It counts the tokens of a stream as they pass.
+    """Base class of all answer formats. It counts the sampled tokens.
+
+    Args:
+        job: the job that is answered.
+        ask: its request.
+        pieces: texts and bytes of tokens.
 
     Attributes:
-        last_event: what ends a stream.
+        last_event: last line of a stream.
     """
 
     kind = ""
@@ -34,7 +39,7 @@ class Reply:
         self._sampled = 0
 
     def whole(self, answers: Sequence[Delta]) -> dict[str, Any]:
-        """The body of an answer that does not stream."""
+        """The body of an answer that does not stream, from one delta per choice."""
         choices = []
         for delta in answers:
             self._sampled += len(delta.tokens)
@@ -46,7 +51,7 @@ class Reply:
         return []
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        """What a stream says of a delta."""
+        """Chunks of a stream for one delta."""
         first = not self._sampled
         self._sampled += len(delta.tokens)
         return [self._chunk([self._part(delta) | self._ours(delta, first)])]
@@ -56,11 +61,11 @@ class Reply:
         return [self._envelope(self.chunk_kind) | {"choices": [], "usage": self.usage()}] if self._counts else []
 
     def failed(self, error: dict[str, Any]) -> dict[str, Any]:
-        """What a stream says of an answer that broke off; the status is sent already."""
+        """Chunk of a stream for an error. It is needed because the HTTP status is already sent."""
         return error
 
     def usage(self) -> dict[str, int]:
-        """Tokens so far. A prompt counts once, whatever n."""
+        """Token counts so far. A prompt is counted once, not n times."""
         prompt = sum(map(len, self.job.prompts))
         return {"prompt_tokens": prompt, "completion_tokens": self._sampled, "total_tokens": prompt + self._sampled}
 
@@ -89,10 +94,13 @@ class Reply:
 
 
 class TextReply(Reply):
-    """/v1/completions. With `echo`, a choice begins with its prompt.
+    """Answer of /v1/completions. With `echo`, a choice begins with its prompt.
 
     Args:
-        echoed: the prompts as texts, or nothing.
+        job: the job that is answered.
+        ask: its request.
+        pieces: texts and bytes of tokens.
+        echoed: the prompts as texts; empty without `echo`.
     """
 
     kind = chunk_kind = "text_completion"
@@ -115,16 +123,22 @@ class TextReply(Reply):
         tokens: list[int] = list(delta.tokens)
         logps: list[float | None] = list(delta.logp)
         tops: list[dict[int, float] | None] = list(delta.top)
-        if echoes:  # nothing predicts the first token of a prompt
+        if echoes:  # the first token of a prompt has no log-prob
             prompt, score = delta.index // self.job.n, self.job.scores[delta.index // self.job.n]
             tokens, logps, tops = [*self.job.prompts[prompt], *tokens], [None, *score.logp, *logps], [None, *score.top, *tops]
         shown = [self._alternatives(t, p, top) for t, p, top in zip(tokens, logps, tops, strict=True)] if self.ask.alternatives else None
         return {"tokens": [self._pieces.text(t) for t in tokens], "token_logprobs": logps, "top_logprobs": shown, "text_offset": None}
 
     def _alternatives(self, token: int, logp: float | None, top: dict[int, float] | None) -> dict[str, float] | None:
-        """By text, as the form has it; the token itself is among them.
+        """Log-probs by token text, as in OpenAI's format. The sampled token is included.
 
-        Of tokens that look alike the likeliest is shown, so it is written last.
+        Of tokens with the same text the likeliest is shown. It comes last in the order, so it
+        overwrites the others.
+
+        Args:
+            token: the sampled token.
+            logp: its log-prob, or None for the first token of a prompt.
+            top: likeliest tokens at this position, id -> log-prob.
         """
         if logp is None or top is None:
             return None
@@ -133,13 +147,13 @@ class TextReply(Reply):
 
 
 class TokenLogprobs:
-    """Log-probs of tokens in the form of chats and responses."""
+    """Log-probs of tokens in the format of chats and responses."""
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
 
     def content(self, delta: Delta) -> list[dict[str, Any]]:
-        """Of each sampled token, with the likeliest at its place where they were asked for."""
+        """One entry per sampled token, with the likeliest tokens at its position if requested."""
         tops = delta.top or [{}] * len(delta.tokens)
         return [
             self._token(token, logp) | {"top_logprobs": [self._token(t, p) for t, p in top.items()]}
@@ -151,7 +165,7 @@ class TokenLogprobs:
 
 
 class ChatReply(Reply):
-    """/v1/chat/completions."""
+    """Answer of /v1/chat/completions."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
@@ -162,7 +176,7 @@ class ChatReply(Reply):
         self._calls = [0] * job.choices
 
     def opening(self) -> list[dict[str, Any]]:
-        """Every choice says who speaks."""
+        """One chunk per choice with the role of the assistant."""
         parts = [
             {"index": i, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None} for i in range(self.job.choices)
         ]
@@ -181,7 +195,7 @@ class ChatReply(Reply):
         return {"index": delta.index, "delta": gained, "logprobs": self._logprobs(delta), "finish_reason": self._reason(delta)}
 
     def _read(self, delta: Delta) -> tuple[str, list[dict[str, Any]]]:
-        """(text, tool calls) that the delta brings."""
+        """New text and new tool calls of a delta."""
         if not self._parsers:
             return delta.text, []
         parser = self._parsers[delta.index]

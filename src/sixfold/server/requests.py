@@ -1,7 +1,7 @@
-"""What a client may ask: the bodies of /v1/chat/completions and /v1/completions, checked field by field before anything is computed.
+"""Request bodies: common fields of both completion endpoints, /v1/completions and /v1/weights.
 
-A field that would change the answer and is not supported is refused, not passed over; so is one
-that nobody knows.
+Every field is checked before anything is computed. Unknown fields are refused. So are unsupported
+fields that would change the answer.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from .neutral import NEUTRAL, without_neutral
 from .structured import Form
 
 MAX_CHOICES = 1024
-"""Completions of one request: prompts times n."""
+"""Most completions of one request: number of prompts times n."""
 
 MAX_TOKENS = 1 << 22
-"""Tokens that one prompt may be answered with: n times the longest completion. The engine draws the
-noise of all of them at once."""
+"""Most sampled tokens per prompt: n times the longest completion.
+
+The engine draws the noise of all of them at once.
+"""
 MAX_VERSIONS_AHEAD = 1_000_000
-"""How far a version of the weights may lie ahead of the present one."""
+"""Largest difference between a new version of the weights and the current one."""
 
 
 def _temperature(value: float) -> float:
-    """Below 1e-20, logits divided by it overflow float32."""
+    """Refuse temperatures between 0 and 1e-20: logits divided by them overflow float32."""
     if 0 < value < 1e-20:
         raise ValueError("0 (greedy), or a number from 1e-20 to 2")
     return value
@@ -43,7 +45,7 @@ MetadataText = Annotated[str, Field(max_length=512)]
 
 
 class StreamOptions(BaseModel):
-    """include_usage: a last chunk with the token counts."""
+    """Options of a stream. With `include_usage`, a last chunk has the token counts."""
 
     model_config = STRICT
 
@@ -52,7 +54,13 @@ class StreamOptions(BaseModel):
 
 
 class Ask(BaseModel):
-    """What both endpoints take. return_token_ids: answer with token ids, log-probs and weight versions too. metadata: kept in the record."""
+    """Common fields of /v1/chat/completions and /v1/completions.
+
+    Fields that are not in OpenAI's API or behave differently:
+
+    - return_token_ids: the answer includes token ids, log-probs and weight versions.
+    - metadata: stored in the record of the exchange.
+    """
 
     model_config = STRICT
 
@@ -76,46 +84,49 @@ class Ask(BaseModel):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
+        """The stop strings, as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def token_limit(self) -> int | None:
-        """Most tokens of a completion, if the request says."""
+        """Longest completion in tokens, or None if the request sets no limit."""
         return self.max_tokens
 
     @property
     def wants_logprobs(self) -> bool:
-        """True when the answer carries log-probs in OpenAI's form."""
+        """True if the answer includes log-probs in OpenAI's format."""
         raise NotImplementedError
 
     @property
     def alternatives(self) -> int:
-        """How many of the likeliest tokens the answer shows at every position."""
+        """Number of likeliest tokens that the answer shows at each position."""
         raise NotImplementedError
 
     @property
     def scores_prompt(self) -> bool:
-        """True when the answer holds log-probs of the prompt."""
+        """True if the answer includes log-probs of the prompt."""
         return False
 
     def check(self) -> None:
-        """Raises ApiError for fields that contradict one another."""
+        """Raise ApiError for fields that contradict one another."""
 
     def form(self) -> Form:
-        """What the completion must look like.
-
-        Raises ApiError for a form that contradicts itself.
-        """
+        """The required form of the completion. Raises ApiError for contradictory fields."""
         return Form()
 
     @property
     def prompt_field(self) -> str:
-        """The field that holds the prompt."""
+        """Name of the field with the prompt."""
         return "prompt"
 
     def sampling(self, max_tokens: int, stop_token_ids: tuple[int, ...], seed: int) -> SamplingParams:
-        """The engine's parameters. seed: where the request has none."""
+        """The engine's sampling parameters.
+
+        Args:
+            max_tokens: longest completion in tokens.
+            stop_token_ids: the model's end tokens, in addition to those of the request.
+            seed: used if the request has no seed.
+        """
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,
@@ -132,7 +143,10 @@ class Ask(BaseModel):
 
 
 def _prompt(value: Any) -> Any:
-    """By hand: pydantic would complain of every item once for each of the four forms."""
+    """Check the type of `prompt`.
+
+    pydantic itself would report every item of a list once per form, and there are four forms.
+    """
     if isinstance(value, str) or _all(value, str) or _all_tokens(value):
         return value
     if isinstance(value, list) and all(_all_tokens(item) for item in value):
@@ -149,7 +163,11 @@ def _all_tokens(value: Any) -> bool:
 
 
 class TextAsk(Ask):
-    """The body of /v1/completions. prompt: one or several, each as text or as token ids. echo: the answer begins with the prompt."""
+    """The body of /v1/completions.
+
+    `prompt` is one prompt or several, each as text or token ids. With `echo`, the answer begins
+    with the prompt.
+    """
 
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool = False
@@ -158,21 +176,21 @@ class TextAsk(Ask):
 
     @property
     def wants_logprobs(self) -> bool:
-        """OpenAI's number of alternatives: 0 asks for the sampled tokens' log-probs alone."""
+        """True if `logprobs` is set. 0 requests only the log-probs of sampled tokens."""
         return self.logprobs is not None
 
     @property
     def alternatives(self) -> int:
-        """The same number."""
+        """Number of likeliest tokens that the answer shows at each position."""
         return self.logprobs or 0
 
     @property
     def scores_prompt(self) -> bool:
-        """True when the answer holds log-probs of the prompt."""
+        """True if the answer includes log-probs of the prompt."""
         return self.echo and self.wants_logprobs
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts one by one. Raises ApiError when there is none, or an empty one."""
+        """The prompts as a list. Raises ApiError if there is no prompt or an empty one."""
         given: list[Any] = self.prompt if isinstance(self.prompt, list) else [self.prompt]
         prompts = [given] if given and isinstance(given[0], int) else given
         if not prompts or not all(prompts):
@@ -181,7 +199,11 @@ class TextAsk(Ask):
 
 
 class WeightsAsk(BaseModel):
-    """The body of /v1/weights. path: a checkpoint on the server's machine. version: the number of its weights, larger than that of those served."""
+    """The body of /v1/weights.
+
+    `path` is a checkpoint on the server's machine. `version` is the version of its weights, greater
+    than the current one.
+    """
 
     model_config = STRICT
 
@@ -191,11 +213,13 @@ class WeightsAsk(BaseModel):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request is held against.
+    """Limits that requests are checked against.
 
-    vocabulary: token ids below it exist. context: longest sequence that model and KV cache hold.
-    default_tokens: of a completion that names no limit. characters_per_token: most characters that
-    one token stands for.
+    Attributes:
+        vocabulary: number of token ids.
+        context: longest sequence that the model and the KV cache support, in tokens.
+        default_tokens: longest completion of a request without a limit, in tokens.
+        characters_per_token: most characters of one token.
     """
 
     vocabulary: int
@@ -204,9 +228,15 @@ class Limits:
     characters_per_token: int
 
     def max_tokens(self, ask: Ask, longest_prompt: int) -> int:
-        """The completion limit.
+        """Longest completion of a request, in tokens.
 
-        Raises ApiError for token ids that do not exist and for what the context does not hold.
+        Args:
+            ask: the request.
+            longest_prompt: length of its longest prompt, in tokens.
+
+        Raises:
+            ApiError: a stop token does not exist, the completion does not fit into the context, or
+                the request needs too many tokens.
         """
         if any(token >= self.vocabulary for token in ask.stop_token_ids):
             raise bad_request(f"stop_token_ids: the vocabulary has {self.vocabulary} tokens", "stop_token_ids")
@@ -219,16 +249,27 @@ class Limits:
         return wanted
 
     def check_length(self, characters: int, param: str) -> None:
-        """Refuse a text that cannot fit the context, before it is tokenized.
+        """Check the length of a text before it is tokenized.
+
+        Args:
+            characters: number of characters.
+            param: field that holds the text, for the error.
 
         Raises:
-            ApiError: the text has more characters than the context holds.
+            ApiError: the text has too many characters to fit into the context.
         """
         if characters > self.context * self.characters_per_token:
             raise self.overflow(f"your prompt has {characters} characters", param)
 
     def overflow(self, requested: str, param: str) -> ApiError:
-        """The refusal of what does not fit the context, in words and with the code by which clients know it."""
+        """Error for a request that does not fit into the context.
+
+        Clients recognize OpenAI's wording and code.
+
+        Args:
+            requested: the part of the message about the request.
+            param: field that is too long.
+        """
         message = (
             f"This model's maximum context length is {self.context} tokens. However, {requested}. Please shorten the prompt or lower max_tokens."
         )
@@ -239,10 +280,14 @@ AskT = TypeVar("AskT", bound=Ask)
 
 
 def parse_ask(form: type[AskT], body: Mapping[str, Any]) -> AskT:
-    """The checked request. A field that is null counts as left out.
+    """Check a request body. Fields that are null count as absent.
+
+    Args:
+        form: class of the endpoint's body.
+        body: the parsed JSON.
 
     Raises:
-        ApiError: names the first field that is wrong.
+        ApiError: a field is wrong. The error names the first one.
     """
     given = without_neutral(body, form.model_fields, NEUTRAL)
     messages = given.get("messages")

@@ -1,4 +1,4 @@
-"""The body of /v1/responses, and its translation into a chat. Nothing is kept between requests."""
+"""The body of /v1/responses, converted to a chat request. Nothing is stored between requests."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ NEUTRAL_RESPONSES: dict[str, list[Any]] = {
     "stream_options": [{}, {"include_obfuscation": False}, {"include_obfuscation": True}],
     "truncation": ["disabled"],
 }
-"""Fields of this endpoint that are taken only with these values."""
+"""Field of this endpoint -> accepted values. An empty list accepts only null."""
 
 
 class Loose(BaseModel):
-    """Parts that clients send back as they received them: fields that are not read here are passed over."""
+    """Items that clients send back as they received them. Unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
 class InputPart(Loose):
-    """A piece of a message. Text is the only kind."""
+    """A part of a message. Only text is supported."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
 class InputMessage(Loose):
-    """A turn of the conversation."""
+    """One turn of the conversation."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[InputPart], Field(fail_fast=True)]
 
     def as_chat(self) -> ChatMessage:
-        """The same as a message of a chat."""
+        """This item as a chat message."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return ChatMessage(role=self.role, content=text)
 
@@ -72,38 +72,38 @@ class InputCall(Loose):
     arguments: str
 
     def as_chat(self) -> ChatMessage:
-        """The same as a message of a chat."""
+        """This item as a chat message."""
         call = PastCall(id=self.call_id, function=CalledFunction(name=self.name, arguments=self.arguments))
         return ChatMessage(role="assistant", tool_calls=[call])
 
 
 class InputOutput(Loose):
-    """What a called function gave back."""
+    """The result of a called function."""
 
     type: Literal["function_call_output"]
     call_id: str
     output: str | Annotated[list[InputPart], Field(fail_fast=True)]
 
     def as_chat(self) -> ChatMessage:
-        """The same as a message of a chat."""
+        """This item as a chat message."""
         text = self.output if isinstance(self.output, str) else "".join(part.text for part in self.output)
         return ChatMessage(role="tool", content=text, tool_call_id=self.call_id)
 
 
 class InputReasoning(Loose):
-    """Reasoning of another server's model. It is not shown to the model."""
+    """Reasoning of another server's model. It is ignored."""
 
     type: Literal["reasoning"]
 
     def as_chat(self) -> None:
-        """Nothing."""
+        """None: reasoning is not passed to the model."""
 
 
 Item = InputMessage | InputCall | InputOutput | InputReasoning
 
 
 class FlatTool(BaseModel):
-    """A function that the model may call, in the form of this endpoint."""
+    """A function that the model may call, in the format of this endpoint."""
 
     model_config = STRICT
 
@@ -125,7 +125,7 @@ class FlatChoice(BaseModel):
 
 
 class TextFormat(BaseModel):
-    """Whether the answer is text, JSON of an object, or JSON of a schema."""
+    """Format of the answer: text, a JSON object, or JSON that follows a schema."""
 
     model_config = ConfigDict(**STRICT, populate_by_name=True)
 
@@ -137,7 +137,7 @@ class TextFormat(BaseModel):
 
 
 class TextSettings(BaseModel):
-    """verbosity: a hint, which is ignored."""
+    """Settings of the answer's text. `verbosity` is ignored."""
 
     model_config = STRICT
 
@@ -146,7 +146,10 @@ class TextSettings(BaseModel):
 
 
 class ResponsesAsk(BaseModel):
-    """The body of /v1/responses. include, reasoning: ignored where they ask for what only OpenAI's models have."""
+    """The body of /v1/responses.
+
+    `reasoning` is ignored. In `include`, the encrypted reasoning of OpenAI's models is ignored.
+    """
 
     model_config = STRICT
 
@@ -167,16 +170,19 @@ class ResponsesAsk(BaseModel):
     reasoning: dict[str, Any] | None = None
 
     def check(self) -> None:
-        """Raises ApiError for additions to the answer that this server does not have."""
+        """Raise ApiError for values of `include` that this server does not support."""
         known = {"message.output_text.logprobs", "reasoning.encrypted_content"}
         unknown = next((name for name in self.include if name not in known), None)
         if unknown is not None:
             raise bad_request(f"include: '{shortened(unknown)}' is not supported here", "include", "unsupported_value")
 
     def messages(self) -> list[ChatMessage]:
-        """The conversation.
+        """The conversation as chat messages.
 
-        Calls that follow one another, or a text of the assistant, are one turn.
+        Consecutive calls become one turn, together with the assistant's text before them.
+
+        Raises:
+            ApiError: the conversation is empty.
         """
         turns: list[ChatMessage] = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
         items: list[Item] = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
@@ -194,7 +200,7 @@ class ResponsesAsk(BaseModel):
         return turns
 
     def chat_fields(self) -> dict[str, Any]:
-        """The fields of the same request to /v1/chat/completions."""
+        """The fields of the equivalent request to /v1/chat/completions."""
         logprobs = "message.output_text.logprobs" in self.include
         fields: dict[str, Any] = {
             "model": self.model,
@@ -232,10 +238,13 @@ def _tool(tool: FlatTool) -> Tool:
 
 
 def parse_responses(body: dict[str, Any]) -> tuple[ResponsesAsk, ChatAsk]:
-    """The checked request, and the chat that it stands for.
+    """Check a request and convert it to a chat request.
+
+    Returns:
+        The request, and the equivalent chat request.
 
     Raises:
-        ApiError: names the first field that is wrong.
+        ApiError: a field is wrong. The error names the first one.
     """
     given = without_neutral(body, ResponsesAsk.model_fields, NEUTRAL | NEUTRAL_RESPONSES)
     items = given.get("input")

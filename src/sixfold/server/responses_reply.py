@@ -1,4 +1,4 @@
-"""Deltas to the events and the object of /v1/responses."""
+"""Convert deltas to the events and the response object of /v1/responses."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class ResponsesReply(Reply):
         self._reason: str | None = None
 
     def whole(self, answers: Sequence[Delta]) -> dict[str, Any]:
-        """The response object."""
+        """The complete response object, for an answer that does not stream."""
         for delta in answers:
             self.chunks(delta)
         self.closing()
         return self._response(self._status)
 
     def opening(self) -> list[dict[str, Any]]:
-        """The response before its first token."""
+        """The events before the first token."""
         events = [self._event(f"response.{name}", response=self._response("in_progress")) for name in ("created", "in_progress")]
         return events
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        """The events of what the answer gained."""
+        """The events of a delta."""
         self._sampled += len(delta.tokens)
         self._reason = delta.finish_reason or self._reason
         found: list[str | ToolCall] = [delta.text] if delta.text else []
@@ -62,15 +62,15 @@ class ResponsesReply(Reply):
         return events
 
     def closing(self) -> list[dict[str, Any]]:
-        """The end of the message, and the whole response."""
+        """The events after the last token: the end of the message, and the complete response."""
         events = self._end_text()
-        if not self._items:  # an answer without a character is an empty message
+        if not self._items:  # an answer without text or calls still needs an (empty) message
             events = self._begin_text() + self._end_text()
         kind = "response.completed" if self._status == "completed" else "response.incomplete"
         return [*events, self._event(kind, response=self._response(self._status))]
 
     def failed(self, error: dict[str, Any]) -> dict[str, Any]:
-        """The event of an answer that broke off."""
+        """The event of an answer that ended with an error."""
         inner = error["error"]
         response = self._response("failed") | {"error": {"code": "server_error", "message": inner["message"]}}
         return self._event("response.failed", response=response)

@@ -1,6 +1,6 @@
-"""JSON modes and forced tool calls: from a request to a grammar, and from a grammar to a constraint of the engine.
+"""JSON modes and forced tool calls: from a request to a grammar to a constraint for the engine.
 
-Grammars are compiled and matched by llguidance (the extra `structured`).
+llguidance (the extra `structured`) compiles and matches the grammars.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from .tool_calls import CLOSE, OPEN
 log = logging.getLogger("sixfold.server")
 
 WHITESPACE = r"[ \n]{0,20}"
-"""Between the parts of JSON.
+"""White space between the parts of JSON.
 
-Bounded: a model that has nothing to say would write white space up to its limit.
+It is bounded: otherwise a model may write white space up to its token limit.
 """
 JSON_MARKS = '{}[]":,'
 MAX_GRAMMAR = 1 << 18
-"""Characters of a grammar."""
+"""Most characters of a grammar."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a completion must look like.
+    """Required form of a completion.
 
     Attributes:
-        schema: JSON schema of the text, or None if it may be any text.
-        tools: name and JSON schema of the arguments, of each tool that may be called.
-        calls: whether the completion must be calls. Otherwise it may be calls or the text.
-        many: whether there may be several calls.
+        schema: JSON schema of the text, or None for any text.
+        tools: (name, JSON schema of the arguments) of each tool that may be called.
+        calls: True if the completion must consist of calls. Otherwise it may be calls or text.
+        many: True if several calls are allowed.
     """
 
     schema: dict[str, Any] | None = None
@@ -51,12 +51,15 @@ class Form:
 
     @property
     def is_free(self) -> bool:
-        """True if any completion will do."""
+        """True if every completion is allowed."""
         return self.schema is None and not self.calls
 
 
 def lark_grammar(form: Form) -> str:
-    """The form in llguidance's variant of Lark. A call is written as Hermes and Qwen models do."""
+    """The form as a grammar in llguidance's variant of Lark.
+
+    Calls have the format of Hermes and Qwen models.
+    """
     lines, starts = [], []
     if form.tools:
         starts.append("calls")
@@ -94,10 +97,12 @@ class Grammars:
         self._lock = Lock()
 
     def compile(self, form: Form) -> GrammarConstraint:
-        """A constraint of this form.
+        """Compile a form to a constraint.
 
         Raises:
-            ApiError: llguidance is not installed, or the form cannot be compiled.
+            ApiError: llguidance is not installed, the model has no end token or cannot write JSON,
+                or
+                the form cannot be compiled.
         """
         param = "tool_choice" if form.calls else "response_format"
         if find_spec("llguidance") is None:
@@ -110,7 +115,7 @@ class Grammars:
         if len(grammar) > MAX_GRAMMAR:
             raise bad_request(f"{param}: its schema is too large", param, "invalid_value")
         tokenizer = self._ll_tokenizer()
-        if self._unwritable:  # llguidance would take the token for unknown characters instead
+        if self._unwritable:  # llguidance would use the unknown token for these characters
             raise bad_request(f"{param}: the model cannot write JSON, its tokenizer has no token with {self._unwritable}", param, "unsupported_value")
         matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)
         if matcher.is_error():
@@ -118,19 +123,24 @@ class Grammars:
         return GrammarConstraint(matcher, self._vocabulary, self._stops)
 
     def _ll_tokenizer(self) -> Any:
-        """Made at the first request: it reads the whole vocabulary."""
+        """llguidance's tokenizer.
+
+        It is made at the first request, because it reads the vocabulary.
+        """
         with self._lock:
             if self._made is None:
                 from llguidance import LLTokenizer
 
-                vocabulary: Any = _Vocabulary(self._tokenizer, self._vocabulary, self._stops)  # its stubs name a class, it takes any such object
+                # Any: llguidance's stubs require a class, but it accepts any object with this
+                # interface.
+                vocabulary: Any = _Vocabulary(self._tokenizer, self._vocabulary, self._stops)
                 self._unwritable = vocabulary.unwritable(JSON_MARKS)
                 self._made = LLTokenizer(vocabulary, eos_token=list(self._stops))
             return self._made
 
 
 class _Vocabulary:
-    """What llguidance asks of a tokenizer: the bytes of every token, and the tokens of a text."""
+    """Tokenizer interface for llguidance: the bytes of every token, and the tokens of a text."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -144,7 +154,7 @@ class _Vocabulary:
         self.eos_token_id = stops[0]
 
     def unwritable(self, characters: str) -> str:
-        """Those of the characters that are in no token but special ones."""
+        """The given characters that no ordinary token contains, separated by spaces."""
         special = set(self.special_token_ids)
         known = set().union(*(token for i, token in enumerate(self.tokens) if i not in special))
         return " ".join(character for character in characters if ord(character) not in known)
@@ -154,7 +164,7 @@ class _Vocabulary:
 
 
 class GrammarConstraint:
-    """A compiled grammar (`engine.sequence.Constraint`)."""
+    """A compiled grammar, as an `engine.sequence.Constraint`."""
 
     def __init__(self, matcher: Any, vocabulary: int, stops: tuple[int, ...]) -> None:
         self._matcher = matcher
@@ -162,12 +172,12 @@ class GrammarConstraint:
         self._stops = list(stops)
 
     def start(self) -> GrammarMatcher:
-        """A matcher for one completion."""
+        """A new matcher for one completion."""
         return GrammarMatcher(self._matcher.deep_copy(), self._vocabulary, self._stops)
 
 
 class GrammarMatcher:
-    """Follows one completion. It goes back where a speculated token was not taken."""
+    """Matches one completion against the grammar. Rejected speculative tokens are rolled back."""
 
     def __init__(self, matcher: Any, vocabulary: int, stops: list[int]) -> None:
         self._matcher = matcher
@@ -177,9 +187,10 @@ class GrammarMatcher:
         self._failed = False
 
     def allowed(self, completion: Sequence[int]) -> Tensor:
-        """Which tokens may follow, [V] bool.
+        """Mask of the tokens that may follow the completion, [V] bool.
 
-        All, behind a completion that the grammar does not allow: nothing is drawn there.
+        All tokens are allowed after a completion that violates the grammar. That only happens for
+        speculative tokens, and nothing is sampled there.
         """
         follows = self._follow(list(completion))
         if follows:
@@ -192,7 +203,10 @@ class GrammarMatcher:
         return mask
 
     def _follow(self, completion: list[int]) -> bool:
-        """Bring the matcher behind the completion. False if the grammar does not allow it."""
+        """Move the matcher to the end of the completion.
+
+        Returns False if it violates the grammar.
+        """
         same = len(self._seen)
         if completion[:same] != self._seen:
             same = next(i for i, (a, b) in enumerate(zip([*self._seen, -1], [*completion, -2], strict=False)) if a != b)
@@ -206,12 +220,12 @@ class GrammarMatcher:
         return bool(taken == len(rest)) or self._failed
 
     def _fail(self) -> None:
-        """A limit of llguidance was reached: the completion ends here."""
+        """Record that llguidance failed, for example at a limit. The completion must then end."""
         if self._matcher.is_error() and not self._failed:
             log.warning("constrained decoding ended early: %s", _reason(self._matcher.get_error()))
             self._failed = True
 
 
 def _reason(error: str) -> str:
-    """The first line of a message of llguidance."""
+    """First line of an error message of llguidance, at most 300 characters."""
     return (error.strip().splitlines() or ["unknown error"])[0][:300]
