@@ -56,10 +56,7 @@ class Adapter(Protocol):
 
     @property
     def layers(self) -> Mapping[str, tuple[Tensor, Tensor]]:
-        """Module name -> (down [r, in], up [out, r]).
-
-        The module's output for x grows by up @ down @ x.
-        """
+        """Module name -> (down [r, in], up [out, r]). up @ down @ x is added to the module's output."""
         ...
 
 
@@ -72,7 +69,13 @@ class LayerAdditions(Protocol):
         ...
 
     def add(self, layer: str, x: Tensor, y: Tensor) -> None:
-        """Add to y [N, out] in place, the output of module `layer` for the input x [N, in]."""
+        """Add to the output of a module, in place.
+
+        Args:
+            layer: name of the module.
+            x: input of the module, [N, in].
+            y: output of the module, [N, out]. It is changed.
+        """
         ...
 
 

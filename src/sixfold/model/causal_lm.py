@@ -71,7 +71,7 @@ class CausalLM:
         self._lowered: dict[torch.dtype, LoweredBody] = {}
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
-        """tokens, positions [N] -> [N, hidden]."""
+        """As `Body.hidden`: tokens, positions [N] -> [N, hidden]."""
         if additions is None:
             return hidden_states(self.module, tokens, positions, layout)
         with added(self.module, additions):
@@ -107,7 +107,7 @@ class CausalLM:
         return self._footing.of_now()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> float32 [N, V]."""
+        """As `Body.logits`: [N, hidden] -> float32 [N, V]."""
         return head_logits(self.module, hidden)
 
     def scaled(self, logits: Tensor) -> Tensor:
@@ -153,7 +153,17 @@ class Segments:
     layers: list[int] = field(default_factory=list)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
-        """Causal attention within each span: q [1, heads, N, D] -> [1, N, heads, D]."""
+        """Causal attention within each span.
+
+        Args:
+            q: queries [1, heads, N, D].
+            k: keys [1, kv_heads, N, D].
+            v: values [1, kv_heads, N, D].
+            kernel: parameters of the attention layer.
+
+        Returns:
+            Output [1, N, heads, D].
+        """
         self.layers.append(kernel.layer)
         out = [causal_attention(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], kernel) for a, b in self.spans]
         return torch.cat(out, dim=2).transpose(1, 2).contiguous()

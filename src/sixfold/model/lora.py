@@ -140,7 +140,7 @@ def _rank_and_scale(config: Mapping[str, Any], where: str) -> tuple[int, float]:
 
 
 def _weight(model: PreTrainedModel, name: str, layer: nn.Module, where: str) -> tuple[int, int]:
-    """(inputs, outputs) of a layer. Raises UserError if it does not support adapters."""
+    """Sizes (inputs, outputs) of a layer. Raises UserError if adapters on it are not supported."""
     if layer is model.get_output_embeddings() or "experts" in name.split(".") or not isinstance(layer, nn.Linear | Conv1D):
         raise UserError(f"{where}: '{name}' ({type(layer).__name__}) is not supported; linear layers of attention and MLP are")
     outputs, inputs = layer.weight.shape if isinstance(layer, nn.Linear) else layer.weight.T.shape

@@ -110,7 +110,16 @@ def context_of(model: PreTrainedModel) -> int:
 
 
 def _window_context(model: PreTrainedModel, kind: str, tolerance: float) -> Context:
-    """Second probe: limit the context to the smallest window if small windows give wrong logits."""
+    """Second probe: limit the context to the smallest window if small windows give wrong logits.
+
+    Args:
+        model: the model to check.
+        kind: start of the error message.
+        tolerance: largest accepted difference, as a fraction of the largest logit.
+
+    Raises:
+        UserError: logits are wrong and the smallest window is no longer than a probe's sequence.
+    """
     whole = Context(context_of(model))
     windows = [value for *_, value in _windows(model)]
     if not windows or min(windows) >= whole.tokens:

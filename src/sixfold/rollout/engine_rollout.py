@@ -1,4 +1,4 @@
-"""Rollout by the embedded engine, in this process."""
+"""Rollout with the embedded engine, in this process."""
 
 from __future__ import annotations
 

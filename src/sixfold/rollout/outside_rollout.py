@@ -1,4 +1,4 @@
-"""Rollout by an engine in another process. `EngineRollout` does the same in this process."""
+"""Rollout with an engine in another process. `EngineRollout` uses the engine in this process."""
 
 from __future__ import annotations
 

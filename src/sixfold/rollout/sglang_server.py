@@ -55,7 +55,7 @@ class SglangServer:
         self._request("GET", "/health", None, SHORT_S)
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Sampled]:
-        """Sample one completion per prompt, all in one request.
+        """As `OutsideEngine.generate`, with all prompts in one request.
 
         The server ignores seeds unless it was started with --enable-deterministic-inference.
         """
@@ -108,7 +108,8 @@ class SglangServer:
             "logprob_start_len": 0,
         }
         meta = self._request("POST", "/generate", body, LONG_S)["meta_info"]
-        return [float(logp) for logp, _, _ in meta["input_token_logprobs"][1:]]  # the first token has none
+        # The first token has no log-prob.
+        return [float(logp) for logp, _, _ in meta["input_token_logprobs"][1:]]
 
     def close(self) -> None:
         """Does nothing: the server was not started by this process."""

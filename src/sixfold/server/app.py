@@ -319,7 +319,13 @@ class Lane:
 
 
 class JobStream(StreamingResponse):
-    """Server-sent events of a job. The job is aborted when the sending ends for any reason."""
+    """Server-sent events of a job. The job is aborted when the sending ends for any reason.
+
+    Args:
+        events: the events as text.
+        job: the job that is answered.
+        engine: the engine's thread.
+    """
 
     def __init__(self, events: AsyncIterator[str], job: Job, engine: EngineThread) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})

@@ -106,7 +106,7 @@ class _Count:
         self._parts = 0
 
     def check(self, body: dict[str, Any]) -> None:
-        """Raises ApiError for a list, an object or a body with too many parts."""
+        """Raise ApiError for a list, an object or a body with too many parts."""
         self._object(body, "", 0)
 
     def _object(self, value: dict[str, Any], where: str, depth: int) -> None:

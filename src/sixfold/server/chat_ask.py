@@ -159,7 +159,7 @@ class ChatAsk(Ask):
         return bool(self.tools) and self.tool_choice != "none"
 
     def check(self) -> None:
-        """Raises ApiError for fields that contradict one another."""
+        """Raise ApiError for fields that contradict one another."""
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
             raise bad_request("max_tokens and max_completion_tokens mean the same and differ: give one", "max_tokens")
         if self.top_logprobs and not self.logprobs:

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 
 
 def is_loopback(host: str) -> bool:
-    """True for 127.0.0.0/8, ::1 and the name localhost."""
+    """True for 127.0.0.0/8, ::1, localhost and names that end with .localhost."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -47,7 +47,7 @@ class Reply:
         return self._envelope(self.kind) | {"choices": choices, "usage": self.usage()}
 
     def opening(self) -> list[dict[str, Any]]:
-        """Chunks before the first token."""
+        """Chunks of a stream before the first token."""
         return []
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ class Reply:
         return [self._chunk([self._part(delta) | self._ours(delta, first)])]
 
     def closing(self) -> list[dict[str, Any]]:
-        """Chunks after the last token."""
+        """Chunks of a stream after the last token."""
         return [self._envelope(self.chunk_kind) | {"choices": [], "usage": self.usage()}] if self._counts else []
 
     def failed(self, error: dict[str, Any]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class TokenLogprobs:
 
 
 class ChatReply(Reply):
-    """Answer of /v1/chat/completions."""
+    """Answer of /v1/chat/completions. The arguments are those of `Reply`."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 

@@ -18,6 +18,12 @@ class ResponsesReply(Reply):
     """One answer: a message, function calls, or both.
 
     Items are numbered in the order in which they begin.
+
+    Args:
+        job: the job that is answered.
+        ask: the equivalent chat request.
+        pieces: texts and bytes of tokens.
+        asked: the request.
     """
 
     last_event = ""

@@ -83,9 +83,9 @@ class Grammars:
     """Compiles forms for one tokenizer.
 
     Args:
-        tokenizer: used by the thread that compiles.
-        vocabulary: width of the model's logits.
-        stop_token_ids: tokens that end a completion.
+        tokenizer: tokenizer of the model. Used by the thread that compiles.
+        vocabulary: width of the model's logits (V).
+        stop_token_ids: ids of the tokens that end a completion.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, stop_token_ids: tuple[int, ...]) -> None:
@@ -164,7 +164,13 @@ class _Vocabulary:
 
 
 class GrammarConstraint:
-    """A compiled grammar, as an `engine.sequence.Constraint`."""
+    """A compiled grammar, as an `engine.sequence.Constraint`.
+
+    Args:
+        matcher: llguidance's matcher at the start of the grammar. It is copied for each completion.
+        vocabulary: width of the model's logits (V).
+        stops: ids of the tokens that end a completion.
+    """
 
     def __init__(self, matcher: Any, vocabulary: int, stops: tuple[int, ...]) -> None:
         self._matcher = matcher
@@ -177,7 +183,13 @@ class GrammarConstraint:
 
 
 class GrammarMatcher:
-    """Matches one completion against the grammar. Rejected speculative tokens are rolled back."""
+    """Matches one completion against the grammar. Rejected speculative tokens are rolled back.
+
+    Args:
+        matcher: llguidance's matcher. No other completion may use it.
+        vocabulary: width of the model's logits (V).
+        stops: ids of the tokens that end a completion.
+    """
 
     def __init__(self, matcher: Any, vocabulary: int, stops: list[int]) -> None:
         self._matcher = matcher
@@ -190,7 +202,8 @@ class GrammarMatcher:
         """Mask of the tokens that may follow the completion, [V] bool.
 
         All tokens are allowed after a completion that violates the grammar. That only happens for
-        speculative tokens, and nothing is sampled there.
+        speculative tokens, and nothing is sampled there. If llguidance has failed, or no token may
+        follow, only stop tokens are allowed.
         """
         follows = self._follow(list(completion))
         if follows:
