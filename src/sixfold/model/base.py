@@ -56,7 +56,10 @@ class Adapter(Protocol):
 
     @property
     def layers(self) -> Mapping[str, tuple[Tensor, Tensor]]:
-        """Module name -> (down [r, in], up [out, r]). up @ down @ x is added to the module's output."""
+        """Module name -> (down [r, in], up [out, r]).
+
+        up @ (down @ x) is added to the module's output for x.
+        """
         ...
 
 

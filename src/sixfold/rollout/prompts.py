@@ -50,9 +50,8 @@ class PromptCodec:
         """Token ids of the task's prompt, up to the start of the assistant's turn.
 
         Raises:
-            UserError: the prompt is empty or has characters that the tokenizer does not know, or
-                the
-                chat template refuses it.
+            UserError: the prompt has no tokens, the tokenizer does not know some of its characters,
+                or the chat template refuses it.
         """
         return self.encode_all([task])[0]
 

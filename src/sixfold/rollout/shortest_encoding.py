@@ -32,9 +32,8 @@ class ShortestEncoding:
     """Lower bound on the number of tokens of a text.
 
     Args:
-        tokenizer: tokenizer of the policy. The bound is 0 if the tokenizer has steps that may drop
-            or
-            shorten text in an unknown way.
+        tokenizer: tokenizer of the policy. The bound is 0 if one of its steps may drop or shorten
+            text in an unknown way.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -134,7 +134,8 @@ class Endpoints:
         self._bodies = BodyReader()
         self._parser = anyio.CapacityLimiter(2)
         self._created = int(time.time())
-        self._updating = asyncio.Lock()  # each weight update needs memory for a second copy
+        # One update at a time: each needs memory for another copy of the weights.
+        self._updating = asyncio.Lock()
         self._lanes = [Lane(codec) for codec in served.codecs]
 
     async def chat(self, request: Request) -> Response:

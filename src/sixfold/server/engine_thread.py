@@ -1,4 +1,4 @@
-"""The thread that owns the engine. No other thread may use the engine.
+"""The thread that owns the engine. Other threads may only read the engine's counters and version.
 
 The thread steps the engine while there is work. Requests and aborts arrive through a queue, and
 deltas are sent once per step. The queue is emptied between two steps. A request therefore joins the
@@ -35,7 +35,7 @@ class EngineThread:
     """Runs an engine in its own thread and serves jobs with it.
 
     Args:
-        engine: used only by this thread after `start`.
+        engine: stepped and changed only by this thread after `start`.
         decode: token ids -> text. Called only by this thread.
         max_queue: most prompts that may wait to start. Further requests are refused.
         recorder: records finished completions; None for no record.

@@ -18,9 +18,8 @@ class Gate:
 
     Args:
         app: the application.
-        paths: the application's paths. Other paths are counted together: otherwise each would
-            become
-            a time series in the metrics.
+        paths: the application's paths. Other paths are counted together: otherwise each would be a
+            separate time series in the metrics.
         key: the API key, or "" for none.
         hosts: allowed names in the Host header, or None to allow all.
         counts: counts the answers.

@@ -101,8 +101,7 @@ class Grammars:
 
         Raises:
             ApiError: llguidance is not installed, the model has no end token or cannot write JSON,
-                or
-                the form cannot be compiled.
+                or the form cannot be compiled.
         """
         param = "tool_choice" if form.calls else "response_format"
         if find_spec("llguidance") is None:
