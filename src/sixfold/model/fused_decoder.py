@@ -195,7 +195,7 @@ class FusedDecoder:
         return self._model.scaled(logits)
 
     def _as_built(self) -> bool:
-        """True if the module is unchanged since the probe.
+        """True if the module is unchanged since this object was made.
 
         It has no hooks, the same submodules, and weights that the kernels can read.
         """
@@ -241,8 +241,8 @@ class FusedDecoder:
 
         Args:
             rows: embedded tokens and work buffers.
-            positions: [N].
-            layout: attends.
+            positions: position of each token in its sequence, [N].
+            layout: computes the attention.
             table: cosines and sines of the rotary embedding, [P, D / 2] each.
             additions: added to the outputs of linear layers.
 

@@ -54,7 +54,7 @@ class EngineRollout:
         return self.generate_until(tasks, seed, self._all)
 
     def generate_until(self, tasks: Sequence[Task], seed: int, enough: Enough) -> list[Group]:
-        """As `generate`, with groups chosen by `enough`. The other samples of a task are aborted.
+        """As `generate`, with groups chosen by `enough`. Other samples of a task are discarded.
 
         The choice depends on the order in which samples end, and therefore on `engine.max_running`.
         The tokens of each trajectory do not depend on it.

@@ -1,6 +1,6 @@
 """Convert tasks to prompt tokens before sampling, and completions to text after it.
 
-All rollouts and trainers use this file for both conversions.
+Rollouts do both conversions only here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PromptCodec:
         self._control = {*self._ends, tokenizer.bos_token_id, tokenizer.pad_token_id}
 
     def encode(self, task: Task) -> list[int]:
-        """Token ids of the task's prompt, up to the start of the assistant's turn.
+        """Token ids of the task's prompt, ready for the completion.
 
         Raises:
             UserError: the prompt has no tokens, the tokenizer does not know some of its characters,

@@ -44,7 +44,8 @@ class SglangServer:
         dtype: dtype in which weights are passed to the server.
 
     Raises:
-        UserError: the server cannot be reached, refuses a request, or gives an unexpected answer.
+        UserError: the server cannot be reached, refuses a request, or does not answer with JSON in
+            time. Later calls raise it too.
     """
 
     def __init__(self, url: str, config: PreTrainedConfig, dtype: torch.dtype) -> None:
