@@ -56,10 +56,8 @@ class StreamOptions(BaseModel):
 class Ask(BaseModel):
     """Common fields of /v1/chat/completions and /v1/completions.
 
-    Fields that are not in OpenAI's API or behave differently:
-
-    - return_token_ids: the answer includes token ids, log-probs and weight versions.
-    - metadata: stored in the record of the exchange.
+    With `return_token_ids`, the answer includes token ids, log-probs and weight versions.
+    `metadata` is stored in the record of the exchange.
     """
 
     model_config = STRICT
