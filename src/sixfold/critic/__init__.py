@@ -1,1 +1,4 @@
-"""The critic of actor-critic algorithms: how much reward is still to come from here? A value model, and how it learns beside the policy."""
+"""The critic of actor-critic algorithms: a value model that learns beside the policy.
+
+It estimates the expected remaining reward at each token.
+"""

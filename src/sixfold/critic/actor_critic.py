@@ -1,4 +1,4 @@
-"""The trainer role where a critic learns beside the policy: two trainers, in turn, on one batch."""
+"""Trainer with a critic: two trainers that take turns on one batch."""
 
 from __future__ import annotations
 
@@ -15,22 +15,32 @@ from .critic import Critic
 
 
 class ValueObjective(Protocol):
-    """What an algorithm with a critic asks of it."""
+    """What an algorithm with a critic must provide."""
 
     def value_batch(self, batch: Batch) -> Batch:
-        """The step's batch with the weights that the critic's loss has: a token may teach the critic and not the policy."""
+        """The step's batch with the weights of the critic's loss.
+
+        They can differ from the policy's: a token may train the critic and not the policy.
+        """
         ...
 
     def compute_value_loss(self, batch: Batch, values: Tensor) -> LossOutput:
-        """The critic's loss of some rows of that batch."""
+        """Critic loss of some rows of that batch. values: [B, T]."""
         ...
 
 
 class ActorCritic:
-    """First the critic learns from the batch, then the policy; what a trainer is asked about itself is answered by the policy's.
+    """Trains the critic on the batch, then the policy. Trainer properties are the policy's.
 
-    The critic goes first because a head on the policy's features must learn from the features that its values were made of. warmup_steps: steps
-    at the start in which only the critic learns; they are counted by the critic, whose checkpoint holds the count.
+    The critic goes first: a head on the policy's features must learn from the same features from
+    which its values were computed.
+
+    Args:
+        actor: trainer of the policy.
+        critic: the critic.
+        objective: gives the critic's weights and loss.
+        warmup_steps: steps at the start in which only the critic learns. The critic counts them,
+            and its checkpoint holds the count.
     """
 
     def __init__(self, actor: Trainer, critic: Critic, objective: ValueObjective, warmup_steps: int) -> None:
@@ -41,13 +51,20 @@ class ActorCritic:
         self.skip_reason = ""
 
     def train_step(self, batch: Batch, loss: Loss) -> Metrics:
-        """The critic's updates and the policy's; the metrics of both. In the warm-up `train/skipped` is 1 and the weight version stays.
+        """Update the critic, then the policy.
 
-        Raises TrainingDiverged if either had no finite gradient for several updates in a row.
+        During warm-up `train/skipped` is 1 and the weight version does not change.
+
+        Returns:
+            Metrics of both.
+
+        Raises:
+            TrainingDiverged: if either had no finite gradient for several updates in a row.
         """
         learned = self.critic.update(self.objective.value_batch(batch), self.objective.compute_value_loss)
         if self.critic.batches <= self.warmup_steps:
-            # A batch in which nothing weighs: the policy's trainer makes no update and reports all that it reports in such a step.
+            # With all weights zero the policy's trainer makes no update but reports all its
+            # metrics.
             metrics = self.actor.train_step(batch.with_(weights=torch.zeros_like(filled(batch.weights, "weights"))), loss)
             self.skip_reason = f"only the critic learns, warm-up step {self.critic.batches} of {self.warmup_steps}"
         else:
@@ -57,17 +74,17 @@ class ActorCritic:
 
     @property
     def version(self) -> int:
-        """Updates of the policy: what rollouts are stamped with."""
+        """Updates of the policy. Rollouts are stamped with it."""
         return self.actor.version
 
     @property
     def steps(self) -> int:
-        """Updates of the policy attempted."""
+        """Attempted updates of the policy."""
         return self.actor.steps
 
     @property
     def skipped_total(self) -> int:
-        """Updates of the policy not made for want of a finite gradient."""
+        """Updates of the policy that were skipped because the gradient was not finite."""
         return self.actor.skipped_total
 
     @property

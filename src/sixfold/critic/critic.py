@@ -1,6 +1,7 @@
-"""The critic: values for a batch before the algorithm reads it; afterwards it learns from the returns that the algorithm made.
+"""The critic: computes values before the algorithm reads the batch, then learns from the returns.
 
-It is trained by the same `Trainer` as the policy: to that a value is a score like a log-prob, and a value loss a loss like any other.
+It is trained by the same `Trainer` as the policy. To the trainer, a value is a score like a
+log-prob, and a value loss is a loss like any other.
 """
 
 from __future__ import annotations
@@ -22,16 +23,28 @@ from .value_model import make_value_model, score_values
 
 PREFIX = "critic/"
 ValueLoss = Callable[[Batch, Tensor], LossOutput]
-"""The loss of some rows of a batch from their values [B, T], weighted as a policy's is."""
+"""Loss of some rows of a batch from their values [B, T], weighted as a policy's loss is."""
 
 RENAMED = {f"train/{key}": f"critic/{key}" for key in ("grad_norm", "learning_rate", "skipped")}
 
 
 class Critic:
-    """A value model with a trainer of its own; the learning rate is the critic's, all else as for the policy.
+    """A value model with its own trainer.
 
-    total_steps: of the learning-rate schedule, in updates. epochs: passes over each batch. batches: how many it was given to learn from.
-    Raises UserError where the policy's architecture has no value model of the form asked for, ValueError for `body = "none"`.
+    Only the learning rate differs from the policy's settings. `batches` counts the batches that the
+    critic has learned from.
+
+    Args:
+        policy: model that supplies the architecture and the initial body weights.
+        config: critic settings.
+        trainer: settings of the policy's trainer.
+        scoring: temperature, chunk size and precision.
+        total_steps: length of the learning-rate schedule, in updates.
+        epochs: passes over each batch.
+
+    Raises:
+        UserError: if the policy's architecture has no value model of the requested kind.
+        ValueError: for `body = "none"`.
     """
 
     def __init__(
@@ -42,23 +55,36 @@ class Critic:
         self.model = make_value_model(policy, config.body)
         changed: dict[str, object] = {"learning_rate": config.learning_rate}
         if config.body == "policy":
-            changed["activation_checkpointing"] = "none"  # a head has no layers, and those of the policy are its own trainer's to set
+            changed["activation_checkpointing"] = "none"  # a head has no layers, and the policy's trainer sets those of the policy
         settings = trainer.model_copy(update=changed)
         self.trainer = Trainer(self.model, settings, scoring, total_steps, epochs=epochs, score=score_values)  # type: ignore[arg-type]
         self.batches = 0
 
     def score(self, batch: Batch) -> Batch:
-        """The batch with values [B, T], without gradient: V of the state before token t, 0 where mask is False."""
+        """The batch with values [B, T], without gradient.
+
+        The value of token t is V of the state before t; it is 0 where mask is False.
+        """
         t = self.trainer
         values, _ = score_tables(t.model, batch, t.scoring, t.config.max_tokens_per_microbatch, t.config.share_prefix, score=t.score)
         return batch.with_(values=values)
 
     def update(self, batch: Batch, loss: ValueLoss) -> Metrics:
-        """Learn from a batch with weights, values and returns; `loss` takes values [B, T] where a policy's takes log-probs.
+        """Learn from a batch with weights, values and returns.
 
-        critic/loss, critic/grad_norm and whatever of `loss` is named critic/...; critic/explained_variance and critic/value_mean speak of the
-        values at collection. critic/skipped counts updates not made; a batch in which nothing weighs has no loss and no gradient norm.
-        Raises TrainingDiverged as the trainer does.
+        `critic/explained_variance` and `critic/value_mean` refer to the values at collection.
+        `critic/skipped` counts updates not made. If all weights are zero, there is no loss and no
+        gradient norm.
+
+        Args:
+            batch: batch with weights, values and returns.
+            loss: takes values [B, T] where a policy's loss takes log-probs.
+
+        Returns:
+            critic/loss, critic/grad_norm, the loss's metrics named critic/..., and those above.
+
+        Raises:
+            TrainingDiverged: as the trainer does.
         """
         self.batches += 1
 
@@ -76,14 +102,18 @@ class Critic:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and optimizer state by name, for a checkpoint: critic/weights/NAME and critic/optimizer/KEY/NAME; the live ones, not copies."""
+        """Weights and optimizer state by name, for a checkpoint.
+
+        Names are critic/weights/NAME and critic/optimizer/KEY/NAME. Tensors are the live ones, not
+        copies.
+        """
         weights = {f"{PREFIX}weights/{name}": p for name, p in self.model.named_parameters()}
         optimizer = optimizer_tensors(self.trainer.optimizer, self.model)
         return weights | {PREFIX + name: tensor for name, tensor in optimizer.items()}
 
     @property
     def counters(self) -> dict[str, int]:
-        """What else a checkpoint must hold, as JSON."""
+        """Counters that a checkpoint must hold besides the tensors, JSON-serialisable."""
         t = self.trainer
         return {
             "critic_batches": self.batches,
@@ -95,14 +125,18 @@ class Critic:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], counters: Mapping[str, int]) -> None:
-        """Put a checkpoint's critic back, bit for bit, in place; tensors of other names are ignored.
+        """Restore a checkpoint's critic, bit for bit and in place.
 
-        Raises UserError, before anything is changed, if the checkpoint holds no critic or one of another form.
+        Tensors with other names are ignored.
+
+        Raises:
+            UserError: if the checkpoint holds no critic or one of another kind. Nothing has been
+                changed then.
         """
         if not any(name.startswith(PREFIX) for name in tensors):
             raise UserError("the checkpoint holds no critic: it was made with an algorithm that has none")
         own = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
-        load_optimizer_tensors(self.trainer.optimizer, self.model, own)  # first: it refuses another model's names and shapes
+        load_optimizer_tensors(self.trainer.optimizer, self.model, own)  # first: it refuses names and shapes of another model
         for name, p in self.model.named_parameters():
             p.copy_(own[f"weights/{name}"])
         self.batches = counters["critic_batches"]
@@ -111,18 +145,23 @@ class Critic:
         t.skipped_total, t.skipped_in_a_row = counters["critic_skipped_total"], counters["critic_skipped_in_a_row"]
 
     def save(self, folder: Path) -> None:
-        """Write a body of its own in Hugging Face form; `AutoModelForTokenClassification.from_pretrained(folder)` reads it back.
+        """Write a critic with its own body in Hugging Face form.
 
-        A head on the policy has no such form and writes nothing: a checkpoint's tensors hold it.
+        `AutoModelForTokenClassification.from_pretrained(folder)` reads it back. A head on the
+        policy has no such form and writes nothing: the checkpoint's tensors hold it.
         """
         if isinstance(self.model, PreTrainedModel):
             self.model.save_pretrained(folder)
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """1 - Var(R - V) / Var(R), population variances over tokens, [S] each: 1 is a perfect critic, 0 one no better than a constant, below 0 worse.
+    """Explained variance, 1 - Var(R - V) / Var(R), with population variances over tokens.
 
-    0 where all returns are equal but for rounding (or there are none): nothing was there to explain.
+    1 is a perfect critic, 0 is no better than a constant, below 0 is worse. values and returns are
+    [S].
+
+    Returns:
+        0 if there are no returns, or if they are all equal up to rounding.
     """
     values, returns = values.double(), returns.double()
     if len(returns) == 0 or float(returns.std(correction=0)) <= 1e-6 * max(1.0, float(returns.abs().max())):

@@ -1,10 +1,13 @@
-"""V of the state before a token, in two forms, both run on packed rows through the policy's own architecture.
+"""Value models: V of the state before a token, run on packed rows. There are two kinds:
 
-    own       transformers' token-classification class of that architecture with one label: a copy of the policy's body under a value head
-    policy    a value head alone, on the policy's last hidden states; the body gets no gradient, so the policy cannot be moved by it
+  own       transformers' token-classification class of the policy's architecture, with one label:
+            a copy of the policy's body under a value head
+  policy    a value head alone, on the policy's last hidden states. The body gets no gradient from
+            it, so it cannot change the policy.
 
-Both heads begin at zero: before the first update every value is exactly 0, and advantages are those without a critic. The value of token t is read
-where its log-prob is, at the hidden state of t - 1: it may not have seen the token that it is a baseline for.
+Both heads start at zero: before the first update every value is exactly 0, and advantages are those
+without a critic. The value of token t is read where its log-prob is read, at the hidden state of t
+- 1: a baseline for a token must not have seen that token.
 """
 
 from __future__ import annotations
@@ -24,34 +27,51 @@ from ..trainer.packing import PackedRow
 
 
 class PolicyValueHead(nn.Module):
-    """A linear value head on the policy's last hidden states. Its parameters are the head's alone."""
+    """A linear value head on the policy's last hidden states. Only the head has parameters."""
 
     def __init__(self, policy: PreTrainedModel) -> None:
         super().__init__()
-        # In a tuple: as a submodule the whole policy would be among parameters(), and the critic's optimizer would move it.
+        # In a tuple: as a submodule, the whole policy would be in parameters() and the critic's
+        # optimizer would update it.
         self._policy = (policy,)
         self.score = nn.Linear(policy.get_output_embeddings().weight.shape[-1], 1, device=policy.device)
         _zero(self.score)
 
     @torch.no_grad()
     def features(self, row: PackedRow) -> Tensor:
-        """The policy's hidden states of a packed row, [N, hidden], cut off from the policy's graph."""
+        """Hidden states of the policy for a packed row, [N, hidden], detached from the policy's
+        graph.
+        """
         return hidden_states(self._policy[0], row.tokens, row.positions, row)
 
 
 ValueModel = PreTrainedModel | PolicyValueHead
-"""Either form: a token-classification model with one label, or a head on the policy."""
+"""Either kind: a token-classification model with one label, or a head on the policy."""
 
 
 def make_value_model(policy: PreTrainedModel, body: Literal["own", "policy"]) -> ValueModel:
-    """The value model that `critic.body` names. Raises UserError where transformers has no body of its own for the policy's architecture."""
+    """The value model that `critic.body` names.
+
+    Raises:
+        UserError: for "own", if transformers has no suitable class for the policy's architecture.
+    """
     return PolicyValueHead(policy) if body == "policy" else _own_value_model(policy)
 
 
 def score_values(model: ValueModel, row: PackedRow, scoring: Scoring) -> tuple[Tensor, Tensor]:
-    """Value of every scored token of a packed row, and zeros for the entropies that a critic has not: [S] each, float32, in the order of row.target.
+    """Value of every scored token of a packed row.
 
-    The body runs in `scoring.autocast`; the head always in float32, because returns differ by less than bfloat16 resolves.
+    The body runs in `scoring.autocast`. The head always runs in float32, because returns differ by
+    less than bfloat16 resolves.
+
+    Args:
+        model: value model.
+        row: packed row.
+        scoring: precision of the body.
+
+    Returns:
+        (values, zeros), each [S] float32, in the order of row.target. The zeros stand for the
+        entropies, which a critic does not have.
     """
     with torch.autocast(row.tokens.device.type, scoring.autocast or torch.bfloat16, enabled=scoring.autocast is not None):
         hidden = model.features(row) if isinstance(model, PolicyValueHead) else hidden_states(model, row.tokens, row.positions, row)
@@ -60,17 +80,25 @@ def score_values(model: ValueModel, row: PackedRow, scoring: Scoring) -> tuple[T
 
 
 def value_head(model: ValueModel) -> nn.Linear:
-    """The head: `score` in most token-classification classes, `classifier` in GPT-2 and its kin; the one linear layer beside the body."""
+    """The head: the only linear layer beside the body.
+
+    It is called `score` in most token-classification classes and `classifier` in GPT-2 and related
+    models.
+    """
     (head,) = [child for child in model.children() if isinstance(child, nn.Linear)]
     return head
 
 
 def _own_value_model(policy: PreTrainedModel) -> PreTrainedModel:
-    """The token-classification class of the policy's architecture: body weights copied, head zero, evaluation mode, our attention."""
+    """Token-classification model of the policy's architecture.
+
+    Its body weights are copied, its head is zero, and it runs in evaluation mode with Sixfold's
+    attention function.
+    """
     config = _one_value_without_dropout(policy.config)
     if type(config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
         raise _unsupported(policy, "transformers has no token-classification class for it")
-    with torch.random.fork_rng(devices=[]):  # the weights drawn here are all overwritten: the run's random numbers must not move for them
+    with torch.random.fork_rng(devices=[]):  # the random weights are all overwritten, so the run's random state must not advance
         model = AutoModelForTokenClassification.from_config(config, dtype=policy.dtype, attn_implementation=NAME)
     between = [child for child in model.children() if child is not model.base_model and not isinstance(child, nn.Dropout)]
     if type(model.base_model) is not type(policy.base_model) or [type(child) for child in between] != [nn.Linear]:
@@ -81,13 +109,14 @@ def _own_value_model(policy: PreTrainedModel) -> PreTrainedModel:
 
 
 def _one_value_without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
-    """A copy of the policy's settings with one label and every dropout 0."""
+    """Copy of the policy's configuration with one label and every dropout 0."""
     config = copy.deepcopy(config)
     config.num_labels = 1
     for key, value in vars(config).items():
         if key.endswith(("dropout", "pdrop")) and isinstance(value, float):
             setattr(config, key, 0.0)
-    # Named even where the settings lack it: token-classification classes read 0.1 into a missing one, and values of one state would differ.
+    # Set it even where the configuration lacks it: token-classification classes default a missing
+    # value to 0.1, and values of one state would then vary.
     config.classifier_dropout = 0.0
     return config
 

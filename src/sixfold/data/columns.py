@@ -1,4 +1,4 @@
-"""Values of a row by column name, nested ones by dotted path: "reward_model.ground_truth"."""
+"""Values of a row by column name. Nested values have dotted paths: "reward_model.ground_truth"."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 MISSING = object()
-"""What `lookup` gives for a path that the row does not have. None is a value."""
+"""Returned by `lookup` for a path that the row does not have. None is a value."""
 
 
 def lookup(fields: Mapping[str, Any], path: str) -> Any:
     """The value at `path`, or MISSING.
 
-    A column whose own name is `path` comes first. Otherwise each part of the path names a field of
-    an object, or counts in a list from 0: "answers.text.0".
+    A column named exactly `path` comes first. Otherwise each part of the path is a field of an
+    object, or an index into a list, starting at 0: "answers.text.0".
     """
     if path in fields:
         return fields[path]
@@ -29,7 +29,7 @@ def lookup(fields: Mapping[str, Any], path: str) -> Any:
 
 
 def paths(fields: Mapping[str, Any], prefix: str = "", depth: int = 3) -> Iterator[str]:
-    """Column names and dotted paths that `lookup` takes, for a hint at the right one."""
+    """Column names and dotted paths that `lookup` accepts, for hints in error messages."""
     for name, value in fields.items():
         yield prefix + name
         if isinstance(value, Mapping) and depth > 1:

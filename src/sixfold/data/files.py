@@ -1,4 +1,7 @@
-"""Rows of .jsonl, .json, .csv, .tsv and .parquet files, each with the place it came from, so that an error can name it."""
+"""Rows of .jsonl, .json, .csv, .tsv and .parquet files.
+
+Each row keeps the place it came from, so that errors can name it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ FILE_TYPES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 T = TypeVar("T")
 
 _LONGEST_CELL = 2**31 - 1
-"""Characters of a csv value: the largest number that the csv module takes on every platform."""
+"""Maximum characters of a csv value: the largest limit that the csv module accepts on every
+platform.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,12 +47,12 @@ _Unread = Callable[[], Row]
 
 
 def is_file_name(source: str) -> bool:
-    """Whether a source names a data file, by its suffix."""
+    """True if a source names a data file, judged by its suffix."""
     return Path(source).suffix.lower() in FILE_TYPES
 
 
 def read_file(path: Path, limit: int, seed: int) -> list[Row]:
-    """The rows of a file in their order.
+    """The rows of a file, in file order.
 
     Args:
         path: file of one of FILE_TYPES.
@@ -55,7 +60,7 @@ def read_file(path: Path, limit: int, seed: int) -> list[Row]:
         seed: seed of the draw.
 
     Raises:
-        UserError: with the line (and column) that is wrong.
+        UserError: names the line (and column) of the mistake.
     """
     suffix = path.suffix.lower()
     if path.is_dir():
@@ -74,10 +79,10 @@ def read_file(path: Path, limit: int, seed: int) -> list[Row]:
 
 
 def drawn(items: Iterable[T], limit: int, seed: int) -> list[T]:
-    """`limit` of the items in their order, drawn by `seed`; 0: all.
+    """Draw `limit` of the items by `seed`, keeping their order. 0: all.
 
-    Every item has the same chance, wherever it stands: files are often sorted. Reads `items` once
-    and keeps `limit` of them. A larger limit draws the same items and more.
+    Every item has the same probability wherever it is, because files are often sorted. Reads
+    `items` once and holds `limit` of them in memory. A larger limit draws the same items and more.
     """
     if not limit:
         return list(items)
@@ -118,10 +123,12 @@ def _read_json(path: Path) -> Iterator[_Unread]:
 
 
 def _read_csv(path: Path, delimiter: str = ",") -> Iterator[_Unread]:
-    """Every value is text. A row may span lines; its first line names it."""
+    """Rows of a CSV file. Every value is text. A row that spans lines is named by its first
+    line.
+    """
     with path.open("rb") as raw:
         lines = csv.reader((_decoded(f"{path}:{n}", line) for n, line in enumerate(raw, start=1)), delimiter=delimiter, strict=True)
-        limit = csv.field_size_limit(_LONGEST_CELL)  # the module's own, 131,072 characters, is shorter than some prompts
+        limit = csv.field_size_limit(_LONGEST_CELL)  # the module's default, 131,072 characters, is shorter than some prompts
         try:
             yield from _csv_rows(path, lines)
         except csv.Error as error:
@@ -163,10 +170,10 @@ def _read_parquet(path: Path, limit: int, seed: int) -> list[Row]:
 
 
 def _arrow_rows(path: Path, table: Any, numbers: list[int]) -> list[dict[str, Any]]:
-    """The rows as Python values. numbers: of the rows, for the error message."""
+    """The rows as Python values. `numbers` are the row numbers, for the error message."""
     try:
         return list(table.to_pylist())
-    except (ValueError, OverflowError):  # a date beyond Python's, a struct with two fields of one name: find the row
+    except (ValueError, OverflowError):  # a date outside Python's range, or a struct with duplicate field names: find the row
         rows: list[dict[str, Any]] = []
         for number in numbers:
             try:

@@ -1,4 +1,7 @@
-"""Datasets that the `datasets` library reads: folders, and the hub. The library is imported only here, when it is needed."""
+"""Datasets that the `datasets` library reads: folders and the hub.
+
+The library is imported only here, when it is needed.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,16 @@ _ADDRESS = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/")
 
 
 def read_dataset(data: DataConfig, splits: list[str], seed: int) -> tuple[dict[str, list[Row]], str]:
-    """Rows of the named splits of a folder (of `save_to_disk`, or of data files) or of a hub dataset.
+    """Rows of the named splits of a dataset.
+
+    Args:
+        data: names the source: a folder (written by `save_to_disk`, or with data files) or a hub
+            id.
+        splits: names of the splits.
+        seed: draws the rows if `data.limit` is set.
 
     Returns:
-        Split name to rows; and the commit of a hub dataset, empty if unknown.
+        Split name to rows, and the commit of a hub dataset (empty if unknown).
 
     Raises:
         UserError: if the source cannot be loaded, or lacks a split.
@@ -31,14 +40,14 @@ def read_dataset(data: DataConfig, splits: list[str], seed: int) -> tuple[dict[s
 def _rows(dataset: Mapping[str, Any], split: str, data: DataConfig, seed: int) -> list[Row]:
     if split not in dataset:
         raise UserError(f"dataset {data.source!r} has no split {split!r}; it has {', '.join(dataset)}.{nearest(split, list(dataset))}")
-    rows = dataset[split].with_format(None)  # a folder may have been saved to give numpy arrays or tensors
+    rows = dataset[split].with_format(None)  # a folder may have been saved to return numpy arrays or tensors
     numbers = drawn(range(len(rows)), data.limit, seed)
     rows = rows.select(numbers) if data.limit else rows
     return [Row(f"{data.source} ({split}), row {n + 1}", dict(fields), n) for n, fields in zip(numbers, rows, strict=True)]
 
 
 def _commit(info: Any) -> str:
-    """The commit in the addresses that a split's files were downloaded from: hf://datasets/ID@COMMIT/FILE."""
+    """The commit in the download addresses of a split's files: hf://datasets/ID@COMMIT/FILE."""
     found = (_ADDRESS.match(address) for address in info.download_checksums or ())
     return next((match[1] for match in found if match), "")
 
@@ -58,11 +67,15 @@ def _load(data: DataConfig) -> Mapping[str, Any]:
         if (folder / "state.json").is_file():
             return {data.split: datasets.load_from_disk(data.source)}
         return datasets.load_dataset(data.source, data.subset or None, revision=data.revision or None)
-    except RuntimeError as error:  # `datasets` runs no code of a repository, and says so this way
+    except RuntimeError as error:  # `datasets` raises this if the repository would need its own code run
         if "script" not in str(error):
             raise UserError(_unloadable(data, folder, error)) from error
         raise UserError(f"dataset {data.source!r} requires executing repository code; not supported") from error
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # unreachable, unknown, gated, malformed: all the user's to mend
+    except (
+        OSError,
+        ValueError,
+        datasets.exceptions.DatasetsError,
+    ) as error:  # unreachable, unknown, gated or malformed: the user can fix all of these
         raise UserError(_unloadable(data, folder, error)) from error
 
 

@@ -1,7 +1,7 @@
-"""JSON as data files must spell it: stricter than Python's parser, and each mistake is one line.
+"""JSON in data files, parsed more strictly than Python does. Each mistake gives a one-line error.
 
-Python's `json` keeps the last of two equal keys, reads NaN and 1e999, and raises a bare ValueError
-for an integer of more than 4,300 digits. All of these are mistakes in a data file.
+Python's `json` keeps the last of two equal keys, accepts NaN and 1e999, and raises a bare
+ValueError for an integer of more than 4,300 digits. All of these are mistakes in a data file.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any
 from ..errors import UserError
 
 LONGEST_INTEGER = 4_300
-"""Digits. Python refuses to convert longer ones to text, which rewards and logs do."""
+"""Maximum digits. Python refuses to convert longer integers to text, as rewards and logs do."""
 
 
 class _Refused(ValueError):
-    """A value that Python's parser takes and a data file must not hold."""
+    """A value that Python's parser accepts and a data file must not contain."""
 
 
 def parse_json(where: str, text: str, hint: str = "") -> Any:
-    """The value that `text` spells.
+    """The value of a JSON text.
 
     Args:
         where: file and line, for error messages.
         text: one JSON value.
-        hint: put after the position in a syntax error, such as " (file truncated?)".
+        hint: appended to the position in a syntax error, such as " (file truncated?)".
 
     Raises:
-        UserError: if the text is not valid JSON, or repeats a key, or holds a number that is not
+        UserError: if the text is not valid JSON, repeats a key, or contains a number that is not
             finite or too long.
     """
     try:
@@ -44,7 +44,7 @@ def parse_json(where: str, text: str, hint: str = "") -> Any:
 
 
 def json_type(value: Any) -> str:
-    """The type of a value in the words of a data file: null, str, list, object, ..."""
+    """The type of a value in JSON terms: null, str, list, object, ..."""
     return {"NoneType": "null", "dict": "object"}.get(type(value).__name__, type(value).__name__)
 
 
@@ -74,5 +74,5 @@ def _constant(name: str) -> float:
     raise _Refused(f"{name} is not valid JSON; write null, or the word as text")
 
 
-# One decoder for all lines: json.loads builds a new one for every call that passes hooks.
+# One decoder for all lines: json.loads builds a new one for every call with hooks.
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_float=_real, parse_constant=_constant)

@@ -1,4 +1,4 @@
-"""Chat messages of a data row, checked: known roles in turn, text in every one, the user last."""
+"""Chat messages of a data row: check roles, their order, and that every message has text."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ROLES = ("system", "user", "assistant")
 
 
 def chat_messages(where: str, value: Sequence[Any]) -> list[Message]:
-    """The messages of a prompt. Fields other than role and content are left out.
+    """The messages of a prompt. Fields other than role and content are dropped.
 
     Args:
         where: place for error messages.
         value: objects with "role" and "content". Content is text, or a list of text parts.
 
     Raises:
-        UserError: for a message that is malformed or empty, or of an unknown role.
+        UserError: if a message is malformed or empty, or has an unknown role.
     """
     if not value:
         raise UserError(f"{where}: empty prompt")
@@ -28,7 +28,11 @@ def chat_messages(where: str, value: Sequence[Any]) -> list[Message]:
 
 
 def check_turns(where: str, messages: Sequence[Message]) -> None:
-    """Raise UserError unless an optional system message is followed by user and assistant in turn, the user last."""
+    """Check the order of roles: an optional system message, then user and assistant in turn.
+
+    Raises:
+        UserError: if the order is different, or the last message is not from the user.
+    """
     roles = [message["role"] for message in messages]
     turns = roles[1:] if roles[0] == "system" else roles
     if "system" in turns:
@@ -51,7 +55,7 @@ def _message(where: str, message: Any) -> Message:
 
 
 def _text(where: str, content: Any) -> str | None:
-    """Content as text. A list of parts is joined; None for what is neither."""
+    """Content as text. The parts of a list are joined. None if it is neither text nor a list."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else None
     for part in content:

@@ -1,6 +1,7 @@
-"""One row of a dataset -> one Task, or one line that says what is wrong with the row.
+"""Convert one row of a dataset to one Task, or to a one-line error.
 
-Invariants: a prompt is not empty; chat messages alternate and end with the user; text is valid Unicode; nothing is unpickled.
+Invariants: a prompt is not empty; chat messages alternate and end with the user; text is valid
+Unicode; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .messages import chat_messages, check_turns
 
 NEED_ANSWER = ("arithmetic", "math")
 DEEPEST = 100
-"""Levels of nesting in one value. Rewards get the columns by pickling, which is recursive."""
+"""Maximum nesting of one value. Rewards get the columns by pickling, which is recursive."""
 
 _TOO_LARGE = 10**LONGEST_INTEGER
 _DEFAULT_ID_FIELD = DataConfig.model_fields["id_field"].default
@@ -31,19 +32,19 @@ _DEFAULT_ANSWER_FIELD = DataConfig.model_fields["answer_field"].default
 
 
 def rows_to_tasks(rows: Sequence[Row], data: DataConfig, *, name: str, rewards: Sequence[str]) -> tuple[list[Task], list[str]]:
-    """The tasks of `rows`, and notes on what the user should know.
+    """The tasks of `rows`, and notes for the user.
 
     Args:
         rows: rows of one file or split.
-        data: which columns hold what.
-        name: of the split. A row without an id is called `name` and its position.
-        rewards: names of the rewards, for the fields they need.
+        data: names the columns.
+        name: name of the split. A row without an id gets `name` and its position as id.
+        rewards: names of the rewards, which decide the required fields.
 
     Raises:
-        UserError: for the first row that is no task.
+        UserError: for the first row that is not a valid task.
     """
     needs_answer = any(reward in NEED_ANSWER for reward in rewards)
-    # A reward of the user's own may need no answer, so only a column that was asked for by name has to be there.
+    # A user's reward may need no answer, so the column must exist only if it is needed or named.
     answer_asked = needs_answer or data.answer_field != _DEFAULT_ANSWER_FIELD or bool(data.answer_after)
     _require(rows, "data.prompt_field", data.prompt_field)
     if answer_asked:
@@ -96,7 +97,7 @@ def _task(row: Row, default_id: str, data: DataConfig, needs_answer: bool) -> Ta
 
 
 def _id(row: Row, field: str) -> str:
-    """The id that the row brings, or an empty text."""
+    """The row's id, or an empty string if it has none."""
     identity = lookup(row.fields, field) if field else MISSING
     if identity is MISSING and field not in ("", _DEFAULT_ID_FIELD):
         _require([row], "data.id_field", field)
@@ -106,7 +107,10 @@ def _id(row: Row, field: str) -> str:
 
 
 def _answer(row: Row, data: DataConfig, needed: bool) -> Any:
-    """The reference answer. Built-in rewards check text and numbers; a reward of the user's own gets whatever the column holds."""
+    """The reference answer.
+
+    Built-in rewards check text and numbers. A user's reward gets whatever the column holds.
+    """
     found = lookup(row.fields, data.answer_field)
     answer = None if found is MISSING else str(found) if isinstance(found, Decimal) else found
     if needed and (isinstance(answer, bool) or not isinstance(answer, str | int | float)):
@@ -124,7 +128,7 @@ def _answer(row: Row, data: DataConfig, needed: bool) -> Any:
 
 
 def _prompt(row: Row, data: DataConfig) -> str | tuple[Message, ...]:
-    """Text stays text; with a system prompt it becomes messages. Messages stay messages."""
+    """The prompt of a row. Text stays text, or becomes messages if there is a system prompt."""
     value = lookup(row.fields, data.prompt_field)
     if isinstance(value, str):
         if not value.strip():
@@ -146,7 +150,12 @@ def _prompt(row: Row, data: DataConfig) -> str | tuple[Message, ...]:
 
 
 def check_value(where: str, field: str, value: Any) -> None:
-    """Refuse text that no tokenizer can encode, pickles, integers that are too long to print, and deep nesting."""
+    """Check that a value can be tokenized, printed and pickled.
+
+    Raises:
+        UserError: for text that no tokenizer can encode, a pickle, an integer that is too long to
+            print, or deep nesting.
+    """
     rest = [(value, 1)]
     while rest:
         part, depth = rest.pop()
@@ -173,7 +182,10 @@ def _check_text(where: str, field: str, text: str) -> None:
 
 
 def _is_encoded_pickle(text: str) -> bool:
-    """Whether text is base64 of a pickle, compressed by zlib or not (LiveCodeBench's private tests are). Looks at the first bytes only."""
+    """True if text is base64 of a pickle, with or without zlib compression.
+
+    LiveCodeBench's private tests are. Only the first bytes are read.
+    """
     try:
         head = base64.b64decode(text[:64], validate=True)
         if text.startswith("eJ"):

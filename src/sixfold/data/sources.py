@@ -1,7 +1,9 @@
-"""Where tasks come from: the arithmetic generator, reasoning-gym, a file, a dataset folder, the hub, or several of these.
+"""Load tasks: the arithmetic generator, reasoning-gym, a file, a dataset folder, the hub, or
+several.
 
-Invariants: the same configuration and seed give the same tasks in the same order; no prompt is in both halves; both come with notes on
-whatever was dropped. `datasets` is imported only for folders and the hub.
+Invariants: the same configuration and seed give the same tasks in the same order. No prompt is both
+a training and a held-out prompt. Notes report everything that was dropped. `datasets` is imported
+only for folders and the hub.
 """
 
 from __future__ import annotations
@@ -21,18 +23,18 @@ from .hub import read_dataset
 from .rows import rows_to_tasks
 from .task_set import TaskSet, drawn_tasks, prompt_key
 
-ARITHMETIC_TASKS = 20_000  # generated where data.limit does not say how many; fewer where fewer sums exist
+ARITHMETIC_TASKS = 20_000  # generated if data.limit is not set; fewer if fewer sums exist
 
 
 @dataclass
 class _Found:
-    """What was read of one source, or of all.
+    """Tasks read from one source, or from all.
 
     Args:
         train: training tasks.
-        heldout: tasks of splits that are named to be held out.
-        notes: what the user should know.
-        commit: of a hub dataset.
+        heldout: tasks of splits that are named as held out.
+        notes: messages for the user.
+        commit: commit of a hub dataset.
     """
 
     train: list[Task] = field(default_factory=list)
@@ -45,13 +47,12 @@ def load_tasks(data: DataConfig, *, seed: int, rewards: tuple[str, ...]) -> Task
     """The tasks of a recipe.
 
     Args:
-        data: the recipe's section.
+        data: the recipe's [data] section.
         seed: draws the held-out tasks and, with a limit, the rows.
-        rewards: names of the rewards that will check the tasks, for the fields they need.
+        rewards: names of the rewards that will check the tasks, which decide the required fields.
 
     Raises:
-        UserError: with file and line where there is one, for a source that is missing, empty or
-            malformed.
+        UserError: if a source is missing, empty or malformed. Names file and line where possible.
     """
     others = [name for name in data.names if name != "reasoning_gym"]
     gym_rewards = [name for name in ("reasoning_gym", "reasoning_gym_solved") if name in rewards]
@@ -66,7 +67,9 @@ def load_tasks(data: DataConfig, *, seed: int, rewards: tuple[str, ...]) -> Task
 
 
 def _mixture(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> TaskSet:
-    """Tasks of several sources. Each id gets its source's name in front, each task names its source."""
+    """Tasks of several sources. Ids get the source's name as prefix, and each task names its
+    source.
+    """
     everything, commits = _Found(), {}
     for source in data.sources:
         found = _read(_resolved(source, data), seed, rewards)
@@ -86,7 +89,7 @@ def _mixture(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> TaskSet:
 
 
 def _resolved(source: SourceConfig, data: DataConfig) -> DataConfig:
-    """The section [data] as if it had this one source."""
+    """The [data] section as if it had only this source."""
     own = {name: value for name, value in source if value is not None and name in DataConfig.model_fields}
     return data.model_copy(update={**own, "sources": ()})
 
@@ -123,7 +126,10 @@ def _sums(data: DataConfig, seed: int) -> list[Task]:
 
 
 def _set_aside(tasks: list[Task], count: int, seed: int) -> TaskSet:
-    """`count` of `tasks` become the held-out ones: those whose hash of seed and id is smallest, whatever their order in the list."""
+    """Hold out the `count` tasks whose hash of seed and id is smallest.
+
+    The order of the list does not matter.
+    """
     if count >= len(tasks):
         raise UserError(f"data.heldout = {count} of {len(tasks)} tasks leaves none to train on: lower it")
     heldout = drawn_tasks(tasks, count, seed) if count else []
@@ -132,7 +138,7 @@ def _set_aside(tasks: list[Task], count: int, seed: int) -> TaskSet:
 
 
 def _disjoint(train: list[Task], heldout: list[Task]) -> TaskSet:
-    """Training rows whose prompt is also held out are dropped, and a note says how many."""
+    """Drop training tasks whose prompt is also held out. A note says how many."""
     prompts = {prompt_key(task) for task in heldout}
     kept = [task for task in train if prompt_key(task) not in prompts]
     dropped = len(train) - len(kept)
@@ -143,9 +149,10 @@ def _disjoint(train: list[Task], heldout: list[Task]) -> TaskSet:
 
 
 def _read_splits(data: DataConfig, seed: int) -> tuple[Mapping[str, Sequence[Row]], str]:
-    """The rows of the training split and of the held-out split, if one is named, and the commit of a hub dataset.
+    """Rows by split, and the commit of a hub dataset.
 
-    For a file, the held-out split is another file.
+    The splits are the training split and the held-out split if one is named. For a file, the
+    held-out split is another file.
     """
     splits = [split for split in (data.split, data.heldout_split) if split]
     if len(set(splits)) < len(splits):

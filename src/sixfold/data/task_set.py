@@ -1,8 +1,8 @@
-"""Training and held-out tasks of a run, and the rule that no two of them share an id.
+"""Training and held-out tasks of a run, with ids that are unique across both.
 
-Sampling noise, rollout records and resume name a task by its id. Ids are unique in a file or split
-by the file's own making, but a train file and a test file often both count from 0. `TaskSet` is the
-one place where both lists meet, so it makes ids unique across them.
+Sampling noise, rollout records and resume name a task by its id. Ids are unique within a file or
+split, but a train file and a test file often both count from 0. `TaskSet` is the only place where
+both lists meet, so it makes ids unique across them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ HELDOUT_PREFIX = "heldout/"
 
 @dataclass
 class TaskSet:
-    """Tasks to train on and tasks that are never trained on.
+    """Tasks to train on, and tasks that are never trained on.
 
-    If any held-out id is also a training id, every held-out id gets the prefix "heldout/". Otherwise
-    ids stay as they are.
+    If any held-out id is also a training id, every held-out id gets the prefix "heldout/".
+    Otherwise ids stay unchanged.
 
     Args:
         train: training tasks.
         heldout: held-out tasks.
-        notes: one line for each thing that the user should know, such as dropped rows.
+        notes: messages for the user, one line each, such as dropped rows.
+        weights: relative share of each step's prompts by `Task.source`. Empty: all tasks are drawn
+            alike.
         hub_commits: commit of each hub dataset by its id.
-        weights: share of each step's prompts by `Task.source`, relative to each other. Empty: all
-            tasks are drawn alike.
 
     Raises:
         UserError: if an id repeats within one of the lists.
@@ -53,7 +53,7 @@ class TaskSet:
 
 
 def given_tasks(tasks: Iterable[Any], heldout: Iterable[Any]) -> TaskSet:
-    """Tasks that the caller of `sixfold.train` made.
+    """Task set from the arguments of `sixfold.train`.
 
     Args:
         tasks: training tasks. At least one.
@@ -73,10 +73,10 @@ def given_tasks(tasks: Iterable[Any], heldout: Iterable[Any]) -> TaskSet:
 
 
 def drawn_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
-    """`count` of the tasks (0: all), drawn by seed: those whose hash of seed and id is smallest.
+    """Draw `count` of the tasks (0: all): those whose hash of seed and id is smallest.
 
-    Files are often sorted, so the first tasks of a list stand for nothing. The draw does not depend
-    on the order of the list, and a larger count draws the same tasks and more.
+    Files are often sorted, so the first tasks of a list are not representative. The draw does not
+    depend on the order of the list, and a larger count draws the same tasks and more.
     """
     if not count:
         return list(tasks)
@@ -84,7 +84,7 @@ def drawn_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
 
 
 def few_tasks_notes(tasks: TaskSet, per_step: int) -> list[str]:
-    """A note for each source that has fewer training tasks than its share of a step."""
+    """A note for each source with fewer training tasks than its share of a step."""
     if not tasks.weights:
         count = len(tasks.train)
         return (
@@ -104,7 +104,7 @@ def few_tasks_notes(tasks: TaskSet, per_step: int) -> list[str]:
 
 
 def prompt_key(task: Task) -> str:
-    """Equal for two tasks exactly when their prompts are equal."""
+    """A key that is equal for two tasks exactly if their prompts are equal."""
     return task.prompt if isinstance(task.prompt, str) else "\0".join(f"{m['role']}\0{m['content']}" for m in task.prompt)
 
 
@@ -117,7 +117,11 @@ def _checked(argument: str, given: Iterable[Any]) -> list[Task]:
 
 
 def _given_task(where: str, task: Task) -> Task:
-    """The task with a text id and with its messages in a tuple. Raises UserError for a task that cannot be trained on."""
+    """The task with its id as text and its messages as a tuple.
+
+    Raises:
+        UserError: if the task cannot be trained on.
+    """
     identity, prompt = task.id if isinstance(task.id, str) else "", task.prompt
     if isinstance(task.id, Integral) and not isinstance(task.id, bool):
         identity = str(task.id)
@@ -153,7 +157,7 @@ def _check_unique(tasks: Sequence[Task], which: str) -> None:
 
 
 def _apart(train: Sequence[Task], heldout: list[Task]) -> list[Task]:
-    """The held-out tasks, renamed if any of their ids is a training id."""
+    """The held-out tasks, renamed if any of their ids is also a training id."""
     taken = {task.id for task in train}
     if taken.isdisjoint(task.id for task in heldout):
         return heldout

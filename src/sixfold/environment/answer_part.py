@@ -1,8 +1,9 @@
-"""The part of a completion that is its answer: what follows the last thought.
+"""The part of a completion that is its answer: the text after the last thought.
 
-Think blocks are tags (<think>, [THINK], ...) or, for gpt-oss, channels: analysis and commentary are thoughts,
-and the final channel is the answer. A completion whose last thought is not finished has no answer. If the
-prompt opened the block, rewards read the completion with the opening tag before it.
+Think blocks are tags (<think>, [THINK], ...) or, for gpt-oss, channels: analysis and commentary are
+thoughts, and the final channel is the answer. A completion whose last thought is not finished has
+no answer. If the prompt opened the block, rewards read the completion with the opening tag before
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _CLOSING = re.compile(r"</(?:think|thinking|thought|reasoning|seed:think)>|\[/TH
 
 
 def answer_part(completion: str) -> str:
-    """What follows the last finished thought; empty where a thought is still open."""
+    """The text after the last finished thought; empty if a thought is still open."""
     end = max((found.end() for found in _CLOSING.finditer(completion)), default=0)
     answer = completion[end:]
     return "" if _OPENING.search(answer) else answer

@@ -1,7 +1,7 @@
-"""Sums with worked traces, made from a seed: the tasks of the demo, and the reward that checks them.
+"""Sums with worked solutions, generated from a seed: the demo tasks, and their reward.
 
-Invariant: no two tasks of one call have the same operands in any order, so however the list is split, no sum that was trained on is
-held out with its terms swapped.
+Invariant: no two tasks of one call have the same operands in any order. However the list is split,
+no training sum is held out with its terms swapped.
 """
 
 from __future__ import annotations
@@ -19,25 +19,34 @@ _INTEGER = re.compile(r"-?[0-9]+")
 
 
 def arithmetic_tasks(count: int, *, terms: int, digits: int, seed: int) -> list[Task]:
-    """`count` different sums of `terms` numbers of at most `digits` digits; the same arguments give the same list.
+    """Different sums of random numbers. The same arguments give the same list.
 
-    Raises UserError when fewer than `count` sums exist (terms in another order are the same sum).
+    Args:
+        count: number of tasks.
+        terms: numbers per sum.
+        digits: maximum digits per number.
+        seed: random seed.
+
+    Raises:
+        UserError: if fewer than `count` sums exist. Sums with reordered terms count as one.
     """
     rng = random.Random(f"arithmetic/{terms}/{digits}/{seed}")
     return [_task(operands) for operands in _distinct_operands(count, terms, 10**digits, rng)]
 
 
 def arithmetic_reward(completion: str, task: Task) -> float:
-    """1.0 if the last integer after all thoughts is the answer, else 0.0 (also where there is no integer)."""
+    """1.0 if the last integer after all thoughts is the answer, otherwise 0.0."""
     integers = _INTEGER.findall(answer_part(completion))
     return float(bool(integers) and _canonical(integers[-1]) == _canonical(str(task.answer)))
 
 
 def worked_trace(operands: tuple[int, ...]) -> str:
-    """The column sums from the right, then the answer: 347+58 gives `7+8=15;4+5+1=10;3+0+1=4;#405`.
+    """Column sums from the right, then the answer: 347+58 gives `7+8=15;4+5+1=10;3+0+1=4;#405`.
 
-    Each column adds one digit of every number (0 where a number is shorter) and, after the first, the carry, which is always the last term:
-    what a step needs stands at fixed places. The sum's last digit is the column's digit of the answer, what is before it is the carry.
+    Each column adds one digit of every number (0 where a number is shorter) and, after the first
+    column, the carry, which is always the last term. Thus everything that a step needs is at a
+    fixed place. The last digit of the column's sum is the digit of the answer; the digits before it
+    are the carry.
     """
     columns = []
     carry = 0
@@ -61,7 +70,7 @@ def _distinct_operands(count: int, terms: int, below: int, rng: random.Random) -
     possible = comb(below + terms - 1, terms)
     if count > possible:
         raise UserError(f"{count} sums of {terms} numbers below {below} were asked for and {possible} exist: raise data.arithmetic.digits")
-    if 2 * count > possible:  # drawing until enough are new would not end soon
+    if 2 * count > possible:  # rejection sampling would take too long
         multisets = list(combinations_with_replacement(range(below), terms))
         return [tuple(rng.sample(operands, terms)) for operands in rng.sample(multisets, count)]
     drawn: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -72,6 +81,9 @@ def _distinct_operands(count: int, terms: int, below: int, rng: random.Random) -
 
 
 def _canonical(integer: str) -> str:
-    """The digits without leading zeros. Compared as text: int() refuses numbers of more than 4300 digits, which a model may write."""
+    """The integer without leading zeros, as text.
+
+    int() refuses numbers of more than 4300 digits, and a model may write such a number.
+    """
     digits = integer.lstrip("-").lstrip("0")
     return f"-{digits}" if integer.startswith("-") and digits else digits or "0"

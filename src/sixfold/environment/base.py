@@ -1,4 +1,4 @@
-"""The environment role: what the controller asks of whatever says how good a trajectory is."""
+"""The environment role: a protocol for scoring trajectories."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from ..types import Group
 
 
 class EnvironmentRole(Protocol):
-    """Trajectory -> reward. Sees text and tasks, never a logit."""
+    """Turns trajectories into rewards. It sees text and tasks, never logits."""
 
     def score(self, groups: Sequence[Group], *, expected: int = 0) -> None:
-        """Fill `trajectory.reward` of every trajectory of `groups` that has none; one that has been scored is left as it is.
+        """Fill `trajectory.reward` of every trajectory that has none. Others are left unchanged.
 
-        expected: trajectories that the step will come to, where these are a part of them.
+        A failed check is a `Reward` whose value is None and whose error is one line. It never
+        becomes a number.
 
-        A check that fails is a `Reward` whose value is None and whose error is one line; it never becomes a number.
+        Args:
+            groups: trajectories by task.
+            expected: total number of trajectories of the step, if `groups` is only a part of them.
         """
 
     def close(self) -> None:
-        """Give back processes and files. A second call does nothing."""
+        """Release processes and files. A second call does nothing."""

@@ -1,4 +1,7 @@
-"""Reward functions given as Python objects: functions, lambdas, partials, bound methods and callable objects."""
+"""Reward functions given as Python objects.
+
+They may be functions, lambdas, partials, bound methods or callable objects.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +32,21 @@ def check_callable(reward: Any) -> None:
         inspect.signature(reward).bind("completion", None, **dict.fromkeys(asked_of(reward)))
     except TypeError as error:
         raise UserError(f"reward {callable_name(reward)} cannot be called with a completion and a task ({error}): {FORMS}") from error
-    except ValueError:  # written in C, without a signature
+    except ValueError:  # a C function without a signature
         return
 
 
 def takes_groups(reward: Callable[..., Any]) -> bool:
-    """Whether it has TRL's form: a parameter named `completions`, or nothing but `**kwargs`."""
+    """True if the reward has TRL's form: a parameter named `completions`, or only `**kwargs`."""
     try:
         parameters = inspect.signature(reward).parameters
-    except ValueError:  # written in C, without a signature
+    except ValueError:  # a C function without a signature
         return False
     return "completions" in parameters or [p.kind for p in parameters.values()] == [inspect.Parameter.VAR_KEYWORD]
 
 
 def callable_name(reward: Callable[..., Any]) -> str:
-    """The name under which a reward is logged."""
+    """Name under which a reward is logged."""
     while isinstance(reward, partial):
         reward = reward.func
     named = isinstance(reward, FunctionType | MethodType | BuiltinFunctionType)

@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym: that library's own generators and its own scorers, as they are. Needs the extra `gym`."""
+"""Tasks of reasoning-gym, with that library's generators and scorers. Needs the extra `gym`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from .gym_traces import gym_trace
 
 
 def gym_tasks(names: Sequence[str], size: int, seed: int, options: Sequence[str] = ()) -> list[Task]:
-    """`size` tasks of each named dataset, with worked solutions where `gym_traces` knows the steps.
+    """`size` tasks of each named dataset, with worked solutions where `gym_traces` has the steps.
 
     Args:
         names: datasets of the library.
-        size: tasks per dataset, where `options` do not give its `size`.
-        seed: of the generators, where `options` do not give a `seed`.
+        size: tasks per dataset, unless `options` give a `size`.
+        seed: seed of the generators, unless `options` give a `seed`.
         options: settings of the generators, as `DATASET.NAME=VALUE`.
 
     Raises:
-        UserError: an unknown dataset or option, a bad value, or the library is not installed.
+        UserError: for an unknown dataset or option, for a bad value, or if the library is not
+            installed.
     """
     factory = _library().factory
     settings = gym_options(options, names)
@@ -45,8 +46,10 @@ def gym_tasks(names: Sequence[str], size: int, seed: int, options: Sequence[str]
 def gym_options(options: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Options by dataset: `chain_sum.max_terms=4` becomes {"chain_sum": {"max_terms": 4}}.
 
-    A value is read as JSON where it is JSON, otherwise as text. Raises UserError for another form,
-    and for a dataset that is not among `names`.
+    A value is parsed as JSON if possible, otherwise it is text.
+
+    Raises:
+        UserError: for an option of another form, or for a dataset that is not in `names`.
     """
     found: dict[str, dict[str, Any]] = {name: {} for name in names}
     for option in options:
@@ -64,21 +67,23 @@ def gym_options(options: Sequence[str], names: Sequence[str]) -> dict[str, dict[
 
 
 def gym_reward(completion: str, task: Task) -> float:
-    """The library's score of the answer, 0 to 1. The answer is what stands in the last `<answer>` tag, else what follows the last `#`, else all.
+    """The library's score of the answer, 0 to 1.
 
-    An answer that holds a `#` itself (a grid of some games) needs the tag.
+    The answer is the content of the last `<answer>` tag, otherwise the text after the last `#`,
+    otherwise the whole text. An answer that contains `#` (such as the grid of some games) needs the
+    tag.
     """
     entry = {"question": task.prompt_text, "answer": task.answer, "metadata": task.columns["metadata"]}
     return float(_scorer(task.columns["dataset"])(submitted_answer(completion), entry))
 
 
 def gym_solved(completion: str, task: Task) -> float:
-    """1 if the library gives the answer full marks, otherwise 0: no partial credit to collect."""
+    """1 if the library gives the answer full marks, otherwise 0: there is no partial credit."""
     return float(gym_reward(completion, task) >= 1)
 
 
 def submitted_answer(completion: str) -> str:
-    """The part of a completion that is scored. Thoughts are not."""
+    """The part of a completion that is scored, without thoughts."""
     completion = answer_part(completion)
     tagged = completion.rpartition("<answer>")
     if tagged[1]:

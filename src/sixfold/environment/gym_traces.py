@@ -1,7 +1,8 @@
-"""Worked solutions of reasoning-gym tasks, for the warm-up: the library gives only the final answer.
+"""Worked solutions of reasoning-gym tasks, for warm-up: the library gives only the final answer.
 
-A model from scratch cannot produce a sum of six terms in one go, but it can learn to write down the steps. Each solution ends with
-`#` and the answer, which `gym_reward` scores. Datasets that are not in `TRACES` are imitated by their bare answers.
+A model trained from scratch cannot compute a sum of six terms in one go, but it can learn to write
+down the steps. Each solution ends with `#` and the answer, which `gym_reward` scores. For datasets
+that are not in `TRACES`, the worked solution is the answer alone.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ _TERM = re.compile(r"([+-]?)\s*(\d+)")
 
 
 def gym_trace(name: str, entry: Mapping[str, Any]) -> str | None:
-    """The worked solution of an entry of dataset `name`; None where its answer has no steps to show."""
+    """Worked solution of an entry of dataset `name`. None if the dataset is not in `TRACES`."""
     steps = TRACES.get(name)
     return None if steps is None else f"{';'.join(steps(entry['metadata']))}#{entry['answer']}"
 
 
 def running_totals(metadata: Mapping[str, Any]) -> list[str]:
-    """Sums of two numbers, one for each further term: `4 - 1 - 7` gives `4-1=3`, `3-7=-4`."""
+    """Partial sums, one for each further term: `4 - 1 - 7` gives `4-1=3`, `3-7=-4`."""
     total: int | None = None
     steps = []
     for sign, digits in _TERM.findall(metadata["expression"]):
@@ -45,4 +46,4 @@ def euclid(metadata: Mapping[str, Any]) -> list[str]:
 
 
 TRACES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {"chain_sum": running_totals, "gcd": euclid}
-"""Dataset -> the steps of its solution, from the metadata of an entry."""
+"""Dataset name -> function from an entry's metadata to the steps of its solution."""

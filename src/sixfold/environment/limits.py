@@ -1,8 +1,8 @@
-"""Bounds on what checking one answer may cost, and whose fault it is if a bound is exceeded.
+"""Limits on the cost of checking one answer, and who is blamed if a limit is exceeded.
 
-Failures of a check count as failures of the checker, which stop a run if there are too many. A reward that
-has understood its reference answer calls `blame_answer`: from then on a time-out or the death of its
-process means that the answer is wrong.
+By default the checker is blamed for a failed check; too many such failures stop a run. A reward
+that has understood its reference answer calls `blame_answer`. After that, a time-out or the death
+of the process means that the answer is wrong.
 """
 
 from __future__ import annotations
@@ -15,21 +15,27 @@ from contextlib import contextmanager
 from types import FrameType
 
 WORKER_MEMORY_BYTES = 3 << 30
-"""Address space of a worker that runs only built-in rewards. Enough for their libraries."""
+"""Maximum address space of a worker that runs only built-in rewards, in bytes. Enough for their
+libraries.
+"""
 
-_REPEAT_S = 0.05  # libraries swallow an exception now and then: raise it again
+_REPEAT_S = 0.05  # libraries sometimes swallow the exception: raise it again
 
 
 class OutOfTime(BaseException):
-    """The time limit was reached. Not an Exception: libraries catch those and go on."""
+    """The time limit was reached.
+
+    It is not an Exception, because libraries catch those and continue.
+    """
 
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
     """Raise OutOfTime in the block after `seconds` of CPU time.
 
-    Only in the main thread, and only if nobody else uses the timer of user time; elsewhere there is no
-    limit. CPU time and not wall time: a busy machine must not make answers wrong. It costs about 10 microseconds.
+    The limit applies only in the main thread, and only if the timer of user time (ITIMER_VIRTUAL)
+    is free. It counts CPU time, not wall time: a busy machine must not make answers wrong. It costs
+    about 10 microseconds.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getitimer(signal.ITIMER_VIRTUAL)[0]:
         yield
@@ -51,7 +57,7 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
 
 def limit_memory() -> None:
-    """Bound the address space of this process: an allocation beyond it raises MemoryError."""
+    """Limit the address space of this process: an allocation beyond it raises MemoryError."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     bound = WORKER_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(WORKER_MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
@@ -61,11 +67,11 @@ _on_blame: list[Callable[[], None]] = []
 
 
 def blame_answer() -> None:
-    """Say that the reference answer is sound: what fails from here on is the fault of the answer."""
+    """Declare the reference answer sound: later failures of this check count against the answer."""
     for tell in _on_blame:
         tell()
 
 
 def on_blame(tell: Callable[[], None]) -> None:
-    """Have `blame_answer` call `tell`: how a worker learns of it."""
+    """Register `tell`, which `blame_answer` calls. A worker learns of the blame through it."""
     _on_blame[:] = [tell]

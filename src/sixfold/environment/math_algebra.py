@@ -1,7 +1,9 @@
-"""Equality of two expressions by math-verify, behind limits that keep the CAS from hanging. Model text is parsed, never evaluated as code.
+"""Equality of two expressions by math-verify, within limits that keep the CAS from hanging.
 
-The limits on text stop what is known to hang, a limit on CPU time stops the rest. Run it in a process that can be killed all the same: no
-limit inside a process stops a single long operation on integers. math-verify's own timeouts are off: they cancel anybody else's alarm.
+Text of the model is parsed, never evaluated as code. Limits on the text stop expressions known to
+hang; a limit on CPU time stops the rest. Still run it in a process that can be killed: no limit
+inside a process stops a single long operation on integers. math-verify's own timeouts are off: they
+cancel alarms that other code has set.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 from .limits import OutOfTime, blame_answer, cpu_limit
 from .math_constants import same_value
 
-MAX_SECONDS = 1.5  # of CPU time for all of one check; almost all take less than a tenth
+MAX_SECONDS = 1.5  # CPU time of one whole check; almost all take less than a tenth
 MAX_GOLD_SECONDS = 5.0  # of CPU time
 MAX_CHARACTERS = 400
 MAX_DEPTH = 10
@@ -34,7 +36,7 @@ _COMMAND_NAMES = """
 _KNOWN_COMMANDS = frozenset(_COMMAND_NAMES.split())
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _FUNCTION = re.compile(r"\\(?:a?(?:rc)?(?:sin|cos|tan)h?|cot|sec|csc|log|ln|exp)(?![A-Za-z])|[^\s]")
-_ALIEN = re.compile(r"""["`;@#$]|__|\.\s*[A-Za-z_]""")  # of no formula, and of much code
+_ALIEN = re.compile(r"""["`;@#$]|__|\.\s*[A-Za-z_]""")  # found in no formula, and in much code
 _BINOMIAL = re.compile(r"\\binom\s*(?:\{\s*\d{1,3}\s*\}|\d)\s*(?:\{\s*\d{1,3}\s*\}|\d)")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?|\.\d+|\{\s*\d+(?:\.\d+)?\s*\})\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
 _UPRIGHT = re.compile(r"\\text\s*\{\s*([eix])\s*\}")
@@ -44,7 +46,7 @@ _JOINED_DIGITS = re.compile(r"(?<![\d_^])\d+\s+\d")  # the parser adds them: 3 f
 
 
 class BadReference(Exception):
-    """The reference answer makes the CAS fail: the task is at fault, not the answer."""
+    """The CAS fails on the reference answer: the task is wrong, not the answer."""
 
 
 def load_cas() -> None:
@@ -53,16 +55,22 @@ def load_cas() -> None:
 
 
 class Budget:
-    """CPU seconds that the comparisons of one check may still take, together."""
+    """CPU seconds left for all comparisons of one check."""
 
     seconds = MAX_SECONDS
 
 
 def equal_by_algebra(answer: str, gold: str, budget: Budget | None = None) -> bool:
-    """Whether two normalised expressions are equal for the CAS.
+    """True if the CAS finds two normalised expressions equal.
 
-    Exact: a decimal is the rational that it spells, never an approximation. An answer beyond the limits, undefined, or with a symbol that
-    the gold lacks is not equal; nor is one on which the CAS fails.
+    The comparison is exact: a decimal is the rational that it spells, never an approximation. An
+    answer is not equal if it exceeds the limits, is undefined, has a symbol that the gold lacks, or
+    makes the CAS fail.
+
+    Args:
+        answer: normalised answer.
+        gold: normalised reference answer.
+        budget: CPU time left for this check. None: a new budget.
 
     Raises:
         BadReference: if the CAS fails on the gold.
@@ -79,7 +87,7 @@ def equal_by_algebra(answer: str, gold: str, budget: Budget | None = None) -> bo
     try:
         with cpu_limit(budget.seconds):
             return _equal(_parsed(_exact(answer)), gold_expression)
-    except Exception:  # noqa: BLE001  the CAS raises whatever it likes on what a model may write
+    except Exception:  # noqa: BLE001  the CAS may raise anything on text of a model
         return False
     finally:
         budget.seconds -= time.process_time() - start
@@ -87,7 +95,7 @@ def equal_by_algebra(answer: str, gold: str, budget: Budget | None = None) -> bo
 
 @lru_cache(maxsize=4096)
 def _parsed_gold(gold: str) -> Any:
-    load_cas()  # not under the limit
+    load_cas()  # outside the limit
     try:
         with cpu_limit(MAX_GOLD_SECONDS):
             return _parsed(_exact(gold))
@@ -96,7 +104,10 @@ def _parsed_gold(gold: str) -> Any:
 
 
 def _equal(answer: Any, gold: Any) -> bool:
-    """Equality of two parsed expressions: constants by value, others by math-verify (gold first: a set may answer an inequality, not the reverse)."""
+    """Equality of two parsed expressions: constants by value, others by math-verify.
+
+    The gold goes first: a set may answer an inequality, but not the reverse.
+    """
     from math_verify import verify
 
     if gold is None or answer is None:
@@ -111,7 +122,10 @@ def _equal(answer: Any, gold: Any) -> bool:
 
 
 def _same_constant(answer: Any, gold: Any) -> bool | None:
-    """Equality of constants; False also for an answer without a value; None where there is more to compare than values."""
+    """Equality of constants; False also for an answer without a value.
+
+    None if the expressions are not constants and must be compared in another way.
+    """
     from sympy import Expr
 
     if not isinstance(answer, Expr):
@@ -122,10 +136,11 @@ def _same_constant(answer: Any, gold: Any) -> bool | None:
 
 
 def _with_imaginary_unit(answer: Any, gold: Any) -> tuple[Any, Any]:
-    """Both sides with i as the imaginary unit and all other symbols real, if either side has i and both have a variable too.
+    """Both sides with i as the imaginary unit and all other symbols real.
 
-    The parser assumes variables to be real only where it sees no sign of complex numbers, so that x on one
-    side would differ from x on the other.
+    This applies if either side has i and there is also a variable. The parser assumes variables to
+    be real only where it sees no sign of complex numbers, so x on one side would differ from x on
+    the other.
     """
     from sympy import Expr, I, Symbol
 
@@ -164,7 +179,9 @@ def _depth(text: str) -> int:
 
 
 def _nested_functions(text: str) -> int:
-    """How deep functions stand inside functions: 2 for \\sin(\\cos x). simplify() needs time exponential in it."""
+    r"""Nesting depth of functions: 2 for \sin(\cos x). simplify() takes time exponential in
+    it.
+    """
     deepest = depth = waiting = 0  # waiting: functions whose argument has not begun
     opened: list[int] = []
     for token in _FUNCTION.findall(text):
@@ -182,7 +199,11 @@ def _nested_functions(text: str) -> int:
 
 
 def _powers_are_small(text: str) -> bool:
-    """No exponent of more than three digits, no tower of numbers, and no stack of brackets whose exponents multiply beyond three digits."""
+    """True if all powers are small enough to compute.
+
+    Not allowed: an exponent of more than three digits, a tower of numbers, or stacked brackets
+    whose exponents multiply to more than three digits.
+    """
     stacked = 1
     for match in re.finditer(r"\^|\*\*", text):
         exponent = _group_after(text, match.end())
@@ -199,7 +220,9 @@ def _powers_are_small(text: str) -> bool:
 
 
 def _group_after(text: str, start: int) -> str:
-    """The exponent that starts at `start`: a bracketed group, or up to the next operator."""
+    """The exponent that starts at `start`: a bracketed group, or the text up to the next
+    operator.
+    """
     start += len(text[start:]) - len(text[start:].lstrip())
     if text[start : start + 1] not in ("{", "("):
         return re.split(r"[+*/=,\s)}]", text[start:], maxsplit=1)[0]
@@ -212,7 +235,7 @@ def _group_after(text: str, start: int) -> str:
 
 
 def _factorials_are_small(text: str) -> bool:
-    """A factorial or binomial only of literals of at most three digits."""
+    """True if factorials and binomials have only literals of at most three digits."""
     if "!" not in text and "\\binom" not in text:
         return True
     if len(_BINOMIAL.findall(text)) != text.count("\\binom"):
@@ -221,7 +244,10 @@ def _factorials_are_small(text: str) -> bool:
 
 
 def _exact(text: str) -> str:
-    """Decimals as fractions, so that nothing in the CAS is a float and nothing is equal only to six digits. Degrees in radians, upright e and i."""
+    """Rewrite decimals as fractions, degrees as radians, and upright e and i as symbols.
+
+    Without this the CAS would use floats and compare only six digits.
+    """
     if "\\text" in text:
         text = _UPRIGHT.sub(r"\1", _CIS.sub(r"e^{i\1}", text))
     text = _DEGREES.sub(r"{(\\frac{\1\\pi}{180})}", text)
@@ -229,7 +255,10 @@ def _exact(text: str) -> str:
 
 
 def _same_kind(answer: Any, gold: Any) -> bool:
-    """False where equality by numbers would lie: nan, a rational against an irrational, a symbol that the gold does not have."""
+    """False where numerical equality would mislead.
+
+    These are nan, a rational against an irrational, and a symbol that the gold does not have.
+    """
     from sympy import Expr, nan, zoo
 
     if not isinstance(answer, Expr) or not isinstance(gold, Expr):
@@ -240,7 +269,10 @@ def _same_kind(answer: Any, gold: Any) -> bool:
 
 
 def _differ_in_value(answer: Any, gold: Any) -> bool:
-    """True where 15 digits at one point tell two expressions apart. The point of it is speed: simplify() takes seconds to find no equality."""
+    """True if 15 digits at one point tell two expressions apart.
+
+    It is a shortcut for speed: simplify() takes seconds to find no equality.
+    """
     from sympy import Expr, Float
 
     if not isinstance(answer, Expr) or not isinstance(gold, Expr):
@@ -255,7 +287,7 @@ def _differ_in_value(answer: Any, gold: Any) -> bool:
 
 @lru_cache(maxsize=4096)  # the K samples of a task share its gold, and many of them an answer
 def _parsed(latex: str) -> Any:
-    """A sympy object, or None where math-verify's LaTeX parser finds none."""
+    """A sympy object, or None if math-verify's LaTeX parser finds none."""
     from math_verify import LatexExtractionConfig, parse
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off

@@ -1,10 +1,12 @@
-"""The reward for mathematics: is the final answer of a completion equal to the task's?
+r"""The reward for mathematics: is the final answer of a completion equal to the task's?
 
-Cast: `math_extraction` finds the answer, `math_numbers` makes text and exact numbers of it, `math_choices`, `math_times` and `math_intervals`
-know options, times of day and sets of reals, `math_algebra` asks the CAS about the rest.
+`math_extraction` finds the answer. `math_numbers` converts it to normalised text and exact numbers.
+`math_choices`, `math_times` and `math_intervals` handle options, times of day and sets of reals.
+`math_algebra` asks the CAS about the rest.
 
-Invariants: no answer makes the check fail: what raises, or takes too long, is a wrong answer. An equivalent answer earns 1 (1/2, 0.5 and
-\\frac{1}{2} are one), an approximation of an exact gold earns 0, a restatement of the question earns 0, and the text of the model is never run.
+Invariants: no answer makes the check fail: an answer that raises, or takes too long, is wrong. An
+equivalent answer earns 1 (1/2, 0.5 and \frac{1}{2} are equal). An approximation of an exact gold
+earns 0, a restatement of the question earns 0, and text of the model is never executed.
 """
 
 from __future__ import annotations
@@ -35,9 +37,10 @@ _MULTIPLICATION = re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])|×|·")
 
 
 def math_reward(completion: str, task: Task) -> float:
-    """1.0 if the final answer of `completion` equals `task.answer`, else 0.0. Also 0.0 for an answer that cannot be checked within the limits.
+    """1.0 if the final answer of `completion` equals `task.answer`, otherwise 0.0.
 
-    Most answers are settled as text or as exact numbers. The rest goes to a CAS, behind limits on what it computes.
+    An answer that cannot be checked within the limits earns 0.0. Most answers are decided as text
+    or as exact numbers. The rest goes to a CAS, with limits on what it computes.
 
     Raises:
         ValueError: for a task without an answer.
@@ -71,7 +74,7 @@ def _accepts(answer: str, gold: str, prompt: str) -> bool:
 
 
 def _equivalent(answer: str, gold: str, budget: Budget) -> bool:
-    """Whether two normalised answers are the same: as text, as lists of answers, as quantities, then by algebra."""
+    """True if two normalised answers are equal as text, lists, quantities, or by algebra."""
     if answer == gold:
         return True
     same = same_time(answer, gold)
@@ -89,18 +92,22 @@ def _equivalent(answer: str, gold: str, budget: Budget) -> bool:
     if answer_parts and gold_parts:
         return _same_lists(answer_parts, gold_parts, budget)
     if answer_parts and not answer_parts[0] and region(gold) is not None:
-        return False  # the ends of an interval are not the interval
+        return False  # the endpoints of an interval are not the interval
     return _same_measure(quantity(answer), quantity(gold), budget)
 
 
 def _same_ordinal(answer: str, gold: str) -> bool | None:
-    """Whether both are the same ordinal, as words or digits; None if one of them is no ordinal."""
+    """True if both are the same ordinal, as words or digits. None if one of them is not an
+    ordinal.
+    """
     left, right = ordinal(answer, words=True), ordinal(gold, words=True)
     return None if left is None or right is None else left == right
 
 
 def _same_measure(answer: Quantity, gold: Quantity, budget: Budget) -> bool:
-    """Whether two numbers or expressions with their units are equal. Of all units only degrees and cents are converted."""
+    """True if two numbers or expressions with units are equal. Only degrees and cents are
+    converted.
+    """
     units = {answer.unit, gold.unit}
     if units == {"$", "¢"} and answer.value is not None and gold.value is not None:
         return answer.value * (100 if answer.unit == "$" else 1) == gold.value * (100 if gold.unit == "$" else 1)
@@ -120,9 +127,10 @@ def _in_radians(angle: Quantity) -> str:
 
 
 def _same_quantity(answer: Quantity, gold: Quantity) -> bool:
-    """Equal values. A percentage is a hundredth, or the bare figure where one side speaks of per cent and the other need not: 50 for 50%.
+    """True if the values are equal.
 
-    The bare figure counts only above 1: 0.5% is not the ratio 0.5.
+    If only one side is a percentage, it equals the hundredth (50% = 0.5). It also equals the bare
+    number, as in 50 for 50%, but only above 1: 0.5% is not the ratio 0.5.
     """
     assert answer.value is not None and gold.value is not None
     if (answer.unit == "%") == (gold.unit == "%"):
@@ -132,7 +140,7 @@ def _same_quantity(answer: Quantity, gold: Quantity) -> bool:
 
 
 def _unassigned(answer: str, gold: str) -> tuple[str, str]:
-    """Both sides without `x =` or `x \\in` where only one of them has it."""
+    r"""Both sides, without `x =` or `x \in` if only one of them has it."""
     if bool(_MEMBER.match(answer)) != bool(_MEMBER.match(gold)):
         answer, gold = _MEMBER.sub("", answer), _MEMBER.sub("", gold)
     if "=" in answer and "=" not in gold:
@@ -148,7 +156,10 @@ def _value_of(text: str) -> str:
 
 
 def _words(text: str) -> str | None:
-    """The words of an answer that is a name or an option (`\\text{Evelyn}`, `(C)`), or None. Letters' case counts only for options."""
+    r"""The words of an answer that is a name or an option (`\text{Evelyn}`, `(C)`), or None.
+
+    The case of letters counts only for options.
+    """
     text, wrapped = _TEXT.subn(r"\1", text)
     text = " ".join(text.split()).rstrip(".")
     option = re.fullmatch(r"\(\s*([A-Za-z])\s*\)", text)
@@ -160,7 +171,10 @@ def _words(text: str) -> str | None:
 
 
 def _list_parts(text: str) -> tuple[str, list[str]] | None:
-    """An enumeration taken apart: ("()", ["1", "2"]) for (1,2), ("", [...]) without brackets; None if there is no comma at the top."""
+    """Split an enumeration: ("()", ["1", "2"]) for (1,2), ("", [...]) without brackets.
+
+    None if there is no comma at the top level.
+    """
     kind, inside = "", text
     for opening, closings in (("(", ")]"), ("[", ")]"), ("\\{", ("\\}",))):
         for closing in closings:
@@ -169,7 +183,7 @@ def _list_parts(text: str) -> tuple[str, list[str]] | None:
     parts, depth, start = [], 0, 0
     for position, character in enumerate(inside):
         depth += (character in "([{") - (character in ")]}")
-        if depth < 0:  # the brackets at the ends are not a pair: (1,2) \cup (3,4)
+        if depth < 0:  # the outer brackets are not a pair: (1,2) \cup (3,4)
             return None
         if character == "," and depth == 0:
             parts.append(inside[start:position].strip())
@@ -180,7 +194,10 @@ def _list_parts(text: str) -> tuple[str, list[str]] | None:
 
 
 def _same_lists(answer: tuple[str, list[str]], gold: tuple[str, list[str]], budget: Budget) -> bool:
-    """Pairs and intervals in order, sets and bare lists in any. A set is not a pair, and [1,2] is not (1,2). Members of a set count once."""
+    """Compare pairs and intervals in order, sets and bare lists in any order.
+
+    A set is not a pair, and [1,2] is not (1,2). Repeated members of a set count once.
+    """
     (answer_kind, answers), (gold_kind, golds) = answer, gold
     if (answer_kind and gold_kind and answer_kind != gold_kind) or max(len(answers), len(golds)) > MAX_PARTS:
         return False
@@ -202,7 +219,10 @@ def _same_lists(answer: tuple[str, list[str]], gold: tuple[str, list[str]], budg
 
 
 def _echoes(answer: str, gold: str, prompt: str) -> bool:
-    """Whether the answer is an expression of the question that is left to be worked out. A decimal is worked out, with a unit or without."""
+    """True if the answer is an expression of the question that still has to be worked out.
+
+    A decimal counts as worked out, with or without a unit.
+    """
     if not prompt or _WORKED_OUT.fullmatch(answer):
         return False
     squashed = _squashed(answer)
@@ -212,6 +232,9 @@ def _echoes(answer: str, gold: str, prompt: str) -> bool:
 
 
 def _squashed(text: str) -> str:
-    """For the search of echoes only: no spaces, one multiplication sign, one spelling of fractions. Never for equality."""
+    """Text without spaces, with one multiplication sign and one spelling of fractions.
+
+    Only for finding echoes, never for equality.
+    """
     text = re.sub(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", _MULTIPLICATION.sub("*", text))
     return re.sub(r"[\s{}$]", "", text)

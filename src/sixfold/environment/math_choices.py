@@ -1,4 +1,4 @@
-"""Options of multiple choice: `C`, `(C)`, `\\textbf{(C) } 12`, `C. Paris`, `Option C`."""
+r"""Multiple-choice options: `C`, `(C)`, `\textbf{(C) } 12`, `C. Paris`, `Option C`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ _OPTION_OF_PROMPT = r"(?<![A-Za-z\\])\(?{letter}\s*[).:]\s*(?P<text>.+?)(?=\s*(?
 
 
 class Choice(NamedTuple):
-    """letter: the option. text: what the answer says that the option is, often nothing."""
+    """An option.
+
+    Attributes:
+        letter: letter of the option.
+        text: text beside the letter, often empty.
+    """
 
     letter: str
     text: str
@@ -31,7 +36,7 @@ class Choice(NamedTuple):
 
 @lru_cache(maxsize=1024)  # the K samples of a task share its reference answer
 def choice(text: str) -> Choice | None:
-    """The option that a normalised answer names, or None. Nothing that names a second option."""
+    """The option that a normalised answer names, or None if it does not name exactly one."""
     text = _WRAPPED_WORD.sub(r"\1", text.replace("**", "")).strip()
     for form in _FORMS:
         match = form.fullmatch(text)
@@ -43,10 +48,10 @@ def choice(text: str) -> Choice | None:
 
 
 def same_choice(answer: str, gold: str, prompt: str) -> bool | None:
-    """Whether both name the same option; None if one of them names none.
+    """True if both name the same option. None if one of them names none.
 
-    A text beside the letter must not name a second option, and must not contradict the reference or the
-    question where these give the text of the option.
+    A text beside the letter must not name a second option. It must not contradict the reference or
+    the question if these give the text of the option.
     """
     wanted = choice(gold)
     given = choice(answer) if wanted else None

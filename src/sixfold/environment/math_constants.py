@@ -1,8 +1,9 @@
 """Values of constant expressions to 450 digits, in bounded time and memory.
 
-Two constants are equal if they agree in all digits. An answer has at most 400 characters, so no decimal or
-fraction in it can come that close to a different number. This is faster than simplification, and it also
-knows identities that simplification does not find (roots of unity, exact values of sine and cosine).
+Two constants are equal if they agree in all digits. An answer has at most 400 characters, so no
+decimal or fraction in it can come that close to a different number. This is faster than
+simplification. It also knows identities that simplification does not find (roots of unity, exact
+values of sine and cosine).
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from functools import lru_cache
 from typing import Any
 
 DIGITS = 450
-_GUARD = 50  # digits that rounding may cost
+_GUARD = 50  # digits that rounding may lose
 MAX_LOGARITHM = 10**6
 MAX_FACTORIAL = 999
 
 
 class Undefined(ArithmeticError):
-    """The expression has no value, or one that is out of bounds."""
+    """The expression has no value, or its value is out of bounds."""
 
 
 class NotConstant(Exception):
-    """The expression contains something that is not evaluated here."""
+    """The expression contains a part that this module does not evaluate."""
 
 
 def same_value(left: Any, right: Any) -> bool | None:
-    """Whether two sympy expressions have the same value; None if one of them is not a constant."""
+    """True if two sympy expressions have the same value. None if one of them is not a constant."""
     from mpmath import mp
 
     with mp.workdps(DIGITS):
@@ -58,7 +59,9 @@ def _value(expression: Any) -> Any:
 
 
 def _tidy(value: Any) -> Any:
-    """Without the imaginary part or the real part that only rounding has left: it would choose a branch of a root."""
+    """Remove a real or imaginary part that is only rounding error: it would select the wrong
+    branch of a root.
+    """
     from mpmath import mp
 
     if not isinstance(value, mp.mpc):
@@ -122,7 +125,10 @@ def _logarithm(argument: Any, base: Any = None) -> Any:
 
 
 def _function(name: str) -> Callable[[Any], Any]:
-    """A function of mpmath whose value counts as 0 where only rounding keeps it from 0. Raises Undefined at poles."""
+    """A function of mpmath. Values that differ from 0 only by rounding become 0.
+
+    The returned function raises Undefined at poles.
+    """
 
     def apply(argument: Any) -> Any:
         from mpmath import mp
@@ -139,7 +145,7 @@ def _function(name: str) -> Callable[[Any], Any]:
 
 
 def _ratio(above: Callable[[Any], Any] | None, below: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """tan = sin / cos and its like, so that a pole is a division by an exact 0."""
+    """A function such as tan = sin / cos, so that a pole is a division by an exact 0."""
 
     def apply(argument: Any) -> Any:
         from mpmath import mp
@@ -191,4 +197,4 @@ _RULES: dict[str, Callable[..., Any]] = {
     "sinh": _SINH, "cosh": _COSH, "tanh": _ratio(_SINH, _COSH), "asin": _function("asin"), "acos": _function("acos"), "atan": _function("atan"),
     "factorial": _factorial, "binomial": _binomial,
 }  # fmt: skip
-"""By the name of sympy's class: the value of an expression from the values of its arguments."""
+"""sympy class name -> function from the values of the arguments to the value of the expression."""

@@ -1,8 +1,9 @@
-"""Which part of a completion is its answer. Linear in the length of the text, whatever the text.
+r"""Find the answer in a completion, in time linear in the length of the text.
 
-The declared policy: only what follows the last thought is graded (`answer_part`), and an unfinished thought leaves nothing to grade. The answer is
-the content of the last balanced `\\boxed{}` or `\\fbox{}`, even if prose after it takes it back. Where no box was opened at all, it is what
-follows the last "the answer is", "answer:" or "####", up to the end of its sentence or line.
+Only the text after the last thought is graded (`answer_part`); an unfinished thought leaves nothing
+to grade. The answer is the content of the last balanced `\boxed{}` or `\fbox{}`, even if later
+prose retracts it. If no box was opened, the answer is the text after the last "the answer is",
+"answer:" or "####", up to the end of its sentence or line.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ _SENTENCE_END = re.compile(r"\n|\.\s|\.$|[!?]\s")
 
 
 def final_answer(completion: str) -> str | None:
-    """The answer that `completion` gives, as written, or None if it gives none (a box that never closes gives none)."""
+    """The answer of `completion` as written, or None. A box that never closes gives none."""
     text = answer_part(completion)
     return _boxed(text) if _BOX.search(text) else _stated_answer(text)
 
 
 def _boxed(text: str) -> str | None:
-    """Content of the last box, with braces or without (`\\boxed 5`). Prose after a bare box is no content."""
+    r"""Content of the last box, with braces or without (`\boxed 5`). Prose after a bare box is
+    not content.
+    """
     bare = next(iter(deque(_BARE_BOX.finditer(text), maxlen=1)), None)
     start, end = _last_braces(text)
     if bare is None or bare.start() < start:
@@ -46,7 +49,10 @@ def last_box(text: str) -> str | None:
 
 
 def _last_braces(text: str) -> tuple[int, int]:
-    """Where the content of the balanced box that opens last begins and ends; -1 if there is none. `\\{` and `\\}` are not braces here."""
+    r"""Start and end of the content of the balanced box that opens last, or (-1, -1).
+
+    `\{` and `\}` do not count as braces.
+    """
     open_braces: list[int] = []  # where the content of each open box starts, -1 for a brace that is no box
     start, end = -1, -1
     for match in _BRACES.finditer(text):

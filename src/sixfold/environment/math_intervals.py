@@ -1,7 +1,8 @@
-"""Sets of real numbers in the spellings of answers: intervals, inequalities, unions, set-builder notation.
+r"""Sets of real numbers as answers spell them.
 
-`x > 3`, `(3, \\infty)`, `x \\in (3, \\infty)` and `\\{x \\mid x > 3\\}` are one region. Endpoints stay text; whoever
-compares two regions says when endpoints are equal.
+These are intervals, inequalities, unions and set-builder notation: `x > 3`, `(3, \\infty)`, `x \\in
+(3, \\infty)` and `\\{x \\mid x > 3\\}` are the same region. Endpoints stay text; the caller of
+`same_region` decides when endpoints are equal.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _MAX_PIECES = 12
 
 
 class Piece(NamedTuple):
-    """One interval. An endpoint is "-inf" or "inf" or text; an infinite end is open."""
+    """One interval. An endpoint is "-inf", "inf" or text. An infinite end is open."""
 
     low: str
     high: str
@@ -39,7 +40,13 @@ class Piece(NamedTuple):
 
 
 class Region(NamedTuple):
-    """pieces: intervals in the order in which they are written. name: the variable, "" if none is named. relation: whether it is no bare interval."""
+    """A set of reals.
+
+    Attributes:
+        pieces: intervals in the order in which they are written.
+        name: the variable, or "" if none is named.
+        relation: False for a bare interval.
+    """
 
     pieces: list[Piece]
     name: str
@@ -66,12 +73,14 @@ def region(text: str) -> Region | None:
 
 
 def same_region(answer: str, gold: str, equal: Callable[[str, str], bool]) -> bool | None:
-    """Whether both describe the same set of reals; None unless both are regions and one of them is more than a bare interval.
+    """True if both describe the same set of reals.
+
+    None unless both are regions and at least one of them is more than a bare interval.
 
     Args:
         answer: normalised answer.
         gold: normalised reference answer.
-        equal: whether two endpoints are equal.
+        equal: tells whether two endpoints are equal.
     """
     if not (_HINT.search(answer) or _HINT.search(gold)):
         return None
@@ -135,7 +144,7 @@ def _interval(text: str) -> Region | None:
     for position, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
         if depth == 0 and position < len(text) - 1:
-            return None  # the brackets at the ends are not a pair
+            return None  # the outer brackets are not a pair
         if character == "," and depth == 1:
             commas.append(position)
     if len(commas) != 1:
@@ -147,7 +156,7 @@ def _interval(text: str) -> Region | None:
 
 
 def _inequality(text: str) -> Region | None:
-    """`x < a`, `a < x`, `a < x \\le b`, `|x| < a`: one variable that stands alone."""
+    r"""`x < a`, `a < x`, `a < x \le b`, `|x| < a`: one variable that stands alone."""
     parts = [part.strip() for part in _RELATION.split(text)]
     signs = [_RELATIONS[sign] for sign in parts[1::2]]
     terms = parts[0::2]
@@ -187,7 +196,7 @@ def _absolute(name: str, sign: str, bound: str) -> Region | None:
 
 
 def _checked(piece: Piece, name: str, relation: bool) -> Region | None:
-    """The region of one piece, or None where its ends are in the wrong order."""
+    """The region of one piece, or None if its ends are in the wrong order."""
     low, high = exact_number(piece.low), exact_number(piece.high)
     if low is not None and high is not None and (low > high or (low == high and (piece.low_open or piece.high_open))):
         return None
@@ -202,7 +211,11 @@ def _end(text: str) -> str:
 
 
 def _is_endpoint(text: str, name: str) -> bool:
-    """Whether `text` can be a number: no relation, no comma, no other variable standing alone, and not the variable itself."""
+    """True if `text` can be a number.
+
+    It must have no relation, no comma, and no other variable standing alone, and must not contain
+    the variable itself.
+    """
     if text in ("inf", "-inf"):
         return True
     letters = re.sub(r"\\[A-Za-z]+", "", text)

@@ -1,6 +1,7 @@
-"""An answer as plain text that compares, and as an exact number with a unit where it is one. No CAS, no floats.
+"""Normalise an answer to comparable text, and parse it as an exact number with a unit.
 
-Invariant: whitespace between digits is never dropped: "1 2" is not 12. Only separators of thousands go, where groups have three digits.
+No CAS and no floats are used. Invariant: whitespace between digits is never dropped: "1 2" is not
+12. Only thousands separators are removed, where groups have three digits.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ _SUPERSCRIPTS = re.compile(f"[{''.join(_SUPERSCRIPT)}]+")
 _SUBSCRIPTS = re.compile(f"[{''.join(_SUBSCRIPT)}]+")
 _RADICAL = re.compile(r"√\s*(\d+|[A-Za-z]|\([^()]*\))")
 
-# Order matters: thousands separators go before the spacing commands that they look like become spaces. A backslash after another one
-# belongs to a row break of a matrix, not to a spacing command.
+# The order matters: remove thousands separators before the spacing commands that look like them
+# become spaces. A backslash after another backslash belongs to a row break of a matrix, not to a
+# spacing command.
 _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -109,7 +111,13 @@ _SYNONYMS = {frozenset(pair) for pair in (("pound", "£"), ("pound", "lb"), ("yu
 
 @dataclass(frozen=True)
 class Quantity:
-    """body: the expression without its unit. value: its exact value, None where it is no plain number. unit: canonical, "" for none."""
+    """A number or expression with a unit.
+
+    Attributes:
+        body: the expression without its unit.
+        value: exact value of the body. None if it is not a plain number.
+        unit: canonical unit, "" for none.
+    """
 
     body: str
     value: Fraction | None
@@ -117,7 +125,11 @@ class Quantity:
 
 
 def normalise(text: str) -> str:
-    """One spelling for what is typeset alike: LaTeX spacing, delimiters, Unicode digits and signs. Stays LaTeX, keeps its spaces."""
+    """Give one spelling to text that is typeset alike.
+
+    This covers LaTeX spacing, delimiters, and Unicode digits and signs. The result is still LaTeX,
+    and spaces are kept.
+    """
     text = text if text.isascii() else _ascii_maths(text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
@@ -128,7 +140,10 @@ def normalise(text: str) -> str:
 
 
 def quantity(text: str) -> Quantity:
-    """A normalised answer taken apart into number and unit. "%" and "^2" count as units; a hedge ("7 or 8") does not."""
+    """Split a normalised answer into number and unit.
+
+    "%" and powers of units such as "^2" belong to the unit. Hedging words ("7 or 8") are not units.
+    """
     if text.endswith("%"):
         body = text[:-1].rstrip()
         return Quantity(body, exact_number(body), "%")
@@ -153,12 +168,15 @@ def quantity(text: str) -> Quantity:
 
 
 def same_unit(left: str, right: str) -> bool:
-    """Whether two canonical units can be the same; "pound" is a currency and a mass."""
+    """True if two canonical units can be the same. "pound" is both a currency and a mass."""
     return left == right or frozenset((left, right)) in _SYNONYMS
 
 
 def ordinal(text: str, words: bool = False) -> int | None:
-    """The number of `3rd`, `3^{\\text{rd}}`, `the 21st place`, or None (also for the wrong suffix). words: also of `third`."""
+    r"""The number of `3rd`, `3^{\\text{rd}}` or `the 21st place`, or None.
+
+    A wrong suffix gives None. With `words`, `third` counts too.
+    """
     match = _ORDINAL.match(text)
     if match:
         number = int(match["body"])
@@ -175,7 +193,11 @@ def _currency(symbol: str) -> str:
 
 
 def exact_number(text: str) -> Fraction | None:
-    """The value of a literal: 12, -0.5, 1,000, 3/4, \\frac{3}{4}, 1\\frac{1}{2}, 1.5e3, 1.5\\times 10^3, 10^{-9}. Else None (also n/0)."""
+    r"""The value of a literal, or None if the text is not one (also for n/0).
+
+    Literals are 12, -0.5, 1,000, 3/4, \frac{3}{4}, 1\frac{1}{2}, 1.5e3, 1.5\times 10^3 and
+    10^{-9}.
+    """
     text = text.strip()
     if text.startswith("{") and text.endswith("}"):
         text = text[1:-1].strip()
@@ -209,7 +231,10 @@ def _fraction(literal: str) -> Fraction:
 
 
 def _unit(words: str, gap: str, plain: bool) -> str | None:
-    """The canonical name of a unit, or None if `words` are no unit: "5 xy" is a product and "5 million" a number."""
+    """Canonical name of a unit, or None if `words` are not a unit.
+
+    For example, "5 xy" is a product and "5 million" a number.
+    """
     names = words.lower().split()
     if not names or len(names) > 3 or _NOT_UNITS.intersection(names) or not all(re.fullmatch(r"[a-z/.°]+", name) for name in names):
         return None
@@ -220,7 +245,10 @@ def _unit(words: str, gap: str, plain: bool) -> str | None:
 
 
 def _ascii_maths(text: str) -> str:
-    """Unicode mathematics as LaTeX. Before NFKC, which would make 52 of 5² and 31/2 of 3½."""
+    """Unicode mathematics as LaTeX.
+
+    This runs before NFKC, which would turn 5² into 52 and 3½ into 31/2.
+    """
     text = _SUPERSCRIPTS.sub(lambda m: "^{" + "".join(_SUPERSCRIPT[c] for c in m[0]) + "}", text)
     text = _SUBSCRIPTS.sub(lambda m: "_{" + "".join(_SUBSCRIPT[c] for c in m[0]) + "}", text)
     text = _RADICAL.sub(lambda m: r"\sqrt{" + m[1].strip("()") + "}", text).translate(_SYMBOLS)
@@ -231,7 +259,7 @@ def _ascii_character(character: str) -> str:
     if character.isascii():
         return character
     category = unicodedata.category(character)
-    if category == "Cf":  # zero-width space and its kin
+    if category == "Cf":  # zero-width space and similar characters
         return ""
     if category == "Nd":
         return str(unicodedata.decimal(character))

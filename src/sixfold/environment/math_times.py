@@ -16,7 +16,13 @@ _HALVES = {"am": 0, "inthemorning": 0, "pm": 12, "intheafternoon": 12, "intheeve
 
 
 class Time(NamedTuple):
-    """seconds since midnight. form: with its half of the day, on 24 hours, or plain: 3:30 may be either half."""
+    """A time of day.
+
+    Attributes:
+        seconds: seconds since midnight.
+        form: "half" if the half of the day is known, "24h" for a 24-hour time, "plain" if 3:30 may
+            be in either half.
+    """
 
     seconds: int
     form: Literal["half", "24h", "plain"]
@@ -49,9 +55,10 @@ def time_of_day(text: str) -> Time | None:
 
 
 def same_time(answer: str, gold: str) -> bool | None:
-    """Whether both are the same time of day; None if the question does not arise (also for two ratios such as 2:30 and 1:15).
+    """True if both are the same time of day. None if the texts need not be times.
 
-    A side without its half of the day agrees with either, as a number without a unit does.
+    Two ratios such as 2:30 and 1:15 also give None. A side without its half of the day matches
+    either half, like a number without a unit.
     """
     left, right = time_of_day(answer), time_of_day(gold)
     if left is None or right is None:

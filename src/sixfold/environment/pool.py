@@ -1,9 +1,13 @@
-"""Processes that check answers, each of which can be killed without harm to the rest.
+"""Processes that check answers. Each can be killed without harm to the others.
 
-Cast: `WorkerPool` hands out checks and reads outcomes; `_Worker` is its handle on one process, which runs `worker.py`.
-Invariants: every check gets exactly one outcome: a reply counts only if it carries the number of the check that is running and the pid of the
-worker. The check that hangs or kills its process is the one that pays; those queued behind it are done by the next process. Processes are
-started by exec, never by fork: safe beside torch's threads, and without torch. A worker's supervisor ends all that the worker has started.
+`WorkerPool` distributes checks and reads outcomes. `_Worker` is a handle on one process, which runs
+`worker.py`.
+
+Invariants: every check gets exactly one outcome. A reply counts only if it carries the number of
+the running check and the pid of the worker. Only the check that hangs or kills its process fails;
+the checks queued behind it go to the next process. Processes are started by exec, never by fork:
+this is safe beside torch's threads and does not load torch. A worker's supervisor ends everything
+that the worker has started.
 """
 
 from __future__ import annotations
@@ -29,24 +33,30 @@ from .worker import LENGTH, Check, Outcome
 START_TIMEOUT_S = 120.0  # a process may import a large library before its first check
 CHECKS_PER_REQUEST = 128
 MAX_REPLY_BYTES = 1 << 24
-STOP_TIMEOUT_S = 5.0  # for a supervisor to end its process tree
+STOP_TIMEOUT_S = 5.0  # time for a supervisor to end its process tree
 
 
 @dataclass(frozen=True)
 class RewardInfo:
-    """What a process says of a reward it has loaded."""
+    """What a process reports about a reward it has loaded."""
 
     name: str
     takes_groups: bool
 
 
 class _BadReply(Exception):
-    """A worker's pipe holds something that is no reply: the worker counts as dead."""
+    """A worker's pipe holds something that is not a reply. The worker counts as dead."""
 
 
 @dataclass(frozen=True)
 class _Job:
-    """One check on its way. index: the caller's. number: unique in the pool, so that no late reply can answer another check."""
+    """One check in flight.
+
+    Attributes:
+        index: the caller's index of the check.
+        number: unique in the pool, so that a late reply cannot answer another check.
+        check: the check.
+    """
 
     index: int
     number: int
@@ -55,10 +65,17 @@ class _Job:
 
 @dataclass
 class _Worker:
-    """One process. `pending` holds jobs in the order in which it answers; `deadline` is that of the first of them, or of the start.
+    """One process.
 
-    process: the supervisor. pid: the process that runs the checks; 0 until it has loaded the rewards. blames_answer: the check whose failure
-    will be the fault of the answer, by number.
+    Attributes:
+        process: the supervisor.
+        requests: descriptor for requests.
+        replies: descriptor of replies.
+        deadline: of the first pending job, or of the start; a time.monotonic() value in seconds.
+        pid: process that runs the checks. 0 until it has loaded the rewards.
+        pending: jobs, in the order of their replies.
+        unread: bytes of an incomplete reply.
+        blames_answer: number of the check whose failure will count against the answer.
     """
 
     process: subprocess.Popen[bytes]
@@ -79,7 +96,7 @@ class _Worker:
         return self.ready and not self.pending
 
     def send(self, jobs: Sequence[_Job], timeout_s: float) -> None:
-        """Give it work. A process that has died is noticed when its replies end, not here."""
+        """Send jobs. A dead process is noticed when its replies end, not here."""
         data = pickle.dumps([(job.number, job.check) for job in jobs], protocol=pickle.HIGHEST_PROTOCOL)
         self.pending.extend(jobs)
         self.deadline = time.monotonic() + timeout_s
@@ -91,7 +108,7 @@ class _Worker:
             pass
 
     def read_lines(self) -> list[bytes] | None:
-        """The lines that have arrived, or None once the process is gone."""
+        """Lines that have arrived, or None if the process has ended."""
         data = os.read(self.replies, 1 << 18)
         if not data:
             return None
@@ -101,7 +118,10 @@ class _Worker:
         return lines
 
     def stop(self, grace_s: float = 0.0) -> None:
-        """End the process: by closing its input, then by force. Its supervisor ends what the rewards have started."""
+        """End the process: close its input, then end it by force.
+
+        Its supervisor ends everything that the rewards have started.
+        """
         os.close(self.requests)
         try:
             self.process.wait(grace_s)
@@ -116,7 +136,13 @@ class _Worker:
 
 
 class WorkerPool:
-    """`workers` processes that have loaded the rewards named by `specs`; a check may take `timeout_s` seconds."""
+    """Pool of processes that have loaded rewards.
+
+    Args:
+        specs: names of the rewards.
+        workers: number of processes.
+        timeout_s: maximum seconds per check.
+    """
 
     def __init__(self, specs: Sequence[str], *, workers: int, timeout_s: float) -> None:
         self._specs = list(specs)
@@ -127,18 +153,25 @@ class WorkerPool:
         self._numbers = itertools.count(1)
 
     def start(self) -> None:
-        """Start what is not running. Returns at once: the processes load their rewards while the caller does something else."""
+        """Start missing processes without waiting: they load their rewards in the background."""
         self._workers += [self._spawn() for _ in range(self._size - len(self._workers))]
 
     def rewards(self) -> list[RewardInfo]:
-        """The rewards, in the order of `specs`. Starts the pool and waits for a first process. Raises UserError if they cannot be loaded."""
+        """The rewards, in the order of `specs`. Starts the pool and waits for the first process.
+
+        Raises:
+            UserError: if the rewards cannot be loaded.
+        """
         self.start()
         while not self._rewards:
             self._attend(lambda index, outcome: None)
         return self._rewards
 
     def run(self, checks: Sequence[Check], on_outcome: Callable[[int, Outcome], None]) -> None:
-        """Call `on_outcome(index, outcome)` once for every check, in order of completion. What it raises ends the run and the processes."""
+        """Call `on_outcome(index, outcome)` once per check, in order of completion.
+
+        An exception of `on_outcome` ends the run and the processes.
+        """
         self.start()
         queue = deque(_Job(index, next(self._numbers), check) for index, check in enumerate(checks))
         share = max(1, min(CHECKS_PER_REQUEST, len(queue) // (2 * self._size)))
@@ -153,13 +186,17 @@ class WorkerPool:
             raise
 
     def close(self, grace_s: float = 1.0) -> None:
-        """End every process. The pool starts again if it is used again."""
+        """End every process. The pool starts again when it is used again."""
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.stop(0.0 if worker.pending else grace_s)
 
     def _attend(self, on_outcome: Callable[[int, Outcome], None]) -> list[_Job]:
-        """Wait for something to happen, and deal with it. Returns checks whose process died before it came to them."""
+        """Wait for replies or a deadline, and handle them.
+
+        Returns:
+            Checks whose process died before it ran them.
+        """
         orphans: list[_Job] = []
         for worker in self._wait():
             try:
@@ -178,7 +215,7 @@ class WorkerPool:
         return orphans
 
     def _wait(self) -> list[_Worker]:
-        """Workers with something to read; none once the earliest deadline has passed."""
+        """Workers with something to read. Empty if the earliest deadline has passed."""
         busy = [worker for worker in self._workers if not worker.idle]
         patience = min(worker.deadline for worker in busy) - time.monotonic() if busy else 0.0
         with selectors.DefaultSelector() as selector:
@@ -187,11 +224,16 @@ class WorkerPool:
             return [key.data for key, _ in selector.select(max(0.0, patience) + 0.001)]
 
     def _take(self, worker: _Worker, line: bytes, on_outcome: Callable[[int, Outcome], None]) -> None:
-        """Read one line. Raises _BadReply if it is no reply to the running check, UserError if the rewards could not be loaded."""
+        """Handle one line.
+
+        Raises:
+            _BadReply: if it is not a reply to the running check.
+            UserError: if the rewards could not be loaded.
+        """
         reply = _parsed(line)
         if not worker.ready:
             worker.pid, self._rewards = _loaded(reply)
-        elif reply.get("pid") == worker.pid:  # else from a child of a check, which has no say
+        elif reply.get("pid") == worker.pid:  # otherwise it comes from a child of a check and is ignored
             if not worker.pending or reply.get("check") != worker.pending[0].number:
                 raise _BadReply
             job = worker.pending[0]
@@ -204,7 +246,11 @@ class WorkerPool:
             on_outcome(job.index, outcome)
 
     def _replace(self, worker: _Worker, reason: str, on_outcome: Callable[[int, Outcome], None]) -> list[_Job]:
-        """End `worker` and start another. Its running check fails for `reason`; returns those that it had not begun."""
+        """End `worker` and start another. Its running check fails for `reason`.
+
+        Returns:
+            The checks that it had not begun.
+        """
         self._workers.remove(worker)
         worker.stop()
         if not worker.ready:
@@ -229,7 +275,7 @@ class WorkerPool:
     def _spawn(self) -> _Worker:
         requests_read, requests = os.pipe()
         replies, replies_write = os.pipe()
-        module = ["-P", "-m", "sixfold.environment.worker"]  # -P: a file in the working directory must not stand in for a module
+        module = ["-P", "-m", "sixfold.environment.worker"]  # -P: a file in the working directory must not shadow a module
         arguments = [str(requests_read), str(replies_write), *self._specs]
         path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
         try:
@@ -257,7 +303,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def _loaded(reply: dict[str, Any]) -> tuple[int, list[RewardInfo]]:
-    """Pid of the worker and its rewards, out of the first line that it writes."""
+    """Pid of the worker and its rewards, from its first line."""
     match reply:
         case {"fatal": str(message)}:
             raise UserError(message)
@@ -267,7 +313,11 @@ def _loaded(reply: dict[str, Any]) -> tuple[int, list[RewardInfo]]:
 
 
 def _outcome(reply: dict[str, Any], check: Check) -> Outcome:
-    """The outcome that a reply states. Raises _BadReply if it does not have one value for each completion, or an error."""
+    """Outcome in a reply.
+
+    Raises:
+        _BadReply: if the reply has neither one value per completion nor an error.
+    """
     match reply:
         case {"values": [], "error": str(error), "seconds": float(seconds)}:
             return Outcome([], error, seconds)

@@ -1,4 +1,4 @@
-"""Before training: are the tasks worth training on, and can the reward be had for nothing?"""
+"""Checks before training: are the tasks worth training on, and can rewards be earned for free?"""
 
 from __future__ import annotations
 
@@ -13,15 +13,23 @@ from ..types import Group, Task, Trajectory
 CONSTANTS = ("", "0", "1", "#0", "#1", "42#", "\\boxed{0}", "\\boxed{1}", "The answer is 1.", "true", "A")
 
 BASELINE_TASKS = 8
-"""Tasks on which answers that know nothing are tried: 12 checks each."""
+"""Tasks on which uninformed answers are tried: 12 checks each."""
 
 FREE_ABOVE = 0.2
-"""Mean reward from which such an answer is worth a warning: with 8 tasks, a constant that happens to be right once is not, twice is."""
+"""Mean reward from which an uninformed answer triggers a warning. With 8 tasks, a constant that is
+right once by chance (0.125) stays below it. A constant that is right twice (0.25) does not.
+"""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """pass_rate: share of the rollouts that solve their task. advice: one line for the user."""
+    """Result of `preflight`.
+
+    Attributes:
+        pass_rate: share of the rollouts that solve their task.
+        label: difficulty of the tasks for this model.
+        advice: one line for the user.
+    """
 
     pass_rate: float
     label: Literal["too hard", "borderline", "productive", "too easy"]
@@ -29,7 +37,13 @@ class Verdict:
 
 
 class Baseline(NamedTuple):
-    """Mean reward of answers that know nothing. random: of random text. constant: of `answer`, the best-paid of CONSTANTS."""
+    """Mean reward of uninformed answers.
+
+    Attributes:
+        random: mean reward of random text.
+        constant: mean reward of `answer`.
+        answer: the answer of CONSTANTS with the highest mean reward.
+    """
 
     random: float
     constant: float
@@ -37,7 +51,7 @@ class Baseline(NamedTuple):
 
     @property
     def warning(self) -> str:
-        """One line if answers that know nothing earn `FREE_ABOVE` or more, else empty."""
+        """One line if an uninformed answer earns `FREE_ABOVE` or more, otherwise empty."""
         earned = {
             f"random text earns {self.random:.2g}": self.random,
             f"the constant answer {self.answer!r} earns {self.constant:.2g}": self.constant,
@@ -47,9 +61,13 @@ class Baseline(NamedTuple):
 
 
 def preflight(solved: Sequence[bool]) -> Verdict:
-    """Verdict on some 50 rollouts, each solved or not. Raises ValueError if there are none.
+    """Verdict on about 50 rollouts, each solved or not.
 
-    Under 5 % a group has hardly a sample to learn from, over 95 % hardly one to learn against; 10 to 80 % is where training is productive.
+    Below 5 % a group has hardly any sample to learn from. Above 95 % it has hardly any failure to
+    learn from. Training is productive from 10 to 80 %.
+
+    Raises:
+        ValueError: if there are no rollouts.
     """
     if not solved:
         raise ValueError("preflight needs at least one rollout")
@@ -64,9 +82,14 @@ def preflight(solved: Sequence[bool]) -> Verdict:
 
 
 def degenerate_probability(solved: float, samples: int) -> float:
-    """Chance that all of a group's `samples` rewards of 0 or 1 are equal, p^K + (1 - p)^K, for a task solved with probability `solved`.
+    """Probability that all rewards of a group are equal: p^K + (1 - p)^K.
 
-    Raises ValueError for a probability outside [0, 1] or a group without samples.
+    Args:
+        solved: probability p that a sample solves the task. Rewards are 0 or 1.
+        samples: samples per group, K.
+
+    Raises:
+        ValueError: if `solved` is outside [0, 1], or `samples` is less than 1.
     """
     if not 0 <= solved <= 1 or samples < 1:
         raise ValueError(f"degenerate_probability: solved = {solved} must be in [0, 1], samples = {samples} at least 1")
@@ -74,30 +97,40 @@ def degenerate_probability(solved: float, samples: int) -> float:
 
 
 def expected_refill(degenerate: float, max_rounds: int) -> tuple[float, float]:
-    """What dynamic sampling will cost where a group is degenerate with probability q: (extra groups sampled per group kept, share never filled).
+    """Expected cost of dynamic sampling where a group is degenerate with probability q.
 
-    A slot is still open after r rounds with probability q^r, and draws one group in each round that finds it open: it takes
-    1 + q + ... + q^(R-1) groups, and stays degenerate with probability q^R. Tasks differ: q is the mean over tasks of
-    `degenerate_probability`, not that of their mean pass rate, which is lower.
+    A slot is still open after r rounds with probability q^r, and draws one group in each round in
+    which it is open. It takes 1 + q + ... + q^(R-1) groups, and stays degenerate with probability
+    q^R. Tasks differ: q is the mean over tasks of `degenerate_probability`. The value at the mean
+    pass rate would be lower.
+
+    Args:
+        degenerate: probability q.
+        max_rounds: maximum rounds R.
+
+    Returns:
+        (extra groups sampled per group kept, share of slots never filled).
     """
     return sum(degenerate**r for r in range(1, max_rounds)), degenerate**max_rounds
 
 
 MakeAnswer = Callable[[Task, int, str], Trajectory]
-"""Task, sample number and text -> a trajectory that gives this answer."""
+"""Task, sample number and text -> a trajectory with this text as its answer."""
 
 
 def baseline_scores(score: Callable[[Sequence[Group]], None], tasks: Sequence[Task], make: MakeAnswer, seed: int = 0) -> Baseline:
-    """What answers that know nothing earn: random text, and the best-paid constant one. Both should earn about 0.
+    """Mean reward of uninformed answers: random text, and the best-paid constant answer.
+
+    Both should be about 0.
 
     Args:
-        score: fills in rewards, as `Environment.score` does. A check that fails earns nothing.
-        tasks: to be answered.
-        make: makes an answer that nobody sampled.
-        seed: of the random text.
+        score: fills in rewards, as `Environment.score` does. A failed check counts as 0.
+        tasks: tasks to answer.
+        make: makes a trajectory that no model sampled.
+        seed: seed of the random text.
 
     Raises:
-        ValueError: no tasks. Also what `score` raises.
+        ValueError: if there are no tasks. Errors of `score` also propagate.
     """
     if not tasks:
         raise ValueError("baseline_scores needs at least one task")
@@ -113,10 +146,10 @@ def baseline_scores(score: Callable[[Sequence[Group]], None], tasks: Sequence[Ta
 
 
 def made_up_answers(encode_prompt: Callable[[Task], list[int]], encode: Callable[[str], list[int]]) -> MakeAnswer:
-    """A maker of answers that nobody sampled, after the prompts that the policy would see.
+    """Function that makes trajectories no model sampled, after the policy's prompts.
 
     Args:
-        encode_prompt: token ids of a task's prompt, for rewards that look at them.
+        encode_prompt: token ids of a task's prompt, for rewards that read them.
         encode: text to token ids.
     """
 

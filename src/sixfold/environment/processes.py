@@ -1,8 +1,8 @@
-"""Process trees of reward checks: find and end whatever a check has started.
+"""Process trees of reward checks: find and end every process that a check has started.
 
-On Linux this includes processes in sessions of their own: `adopt_orphans` makes the kernel hand orphaned
-descendants to this process, so every descendant can be found from here. Other systems have no such call;
-there, only the process group of a worker is ended.
+On Linux this includes processes in other sessions. `adopt_orphans` makes the kernel reparent
+orphaned descendants to this process, so every descendant can be found from here. Other systems have
+no such call; there only the process group of a worker is ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 GRACE_S = 1.0
-"""Time that a worker has to finish once its trainer is gone."""
+"""Seconds that a worker has to finish after its trainer is gone."""
 
 _LINUX = sys.platform == "linux"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -32,18 +32,19 @@ def adopt_orphans() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent process dies (Linux).
+    """Make the kernel kill this process when its parent process dies (Linux).
 
-    The signal is sent when the parent's *thread* ends, so call it only below a parent with one thread.
+    The signal is sent when the parent's *thread* ends, so call it only below a parent with one
+    thread.
     """
     if _LINUX:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the call
+    if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
 
 
 def has_children() -> bool:
-    """Whether this process has a child, running or waiting to be reaped. Costs about a microsecond."""
+    """True if this process has a child, running or not yet reaped. Costs about a microsecond."""
     if not _LINUX:
         return False
     try:
@@ -54,14 +55,14 @@ def has_children() -> bool:
 
 
 def descendants(keep: Collection[int] = ()) -> list[int]:
-    """Process ids below this process (Linux). Processes in `keep`, and those below them, are left out."""
+    """Process ids below this process (Linux), without processes in `keep` and their descendants."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc") if _LINUX else ():
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
                     parent = int(file.read().rpartition(b")")[2].split()[1])
-            except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            except (FileNotFoundError, ProcessLookupError):  # the process ended meanwhile
                 continue
             children.setdefault(parent, []).append(int(name))
     found: list[int] = []
@@ -74,24 +75,24 @@ def descendants(keep: Collection[int] = ()) -> list[int]:
 
 
 def end_descendants(keep: Collection[int] = ()) -> None:
-    """Kill every descendant of this process that is not in `keep`, and reap it."""
+    """Kill and reap every descendant of this process that is not in `keep`."""
     deadline = time.monotonic() + _END_TIMEOUT_S
     while has_children() and (doomed := descendants(keep)) and time.monotonic() < deadline:
         for pid in doomed:
             with suppress(ProcessLookupError, PermissionError):  # it ended meanwhile, or runs as another user
                 os.kill(pid, signal.SIGKILL)
         for pid in doomed:
-            with suppress(ChildProcessError):  # a grandchild: it becomes ours once its parent is gone
+            with suppress(ChildProcessError):  # a grandchild: it is reparented to this process when its parent is gone
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.001)
 
 
 def supervise(child: int, requests: int) -> NoReturn:
-    """Wait until the worker `child` ends or must end, then end its process tree and exit as it did.
+    """Wait until the worker `child` ends or must end, then end its process tree and exit likewise.
 
-    It must end on SIGTERM, and `GRACE_S` after the other end of the pipe `requests` was closed: then the
-    trainer has closed the pool, or is dead. Nothing that a reward function does to signals or timers
-    matters here.
+    It must end on SIGTERM, or `GRACE_S` after the other end of the pipe `requests` was closed: the
+    trainer has then closed the pool or is dead. Whatever a reward function does to signals or
+    timers has no effect here.
     """
     wake, waker = os.pipe()
     os.set_blocking(waker, False)

@@ -1,10 +1,12 @@
-"""Reward functions: what they look like, and how a name becomes one.
+"""Reward functions: their two forms, and how a name becomes a function.
 
-Two forms. Ours is `f(completion: str, task: Task) -> float`. TRL's is `f(prompts, completions, **columns) -> list[float | None]`, sync or
-async, known by a parameter named `completions`; it is called as TRL calls it, with one group of K completions at a time.
-Ours may be async too, and both may return numbers of numpy or tensors.
+Sixfold's form is `f(completion: str, task: Task) -> float`. TRL's form is `f(prompts, completions,
+**columns) -> list[float | None]`. It is recognised by a parameter named `completions` and called as
+TRL calls it, with one group of K completions at a time. Both may be sync or async, and may return
+numpy numbers or tensors.
 
-Both may also ask for the fields of `Sampled`, by naming them as parameters. TRL's gets a list of each.
+Both may also ask for the fields of `Sampled` by naming them as parameters. A TRL function gets a
+list of each.
 """
 
 from __future__ import annotations
@@ -35,35 +37,50 @@ BUILT_IN = {
 }
 
 MAX_REWARD = 1e15
-"""Largest reward. Training computes in float32, where the square of a reward above 1e19 is infinite:
-the group would look as if all its rewards were equal."""
+"""Largest absolute reward.
+
+Training computes in float32, where the square of a reward above 1e19 is infinite: the group would
+look as if all its rewards were equal.
+"""
 
 RewardCallable = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """A reward with its name. `scores` is what runs; calling the object scores one completion."""
+    """A reward function with its name. Calling the object scores one completion."""
 
     name: str
     function: RewardCallable
 
     @cached_property
     def takes_groups(self) -> bool:
-        """Whether it is a TRL function: K completions of a task in, K rewards out."""
+        """True for a TRL function: K completions of a task in, K rewards out."""
         return callables.takes_groups(self.function)
 
     @cached_property
     def asks(self) -> frozenset[str]:
-        """Fields of `Sampled` that a function of our form names after its first two parameters."""
+        """Fields of `Sampled` that a function of Sixfold's form names after its first two
+        parameters.
+        """
         return asked_of(self.function)
 
     def __call__(self, completion: str, task: Task) -> float | None:
-        """The reward of one completion (None: a TRL function says that it does not apply)."""
+        """The reward of one completion. None if a TRL function says that it does not apply."""
         return self.scores([completion], task, Sampled(["stop"], [[]], [], task.prompt_text))[0]
 
     def scores(self, completions: Sequence[str], task: Task, sampled: Sampled) -> list[float | None]:
-        """The rewards of completions of one task. Raises what the function raises, ValueError or TypeError for no finite number."""
+        """The rewards of completions of one task.
+
+        Args:
+            completions: texts to score.
+            task: their task.
+            sampled: values that the function may ask for by parameter name.
+
+        Raises:
+            ValueError: if a value is not finite, or if the number of values is wrong.
+            TypeError: if a value is not a number. Errors of the function also propagate.
+        """
         if not self.takes_groups:
             given = [{name: value for name, value in sampled.of(i).items() if name in self.asks} for i in range(len(completions))]
             return [checked_value(awaited(self.function(text, task, **more))) for text, more in zip(completions, given, strict=True)]
@@ -79,7 +96,7 @@ def checked_value(value: Any) -> float:
 
     Raises:
         TypeError: if it is not a number.
-        ValueError: if it is NaN, infinite or beyond `MAX_REWARD`: none of these can train anything.
+        ValueError: if it is NaN, infinite or beyond `MAX_REWARD`: no such value can be trained on.
     """
     finite = number(value)
     if not math.isfinite(finite):
@@ -90,9 +107,14 @@ def checked_value(value: Any) -> float:
 
 
 def load_reward(spec: str) -> RewardFunction:
-    """The reward that `spec` names: arithmetic, math, reasoning_gym, `path/to/file.py:function` or `package.module:function`.
+    """Load the reward that `spec` names. This runs the module or file.
 
-    Runs the module or file. Raises UserError if there is no such name, file, module or function, or if the code fails to load.
+    Args:
+        spec: a name of BUILT_IN, `path/to/file.py:function` or `package.module:function`.
+
+    Raises:
+        UserError: if the name, file, module or function does not exist, or if the code fails to
+            load.
     """
     check_spec(spec)
     source, _, function_name = BUILT_IN.get(spec, spec).rpartition(":")
@@ -107,7 +129,11 @@ def load_reward(spec: str) -> RewardFunction:
 
 
 def check_spec(spec: str) -> None:
-    """Raise UserError for what can be seen to be wrong without running anything: an unknown name, a missing file."""
+    """Check a spec without running any code.
+
+    Raises:
+        UserError: for an unknown name, a malformed spec or a missing file.
+    """
     source, colon, function_name = spec.rpartition(":")
     if not colon and spec not in BUILT_IN:
         forms = f"{', '.join(BUILT_IN)}, path/to/file.py:function or module:function"
@@ -119,10 +145,11 @@ def check_spec(spec: str) -> None:
 
 
 def trl_arguments(function: RewardCallable, completions: Sequence[str], task: Task, sampled: Sampled) -> dict[str, Any]:
-    """What TRL 1.16 passes, of that what `function` asks for by name or by `**kwargs`: every column is a list with one entry a completion.
+    """Arguments for a TRL function, as TRL 1.16 passes them.
 
-    A chat prompt gives completions as message lists, a text prompt as strings. trainer_state, log_extra and log_metric belong to TRL's
-    trainer and are not passed.
+    Only what the function takes by name or by `**kwargs` is passed. Every column is a list with one
+    entry per completion. A chat prompt gives completions as message lists, a text prompt gives
+    strings. trainer_state, log_extra and log_metric belong to TRL's trainer and are not passed.
     """
     count = len(completions)
     chat = not isinstance(task.prompt, str)
@@ -153,8 +180,8 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(module_spec)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
-        sys.path.append(folder)  # the file may import its neighbours
-    sys.modules[name] = module  # dataclasses of the file look their module up
+        sys.path.append(folder)  # the file may import modules beside it
+    sys.modules[name] = module  # dataclasses in the file look up their module
     try:
         module_spec.loader.exec_module(module)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What rewards may ask for by parameter name, besides completion and task."""
+"""Values that rewards may ask for by parameter name, besides completion and task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Sampled(NamedTuple):
-    """The completions of one check, and their prompt.
+    """Completions of one check, and their prompt.
 
     Attributes:
         finish_reason: of each completion: stop (it ended by itself), length, aborted or error.
@@ -23,7 +23,7 @@ class Sampled(NamedTuple):
     rendered_prompt: str
 
     def of(self, index: int) -> dict[str, Any]:
-        """By parameter name, for one completion."""
+        """Values for one completion, by parameter name."""
         return {
             "finish_reason": self.finish_reason[index],
             "completion_ids": list(self.completion_ids[index]),
@@ -33,9 +33,11 @@ class Sampled(NamedTuple):
 
 
 def asked_of(function: Callable[..., Any]) -> frozenset[str]:
-    """Fields of `Sampled` that a function of our form names after its first two parameters."""
+    """Fields of `Sampled` that a function of Sixfold's form names after its first two
+    parameters.
+    """
     try:
         parameters = list(inspect.signature(function).parameters)
-    except ValueError:  # written in C, without a signature
+    except ValueError:  # a C function without a signature
         return frozenset()
     return frozenset(parameters[2:]) & frozenset(Sampled._fields)

@@ -1,10 +1,12 @@
 """The environment role: rewards for groups of trajectories, whatever the reward functions do.
 
-Cast: `Environment` turns groups into checks and outcomes into `Reward`s; `pool` runs the checks of named rewards in processes that can be
-killed; `rewards` knows how a function is called.
-Invariants: every trajectory leaves `score` with a `Reward`, and one that came with a `Reward` keeps it. A check that raises, hangs, crashes
-or returns no finite number makes a reward whose value is None, never 0, and touches no other trajectory. If too many fail, the run stops and
-says why.
+`Environment` turns groups into checks, and outcomes into `Reward`s. `pool` runs the checks of named
+rewards in killable processes. `rewards` calls the functions.
+
+Invariants: after `score` every trajectory has a `Reward`, and a trajectory that already had one
+keeps it. If a check raises, hangs, crashes or returns no finite number, the value of its reward is
+None, never 0, and no other trajectory is affected. If too many checks fail, the run stops with the
+reason.
 """
 
 from __future__ import annotations
@@ -25,16 +27,16 @@ from .solved import SolvedRule, reward_labels, solved_rule, spec_name
 from .worker import Check, Outcome, run_check
 
 NOT_APPLICABLE = "no reward function applies"
-"""The error of a trajectory that no check spoke of. No check failed."""
+"""Error of a trajectory to which no reward function applies. No check failed."""
 
 
 class RewardBudgetExceeded(UserError):
-    """More checks failed than the error budget allows: the rewards of this step would not mean anything."""
+    """More checks failed than the error budget allows: the rewards of this step are meaningless."""
 
 
 @dataclass
 class _Verdict:
-    """What the rewards said of one trajectory so far."""
+    """Rewards of one trajectory so far."""
 
     parts: dict[str, float] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
@@ -51,14 +53,24 @@ class _Verdict:
 
 
 class Environment:
-    """Scores trajectories by one or several rewards: value = sum of weight x reward, and every reward by name, unweighted, in `parts`.
+    """Scores trajectories by one or several rewards.
 
-    rewards: names as `load_reward` takes them, checked in `workers` processes, or Python callables. A callable runs in this process and
-    cannot be stopped: nothing kills it if it hangs, so name it as `module:function` to have `timeout_s` hold. weights: one a reward, empty
-    for 1 each. timeout_s: seconds for one check, or for one group where the reward is a TRL function. error_budget: share of the checks of
-    one `score` that may fail. metric, solved_at: when a completion counts as solved, see `solved`. Use it in a `with` block or call `close`.
+    The value is the sum of weight x reward. `parts` holds every reward by name, unweighted. Use it
+    in a `with` block or call `close`.
 
-    Raises UserError for a name that means nothing.
+    Args:
+        rewards: names as `load_reward` takes them, or Python callables. Named rewards run in
+            `workers` processes. A callable runs in this process and cannot be stopped if it hangs;
+            name it as `module:function` to apply `timeout_s`.
+        weights: one per reward. Empty: 1 each.
+        timeout_s: seconds per check. For a TRL function a check is one group.
+        error_budget: share of the checks of one `score` call that may fail.
+        workers: number of processes for named rewards.
+        metric: which score decides whether a completion is solved, see `solved`.
+        solved_at: the score that counts as solved, see `solved`.
+
+    Raises:
+        UserError: for an unknown reward name or an invalid callable.
     """
 
     def __init__(
@@ -81,7 +93,9 @@ class Environment:
             if not isinstance(reward, str):
                 check_callable(reward)
         self.shown: Callable[[Sequence[int]], str] | None = None
-        """Token ids as text, for rewards that ask for the rendered prompt; None: they get the prompt's own text."""
+        """Converts token ids to text, for rewards that ask for the rendered prompt. None: they get
+        the prompt's own text.
+        """
         self._weights = list(weights) or [1.0] * len(rewards)
         self._error_budget = error_budget
         self._pool = WorkerPool(named, workers=workers, timeout_s=timeout_s) if named else None
@@ -93,16 +107,27 @@ class Environment:
         self.solved_rule = solved_rule(self._labels, self._weights, metric, solved_at)
 
     def start(self) -> None:
-        """Start the processes without waiting for them. Call it early: they load their rewards while the model loads."""
+        """Start the processes without waiting. Call it early: rewards then load while the model
+        loads.
+        """
         if self._pool:
             self._pool.start()
 
     def score(self, groups: Sequence[Group], *, expected: int = 0, error_budget: float | None = None) -> None:
-        """Fill `trajectory.reward` of every trajectory that has none; the others are not checked again.
+        """Fill `trajectory.reward` of every trajectory that has none.
 
-        Those count in the error budget all the same (as one failed check where their check failed), so that a step whose groups arrive in
-        several rounds, each scored with all before it, has one budget: a share of `expected` trajectories if those are more.
-        error_budget: stands in for the environment's own. Raises RewardBudgetExceeded if too many checks fail (rewards are then not filled).
+        Trajectories that already have a reward are not checked again but count in the error budget,
+        as one failed check each if their check failed. So a step whose groups arrive in several
+        rounds has one budget, provided that each round is scored with all earlier groups.
+
+        Args:
+            groups: trajectories by task.
+            expected: total number of trajectories of the step. The budget is a share of it if it is
+                larger than the number given.
+            error_budget: replaces the environment's error budget.
+
+        Raises:
+            RewardBudgetExceeded: if too many checks fail. Rewards are then not filled in.
         """
         given = [trajectory for group in groups for trajectory in group.trajectories]
         groups = _unscored(groups)
@@ -138,12 +163,12 @@ class Environment:
         self.close()
 
     def _takes_groups(self) -> list[bool]:
-        """For each reward in order: whether it is a TRL function."""
+        """For each reward in order: True if it is a TRL function."""
         infos = dict(zip(self._named, self._pool.rewards(), strict=True)) if self._pool else {}
         return [infos[i].takes_groups if i in infos else self._local[i].takes_groups for i in range(len(self._weights))]
 
     def _record(self, verdicts: list[_Verdict], members: Sequence[int], index: int, name: str, outcome: Outcome, budget: _Budget) -> None:
-        """Enter the outcome of one check, which spoke of the trajectories at `members`."""
+        """Record the outcome of one check for the trajectories at `members`."""
         for position, member in enumerate(members):
             verdict = verdicts[member]
             verdict.seconds += outcome.seconds / len(members)
@@ -160,7 +185,11 @@ class Environment:
 
 @dataclass
 class _Budget:
-    """Failures of one `score`. Raises as soon as the budget is gone, so that a reward that hangs every time costs seconds and not hours."""
+    """Failures of one `score` call.
+
+    It raises as soon as the budget is exceeded: a reward that always hangs then costs seconds, not
+    hours.
+    """
 
     checks: int
     share: float
@@ -178,18 +207,25 @@ class _Budget:
 
 
 def _unscored(groups: Sequence[Group]) -> list[Group]:
-    """What of the groups has no reward yet; groups without any such trajectory are left out."""
+    """Groups with only the trajectories that have no reward. Empty groups are omitted."""
     waiting = [Group(group.task, [t for t in group.trajectories if t.reward is None]) for group in groups]
     return [group for group in waiting if group.trajectories]
 
 
 def _failed(trajectory: Trajectory) -> bool:
-    """True where an earlier check failed."""
+    """True if an earlier check failed."""
     return trajectory.reward is not None and trajectory.reward.error not in (None, NOT_APPLICABLE)
 
 
 def _checks(groups: Sequence[Group], reward: int, takes_groups: bool, shown: Callable[[Sequence[int]], str] | None) -> list[tuple[Check, list[int]]]:
-    """The checks of one reward, each with the positions of its trajectories. shown: token ids as text."""
+    """Checks of one reward, each with the positions of its trajectories.
+
+    Args:
+        groups: trajectories by task.
+        reward: index of the reward.
+        takes_groups: True if the reward is a TRL function.
+        shown: converts token ids to text.
+    """
     work: list[tuple[Check, list[int]]] = []
     first = 0
     for group in groups:

@@ -1,4 +1,4 @@
-"""When a completion counts as solved: the one definition for pre-flight, metrics and report.
+"""When a completion counts as solved. Pre-flight, metrics and report all use this definition.
 
 A completion is solved if its score reaches full marks, `eval.solved_at`. Its score is one of:
 
@@ -6,9 +6,9 @@ A completion is solved if its score reaches full marks, `eval.solved_at`. Its sc
 - the weighted sum that is trained on (`eval.metric = "reward"`). Full marks are then
   `eval.solved_at` times the sum of the positive weights.
 
-The default is the verifier: a built-in reward if there is one, otherwise the reward with the largest
-weight, otherwise the first. A reward of TRL's form may say that it does not apply to a task; the next
-one in that order then decides. Partial credit is not solved.
+The default is the verifier: a built-in reward if there is one, otherwise the reward with the
+largest weight, otherwise the first. A TRL function may say that it does not apply to a task; the
+next reward in that order then decides. Partial credit is not solved.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from ..errors import UserError, nearest
 from .rewards import BUILT_IN
 
 REWARD = "reward"
-"""The metric that is the weighted sum of all rewards."""
+"""Name of the metric that is the weighted sum of all rewards."""
 
 TOLERANCE = 1e-6
-"""Share of full marks that may be missing: a sum of 0.7, 0.2 and 0.1 is not exactly 1."""
+"""Relative tolerance below full marks: a floating-point sum of 0.7, 0.2 and 0.1 is not exactly 1.
+"""
 
 
 @dataclass(frozen=True)
 class SolvedRule:
-    """What a completion's score is, and from which score it counts as solved.
+    """Which score a completion has, and from which score it counts as solved.
 
     Args:
-        parts: names of the rewards that may decide, best first; empty for the weighted sum.
+        parts: names of the rewards that may decide, best first. Empty: the weighted sum decides.
         full: the score that counts as solved.
     """
 
@@ -39,7 +40,7 @@ class SolvedRule:
     full: float
 
     def score(self, value: float, parts: Mapping[str, float]) -> float | None:
-        """The score of a checked completion; None if no reward that decides applies to it.
+        """Score of a checked completion. None if no deciding reward applies to it.
 
         Args:
             value: weighted sum of the rewards.
@@ -54,7 +55,10 @@ class SolvedRule:
         return score >= self.full - TOLERANCE * max(1.0, abs(self.full))
 
     def above(self, scores: Sequence[float]) -> str:
-        """A line if scores exceed full marks, so that partial credit would count as solved; otherwise empty."""
+        """A warning line if scores exceed full marks, otherwise empty.
+
+        In that case partial credit would count as solved.
+        """
         most = max(scores, default=self.full)
         if most <= self.full + TOLERANCE * max(1.0, abs(self.full)):
             return ""
@@ -72,7 +76,7 @@ def solved_rule(
     metric: str = "",
     solved_at: float = 1.0,
 ) -> SolvedRule:
-    """The rule for rewards of these names and weights.
+    """Rule for rewards with these names and weights.
 
     Args:
         names: one per reward, all different.
@@ -93,15 +97,15 @@ def solved_rule(
 
 
 def spec_name(spec: str) -> str:
-    """The name that `load_reward` gives the reward of a spec, without loading it."""
+    """Name that `load_reward` gives the reward of a spec, without loading it."""
     return spec if spec in BUILT_IN else spec.rpartition(":")[2]
 
 
 def reward_labels(names: Sequence[str], specs: Sequence[str]) -> list[str]:
-    """Names by which rewards are told apart: two of one name get their spec, or a number.
+    """Distinct labels of rewards. Rewards with the same name get their spec, or a number.
 
     Args:
         names: name of each reward function.
-        specs: `environment.rewards`; empty texts for functions given from Python.
+        specs: `environment.rewards`; empty strings for functions given from Python.
     """
     return [name if names.count(name) == 1 else specs[i] or f"{name} {i}" for i, name in enumerate(names)]

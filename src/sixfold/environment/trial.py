@@ -1,4 +1,4 @@
-"""A trial of the rewards before anything is trained: a reward that always fails must not cost a warm-up."""
+"""Trial of the rewards before training: a reward that always fails must not cost a warm-up."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ TRIAL_TASKS = 2
 
 
 def try_rewards(environment: Environment, tasks: Sequence[Task], make: MakeAnswer) -> str:
-    """Score made-up completions of a few tasks: the reference answer, a worked solution, nothing, and text that is no answer.
+    """Score made-up completions of a few tasks.
+
+    The completions are the reference answer, a worked solution, an empty text, and a text that is
+    no answer.
 
     Args:
-        environment: whose rewards are tried.
+        environment: environment whose rewards are tried.
         tasks: training tasks; the first ones are used.
-        make: makes an answer that nobody sampled.
+        make: makes a trajectory that no model sampled.
 
     Returns:
-        A warning where some checks fail; empty where none does.
+        A warning if some checks fail; otherwise empty.
 
     Raises:
-        UserError: every check fails.
+        UserError: if every check fails.
     """
     groups = [_answers(task, make) for task in tasks[:TRIAL_TASKS]]
     environment.score(groups, error_budget=1.0)

@@ -1,6 +1,7 @@
-"""What reward functions return, as plain Python numbers: tensors, arrays, numpy scalars, awaitables.
+"""Convert what reward functions return to Python numbers.
 
-No torch and no numpy is imported: arrays of every library have `tolist`.
+They may return tensors, arrays, numpy scalars and awaitables. Neither torch nor numpy is imported:
+arrays of every library have `tolist`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class _Array(Protocol):
 
 
 def number(value: Any) -> float:
-    """One number as a float. An array counts if it has a single entry.
+    """One number as a float. An array must have exactly one entry.
 
     Raises:
         TypeError: for text, None, lists, complex numbers and arrays of several entries.
@@ -37,10 +38,10 @@ def number(value: Any) -> float:
 
 
 def entries(values: Any) -> list[Any]:
-    """The entries of a list, tuple, generator, tensor, array or column of rewards.
+    """Entries of a list, tuple, generator, tensor, array or column of rewards.
 
     Raises:
-        TypeError: for anything else, also for text and dictionaries.
+        TypeError: for anything else, including text and dictionaries.
     """
     plain = values.tolist() if isinstance(values, _Array) else values
     try:
@@ -52,10 +53,11 @@ def entries(values: Any) -> list[Any]:
 
 
 def awaited(value: Any) -> Any:
-    """`value`, or what it resolves to if it is awaitable.
+    """`value`, or its result if it is awaitable.
 
-    It runs in an event loop of its own, in a thread of its own: the caller may be inside a running loop (a notebook), and
-    clients that a reward keeps between calls stay bound to one loop.
+    The awaitable runs in an event loop in a separate thread: the caller may be inside a running
+    loop (a notebook). All calls share this loop, because clients that a reward keeps between calls
+    stay bound to one loop.
     """
     if not inspect.isawaitable(value):
         return value
@@ -69,7 +71,9 @@ def awaited(value: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """The event loop of `process`; a forked child has no thread of its parent's and needs its own."""
+    """Event loop of `process`. A forked child does not inherit its parent's threads and needs its
+    own.
+    """
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="async-rewards", daemon=True).start()
     return loop

@@ -1,19 +1,22 @@
-"""A process that checks answers: `python -m sixfold.environment.worker REQUESTS REPLIES SPEC...` (two file descriptors, names).
+"""A process that checks answers: `python -m sixfold.environment.worker REQUESTS REPLIES SPEC...`.
 
-It consists of two processes. The first is a supervisor (`processes.supervise`), which ends everything that the
-second has started as soon as the second or the trainer is gone. The second loads the rewards and runs the checks.
+REQUESTS and REPLIES are file descriptors; each SPEC names a reward. There are two processes. The
+first is a supervisor (`processes.supervise`). It ends everything that the second has started as
+soon as the second or the trainer is gone. The second loads the rewards and runs the checks.
 
-Protocol. Once, after the rewards are loaded, a JSON line: {"pid": p, "rewards": [[name, takes_groups], ...]}, or
-{"fatal": message}. Then each request, a pickle behind its 4-byte length, is a list of (number, check). Each check is
-answered by one JSON line as soon as it is done: {"check": number, "pid": p, "values": [...], "error": null or text,
-"seconds": s}. Replies come in the order of the checks, so the parent knows at any time which check is running.
+Protocol. Once, after the rewards are loaded, the worker writes a JSON line: {"pid": p, "rewards":
+[[name, takes_groups], ...]}, or {"fatal": message}. Each request is a pickle behind its 4-byte
+length: a list of (number, check). Each check is answered by one JSON line as soon as it is done:
+{"check": number, "pid": p, "values": [...], "error": null or text, "seconds": s}. Replies come in
+the order of the checks, so the parent always knows which check is running.
 
-Before the answer to a check there may be a line {"check": number, "pid": p, "blame": "answer"}: what goes wrong from
-here on, a time-out included, is the fault of the text that is checked (`limits.blame_answer`).
+Before the answer to a check there may be a line {"check": number, "pid": p, "blame": "answer"}.
+From then on any failure, including a time-out, counts against the text that is checked
+(`limits.blame_answer`).
 
-A reward may fork. A child that comes back from the reward, by return or by an exception, ends there: it must not
-answer, and must not read requests. Replies are JSON and not pickles, so nothing that a reward writes is run by the
-parent. Standard output belongs to the reward functions.
+A reward may fork. A child that returns or raises out of the reward ends there: it must not answer,
+and must not read requests. Replies are JSON and not pickles, so the parent never executes what a
+reward writes. Standard output belongs to the reward functions.
 """
 
 from __future__ import annotations
@@ -40,7 +43,14 @@ LENGTH = struct.Struct("!I")
 
 
 class Check(NamedTuple):
-    """One call of one reward: `completions` is a single text, or all of a group for a TRL function. sampled: what else it may ask for."""
+    """One call of one reward.
+
+    Attributes:
+        reward: index of the reward.
+        task: the task.
+        completions: a single text, or all completions of a group for a TRL function.
+        sampled: values that the function may ask for by parameter name.
+    """
 
     reward: int
     task: Task
@@ -49,7 +59,13 @@ class Check(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a check: a value for each completion (None: does not apply), or an error, and the seconds that it took."""
+    """Result of a check.
+
+    Attributes:
+        values: one value per completion. None: the reward does not apply.
+        error: error on one line, or None.
+        seconds: duration.
+    """
 
     values: list[float | None]
     error: str | None
@@ -57,20 +73,20 @@ class Outcome(NamedTuple):
 
 
 def run_check(function: RewardFunction, check: Check) -> Outcome:
-    """Call the reward. Whatever it raises is an outcome."""
+    """Call the reward. An exception becomes the outcome's error."""
     process, start = os.getpid(), time.perf_counter()
     try:
         values, error = function.scores(check.completions, check.task, check.sampled), None
-    except Exception as raised:  # noqa: BLE001  the boundary: a failing check is data
+    except Exception as raised:  # noqa: BLE001  boundary: a failed check is data
         values, error = [], one_line(raised)
     finally:
         if os.getpid() != process:
-            os._exit(1)  # a child that the reward forked: it must not go on as a second copy of this process
+            os._exit(1)  # a child that the reward forked must not continue as a second copy of this process
     return Outcome(values, error, time.perf_counter() - start)
 
 
 def one_line(error: BaseException) -> str:
-    """`ValueError: what it said`, on one line and not longer than 300 characters."""
+    """`ValueError: message`, on one line of at most 300 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
@@ -86,10 +102,10 @@ def serve(requests: IO[bytes], replies: int, specs: list[str]) -> None:
         if os.getpid() != process:
             os._exit(1)
     if "math" in specs:
-        load_cas()  # now, while the model loads: on a busy machine it takes longer than a check may
-    if set(specs) <= {"arithmetic", "math"}:  # a reward of the user's may map more than it uses, a GPU for one
+        load_cas()  # now, while the model loads: on a busy machine it takes longer than one check may
+    if set(specs) <= {"arithmetic", "math"}:  # a user's reward may map more memory than it uses, for example with a GPU
         limit_memory()
-    helpers = frozenset(descendants())  # started when the rewards were loaded: they may outlive a check
+    helpers = frozenset(descendants())  # processes started while loading the rewards may outlive a check
     _reply(replies, {"pid": process, "rewards": [[function.name, function.takes_groups] for function in functions]})
     while header := requests.read(LENGTH.size):
         for number, check in pickle.loads(requests.read(*LENGTH.unpack(header))):
@@ -107,7 +123,7 @@ def _reply(descriptor: int, message: object) -> None:
 
 
 def main() -> None:
-    """Entry point: become the supervisor, and let a child do the work."""
+    """Entry point: become the supervisor, and fork a child to do the work."""
     requests, replies = int(sys.argv[1]), int(sys.argv[2])
     for descriptor in (requests, replies):
         os.set_inheritable(descriptor, False)  # a program that a reward starts must not keep the pipes open
@@ -119,7 +135,7 @@ def main() -> None:
         os.close(replies)
         supervise(child, requests)
     die_with(supervisor)
-    adopt_orphans()  # not inherited
+    adopt_orphans()  # not inherited by the child
     with os.fdopen(requests, "rb") as stream:
         serve(stream, replies, sys.argv[3:])
 

@@ -1,1 +1,4 @@
-"""The reference: a frozen model that says how likely the samples were before training. No parameter of it is ever in an optimizer."""
+"""The reference: a frozen model that gives the log-probs of samples, for KL or distillation.
+
+None of its parameters is ever in an optimizer.
+"""

@@ -1,4 +1,4 @@
-"""The reference role, in words: how likely were these tokens before training?"""
+"""The reference role: protocols for a frozen model that scores samples."""
 
 from __future__ import annotations
 
@@ -15,49 +15,68 @@ from ..types import Group
 
 
 class Scorer(Protocol):
-    """Whoever fills in a field of the batch by a forward pass alone, once, before the algorithm reads it."""
+    """Fills in one field of the batch by forward passes alone, before the algorithm reads it."""
 
     def score(self, batch: Batch) -> Batch:
-        """The batch with its field filled in."""
+        """The batch with the field filled in."""
         ...
 
 
 class Reference(Protocol):
-    """What the loop asks. Frozen; the same batch always gives the same answer."""
+    """What the training loop needs. A reference is frozen: equal batches give equal log-probs."""
 
     def start(self, groups: Sequence[Group]) -> None:
-        """Rollouts exist, rewards do not yet: whoever can score meanwhile may begin. Changes no value."""
+        """Called when rollouts exist but rewards do not yet: scoring may begin in the background.
+
+        It does not change any value.
+        """
         ...
 
     def score(self, batch: Batch) -> Batch:
-        """The batch with `ref_logp` filled in; as it is where the loss needs none, or where the trainer fills it in by `scorer`."""
+        """The batch with `ref_logp` filled in.
+
+        The batch is returned unchanged if the loss needs no reference, or if the trainer fills in
+        `ref_logp` by `scorer`.
+        """
         ...
 
 
 class KeptReference(Reference, Protocol):
-    """What a run asks besides: the weights' life from its first step to its last checkpoint."""
+    """What a run needs besides: the life of the weights from the first step to the last
+    checkpoint.
+    """
 
     @property
     def scorer(self) -> Callable[[PackedRow], Tensor] | None:
-        """Log-probs [S] of a packed row's scored tokens, for the trainer to ask for as it goes; None where `score` has filled them in."""
+        """Log-probs [S] of a packed row's scored tokens, called by the trainer per micro-batch.
+
+        None if `score` fills them in.
+        """
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights as `reference/NAME`, for a checkpoint; tied ones once. Empty where nothing is kept."""
+        """Weights as `reference/NAME`, for a checkpoint; tied weights once. Empty if nothing is
+        kept.
+        """
         ...
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put a checkpoint's weights back."""
+        """Restore the weights of a checkpoint."""
         ...
 
     def reset(self, policy: PreTrainedModel) -> None:
-        """Copy the policy's weights in."""
+        """Copy the policy's weights into the reference."""
         ...
 
     def check_apart(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises RuntimeError if a weight would be trained: it requires gradients, or shares storage with one that the optimizer moves."""
+        """Check that no reference weight can be trained.
+
+        Raises:
+            RuntimeError: if a weight requires gradients or shares storage with a weight of the
+                optimizer.
+        """
         ...
 
     def close(self) -> None:
-        """Give back processes and memory. A second call does nothing."""
+        """Release processes and memory. A second call does nothing."""
         ...

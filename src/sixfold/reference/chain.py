@@ -1,4 +1,7 @@
-"""Several forward-only scorers as one: the reference, the critic and the proximal pass each fill in their own field of the batch."""
+"""Several forward-only scorers as one.
+
+The reference, the critic and the proximal pass each fill in their own field of the batch.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from .base import Reference, Scorer
 
 
 class Chain:
-    """Scores with each in turn."""
+    """Runs the reference, then the other scorers."""
 
     def __init__(self, reference: Reference, others: Sequence[Scorer]) -> None:
         self._reference = reference
         self._others = others
 
     def start(self, groups: Sequence[Group]) -> None:
-        """Only the reference can begin without the rewards: the others need the weights that this process trains."""
+        """Start only the reference: the other scorers need the weights that this process trains."""
         self._reference.start(groups)
 
     def score(self, batch: Batch) -> Batch:

@@ -1,4 +1,7 @@
-"""Reference by a frozen model in this process (a copy of the policy, or a teacher), scored by itself or by the trainer; and none at all."""
+"""References that run in this process: none, a frozen model, or one that the trainer calls.
+
+The frozen model is a copy of the policy, or a teacher.
+"""
 
 from __future__ import annotations
 
@@ -17,38 +20,44 @@ from .weights import FrozenWeights
 
 
 class NoReference:
-    """For losses that look at no reference: leaves the batch as it is."""
+    """For losses that use no reference: leaves the batch unchanged."""
 
     scorer = None
 
     def start(self, groups: Sequence[Group]) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def score(self, batch: Batch) -> Batch:
         """The batch unchanged."""
         return batch
 
     def tensors(self) -> dict[str, Tensor]:
-        """None."""
+        """Empty: there are no weights."""
         return {}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def reset(self, policy: PreTrainedModel) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def check_apart(self, optimizer: torch.optim.Optimizer) -> None:
-        """Nothing can be trained."""
+        """Does nothing: there are no weights."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class FrozenReference(FrozenWeights):
-    """A model without gradients, in evaluation mode; scores as the trainer does, at the sampling temperature.
+    """A model without gradients, in evaluation mode, that scores as the trainer does.
 
-    copy: keep a deep copy of `model`, which goes on to be trained; False takes over the model itself, which nobody else may train.
+    Args:
+        model: the policy, or a teacher.
+        scoring: sampling temperature, chunk size and precision.
+        max_tokens: maximum tokens per micro-batch.
+        share_prefix: whether completions of one group share one computed prompt.
+        copy: keep a deep copy of `model`, which may then be trained further. False uses `model`
+            itself, which nothing else may train.
     """
 
     scorer = None
@@ -61,19 +70,22 @@ class FrozenReference(FrozenWeights):
         self._share_prefix = share_prefix
 
     def start(self, groups: Sequence[Group]) -> None:
-        """Nothing: this process is about to check answers."""
+        """Does nothing: this process is about to check answers."""
 
     def score(self, batch: Batch) -> Batch:
         """The batch with ref_logp [B, T], 0 where mask is False."""
         return batch.with_(ref_logp=score_batch(self.model, batch, self._scoring, self._max_tokens, self._share_prefix))
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing: there is no process to end."""
 
 
 class FusedReference(FrozenWeights):
-    """The same, asked by the trainer for each micro-batch right before the policy's own forward: rows are packed once, and rows without a weight are
-    not scored. `ref_logp` is unknown until then, so nothing before the loss may read it."""
+    """A frozen model that the trainer calls per micro-batch, before the policy's forward pass.
+
+    Rows are packed once, and rows without weight are not scored. `ref_logp` is unknown until then,
+    so nothing before the loss may read it. Arguments are those of `FrozenReference`.
+    """
 
     def __init__(self, model: PreTrainedModel, scoring: Scoring, *, copy: bool = True) -> None:
         self.model = _frozen(model, copy)
@@ -81,7 +93,7 @@ class FusedReference(FrozenWeights):
         self._scoring = scoring
 
     def start(self, groups: Sequence[Group]) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def score(self, batch: Batch) -> Batch:
         """The batch unchanged: the trainer fills in ref_logp."""
@@ -93,7 +105,7 @@ class FusedReference(FrozenWeights):
         return score_row(self.model, row, self._scoring)[0]
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing: there is no process to end."""
 
 
 def _frozen(model: PreTrainedModel, copy: bool) -> PreTrainedModel:

@@ -1,7 +1,7 @@
-"""When to copy the policy into the reference: every N steps, or once held-out accuracy stands still.
+"""When to copy the policy into the reference: every N steps, or when held-out accuracy stagnates.
 
-On stagnation ProRL (arXiv:2505.24864, section 2.3.1) starts the optimizer afresh too: by then the KL holds the policy to where it was, and the
-moments to where it was going.
+On stagnation ProRL (arXiv:2505.24864, section 2.3.1) also resets the optimizer. By then the KL term
+holds the policy at its old position, and the moments keep its old direction.
 """
 
 from __future__ import annotations
@@ -10,12 +10,19 @@ import math
 from typing import Literal
 
 Reset = Literal["", "schedule", "stagnation"]
-"""Why to reset now; empty (and so false): do not."""
+"""Reason to reset now. Empty (and therefore false): do not reset."""
 
 
 class ResetPolicy:
-    """Looks at every step and decides; it holds no weights. every: steps between resets on schedule. patience: evaluations in a row that do not
-    beat the best held-out mean so far, after which to reset and count anew. 0 switches either off. Raises ValueError for negative ones.
+    """Decides at every step whether to reset. It holds no weights.
+
+    Args:
+        every: steps between scheduled resets. 0: never.
+        patience: evaluations in a row that do not beat the best held-out mean so far, after which
+            to reset and start counting again. 0: never.
+
+    Raises:
+        ValueError: if either is negative.
     """
 
     def __init__(self, every: int, patience: int) -> None:
@@ -27,9 +34,14 @@ class ResetPolicy:
         self._stale = 0
 
     def look(self, step: int, heldout_mean: float | None) -> Reset:
-        """Whether, and why, to reset after step `step` (from 1). heldout_mean: None in a step without an evaluation; NaN is as good as none.
+        """Whether and why to reset after step `step` (starting at 1).
 
-        Where both reasons hold it is "stagnation", which resets more. A reset on schedule leaves the count of evaluations as it is.
+        If both reasons hold, the answer is "stagnation", which resets more. A scheduled reset does
+        not change the count of evaluations.
+
+        Args:
+            step: the step that has just ended.
+            heldout_mean: held-out mean. None or NaN if the step had no evaluation.
         """
         if heldout_mean is not None and not math.isnan(heldout_mean):
             better = self._best is None or heldout_mean > self._best
@@ -41,7 +53,7 @@ class ResetPolicy:
         return "schedule" if self._every and step % self._every == 0 else ""
 
     def state(self) -> dict[str, float | int | None]:
-        """What a resumed run must know, as JSON."""
+        """State that a resumed run needs, JSON-serialisable."""
         return {"best": self._best, "stale": self._stale}
 
     def load(self, state: dict[str, float | int | None]) -> None:

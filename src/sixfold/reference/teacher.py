@@ -1,4 +1,7 @@
-"""A teacher: another model whose log-probs of the policy's own samples are distilled into the policy. It scores as any `FrozenReference` does."""
+"""A teacher: another model whose log-probs of the policy's samples are distilled into the policy.
+
+It scores like any `FrozenReference`.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,24 @@ SETTING = "reference.path"
 
 
 def load_teacher(path: str, policy: Policy, longest: int) -> PreTrainedModel:
-    """The model at `path` (a folder or a hub id) on the policy's device, for `FrozenReference(..., copy=False)`.
+    """Load the teacher on the policy's device, for `FrozenReference(..., copy=False)`.
 
-    longest: tokens of the longest sequence that it will score. Raises UserError for a model that cannot be loaded, cannot take `longest`
-    tokens, or does not mean the same as the policy by every token.
+    Args:
+        path: a folder or a hub id.
+        policy: the policy to be taught.
+        longest: length in tokens of the longest sequence to score.
+
+    Raises:
+        UserError: if the model cannot be loaded, if its context is shorter than `longest` tokens,
+            if its vocabulary differs from the policy's, or if it has fewer token ids than the
+            policy.
     """
     teacher = load_policy(ModelConfig(path=path), seed=0, device=str(policy.model.device), setting=SETTING)
     where = f"{SETTING} = '{path}'"
     if teacher.vocabulary_hash != policy.vocabulary_hash:
         raise UserError(f"{where}: its tokenizer is not the policy's: {_difference(teacher.tokenizer, policy.tokenizer)}")
     theirs, ours = (m.config.get_text_config().vocab_size for m in (teacher.model, policy.model))
-    if theirs < ours:  # the policy can sample an id that pads its vocabulary, and the teacher would have no row for it
+    if theirs < ours:  # the policy can sample ids that pad its vocabulary, for which the teacher would have no row
         raise UserError(f"{where}: it gives probabilities to {theirs} token ids, the policy to {ours}; a teacher needs at least as many")
     if teacher.context < longest:
         raise UserError(
@@ -32,7 +42,9 @@ def load_teacher(path: str, policy: Policy, longest: int) -> PreTrainedModel:
 
 
 def _difference(teacher: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> str:
-    """What differs between two vocabularies, in words, with the first example by the policy's ids."""
+    """Differences between two vocabularies, in words, with the first example by the policy's
+    ids.
+    """
     theirs, ours = teacher.get_vocab(), policy.get_vocab()
     moved = sorted((i, token) for token, i in ours.items() if theirs.get(token, i) != i)
     missing = sorted((i, token) for token, i in ours.items() if token not in theirs)

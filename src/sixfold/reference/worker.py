@@ -1,8 +1,12 @@
-"""A process that scores: `python -m sixfold.reference.worker REQUESTS REPLIES WEIGHTS` (file descriptors).
+"""A scoring process: `python -m sixfold.reference.worker REQUESTS REPLIES WEIGHTS`.
 
-Protocol. A message is a letter, a length and so many bytes, and every request has one reply. Requests: M, the model as JSON (see `Setup`);
-B, a batch (safetensors); W, the weights have changed. Replies: L, log-probs (safetensors); K, done; E, an error as text. It ends when the
-parent closes its end, however the parent ended.
+The arguments are file descriptors. Protocol: a message is a letter, a length and that many bytes.
+Every request has one reply.
+
+Requests: M, the model as JSON (see `Setup`); B, a batch (safetensors); W, the weights have changed.
+Replies: L, log-probs (safetensors); K, done; E, an error as text.
+
+The process ends when the parent's end of the pipe closes, however the parent ended.
 """
 
 from __future__ import annotations
@@ -29,13 +33,27 @@ from .shared_weights import DTYPES, Place, mapped
 
 HEADER = struct.Struct("!cQ")
 FIELDS = ("tokens", "mask", "lengths", "prompt_lengths", "group")
-"""What of a batch decides its log-probs; and, where sampling was truncated, what it kept."""
+"""Fields of a batch that decide its log-probs. KEPT is added if sampling was truncated."""
 KEPT = ("ids", "start", "count")
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The model to build, and how it scores. config: of the Hugging Face model, as JSON has it. autocast: a dtype by name, or none."""
+    """The model to build, and how it scores.
+
+    Attributes:
+        architecture: class name of the parent's model.
+        config: configuration of the Hugging Face model, as JSON.
+        places: locations of the shared tensors.
+        parameters: names of the parameters, in order.
+        device: device of the model.
+        threads: CPU threads.
+        temperature: sampling temperature.
+        chunk: positions per chunk of logits.
+        autocast: name of a dtype. Empty: the dtype of the weights.
+        max_tokens: maximum tokens per micro-batch.
+        share_prefix: whether completions of one group share one computed prompt.
+    """
 
     architecture: str
     config: dict[str, Any]
@@ -50,7 +68,7 @@ class Setup:
     share_prefix: bool
 
     def to_bytes(self) -> bytes:
-        """As JSON."""
+        """The setup as JSON."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
@@ -61,14 +79,18 @@ class Setup:
 
 
 def send(descriptor: int, letter: bytes, body: bytes = b"") -> None:
-    """Write one message. Raises BrokenPipeError when nobody reads."""
+    """Write one message.
+
+    Raises:
+        BrokenPipeError: if the reader has closed its end.
+    """
     message = memoryview(HEADER.pack(letter, len(body)) + body)
     while message:
         message = message[os.write(descriptor, message) :]
 
 
 def receive(stream: IO[bytes]) -> tuple[bytes, bytes] | None:
-    """The next message, or None when the other side is gone."""
+    """The next message, or None if the other side has closed its end."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -92,12 +114,12 @@ class Scorer:
         self.take_weights()
 
     def take_weights(self) -> None:
-        """Use the shared weights as they are now: as they lie on a CPU, by a copy on another device."""
+        """Use the current shared weights: in place on a CPU, as a copy on another device."""
         for name, parameter in self._model.named_parameters():
             parameter.data = self._shared[name].to(self._setup.device)
 
     def score(self, fields: dict[str, Tensor]) -> Tensor:
-        """Log-probs [B, T] of the batch that FIELDS, and perhaps KEPT, make."""
+        """Log-probs [B, T] of the batch with the given FIELDS, and KEPT if present."""
         nothing = torch.zeros(fields["tokens"].shape)
         kept = KeptSets(*(fields[name] for name in KEPT)) if KEPT[0] in fields else None
         layout: dict[str, Any] = {name: fields[name] for name in FIELDS}
@@ -106,7 +128,11 @@ class Scorer:
 
 
 def _build(setup: Setup) -> PreTrainedModel:
-    """The architecture with random weights, and the same parameters as the parent's model. Raises ValueError where it comes out as another one."""
+    """Build the architecture with random weights.
+
+    Raises:
+        ValueError: if its class or parameters differ from those of the parent's model.
+    """
     register()
     config = AutoConfig.for_model(**setup.config)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
@@ -118,7 +144,7 @@ def _build(setup: Setup) -> PreTrainedModel:
 
 
 def serve(requests: IO[bytes], replies: int, weights: int) -> None:
-    """Answer until the parent closes its end."""
+    """Answer requests until the parent closes its end."""
     scorer: Scorer | None = None
     while message := receive(requests):
         letter, body = message
@@ -130,18 +156,18 @@ def serve(requests: IO[bytes], replies: int, weights: int) -> None:
                 reply = b"K", b""
             else:
                 reply = b"L", bytes_of({"logp": scorer.score(tensors_of(body))})
-        except Exception:  # noqa: BLE001  the boundary: the parent raises it
+        except Exception:  # noqa: BLE001  boundary: the parent raises it
             reply = b"E", traceback.format_exc().encode()
         send(replies, *reply)
         if scorer is None:
-            return  # without a model there is nothing to answer
+            return  # without a model no request can be answered
 
 
 def main() -> None:
     """Entry point of the process."""
-    with os.fdopen(int(sys.argv[1]), "rb") as requests, suppress(BrokenPipeError):  # the parent went while this was scoring
+    with os.fdopen(int(sys.argv[1]), "rb") as requests, suppress(BrokenPipeError):  # the parent ended while this process was scoring
         serve(requests, int(sys.argv[2]), int(sys.argv[3]))
-    os._exit(0)  # there is nothing to flush, and an interpreter with torch takes a second to end
+    os._exit(0)  # nothing to flush, and an interpreter with torch takes a second to shut down
 
 
 if __name__ == "__main__":

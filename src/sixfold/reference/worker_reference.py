@@ -1,10 +1,14 @@
-"""Reference in a process of its own, which scores while the environment checks answers.
+"""Reference in a separate process that scores while the environment checks answers.
 
-Cast: `WorkerReference` asks and collects; `worker.py` is the process; `shared_weights.py` the memory that both map, so there is one copy of the
-weights and a reset needs no message but "look again".
-Invariants: at most one batch is in the making, and what `score` gives is always of the batch that it was given. The process is started by
-exec (a fork would inherit torch's threads and the run's lock) in a group of its own, where Ctrl-C at the terminal does not reach it: the run
-finishes its step, then closes it. It ends when its pipe closes, so not even `kill -9` of the run leaves it behind.
+Parts: `WorkerReference` sends requests and collects replies; `worker.py` is the process;
+`shared_weights.py` is the memory that both map. There is only one copy of the weights, and a reset
+needs only a message to read them again.
+
+Invariants: at most one batch is being scored, and `score` always returns the result for the batch
+that it was given. The process is started by exec: a fork would inherit torch's threads and the
+run's lock. It has its own process group, so Ctrl-C at the terminal does not reach it; the run
+finishes its step, then closes it. The process ends when its pipe closes, so it does not outlive the
+run even after `kill -9`.
 """
 
 from __future__ import annotations
@@ -32,13 +36,22 @@ from .worker import FIELDS, KEPT, Setup, receive, send
 
 
 class ReferenceFailed(RuntimeError):
-    """The process that scores has failed or died; the message says how."""
+    """The scoring process failed or died. The message says how."""
 
 
 class WorkerReference(FrozenWeights):
-    """The policy as it was, scored by a process with `threads` CPU threads on the policy's device.
+    """Frozen copy of the policy, scored by a process with `threads` CPU threads.
 
-    Values are those of `FrozenReference`: bit for bit on a CPU with as many threads, else up to the rounding of sums (1e-6 nats in float32).
+    The process uses the policy's device. Values equal those of `FrozenReference`: bit for bit on a
+    CPU with the same number of threads, otherwise up to the rounding of sums (1e-6 nats in
+    float32).
+
+    Args:
+        policy: the model to copy.
+        scoring: sampling temperature, chunk size and precision.
+        max_tokens: maximum tokens per micro-batch.
+        share_prefix: whether completions of one group share one computed prompt.
+        threads: CPU threads of the process.
     """
 
     scorer = None
@@ -66,14 +79,20 @@ class WorkerReference(FrozenWeights):
         self._open = True
         self._owed = 0
         self._asked: dict[str, Tensor] | None = None
-        self._send(b"M", setup.to_bytes())  # no waiting: it loads while the run goes on
+        self._send(b"M", setup.to_bytes())  # do not wait: the process loads while the run continues
 
     def start(self, groups: Sequence[Group]) -> None:
-        """Have the groups scored meanwhile."""
+        """Begin to score the groups in the background."""
         self._ask(_fields(collate(groups, scored=False)))
 
     def score(self, batch: Batch) -> Batch:
-        """The batch with ref_logp [B, T], 0 where mask is False: what `start` began if that was this very batch. Raises ReferenceFailed."""
+        """The batch with ref_logp [B, T], 0 where mask is False.
+
+        Uses the result that `start` began if it was for the same batch.
+
+        Raises:
+            ReferenceFailed: if the process failed or died.
+        """
         fields = _fields(batch)
         if self._asked is None or not _same(self._asked, fields):
             self._ask(fields)
@@ -82,19 +101,19 @@ class WorkerReference(FrozenWeights):
         return batch.with_(ref_logp=tensors_of(body)["logp"].to(batch.tokens.device))
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put a checkpoint's reference weights back, in place."""
+        """Restore a checkpoint's reference weights, in place."""
         self._settle()
         super().load(tensors)
         self._send(b"W")
 
     def reset(self, policy: PreTrainedModel) -> None:
-        """Copy the policy's weights in, in place."""
+        """Copy the policy's weights into the reference, in place."""
         self._settle()
         super().reset(policy)
         self._send(b"W")
 
     def close(self, grace_s: float = 1.0) -> None:
-        """End the process: by closing its pipe, then by force."""
+        """End the process: close its pipe, then kill it after `grace_s` seconds."""
         if not self._open:
             return
         self._open = False
@@ -113,7 +132,10 @@ class WorkerReference(FrozenWeights):
         self._asked = fields
 
     def _settle(self) -> None:
-        """Wait out what is in the making: weights must not change under it, and its reply must not answer another question."""
+        """Wait for a batch that is being scored.
+
+        Weights must not change during it, and its reply must not answer another request.
+        """
         if self._asked is not None:
             self._collect()
             self._asked = None
@@ -123,12 +145,12 @@ class WorkerReference(FrozenWeights):
             send(self._requests, letter, body)
         except BrokenPipeError as error:
             if self._owed:
-                self._collect()  # raises what it said before it went
+                self._collect()  # raises the error that the process sent before it ended
             raise self._death() from error
         self._owed += 1
 
     def _collect(self) -> bytes:
-        """The reply to the last request; those before it only say that they are done."""
+        """Body of the reply to the last request. Earlier replies only say that they are done."""
         while True:
             message = receive(self._replies)
             if message is None:
@@ -161,10 +183,14 @@ def _same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def _spawn(weights: int, threads: int) -> tuple[subprocess.Popen[bytes], int, IO[bytes]]:
-    """The process, where to write requests and where to read replies."""
+    """Start the process.
+
+    Returns:
+        (process, descriptor for requests, stream of replies).
+    """
     requests_read, requests = os.pipe()
     replies, replies_write = os.pipe()
-    module = ["-P", "-m", "sixfold.reference.worker"]  # -P: a file in the working directory must not stand in for a module
+    module = ["-P", "-m", "sixfold.reference.worker"]  # -P: a file in the working directory must not shadow a module
     path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
     try:
         process = subprocess.Popen(

@@ -1,5 +1,8 @@
-"""Alarms on how a run goes: slower steps, fewer tokens a second, slower checks, groups that teach nothing, a sampler far off the
-trainer. A line each, once until it has passed."""
+"""Alarms on the course of a run. Each is one line, repeated only after its condition has cleared.
+
+They report slower steps, fewer tokens per second, slower checks, degenerate groups, and a sampler
+that is far from the trainer.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,23 @@ from typing import Any
 from .schema import Value
 
 WARM_UP = 5
-"""First steps left out of the baseline: caches fill, memory is mapped."""
+"""First steps left out of the baseline: caches are filled and memory is mapped."""
 BASELINE = 20
 WINDOW = 10
 CREEP = 0.2
-"""Share by which the median of the last WINDOW steps may be worse than that of the BASELINE steps."""
+"""Relative change for the worse at which an alarm starts: median of the last WINDOW steps against
+median of the BASELINE steps.
+"""
 NOTICEABLE_S = 1e-3
-"""Seconds by which something timed must be slower too: a check of 5 microseconds is a fifth slower for no reason at all."""
+"""Minimum slowdown in seconds: without it, noise in a check of 5 microseconds would raise an
+alarm.
+"""
 DEGENERATE = 0.5
-"""Share of groups without spread above which most of the sampling is wasted."""
+"""Share of degenerate groups above which most of the sampling is wasted."""
 KL_DRIFT = 0.01
-"""Mean KL of sampler to trainer on fresh tokens, in nats a token, above which the sampler is another policy: probabilities are off by some 10 %."""
+"""Mean KL of sampler to trainer on fresh tokens, in nats per token, above which the sampler counts
+as a different policy. Probabilities are then off by about 10 %.
+"""
 
 _WATCHED = {
     "time/step_s": ("a step takes", "s", 1),
@@ -34,7 +43,7 @@ _WATCHED = {
 
 @dataclass
 class Alarms:
-    """Looks at every step's metrics. The baseline is the run's own: BASELINE steps after WARM_UP."""
+    """Checks every step's metrics. The baseline is the run's first BASELINE steps after WARM_UP."""
 
     _seen: int = 0
     _first: dict[str, list[float]] = field(default_factory=dict)
@@ -42,7 +51,7 @@ class Alarms:
     _ringing: set[str] = field(default_factory=set)
 
     def look(self, metrics: Mapping[str, Value]) -> list[str]:
-        """The alarms that begin with this step, as lines."""
+        """Lines of the alarms that start with this step."""
         self._seen += 1
         values = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
         values["time/step_s"] = sum(values.get(f"time/{role}_s", 0.0) for role in ("rollout", "environment", "reference", "trainer", "sync"))
@@ -54,12 +63,12 @@ class Alarms:
         return said
 
     def state(self) -> dict[str, Any]:
-        """Everything that it remembers, as JSON. A value that is not finite is None."""
+        """The whole state, JSON-serialisable. A value that is not finite becomes None."""
         windows = {name: {key: [_json(x) for x in values] for key, values in table.items()} for name, table in self._windows().items()}
         return {"seen": self._seen, "ringing": sorted(self._ringing), **windows}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave; an empty one leaves everything as it is."""
+        """Restore what `state` returned. An empty state changes nothing."""
         if not state:
             return
         self._seen, self._ringing = state["seen"], set(state["ringing"])
@@ -93,7 +102,7 @@ class Alarms:
     def _apart(self, kl: float) -> str | None:
         last = self._last.setdefault("apart", deque(maxlen=WINDOW))
         last.append(kl)
-        far = len(last) == WINDOW and not fmean(last) <= KL_DRIFT  # NaN is far too
+        far = len(last) == WINDOW and not fmean(last) <= KL_DRIFT  # NaN counts as far
         return self._ring("apart", far, f"the sampler is {fmean(last):.2g} nats of KL a token from the trainer on the same version of the weights")
 
     def _ring(self, key: str, wrong: bool, line: str) -> str | None:

@@ -1,7 +1,8 @@
-"""metrics.csv: what metrics.jsonl holds, as a table for spreadsheets and data frames.
+"""metrics.csv: the content of metrics.jsonl as a table, for spreadsheets and data frames.
 
-It is a view. It is written anew from metrics.jsonl when a process opens it, so a crash at any byte and a resume from any checkpoint mend
-themselves, and the two files cannot tell different stories. After that each step appends a row.
+The file is rewritten from metrics.jsonl when a process opens it, and each step then appends a row.
+Therefore a crash at any byte or a resume from any checkpoint repairs itself, and the two files
+cannot disagree.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from .schema import METRICS, Value
 
 
 class CsvLogger:
-    """One row a step, on disk before `log` returns; list-valued metrics are left out.
+    """Writes one row per step, on disk before `log` returns. List-valued metrics are left out.
 
-    Columns are every single-valued key of the schema in its order, whether this run measures it or not, so that they do not depend on what
-    the first step happened to measure. Members of a family (`reward/part/*`) join at its place as they turn up, which rewrites the file whole.
-    An empty cell was not measured in that step; `nan` is a number that was not finite (null in JSON). Floats read back bit for bit.
+    Columns are all single-valued keys of the schema in its order, measured or not, so they do not
+    depend on the first step. Members of a family (`reward/part/*`) get columns when they first
+    appear, which rewrites the whole file. An empty cell was not measured in that step. `nan` is a
+    number that was not finite (null in JSON). Floats read back bit for bit.
 
-    records: metrics.jsonl, to which a step has been written before it is logged here.
+    Args:
+        path: the CSV file.
+        records: metrics.jsonl, to which each step must be written before it is logged here.
     """
 
     def __init__(self, path: Path, records: Path) -> None:
@@ -35,7 +39,11 @@ class CsvLogger:
         self._rewrite()
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None:
-        """Append a row. UserError: disk full."""
+        """Append a row.
+
+        Raises:
+            UserError: if the disk is full.
+        """
         row = {**metrics, "step": step}
         if any(key not in self._columns and not isinstance(value, list | tuple) for key, value in row.items()):
             self._rewrite()
@@ -46,7 +54,7 @@ class CsvLogger:
             os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Nothing is open between steps."""
+        """Does nothing: no file is open between steps."""
 
     def _rewrite(self) -> None:
         records = read_metrics(self._records)
@@ -55,7 +63,7 @@ class CsvLogger:
 
 
 def columns(seen: Iterable[str]) -> list[str]:
-    """Single-valued keys in the schema's order; of families, those seen, by name."""
+    """Single-valued keys in the schema's order. Families are replaced by the keys seen, sorted."""
     keys = sorted(seen)
     return [key for metric in METRICS if not metric.is_list for key in ([k for k in keys if metric.matches(k)] if metric.is_family else [metric.key])]
 

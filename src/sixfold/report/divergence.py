@@ -1,4 +1,4 @@
-"""The alarm for reward hacking: the training reward still rises while the held-out figure has fallen for certain."""
+"""Alarm for reward hacking: training reward rises while held-out accuracy has clearly fallen."""
 
 from __future__ import annotations
 
@@ -11,23 +11,38 @@ from .schema import Value
 
 @dataclass
 class Divergence:
-    """Remembers the best evaluation so far: its lower end, its step, and the training reward then."""
+    """Remembers the best evaluation so far.
+
+    Attributes:
+        low: lower end of its 95 % interval.
+        step: its step.
+        ema: training reward (reward/ema) at that step.
+    """
 
     low: float = -1.0
     step: int = 0
     ema: float = 0.0
 
     def state(self) -> dict[str, Any]:
-        """What it remembers, as JSON."""
+        """The state, JSON-serialisable."""
         return asdict(self)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave; an empty one leaves everything as it is."""
+        """Restore what `state` returned. An empty state changes nothing."""
         if state:
             self.low, self.step, self.ema = state["low"], state["step"], state["ema"]
 
     def look(self, step: int, ema: float | None, metrics: Mapping[str, Value]) -> str | None:
-        """A line of warning when the 95 % interval now lies wholly under the best one's while reward/ema is higher than it was then."""
+        """Warning line if held-out accuracy has fallen while the training reward rose.
+
+        This is the case if the 95 % interval lies wholly below the best one, and reward/ema is
+        higher than at the best evaluation.
+
+        Args:
+            step: step of the evaluation.
+            ema: reward/ema now. None: not measured.
+            metrics: has heldout/low and heldout/high.
+        """
         low, high = metrics["heldout/low"], metrics["heldout/high"]
         if ema is None or not isinstance(low, float) or not isinstance(high, float):
             return None

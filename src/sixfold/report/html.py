@@ -1,7 +1,7 @@
-"""`report.html`: one file that shows a run, with no script, no network and no asset of its own.
+"""`report.html`: one file that shows a run, without scripts, network access or external assets.
 
-Everything a model, a dataset, a recipe or an exception wrote passes through `escape`; the content security policy forbids whatever
-might still get through.
+All text from a model, a dataset, a recipe or an exception passes through `escape`. The content
+security policy blocks whatever might still get through.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ _MISSING = '<p class="remark">not recorded</p>'
 
 
 def write_report(run_dir: Path) -> Path:
-    """(Re)write RUN/report.html from what is in the folder; returns its path. UserError when `run_dir` is not a run."""
+    """Write RUN/report.html from the files in the folder, and return its path.
+
+    Raises:
+        UserError: if `run_dir` is not a run.
+    """
     path = run_dir / "report.html"
     write_text_atomic(path, render(read_run(run_dir)))
     return path
@@ -56,7 +60,7 @@ def render(run: RunRecord) -> str:
 
 
 def _tiles(run: RunRecord) -> str:
-    """The figures one opens the report for."""
+    """The key figures at the top of the report."""
     before, after = run.heldout(0, "heldout_after_sft"), run.heldout(-1, "heldout_after")
     result = f'{_accuracy(before)} <span class="to">→</span> {_accuracy(after)}'
     metric = run.summary.get("heldout_metric")
@@ -94,21 +98,24 @@ def _ends(interval: Interval | None) -> str:
 
 
 def _notes(run: RunRecord) -> str:
-    """Warnings of the run, and what its pre-flight found. A summary may have a warning that no note has: that of an earlier release."""
+    """Warnings of the run and of its pre-flight.
+
+    The summary of an earlier release may have a warning that is not in the notes.
+    """
     notes = [note for note in run.notes if note.warning]
     preflight = run.summary.get("preflight")
     warning = preflight.get("warning") if isinstance(preflight, Mapping) else None
     if isinstance(warning, str) and warning and not any(warning in note.text for note in notes):
         notes.insert(0, Note(0, f"pre-flight: {warning}", True))
     alike: dict[str, list[Note]] = {}
-    for note in notes:  # an alarm that rings again has other figures and the same words
+    for note in notes:  # a repeated alarm has different figures and the same words
         alike.setdefault(re.sub(r"[\d.e+%-]+", "", note.text), []).append(note)
     lines = "".join(f"<li><small>{_when(same)}</small> {escape(same[0].text)}</li>" for same in alike.values())
     return f'<div class="card notes"><b>Look at this first</b><ul>{lines}</ul></div>' if lines else ""
 
 
 def _when(notes: Sequence[Note]) -> str:
-    """`step 35`, and how often the same was said later."""
+    """`step 35`, and how often the same note was repeated later."""
     first = f"step {notes[0].step}" if notes[0].step else "before step 1"
     return first if len(notes) == 1 else f"{first}, then {len(notes) - 1} more"
 
@@ -124,7 +131,7 @@ def _line(run: RunRecord, key: str, label: str, colour: int = 0, thin: bool = Fa
 
 
 def _heldout_line(run: RunRecord) -> Line:
-    """Every evaluation, the first (step 0) and the last among them."""
+    """Curve of all evaluations, including the first (step 0) and the last."""
     found = run.evaluations()
     band = [(step, e.low, e.high) for step, e in found if e.low is not None and e.high is not None]
     return Line("held-out", [(step, e.value) for step, e in found], 2, dots=True, band=band)
@@ -182,7 +189,7 @@ def _last_histogram(run: RunRecord) -> list[float]:
 
 
 def _time(run: RunRecord) -> str:
-    """Where the time went: shares over the whole run, and seconds a step as they went."""
+    """Time by role: shares over the whole run, and seconds per step."""
     per_step = [(step, role_seconds(record)) for step, record in zip(run.steps, run.metrics, strict=True)]
     roles = [role for role in (*ROLES, "other") if any(role in seconds for _, seconds in per_step)]
     totals = {role: sum(seconds.get(role, 0.0) for _, seconds in per_step) for role in roles}
@@ -236,7 +243,7 @@ def _trajectories(run: RunRecord) -> str:
 
 
 def _metrics(run: RunRecord) -> str:
-    """Every key that was logged: last, least and greatest value, and what it is."""
+    """Table of every logged key: last, minimum and maximum value, and meaning."""
     logged = {key for record in run.metrics for key in record} - {"step"}
     order = {metric.key: index for index, metric in enumerate(METRICS)}
     known = {key: find(key) for key in logged}
@@ -260,7 +267,7 @@ def _facts(record: Mapping[str, Any]) -> str:
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested objects as dotted names, in order."""
+    """Nested objects with dotted names, in order."""
     pairs: list[tuple[str, Any]] = []
     for key, value in record.items():
         pairs += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]

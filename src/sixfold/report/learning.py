@@ -1,13 +1,13 @@
-"""Alarms for a run that does not learn what it should.
+"""Alarms for a run that does not learn as it should.
 
-Three of them, from the training rewards and the held-out evaluations:
+There are three, from the training rewards and the held-out evaluations:
 
 - the reward rises while the share of solved tasks does not: partial credit is being exploited;
-- held-out accuracy falls below where it began, beyond the first evaluation's interval;
+- held-out accuracy falls below the start, beyond the first evaluation's interval;
 - nothing has been learned after `PATIENCE` steps.
 
-Training figures vary from step to step, so means of `WINDOW` steps are compared, and a difference
-counts only if it is several times its standard error.
+Training figures vary between steps, so means over `WINDOW` steps are compared. A difference counts
+only if it is several times its standard error.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from statistics import fmean, variance
 from .schema import Value
 
 WINDOW = 20
-"""Steps whose mean is compared."""
+"""Steps per mean."""
 PATIENCE = 50
-"""Steps after which something should have been learned."""
+"""Steps after which the run should have learned something."""
 MEMORY = 100
-"""Steps looked back: a reward that rose and solved tasks that stopped rising 500 steps ago are found too."""
+"""Steps of history. It also detects a reward that rose and solved tasks that stopped rising after
+step 500.
+"""
 CLEAR = 4.0
-"""Standard errors from which the reward has risen for certain."""
+"""Standard errors above which the reward has clearly risen."""
 SLIGHT = 2.0
-"""Standard errors up to which solved tasks have not risen, or nothing has been learned."""
+"""Standard errors below which a rise (of solved tasks, or of the reward) does not count."""
 LEAST_RISE = 0.02
-"""Rise of the reward that is worth a note."""
+"""Minimum rise of the reward for an alarm."""
 NEARLY_ALL = 0.95
-"""Share of solved tasks from which there is little left to learn."""
+"""Share of solved tasks above which there is little left to learn."""
 
 PARTIAL_CREDIT = (
     "Try a reward that pays only for full answers, a smaller weight for the parts that rise, or more warm-up (sft.steps); "
@@ -47,11 +49,11 @@ NOT_LEARNING = (
 
 @dataclass
 class Learning:
-    """Looks at each step's metrics, in step order.
+    """Checks each step's metrics, in step order.
 
     Args:
-        first: the held-out evaluation before RL as (accuracy, low, high), or None. Its place is taken
-            by the first evaluation seen.
+        first: the held-out evaluation before RL as (accuracy, low, high). None: use the first
+            evaluation seen.
     """
 
     first: tuple[float, float, float] | None = None
@@ -62,7 +64,7 @@ class Learning:
     _best: float = -1.0
 
     def look(self, metrics: Mapping[str, Value]) -> list[str]:
-        """The alarms that begin with this step, as lines. Each is said again only after it has passed."""
+        """Lines of the alarms that start with this step. Each repeats only after it has cleared."""
         reward = _number(metrics, "dynamic/reward_mean", "reward/mean")
         solved = _number(metrics, "dynamic/solved_frac", "reward/solved_frac")
         if reward is not None:
@@ -72,12 +74,14 @@ class Learning:
         return [line for line in said if line]
 
     def replay(self, records: Sequence[Mapping[str, Value]]) -> None:
-        """Take in the metrics of the steps before a resume. What rang then does not ring again."""
+        """Process the metrics of the steps before a resume, so that their alarms are not
+        repeated.
+        """
         for record in records:
             self.look(record)
 
     def _partial_credit(self) -> str | None:
-        """The reward of the last steps is clearly above that of earlier ones, and no more tasks are solved."""
+        """Alarm if the reward has clearly risen, but the share of solved tasks has not."""
         if len(self._recent) < 2 * WINDOW:
             return None
         earlier, last = list(self._recent)[:WINDOW], list(self._recent)[-WINDOW:]
@@ -95,7 +99,11 @@ class Learning:
         )
 
     def _fell(self, metrics: Mapping[str, Value]) -> str | None:
-        """This evaluation is below the interval of the first one, whose value is above the interval of this one."""
+        """Alarm if held-out accuracy has fallen below its start.
+
+        This evaluation must be below the first one's interval, and the first value above this
+        interval.
+        """
         accuracy, low, high = (_number(metrics, f"heldout/{end}") for end in ("accuracy", "low", "high"))
         if accuracy is None or low is None or high is None:
             return KEEP if "fell" in self._ringing else None
@@ -110,7 +118,7 @@ class Learning:
         )
 
     def _standing_still(self) -> str | None:
-        """The reward of the last steps is not above that of the first ones, nor any evaluation above the first interval."""
+        """Alarm if neither the reward nor any evaluation is above its start."""
         if len(self._rewards) < PATIENCE:
             return None
         first, last = self._rewards[:WINDOW], self._rewards[-WINDOW:]
@@ -121,7 +129,9 @@ class Learning:
         return f"no clear gain in {len(self._rewards)} steps: the mean reward is {fmean(last):.3g} and was {fmean(first):.3g}. {NOT_LEARNING}"
 
     def _ring(self, name: str, line: str | None) -> str | None:
-        """The line if it is new: not said in the step before, nor in the last MEMORY steps with a reward."""
+        """The line if the alarm is new: not active, and not raised in the last MEMORY steps with a
+        reward.
+        """
         new = line is not None and name not in self._ringing and len(self._rewards) >= self._quiet_until.get(name, 0)
         if line is None:
             self._ringing.discard(name)
@@ -133,7 +143,7 @@ class Learning:
 
 
 KEEP = "still so"
-"""In place of a line that has rung, in a step that has no evaluation."""
+"""Placeholder that keeps an alarm active in a step without an evaluation."""
 
 
 def _rise(before: Sequence[float], now: Sequence[float]) -> tuple[float, float]:
@@ -142,6 +152,6 @@ def _rise(before: Sequence[float], now: Sequence[float]) -> tuple[float, float]:
 
 
 def _number(metrics: Mapping[str, Value], *keys: str) -> float | None:
-    """The first of the keys that holds a finite number."""
+    """Value of the first of the keys that holds a finite number."""
     values = (metrics.get(key) for key in keys)
     return next((float(v) for v in values if isinstance(v, float | int) and math.isfinite(v)), None)

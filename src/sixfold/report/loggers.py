@@ -1,6 +1,6 @@
-"""Where a step's metrics go. `metrics.jsonl` always; TensorBoard, trackio and wandb when the recipe asks.
+"""Loggers of step metrics: `metrics.jsonl` always, TensorBoard, trackio and wandb on request.
 
-Nothing here opens a socket or reads the network on import, and only `WandbLogger` ever talks to another machine.
+Importing this module opens no socket, and only `WandbLogger` sends data to another machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from .schema import LOG_RATIO_EDGES, Value, check
 
 
 class Logger(Protocol):
-    """Takes the metrics of each step, in step order, until closed. Keys are those of `schema.METRICS`."""
+    """Receives the metrics of each step, in step order, until closed. Keys are in
+    `schema.METRICS`.
+    """
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None: ...
 
@@ -31,7 +33,10 @@ class Logger(Protocol):
 
 
 class JsonlLogger:
-    """One JSON line a step, on disk before `log` returns. A line that a crash left half-written is cut when the file is opened."""
+    """Writes one JSON line per step, on disk before `log` returns.
+
+    Opening the file removes a line that a crash left incomplete.
+    """
 
     def __init__(self, path: Path) -> None:
         truncate_after(path)
@@ -40,7 +45,13 @@ class JsonlLogger:
         fsync_path(path.parent)
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None:
-        """Append a line. ValueError: a key outside the schema, a value that is not a number or a list of them. UserError: disk full."""
+        """Append a line.
+
+        Raises:
+            ValueError: for a key outside the schema, or a value that is not a number or a list of
+                numbers.
+            UserError: if the disk is full.
+        """
         check(metrics)
         if metrics.get("step", step) != step:
             raise ValueError(f"metrics of step {metrics['step']} logged as step {step}")
@@ -56,10 +67,13 @@ class JsonlLogger:
 
 
 def truncate_after(path: Path, step: int | None = None) -> None:
-    """Drop the lines after `step` (None: keep all) and a half-written last line, atomically. No file is an empty file.
+    """Drop the lines after `step` (None: keep all) and an incomplete last line, atomically.
 
-    A resumed run calls it with the step of its checkpoint, so that the steps done again appear once. UserError: a line that is not a
-    record, or a disk that refuses.
+    A missing file counts as empty. A resumed run calls this with the step of its checkpoint, so
+    that repeated steps appear once.
+
+    Raises:
+        UserError: if a line is not a record, or the disk cannot be written.
     """
     if not path.exists():
         return
@@ -70,7 +84,9 @@ def truncate_after(path: Path, step: int | None = None) -> None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Value]]:
-    """The records of a metrics.jsonl in file order, without a half-written last line. No file holds none.
+    """Records of a metrics.jsonl in file order, without an incomplete last line.
+
+    A missing file has no records.
 
     Raises:
         UserError: names a line that is not a record.
@@ -95,17 +111,22 @@ def _complete_lines(path: Path, raw: bytes) -> list[tuple[bytes, dict[str, Any]]
 
 
 def _finite(value: Value) -> Value:
-    # NaN and Infinity are not JSON: one such literal and every other reader (jq, a browser) refuses the whole line.
+    # NaN and Infinity are not JSON: other readers (jq, a browser) would refuse the whole line.
     if value is None or isinstance(value, float | int):
         return value if value is not None and math.isfinite(value) else None
     return [item if item is not None and math.isfinite(item) else None for item in value]
 
 
 class TensorBoardLogger:
-    """TensorBoard events by tensorboard's own writer and protobufs; torch is not needed.
+    """Writes TensorBoard events with tensorboard's own writer; torch is not needed.
 
-    folder: made if absent. first_step: of this process; a resumed run passes the step it resumes at, and TensorBoard then drops
-    what the earlier process logged from that step on. UserError when tensorboard is not installed.
+    Args:
+        folder: created if it does not exist.
+        first_step: first step of this process. A resumed run passes the step at which it resumes;
+            TensorBoard then drops earlier events from that step on.
+
+    Raises:
+        UserError: if tensorboard is not installed.
     """
 
     def __init__(self, folder: Path, first_step: int = 1) -> None:
@@ -132,7 +153,7 @@ class TensorBoardLogger:
 
 
 def _histogram(summary: ModuleType, values: Sequence[float | None]) -> Any:
-    """The counts of `train/ratio_hist` as a TensorBoard histogram; its open outer bins are drawn one unit wide."""
+    """Counts of `train/ratio_hist` as a TensorBoard histogram. The open outer bins get width 1."""
     counts = [count or 0 for count in values]
     limits = [*LOG_RATIO_EDGES, LOG_RATIO_EDGES[-1] + 1.0]
     low = LOG_RATIO_EDGES[0] - 1.0
@@ -144,13 +165,13 @@ def _histogram(summary: ModuleType, values: Sequence[float | None]) -> Any:
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """How a tracker knows a run.
+    """Identity of a run in a tracker.
 
     Attributes:
-        id: unique to the run folder; a resumed run has the same one.
-        project: under which runs are grouped.
-        name: as it is shown.
-        entity: user or team; empty for the tracker's default.
+        id: unique to the run folder. A resumed run keeps it.
+        project: project that groups runs.
+        name: displayed name.
+        entity: user or team. Empty: the tracker's default.
     """
 
     id: str
@@ -160,21 +181,26 @@ class TrackedRun:
 
 
 def tracking_id(file: Path) -> str:
-    """The id that a run folder keeps in `file`; a new one where there is none yet."""
+    """The id that a run folder stores in `file`. Created if missing."""
     if not file.exists():
         write_json_atomic(file, {"id": uuid.uuid4().hex[:12]})
     return str(json.loads(file.read_text(encoding="utf-8"))["id"])
 
 
 class TrackioLogger:
-    """trackio, in its local database only. UserError when it is not installed, or when the environment would send metrics elsewhere."""
+    """Logs to trackio's local database only.
+
+    Raises:
+        UserError: if trackio is not installed, or if the environment would send metrics elsewhere.
+    """
 
     def __init__(self, run: TrackedRun, config: Mapping[str, Any]) -> None:
         elsewhere = [variable for variable in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL") if os.environ.get(variable)]
         if elsewhere:
             raise UserError(f"log.to: trackio stays on this machine, but {elsewhere[0]} is set: unset it, or use wandb to log to a server")
         trackio = _extra("trackio", "trackio")
-        # trackio knows a run by its name alone: without the id a second run of this name would go on with the history of the first.
+        # trackio identifies a run by name only: without the id, a second run with this name would
+        # continue the history of the first.
         name = f"{run.name}-{run.id}"
         self._run = trackio.init(project=run.project, name=name, config=dict(config), resume="allow", embed=False, auto_log_gpu=False)
 
@@ -186,7 +212,11 @@ class TrackioLogger:
 
 
 class WandbLogger:
-    """Weights & Biases: the one logger that sends metrics and the recipe to another machine. UserError when it is not installed."""
+    """Logs to Weights & Biases. Only this logger sends metrics and the recipe to another machine.
+
+    Raises:
+        UserError: if wandb is not installed.
+    """
 
     def __init__(self, run: TrackedRun, config: Mapping[str, Any], folder: Path) -> None:
         wandb = _extra("wandb", "wandb")

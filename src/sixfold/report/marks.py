@@ -1,4 +1,4 @@
-"""Marks of completions in the report and on the screen: solved, partly right, wrong, not checked."""
+"""Marks of completions in the report and on screen: solved, partly right, wrong, not checked."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ TICKS: dict[Mark, str] = {"good": "✓", "part": "~", "bad": "✗", "unknown": "
 
 
 def mark(reward: float | None, solved: bool | None) -> Mark:
-    """The mark of one completion. Partial credit is not a tick.
+    """Mark of one completion. Partial credit is not "good".
 
     Args:
-        reward: its reward; None if the check failed.
-        solved: whether it counts as solved (`environment.solved`); None in files of earlier releases,
-            where a reward of 1 decides.
+        reward: its reward. None if the check failed.
+        solved: whether it counts as solved (`environment.solved`). None in files of earlier
+            releases, where a reward of 1 decides.
     """
     if reward is None:
         return "unknown"

@@ -1,6 +1,7 @@
-"""Notes of a run, `notes.jsonl`: what was said while it went on that the report must still show.
+"""Notes of a run, `notes.jsonl`: messages shown during the run that the report must repeat.
 
-One JSON object per line: `step` (0 before the first), `warning` (whether something is wrong) and `text`.
+One JSON object per line: `step` (0 before the first), `warning` (true if something is wrong) and
+`text`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ FILE = "notes.jsonl"
 
 @dataclass(frozen=True)
 class Note:
-    """A line for the user. warning: something is wrong, and the line says what to try."""
+    """A line for the user. A `warning` means that something is wrong; the line then says what to
+    try.
+    """
 
     step: int
     text: str
@@ -25,11 +28,11 @@ class Note:
 
 
 class Notes:
-    """Shows notes and keeps them.
+    """Shows notes and stores them.
 
     Args:
         folder: the run's folder.
-        show: puts a line on the screen.
+        show: prints a line on the screen.
     """
 
     def __init__(self, folder: Path, show: Callable[[str], None]) -> None:
@@ -37,7 +40,7 @@ class Notes:
         self._show = show
 
     def cut_after(self, step: int | None) -> None:
-        """Drop the notes of steps after `step` (None: all of them), which a resumed run makes again."""
+        """Drop the notes after `step` (None: all notes). A resumed run creates them again."""
         kept = [] if step is None else [note for note in read_notes(self._path) if note.step <= step]
         write_text_atomic(self._path, "".join(map(_line, kept)))
 
@@ -49,7 +52,10 @@ class Notes:
 
 
 def read_notes(path: Path) -> list[Note]:
-    """The notes in file order; none if there is no file. A line that is not a note is left out: a crash may cut one."""
+    """The notes in file order; empty if there is no file.
+
+    A line that is not a note is skipped: a crash may have truncated it.
+    """
     notes = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         try:
@@ -61,4 +67,4 @@ def read_notes(path: Path) -> list[Note]:
 
 
 def _line(note: Note) -> str:
-    return json.dumps(asdict(note)) + "\n"  # ASCII: model text may hold lone surrogates
+    return json.dumps(asdict(note)) + "\n"  # ASCII: model text may contain lone surrogates

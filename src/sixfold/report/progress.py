@@ -1,7 +1,9 @@
-"""The live display of a run: step, reward, held-out accuracy, speed, where the time goes, time left, mismatch.
+"""Live display of a run: step, reward, held-out accuracy, speed, time by role, time left,
+mismatch.
 
-On a terminal a panel that redraws in place; in a pipe or in CI one plain line every few seconds. Model text reaches either only
-through `untrusted.visible`, as plain `Text`: no markup, no escape sequences.
+On a terminal it is a panel that redraws in place. In a pipe or in CI it is one plain line every few
+seconds. Model text reaches either only through `untrusted.visible`, as plain `Text`: no markup, no
+escape sequences.
 """
 
 from __future__ import annotations
@@ -33,15 +35,17 @@ _COLOURS = dict(zip((*ROLES, "other"), _SHADES, strict=True))
 
 
 class Progress:
-    """A context manager that shows one stage at a time; leaving it, also by an exception, gives the terminal back.
+    """Context manager that shows one stage at a time. Leaving it restores the terminal.
 
-    console: where to draw (standard error, so that piped output stays clean). every_s: seconds between plain lines off a terminal.
+    Args:
+        console: where to draw. Default: standard error, so that piped output stays clean.
+        every_s: seconds between plain lines if the console is not a terminal.
     """
 
     def __init__(self, console: Console | None = None, every_s: float = 5.0) -> None:
         self._console = console or Console(file=sys.stderr)
         self._every_s = every_s
-        self._lock = threading.Lock()  # the panel is drawn by rich's refresh thread while `update` changes what it shows
+        self._lock = threading.Lock()  # rich's refresh thread draws the panel while `update` changes the state
         self._begin("", 0)
         self._live = Live(console=self._console, get_renderable=self._panel, refresh_per_second=4, transient=True)
 
@@ -55,13 +59,18 @@ class Progress:
         self._live.stop()
 
     def stage(self, name: str, total: int) -> None:
-        """Begin a stage (`SFT`, `RL`) of `total` steps; the last state of the one before stays on the screen as a line."""
+        """Begin a stage (`SFT`, `RL`) of `total` steps.
+
+        The last state of the previous stage stays on the screen as a line.
+        """
         self._close_stage()
         with self._lock:
             self._begin(name, total)
 
     def update(self, metrics: Mapping[str, Value]) -> None:
-        """Take the metrics of a finished step, with `step`. Keys keep their last value until they come again."""
+        """Show the metrics of a finished step, including `step`. Missing keys keep their last
+        value.
+        """
         with self._lock:
             self._latest.update({key: float(value) for key, value in metrics.items() if isinstance(value, float | int)})
             for role, seconds in role_seconds(metrics).items():
@@ -72,20 +81,20 @@ class Progress:
             self._plain_line(always="heldout/accuracy" in metrics)
 
     def phase(self, name: str) -> None:
-        """What the loop is doing now (`rollout`, `trainer`, ...), shown beside the stage."""
+        """Show what the loop is doing now (`rollout`, `trainer`, ...) beside the stage."""
         self._phase = name
 
     @property
     def phase_name(self) -> str:
-        """What `phase` was told last; empty before that."""
+        """The current phase; empty before the first call of `phase`."""
         return self._phase
 
     def note(self, text: str) -> None:
-        """A line that stays on the screen. `text` may hold model text."""
+        """Print a line that stays on the screen. `text` may contain model text."""
         self._print(Text(visible(text)))
 
     def before_after(self, rows: Sequence[tuple[str, str, str]]) -> None:
-        """The figures before and after training: (what, before, after). Ends the stage."""
+        """Show figures before and after training as rows (name, before, after). Ends the stage."""
         self._close_stage()
         table = Table("", "before", "after", title="Before and after", title_justify="left")
         for row in rows:
@@ -93,7 +102,9 @@ class Progress:
         self._print(table)
 
     def samples(self, before: Sequence[Sample], after: Sequence[Sample]) -> None:
-        """Completions of the same prompts before and after training, with a mark for the reward. Ends the stage."""
+        """Show completions of the same prompts before and after training, with marks. Ends the
+        stage.
+        """
         self._close_stage()
         table = Table("prompt", "answer", "before", "after", title="Held-out samples", title_justify="left", show_lines=True)
         for old, new in pair(before, after):
@@ -139,7 +150,7 @@ class Progress:
         return visible("  ".join(part for part in parts if part))
 
     def _figures(self) -> list[tuple[str, str]]:
-        """(name, value) of what is known so far, in the order shown."""
+        """(name, value) of the known figures, in display order."""
         m = self._latest
         figures = []
         if "reward/ema" in m:
@@ -164,7 +175,7 @@ class Progress:
         return {role: seconds / total for role, seconds in self._seconds.items() if total > 0}
 
     def _time_left(self) -> str:
-        """From the pace of the last 20 steps; the first step of a stage has no pace yet."""
+        """Time left at the pace of the last 20 steps; empty if the pace is not known yet."""
         (start, first), (end, last) = (self._pace[0], self._pace[-1])
         if math.isnan(first):
             first = self._pace[1][1] - 1 if len(self._pace) > 1 else math.nan
@@ -206,7 +217,10 @@ class Progress:
 
 
 def sparkline(values: Sequence[float] | deque[float]) -> str:
-    """One block character a value, from the least (▁) to the greatest (█); a blank for a value that is not finite."""
+    """One block character per value, from the minimum (▁) to the maximum (█).
+
+    A value that is not finite is a blank.
+    """
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0

@@ -12,8 +12,8 @@ from ..types import Group
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float | list[float]]:
     """reward/*, time/check_p99_s and rollout/solved_length_p98 of a step.
 
-    reward/mean and reward/std are absent if every check failed, reward/solved_frac if no reward
-    that decides applied, rollout/solved_length_p98 if nothing was solved.
+    reward/mean and reward/std are absent if every check failed. reward/solved_frac is absent if no
+    deciding reward applied. rollout/solved_length_p98 is absent if nothing was solved.
     """
     rewards = [t.reward for g in groups for t in g.trajectories if t.reward is not None]
     values = [r.value for r in rewards if r.value is not None]

@@ -1,4 +1,7 @@
-"""Dumps of every trajectory of a step, `rollouts/step-000123.jsonl.zst`: what was asked, sampled, scored and pushed, token for token."""
+"""Dumps of all trajectories of a step, token by token: `rollouts/step-000123.jsonl.zst`.
+
+They hold prompts, tokens, rewards and advantages.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from ..run.durable import write_bytes_atomic
 from ..types import Group, Task, Trajectory
 
 Advantage = float | Sequence[float]
-"""One number for the whole completion, or one per token of the trajectory (T of them)."""
+"""One number for the whole completion, or one per token of the trajectory (T numbers)."""
 
 _NAME = re.compile(r"step-(\d{6,})\.jsonl\.zst")
 
 
 def dumped_steps(folder: Path) -> list[int]:
-    """The steps that have a dump in a run's rollouts folder, ascending."""
+    """The steps with a dump in a run's rollouts folder, ascending."""
     matches = (_NAME.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
     return sorted(int(match.group(1)) for match in matches if match)
 
@@ -30,11 +33,18 @@ def dumped_steps(folder: Path) -> list[int]:
 def write_rollouts(
     path: Path, groups: Sequence[Group], advantages: Sequence[Sequence[Advantage]], decode: Callable[[int], str] | None = None
 ) -> None:
-    """Write the dump of one step, whole or not at all. UserError if the disk refuses.
+    """Write the dump of one step atomically.
 
-    path: `RunFolder.rollout_file(step)`, whose folder exists. advantages: one per trajectory, in the shape of `groups`. decode: the
-    text of one token id; with it each line carries `pieces`, the texts of its tokens one by one. A line is `Trajectory.to_record()`
-    plus prompt, answer, source, advantage and pieces.
+    Each line is `Trajectory.to_record()` plus prompt, answer, source, advantage and pieces.
+
+    Args:
+        path: `RunFolder.rollout_file(step)`. Its folder must exist.
+        groups: the step's trajectories.
+        advantages: one per trajectory, in the shape of `groups`.
+        decode: text of one token id. With it each line has `pieces`, the texts of its tokens.
+
+    Raises:
+        UserError: if the disk cannot be written.
     """
     lines = []
     for group, of_group in zip(groups, advantages, strict=True):
@@ -44,7 +54,11 @@ def write_rollouts(
 
 
 def read_rollouts(path: Path) -> list[dict[str, Any]]:
-    """The records of a dump. UserError when the file is missing, cut short, or not such a dump."""
+    """The records of a dump.
+
+    Raises:
+        UserError: if the file is missing, truncated or not a dump.
+    """
     try:
         raw = zstandard.ZstdDecompressor().decompress(path.read_bytes())
         records = [json.loads(line) for line in raw.splitlines()]

@@ -1,4 +1,6 @@
-"""What a run left in its folder, read for the report. A file that is missing or broken is a problem to show, not an error to raise."""
+"""Read a run's folder for the report. A missing or broken file is listed as a problem, not
+raised.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,10 @@ _SOURCE = "heldout/source/"
 
 @dataclass(frozen=True)
 class Interval:
-    """A held-out accuracy with its 95 % interval, all shares from 0 to 1, and the version of the weights measured.
+    """A held-out accuracy with its 95 % interval, all from 0 to 1, and the measured weight
+    version.
 
-    The ends and the version are None where they were not recorded.
+    The ends and the version are None if they were not recorded.
     """
 
     value: float
@@ -38,9 +41,21 @@ class Interval:
 
 @dataclass
 class RunRecord:
-    """What a run left on disk.
+    """Contents of a run's folder.
 
-    recipe_text: as written. warm_up: metrics of the SFT steps. problems: one line for each file that is missing or cannot be read.
+    Attributes:
+        path: the folder.
+        recipe_text: the recipe as written.
+        recipe: the recipe parsed.
+        metrics: records of the RL steps.
+        warm_up: records of the SFT steps.
+        summary: summary.json.
+        environment: environment.json.
+        before: held-out samples before training.
+        after: held-out samples after training.
+        dumps: (step, records) of some dumped steps.
+        notes: notes of the run.
+        problems: one line for each file that is missing or cannot be read.
     """
 
     path: Path
@@ -62,22 +77,28 @@ class RunRecord:
 
     @property
     def steps_planned(self) -> int | None:
-        """run.steps of the recipe."""
+        """run.steps of the recipe. None if it is not an integer."""
         run = self.recipe.get("run")
         steps = run.get("steps") if isinstance(run, Mapping) else None
         return steps if isinstance(steps, int) else None
 
     @property
     def steps(self) -> list[int]:
-        """The step of each record of the metrics."""
+        """The step of each metrics record."""
         return [int(record["step"]) for record in self.metrics]
 
     def series(self, key: str) -> list[tuple[int, float | None]]:
-        """(step, value) wherever `key` was logged; None where the value was not finite."""
+        """(step, value) of every record with `key`; None if the value was not finite."""
         return series(self.metrics, key)
 
     def heldout(self, which: int, summary_key: str) -> Interval | None:
-        """An evaluation: KEY and KEY_interval of summary.json, else the `which`-th (0 first, -1 last) of the metrics."""
+        """One evaluation.
+
+        Args:
+            which: index among the evaluations in the metrics (0 first, -1 last), used if the
+                summary lacks the key.
+            summary_key: KEY in summary.json; its interval is KEY_interval.
+        """
         found = _finite_or_none(self.summary.get(summary_key))
         if found is not None:
             ends = self.summary.get(f"{summary_key}_interval")
@@ -89,7 +110,7 @@ class RunRecord:
         return _interval(*(records[which].get(f"heldout/{end}") for end in ("accuracy", "low", "high", "version")))
 
     def evaluations(self) -> list[tuple[int, Interval]]:
-        """Every evaluation by step: before RL (step 0), those of the metrics, and the last one."""
+        """All evaluations by step: before RL (step 0), those in the metrics, and the last one."""
         found: dict[int, Interval] = {}
         steps = [record for record in self.metrics if "heldout/accuracy" in record]
         for record in steps:
@@ -102,7 +123,9 @@ class RunRecord:
         return sorted(found.items())
 
     def sources(self) -> dict[str, list[tuple[int, float | None]]]:
-        """(step, share solved) of each source in every evaluation; empty for runs on one source."""
+        """(step, share solved) of each source in every evaluation. Empty for a run with one
+        source.
+        """
         last = self.summary.get("steps", self.steps[-1] if self.steps else 0)
         found: dict[str, dict[int, float | None]] = {}
         for record in self.metrics:
@@ -116,12 +139,16 @@ class RunRecord:
 
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float | None]]:
-    """(step, value) wherever `key` was logged; None where the value was not finite."""
+    """(step, value) of every record with `key`; None if the value was not finite."""
     return [(int(record["step"]), _finite_or_none(record[key])) for record in records if key in record]
 
 
 def read_run(path: Path) -> RunRecord:
-    """Read a run for its report. UserError when `path` is not a run: neither recipe.toml nor metrics.jsonl is there."""
+    """Read a run for its report.
+
+    Raises:
+        UserError: if `path` is not a run, that is, has neither recipe.toml nor metrics.jsonl.
+    """
     if not path.is_dir():
         raise UserError(f"no run at {path}: expected the folder of a run, e.g. runs/demo")
     if not any((path / name).is_file() for name in ("recipe.toml", "metrics.jsonl")):
@@ -143,7 +170,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def _dumps(run: RunRecord) -> list[tuple[int, list[dict[str, Any]]]]:
-    """The first, a middle and the last dumped step that can be read."""
+    """The first, a middle and the last dumped step, if readable."""
     steps = dumped_steps(RunFolder(run.path).rollouts)
     if not steps:
         run.problems.append("rollouts/: no dumps (log.rollouts_every = 0, or no step was finished)")

@@ -15,7 +15,12 @@ from ..run.durable import write_text_atomic
 class Sample:
     """One completion of a held-out prompt.
 
-    answer: the reference answer as text. reward: None if the check failed. solved: see `environment.solved`.
+    Attributes:
+        prompt: the prompt as text.
+        answer: the reference answer as text.
+        completion: the completion as text.
+        reward: None if the check failed.
+        solved: see `environment.solved`.
     """
 
     prompt: str
@@ -26,13 +31,17 @@ class Sample:
 
 
 def write_samples(path: Path, before: Sequence[Sample], after: Sequence[Sample]) -> None:
-    """Write `RunFolder.samples`, whole or not at all."""
+    """Write `RunFolder.samples` atomically."""
     record = {"before": [asdict(sample) for sample in before], "after": [asdict(sample) for sample in after]}
-    write_text_atomic(path, json.dumps(record, indent=1))  # ASCII: a dataset may hold lone surrogates, which UTF-8 has no bytes for
+    write_text_atomic(path, json.dumps(record, indent=1))  # ASCII: a dataset may contain lone surrogates, which UTF-8 cannot encode
 
 
 def read_samples(path: Path) -> tuple[list[Sample], list[Sample]]:
-    """Samples before and after. UserError when the file is not what `write_samples` writes."""
+    """Samples before and after training.
+
+    Raises:
+        UserError: if the file was not written by `write_samples`.
+    """
     try:
         record = json.loads(path.read_bytes())
         before, after = ([_sample(entry) for entry in record.get(key, [])] for key in ("before", "after"))
@@ -42,7 +51,10 @@ def read_samples(path: Path) -> tuple[list[Sample], list[Sample]]:
 
 
 def pair(before: Sequence[Sample], after: Sequence[Sample]) -> list[tuple[Sample | None, Sample | None]]:
-    """Rows of a before/after table: one a prompt, in the order of `after` and then of prompts seen only before."""
+    """Rows of a before/after table, one per prompt.
+
+    The order is that of `after`, then prompts that are only in `before`.
+    """
     earlier = {sample.prompt: sample for sample in before}
     later = {sample.prompt for sample in after}
     rows: list[tuple[Sample | None, Sample | None]] = [(earlier.get(sample.prompt), sample) for sample in after]

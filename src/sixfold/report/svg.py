@@ -1,7 +1,8 @@
-"""Charts as inline SVG: lines with gaps, interval bands, stacked areas, histograms. No script: what a point says appears on hover by CSS.
+"""Charts as inline SVG: lines with gaps, interval bands, stacked areas, histograms.
 
-Colours are CSS classes (c0, c1, ...; `style.STYLE`), so that charts follow the page's light or dark scheme. Titles and labels are
-escaped here; callers pass plain text.
+There are no scripts: values appear on hover by CSS. Colours are CSS classes (c0, c1, ...;
+`style.STYLE`), so charts follow the page's light or dark scheme. Titles and labels are escaped
+here; callers pass plain text.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ MAX_STRIPS = 120
 
 @dataclass(frozen=True)
 class Line:
-    """One curve. points: (step, value), value None for a gap. colour: index of the class. band: (step, low, high) around it."""
+    """One curve.
+
+    Attributes:
+        label: name in the legend.
+        points: (step, value); a value of None is a gap.
+        colour: index of the CSS class.
+        thin: draw a thin line.
+        dots: draw a dot at every point.
+        band: (step, low, high) of the band around the curve.
+    """
 
     label: str
     points: Sequence[Point]
@@ -39,7 +49,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Frame:
-    """The plot's coordinates: data (step, value) to SVG units; `log` puts the values on a logarithmic scale."""
+    """The plot's coordinates: maps data (step, value) to SVG units.
+
+    `log` puts the values on a logarithmic scale.
+    """
 
     first: float
     last: float
@@ -57,12 +70,12 @@ class Frame:
 
 
 def drawable(value: float | None) -> TypeGuard[float]:
-    """True for a finite number that an axis can hold without overflow."""
+    """True for a finite number that an axis can show without overflow."""
     return value is not None and abs(value) < 1e100
 
 
 def number(value: float) -> str:
-    """Three significant digits: 0.413, 1.84k, 2.1e-6."""
+    """The number with three significant digits: 0.413, 1.84k, 2.1e-6."""
     size = abs(value)
     if size >= 1e4:
         power, letter = (1e9, "G") if size >= 1e9 else (1e6, "M") if size >= 1e6 else (1e3, "k")
@@ -79,7 +92,14 @@ def percent(value: float) -> str:
 
 
 def line_chart(lines: Sequence[Line], show: Callable[[float], str] = number, limits: tuple[float, float] | None = None, log: bool = False) -> str:
-    """An SVG with one curve a line. limits: of the value axis; None fits it to the data. log: values below 1e-100 become gaps."""
+    """An SVG with one curve per line.
+
+    Args:
+        lines: curves to draw.
+        show: formats a value.
+        limits: limits of the value axis. None: fit to the data.
+        log: use a logarithmic value axis. Values below 1e-100 become gaps.
+    """
     kept = [_positive(line) if log else line for line in lines]
     values = [value for line in kept for _, value in line.finite] + [end for line in kept for _, *ends in line.band for end in ends]
     steps = [step for line in kept for step, _ in line.points]
@@ -94,7 +114,10 @@ def line_chart(lines: Sequence[Line], show: Callable[[float], str] = number, lim
 
 
 def area_chart(layers: Sequence[Line], show: Callable[[float], str] = number) -> str:
-    """Layers stacked on each other, the first at the bottom; each must have a value (or None, read as 0) at the same steps."""
+    """An SVG of stacked layers, the first at the bottom.
+
+    Every layer must have the same steps. A value of None counts as 0.
+    """
     steps = [step for step, _ in layers[0].points] if layers else []
     if not steps:
         return _nothing()
@@ -145,7 +168,7 @@ def _padded(low: float, high: float, log: bool) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers within [low, high], about `count` of them, 1, 2, 2.5 or 5 times a power of ten apart."""
+    """About `count` round numbers in [low, high], spaced by 1, 2, 2.5 or 5 times a power of ten."""
     rough = (high - low) / count
     if rough <= 0 or not math.isfinite(rough):
         return [low]
@@ -180,7 +203,7 @@ def _band(frame: Frame, line: Line) -> str:
 
 
 def _curve(frame: Frame, line: Line) -> str:
-    """One polyline for each stretch without a gap; a stretch of one point is a dot."""
+    """One polyline for each stretch without a gap. A stretch of one point is a dot."""
     stretches: list[list[tuple[int, float]]] = [[]]
     for step, value in line.points:
         if drawable(value):
@@ -202,7 +225,9 @@ def _path(frame: Frame, points: Sequence[tuple[int, float]]) -> str:
 
 
 def _strips(frame: Frame, lines: Sequence[Line], show: Callable[[float], str]) -> str:
-    """Invisible columns, one a step (at most MAX_STRIPS): hovering one shows a hair line and the values there."""
+    """Invisible columns, one per step (at most MAX_STRIPS), that show a hair line and values on
+    hover.
+    """
     at: dict[int, list[str]] = {}
     for line in lines:
         for step, value in line.points:

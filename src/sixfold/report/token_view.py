@@ -1,6 +1,7 @@
-"""Trajectories token by token: colour is the advantage, underline the surprise, grey what the policy did not sample.
+"""Trajectories token by token. Colour is the advantage, the underline is the surprise.
 
-Everything shown here was written by a model or a dataset; each piece of it goes through `escape`.
+Tokens that the policy did not sample are grey. All text here comes from a model or a dataset, and
+each piece passes through `escape`.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _sampled(text: str, token: object, logp: float | None, version: object, adva
 
 
 def _kept(record: Record) -> dict[int, str]:
-    """Index in the tokens -> what truncated sampling left there, in words; empty where nothing was truncated."""
+    """Token index -> the tokens kept by truncated sampling, in words. Empty without truncation."""
     kept = record.get("kept")
     if not kept:
         return {}
@@ -100,12 +101,14 @@ def _kept(record: Record) -> dict[int, str]:
 
 
 def _surprise(logp: float) -> int:
-    """0 for a token that was nearly certain to 4 for one of less than 1 %."""
+    """Level of surprise: 0 for a probability of at least 90 %, 4 for less than 1 %."""
     return sum(logp < math.log(edge) for edge in (0.9, 0.5, 0.1, 0.01))
 
 
 def _shade(advantage: float | None, scale: float) -> str:
-    """Class n4 ... n1, a0, a1 ... a4: four depths on either side; anything but 0 is at least the lightest."""
+    """CSS class n4 ... n1, a0, a1 ... a4: four depths per sign. Any value but 0 gets at least
+    depth 1.
+    """
     if not advantage or not scale:
         return "a0"
     depth = max(1, min(4, round(abs(advantage) / scale * 4)))
@@ -143,7 +146,7 @@ def _spread(records: Sequence[Record]) -> float:
 
 
 def _advantages(record: Record) -> list[float]:
-    """One number for the completion as a list of one, or one per token; empty where it is missing or holds a null."""
+    """One advantage for the completion, or one per token. Empty if missing or containing null."""
     value = record.get("advantage")
     values = value if isinstance(value, list) else [value]
     numbers = [float(v) for v in values if isinstance(v, float | int)]

@@ -1,1 +1,1 @@
-"""The trainer: one forward, one backward, one step, for any loss it is handed; and the checkpoints it resumes from."""
+"""The trainer: forward, backward and optimizer step for any loss, and checkpoints for resuming."""

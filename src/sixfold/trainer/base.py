@@ -1,4 +1,4 @@
-"""The trainer role, in words: one optimizer step for any loss it is handed."""
+"""The trainer role: a protocol for one optimizer step with any loss."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from ..batch import Batch, Loss, Metrics
 
 
 class TrainerRole(Protocol):
-    """Holds parameters and optimizer; knows no algorithm."""
+    """Holds the parameters and the optimizer. It does not depend on the algorithm."""
 
     @property
     def version(self) -> int:
-        """Grows by one with every update; what rollouts are stamped with."""
+        """Weight version. It increases by one with every update, and rollouts are stamped with
+        it.
+        """
         ...
 
     def train_step(self, batch: Batch, loss: Loss) -> Metrics:
-        """Train on the rows that weigh something; a step without any, or without a finite gradient, updates nothing and says so."""
+        """Train on the rows with nonzero weights.
+
+        If no row has weight, or if the gradient is not finite, the step updates nothing and its
+        metrics say so.
+        """
         ...

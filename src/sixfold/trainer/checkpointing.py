@@ -1,11 +1,13 @@
-"""Activation checkpointing: a layer's activations are dropped after its forward and computed again in its backward.
+"""Activation checkpointing: drop a layer's activations after forward, recompute them in backward.
 
-full: only the layer's input is kept. selective: the results of its matrix products and of its attention are kept too, so that what is computed
-again is cheap. Tables of attention scores are never kept.
+- full: only the layer's input is kept.
+- selective: the results of matrix products and of attention are kept too, so recomputation is
+  cheap. Tables of attention scores are never kept.
 
-The layers of transformers can do it, but only while their `training` flag is set, and the policy stays in evaluation mode because the sampler
-runs the same module. So the flag is set on the layer alone, not on the modules it holds: dropout stays off. Without gradients (sampling,
-scoring) a layer runs as ever.
+The layers of transformers checkpoint only while their `training` flag is set. The policy stays in
+evaluation mode because the sampler runs the same module. Therefore the flag is set on the layer
+alone and not on its submodules, so dropout stays off. Without gradients (sampling, scoring) a layer
+runs as usual.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ _KEPT = frozenset(
         torch.ops.aten._efficient_attention_forward,
     }
 )
-# By name: PyTorch makes the first when its module is imported.
+# Matched by name: PyTorch defines the first op only when its module is imported.
 _KEPT_BY_NAME = frozenset({"torch_attn::_varlen_attn", "sixfold::chunked_attention"})
 
 
 def keep_result(_: object, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Which results selective checkpointing keeps; the rest is computed again."""
+    """Policy of selective checkpointing: save the results of expensive ops, recompute the rest."""
     keep = op.overloadpacket in _KEPT or op.name() in _KEPT_BY_NAME
     if op.overloadpacket is torch.ops.aten.bmm and keep:
         # A product larger than both its factors is a table of attention scores.
@@ -51,16 +53,18 @@ def keep_result(_: object, op: Any, *args: Any, **kwargs: Any) -> CheckpointPoli
 
 
 def apply_activation_checkpointing(model: PreTrainedModel, mode: Mode) -> None:
-    """Switch the decoder layers of `model` to `mode`; the last call counts.
+    """Switch the decoder layers of `model` to `mode`. A later call overrides an earlier one.
 
-    Raises UserError for an architecture whose layers cannot be checkpointed.
+    Raises:
+        UserError: if the layers of this architecture cannot be checkpointed.
     """
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if mode != "none" and not layers:
         raise UserError(f"trainer.activation_checkpointing = '{mode}': {type(model).__name__} has no layers that can be computed again; use 'none'")
     recompute = _recompute_selected if mode == "selective" else _recompute_all
     for layer in layers:
-        # Plain functions, not closures over the layer: a deep copy of the model (reference, engine) must not run the original's layers.
+        # Plain functions, not closures over the layer: a deep copy of the model (reference, engine)
+        # would otherwise run the original's layers.
         layer._gradient_checkpointing_func = recompute  # type: ignore[assignment]
         layer.gradient_checkpointing = layer.training = mode != "none"
 

@@ -1,4 +1,7 @@
-"""How far the trainer's log-probs are from those recorded at sampling: drift of the policy for stale tokens, numerics for fresh ones."""
+"""Difference between the trainer's log-probs and the log-probs recorded at sampling.
+
+For stale tokens the difference is policy drift. For fresh tokens it is numerical error.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,23 @@ from torch import Tensor
 from ..batch import Metrics, send
 
 QUANTISED_LIMIT = 0.1
-"""Largest mean distance of a quantised sampler's log-probs from the policy's, in nats, with which a run starts. The mean, since single tokens move by
-nats where the mean is a thousandth."""
+"""Largest mean log-prob difference, in nats, between a quantised sampler and the policy at start.
+
+The mean is judged because single tokens can differ by nats while the mean is a thousandth.
+"""
 
 HIGH = 0.99
-"""Share of tokens whose disagreement is at most mismatch/p99_abs_logp."""
+"""Quantile reported as mismatch/p99_abs_logp."""
 
-# Log-ratio edges of train/ratio_hist: 11 bins, the outer two open.
+# Log-ratio bin edges of train/ratio_hist: 11 bins, the outer two open.
 RATIO_EDGES = (-1.0, -0.5, -0.2, -0.1, -0.01, 0.01, 0.1, 0.2, 0.5, 1.0)
 
 
 def log_ratio_metrics(logp: Tensor, old_logp: Tensor) -> Metrics:
-    """Mean ratio, mean log-ratio and histogram over scored tokens, [S] each; log-ratio = logp - old_logp."""
+    """Mean ratio, mean log-ratio and log-ratio histogram over scored tokens.
+
+    The log-ratio is logp - old_logp; both are [S].
+    """
     log_ratio = logp - old_logp
     edges = send(torch.tensor(RATIO_EDGES), logp.device)
     bins = torch.zeros(len(RATIO_EDGES) + 1, dtype=torch.float64, device=logp.device)
@@ -31,14 +39,20 @@ def log_ratio_metrics(logp: Tensor, old_logp: Tensor) -> Metrics:
 
 
 def mismatch_metrics(logp: Tensor, old_logp: Tensor) -> Metrics:
-    """Engine against trainer on tokens that the current weights sampled, [S] each: any difference is numerics, not learning.
+    """Log-prob differences between engine and trainer on tokens sampled with the current weights.
 
-    kl_k3: mean of exp(l) - 1 - l, l = logp - old_logp, the k3 estimate of KL(engine || trainer). prob_error: mean of exp|l| (NeMo-RL's
-    token_mult_prob_error; 1 is perfect). Empty when no token is fresh.
+    On these tokens any difference is numerical error, not learning. With l = logp - old_logp ([S]
+    each):
+
+    - kl_k3: mean of exp(l) - 1 - l, the k3 estimate of KL(engine || trainer).
+    - prob_error: mean of exp|l| (NeMo-RL's token_mult_prob_error; 1 is perfect).
+
+    Returns:
+        Metrics named mismatch/...; empty if no token is fresh.
     """
     if len(logp) == 0:
         return {}
-    gap = (logp - old_logp).double()  # in float32 exp(l) - 1 - l of a small gap is rounding, and may come out below 0
+    gap = (logp - old_logp).double()  # in float32, exp(l) - 1 - l of a small gap is rounding error and can be negative
     size = gap.abs()
     largest, high, mean, kl, error = _column(
         size.max(),
@@ -62,9 +76,9 @@ def outside_share(logp: Tensor, old_logp: Tensor, mask: Tensor, low: float, high
     Args:
         logp: [B, T] log-probs of the trainer.
         old_logp: [B, T] log-probs at sampling.
-        mask: [B, T] True for scored tokens. Rows without any do not count.
-        low: lower end of the band, in nats.
-        high: upper end of the band, in nats.
+        mask: [B, T] True for scored tokens. Rows without scored tokens do not count.
+        low: lower bound, in nats.
+        high: upper bound, in nats.
     """
     count = mask.sum(-1)
     mean = ((logp - old_logp) * mask).sum(-1) / count.clamp_min(1)
@@ -73,5 +87,5 @@ def outside_share(logp: Tensor, old_logp: Tensor, mask: Tensor, low: float, high
 
 
 def _column(*numbers: Tensor) -> Tensor:
-    """Scalars as one tensor of float64, so that the host waits for the device once."""
+    """Stack scalars into one float64 tensor, so that the host synchronises with the device once."""
     return torch.stack([n.double() for n in numbers])

@@ -1,4 +1,7 @@
-"""AdamW and its learning rate, which is a function of the step alone: nothing to save, nothing to restore wrongly."""
+"""AdamW and its learning rate.
+
+The learning rate is a function of the step alone, so checkpoints do not store it.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,20 @@ def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW
 
 
 def reset_optimizer(optimizer: torch.optim.AdamW) -> None:
-    """Forget every moment and step count, in place: the next step is that of a new optimizer. The learning rate's schedule goes on."""
+    """Zero all moments and step counts in place, as in a new optimizer.
+
+    The learning-rate schedule continues.
+    """
     for state in optimizer.state.values():
         for tensor in state.values():
             tensor.zero_()
 
 
 def learning_rate(config: TrainerConfig, step: int, total: int) -> float:
-    """Learning rate of optimizer step `step` (from 0) of `total`: linear warm-up, then the schedule down to 0 at the end."""
+    """Learning rate of optimizer step `step` (starting at 0) of `total`.
+
+    Linear warm-up, then the schedule: constant, or linear or cosine decay to 0 at the last step.
+    """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     if config.schedule == "constant" or total <= config.warmup_steps:

@@ -1,4 +1,4 @@
-"""The state of an optimizer as named tensors, for checkpoints."""
+"""Optimizer state as named tensors, for checkpoints."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ..errors import UserError
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The state of an Adam-like optimizer as flat tensors, `optimizer/exp_avg/NAME` and so on: the live ones, not copies.
+    """State of an Adam-like optimizer as flat tensors named `optimizer/exp_avg/NAME` and so on.
 
-    A parameter that never had a gradient has no moments: it is recorded by `optimizer/step/NAME` = 0 alone. Learning rate and the like are
-    not state: they come from the recipe and the step.
+    The tensors are the live ones, not copies. A parameter that never had a gradient has no moments:
+    only `optimizer/step/NAME` = 0 is recorded. The learning rate and similar values are not state:
+    they are derived from the recipe and the step.
     """
     tensors = {}
     for name, parameter in _optimized(optimizer, model).items():
@@ -25,9 +26,12 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
 
 
 def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors`, bit for bit; tensors of other names are ignored, those used are copied.
+    """Inverse of `optimizer_tensors`, bit for bit.
 
-    UserError, before anything is changed, if names or shapes are not the model's.
+    Tensors whose name does not start with `optimizer/` are ignored. The others are copied.
+
+    Raises:
+        UserError: if names or shapes do not match the model. Nothing has been changed then.
     """
     saved: dict[str, dict[str, Tensor]] = {}
     for flat_name, tensor in tensors.items():
@@ -43,7 +47,7 @@ def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapp
 
 
 def _optimized(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters of the optimizer by their name in the model, in the order in which the optimizer numbers them."""
+    """Parameters by name, in the order in which the optimizer numbers them."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     return {names[parameter]: parameter for group in optimizer.param_groups for parameter in group["params"]}
 

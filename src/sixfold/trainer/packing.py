@@ -1,8 +1,10 @@
-"""Packed rows: trajectories of a micro-batch in one row of N tokens without padding, a shared prompt computed once for all its completions.
+"""Packed rows: the trajectories of a micro-batch in one row of N tokens, without padding.
 
-A row is a list of prompts, each followed by the completions that continue it. A prompt attends causally to itself; a completion to its prompt
-and causally to itself, at positions that go on from the prompt's. So every hidden state is the one that the trajectory alone would have, and
-the gradient of the prompt's part is the sum over its completions, as it must be.
+A shared prompt is computed once for all its completions. A row is a list of prompts, each followed
+by its completions. A prompt attends causally to itself. A completion attends to its prompt and
+causally to itself; its positions continue those of the prompt. Therefore every hidden state equals
+that of the trajectory computed alone, and the gradient of the prompt is the sum over its
+completions.
 """
 
 from __future__ import annotations
@@ -21,19 +23,20 @@ from .segments import AttentionPlan, Segment, SpanPlan, plan_attention
 
 @dataclass(frozen=True)
 class PackedRow:
-    """One micro-batch as a row of N tokens, and as a layout for the model's attention. S tokens of it are scored.
+    """One micro-batch as a row of N tokens, of which S are scored. It is also the attention
+    layout.
 
     Args:
-        tokens: [N].
-        positions: [N] of each token in its trajectory.
-        attention: who sees whom.
-        predictor: [S] place in the row whose hidden state predicts a scored token.
-        target: [S] the scored token.
-        row: [S] the token's row in the batch.
-        column: [S] its column in the batch.
-        slot: [S] the number of its row among the micro-batch's rows.
-        members: [R] the micro-batch's rows.
-        kept: [S] what could have been drawn there; None: everything.
+        tokens: [N] token ids.
+        positions: [N] position of each token in its trajectory.
+        attention: plan of which tokens attend to which.
+        predictor: [S] index in the row of the hidden state that predicts the scored token.
+        target: [S] id of the scored token.
+        row: [S] row of the scored token in the batch.
+        column: [S] column of the scored token in the batch.
+        slot: [S] index of that row among the micro-batch's rows.
+        members: [R] rows of the batch in this micro-batch.
+        kept: [S] tokens that could have been sampled there. None: the whole vocabulary.
     """
 
     tokens: Tensor
@@ -48,14 +51,16 @@ class PackedRow:
     kept: KeptSets | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
-        """q [1, H, N, D] -> [1, N, H, D]."""
+        """Attention with q [1, H, N, D]; returns [1, N, H, D]."""
         return self.attention.attend(q, k, v, kernel)
 
 
 def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
-    """Lay out the trajectories `rows` of the batch; with share_prefix, neighbours with the same group and prompt share one prompt.
+    """Pack the trajectories `rows` of the batch into one row.
 
-    Everything is computed on the host and sent to the batch's device in one copy, and one more for the attention's plan.
+    With share_prefix, trajectories of one group with the same prompt share one copy of it.
+    Everything is computed on the host. It is sent to the batch's device in one copy, plus one copy
+    for the attention plan.
     """
     host, device = batch.at_host(), batch.tokens.device
     layout = _Layout(host.tokens.numpy(), host.mask.numpy(), host.lengths.tolist(), host.prompt_lengths.tolist())
@@ -85,7 +90,11 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
 
 @dataclass
 class _Layout:
-    """A packed row in the making. The first four are the batch's, on the host; the lists hold an array for each run of tokens."""
+    """Builder of a packed row.
+
+    The first four fields come from the batch, on the host. The lists hold one array for each run of
+    tokens.
+    """
 
     batch_tokens: np.ndarray
     mask: np.ndarray
@@ -101,7 +110,11 @@ class _Layout:
     used: int = 0
 
     def add(self, b: int, key: bytes | None) -> None:
-        """Append trajectory b. key: of its prompt, to be computed once for all with that key; None: to be computed for b alone."""
+        """Append trajectory b.
+
+        If a key is given, the prompt is computed once for all trajectories with that key. If it is
+        None, the prompt is computed for b alone.
+        """
         length, prompt = self.lengths[b], self.prompts[b]
         columns = self.mask[b, :length].nonzero()[0]
         if key is None:
@@ -118,7 +131,7 @@ class _Layout:
             self._score(b, columns[:0], columns[:0])
 
     def _run(self, b: int, first: int, last: int, prefix: Segment | None = None) -> Segment:
-        """Append tokens [first, last) of trajectory b, as a segment."""
+        """Append tokens [first, last) of trajectory b as one segment."""
         segment = Segment(self.used, self.used + last - first, *((prefix.start, prefix.stop) if prefix else ()))
         self.tokens.append(self.batch_tokens[b, first:last])
         self.positions.append(np.arange(first, last))
@@ -133,9 +146,11 @@ class _Layout:
 
 
 def microbatches(batch: Batch, rows: Sequence[int], max_tokens: int, share_prefix: bool) -> list[list[int]]:
-    """Split trajectories into micro-batches of at most max_tokens computed tokens, groups in order so that prompts can be shared.
+    """Split trajectories into micro-batches of at most max_tokens computed tokens, in order.
 
-    A prompt is counted again in every micro-batch that its group reaches into. A trajectory longer than max_tokens gets a micro-batch of its own.
+    The order of `rows` is kept, so the trajectories of a group stay together and can share a
+    prompt. A prompt counts again in every micro-batch that contains part of its group. A trajectory
+    longer than max_tokens gets its own micro-batch.
     """
     host = batch.at_host()
     lengths, prompts = host.lengths.tolist(), host.prompt_lengths.tolist()
@@ -156,9 +171,10 @@ def microbatches(batch: Batch, rows: Sequence[int], max_tokens: int, share_prefi
 
 
 def shared_key(host: Batch, row: int) -> bytes:
-    """Rows with the same key may share a computed prompt: its group and its tokens (a group's prompts may differ, e.g. in their examples).
+    """Key of a row's prompt: rows with equal keys may share a computed prompt.
 
-    host: a batch on the CPU.
+    The key is the group and the prompt tokens, because prompts within a group can differ (for
+    example in their few-shot examples). `host` is a batch on the CPU.
     """
     prompt = host.tokens[row, : int(host.prompt_lengths[row])]
     return host.group[row].numpy().tobytes() + prompt.numpy().tobytes()

@@ -1,9 +1,10 @@
 """Parity of sampler and trainer: do they compute the same log-probs from the same weights?
 
-In float32 on a CPU every token must agree: the arithmetic is the same. Elsewhere single tokens may
-not. Kernels round differently by batch size, and where probabilities are small a rounded logit moves
-a log-prob by tenths of a nat: over thousands of tokens the worst one is 0.3 to 1 nats off in
-bfloat16 although nothing is wrong. There the mean and the 99 % quantile are judged.
+In float32 on a CPU every token must agree, because the arithmetic is the same. Elsewhere single
+tokens may differ. Kernels round differently by batch size, and where probabilities are small a
+rounded logit moves a log-prob by tenths of a nat. Over thousands of tokens the worst one is 0.3 to
+1 nats off in bfloat16 although nothing is wrong. In that case the mean and the 99 % quantile are
+judged.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class ParityLimits:
-    """Largest disagreement, in nats, with which a run may train.
+    """Largest log-prob difference, in nats, with which a run may train.
 
     Attributes:
-        mean: of all tokens.
-        high: of 99 % of the tokens.
-        worst: of any token.
+        mean: limit of the mean over all tokens.
+        high: limit of the 99 % quantile.
+        worst: limit of the maximum.
     """
 
     mean: float
@@ -32,7 +33,7 @@ class ParityLimits:
     worst: float = inf
 
     def exceeded(self, found: Parity) -> str:
-        """What is too large, in words; empty if nothing is. A value that is not a number is too large."""
+        """Describe which limits are exceeded; empty if none is. NaN exceeds every limit."""
         judged = {
             "in the mean": (found.mean, self.mean),
             "at the 99 % quantile": (found.high, self.high),
@@ -53,7 +54,7 @@ class Parity:
 
     @classmethod
     def of(cls, metrics: Metrics, tokens: int) -> Parity:
-        """From what `mismatch_metrics` found on `tokens` tokens."""
+        """Parity from the metrics that `mismatch_metrics` computed on `tokens` tokens."""
         mean, high, worst = (float(metrics[f"mismatch/{key}_abs_logp"]) for key in ("mean", "p99", "max"))  # type: ignore[arg-type]
         return cls(mean, high, worst, tokens)
 
@@ -62,20 +63,23 @@ class Parity:
 
 
 def parity_limits(precision: Precision, device: str, outside: bool) -> ParityLimits:
-    """The limits of a run.
+    """Parity limits of a run.
 
     Args:
-        precision: of the forward passes.
-        device: where the model lives.
-        outside: whether another program samples, with kernels of its own.
+        precision: precision of the forward passes.
+        device: type of the model's device.
+        outside: True if another program samples, with its own kernels.
     """
     if precision == "bfloat16":
         return ParityLimits(mean=0.1, high=1.0) if outside else ParityLimits(mean=0.05, high=0.5)
     if device == "cpu":
         return ParityLimits(mean=1e-3, worst=1e-3)
-    return ParityLimits(mean=1e-3, high=1e-2)  # a GPU's kernels add up in other orders
+    return ParityLimits(mean=1e-3, high=1e-2)  # GPU kernels sum in a different order
 
 
 TRAINING_LIMIT = {"float32": 0.05, "bfloat16": 0.2}
-"""Mean disagreement on fresh tokens, in nats, at which a run ends: its ratios are noise. The gap of a
-sound run is a hundredth of that or less, so this never ends one that learns."""
+"""Mean log-prob difference on fresh tokens, in nats, above which a run ends.
+
+Above it the ratios are noise. The gap of a sound run is at most a hundredth of it, so this limit
+never ends a run that learns.
+"""

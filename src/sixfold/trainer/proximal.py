@@ -1,7 +1,8 @@
-"""The proximal pass: what the trainer's own weights say of the samples before the first update.
+"""The proximal pass: log-probs of the samples under the trainer's weights before the first update.
 
-Where the sampler's weights are older, or its numbers differ, ratios are taken against these log-probs and the step from sampler to trainer is an
-importance weight of its own (arXiv:2505.24298). It costs one forward pass over the step's samples.
+It is used when the sampler's weights are older or its numerics differ. Ratios are then taken
+against these log-probs, and the ratio of trainer to sampler is a separate importance weight
+(arXiv:2505.24298). It costs one forward pass over the step's samples.
 """
 
 from __future__ import annotations
@@ -22,6 +23,6 @@ class Proximal:
         self._share_prefix = share_prefix
 
     def score(self, batch: Batch) -> Batch:
-        """The batch with prox_logp and entropy, [B, T], 0 where mask is False."""
+        """The batch with prox_logp and entropy, [B, T] each, 0 where mask is False."""
         logp, entropy = score_tables(self._model, batch, self._scoring, self._max_tokens, self._share_prefix)
         return batch.with_(prox_logp=logp, entropy=entropy)

@@ -1,11 +1,14 @@
-"""Attention of a packed row, planned once and run in every layer: which spans attend to which, and which of them go in one call.
+"""Attention of a packed row, planned once and run in every layer.
 
-A segment is a span of queries that sees a prefix span (or none) and, causally, itself.
+A segment is a span of queries that attends to a prefix span (possibly empty) and, causally, to
+itself.
 
-On a CPU (`AttentionPlan`), long segments are one call each. Short ones, whose calls would cost more than their arithmetic, are gathered into padded
-buckets; padding is masked, so the numbers are those of the single calls.
+On a CPU (`AttentionPlan`) each long segment is one call. Short segments cost more in call overhead
+than in arithmetic, so they are gathered into padded buckets. Padding is masked, so the numbers
+equal those of single calls.
 
-On a GPU (`SpanPlan`), all segments are one call: the keys of a segment are its prefix and itself, and aligned at their ends they need no mask.
+On a GPU (`SpanPlan`) all segments are one call. The keys of a segment are its prefix and itself,
+aligned at their ends, so no mask is needed.
 """
 
 from __future__ import annotations
@@ -23,14 +26,17 @@ from ..kernels.attention import AttentionLayer, causal_attention, masked_attenti
 from ..kernels.span_attention import Spans, span_attention
 
 SHORT = 256 * 256
-"""A segment with fewer scores than this (queries x keys) is worth gathering."""
+"""Segments with fewer scores (queries x keys) than this are gathered into buckets."""
 WASTE = 1.5
-"""A bucket is closed when padding would make it this much larger than its segments."""
+"""A bucket is closed when its padded scores would exceed this multiple of its segments' scores."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Queries [start, stop) of the row, which see [prefix_start, prefix_stop) and themselves. An empty prefix: none."""
+    """Queries [start, stop) of the row, which see [prefix_start, prefix_stop) and themselves.
+
+    Without a prefix, prefix_start equals prefix_stop.
+    """
 
     start: int
     stop: int
@@ -49,12 +55,15 @@ class Segment:
 
     @property
     def keys(self) -> int:
-        """Keys that the last query sees."""
+        """Number of keys that the last query sees."""
         return self.prefix + self.length
 
 
 def continuation_mask(before: int, length: int, window: int | None, device: torch.device) -> Tensor:
-    """[length, before + length] boolean: query i, at position before + i, sees keys 0 .. before + i, the last `window` of them."""
+    """Boolean mask [length, before + length] of a continuation after `before` keys.
+
+    Query i, at position before + i, sees keys 0 .. before + i, or only the last `window` of them.
+    """
     query = torch.arange(before, before + length, device=device)[:, None]
     key = torch.arange(before + length, device=device)
     seen = key <= query
@@ -63,13 +72,23 @@ def continuation_mask(before: int, length: int, window: int | None, device: torc
 
 @dataclass(frozen=True)
 class Single:
-    """One segment in a call of its own. Its prefix is a segment too."""
+    """One segment in its own call. Its prefix is also a segment."""
 
     segment: Segment
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def attend(self, q: dict[int, Tensor], k: dict[int, Tensor], v: dict[int, Tensor], kernel: AttentionLayer) -> Tensor:
-        """q, k, v: the row cut at the segments, [1, H, length, D] by their starts -> [length, H, D]."""
+        """Attention of the segment.
+
+        Args:
+            q: queries of each segment, [1, H, length, D], by segment start.
+            k: keys, by segment start.
+            v: values, by segment start.
+            kernel: parameters of the attention layer.
+
+        Returns:
+            [length, H, D].
+        """
         s = self.segment
         queries, keys, values = q[s.start], k[s.start], v[s.start]
         if s.prefix == 0:
@@ -83,10 +102,16 @@ class Single:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Short segments, padded to one shape [C, L] of queries and [C, S] of keys.
+    """C short segments, padded to L queries and S keys each.
 
-    queries, keys: [C * L], [C * S] rows to gather. query_at, key_at: [C, L], [C, S] positions, padded queries at 0 (they see the first key, so no
-    row is fully masked) and padded keys beyond every query. real: flat places of the true queries in C * L.
+    Attributes:
+        segments: the segments.
+        queries: [C * L] rows of the queries to gather.
+        keys: [C * S] rows of the keys to gather.
+        query_at: [C, L] query positions. Padded queries are at 0: they see the first key, so that
+            no row is fully masked.
+        key_at: [C, S] key positions. Padded keys are beyond every query.
+        real: flat indices of the true queries in C * L.
     """
 
     segments: tuple[Segment, ...]
@@ -98,7 +123,7 @@ class Bucket:
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
-        """q [1, H, N, D] -> [true queries, H, D], segment after segment."""
+        """Attention with q [1, H, N, D]; returns [true queries, H, D], segment after segment."""
         count = len(self.segments)
         queries, keys, values = (
             take(x[0].transpose(0, 1), index).view(count, -1, x.shape[1], x.shape[-1]).transpose(1, 2)
@@ -108,7 +133,7 @@ class Bucket:
         return take(out.transpose(1, 2).reshape(-1, out.shape[1], out.shape[-1]), self.real)
 
     def _mask(self, window: int | None) -> Tensor:
-        """[C, 1, L, S] boolean."""
+        """Boolean mask, [C, 1, L, S]."""
         if window not in self._masks:
             gap = self.query_at[:, :, None] - self.key_at[:, None]
             self._masks[window] = ((gap >= 0) if window is None else (gap >= 0) & (gap < window))[:, None]
@@ -117,9 +142,13 @@ class Bucket:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """All segments of a row, and where each output row belongs.
+    """Calls for all segments of a row, and the order of their outputs.
 
-    starts, lengths: of the segments, in the row's order. order: [N], output row n is row order[n] of the parts end to end; None: as they are.
+    Attributes:
+        parts: the calls.
+        starts: start of each segment, in row order.
+        lengths: length of each segment, in row order.
+        order: [N] output row n is row order[n] of the concatenated parts. None: already in order.
     """
 
     parts: tuple[Single | Bucket, ...]
@@ -128,8 +157,9 @@ class AttentionPlan:
     order: Tensor | None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
-        """q [1, H, N, D] -> [1, N, H, D]; nothing of size N x N is ever built."""
-        # Cut once: the gradient of one split is one concatenation, that of every slice is a whole row of zeros.
+        """Attention with q [1, H, N, D]; returns [1, N, H, D]. Nothing of size N x N is built."""
+        # Split once: the gradient of one split is one concatenation, while each slice would have a
+        # gradient of a whole row of zeros.
         qs, ks, vs = (dict(zip(self.starts, x.split(self.lengths, dim=2), strict=True)) for x in (q, k, v))
         out = torch.cat([p.attend(qs, ks, vs, kernel) if isinstance(p, Single) else p.attend(q, k, v, kernel) for p in self.parts])
         return (out if self.order is None else take(out, self.order))[None]
@@ -140,34 +170,42 @@ class SpanPlan:
     """All segments in one call of a fused kernel.
 
     Args:
-        spans: the segments, in the row's order, with the keys that each sees.
-        keys: [S] row of every key, a prefix again for each segment that sees it; None if each segment sees only itself.
+        spans: the segments, in row order, with the keys that each sees.
+        keys: [S] row of every key; a prefix is repeated for each segment that sees it. None if each
+            segment sees only itself.
     """
 
     spans: Spans
     keys: Tensor | None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
-        """q [1, H, N, D] -> [1, N, H, D]; no scores are kept, and no mask is made."""
+        """Attention with q [1, H, N, D]; returns [1, N, H, D]. Scores are not kept and no mask is
+        made.
+        """
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
         if self.keys is not None:
-            # In float32: the gradient of a prefix is a sum over its segments, which must not be rounded at every term.
+            # Gather in float32: the gradient of a prefix is a sum over its segments, and in a
+            # smaller dtype every term would be rounded.
             k, v = (take(x.float() if x.dtype.itemsize < 4 else x, self.keys).to(x.dtype) for x in (k, v))
         return span_attention(q, k, v, self.spans, kernel.scale, kernel.window, kernel.softcap, kernel.sinks)[None]
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows of x [N, H, D] -> [len(rows), H, D]. As whole rows: the backward of x[rows] adds element by element, many times slower."""
+    """Rows of x [N, H, D] -> [len(rows), H, D].
+
+    Uses index_select on whole rows: the backward pass of x[rows] adds element by element, which is
+    many times slower.
+    """
     return x.reshape(x.shape[0], -1).index_select(0, rows).view(-1, *x.shape[1:])
 
 
 def plan_attention(segments: Sequence[Segment], device: torch.device) -> AttentionPlan | SpanPlan:
-    """The way to attend on this device. The segments tile the row: together they are [0, N), each query once."""
+    """Attention plan for this device. The segments must tile [0, N): each query occurs once."""
     return plan_calls(segments, device) if device.type == "cpu" else plan_spans(segments, device)
 
 
 def plan_spans(segments: Sequence[Segment], device: torch.device) -> SpanPlan:
-    """All segments in one call."""
+    """Plan with all segments in one call (GPU)."""
     in_row = sorted(segments, key=lambda s: s.start)
     lengths = tuple((s.length, s.keys) for s in in_row)
     offsets = np.zeros((2, len(in_row) + 1), np.int64)
@@ -179,7 +217,7 @@ def plan_spans(segments: Sequence[Segment], device: torch.device) -> SpanPlan:
 
 
 def plan_calls(segments: Sequence[Segment], device: torch.device) -> AttentionPlan:
-    """Decide which segments go together."""
+    """Plan with long segments alone and short segments in buckets (CPU)."""
     short = sorted((s for s in segments if s.length * s.keys < SHORT), key=lambda s: (s.length, s.keys))
     parts: list[Single | Bucket] = [Single(s) for s in segments if s.length * s.keys >= SHORT]
     parts += [_bucket(group, device) if len(group) > 1 else Single(group[0]) for group in _grouped(short)]
@@ -193,7 +231,9 @@ def plan_calls(segments: Sequence[Segment], device: torch.device) -> AttentionPl
 
 
 def _grouped(short: Sequence[Segment]) -> list[list[Segment]]:
-    """Split segments, ordered by size, so that no group is padded to more than WASTE times its own scores."""
+    """Split segments, sorted by size, into groups padded to at most WASTE times their own
+    scores.
+    """
     groups: list[list[Segment]] = []
     longest = most = true = 0
     for s in short:
@@ -213,7 +253,7 @@ def _bucket(segments: Sequence[Segment], device: torch.device) -> Bucket:
     query = torch.arange(length)
     valid = query < stops - starts
     key = torch.arange(keys)
-    own = key - prefixes  # place among the segment's own tokens, negative inside the prefix
+    own = key - prefixes  # position among the segment's own tokens, negative inside the prefix
     known = own < stops - starts
     rows = torch.where(own < 0, prefix_starts + key, starts + own)
     return Bucket(

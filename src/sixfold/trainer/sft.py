@@ -1,4 +1,7 @@
-"""Supervised fine-tuning as just another loss: the negative log-prob of worked solutions, prompt masked. Same batch, same trainer."""
+"""Supervised fine-tuning as a loss: the negative log-prob of worked solutions, prompt masked.
+
+It uses the same batch type and the same trainer as RL.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,16 @@ from ..types import Group, Reward, Task, Trajectory
 
 
 def example(task: Task, prompt: list[int], solution: list[int]) -> Group:
-    """A worked solution as a trajectory whose completion is scored, end-of-sequence token included (the caller put it there)."""
+    """A worked solution as a trajectory whose completion is scored.
+
+    Args:
+        task: the task.
+        prompt: token ids of the prompt.
+        solution: token ids of the solution. The caller appends the end-of-sequence token.
+
+    Raises:
+        UserError: if the solution is empty.
+    """
     if not solution:
         raise UserError(f"task {task.id} has no worked solution to learn from (data.trace_field)")
     tokens = prompt + solution
@@ -31,13 +43,17 @@ def example(task: Task, prompt: list[int], solution: list[int]) -> Group:
 
 
 def sft_batch(groups: Sequence[Group]) -> Batch:
-    """Examples as a batch whose weights average over all their tokens."""
+    """Batch of examples with weights that average over all their tokens."""
     batch = collate(groups)
     return batch.with_(weights=batch.mask / batch.mask.sum())
 
 
 def sft_loss(batch: Batch, logp: Tensor) -> LossOutput:
-    """-log p(token), weighted: the loss for any trainer. logp [B, T]."""
+    """Weighted negative log-prob of the tokens. logp: [B, T].
+
+    Raises:
+        ValueError: if batch.weights is None.
+    """
     if batch.weights is None:
         raise ValueError("sft_loss needs weights: build the batch by sft_batch")
     loss = -(batch.weights * logp).sum()

@@ -1,10 +1,15 @@
-"""One forward, one backward, one update, for any loss it is handed. The only place where backward runs.
+"""Forward, backward and update for any loss. The only place where backward runs.
 
-The trainer knows no algorithm: a loss takes rows of the batch and their scores (a policy's log-probs, a critic's values). It computes only the rows
-that weigh something, packed, a micro-batch at a time; because weights are fixed for the whole step, the gradient does not depend on the split.
+The trainer does not depend on the algorithm: a loss takes rows of the batch and their scores (a
+policy's log-probs or a critic's values). Only rows with nonzero weights are computed. They are
+packed and processed in micro-batches. Weights are fixed for the whole step, so the gradient does
+not depend on how rows are split into micro-batches.
 
-    step      what the loop calls: `epochs` passes over a batch, each of one update per mini-batch (`batch.minibatch`; one where it is not set)
-    update    what AdamW does once; the weight version counts these
+Terms:
+
+  step      one call from the loop: `epochs` passes over a batch. Each pass makes one update per
+            mini-batch (`batch.minibatch`), or one update if it is not set.
+  update    one AdamW step. The weight version counts updates.
 """
 
 from __future__ import annotations
@@ -31,15 +36,24 @@ class TrainingDiverged(RuntimeError):
 
 
 class EngineDisagrees(TrainingDiverged):
-    """The engine's log-probs are so far from the trainer's that ratios are noise. The update was not made."""
+    """Engine and trainer log-probs differ so much that ratios are noise. No update was made."""
 
 
 @dataclass
 class _Totals:
-    """What the micro-batches of an update add up to. Numbers stay on the device until the last micro-batch; then the host waits for all at once.
+    """Sums over the micro-batches of an update.
 
-    rows: of each micro-batch. losses: of each micro-batch. sums, means: by name, a number from each micro-batch. fresh: [tokens] boolean on the
-    host, sampled from the current weights.
+    Numbers stay on the device until the last micro-batch, so the host synchronises once.
+
+    Attributes:
+        computed: tokens computed.
+        rows: rows of each micro-batch.
+        losses: loss of each micro-batch.
+        sums: by metric name, one number per micro-batch, to be added.
+        means: by metric name, one number per micro-batch, to be averaged over scored tokens.
+        logp: log-probs of the scored tokens of each micro-batch.
+        old_logp: log-probs at sampling of the same tokens.
+        fresh: on the host, True for tokens sampled from the current weights.
     """
 
     computed: int = 0
@@ -52,7 +66,7 @@ class _Totals:
     fresh: list[Tensor] = field(default_factory=list)
 
     def read(self, norm: Tensor) -> _Read:
-        """Everything as Python numbers, in one copy from the device."""
+        """Read everything as Python numbers, in one copy from the device."""
         named = [(kind, name, len(values)) for kind in (self.sums, self.means) for name, values in kind.items()]
         columns = [*self.losses, *(value for kind, name, _ in named for value in kind[name]), norm]
         numbers = torch.stack([x.detach().double() for x in columns]).tolist()
@@ -75,7 +89,13 @@ class _Totals:
 
 @dataclass(frozen=True)
 class _Read:
-    """bad_rows: of the micro-batches whose loss is not finite. norm: of the gradient. metrics: sums, and means over the scored tokens."""
+    """Host numbers of an update.
+
+    Attributes:
+        bad_rows: rows of the micro-batches whose loss is not finite.
+        norm: gradient norm.
+        metrics: sums, and means over the scored tokens.
+    """
 
     bad_rows: list[int]
     norm: float
@@ -85,11 +105,20 @@ class _Read:
 class Trainer:
     """Holds the model, the optimizer and the weight version.
 
-    version: grows by one with every update made; what rollouts are stamped with. steps: updates attempted, which the learning rate follows.
-    total_steps: of the schedule, in updates. scoring: temperature, chunk and precision of the forward. epochs: passes over each batch. score: what
-    the model says of a packed row's scored tokens, with gradient, and their entropies. frozen: another model's log-probs [S] of the same, which
-    become the rows' `ref_logp`; None where they are filled in already, or nobody asks for them. mismatch_limit: largest mean disagreement with the
-    engine on fresh tokens, in nats, with which an update is made.
+    `version` increases by one with every update made; rollouts are stamped with it. `steps` counts
+    attempted updates; the learning rate follows it.
+
+    Args:
+        model: model to train.
+        config: trainer settings.
+        scoring: temperature, chunk size and precision of the forward pass.
+        total_steps: length of the learning-rate schedule, in updates.
+        epochs: passes over each batch.
+        score: scores (with gradient) and entropies of a packed row's scored tokens.
+        frozen: log-probs [S] of the same tokens under another model, used as `ref_logp`. None if
+            they are already filled in or not needed.
+        mismatch_limit: largest mean log-prob difference to the engine on fresh tokens, in nats,
+            with which an update is made.
     """
 
     def __init__(
@@ -121,19 +150,26 @@ class Trainer:
         self.skip_reason = ""
 
     def counters(self) -> dict[str, int]:
-        """What it counts, as JSON."""
+        """The trainer's counters, JSON-serialisable."""
         counts = {"version": self.version, "steps": self.steps}
         return counts | {"skipped_total": self.skipped_total, "skipped_in_a_row": self.skipped_in_a_row}
 
     def load_counters(self, counters: Mapping[str, int]) -> None:
-        """Take over what `counters` gave; counts of others are ignored."""
+        """Restore the counters that `counters` returned. Other keys are ignored."""
         self.version, self.steps = counters["version"], counters["steps"]
         self.skipped_total, self.skipped_in_a_row = counters["skipped_total"], counters["skipped_in_a_row"]
 
     def train_step(self, batch: Batch, loss: Loss) -> Metrics:
-        """Every update that the batch is good for. Gives the step's metrics; `train/skipped` counts updates that were not made (`skip_reason` why).
+        """Make all updates of one step on the batch.
 
-        Raises TrainingDiverged after `max_skipped_steps` skips in a row for non-finite gradients, or if engine and trainer disagree.
+        Returns:
+            Metrics of the step. `train/skipped` counts updates that were not made; `skip_reason`
+            says why.
+
+        Raises:
+            ValueError: if batch.weights is None.
+            TrainingDiverged: after `max_skipped_steps` consecutive skips for non-finite values.
+            EngineDisagrees: if engine and trainer disagree by more than the limit.
         """
         if batch.weights is None:
             raise ValueError("batch.weights is not filled in: compute advantages first")
@@ -157,7 +193,7 @@ class Trainer:
         return merge_updates(made)
 
     def _update(self, batch: Batch, rows: Sequence[int], loss: Loss) -> Metrics:
-        """One update on some rows of the batch."""
+        """One update on the given rows of the batch."""
         rate = learning_rate(self.config, self.steps, self.total_steps)
         parts = microbatches(batch, rows, self.config.max_tokens_per_microbatch, self.config.share_prefix)
         totals = self._accumulate(batch, parts, loss)
@@ -180,13 +216,16 @@ class Trainer:
         return metrics
 
     def _accumulate(self, batch: Batch, parts: Sequence[Sequence[int]], loss: Loss) -> _Totals:
-        """Forward and backward every micro-batch; gradients add up in float32 on the master weights."""
+        """Forward and backward every micro-batch. Gradients add up in float32 on the master
+        weights.
+        """
         totals, host = _Totals(), batch.at_host()
         for rows in parts:
             packed = pack(batch, rows, self.config.share_prefix)
             local, logp = self._forward(batch, packed)
             output = loss(local, logp)
-            # Even if it is not finite: to look would be to wait for the device. The update is then left out, and the gradient dropped.
+            # Run backward even if the loss is not finite: checking here would wait for the device.
+            # In that case the update is skipped later and the gradient dropped.
             output.loss.backward()
             self._count(totals, local, packed, logp, output)
             totals.rows.append(rows)
@@ -194,10 +233,12 @@ class Trainer:
         return totals
 
     def _forward(self, batch: Batch, packed: PackedRow) -> tuple[Batch, Tensor]:
-        """The rows as a batch of their own with their entropies filled in, and their log-probs [rows, T]."""
+        """The micro-batch's rows as a batch with entropies filled in, and their log-probs [rows,
+        T].
+        """
         local, at = batch.rows(packed.members), (packed.slot, packed.column)
         grid = torch.zeros(local.tokens.shape, device=batch.tokens.device)
-        if self.frozen is not None:  # before the policy's forward, whose activations would be kept alive meanwhile
+        if self.frozen is not None:  # before the policy's forward pass: otherwise its activations would be held meanwhile
             local = local.with_(ref_logp=grid.index_put(at, self.frozen(packed)))
         scored_logp, scored_entropy = self.score(self.model, packed, self.scoring)
         return local.with_(entropy=grid.index_put(at, scored_entropy)), grid.index_put(at, scored_logp)
@@ -214,7 +255,10 @@ class Trainer:
         totals.old_logp.append(local.old_logp[at])
 
     def _check_mismatch(self, mismatch: Metrics) -> None:
-        """Raise EngineDisagrees beyond the limit, and drop the gradient. What is not finite is left to `_step`, which skips it."""
+        """Raise EngineDisagrees above the limit, and drop the gradient.
+
+        Values that are not finite are left to `_step`, which skips the update.
+        """
         mean = mismatch.get("mismatch/mean_abs_logp")
         if isinstance(mean, float) and self.mismatch_limit < mean < math.inf:
             self.optimizer.zero_grad(set_to_none=True)
@@ -225,7 +269,9 @@ class Trainer:
             )
 
     def _step(self, norm: Tensor, read: _Read, rate: float) -> bool:
-        """Update the weights unless something was not finite; True when skipped."""
+        """Update the weights if loss and gradient are finite. Returns True if the update was
+        skipped.
+        """
         self.steps += 1
         self.skip_reason = ""
         if read.bad_rows:
@@ -236,7 +282,8 @@ class Trainer:
         if not self.skip_reason:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            # Only now: clipping by a norm that is not finite would spread it to every gradient, and the reason above would name them all.
+            # Clip only after the check: a non-finite norm would spread to every gradient, and the
+            # reason above would then name all of them.
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.grad_clip, norm)
             self.optimizer.step()
             self.version += 1
@@ -255,7 +302,11 @@ LAST = frozenset({"train/learning_rate", "train/skipped_total"})
 
 
 def merge_updates(made: Sequence[Metrics]) -> Metrics:
-    """A step's metrics from those of its updates: counts and histograms added, the learning rate and the running total of the last, else means."""
+    """Metrics of a step from the metrics of its updates.
+
+    Counts and histograms are added. The learning rate and the running total are those of the last
+    update. All other metrics are averaged.
+    """
     merged: Metrics = {}
     for key in {k: None for metrics in made for k in metrics}:
         values = [metrics[key] for metrics in made if key in metrics]
@@ -270,7 +321,7 @@ def merge_updates(made: Sequence[Metrics]) -> Metrics:
 
 
 def _minibatches(batch: Batch, rows: Sequence[int]) -> list[list[int]]:
-    """The rows of each update of a pass, in the mini-batches' order; those without a row are left out."""
+    """Rows of each update of one pass, in mini-batch order. Empty mini-batches are omitted."""
     if batch.minibatch is None:
         return [list(rows)] if rows else []
     number = batch.minibatch.tolist()
