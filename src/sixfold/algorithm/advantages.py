@@ -11,7 +11,15 @@ from torch import Tensor
 
 
 def group_statistics(rewards: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """rewards, group [B] -> (mean, population standard deviation, count) of each row's group over its finite rewards, [B] each."""
+    """Mean, population standard deviation and count of each row's group, over finite rewards.
+
+    Args:
+        rewards: [B].
+        group: [B] number of each row's group.
+
+    Returns:
+        (mean, std, count), each [B].
+    """
     _check(rewards, group)
     known = rewards.isfinite()
     count = _group_sum(known.to(rewards.dtype), group).clamp_min(1.0)
@@ -21,34 +29,44 @@ def group_statistics(rewards: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def degenerate(rewards: Tensor, group: Tensor) -> Tensor:
-    """[B] True where all known rewards of the row's group are equal: nothing to learn from, advantage exactly 0."""
+    """[B] True where all known rewards of the row's group are equal, so the advantage is exactly
+    0.
+    """
     _check(rewards, group)
     known = rewards.isfinite()
     return _group_max(rewards, known, group) <= -_group_max(-rewards, known, group)
 
 
 def group_mean(rewards: Tensor, group: Tensor) -> Tensor:
-    """A_i = r_i - mean; [B] -> [B]. REINFORCE with the group mean as baseline (Williams 1992; Kool et al. 2019), Dr. GRPO (arXiv:2503.20783, 3.2).
+    """A_i = r_i - mean; [B] -> [B].
 
-    r_i is in its own baseline, so the gradient is short by (K - 1) / K; `leave_one_out` is not.
+    REINFORCE with the group mean as baseline (Williams 1992; Kool et al. 2019), Dr. GRPO
+    (arXiv:2503.20783, 3.2). r_i is part of its own baseline, so the gradient is too small by (K -
+    1) / K; `leave_one_out` avoids this.
     """
     mean, _, _ = group_statistics(rewards, group)
     return _cleaned(rewards - mean, rewards, group)
 
 
 def group_zscore(rewards: Tensor, group: Tensor, eps: float = 1e-6) -> Tensor:
-    """A_i = (r_i - mean) / (std + eps), population std; [B] -> [B]. GRPO (arXiv:2402.03300, section 4.1.2).
+    """A_i = (r_i - mean) / (std + eps), population std; [B] -> [B].
 
-    Peers use the n - 1 form of std: same direction, smaller by sqrt((K - 1) / K). eps: verl 1e-6, TRL 1e-4, OpenRLHF 1e-9.
+    GRPO (arXiv:2402.03300, section 4.1.2). Peers use the n - 1 form of std, which gives the same
+    direction, smaller by sqrt((K - 1) / K). eps: verl 1e-6, TRL 1e-4, OpenRLHF 1e-9.
     """
     mean, std, _ = group_statistics(rewards, group)
     return _cleaned((rewards - mean) / (std + eps), rewards, group)
 
 
 def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
-    """A_i = r_i - mean of the others = K / (K - 1) (r_i - mean); [B] -> [B]. RLOO (arXiv:2402.14740, eq. 8).
+    """A_i = r_i - mean of the others = K / (K - 1) (r_i - mean); [B] -> [B].
 
-    Raises ValueError on a group of one row, which has no others (verl's rloo hands it its raw reward). Where failed checks left one row: 0.
+    RLOO (arXiv:2402.14740, eq. 8). If failed checks left one known row in a group, its advantage is
+    0.
+
+    Raises:
+        ValueError: for a group of one row, which has no others. verl's rloo gives it its raw
+            reward.
     """
     mean, _, count = group_statistics(rewards, group)
     if bool((_group_size(group) < 2).any()):
@@ -57,9 +75,10 @@ def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
 
 
 def batch_std(rewards: Tensor, group: Tensor, eps: float = 1e-6) -> Tensor:
-    """A_i = (r_i - mean of the group) / (std of all the batch's rewards + eps); [B] -> [B]. Lite PPO (arXiv:2508.08221).
+    """A_i = (r_i - mean of the group) / (std of all rewards of the batch + eps); [B] -> [B].
 
-    A group that is nearly all right is not blown up by its own small std. Population std; TRL (scale_rewards="batch") uses n - 1 and eps 1e-4.
+    Lite PPO (arXiv:2508.08221). A group that is nearly all right is not amplified by its small std.
+    Population std; TRL (scale_rewards="batch") uses n - 1 and eps 1e-4.
     """
     mean, _, _ = group_statistics(rewards, group)
     _, std, _ = group_statistics(rewards, torch.zeros_like(group))
@@ -67,9 +86,15 @@ def batch_std(rewards: Tensor, group: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 def length_weighted(rewards: Tensor, group: Tensor, lengths: Tensor) -> Tensor:
-    """A_i = r_i - sum l_j r_j / sum l_j; [B] -> [B]. OPO (arXiv:2505.23585): the baseline of least variance if |grad log pi|^2 grows as the length.
+    """A_i = r_i - sum l_j r_j / sum l_j; [B] -> [B]. OPO (arXiv:2505.23585).
 
-    lengths [B]: sampled tokens of each row. verl has the same formula, but hands a group of one its raw reward.
+    The baseline has the least variance if |grad log pi|^2 grows in proportion to the length. verl
+    has the same formula but gives a group of one its raw reward.
+
+    Args:
+        rewards: [B].
+        group: [B] number of each row's group.
+        lengths: [B] sampled tokens of each row.
     """
     _check(rewards, group, lengths)
     weight = torch.where(rewards.isfinite(), lengths.to(rewards.dtype), 0.0)
@@ -79,9 +104,13 @@ def length_weighted(rewards: Tensor, group: Tensor, lengths: Tensor) -> Tensor:
 
 
 def maxrl(rewards: Tensor, group: Tensor) -> Tensor:
-    """A_i = (r_i - mean) / mean; [B] -> [B]. MaxRL (arXiv:2602.02710): the gradient of log p(right) rather than of p(right), as K grows.
+    """A_i = (r_i - mean) / mean; [B] -> [B]. MaxRL (arXiv:2602.02710).
 
-    Raises ValueError on a negative reward: a mean below 0 would turn every sign round. prime-rl's max_rl is the same without that check.
+    As K grows, this is the gradient of log p(right) rather than of p(right). prime-rl's max_rl is
+    the same without the check.
+
+    Raises:
+        ValueError: for a negative reward: a mean below 0 would reverse every sign.
     """
     mean, _, _ = group_statistics(rewards, group)
     if bool((rewards[rewards.isfinite()] < 0).any()):
@@ -90,9 +119,10 @@ def maxrl(rewards: Tensor, group: Tensor) -> Tensor:
 
 
 def gpg(rewards: Tensor, group: Tensor) -> Tensor:
-    """A_i = B / (B - M) (r_i - mean), M of the B known rows being in degenerate groups; [B] -> [B]. GPG (arXiv:2504.02546), F_norm = 1.
+    """A_i = B / (B - M) (r_i - mean); [B] -> [B]. GPG (arXiv:2504.02546), F_norm = 1.
 
-    The factor keeps the gradient's size where many groups teach nothing. verl takes the rows with a reward other than 0 for B - M.
+    M of the B known rows are in degenerate groups. The factor keeps the size of the gradient if
+    many groups are degenerate. verl counts the rows with nonzero reward as B - M.
     """
     known = rewards.isfinite()
     useful = known & ~degenerate(rewards, group)
@@ -101,11 +131,24 @@ def gpg(rewards: Tensor, group: Tensor) -> Tensor:
 
 
 def pass_at_k(rewards: Tensor, group: Tensor, k: int) -> Tensor:
-    """The z-score of "at least one of k is right", averaged over all draws of k that hold row i; rewards 0 or 1, [B] -> [B].
+    """Z-score of "at least one of k is right", averaged over all draws of k that contain row i.
 
-    A_i = (C(W, k) / C(K, k) - [i is wrong] C(W - 1, k - 1) / C(K - 1, k - 1)) / sqrt(p (1 - p)), with W wrong of K and p = 1 - C(W, k) / C(K, k):
-    the closed form of Pass@k training (arXiv:2508.10751). 0 where every draw has a right one, or none has, or failed checks left fewer than k rows.
-    Raises ValueError on other rewards, and unless 1 <= k <= samples of every prompt. verl's grpo_passk is `top_gap`.
+    A_i = (C(W, k) / C(K, k) - [i is wrong] C(W - 1, k - 1) / C(K - 1, k - 1)) / sqrt(p (1 - p))
+
+    W of K samples are wrong, and p = 1 - C(W, k) / C(K, k). This is the closed form of Pass@k
+    training (arXiv:2508.10751). The advantage is 0 if every draw has a right sample, if none has,
+    or if failed checks left fewer than k rows. verl's grpo_passk is `top_gap`.
+
+    Args:
+        rewards: [B], 0 or 1.
+        group: [B] number of each row's group.
+        k: samples per draw.
+
+    Returns:
+        [B] advantages.
+
+    Raises:
+        ValueError: for other rewards, or unless 1 <= k <= samples of every prompt.
     """
     _check(rewards, group)
     known = rewards.isfinite()
@@ -122,9 +165,10 @@ def pass_at_k(rewards: Tensor, group: Tensor, k: int) -> Tensor:
 
 
 def top_gap(rewards: Tensor, group: Tensor) -> Tensor:
-    """The group's best row gets r_max - r_second, the others 0; two that tie for best get 0; [B] -> [B]. Pass@k by arXiv:2503.19595.
+    """The best row of a group gets r_max - r_second, the others 0; [B] -> [B].
 
-    verl's grpo_passk also divides by the std of the group unless told not to.
+    Rows that tie for best get 0. Pass@k after arXiv:2503.19595. verl's grpo_passk also divides by
+    the std of the group by default.
     """
     _check(rewards, group)
     known = rewards.isfinite()
@@ -135,16 +179,32 @@ def top_gap(rewards: Tensor, group: Tensor) -> Tensor:
 
 
 def greedy_baseline(rewards: Tensor, greedy: Tensor) -> Tensor:
-    """A_i = r_i - r(greedy answer to the same prompt); rewards, greedy [B] -> [B]. ReMax (arXiv:2310.10505). 0 where either is not finite."""
+    """A_i = r_i - r(greedy answer to the same prompt); [B], [B] -> [B]. ReMax (arXiv:2310.10505).
+
+    0 where either reward is not finite.
+    """
     _check(rewards, greedy)
     return torch.where(rewards.isfinite() & greedy.isfinite(), rewards - greedy, 0.0)
 
 
 def normalise_then_sum(parts: Tensor, weights: Tensor, group: Tensor, eps: float = 1e-6) -> Tensor:
-    """s_i = sum_n w_n zscore(r_i^n in the group), A_i = zscore(s_i in the batch); parts [B, R], weights [R] -> [B]. GDPO (arXiv:2601.05242).
+    """Z-score each reward in its group, add them weighted, and z-score the sums in the batch.
 
-    Normalised before they are added, rewards of different scale or rarity all count. A row with one part that is not finite takes no part.
-    Population std in both; TRL (normalize_then_sum) uses n - 1 and eps 1e-4, and keeps a row that lacks a part; verl's second one is over tokens.
+    s_i = sum_n w_n zscore(r_i^n in the group), A_i = zscore(s_i in the batch)
+
+    GDPO (arXiv:2601.05242). Rewards of different scale or rarity all count, because they are
+    normalised before they are added. A row with a part that is not finite is excluded. Population
+    std in both; TRL (normalize_then_sum) uses n - 1 and eps 1e-4, and keeps a row that lacks a
+    part. verl's second normalisation is over tokens.
+
+    Args:
+        parts: [B, R] rewards.
+        weights: [R].
+        group: [B] number of each row's group.
+        eps: added to both standard deviations.
+
+    Returns:
+        [B] advantages.
     """
     if parts.ndim != 2 or weights.shape != parts.shape[1:]:
         raise ValueError(f"parts must be [B, R] and weights [R]: got {tuple(parts.shape)} and {tuple(weights.shape)}")
@@ -152,7 +212,8 @@ def normalise_then_sum(parts: Tensor, weights: Tensor, group: Tensor, eps: float
     known = torch.where(rows_known[:, None], parts, torch.nan)
     total = torch.stack([group_zscore(part, group, eps) for part in known.unbind(-1)], -1) @ weights.to(parts.dtype)
     across = group_zscore(torch.where(rows_known, total, torch.nan), torch.zeros_like(group), eps)
-    # Every group's z-scores sum to 0, and so does the batch: what its mean would add to a total of 0 is rounding.
+    # Every group's z-scores sum to 0, and so does the batch. Without this line, the rounding error
+    # of the batch mean would become the advantage of a row with total 0.
     return torch.where(total == 0, 0.0, across)
 
 
@@ -162,7 +223,9 @@ def _group_sum(values: Tensor, group: Tensor) -> Tensor:
 
 
 def _group_max(values: Tensor, among: Tensor, group: Tensor) -> Tensor:
-    """[B]: the largest of `values` in each row's group where `among`; -inf if it has none."""
+    """[B]: the largest of `values` in each row's group where `among` is True; -inf if there is
+    none.
+    """
     lowest = values.new_full((int(group.max()) + 1,), -torch.inf)
     return lowest.scatter_reduce(0, group, torch.where(among, values, -torch.inf), "amax")[group]
 
@@ -173,13 +236,17 @@ def _group_size(group: Tensor) -> Tensor:
 
 
 def _all_among(some: Tensor, of: Tensor, k: int) -> Tensor:
-    """[B]: C(some, k) / C(of, k), the chance that k draws of `of` are all among `some`; 0 if k > some. A product: no factorial overflows."""
+    """[B]: C(some, k) / C(of, k), the probability that k draws out of `of` are all among `some`.
+
+    0 if k > some. Computed as a product, so that no factorial overflows.
+    """
     drawn = torch.arange(k, device=some.device)
     return ((some[:, None] - drawn) / (of[:, None] - drawn).clamp_min(1.0)).prod(-1)
 
 
 def _cleaned(advantages: Tensor, rewards: Tensor, group: Tensor) -> Tensor:
-    # Equal float rewards can leave a residue of rounding in r - mean, which the division by a tiny std would blow up: exactly zero instead.
+    # Equal float rewards can leave a rounding residue in r - mean, which a tiny std would amplify.
+    # Set these advantages to exactly 0.
     return torch.where(rewards.isfinite() & ~degenerate(rewards, group), advantages, 0.0)
 
 

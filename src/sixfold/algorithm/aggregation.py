@@ -15,25 +15,31 @@ Aggregation = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def token_mean(mask: Tensor, group: Tensor, horizon: int) -> Tensor:
-    """Every token of the step weighs the same: m / sum m (DAPO, arXiv:2503.14476 eq. 8)."""
+    """All tokens of the step weigh the same: m / sum m (DAPO, arXiv:2503.14476 eq. 8)."""
     return mask / mask.sum().clamp_min(1)
 
 
 def sequence_mean(mask: Tensor, group: Tensor, horizon: int) -> Tensor:
-    """Mean over sequences of the mean over their tokens: m / |o_i| / B (GRPO, arXiv:2402.03300 eq. 3)."""
+    """Mean over sequences of the mean over their tokens: m / |o_i| / B (GRPO, arXiv:2402.03300 eq.
+    3).
+    """
     lengths = mask.sum(-1, keepdim=True)
     return mask / lengths.clamp_min(1) / (lengths > 0).sum().clamp_min(1)
 
 
 def sequence_sum(mask: Tensor, group: Tensor, horizon: int) -> Tensor:
-    """Mean over sequences of the sum over their tokens: m / B (REINFORCE, RLOO: the log-prob of a sequence is a sum)."""
+    """Mean over sequences of the sum over their tokens: m / B.
+
+    Used by REINFORCE and RLOO: the log-prob of a sequence is a sum.
+    """
     return mask / mask.any(-1).sum().clamp_min(1)
 
 
 def constant(mask: Tensor, group: Tensor, horizon: int) -> Tensor:
-    """As the sequence sum, divided by the longest completion allowed: m / B / L (Dr. GRPO, arXiv:2503.20783 section 3.2).
+    """The sequence sum divided by the longest allowed completion: m / B / L (Dr. GRPO).
 
-    L is `horizon`, a setting: dividing by the padded width T instead would make the loss depend on the batch's longest row.
+    arXiv:2503.20783 section 3.2. L is `horizon`, a setting. Dividing by the padded width T instead
+    would make the loss depend on the batch's longest row.
     """
     return sequence_sum(mask, group, horizon) / horizon
 

@@ -38,14 +38,22 @@ from .steering import Steering
 
 CLIP_COV_FRACTION, CLIP_COV_BAND = 2e-4, (1.0, 5.0)
 KL_COV_FRACTION, KL_COV_BETA = 2e-3, 1.0
-KL_COV_DEAD_ZONE = 1e-3  # nats: a smaller gap is rounding, and |gap| has its full gradient there, with the sign of the rounding
+# In nats. A smaller gap is rounding, yet |gap| has its full gradient there, with the sign of the
+# rounding.
+KL_COV_DEAD_ZONE = 1e-3
 TOP_ENTROPY_QUANTILE = 0.8
-"""The papers' settings of the entropy rules (arXiv:2505.22617, arXiv:2506.01939)."""
+"""Settings of the entropy rules in the papers (arXiv:2505.22617, arXiv:2506.01939)."""
 
 
 @dataclass
 class Composed:
-    """The two-method algorithm of a row. horizon: the longest completion the run allows, in tokens. steering: what of the row adapts as it runs."""
+    """The algorithm of a method, as the training loop calls it.
+
+    Attributes:
+        method: the resolved method.
+        horizon: longest completion that the run allows, in tokens.
+        steering: values of the method that change during the run.
+    """
 
     method: Method
     horizon: int
@@ -56,11 +64,13 @@ class Composed:
 
     @property
     def needs_reference(self) -> bool:
-        """`ref_logp` is read."""
+        """True if `ref_logp` is read."""
         return self.method.needs_reference
 
     def compute_advantages(self, batch: Batch) -> Batch:
-        """Advantages, importance weights, loss weights, and what the critic learns, over all rows of the step at once."""
+        """Compute advantages, importance weights, loss weights and returns for all rows of the
+        step at once.
+        """
         m = self.method
         scores = shaped_scores(batch, m, self.horizon)
         self.steering.look(batch, scores)
@@ -81,7 +91,7 @@ class Composed:
         return self._weigh(batch.with_(minibatch=_minibatches(batch.group, m.minibatches)))
 
     def compute_loss(self, batch: Batch, logp: Tensor) -> LossOutput:
-        """The row's loss for some rows of that batch; logp [B, T]."""
+        """Loss of the method for some rows of that batch. logp: [B, T]."""
         m, mask = self.method, batch.mask
         weights = torch.where(mask, filled(batch.weights, "weights"), 0.0)
         trained, old, advantages = (torch.where(mask, t, 0.0) for t in (logp, old_policy(batch, m), filled(batch.advantages, "advantages")))
@@ -108,12 +118,18 @@ class Composed:
         return LossOutput(loss, {"train/pg_loss": policy_loss.detach(), "train/loss": loss.detach()}, means)
 
     def value_batch(self, batch: Batch) -> Batch:
-        """The batch as the critic trains on it: every scored token weighs the same, rows whose checker failed nothing."""
+        """The batch with the critic's weights.
+
+        Every scored token weighs the same. Rows whose checker failed have weight 0.
+        """
         mask = batch.mask & batch.scores.isfinite()[:, None]
         return batch.with_(weights=_per_minibatch(lambda rows: token_mean(mask[rows], batch.group[rows], self.horizon), batch, mask))
 
     def compute_value_loss(self, batch: Batch, values: Tensor) -> LossOutput:
-        """The critic's clipped squared error (arXiv:1707.06347, as in OpenAI's baselines) for some rows of `value_batch`."""
+        """Clipped squared error of the critic for some rows of `value_batch`. values: [B, T].
+
+        arXiv:1707.06347, as in OpenAI Baselines.
+        """
         tables = (values, filled(batch.values, "values"), filled(batch.returns, "returns"))
         new, old, returns = (torch.where(batch.mask, t, 0.0) for t in tables)
         token_loss = clipped_value_loss(new, old, returns, self.method.value_clip)
@@ -121,24 +137,32 @@ class Composed:
         return LossOutput(loss, {"train/loss": loss.detach()})
 
     def _token_rewards(self, batch: Batch, scores: Tensor) -> Tensor:
-        """[B, T] the rewards, adding up to `scores` in each row, less beta * KL on every token where the KL belongs in the reward."""
+        """[B, T] rewards that sum to `scores` in each row.
+
+        If the KL belongs in the reward, beta * KL is subtracted on every sampled token.
+        """
         m = self.method
         shift = torch.where(scores.isfinite(), scores - batch.scores, 0.0)
         rewards = batch.rewards + final_rewards(shift, batch.mask)
         if m.beta > 0 and m.kl_in == "reward":
             kl = torch.where(batch.mask, KL[m.kl](old_policy(batch, m), filled(batch.ref_logp, "ref_logp")), 0.0)
-            if not bool(kl.isfinite().all()):  # it would pass for a failed check, and the row be dropped in silence
+            # Otherwise it would pass for a failed check, and the row be dropped silently.
+            if not bool(kl.isfinite().all()):
                 raise ValueError("the KL to the reference is not finite on a sampled token: old_logp or ref_logp holds NaN or inf")
             rewards = rewards - self.steering.beta * kl
         return rewards
 
     def _entropy_rule(self, batch: Batch) -> Batch:
-        """Weight 0 for the tokens that the rule excludes, or a mark on those that it holds back; both count in the denominators still."""
+        """Apply the entropy rule: weight 0 for excluded tokens, or a mark on tokens to hold back.
+
+        Both kinds still count in the denominators.
+        """
         rule, advantages = self.method.entropy_rule, filled(batch.advantages, "advantages")
         if rule == "none":
             return batch
         mask = batch.mask & batch.scores.isfinite()[:, None]
-        one = 1.0 / max(int(mask.sum()), 1)  # a share of a small batch may be less than a token: then it is one
+        # A share of a small batch may be less than one token: then use one.
+        one = 1.0 / max(int(mask.sum()), 1)
         if rule == "kl-cov":
             return batch.with_(marked=kl_cov_tokens(advantages, filled(batch.prox_logp, "prox_logp"), mask, max(KL_COV_FRACTION, one)))
         if rule == "clip-cov":
@@ -150,10 +174,11 @@ class Composed:
         return batch.with_(correction=torch.where(kept, importance, 0.0))
 
     def _importance(self, batch: Batch, logp: Tensor) -> Tensor | None:
-        """[B, T] what each token's policy loss is multiplied by; None: nothing is."""
+        """[B, T] factor of each token's policy loss. None: no factor."""
         if self.method.correction != "negative-sequence":
             return batch.correction
-        # Against the sampler, whatever the ratio is against: the rule asks how far the samples are from what the policy would say now.
+        # Always against the sampler: the rule measures how far the samples are from the current
+        # policy.
         keep = negative_sequence_mask(logp.detach(), batch.old_logp, filled(batch.advantages, "advantages"), batch.mask, self.method.band[1] or 0.0)
         return keep[:, None] * (torch.ones_like(logp) if batch.correction is None else batch.correction)
 
@@ -164,8 +189,9 @@ class Composed:
     def _weigh(self, batch: Batch) -> Batch:
         """Add the aggregation's weights.
 
-        Rows that cannot move the loss (no advantage and no regulariser, or a failed check) get weight 0 after the denominators are fixed: the
-        gradient is the same, and the trainer need not compute them.
+        Rows that cannot change the loss (no advantage and no regulariser, or a failed check) get
+        weight 0 after the denominators are fixed. The gradient is the same, and the trainer need
+        not compute them.
         """
         aggregate = AGGREGATIONS[self.method.aggregation]
         weights = _per_minibatch(lambda rows: aggregate(batch.mask[rows], batch.group[rows], self.horizon), batch, batch.mask)
@@ -179,13 +205,21 @@ class Composed:
 
 
 def _minibatches(group: Tensor, count: int) -> Tensor:
-    """[B] the update of each row: whole groups, in order, in at most `count` parts as even as they come."""
+    """[B] update of each row: whole groups, in order, in at most `count` parts of nearly equal
+    size.
+    """
     numbers, rank = group.unique(return_inverse=True)
     return rank * min(count, len(numbers)) // len(numbers)
 
 
 def _per_minibatch(weigh: Callable[[Tensor], Tensor], batch: Batch, mask: Tensor) -> Tensor:
-    """[B, T] weights whose denominators are those of each row's own update. weigh: row numbers -> their weights."""
+    """[B, T] weights whose denominators are those of each row's own update.
+
+    Args:
+        weigh: row numbers -> their weights.
+        batch: the step's batch.
+        mask: [B, T], for the shape of the result.
+    """
     number = filled(batch.minibatch, "minibatch")
     weights = torch.zeros(mask.shape, dtype=batch.old_logp.dtype, device=mask.device)
     for m in number.unique():
@@ -195,5 +229,8 @@ def _per_minibatch(weigh: Callable[[Tensor], Tensor], batch: Batch, mask: Tensor
 
 
 def make_algorithm(method: Method, horizon: int) -> Composed:
-    """The algorithm of a resolved row. horizon: the longest completion the run allows, in tokens."""
+    """The algorithm of a resolved method.
+
+    `horizon` is the longest completion that the run allows, in tokens.
+    """
     return Composed(method, horizon)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 
 def entropy_of_logits(logits: Tensor) -> Tensor:
-    """H = logsumexp(z) - sum softmax(z) z, differentiable; [..., V] -> [...]. A logit of -inf (a masked token) adds nothing. Half precision is
-    worked out in float32.
+    """H = logsumexp(z) - sum softmax(z) z, differentiable; [..., V] -> [...].
+
+    A logit of -inf (a masked token) adds nothing. Half precision is computed in float32.
     """
     logp = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     # 0 * -inf is NaN, in the value and in the gradient.
@@ -23,10 +24,11 @@ def entropy_of_logits(logits: Tensor) -> Tensor:
 
 
 def sampled_entropy(logp: Tensor, mask: Tensor) -> Tensor:
-    """-mean of logp over the sampled tokens; scalar, 0 where nothing was sampled. Needs no logits; unbiased where rows are of one length, else
-    short by O(1 / B).
+    """-mean of logp over the sampled tokens; scalar, 0 if nothing was sampled.
 
-    A number to log, so detached: its gradient would not be the entropy's, for E[grad log pi] = 0.
+    Needs no logits. Unbiased if rows have one length, otherwise too small by O(1 / B). It is a
+    number to log and is detached: its gradient would not be that of the entropy, because E[grad log
+    pi] = 0.
     """
     _check(mask, logp)
     return -torch.where(mask, logp.detach(), 0.0).sum() / mask.sum().clamp_min(1)
@@ -34,10 +36,21 @@ def sampled_entropy(logp: Tensor, mask: Tensor) -> Tensor:
 
 @dataclass
 class AdaptiveEntropy:
-    """The coefficient of an entropy bonus that holds the entropy at `target` (Skywork-OR1, arXiv:2505.22312 section 4.2).
+    """Coefficient of an entropy bonus that holds the entropy at `target`.
 
-    It grows by delta while the entropy is at or below the target, shrinks above it, stays in [0, highest], and applies only at or below the target.
-    The paper applies it to the step whose entropy was measured; TRL decides with the entropy of the step before. `coefficient` is all the state.
+    Skywork-OR1 (arXiv:2505.22312 section 4.2). It grows by delta while the entropy is at or below
+    the target, shrinks above it, and stays in [0, highest]. It applies only at or below the target.
+    The paper applies it to the step whose entropy was measured; TRL decides with the entropy of the
+    previous step. `coefficient` is the whole state.
+
+    Args:
+        coefficient: initial coefficient.
+        target: entropy to hold, in nats.
+        delta: change per step.
+        highest: maximum coefficient.
+
+    Raises:
+        ValueError: unless 0 <= coefficient <= highest and delta > 0.
     """
 
     coefficient: float
@@ -56,7 +69,11 @@ class AdaptiveEntropy:
         return self.coefficient if entropy <= self.target else 0.0
 
     def update(self, entropy: float) -> None:
-        """Move the coefficient by one step's entropy. Raises ValueError where that is not finite."""
+        """Adapt to one step's entropy.
+
+        Raises:
+            ValueError: if the entropy is not finite.
+        """
         if not isfinite(entropy):
             raise ValueError(f"the entropy that steers the bonus must be finite: got {entropy}")
         step = self.delta if entropy <= self.target else -self.delta
@@ -65,7 +82,10 @@ class AdaptiveEntropy:
 
 @torch.no_grad()
 def covariance(advantages: Tensor, logp: Tensor, mask: Tensor) -> Tensor:
-    """(A - mean A)(logp - mean logp), means over the sampled tokens, 0 elsewhere; [B, T] (arXiv:2505.22617 eq. 11)."""
+    """(A - mean A)(logp - mean logp), means over the sampled tokens; [B, T], 0 elsewhere.
+
+    arXiv:2505.22617 eq. 11.
+    """
     _check(mask, advantages, logp)
     sampled = mask.sum().clamp_min(1)
 
@@ -77,11 +97,24 @@ def covariance(advantages: Tensor, logp: Tensor, mask: Tensor) -> Tensor:
 
 
 def clip_cov_tokens(advantages: Tensor, logp: Tensor, mask: Tensor, fraction: float, low: float, high: float, seed: int) -> Tensor:
-    """Tokens that lose their gradient, bool [B, T] (Clip-Cov, arXiv:2505.22617 eq. 11-12; released: fraction 2e-4, low 1, high 5).
+    """Clip-Cov: tokens that lose their gradient (arXiv:2505.22617 eq. 11-12).
 
-    At most floor(fraction N) of the N sampled tokens, out of those with low < covariance < high. Where more qualify, a pick that depends on the seed
-    and the covariances, not on the order of rows. verl takes at least one, and picks anew in every update among those that the ratio clip
-    does not have; here the pick is the step's, before the first update, and does not ask the clip.
+    At most floor(fraction N) of the N sampled tokens with low < covariance < high. If more qualify,
+    the pick depends on the seed and the covariances, not on the order of rows. verl takes at least
+    one token, and picks anew in every update among the tokens that the ratio clip does not have.
+    Here the pick is made once per step, before the first update, regardless of the clip.
+
+    Args:
+        advantages: [B, T].
+        logp: [B, T] log-probs.
+        mask: [B, T] bool, True for sampled tokens.
+        fraction: share of tokens; released code 2e-4.
+        low: lower bound of the covariance; released code 1.
+        high: upper bound of the covariance; released code 5.
+        seed: seed of the pick.
+
+    Returns:
+        bool [B, T].
     """
     cov = covariance(advantages, logp, mask)
     candidates = mask & (cov > low) & (cov < high)
@@ -92,9 +125,19 @@ def clip_cov_tokens(advantages: Tensor, logp: Tensor, mask: Tensor, fraction: fl
 
 
 def kl_cov_tokens(advantages: Tensor, logp: Tensor, mask: Tensor, fraction: float) -> Tensor:
-    """Tokens to hold back with beta |logp - old_logp|, bool [B, T]: the floor(fraction N) of largest covariance (KL-Cov, arXiv:2505.22617 eq. 13-14).
+    """KL-Cov: tokens to hold back with beta |logp - old_logp| (arXiv:2505.22617 eq. 13-14).
 
-    Released: fraction 2e-4 to 2e-3, beta 1, and no ratio clip on any token. verl takes at least one.
+    These are the floor(fraction N) tokens with the largest covariance. The released code has
+    fraction 2e-4 to 2e-3, beta 1, and no ratio clip on any token. verl takes at least one token.
+
+    Args:
+        advantages: [B, T].
+        logp: [B, T] log-probs.
+        mask: [B, T] bool, True for sampled tokens.
+        fraction: share of tokens.
+
+    Returns:
+        bool [B, T].
     """
     cov = torch.where(mask, covariance(advantages, logp, mask), -torch.inf)
     return _marked(mask, cov.flatten().argsort(descending=True, stable=True)[: _share(fraction, mask)])
@@ -102,8 +145,20 @@ def kl_cov_tokens(advantages: Tensor, logp: Tensor, mask: Tensor, fraction: floa
 
 @torch.no_grad()
 def top_entropy_tokens(entropy: Tensor, mask: Tensor, quantile: float = 0.8) -> Tensor:
-    """Tokens that keep their gradient, bool [B, T]: sampled, and with an entropy at or above the quantile of the sampled ones
-    (linear interpolation; arXiv:2506.01939 trains on the top 20 %).
+    """Tokens that keep their gradient: sampled, with entropy at or above a quantile.
+
+    arXiv:2506.01939 trains on the top 20 %.
+
+    Args:
+        entropy: [B, T].
+        mask: [B, T] bool, True for sampled tokens.
+        quantile: quantile of the sampled tokens' entropies, by linear interpolation.
+
+    Returns:
+        bool [B, T].
+
+    Raises:
+        ValueError: if quantile is outside [0, 1].
     """
     _check(mask, entropy)
     if not 0 <= quantile <= 1:
@@ -111,7 +166,8 @@ def top_entropy_tokens(entropy: Tensor, mask: Tensor, quantile: float = 0.8) -> 
     ordered = entropy[mask].sort().values
     if len(ordered) == 0:
         return mask.clone()
-    # Not torch.quantile: that refuses more than 16 million values, which is one step of long completions.
+    # Do not use torch.quantile: it refuses more than 16 million values, which is one step of long
+    # completions.
     position = round(quantile * (len(ordered) - 1), 9)  # 0.55 * 100 is 55.00000000000001
     below, above = ordered[int(position)], ordered[min(int(position) + 1, len(ordered) - 1)]
     return mask & (entropy >= below + (above - below) * (position - int(position)))

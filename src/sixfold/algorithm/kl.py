@@ -44,11 +44,20 @@ def k3_plus(logp: Tensor, ref_logp: Tensor) -> Tensor:
 
 
 def unbiased(logp: Tensor, old_logp: Tensor, ref_logp: Tensor) -> Tensor:
-    """exp(logp - old_logp) k3, ratio and k3 both differentiable: the gradient of KL(policy || reference) for tokens that old_logp's policy
-    sampled (DeepSeek-V3.2, arXiv:2512.02556 eq. 7). old_logp must be a constant, also on-policy, where it equals logp.
+    """exp(logp - old_logp) k3, differentiable in both factors.
 
-    TRL does the same by default (under GSPO with the ratio of the row); OpenRLHF's unbiased_gradient multiplies r grad logp by the ratio capped
-    at 10 instead.
+    DeepSeek-V3.2 (arXiv:2512.02556 eq. 7). This is the gradient of KL(policy || reference) for
+    tokens sampled by old_logp's policy. TRL does the same by default (under GSPO with the ratio of
+    the row). OpenRLHF's unbiased_gradient instead multiplies r grad logp by the ratio capped at 10.
+
+    Args:
+        logp: [B, T] log-probs under the policy.
+        old_logp: [B, T] log-probs at sampling. Must be a constant, also on-policy, where it equals
+            logp.
+        ref_logp: [B, T] log-probs under the reference.
+
+    Returns:
+        [B, T].
     """
     _check(logp, old_logp, ref_logp)
     return exp_clamped(logp - old_logp) * k3(logp, ref_logp)
@@ -59,10 +68,19 @@ KL: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k
 
 @dataclass
 class AdaptiveBeta:
-    """A KL weight that steers the KL to `target`: e = clip(KL / target - 1, +-0.2), beta <- beta (1 + e n / horizon) (arXiv:1909.08593 section 2.2).
+    """KL weight that steers the KL to `target` (arXiv:1909.08593 section 2.2).
 
-    horizon is in the unit that `update` counts: samples in the paper. `beta` is all the state there is. Raises ValueError unless beta, target and
-    horizon are positive.
+    e = clip(KL / target - 1, +-0.2), beta <- beta (1 + e n / horizon)
+
+    `beta` is the whole state.
+
+    Args:
+        beta: initial weight.
+        target: KL to reach, in nats.
+        horizon: in the unit that `update` counts; samples in the paper.
+
+    Raises:
+        ValueError: unless all three are positive.
     """
 
     beta: float
@@ -74,11 +92,15 @@ class AdaptiveBeta:
             raise ValueError(f"beta, target and horizon must be positive: got {self.beta}, {self.target}, {self.horizon}")
 
     def update(self, kl: float, n: int) -> None:
-        """One step's mean KL, measured on n samples. Raises ValueError on a KL that is not finite: it would stay in beta for good."""
+        """Adapt to one step's mean KL, measured on n samples.
+
+        Raises:
+            ValueError: if the KL is not finite: it would stay in beta forever.
+        """
         if not isfinite(kl):
             raise ValueError(f"the KL that steers beta must be finite: got {kl}")
         error = min(max(kl / self.target - 1, -0.2), 0.2)
-        # Counted in tokens, n easily passes 5 horizons, and uncapped the factor would turn negative.
+        # Cap n: counted in tokens it easily exceeds 5 horizons, and the factor would turn negative.
         self.beta *= 1 + error * min(n / self.horizon, 1.0)
 
 

@@ -12,14 +12,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# One token far off the policy would otherwise make the whole step's gradient inf or NaN. Past it the ratio is constant: no gradient.
+# Clamp log-ratios: otherwise one token far off the policy makes the whole step's gradient inf or
+# NaN. Beyond the clamp the ratio is constant and has no gradient.
 LARGEST_LOG_RATIO = 20.0
 
 
 class Surrogate(NamedTuple):
-    """A loss and what its clip did, [B, T] each; only the loss carries a gradient.
+    """A token loss and the effect of its clip, [B, T] each. Only the loss carries a gradient.
 
-    ratio: what the loss weighs or clips. outside: ratio out of the band. active: the clip removed the gradient.
+    Attributes:
+        loss: token loss.
+        ratio: importance ratio that the loss weighs or clips.
+        outside: True where the ratio is outside the clip band.
+        active: True where the clip removed the gradient.
     """
 
     loss: Tensor
@@ -29,7 +34,15 @@ class Surrogate(NamedTuple):
 
 
 def policy_gradient(logp: Tensor, advantages: Tensor) -> Tensor:
-    """-A log pi: its gradient is REINFORCE's (Williams 1992). logp, advantages [B, T] -> [B, T]."""
+    """REINFORCE loss: -A log pi (Williams 1992).
+
+    Args:
+        logp: [B, T] log-probs under the policy.
+        advantages: [B, T].
+
+    Returns:
+        [B, T] token losses.
+    """
     check_shapes(logp, advantages)
     return -advantages * logp
 
@@ -43,12 +56,25 @@ def clipped_surrogate(
     dual_clip: float | None = None,
     delta: float | None = None,
 ) -> Surrogate:
-    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = exp(logp - old_logp) (PPO, arXiv:1707.06347 eq. 7).
+    """PPO's clipped surrogate (arXiv:1707.06347 eq. 7).
 
-    The gradient vanishes in two of the six cells: A > 0 with r above the band, A < 0 with r below it. All tables [B, T].
-    dual_clip c > 1 + clip_high: where A < 0 the loss is at most -c A (arXiv:1912.09729 eq. 5). delta > 1 + clip_high: the first r is min(r, delta)
-    (arXiv:2505.07291 section 3.4). These are one function under two names: A < 0 with r above the cap gives no gradient either.
-    Peers: verl caps at c = 3 unless told otherwise; OpenRLHF (dual clip) and TRL (delta) leave it off.
+    -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = exp(logp - old_logp)
+
+    The gradient vanishes in two of the six cells: A > 0 with r above the band, and A < 0 with r
+    below it. `dual_clip` and `delta` are one function under two names: they also remove the
+    gradient where A < 0 and r is above the cap. Peers: verl caps at c = 3 by default; OpenRLHF
+    (dual clip) and TRL (delta) do not cap by default.
+
+    Args:
+        logp: [B, T] log-probs under the policy.
+        old_logp: [B, T] log-probs under the policy before the update.
+        advantages: [B, T].
+        clip_low: lower width of the band.
+        clip_high: upper width of the band.
+        dual_clip: c > 1 + clip_high. Where A < 0 the loss is at most -c A (arXiv:1912.09729 eq. 5).
+            None: off.
+        delta: > 1 + clip_high. The first r becomes min(r, delta) (arXiv:2505.07291 section 3.4).
+            None: off.
     """
     check_shapes(logp, old_logp, advantages)
     ratio = exp_clamped(logp - old_logp)
@@ -62,10 +88,20 @@ def clipped_surrogate(
 
 
 def clipped_weight(logp: Tensor, old_logp: Tensor, advantages: Tensor, cap_low: float | None, cap_high: float) -> Surrogate:
-    """-sg(clip(r, 1 - cap_low, 1 + cap_high)) A log pi, sg: no gradient (CISPO, arXiv:2506.13585 eq. 4-5). All tables [B, T].
+    """CISPO (arXiv:2506.13585 eq. 4-5); sg stops the gradient.
 
-    The weight is bounded, no token loses its gradient: `active` is False everywhere. cap_low None: no lower bound, as the paper runs it.
-    Peers: verl caps at 1 + epsilon_high, as here; TRL at epsilon_high itself, so its 5 (ScaleRL, arXiv:2510.13786) is cap_high = 4 here.
+    -sg(clip(r, 1 - cap_low, 1 + cap_high)) A log pi
+
+    The weight is bounded but no token loses its gradient: `active` is False everywhere. Peers: verl
+    caps at 1 + epsilon_high, as here. TRL caps at epsilon_high itself, so its 5 (ScaleRL,
+    arXiv:2510.13786) is cap_high = 4 here.
+
+    Args:
+        logp: [B, T] log-probs under the policy.
+        old_logp: [B, T] log-probs under the policy before the update.
+        advantages: [B, T].
+        cap_low: lower width of the band. None: no lower bound, as in the paper's runs.
+        cap_high: upper width of the band.
     """
     check_shapes(logp, old_logp, advantages)
     ratio = exp_clamped(logp - old_logp).detach()
@@ -74,10 +110,20 @@ def clipped_weight(logp: Tensor, old_logp: Tensor, advantages: Tensor, cap_low: 
 
 
 def soft_gate(logp: Tensor, old_logp: Tensor, advantages: Tensor, tau: float, tau_negative: float) -> Surrogate:
-    """-(4 / t) sigmoid(t (r - 1)) A, t = tau where A > 0 else tau_negative (SAPO, arXiv:2511.20347 eq. 5-6). All tables [B, T].
+    """SAPO (arXiv:2511.20347 eq. 5-6).
 
-    The gradient is that of r A times 4 p (1 - p), p the sigmoid: 1 at r = 1, fading on both sides. No band: `outside`, `active` are False.
-    At r = 1 the loss is -2 A / t, not -A: the offset has no gradient.
+    -(4 / t) sigmoid(t (r - 1)) A, t = tau where A > 0 else tau_negative
+
+    The gradient is that of r A times 4 p (1 - p), where p is the sigmoid: the factor is 1 at r = 1
+    and fades on both sides. There is no band: `outside` and `active` are False. At r = 1 the loss
+    is -2 A / t, not -A; the offset has no gradient.
+
+    Args:
+        logp: [B, T] log-probs under the policy.
+        old_logp: [B, T] log-probs under the policy before the update.
+        advantages: [B, T].
+        tau: temperature where A > 0.
+        tau_negative: temperature elsewhere.
     """
     check_shapes(logp, old_logp, advantages)
     ratio = exp_clamped(logp - old_logp)
@@ -88,10 +134,21 @@ def soft_gate(logp: Tensor, old_logp: Tensor, advantages: Tensor, tau: float, ta
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
-    """0.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2), the critic's loss of PPO2 (OpenAI Baselines). All tables [B, T] -> [B, T].
+    """Clipped critic loss of PPO2 (OpenAI Baselines).
 
-    The larger of the two: a value outside the band learns only where the clip would flatter it. clip inf: the plain squared error.
-    Peers: verl and OpenRLHF compute the same, with clip 0.5.
+    0.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2)
+
+    With the larger of the two errors, a value outside the band has a gradient only where the clip
+    would reduce its error. Peers: verl and OpenRLHF compute the same, with clip 0.5.
+
+    Args:
+        values: [B, T] V of the critic.
+        old_values: [B, T] V at collection.
+        returns: [B, T] R.
+        clip: half-width of the band. inf: plain squared error.
+
+    Returns:
+        [B, T] token losses.
     """
     check_shapes(values, old_values, returns)
     clipped = values.clamp(old_values - clip, old_values + clip)
@@ -99,12 +156,16 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
 
 
 def exp_clamped(log_ratio: Tensor) -> Tensor:
-    """exp of a log-ratio held within +-20."""
+    """exp of a log-ratio clamped to +-20."""
     return log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
 
 
 def check_shapes(*tables: Tensor) -> None:
-    """Raises ValueError unless all tables are [B, T] of one shape."""
+    """Check that all tables are [B, T] with the same shape.
+
+    Raises:
+        ValueError: if they are not.
+    """
     shapes = {tuple(t.shape) for t in tables}
     if len(shapes) != 1 or tables[0].ndim != 2:
         raise ValueError(f"token losses take [B, T] tensors of one shape, got {sorted(shapes)}")

@@ -21,28 +21,55 @@ Correction = Callable[[Tensor, Tensor, float | None, float | None], Tensor]
 
 
 def truncated_token(log_rho: Tensor, mask: Tensor, cap: float) -> Tensor:
-    """min(rho_t, cap) (TIS, Yao et al. 2025, cap 2; verl advises 1.5 to 5)."""
+    """min(rho_t, cap); [B, T]. TIS (Yao et al. 2025, cap 2; verl advises 1.5 to 5).
+
+    Args:
+        log_rho: [B, T].
+        mask: [B, T] bool, True for sampled tokens.
+        cap: upper bound of the weight.
+    """
     _check(log_rho, mask, None, cap)
     return _token_rho(log_rho, mask).clamp_max(cap)
 
 
 def truncated_sequence(log_rho: Tensor, mask: Tensor, cap: float) -> Tensor:
-    """min(prod_t rho_t, cap) on every token of the row (verl rollout_is=sequence, 2 to 10; TRL sequence_truncate)."""
+    """min(prod_t rho_t, cap) on every token of the row; [B, T].
+
+    verl rollout_is=sequence, with cap 2 to 10; TRL sequence_truncate.
+
+    Args:
+        log_rho: [B, T].
+        mask: [B, T] bool, True for sampled tokens.
+        cap: upper bound of the weight.
+    """
     _check(log_rho, mask, None, cap)
     return torch.where(mask, _sequence_rho(log_rho, mask).clamp_max(cap), 1.0)
 
 
 def masked_token(log_rho: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
-    """rho_t where low <= rho_t <= high, else 0 (IcePop, arXiv:2510.18855: 0.5 and 5)."""
+    """rho_t if low <= rho_t <= high, else 0; [B, T]. IcePop (arXiv:2510.18855: 0.5 and 5).
+
+    Args:
+        log_rho: [B, T].
+        mask: [B, T] bool, True for sampled tokens.
+        low: lower bound.
+        high: upper bound.
+    """
     _check(log_rho, mask, low, high)
     rho = _token_rho(log_rho, mask)
     return torch.where(_outside(rho, low, high), 0.0, rho)
 
 
 def masked_sequence(log_rho: Tensor, mask: Tensor, low: float | None, high: float) -> Tensor:
-    """rho = prod_t rho_t on every token of the row where low <= rho <= high, else 0; low None: no lower bound.
+    """MIS: rho = prod_t rho_t on every token of the row if low <= rho <= high, else 0.
 
     MIS (Liu et al. 2025, "When Speed Kills Stability"). TRL's default, with high 3.
+
+    Args:
+        log_rho: [B, T].
+        mask: [B, T] bool, True for sampled tokens.
+        low: lower bound. None: no lower bound.
+        high: upper bound.
     """
     _check(log_rho, mask, low, high)
     rho = _sequence_rho(log_rho, mask)
@@ -50,9 +77,16 @@ def masked_sequence(log_rho: Tensor, mask: Tensor, low: float | None, high: floa
 
 
 def geometric_mask(log_rho: Tensor, mask: Tensor, low: float, high: float) -> Tensor:
-    """rho_t, or 0 on the whole row where exp(mean_t log rho_t) is outside [low, high] (NeMo-RL seq-mask-tis: 0.999 and 1.002).
+    """rho_t, or 0 on the whole row if exp(mean_t log rho_t) is outside [low, high].
 
-    The mean asks the same of a long row as of a short one; the product leaves any band as rows grow.
+    NeMo-RL seq-mask-tis: 0.999 and 1.002. The mean treats long and short rows alike, while the
+    product leaves any band as rows grow.
+
+    Args:
+        log_rho: [B, T].
+        mask: [B, T] bool, True for sampled tokens.
+        low: lower bound.
+        high: upper bound.
     """
     _check(log_rho, mask, low, high)
     mean = _scored(log_rho, mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp_min(1)
@@ -60,9 +94,15 @@ def geometric_mask(log_rho: Tensor, mask: Tensor, low: float, high: float) -> Te
 
 
 def token_ratio(log_rho: Tensor, mask: Tensor, cap: float | None = None) -> Tensor:
-    """rho_t as it is; tokens above the cap are rejected, not truncated.
+    """rho_t unchanged. Tokens above the cap are rejected (0), not truncated.
 
-    Decoupled PPO (arXiv:2110.00641; arXiv:2505.24298 eq. 5, without a cap; AReaL's code rejects above 5).
+    Decoupled PPO (arXiv:2110.00641; arXiv:2505.24298 eq. 5, without a cap; AReaL's code rejects
+    above 5).
+
+    Args:
+        log_rho: [B, T].
+        mask: [B, T] bool, True for sampled tokens.
+        cap: upper bound. None: no bound.
     """
     high = torch.inf if cap is None else cap
     _check(log_rho, mask, None, high)
@@ -78,15 +118,27 @@ CORRECTIONS: dict[str, Correction] = {
     "geometric": lambda log_rho, mask, low, high: geometric_mask(log_rho, mask, _given(low, "low"), _given(high, "high")),
     "decoupled": lambda log_rho, mask, low, high: token_ratio(log_rho, mask, high),
 }
-"""Corrections by name, under one signature: (log_rho, mask, low, high). The high of the truncated ones and of decoupled is their cap."""
+"""Corrections by name, all with the arguments (log_rho, mask, low, high). For the truncated
+corrections and for decoupled, `high` is the cap.
+"""
 
 
 @torch.no_grad()
 def negative_sequence_mask(logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, delta: float) -> Tensor:
-    """Rows to keep, bool [B]: all but those with A < 0 and mean_t (old_logp - logp) > delta (DeepSeek-V3.2, arXiv:2512.02556 eq. 9).
+    """Rows to keep: all but those with A < 0 and mean_t (old_logp - logp) > delta.
 
-    What the policy has already moved away from need not be pushed further. old_logp is the sampler's; a row's A is the mean over its
-    sampled tokens. The paper gives no delta; TRL suggests 0.5.
+    DeepSeek-V3.2 (arXiv:2512.02556 eq. 9). Samples that the policy has already moved away from need
+    not be pushed further. A row's A is the mean over its sampled tokens.
+
+    Args:
+        logp: [B, T] log-probs under the policy.
+        old_logp: [B, T] log-probs of the sampler.
+        advantages: [B, T].
+        mask: [B, T] bool, True for sampled tokens.
+        delta: threshold in nats. The paper gives no value; TRL suggests 0.5.
+
+    Returns:
+        bool [B].
     """
     _check(logp, mask)
     _check(old_logp, mask)
@@ -97,8 +149,13 @@ def negative_sequence_mask(logp: Tensor, old_logp: Tensor, advantages: Tensor, m
 
 
 def effective_sample_size(weights: Tensor, mask: Tensor) -> Tensor:
-    """(sum w)^2 / (n sum w^2) over the n sampled tokens, in [0, 1]; scalar float64, NaN where nothing was sampled. Below 0.3 little is left to learn
-    from. Measure it on raw ratios: truncation hides what it is about.
+    """(sum w)^2 / (n sum w^2) over the n sampled tokens, in [0, 1].
+
+    Below 0.3 there is little left to learn from. Measure it on raw ratios: truncation hides the
+    effect.
+
+    Returns:
+        scalar float64, NaN if nothing was sampled.
     """
     _check(weights, mask)
     w = weights[mask].double()
@@ -106,8 +163,13 @@ def effective_sample_size(weights: Tensor, mask: Tensor) -> Tensor:
 
 
 def chi2(weights: Tensor, mask: Tensor) -> Tensor:
-    """mean(w^2) - 1 over the sampled tokens, for raw ratios the chi-squared divergence of the two policies; scalar float64, NaN where nothing was
-    sampled. Trouble above 1.
+    """mean(w^2) - 1 over the sampled tokens.
+
+    For raw ratios this is the chi-squared divergence of the two policies. Values above 1 indicate
+    trouble.
+
+    Returns:
+        scalar float64, NaN if nothing was sampled.
     """
     _check(weights, mask)
     return weights[mask].double().square().mean() - 1
@@ -127,7 +189,8 @@ def _sequence_rho(log_rho: Tensor, mask: Tensor) -> Tensor:
 
 
 def _outside(rho: Tensor, low: float | None, high: float) -> Tensor:
-    # Asked this way round, so that a NaN ratio is not outside: it reaches the loss and stops the run, rather than vanish as a dropped token.
+    # Compare in this direction, so that a NaN ratio is not outside: it then reaches the loss and
+    # stops the run, instead of vanishing as a dropped token.
     return (rho > high) if low is None else (rho < low) | (rho > high)
 
 

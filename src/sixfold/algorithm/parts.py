@@ -30,7 +30,7 @@ from .sequence_losses import (
 
 
 class Step(NamedTuple):
-    """What an advantage function may look at. rewards: [B, T] shaped, any KL taken off."""
+    """Inputs of an advantage function. rewards: [B, T], shaped, with any KL subtracted."""
 
     batch: Batch
     rewards: Tensor
@@ -43,17 +43,17 @@ class Step(NamedTuple):
 
     @property
     def lengths(self) -> Tensor:
-        """[B] sampled tokens."""
+        """[B] number of sampled tokens."""
         return self.batch.mask.sum(-1)
 
     @property
     def values(self) -> Tensor:
-        """[B, T] the critic's, at collection."""
+        """[B, T] values of the critic at collection."""
         return filled(self.batch.values, "values")
 
 
 class Terms(NamedTuple):
-    """What a token loss looks at, [B, T] each, zero where nothing was sampled."""
+    """Inputs of a token loss, [B, T] each, zero where nothing was sampled."""
 
     logp: Tensor
     old_logp: Tensor
@@ -82,22 +82,24 @@ def _teacher(s: Step) -> Tensor:
 
 
 def known(s: Step) -> Tensor:
-    """[B, T] the sampled tokens of rows whose checker answered."""
+    """[B, T] True for sampled tokens of rows whose checker answered."""
     return s.batch.mask & s.scores.isfinite()[:, None]
 
 
 def shaped_scores(batch: Batch, method: Method, horizon: int) -> Tensor:
-    """[B] each row's reward with the length of its completion in it, as the row of the zoo says. A failed check stays NaN."""
+    """[B] reward of each row including the method's length rewards. A failed check stays NaN."""
     m, shaped = method, batch.scores
     lengths = batch.lengths - batch.prompt_lengths
     if m.length_penalty == "cosine":
         shaped = shaping.cosine_length_reward(lengths, shaped > 0, horizon).to(shaped.dtype)
     if m.length_penalty == "kimi":
-        apart = torch.where(shaped.isfinite(), batch.group, batch.group.max() + 1)  # a failed check's length is no measure of its group
+        # A failed check's length must not count in its group.
+        apart = torch.where(shaped.isfinite(), batch.group, batch.group.max() + 1)
         shaped = shaped + shaping.kimi_length_reward(lengths, shaped > 0, apart)
     if m.length_penalty == "stop-properly":
         stopped = shaping.stop_properly(shaped, filled(batch.truncated, "truncated"), 0.0)
-        shaped = torch.minimum(shaped, stopped)  # where wrong answers cost, being cut off must not pay
+        # Where wrong answers cost, being cut off must not pay.
+        shaped = torch.minimum(shaped, stopped)
     if m.overlong_buffer:
         buffer = max(1, round(m.overlong_buffer * horizon))
         cut_off = filled(batch.truncated, "truncated") if m.overlong_truncated_only else None
@@ -121,13 +123,13 @@ ADVANTAGES: dict[str, Callable[[Step], Tensor]] = {
     "whitened_group_mean": _whitened_group_mean,
     "teacher": _teacher,
 }
-"""Advantages by name: [B], spread over each row's sampled tokens, or [B, T]."""
+"""Advantages by name. They are [B], spread over each row's sampled tokens, or [B, T]."""
 
 CRITICS: dict[str, Callable[[Step], tuple[Tensor, Tensor]]] = {
     "gae": lambda s: ret.gae(s.rewards, s.values, s.batch.mask, s.method.gamma, s.method.lam),
     "vtrace": lambda s: ret.vtrace(s.rewards, s.values, log_rho(s.batch), s.batch.mask, s.method.gamma, s.method.lam, 1.0, 1.0),
 }
-"""Advantages that a critic makes: (advantages, returns), [B, T] each."""
+"""Advantages from a critic, by name: (advantages, returns), [B, T] each."""
 
 LOSSES: dict[str, Callable[[Terms, Method], Surrogate]] = {
     "policy_gradient": lambda t, m: _unclipped(policy_gradient(t.logp, t.advantages)),
@@ -162,10 +164,14 @@ def _clip_high(method: Method) -> float:
 
 
 def old_policy(batch: Batch, method: Method) -> Tensor:
-    """The policy that ratios are taken against: the sampler, or the trainer's own when the step began where the way there is corrected for."""
+    """Log-probs of the policy in the denominator of ratios, [B, T].
+
+    It is the sampler, or the trainer's policy at the start of the step if the gap to the sampler is
+    corrected for separately.
+    """
     return filled(batch.prox_logp, "prox_logp") if method.ratio_from_trainer else batch.old_logp
 
 
 def log_rho(batch: Batch) -> Tensor:
-    """Trainer over sampler, when the step began."""
+    """[B, T] log of trainer over sampler at the start of the step."""
     return filled(batch.prox_logp, "prox_logp") - batch.old_logp

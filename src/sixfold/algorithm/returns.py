@@ -15,28 +15,43 @@ from .advantages import group_zscore
 
 
 def known_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
-    """mask without the rows whose checker failed, those with a reward that is not finite on a sampled token; [B, T] bool.
+    """The mask without rows whose checker failed; [B, T] bool.
 
-    The mask to `whiten` over: a failed row's zeros would pull the mean.
+    Those rows have a reward that is not finite on a sampled token. Use this mask for `whiten`: the
+    zeros of a failed row would pull the mean.
     """
     _check(mask, rewards)
     return mask & torch.where(mask, rewards, 0.0).isfinite().all(-1, keepdim=True)
 
 
 def rewards_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
-    """G_t = r_t + gamma G_(t+1); [B, T]. REINFORCE (Williams 1992); with the KL in the rewards and `whiten`, REINFORCE++ (arXiv:2501.03262).
+    """G_t = r_t + gamma G_(t+1); [B, T]. REINFORCE (Williams 1992).
 
-    Tokens that were not sampled are passed over: a turn before a tool call sees the final reward too.
+    With the KL in the rewards and `whiten`, this is REINFORCE++ (arXiv:2501.03262). Tokens that
+    were not sampled are skipped: a turn before a tool call also sees the final reward.
     """
     scored = known_tokens(rewards, mask)
     return _sum_from(torch.where(scored, rewards, 0.0), torch.full_like(rewards, gamma), scored)
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """delta_t = r_t + gamma V_(t+1) - V_t, A_t = delta_t + gamma lam A_(t+1), returns = A + V; all [B, T] -> (advantages, returns).
+    """Generalised advantage estimation (arXiv:1506.02438, eq. 16; arXiv:1707.06347, eq. 11).
 
-    arXiv:1506.02438, eq. 16; arXiv:1707.06347, eq. 11. lam 0 is the TD error, lam 1 the Monte Carlo return minus V. After the last token V is 0.
-    Returns are those of the raw advantages: whiten afterwards (verl does so inside). A row whose checker failed has its values for returns.
+    delta_t = r_t + gamma V_(t+1) - V_t, A_t = delta_t + gamma lam A_(t+1), returns = A + V
+
+    lam 0 is the TD error, lam 1 the Monte Carlo return minus V. V is 0 after the last token.
+    Returns are those of the raw advantages: whiten afterwards (verl does so inside). The returns of
+    a row whose checker failed are its values.
+
+    Args:
+        rewards: [B, T].
+        values: [B, T] V of the state before each token.
+        mask: [B, T] bool, True for sampled tokens.
+        gamma: discount.
+        lam: GAE lambda.
+
+    Returns:
+        (advantages, returns), each [B, T].
     """
     _check(mask, rewards, values)
     scored = known_tokens(rewards, mask)
@@ -48,12 +63,29 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 def vtrace(
     rewards: Tensor, values: Tensor, log_rho: Tensor, mask: Tensor, gamma: float, lam: float, rho_bar: float, c_bar: float
 ) -> tuple[Tensor, Tensor]:
-    """GAE for tokens that another policy sampled; all [B, T] -> (advantages, returns). V-trace (Espeholt et al. 2018, arXiv:1802.01561).
+    """V-trace: GAE for tokens that another policy sampled (arXiv:1802.01561).
 
-    With rho_t = min(rho_bar, e^log_rho), c_t = lam min(c_bar, e^log_rho), c_bar <= rho_bar, and delta as in `gae`:
+    Espeholt et al. 2018. With rho_t = min(rho_bar, e^log_rho), c_t = lam min(c_bar, e^log_rho),
+    c_bar <= rho_bar, and delta as in `gae`:
+
         returns v_t = V_t + x_t,  x_t = rho_t delta_t + gamma c_t x_(t+1)      (eq. 1)
-        A_t = rho_t (delta_t + gamma lam x_(t+1))                             (section 4.2; = rho_t (r_t + gamma v_(t+1) - V_t) at lam 1)
-    log_rho: log-prob now minus at sampling. A has its importance weight in it: give the loss no other. log_rho 0 and bars of 1 are `gae`.
+        A_t = rho_t (delta_t + gamma lam x_(t+1))                             (section 4.2)
+
+    At lam 1, A_t = rho_t (r_t + gamma v_(t+1) - V_t). A contains its importance weight: do not
+    weight the loss again. With log_rho 0 and bars of 1 this is `gae`.
+
+    Args:
+        rewards: [B, T].
+        values: [B, T] V of the state before each token.
+        log_rho: [B, T] log-prob now minus log-prob at sampling.
+        mask: [B, T] bool, True for sampled tokens.
+        gamma: discount.
+        lam: GAE lambda.
+        rho_bar: cap of rho.
+        c_bar: cap of c.
+
+    Returns:
+        (advantages, returns), each [B, T].
     """
     _check(mask, rewards, values, log_rho)
     scored = known_tokens(rewards, mask)
@@ -66,24 +98,33 @@ def vtrace(
 
 
 def whiten(table: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
-    """(x - mean) / sqrt(var + eps) over all tokens of the mask, population variance; [B, T] -> [B, T]. Equal tokens: exactly 0.
+    """(x - mean) / sqrt(var + eps) over all tokens of the mask; [B, T] -> [B, T].
 
-    Long rows weigh more, so the tokens' mean is 0 and the rows' is not. verl uses the n - 1 form; OpenRLHF this one, with var clamped at 1e-8.
+    Population variance. If all tokens are equal the result is exactly 0. Long rows weigh more, so
+    the mean over tokens is 0 and the mean over rows is not. verl uses the n - 1 form; OpenRLHF uses
+    this form with var clamped at 1e-8.
     """
     _check(mask, table)
     count = mask.sum().clamp_min(1)
     mean = torch.where(mask, table, 0.0).sum() / count
     centred = torch.where(mask, table - mean, 0.0)
-    # Equal floats can leave a residue of rounding, which 1 / sqrt(eps) would make 10,000 times larger.
+    # Equal floats can leave a rounding residue, which 1 / sqrt(eps) would amplify 10,000 times.
     flat = torch.where(mask, table, -torch.inf).max() <= torch.where(mask, table, torch.inf).min()
     return torch.where(flat, 0.0, centred * (centred.square().sum() / count + eps).rsqrt())
 
 
 def process_returns(step_rewards: Tensor, step_mask: Tensor, group: Tensor, mask: Tensor, eps: float = 1e-6) -> Tensor:
-    """A_t = sum of the normalised rewards of the steps that end at t or later; [B, T]. GRPO with process rewards (arXiv:2402.03300, 4.1.3).
+    """A_t = sum of the normalised rewards of the steps that end at t or later; [B, T].
 
-    step_rewards [B, T]: a step's reward on its last token, where step_mask is True. All of a group's step rewards are normalised together, population
-    std. group [B]; mask [B, T]: the tokens that get an advantage.
+    GRPO with process rewards (arXiv:2402.03300, 4.1.3). All step rewards of a group are normalised
+    together, with population std.
+
+    Args:
+        step_rewards: [B, T] reward of a step, on its last token.
+        step_mask: [B, T] bool, True at the last token of a step.
+        group: [B] number of each row's group.
+        mask: [B, T] bool, tokens that get an advantage.
+        eps: added to the standard deviation.
     """
     _check(mask, step_rewards, step_mask)
     if group.shape != mask.shape[:1]:
@@ -95,9 +136,18 @@ def process_returns(step_rewards: Tensor, step_mask: Tensor, group: Tensor, mask
 
 
 def scatter_turn_rewards(turn_rewards: Tensor, turn_ends: Tensor, width: int) -> Tensor:
-    """Each turn's reward on the turn's last sampled token, 0 elsewhere; turn_rewards [B, N] -> [B, width].
+    """Put each turn's reward on the turn's last sampled token, 0 elsewhere.
 
-    turn_ends [B, N] int64: index of that token; -1: no such turn, its reward is not read. Raises ValueError on an index outside the row.
+    Args:
+        turn_rewards: [B, N].
+        turn_ends: [B, N] int64, index of that token. -1: no such turn; its reward is not read.
+        width: T of the result.
+
+    Returns:
+        [B, width].
+
+    Raises:
+        ValueError: for an index outside the row.
     """
     _check(turn_ends, turn_rewards)
     there = turn_ends >= 0
@@ -113,7 +163,7 @@ def _td_error(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float) -> Te
 
 
 def _following(table: Tensor, mask: Tensor) -> Tensor:
-    """[B, T]: the table at the next token of the mask after t, 0 where there is none."""
+    """[B, T]: the table at the next token of the mask after t, 0 if there is none."""
     width = mask.shape[1]
     own = torch.where(mask, torch.arange(width, device=mask.device), width)
     from_here_on = own.flip(-1).cummin(-1).values.flip(-1)
@@ -121,12 +171,18 @@ def _following(table: Tensor, mask: Tensor) -> Tensor:
 
 
 def _sum_from(terms: Tensor, decay: Tensor, mask: Tensor) -> Tensor:
-    """[B, T]: y_t = terms_t + decay_t y_(next token of the mask), 0 off the mask. What terms and decay hold off the mask is not read."""
+    """[B, T]: y_t = terms_t + decay_t y_(next token of the mask), 0 off the mask.
+
+    Values of `terms` and `decay` off the mask are not read.
+    """
     return sum_by_columns(terms, decay, mask) if terms.is_cpu else sum_by_doubling(terms, decay, mask)
 
 
 def sum_by_columns(terms: Tensor, decay: Tensor, mask: Tensor) -> Tensor:
-    """`_sum_from` as it is defined, from the last column to the first. On a GPU each column would cost three kernels."""
+    """`_sum_from` by definition, from the last column to the first.
+
+    On a GPU each column would cost three kernels.
+    """
     total = terms.new_zeros(len(terms))
     sums = []
     for t in reversed(range(terms.shape[1])):
@@ -136,9 +192,10 @@ def sum_by_columns(terms: Tensor, decay: Tensor, mask: Tensor) -> Tensor:
 
 
 def sum_by_doubling(terms: Tensor, decay: Tensor, mask: Tensor) -> Tensor:
-    """`_sum_from` in log2(T) rounds. Column t holds y_t as value + factor * y_(t+n), and each round doubles n.
+    """`_sum_from` in log2(T) rounds.
 
-    In float64, so that the result is at least as close to the exact sum as that of the columns in float32.
+    Column t holds y_t as value + factor * y_(t+n), and each round doubles n. It runs in float64, so
+    the result is at least as close to the exact sum as `sum_by_columns` in float32.
     """
     value, factor = torch.where(mask, terms, 0.0).double(), torch.where(mask, decay, 1.0).double()
     reach = 1

@@ -13,9 +13,23 @@ from torch import Tensor
 
 
 def overlong_penalty(lengths: Tensor, longest: int, buffer: int, penalty: float = 1.0, truncated: Tensor | None = None) -> Tensor:
-    """0 up to longest - buffer, then linear down to -penalty at longest and beyond; [B], to be added to the reward (DAPO, arXiv:2503.14476 eq. 13).
+    """Penalty for long completions, to be added to the reward (DAPO, arXiv:2503.14476 eq. 13).
 
-    truncated: bool [B], or None. Where given, only rows cut off without an end of sequence pay; DAPO goes by the length alone.
+    It is 0 up to longest - buffer, then falls linearly to -penalty at longest, and stays there.
+
+    Args:
+        lengths: [B] completion tokens.
+        longest: longest completion, in tokens.
+        buffer: width of the linear part, in tokens.
+        penalty: largest penalty.
+        truncated: bool [B]. If given, only rows cut off without an end of sequence pay. None: all
+            long rows pay, as in DAPO.
+
+    Returns:
+        [B].
+
+    Raises:
+        ValueError: unless 0 < buffer <= longest.
     """
     _check(lengths, *([] if truncated is None else [truncated]))
     if not 0 < buffer <= longest:
@@ -25,8 +39,20 @@ def overlong_penalty(lengths: Tensor, longest: int, buffer: int, penalty: float 
 
 
 def kimi_length_reward(lengths: Tensor, correct: Tensor, group: Tensor) -> Tensor:
-    """x = 0.5 - (length - shortest) / (longest - shortest) of the row's group; x for a right answer, min(0, x) for a wrong one, 0 in a group of one
-    length; [B] (Kimi k1.5, arXiv:2501.12599 section 2.3.3). correct: bool.
+    """Length reward of Kimi k1.5 (arXiv:2501.12599 section 2.3.3).
+
+    x = 0.5 - (length - shortest) / (longest - shortest) of the row's group
+
+    The reward is x for a right answer, min(0, x) for a wrong one, and 0 if all lengths of the group
+    are equal.
+
+    Args:
+        lengths: [B] completion tokens.
+        correct: bool [B].
+        group: [B] number of each row's group.
+
+    Returns:
+        [B].
     """
     _check(lengths, correct, group)
     size = lengths if lengths.is_floating_point() else lengths.to(torch.get_default_dtype())
@@ -47,10 +73,24 @@ def cosine_length_reward(
     wrong_long: float = 0.0,
     exceed: float = -10.0,
 ) -> Tensor:
-    """From `short` at length 0 to `long` at `longest` along half a cosine, apart for right and wrong answers; `exceed` from `longest` on; [B].
+    """Cosine length reward (arXiv:2502.03373 section 4.1, including the defaults).
 
-    arXiv:2502.03373 section 4.1, the defaults included: short right answers and long wrong ones are worth more. TRL's defaults are 1 to 0.5 and
-    -1 to -0.5, without `exceed`. correct: bool.
+    The reward goes from `short` at length 0 to `long` at `longest` along half a cosine, separately
+    for right and wrong answers. Short right answers and long wrong ones are worth more. TRL's
+    defaults are 1 to 0.5 and -1 to -0.5, without `exceed`.
+
+    Args:
+        lengths: [B] completion tokens.
+        correct: bool [B].
+        longest: longest completion, in tokens.
+        correct_short: reward of a right answer at length 0.
+        correct_long: reward of a right answer at `longest`.
+        wrong_short: reward of a wrong answer at length 0.
+        wrong_long: reward of a wrong answer at `longest`.
+        exceed: reward from `longest` on.
+
+    Returns:
+        [B].
     """
     _check(lengths, correct)
     short = (1 + (pi * lengths / longest).cos()) / 2
@@ -60,9 +100,21 @@ def cosine_length_reward(
 
 
 def stop_properly(rewards: Tensor, truncated: Tensor, coefficient: float) -> Tensor:
-    """Rewards with those of truncated rows multiplied by the coefficient, 0 to 1, or replaced by it where it is negative; [B] (ProRL v2; OpenRLHF).
+    """Reduce the rewards of truncated rows (ProRL v2; OpenRLHF).
 
-    Multiplying a negative reward makes it better: with rewards below 0 use a negative coefficient.
+    A coefficient from 0 to 1 multiplies the reward; a negative one replaces it. Multiplying a
+    negative reward improves it, so use a negative coefficient if rewards can be below 0.
+
+    Args:
+        rewards: [B].
+        truncated: bool [B].
+        coefficient: at most 1.
+
+    Returns:
+        [B].
+
+    Raises:
+        ValueError: if the coefficient is above 1.
     """
     _check(rewards, truncated)
     if not coefficient <= 1:
@@ -72,7 +124,13 @@ def stop_properly(rewards: Tensor, truncated: Tensor, coefficient: float) -> Ten
 
 
 class Moments(NamedTuple):
-    """What is known of one source's rewards. seen: how many. squares: sum of (reward - mean)^2."""
+    """Statistics of one source's rewards.
+
+    Attributes:
+        seen: number of rewards.
+        mean: their mean.
+        squares: sum of (reward - mean)^2.
+    """
 
     seen: float
     mean: float
@@ -84,7 +142,7 @@ class Moments(NamedTuple):
         return sqrt(self.squares / max(self.seen, 1.0))
 
     def merged(self, other: Moments) -> Moments:
-        """Of both sets of rewards together (Chan et al. 1979)."""
+        """Statistics of both sets of rewards together (Chan et al. 1979)."""
         seen = max(self.seen + other.seen, 1.0)
         gap = other.mean - self.mean
         mean = self.mean + gap * other.seen / seen
@@ -92,12 +150,20 @@ class Moments(NamedTuple):
 
 
 class RunningWhiten:
-    """(reward - mean) / std of the reward's source over the run so far, clamped to +-clip: sources of unlike scale then push alike.
+    """(reward - mean) / std of the reward's source over the run so far, clamped to +-clip.
 
-    With one scale for all, a reward model that drifts would decide the sign of a verifier's advantages. The statistics count rewards unclamped:
-    clamped ones would shrink the std that decides the clamping, and a rare success would fade to nothing.
+    Sources of different scale then have the same effect. With one scale for all sources, a drifting
+    reward model would decide the sign of a verifier's advantages. The statistics use unclamped
+    rewards. Clamped rewards would shrink the std that decides the clamping, and a rare success
+    would fade to nothing.
 
-    Sources are numbers that mean the same source at every step.
+    A source number must mean the same source at every step.
+
+    Args:
+        clip: bound, in standard deviations.
+
+    Raises:
+        ValueError: unless clip is positive.
     """
 
     def __init__(self, clip: float) -> None:
@@ -107,7 +173,7 @@ class RunningWhiten:
         self.sources: dict[int, Moments] = {}
 
     def update(self, rewards: Tensor, source: Tensor) -> None:
-        """Count rewards [B] of source [B] int64. Those that are not finite are left out."""
+        """Count rewards [B] of sources [B] (int64). Rewards that are not finite are left out."""
         _check(rewards, source)
         for number in source.unique().tolist():
             values = rewards[(source == number) & rewards.isfinite()].double()
@@ -116,7 +182,11 @@ class RunningWhiten:
             self.sources[number] = self.sources.get(number, Moments(0.0, 0.0, 0.0)).merged(new)
 
     def __call__(self, rewards: Tensor, source: Tensor) -> Tensor:
-        """[B] whitened; NaN where the reward is not finite. Raises ValueError on a source that `update` has not seen."""
+        """[B] whitened rewards; NaN where the reward is not finite.
+
+        Raises:
+            ValueError: for a source that `update` has not seen.
+        """
         _check(rewards, source)
         unseen = set(source.tolist()) - set(self.sources)
         if unseen:
@@ -128,11 +198,11 @@ class RunningWhiten:
         return torch.where(rewards.isfinite(), whitened, torch.nan).to(rewards.dtype)
 
     def state(self) -> dict[str, list[float]]:
-        """The statistics as plain JSON: source number -> [count, mean, sum of squares]."""
+        """The statistics, JSON-serialisable: source number -> [count, mean, sum of squares]."""
         return {str(number): list(moments) for number, moments in self.sources.items()}
 
     def load(self, state: dict[str, list[float]]) -> None:
-        """Take over what `state` gave."""
+        """Restore what `state` returned."""
         self.sources = {int(number): Moments(*moments) for number, moments in state.items()}
 
 

@@ -17,16 +17,21 @@ from .method import Method
 from .shaping import RunningWhiten
 
 ENTROPY_STEP, HIGHEST_ENTROPY_BONUS = 1e-3, 0.1
-"""How fast, and how far, an entropy bonus adapts to its target. Ours, between Skywork-OR1's script (1e-4, 5e-3) and TRL's defaults (5e-3, 1)."""
+"""Change per step and maximum of an adaptive entropy bonus. The values are Sixfold's, between
+Skywork-OR1's script (1e-4, 5e-3) and TRL's defaults (5e-3, 1).
+"""
 
 WHITEN_CLIP = 5.0
-"""Whitened rewards are held to so many standard deviations."""
+"""Bound of whitened rewards, in standard deviations."""
 
 
 class Steering:
-    """The numbers of a row that move while a run lasts. beta, entropy_bonus: as they are now; the row's own where nothing steers them.
+    """The values of a method that change during a run.
 
-    steps: how many batches have been looked at.
+    Attributes:
+        beta: current KL weight; the method's own if nothing steers it.
+        entropy_bonus: current entropy weight; the method's own if nothing steers it.
+        steps: number of batches seen.
     """
 
     def __init__(self, method: Method) -> None:
@@ -40,7 +45,7 @@ class Steering:
         self._per_source = m.whiten == "source"
 
     def look(self, batch: Batch, scores: Tensor) -> None:
-        """Adapt to a step's samples. scores: [B] their rewards, shaped."""
+        """Adapt to the samples of a step. scores: [B] their shaped rewards."""
         self.steps += 1
         if self._beta:
             gap = torch.where(batch.mask, k1(batch.old_logp, filled(batch.ref_logp, "ref_logp")), 0.0)
@@ -54,20 +59,20 @@ class Steering:
             self._whiten.update(scores, self._sources(batch))
 
     def whitened(self, batch: Batch, scores: Tensor) -> Tensor:
-        """[B] the scores, standardised where the row says so."""
+        """[B] scores, whitened if the method says so."""
         return self._whiten(scores, self._sources(batch)) if self._whiten else scores
 
     def metrics(self) -> dict[str, float]:
-        """What is being steered, for the log."""
+        """The steered values, for the log."""
         return ({"algorithm/beta": self.beta} if self._beta else {}) | ({"algorithm/entropy_bonus": self.entropy_bonus} if self._bonus else {})
 
     def state(self) -> dict[str, Any]:
-        """Everything that a resumed run must know, as plain JSON."""
+        """State that a resumed run needs, JSON-serialisable."""
         seen = self._whiten.state() if self._whiten else {}
         return {"steps": self.steps, "beta": self.beta, "entropy_bonus": self._bonus.coefficient if self._bonus else 0.0, "whiten": seen}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over what `state` gave."""
+        """Restore what `state` returned."""
         self.steps = state["steps"]
         if self._beta:
             self.beta = self._beta.beta = state["beta"]

@@ -55,7 +55,8 @@ class Critic:
         self.model = make_value_model(policy, config.body)
         changed: dict[str, object] = {"learning_rate": config.learning_rate}
         if config.body == "policy":
-            changed["activation_checkpointing"] = "none"  # a head has no layers, and the policy's trainer sets those of the policy
+            # A head has no layers, and the policy's trainer sets those of the policy.
+            changed["activation_checkpointing"] = "none"
         settings = trainer.model_copy(update=changed)
         self.trainer = Trainer(self.model, settings, scoring, total_steps, epochs=epochs, score=score_values)  # type: ignore[arg-type]
         self.batches = 0
@@ -136,7 +137,8 @@ class Critic:
         if not any(name.startswith(PREFIX) for name in tensors):
             raise UserError("the checkpoint holds no critic: it was made with an algorithm that has none")
         own = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
-        load_optimizer_tensors(self.trainer.optimizer, self.model, own)  # first: it refuses names and shapes of another model
+        # First: it refuses names and shapes of another model.
+        load_optimizer_tensors(self.trainer.optimizer, self.model, own)
         for name, p in self.model.named_parameters():
             p.copy_(own[f"weights/{name}"])
         self.batches = counters["critic_batches"]

@@ -98,7 +98,8 @@ def _own_value_model(policy: PreTrainedModel) -> PreTrainedModel:
     config = _one_value_without_dropout(policy.config)
     if type(config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
         raise _unsupported(policy, "transformers has no token-classification class for it")
-    with torch.random.fork_rng(devices=[]):  # the random weights are all overwritten, so the run's random state must not advance
+    # The random weights are all overwritten, so the run's random state must not advance.
+    with torch.random.fork_rng(devices=[]):
         model = AutoModelForTokenClassification.from_config(config, dtype=policy.dtype, attn_implementation=NAME)
     between = [child for child in model.children() if child is not model.base_model and not isinstance(child, nn.Dropout)]
     if type(model.base_model) is not type(policy.base_model) or [type(child) for child in between] != [nn.Linear]:

@@ -128,7 +128,8 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[_Unread]:
     """
     with path.open("rb") as raw:
         lines = csv.reader((_decoded(f"{path}:{n}", line) for n, line in enumerate(raw, start=1)), delimiter=delimiter, strict=True)
-        limit = csv.field_size_limit(_LONGEST_CELL)  # the module's default, 131,072 characters, is shorter than some prompts
+        # The module's default, 131,072 characters, is shorter than some prompts.
+        limit = csv.field_size_limit(_LONGEST_CELL)
         try:
             yield from _csv_rows(path, lines)
         except csv.Error as error:
@@ -173,7 +174,8 @@ def _arrow_rows(path: Path, table: Any, numbers: list[int]) -> list[dict[str, An
     """The rows as Python values. `numbers` are the row numbers, for the error message."""
     try:
         return list(table.to_pylist())
-    except (ValueError, OverflowError):  # a date outside Python's range, or a struct with duplicate field names: find the row
+    except (ValueError, OverflowError):
+        # A date outside Python's range, or a struct with duplicate field names: find the row.
         rows: list[dict[str, Any]] = []
         for number in numbers:
             try:

@@ -40,7 +40,8 @@ def read_dataset(data: DataConfig, splits: list[str], seed: int) -> tuple[dict[s
 def _rows(dataset: Mapping[str, Any], split: str, data: DataConfig, seed: int) -> list[Row]:
     if split not in dataset:
         raise UserError(f"dataset {data.source!r} has no split {split!r}; it has {', '.join(dataset)}.{nearest(split, list(dataset))}")
-    rows = dataset[split].with_format(None)  # a folder may have been saved to return numpy arrays or tensors
+    # A folder may have been saved to return numpy arrays or tensors.
+    rows = dataset[split].with_format(None)
     numbers = drawn(range(len(rows)), data.limit, seed)
     rows = rows.select(numbers) if data.limit else rows
     return [Row(f"{data.source} ({split}), row {n + 1}", dict(fields), n) for n, fields in zip(numbers, rows, strict=True)]
@@ -67,15 +68,13 @@ def _load(data: DataConfig) -> Mapping[str, Any]:
         if (folder / "state.json").is_file():
             return {data.split: datasets.load_from_disk(data.source)}
         return datasets.load_dataset(data.source, data.subset or None, revision=data.revision or None)
-    except RuntimeError as error:  # `datasets` raises this if the repository would need its own code run
+    except RuntimeError as error:
+        # `datasets` does not run a repository's code, and raises this error if the code is needed.
         if "script" not in str(error):
             raise UserError(_unloadable(data, folder, error)) from error
         raise UserError(f"dataset {data.source!r} requires executing repository code; not supported") from error
-    except (
-        OSError,
-        ValueError,
-        datasets.exceptions.DatasetsError,
-    ) as error:  # unreachable, unknown, gated or malformed: the user can fix all of these
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        # Unreachable, unknown, gated or malformed: the user can fix all of these.
         raise UserError(_unloadable(data, folder, error)) from error
 
 

@@ -1,9 +1,10 @@
-"""Load tasks: the arithmetic generator, reasoning-gym, a file, a dataset folder, the hub, or
-several.
+"""Load tasks from one source or several.
+
+Sources are the arithmetic generator, reasoning-gym, a file, a dataset folder and the hub.
+`datasets` is imported only for folders and the hub.
 
 Invariants: the same configuration and seed give the same tasks in the same order. No prompt is both
-a training and a held-out prompt. Notes report everything that was dropped. `datasets` is imported
-only for folders and the hub.
+a training and a held-out prompt. Notes report everything that was dropped.
 """
 
 from __future__ import annotations

@@ -156,7 +156,8 @@ def _with_imaginary_unit(answer: Any, gold: Any) -> tuple[Any, Any]:
 def _within_limits(text: str) -> bool:
     if len(text) > MAX_CHARACTERS or _ALIEN.search(text) or _JOINED_DIGITS.search(text):
         return False
-    if not _KNOWN_COMMANDS.issuperset(_COMMAND.findall(text)):  # \sum, \int, \prod and \lim are questions; \input is an attack
+    # \sum, \int, \prod and \lim are questions; \input is an attack.
+    if not _KNOWN_COMMANDS.issuperset(_COMMAND.findall(text)):
         return False
     if sum(text.count(operator) for operator in "+-*/^,=") > MAX_OPERATORS or text.count("|") > MAX_BARS:
         return False
@@ -280,7 +281,8 @@ def _differ_in_value(answer: Any, gold: Any) -> bool:
     point = {symbol: Float(f"0.{37 + 16 * i}") for i, symbol in enumerate(sorted(gold.free_symbols, key=str))}
     try:
         left, right = complex(answer.subs(point).evalf(15)), complex(gold.subs(point).evalf(15))
-    except (TypeError, ValueError, OverflowError):  # no number at that point, or one beyond a double: algebra decides
+    except (TypeError, ValueError, OverflowError):
+        # No number at that point, or one beyond a double: algebra decides.
         return False
     return abs(left - right) > 1e-9 * (1 + abs(right))
 

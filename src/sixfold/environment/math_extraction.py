@@ -53,7 +53,8 @@ def _last_braces(text: str) -> tuple[int, int]:
 
     `\{` and `\}` do not count as braces.
     """
-    open_braces: list[int] = []  # where the content of each open box starts, -1 for a brace that is no box
+    # Start of each open box's content, -1 for a brace that is not a box.
+    open_braces: list[int] = []
     start, end = -1, -1
     for match in _BRACES.finditer(text):
         token = match.group()

@@ -233,7 +233,8 @@ class WorkerPool:
         reply = _parsed(line)
         if not worker.ready:
             worker.pid, self._rewards = _loaded(reply)
-        elif reply.get("pid") == worker.pid:  # otherwise it comes from a child of a check and is ignored
+        elif reply.get("pid") == worker.pid:
+            # A reply with another pid comes from a child of a check and is ignored.
             if not worker.pending or reply.get("check") != worker.pending[0].number:
                 raise _BadReply
             job = worker.pending[0]
@@ -275,7 +276,8 @@ class WorkerPool:
     def _spawn(self) -> _Worker:
         requests_read, requests = os.pipe()
         replies, replies_write = os.pipe()
-        module = ["-P", "-m", "sixfold.environment.worker"]  # -P: a file in the working directory must not shadow a module
+        # -P: a file in the working directory must not shadow a module.
+        module = ["-P", "-m", "sixfold.environment.worker"]
         arguments = [str(requests_read), str(replies_write), *self._specs]
         path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
         try:

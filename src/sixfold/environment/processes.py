@@ -79,10 +79,12 @@ def end_descendants(keep: Collection[int] = ()) -> None:
     deadline = time.monotonic() + _END_TIMEOUT_S
     while has_children() and (doomed := descendants(keep)) and time.monotonic() < deadline:
         for pid in doomed:
-            with suppress(ProcessLookupError, PermissionError):  # it ended meanwhile, or runs as another user
+            # It ended meanwhile, or runs as another user.
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         for pid in doomed:
-            with suppress(ChildProcessError):  # a grandchild: it is reparented to this process when its parent is gone
+            # A grandchild: it is reparented to this process when its parent is gone.
+            with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.001)
 

@@ -81,7 +81,8 @@ def run_check(function: RewardFunction, check: Check) -> Outcome:
         values, error = [], one_line(raised)
     finally:
         if os.getpid() != process:
-            os._exit(1)  # a child that the reward forked must not continue as a second copy of this process
+            # A child that the reward forked must not continue as a second copy of this process.
+            os._exit(1)
     return Outcome(values, error, time.perf_counter() - start)
 
 
@@ -102,10 +103,13 @@ def serve(requests: IO[bytes], replies: int, specs: list[str]) -> None:
         if os.getpid() != process:
             os._exit(1)
     if "math" in specs:
-        load_cas()  # now, while the model loads: on a busy machine it takes longer than one check may
-    if set(specs) <= {"arithmetic", "math"}:  # a user's reward may map more memory than it uses, for example with a GPU
+        # Now, while the model loads: on a busy machine it takes longer than one check may.
+        load_cas()
+    # A user's reward may map more memory than it uses, for example with a GPU.
+    if set(specs) <= {"arithmetic", "math"}:
         limit_memory()
-    helpers = frozenset(descendants())  # processes started while loading the rewards may outlive a check
+    # Processes started while loading the rewards may outlive a check.
+    helpers = frozenset(descendants())
     _reply(replies, {"pid": process, "rewards": [[function.name, function.takes_groups] for function in functions]})
     while header := requests.read(LENGTH.size):
         for number, check in pickle.loads(requests.read(*LENGTH.unpack(header))):
@@ -126,7 +130,8 @@ def main() -> None:
     """Entry point: become the supervisor, and fork a child to do the work."""
     requests, replies = int(sys.argv[1]), int(sys.argv[2])
     for descriptor in (requests, replies):
-        os.set_inheritable(descriptor, False)  # a program that a reward starts must not keep the pipes open
+        # A program that a reward starts must not keep the pipes open.
+        os.set_inheritable(descriptor, False)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     adopt_orphans()
     supervisor = os.getpid()

@@ -1,1 +1,1 @@
-"""Held-out evaluation: `statistics` is plain arithmetic, `evaluate` runs a model."""
+"""Held-out evaluation. `evaluate` runs a model; `statistics` computes intervals and tests."""

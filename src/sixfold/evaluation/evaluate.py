@@ -12,7 +12,9 @@ from ..types import Group, Reward, Task
 from .statistics import Interval, pass_at_k, task_interval
 
 SOURCE_TASKS = 16
-"""A source with fewer tasks in an evaluation has no figure of its own: it would be noise."""
+"""Minimum tasks of a source in an evaluation. With fewer, its figure would be noise and is
+omitted.
+"""
 
 
 @dataclass(frozen=True)
@@ -23,10 +25,10 @@ class Evaluation:
 
     @property
     def version(self) -> int:
-        """The weights that were measured, as stamped on the sampled tokens.
+        """Version of the weights that were measured, as stamped on the sampled tokens.
 
         Raises:
-            RuntimeError: if different weights sampled: the figures would be of no model.
+            RuntimeError: if tokens were sampled from different versions.
         """
         found = {v for g in self.groups for t in g.trajectories for v, m in zip(t.version, t.mask, strict=True) if m}
         if len(found) != 1:
@@ -35,12 +37,14 @@ class Evaluation:
 
     @property
     def values(self) -> list[list[float]]:
-        """Per task, 1 for each sample that is solved and 0 for each other one, failed checks included."""
+        """Per task: 1 for each solved sample, 0 for every other sample, failed checks included."""
         return [[float(bool(t.reward and t.reward.solved)) for t in g.trajectories] for g in self.groups]
 
     @property
     def by_source(self) -> dict[str, float]:
-        """Share solved of each `Task.source` with at least `SOURCE_TASKS` tasks; empty for one source."""
+        """Share solved per `Task.source` with at least `SOURCE_TASKS` tasks. Empty for one
+        source.
+        """
         found: dict[str, list[float]] = {}
         for group, values in zip(self.groups, self.values, strict=True):
             found.setdefault(group.task.source, []).append(_mean(values))
@@ -54,12 +58,14 @@ class Evaluation:
 
     @property
     def score(self) -> Interval | None:
-        """Mean of the metric (`eval.metric`) with its 95 % interval; None if nothing was scored."""
+        """Mean of the metric (`eval.metric`) with its 95 % interval. None if nothing was scored."""
         return _interval([[r.score for r in rewards if r.score is not None] for rewards in self._rewards()])
 
     @property
     def reward(self) -> Interval | None:
-        """Mean of the weighted sum that is trained on, with its 95 % interval; None if nothing was scored."""
+        """Mean of the weighted sum that is trained on, with its 95 % interval. None if nothing was
+        scored.
+        """
         return _interval([[r.value for r in rewards if r.value is not None] for rewards in self._rewards()])
 
     @property
@@ -75,7 +81,9 @@ class Evaluation:
         return sum(r is None for group in self.groups for r in group.rewards)
 
     def pass_at(self, k: int) -> float:
-        """Mean over tasks of the unbiased estimate that one of k samples solves it."""
+        """pass@k: mean over tasks of the unbiased probability that at least one of k samples
+        solves it.
+        """
         return sum(pass_at_k(len(v), int(sum(v)), k) for v in self.values) / len(self.groups)
 
     def metrics(self) -> dict[str, float]:
@@ -91,7 +99,7 @@ class Evaluation:
 
 
 def evaluate(rollout: Rollout, environment: EnvironmentRole, tasks: Sequence[Task], seed: int) -> Evaluation:
-    """Sample, score, and keep what came out. rollout decides samples per task and temperature."""
+    """Sample and score held-out tasks. `rollout` decides samples per task and temperature."""
     groups = rollout.generate(tasks, seed)
     environment.score(groups)
     return Evaluation(groups)

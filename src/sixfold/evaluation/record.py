@@ -1,4 +1,7 @@
-"""What a run keeps of an evaluation: figures for summary.json, samples for the report, a line for the screen."""
+"""The stored form of an evaluation.
+
+It gives figures for summary.json, samples for the report, and a line for the screen.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,11 @@ SHOWN_SAMPLES = 8
 
 
 def record(evaluation: Evaluation) -> dict[str, Any]:
-    """JSON form of an evaluation: accuracy with its interval and by source, score, version, failed checks, first samples."""
+    """JSON form of an evaluation.
+
+    It holds accuracy with its interval and by source, score, version, failed checks, and the first
+    samples.
+    """
     mean, *ends = evaluation.interval
     score = evaluation.score
     return {
@@ -30,7 +37,10 @@ def record(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def upgraded(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as `record` makes it, from one in a checkpoint of an earlier release: [mean, low, high] and samples."""
+    """A record in the form of `record`, from one in a checkpoint of an earlier release.
+
+    The earlier form holds [mean, low, high] and samples.
+    """
     if not found or "accuracy" in found:
         return dict(found)
     mean, *ends = found["interval"]
@@ -39,7 +49,10 @@ def upgraded(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summary_entries(name: str, found: Mapping[str, Any]) -> dict[str, object]:
-    """Keys of summary.json for one evaluation: NAME, NAME_interval, NAME_sources, NAME_score and NAME_version."""
+    """Keys of summary.json for one evaluation.
+
+    They are NAME, NAME_interval, NAME_sources, NAME_score and NAME_version.
+    """
     return {
         name: found["accuracy"],
         f"{name}_interval": found["interval"],
@@ -50,7 +63,7 @@ def summary_entries(name: str, found: Mapping[str, Any]) -> dict[str, object]:
 
 
 def shown(found: Mapping[str, Any]) -> str:
-    """One line: share solved with its interval and by source, and the mean score where it says something else."""
+    """One line: share solved with its interval and by source, and the mean score if it differs."""
     low, high = found["interval"]
     text = f"{found['accuracy']:.1%} solved ({low:.1%} to {high:.1%})"
     if found.get("sources"):

@@ -1,4 +1,4 @@
-"""Files that `sixfold eval` leaves: results.json and every completion. No torch.
+"""Files that `sixfold eval` writes: results.json and all completions. Does not import torch.
 
 DIR/evaluations/NAME-001/
   results.json             settings, figures of each checkpoint, comparisons
@@ -19,7 +19,11 @@ from ..types import Group
 
 
 def check_out(out: Path | None) -> None:
-    """Raise UserError if `out` is taken, before anything is computed."""
+    """Check the output folder before anything is computed.
+
+    Raises:
+        UserError: if `out` exists and is not an empty folder.
+    """
     if out is None:
         return
     with disk_errors(f"cannot write {out}"):
@@ -29,11 +33,11 @@ def check_out(out: Path | None) -> None:
 
 
 def make_out(out: Path | None, directory: Path, name: str) -> Path:
-    """The folder for the results, made.
+    """Create the folder for the results.
 
     Args:
         out: the user's choice, or None.
-        directory: `run.dir`; without a choice the next free `evaluations/NAME-001` in it is taken.
+        directory: `run.dir`. Without a choice, the next free `evaluations/NAME-001` in it is used.
         name: `run.name`.
     """
     with disk_errors(f"cannot write {out or directory}"):
@@ -44,14 +48,14 @@ def make_out(out: Path | None, directory: Path, name: str) -> Path:
             folder = directory / "evaluations" / f"{name}-{number:03d}"
             try:
                 folder.mkdir(parents=True)
-            except FileExistsError:  # an earlier evaluation, or another process at this moment
+            except FileExistsError:  # an earlier evaluation, or another process at the same time
                 continue
             return folder
     raise AssertionError("count() does not end")
 
 
 def write_results(folder: Path, results: Mapping[str, Any], groups: Sequence[Sequence[Group]]) -> Path:
-    """Write the completions of each checkpoint and, last, results.json. Gives its path."""
+    """Write the completions of each checkpoint and, last, results.json. Returns its path."""
     for number, of_checkpoint in enumerate(groups, start=1):
         lines = [json.dumps(line, default=str) for line in _completions(of_checkpoint)]
         write_bytes_atomic(folder / completions_file(number), "".join(f"{line}\n" for line in lines).encode())
@@ -61,7 +65,7 @@ def write_results(folder: Path, results: Mapping[str, Any], groups: Sequence[Seq
 
 
 def completions_file(number: int) -> str:
-    """Name of the file with the completions of checkpoint `number`, from 1."""
+    """File name for the completions of checkpoint `number` (starting at 1)."""
     return f"completions-{number}.jsonl"
 
 

@@ -1,9 +1,9 @@
-"""How sure an evaluation is: pass@k, 95 % intervals, and whether one checkpoint beats another.
+"""Statistics of evaluations: pass@k, 95 % intervals, and tests of one checkpoint against another.
 
-Standard library only. The unit of evidence is the task. Samples of one task are correlated, so
-they are averaged to one value per task first (`task_means`); intervals and tests run over tasks.
+Standard library only. The unit of evidence is the task. Samples of one task are correlated, so they
+are first averaged to one value per task (`task_means`); intervals and tests run over tasks.
 
-No interval has width 0 and no p-value is 0: a few tasks that all agree are little evidence.
+No interval has width 0 and no p-value is 0: agreement of a few tasks is weak evidence.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 Z = 1.96
-"""Standard deviations of a normal 95 % interval."""
+"""Half-width of a normal 95 % interval, in standard deviations."""
 
 EXACT_UP_TO = 14
-"""Tasks that differ up to which the permutation test counts every choice of signs: 16,384 of them."""
+"""Maximum number of differing tasks for which the permutation test enumerates all 16,384 choices
+of signs.
+"""
 
 LEAST_P = 1e-12
-"""Smallest p-value given. Below it, rounding and the tests' own assumptions decide."""
+"""Smallest p-value reported. Below it, rounding and the tests' assumptions dominate."""
 
 
 class Interval(NamedTuple):
@@ -33,9 +35,15 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Two checkpoints on the same tasks. difference: mean of a - b per task, with its 95 % interval; positive when a is better.
+    """Comparison of two checkpoints, a and b, on the same tasks.
 
-    p_value: two-sided, of no difference; never 0. test: which one was used. wins, losses: tasks on which a is better, worse. n: tasks.
+    Attributes:
+        difference: mean of a - b per task, with its 95 % interval. Positive if a is better.
+        p_value: two-sided p-value of no difference. Never 0.
+        test: name of the test used.
+        wins: tasks on which a is better.
+        losses: tasks on which a is worse.
+        n: number of tasks.
     """
 
     difference: Interval
@@ -47,9 +55,17 @@ class PairedTest:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Chance that at least one of k samples is right, from n samples of which c were: 1 - C(n-c, k) / C(n, k), unbiased.
+    """Unbiased probability that at least one of k samples is right: 1 - C(n-c, k) / C(n, k).
 
-    arXiv:2107.03374, eq. 1, as a product of ratios so that nothing overflows. Needs 0 <= c <= n and 1 <= k <= n.
+    arXiv:2107.03374, eq. 1, computed as a product of ratios so that nothing overflows.
+
+    Args:
+        n: samples taken.
+        c: right samples among them.
+        k: samples per draw.
+
+    Raises:
+        ValueError: unless 0 <= c <= n and 1 <= k <= n.
     """
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"pass_at_k: 0 <= c <= n and 1 <= k <= n, got n={n}, c={c}, k={k}")
@@ -59,16 +75,28 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def task_means(samples: Sequence[Sequence[float]]) -> list[float]:
-    """One value a task: the mean over its samples."""
+    """One value per task: the mean over its samples.
+
+    Raises:
+        ValueError: if a task has no samples.
+    """
     if not all(samples):
         raise ValueError("task_means: a task has no samples")
     return [math.fsum(task) / len(task) for task in samples]
 
 
 def wilson_interval(successes: int, n: int, z: float = 1.96) -> Interval:
-    """Wilson's interval of a share, successes out of n independent 0/1 outcomes. Stays inside [0, 1] and has width at 0 and at n.
+    """Wilson's interval of a share. It stays inside [0, 1] and has nonzero width at 0 and at n.
 
     Wilson 1927, doi:10.1080/01621459.1927.10502953.
+
+    Args:
+        successes: number of outcomes that are 1.
+        n: number of independent 0/1 outcomes.
+        z: half-width of the interval, in standard deviations.
+
+    Raises:
+        ValueError: unless 0 <= successes <= n and n >= 1.
     """
     if not 0 <= successes <= n or n < 1:
         raise ValueError(f"wilson_interval: 0 <= successes <= n and n >= 1, got {successes} of {n}")
@@ -76,12 +104,18 @@ def wilson_interval(successes: int, n: int, z: float = 1.96) -> Interval:
     spread = 1 + z * z / n
     center = (share + z * z / (2 * n)) / spread
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / spread
-    # at 0 and n the exact bound is 0 and 1; rounding would leave 1e-17 on the wrong side
+    # At 0 and n the exact bounds are 0 and 1; rounding would leave 1e-17 on the wrong side.
     return Interval(share, 0.0 if successes == 0 else center - half, 1.0 if successes == n else center + half)
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Mean of independent values with Student's 95 % interval. One value has no known spread: its interval is infinite."""
+    """Mean of independent values with Student's 95 % interval.
+
+    The spread of a single value is unknown: its interval is infinite.
+
+    Raises:
+        ValueError: if there are no values.
+    """
     n = len(values)
     if n == 0:
         raise ValueError("mean_interval: no values")
@@ -93,11 +127,11 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def bounded_interval(values: Sequence[float], low: float = 0.0, high: float = 1.0) -> Interval:
-    """Mean of independent values between `low` and `high`, with a 95 % interval inside those bounds.
+    """Mean of independent values in [`low`, `high`], with a 95 % interval inside those bounds.
 
-    Agresti and Coull's interval (1998, doi:10.1080/00031305.1998.10480550) for values that need
-    not be 0 or 1: z^2 / 2 values at each bound are added, and Student's interval of all of them is
-    cut at the bounds. Values that are all equal therefore still have an interval, of width ~ 1 / n.
+    Agresti and Coull's interval (1998, doi:10.1080/00031305.1998.10480550) for values that need not
+    be 0 or 1: z^2 / 2 values are added at each bound, and Student's interval of all values is
+    clipped to the bounds. Therefore equal values still have an interval, of width ~ 1 / n.
 
     Args:
         values: one per task.
@@ -117,8 +151,9 @@ def bounded_interval(values: Sequence[float], low: float = 0.0, high: float = 1.
 def task_interval(samples: Sequence[Sequence[float]]) -> Interval:
     """95 % interval of the mean over tasks, from the values of each task's samples.
 
-    Wilson's if each task has one sample with outcome 0 or 1, otherwise `bounded_interval` of the
-    task means. Values are assumed to lie between 0 and 1, or within the range seen where it is wider.
+    Wilson's interval if each task has one sample with outcome 0 or 1, otherwise `bounded_interval`
+    of the task means. Values are assumed to lie between 0 and 1, or within the observed range if it
+    is wider.
     """
     means = task_means(samples)
     if all(len(task) == 1 for task in samples) and set(means) <= {0.0, 1.0}:
@@ -129,12 +164,16 @@ def task_interval(samples: Sequence[Sequence[float]]) -> Interval:
 def paired_test(a: Sequence[float], b: Sequence[float]) -> PairedTest:
     """Compare two checkpoints by their values on the same tasks, in the same order. Deterministic.
 
-    - 0/1 outcomes: exact McNemar test, the sign test on the tasks where they differ.
-    - Otherwise, with at most 14 tasks that differ: exact sign-flip permutation test.
+    - 0/1 outcomes: exact McNemar test, that is, the sign test on the tasks where they differ.
+    - Otherwise, if at most 14 tasks differ: exact sign-flip permutation test.
     - Otherwise: paired t test, with p no smaller than the permutation test could give.
 
-    The interval of the difference is Agresti and Min's (2005, doi:10.1002/sim.1781): two pairs are
-    added, half of one where only a is right, half of one where only b is, and one where they agree.
+    The interval of the difference is Agresti and Min's (2005, doi:10.1002/sim.1781). It adds two
+    pairs: half a pair where only a is right, half a pair where only b is right, and one pair where
+    they agree.
+
+    Raises:
+        ValueError: if there are no values, or the lengths differ.
     """
     if len(a) != len(b) or not a:
         raise ValueError(f"paired_test: the same tasks for both, at least one, got {len(a)} and {len(b)}")
@@ -150,14 +189,14 @@ def paired_test(a: Sequence[float], b: Sequence[float]) -> PairedTest:
 
 
 def _difference_interval(differences: Sequence[float], span: float) -> Interval:
-    """Mean difference with its 95 % interval. span: largest possible difference."""
+    """Mean difference with its 95 % interval. `span` is the largest possible difference."""
     mean = math.fsum(differences) / len(differences)
     low, high = _wald(differences, [(-span, 0.5), (0.0, 1.0), (span, 0.5)])
     return Interval(mean, max(-span, min(low, mean)), min(span, max(high, mean)))
 
 
 def _wald(values: Sequence[float], added: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Ends of Student's 95 % interval of `values` and of `added` values, given as (value, weight)."""
+    """Ends of Student's 95 % interval of `values` and `added` values, given as (value, weight)."""
     total = len(values) + math.fsum(weight for _, weight in added)
     center = (math.fsum(values) + math.fsum(value * weight for value, weight in added)) / total
     squares = math.fsum((v - center) ** 2 for v in values)
@@ -167,12 +206,12 @@ def _wald(values: Sequence[float], added: Sequence[tuple[float, float]]) -> tupl
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Bounds assumed for values: 0 to 1, or wider if some of them are outside."""
+    """Assumed bounds of the values: 0 to 1, or wider if some values are outside."""
     return min(0.0, *values), max(1.0, *values)
 
 
 def _inside(value: float, low: float, high: float) -> float:
-    # a mean of equal values may be off by rounding, and then lie outside [low, high]
+    # The mean of equal values may be off by rounding, and then lie outside [low, high].
     return min(max(value, low), high)
 
 
@@ -184,7 +223,7 @@ def _sign_test(wins: int, losses: int) -> float:
 
 
 def _sign_flip_test(differences: Sequence[float]) -> float:
-    """Two-sided p-value of the mean difference among all choices of sign of each difference."""
+    """Two-sided p-value of the mean difference among all choices of signs."""
     nonzero = [abs(d) for d in differences if d]
     sums = [0.0]
     for d in nonzero:
@@ -195,7 +234,10 @@ def _sign_flip_test(differences: Sequence[float]) -> float:
 
 
 def _paired_t(differences: Sequence[float]) -> float:
-    """Two-sided p-value of the paired t test, at least that of the most extreme choice of signs."""
+    """Two-sided p-value of the paired t test.
+
+    It is at least the p-value of the most extreme choice of signs.
+    """
     mean = math.fsum(differences) / len(differences)
     least = max(2.0 ** (1 - min(60, sum(map(bool, differences)))), LEAST_P)
     error = _standard_error(differences, mean)
@@ -205,13 +247,15 @@ def _paired_t(differences: Sequence[float]) -> float:
 
 
 def _standard_error(values: Sequence[float], mean: float) -> float:
-    """Of the mean: sample standard deviation (n - 1) over the root of n."""
+    """Standard error of the mean: sample standard deviation (n - 1) over the root of n."""
     n = len(values)
     return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
 
 
 def _t_coverage(t: float, df: int) -> float:
-    """P(|T| <= t) of Student's T with whole df: the finite series 26.7.3 and 26.7.4 of Abramowitz and Stegun."""
+    """P(|T| <= t) of Student's T with whole df: finite series 26.7.3 and 26.7.4 of Abramowitz and
+    Stegun.
+    """
     angle = math.atan2(t, math.sqrt(df))
     cos2 = math.cos(angle) ** 2
     odd = df % 2
@@ -225,7 +269,10 @@ def _t_coverage(t: float, df: int) -> float:
 
 
 def _t_quantile(coverage: float, df: int) -> float:
-    """The t with P(|T| <= t) = coverage, by bisection; 1.96 from 100,000 degrees of freedom on, where it has converged to 5 digits."""
+    """The t with P(|T| <= t) = coverage, by bisection.
+
+    From 100,000 degrees of freedom on it returns 1.96, which is accurate to 5 digits.
+    """
     if df >= 100_000:
         return 1.95996
     low, high = 0.0, 1.0

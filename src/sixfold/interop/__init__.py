@@ -1,7 +1,9 @@
-"""What to set in verl 0.9.1, TRL 1.16 and OpenRLHF 0.11.2 to get a row's numbers, and where no setting does, by how much they part. No torch.
+"""Convert a method to settings of verl 0.9.1, TRL 1.16 and OpenRLHF 0.11.2. Does not import torch.
 
-Every choice of a row has an `Answer` in each framework. The keys and their defaults are data (`Framework.defaults`), held to the frameworks' own code
-by tests/differential/test_convert.py; the numbers behind the differences are those of docs/algorithms/peers.md.
+The settings reproduce the method's numbers. Where no setting does, the conversion states the
+difference. Every choice of a method has an `Answer` in each framework. The keys and their defaults
+are data (`Framework.defaults`); tests/differential/test_convert.py checks them against the
+frameworks' own code. The numbers of the differences are in docs/algorithms/peers.md.
 """
 
 from __future__ import annotations
@@ -18,7 +20,18 @@ __all__ = ["FRAMEWORKS", "Conversion", "Sizes", "convert"]
 
 @dataclass(frozen=True)
 class Conversion:
-    """A row in another framework. entry: command or class. changed: settings to paste. kept: those so by default. The rest as in `Answer`."""
+    """A method in another framework.
+
+    Attributes:
+        framework: key of FRAMEWORKS.
+        row: name of the method.
+        entry: command or class.
+        changed: settings to paste.
+        kept: settings that already have this value by default.
+        also: further lines to paste.
+        differs: remaining differences.
+        lacks: choices that no setting gives, with the nearest one.
+    """
 
     framework: str
     row: str
@@ -65,7 +78,16 @@ FRAMEWORKS: dict[str, Framework] = {
 
 
 def convert(framework: str, method: Method, sizes: Sizes) -> Conversion:
-    """The row in that framework, one of FRAMEWORKS. Raises KeyError for another."""
+    """Convert a method.
+
+    Args:
+        framework: key of FRAMEWORKS.
+        method: the method.
+        sizes: sizes of a step.
+
+    Raises:
+        KeyError: for an unknown framework.
+    """
     peer = FRAMEWORKS[framework]
     entry = peer.entry(method)
     answers = list(peer.answers(method, sizes))

@@ -1,4 +1,4 @@
-"""What one choice of a row needs in another framework, and what is said of more than one of them. No torch."""
+"""Settings that one choice of a method needs in another framework, and shared notes. No torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ from typing import NamedTuple
 from ..algorithm.method import Method
 
 BETAS, WEIGHT_DECAY, CRITIC_LEARNING_RATE = (0.9, 0.95), 0.0, 1e-5
-"""Our optimizer's defaults; learning rate 1e-6 and gradient norm 1 are everybody's."""
+"""Sixfold's optimizer defaults. Learning rate 1e-6 and gradient norm 1 are the same in every
+framework.
+"""
 
 
 class Sizes(NamedTuple):
-    """Of a step: prompts, samples of each, longest completion in tokens."""
+    """Sizes of a step.
+
+    Attributes:
+        prompts: prompts per step.
+        samples: samples per prompt.
+        horizon: longest completion, in tokens.
+    """
 
     prompts: int
     samples: int
@@ -23,9 +31,13 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """What one choice of a row needs elsewhere.
+    """Settings that one choice of a method needs in another framework.
 
-    settings: key -> value. differs: what parts all the same. lacks: no setting gives it; what is nearest. also: further lines to paste.
+    Attributes:
+        settings: key -> value.
+        differs: differences that remain.
+        lacks: what no setting gives, with the nearest setting. Empty: nothing.
+        also: further lines to paste.
     """
 
     settings: Mapping[str, object]
@@ -35,13 +47,21 @@ class Answer:
 
 
 def only(lacks: str, **settings: object) -> Answer:
-    """No setting gives it. settings: the nearest."""
+    """Answer for a choice that no setting gives. `settings` are the nearest ones."""
     return Answer(settings, lacks=lacks)
 
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework: its name and version, what holds for every row, key -> default by entry, and its answers."""
+    """A framework.
+
+    Attributes:
+        title: name and version.
+        notes: notes that hold for every method.
+        defaults: key -> default value, by entry.
+        entry: gives the command or class for a method.
+        answers: gives the answers for a method and sizes.
+    """
 
     title: str
     notes: tuple[str, ...]
@@ -51,7 +71,13 @@ class Framework:
 
 
 def std_note(sizes: Sizes, eps: str, of: str = "K") -> str:
-    """How a deviation over K - 1 parts from ours. eps: what is added to it there. of: K, or N for one of the whole step."""
+    """How a standard deviation over K - 1 differs from Sixfold's.
+
+    Args:
+        sizes: sizes of a step.
+        eps: constant that the framework adds to the deviation.
+        of: K for the deviation of a group, N for that of the whole step.
+    """
     count = sizes.samples if of == "K" else sizes.prompts * sizes.samples
     return (
         f"their deviation divides by {of} - 1, ours by {of}: advantages are smaller by sqrt(({of} - 1) / {of}) = {sqrt((count - 1) / count):.4f} at "
@@ -65,7 +91,7 @@ WHITEN = "whitening divides by N - 1 there and by N here: smaller by sqrt((N - 1
 
 
 def mean_of_all(sizes: Sizes) -> str:
-    """How the group's mean parts from the mean of the others."""
+    """How the mean of the group differs from the mean of the other samples."""
     k = sizes.samples
     return f"the mean of all K stands for the mean of the others: advantages are smaller by (K - 1) / K = {(k - 1) / k:.4f} at K = {k}"
 

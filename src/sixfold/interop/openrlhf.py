@@ -1,4 +1,4 @@
-"""OpenRLHF 0.11.2: the flags of `openrlhf.cli.train_ppo_ray`, without their dashes. No torch."""
+"""OpenRLHF 0.11.2: the flags of `openrlhf.cli.train_ppo_ray`, without leading dashes. No torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DEFAULTS: dict[str, object] = {
     "reward.overlong_penalty_factor": 1,
     "reward.stop_properly_penalty_coef": None,
 }
-"""Flags of openrlhf.cli.train_ppo_ray, without their dashes."""
+"""Flags of openrlhf.cli.train_ppo_ray, without leading dashes."""
 
 _TOKENS = "loss_agg_mode=token-mean makes a step's gradient"
 

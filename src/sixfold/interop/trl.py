@@ -1,4 +1,7 @@
-"""TRL 1.16: the arguments of GRPOConfig, RLOOConfig, and the experimental GMPOConfig and IWOPDConfig. It has no PPO. No torch."""
+"""TRL 1.16: arguments of GRPOConfig, RLOOConfig, and experimental GMPOConfig and IWOPDConfig.
+
+TRL 1.16 has no PPO. Does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ TOGETHER: dict[tuple[str, str], dict[str, object]] = {
     ("geometric_surrogate", "sequence"): {},
     ("power_weight", "token"): {"loss_type": "vespo"},
 }
-"""TRL names a loss and its aggregation in one."""
+"""TRL selects a loss and its aggregation with one setting."""
 
 
 def entry(m: Method) -> str:
@@ -147,7 +150,7 @@ def _loss(m: Method) -> Answer:
     )
     clips: dict[str, object] = {"epsilon": m.clip_low, "epsilon_high": m.clip_high} if LOSSES[m.loss].clips else {}
     if m.loss == "clipped_weight":
-        # TRL caps at epsilon_high, we at 1 + clip_high, as verl.
+        # TRL caps at epsilon_high; Sixfold, like verl, at 1 + clip_high.
         clips = {"epsilon_high": 1 + (m.clip_high or 0.0)}
         lacks = lacks or ("a lower bound of the weight" if m.clip_low is not None else "")
     if m.loss == "soft_gate":

@@ -17,7 +17,7 @@ from .answer import (
 )
 
 NO_CAP = 1e9
-"""Above every ratio: log-ratios end at 20, and e^20 is 4.9e8."""
+"""Above every possible ratio: log-ratios are clamped at 20, and e^20 is 4.9e8."""
 
 _ACTOR = "actor_rollout_ref.actor."
 _LOSS = f"{_ACTOR}policy_loss."
@@ -79,7 +79,9 @@ DEFAULTS: dict[str, object] = {
     f"{_DISTILL}clip_ratio_low": 0.2,
     f"{_DISTILL}clip_ratio_high": 0.2,
 }
-"""As in verl/trainer/config/_generated_ppo_trainer.yaml. A key that begins with + is not in it: hydra adds it."""
+"""As in verl/trainer/config/_generated_ppo_trainer.yaml. Keys that start with + are not in it:
+hydra adds them.
+"""
 
 AGGREGATIONS = {
     "token": Answer({f"{_ACTOR}loss_agg_mode": "token-mean"}),
@@ -214,7 +216,7 @@ def _correction(m: Method) -> Answer:
         "decoupled": Answer({weights: "token", bound: both}),
     }
     if m.correction == "geometric" and low and high:
-        # Their k1 is -log rho: the band is that of the inverse.
+        # verl's k1 is -log rho: its band is that of the inverse.
         reject = {f"{_CORRECTION}rollout_rs": "seq_mean_k1", f"{_CORRECTION}rollout_rs_threshold": f"{1 / high:.6f}_{1 / low:.6f}"}
         return Answer({weights: "token", bound: NO_CAP, **reject}, ("a rejected row leaves the denominators there, and stays in them here",))
     return answers.get(m.correction, only(f"the correction {m.correction}"))

@@ -32,7 +32,8 @@ def load_teacher(path: str, policy: Policy, longest: int) -> PreTrainedModel:
     if teacher.vocabulary_hash != policy.vocabulary_hash:
         raise UserError(f"{where}: its tokenizer is not the policy's: {_difference(teacher.tokenizer, policy.tokenizer)}")
     theirs, ours = (m.config.get_text_config().vocab_size for m in (teacher.model, policy.model))
-    if theirs < ours:  # the policy can sample ids that pad its vocabulary, for which the teacher would have no row
+    # The policy can sample ids that pad its vocabulary, for which the teacher would have no row.
+    if theirs < ours:
         raise UserError(f"{where}: it gives probabilities to {theirs} token ids, the policy to {ours}; a teacher needs at least as many")
     if teacher.context < longest:
         raise UserError(

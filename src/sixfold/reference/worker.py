@@ -165,7 +165,8 @@ def serve(requests: IO[bytes], replies: int, weights: int) -> None:
 
 def main() -> None:
     """Entry point of the process."""
-    with os.fdopen(int(sys.argv[1]), "rb") as requests, suppress(BrokenPipeError):  # the parent ended while this process was scoring
+    # BrokenPipeError: the parent ended while this process was scoring.
+    with os.fdopen(int(sys.argv[1]), "rb") as requests, suppress(BrokenPipeError):
         serve(requests, int(sys.argv[2]), int(sys.argv[3]))
     os._exit(0)  # nothing to flush, and an interpreter with torch takes a second to shut down
 

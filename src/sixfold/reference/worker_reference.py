@@ -190,7 +190,8 @@ def _spawn(weights: int, threads: int) -> tuple[subprocess.Popen[bytes], int, IO
     """
     requests_read, requests = os.pipe()
     replies, replies_write = os.pipe()
-    module = ["-P", "-m", "sixfold.reference.worker"]  # -P: a file in the working directory must not shadow a module
+    # -P: a file in the working directory must not shadow a module.
+    module = ["-P", "-m", "sixfold.reference.worker"]
     path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
     try:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The loggers that a recipe asks for, as one."""
+"""All loggers of a recipe behind one interface."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ from .schema import Value
 
 
 class Loggers:
-    """metrics.jsonl always; metrics.csv, TensorBoard, trackio and wandb where the recipe names them."""
+    """metrics.jsonl always; metrics.csv, TensorBoard, trackio and wandb if the recipe names
+    them.
+    """
 
     def __init__(self, recipe: Recipe, run: RunFolder, settings: Mapping[str, object], first_step: int) -> None:
-        self._loggers: list[Logger] = [JsonlLogger(run.metrics)]  # first: the table reads what it has written
+        # First: CsvLogger reads what it has written.
+        self._loggers: list[Logger] = [JsonlLogger(run.metrics)]
         table = run.path / "metrics.csv"
         if "csv" in recipe.log.to:
             self._loggers.append(CsvLogger(table, run.metrics))
         else:
-            table.unlink(missing_ok=True)  # a resume may switch it off, and a table that is not kept up would contradict metrics.jsonl
+            # A resume may switch it off, and a stale table would contradict metrics.jsonl.
+            table.unlink(missing_ok=True)
         if "tensorboard" in recipe.log.to:
             self._loggers.append(TensorBoardLogger(run.path / "tensorboard", first_step))
         if not {"trackio", "wandb"} & set(recipe.log.to):
@@ -40,11 +44,11 @@ class Loggers:
             self._loggers.append(WandbLogger(tracked, settings, run.path))
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None:
-        """Hand one step's metrics to each."""
+        """Pass one step's metrics to every logger."""
         for logger in self._loggers:
             logger.log(step, metrics)
 
     def close(self) -> None:
-        """Close each."""
+        """Close every logger."""
         for logger in self._loggers:
             logger.close()

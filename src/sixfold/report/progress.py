@@ -1,9 +1,9 @@
-"""Live display of a run: step, reward, held-out accuracy, speed, time by role, time left,
-mismatch.
+"""Live display of a run.
 
-On a terminal it is a panel that redraws in place. In a pipe or in CI it is one plain line every few
-seconds. Model text reaches either only through `untrusted.visible`, as plain `Text`: no markup, no
-escape sequences.
+It shows step, reward, held-out accuracy, speed, time by role, time left and mismatch. On a terminal
+it is a panel that redraws in place. In a pipe or in CI it is one plain line every few seconds.
+Model text reaches either only through `untrusted.visible`, as plain `Text`: no markup, no escape
+sequences.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Progress:
     def __init__(self, console: Console | None = None, every_s: float = 5.0) -> None:
         self._console = console or Console(file=sys.stderr)
         self._every_s = every_s
-        self._lock = threading.Lock()  # rich's refresh thread draws the panel while `update` changes the state
+        # Rich's refresh thread draws the panel while `update` changes the state.
+        self._lock = threading.Lock()
         self._begin("", 0)
         self._live = Live(console=self._console, get_renderable=self._panel, refresh_per_second=4, transient=True)
 

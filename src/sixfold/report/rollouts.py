@@ -72,7 +72,9 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
 
 
 def _check(path: Path, number: int, record: Any) -> None:
-    """Streams of one length and a reward of the known form, so that readers may index."""
+    """Check that streams have one length and the reward has the known form, so that readers may
+    index.
+    """
     try:
         trajectory = Trajectory.from_record(record)
         if trajectory.reward and not isinstance(trajectory.reward.parts, dict):
@@ -89,7 +91,9 @@ def _line(task: Task, trajectory: Trajectory, advantage: Advantage, decode: Call
         record["pieces"] = [decode(token) for token in trajectory.tokens]
     try:
         text = json.dumps(record, allow_nan=False, default=str)
-    except ValueError:  # a NaN log-prob is what one opens the dump for: null in its place, so that the line stays JSON
+    except ValueError:
+        # Write null for a NaN log-prob, so that the line stays JSON: NaN is a reason to open the
+        # dump.
         text = json.dumps(_without_nan(record), allow_nan=False, default=str)
     return text.encode() + b"\n"
 

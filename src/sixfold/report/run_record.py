@@ -27,10 +27,10 @@ _SOURCE = "heldout/source/"
 
 @dataclass(frozen=True)
 class Interval:
-    """A held-out accuracy with its 95 % interval, all from 0 to 1, and the measured weight
-    version.
+    """A held-out accuracy with its 95 % interval, and the version of the weights measured.
 
-    The ends and the version are None if they were not recorded.
+    The accuracy and the ends are from 0 to 1. The ends and the version are None if they were not
+    recorded.
     """
 
     value: float

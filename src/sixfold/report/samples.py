@@ -33,7 +33,8 @@ class Sample:
 def write_samples(path: Path, before: Sequence[Sample], after: Sequence[Sample]) -> None:
     """Write `RunFolder.samples` atomically."""
     record = {"before": [asdict(sample) for sample in before], "after": [asdict(sample) for sample in after]}
-    write_text_atomic(path, json.dumps(record, indent=1))  # ASCII: a dataset may contain lone surrogates, which UTF-8 cannot encode
+    # ASCII: a dataset may contain lone surrogates, which UTF-8 cannot encode.
+    write_text_atomic(path, json.dumps(record, indent=1))
 
 
 def read_samples(path: Path) -> tuple[list[Sample], list[Sample]]:

@@ -1,6 +1,7 @@
-"""Every metric key: unit, meaning, formula. The JSONL logger refuses a key that is not here, so docs/metrics.md cannot rot.
+"""Every metric key with its unit, meaning and formula.
 
-`python -m sixfold.report.schema > docs/metrics.md` writes the page; a test holds the two equal.
+The JSONL logger refuses a key that is not here, so docs/metrics.md stays complete. `python -m
+sixfold.report.schema > docs/metrics.md` writes the page; a test holds the two equal.
 """
 
 from __future__ import annotations
@@ -12,17 +13,30 @@ from typing import Any
 from ..errors import nearest
 
 Value = float | Sequence[float | None] | None
-"""A metric as logged. None in a file is a number that was not finite; a key that is absent was not measured in that step."""
+"""A metric as logged. None in a file is a number that was not finite. An absent key was not
+measured in that step.
+"""
 
 LOG_RATIO_EDGES: tuple[float, ...] = (-1.0, -0.5, -0.2, -0.1, -0.01, 0.01, 0.1, 0.2, 0.5, 1.0)
-"""Edges of `train/ratio_hist` in log-ratio: bin i counts edges[i-1] < x <= edges[i]; the first and the last bin are open."""
+"""Edges of `train/ratio_hist` in log-ratio. Bin i counts edges[i-1] < x <= edges[i]; the first and
+the last bin are open.
+"""
 
 _EDGES = ", ".join(f"{edge:g}" for edge in LOG_RATIO_EDGES)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One key. A key that ends in `*` stands for a family: the rest of the name is the run's own (a reward part). is_list: its value is one."""
+    """One metric.
+
+    Attributes:
+        key: name. A key that ends in `*` is a family: the run supplies the rest of the name, such
+            as a reward part.
+        unit: unit of the value.
+        meaning: what it is.
+        formula: how it is computed.
+        is_list: whether the value is a list.
+    """
 
     key: str
     unit: str
@@ -32,7 +46,7 @@ class Metric:
 
     @property
     def is_family(self) -> bool:
-        """It stands for keys that only the run knows."""
+        """True if the key stands for keys that only the run knows."""
         return self.key.endswith("*")
 
     def matches(self, key: str) -> bool:
@@ -207,12 +221,17 @@ ROLES: tuple[str, ...] = ("rollout", "environment", "batch", "reference", "scori
 
 
 def find(key: str) -> Metric | None:
-    """The metric of a key, or None for a key the schema does not know."""
+    """The metric of a key, or None if the schema does not have it."""
     return next((metric for metric in METRICS if metric.matches(key)), None)
 
 
 def check(metrics: Mapping[str, Value]) -> None:
-    """Raise ValueError on a key that the schema does not know or a value that is not a number (or a list of numbers, where the schema says so)."""
+    """Check metrics before they are logged.
+
+    Raises:
+        ValueError: for a key that is not in the schema, or a value that is not a number (or a list
+            of numbers, where the schema says so).
+    """
     for key, value in metrics.items():
         metric = find(key)
         if metric is None:
@@ -225,9 +244,13 @@ def check(metrics: Mapping[str, Value]) -> None:
 
 
 def adopt(metrics: dict[str, Any]) -> list[str]:
-    """Move what an algorithm of the user's own measures under `custom/`, in place; gives a line for each value that is left out.
+    """Move metrics of a user's algorithm under `custom/`, in place.
 
-    A key that the schema knows keeps its name. Numbers of other libraries become Python's; what is no number is left out.
+    A key in the schema keeps its name. Numbers of other libraries become Python numbers. Anything
+    else is dropped.
+
+    Returns:
+        One line for each dropped value.
     """
     lines = []
     for key in [key for key in metrics if find(key) is None]:
@@ -240,7 +263,10 @@ def adopt(metrics: dict[str, Any]) -> list[str]:
 
 
 def role_seconds(metrics: Mapping[str, Value]) -> dict[str, float]:
-    """Seconds of each role in one step or in sums over steps; `other` is what time/total_s has beyond them. Absent roles are left out."""
+    """Seconds of each role in one step, or in sums over steps. Absent roles are left out.
+
+    `other` is the part of time/total_s beyond the roles.
+    """
     seconds = {role: value for role in ROLES if isinstance(value := metrics.get(f"time/{role}_s"), float | int)}
     total = metrics.get("time/total_s")
     if isinstance(total, float | int) and total > sum(seconds.values()):
@@ -249,7 +275,7 @@ def role_seconds(metrics: Mapping[str, Value]) -> dict[str, float]:
 
 
 def render_markdown() -> str:
-    """docs/metrics.md: one table a group."""
+    """docs/metrics.md: one table per group."""
     lines = [
         "# Metrics",
         "",

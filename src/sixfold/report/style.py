@@ -1,4 +1,6 @@
-"""The report's style sheet: light and dark by the reader's preference, no font or image from elsewhere."""
+"""The report's style sheet: light or dark as the reader prefers, without external fonts or
+images.
+"""
 
 STYLE = """
 :root { color-scheme: light dark; --bg: #fdfdfc; --card: #ffffff; --ink: #1d2126; --soft: #626b75; --line: #e3e5e8; --accent: #0072b2;

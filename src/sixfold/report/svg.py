@@ -135,7 +135,7 @@ def area_chart(layers: Sequence[Line], show: Callable[[float], str] = number) ->
 
 
 def histogram(counts: Sequence[float], edges: Sequence[float]) -> str:
-    """Bars of counts between `edges`; the first and the last bar are open."""
+    """Bars of counts between `edges`. The first and the last bar are open."""
     total = sum(counts)
     if total <= 0 or len(counts) != len(edges) + 1:
         return _nothing()
@@ -163,7 +163,7 @@ def _padded(low: float, high: float, log: bool) -> tuple[float, float]:
     if log:
         return 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high) + 1e-9)
     pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    # what is never negative has no axis below 0: a constant 0 is drawn from 0 to 1
+    # Values that are never negative need no axis below 0: a constant 0 is drawn from 0 to 1.
     return (0.0 if 0 <= low <= (high - low) * 0.5 else low - pad), high + pad
 
 

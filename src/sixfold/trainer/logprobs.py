@@ -76,7 +76,8 @@ def score_chunk(
     logp = logits.log_softmax(-1)
     del logits  # free it: with 152,000 tokens in the vocabulary a table of 441 positions is 268 MB
     chosen = logp.gather(-1, target[:, None])[:, 0]
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):  # last, so that recomputation in the backward pass stops before it
+    # Last, so that recomputation in the backward pass stops before it.
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         chance, surprise = logp.exp(), logp.clamp_min(-1e4)  # clamped: 0 * -inf would be NaN
         entropy = -(chance * surprise if chance.requires_grad else chance.mul_(surprise)).sum(-1)
     return chosen, entropy
@@ -95,7 +96,8 @@ def score_row(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> tuple
         hiddens, targets = hidden.split(size), row.target.split(size)
         kept = [None] * len(targets) if row.kept is None else row.kept.split(size)
         chunks = [(model, h, t, scoring.temperature, scoring.entropy_gradient, k) for h, t, k in zip(hiddens, targets, kept, strict=True)]
-        if torch.is_grad_enabled() and len(chunks) > 1:  # a single chunk's logits are needed in either case: checkpointing would save nothing
+        # A single chunk's logits are needed in either case: checkpointing would save nothing.
+        if torch.is_grad_enabled() and len(chunks) > 1:
             scores = [checkpoint(score_chunk, *chunk, use_reentrant=False) for chunk in chunks]
         else:
             scores = [score_chunk(*chunk) for chunk in chunks]

@@ -52,7 +52,8 @@ def mismatch_metrics(logp: Tensor, old_logp: Tensor) -> Metrics:
     """
     if len(logp) == 0:
         return {}
-    gap = (logp - old_logp).double()  # in float32, exp(l) - 1 - l of a small gap is rounding error and can be negative
+    # In float32, exp(l) - 1 - l of a small gap is rounding error and can be negative.
+    gap = (logp - old_logp).double()
     size = gap.abs()
     largest, high, mean, kl, error = _column(
         size.max(),

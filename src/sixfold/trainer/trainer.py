@@ -238,7 +238,8 @@ class Trainer:
         """
         local, at = batch.rows(packed.members), (packed.slot, packed.column)
         grid = torch.zeros(local.tokens.shape, device=batch.tokens.device)
-        if self.frozen is not None:  # before the policy's forward pass: otherwise its activations would be held meanwhile
+        # Before the policy's forward pass: otherwise its activations would be held meanwhile.
+        if self.frozen is not None:
             local = local.with_(ref_logp=grid.index_put(at, self.frozen(packed)))
         scored_logp, scored_entropy = self.score(self.model, packed, self.scoring)
         return local.with_(entropy=grid.index_put(at, scored_entropy)), grid.index_put(at, scored_logp)
