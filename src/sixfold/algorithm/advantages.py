@@ -29,9 +29,7 @@ def group_statistics(rewards: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def degenerate(rewards: Tensor, group: Tensor) -> Tensor:
-    """[B] True where all known rewards of the row's group are equal, so the advantage is exactly
-    0.
-    """
+    """[B] True where all known rewards of the row's group are equal: the advantage is exactly 0."""
     _check(rewards, group)
     known = rewards.isfinite()
     return _group_max(rewards, known, group) <= -_group_max(-rewards, known, group)
@@ -49,10 +47,17 @@ def group_mean(rewards: Tensor, group: Tensor) -> Tensor:
 
 
 def group_zscore(rewards: Tensor, group: Tensor, eps: float = 1e-6) -> Tensor:
-    """A_i = (r_i - mean) / (std + eps), population std; [B] -> [B].
+    """A_i = (r_i - mean) / (std + eps), population std. GRPO (arXiv:2402.03300, section 4.1.2).
 
-    GRPO (arXiv:2402.03300, section 4.1.2). Peers use the n - 1 form of std, which gives the same
-    direction, smaller by sqrt((K - 1) / K). eps: verl 1e-6, TRL 1e-4, OpenRLHF 1e-9.
+    Peers use the n - 1 form of std, which gives the same direction, smaller by sqrt((K - 1) / K).
+
+    Args:
+        rewards: [B].
+        group: [B] number of each row's group.
+        eps: added to the standard deviation. verl 1e-6, TRL 1e-4, OpenRLHF 1e-9.
+
+    Returns:
+        [B] advantages.
     """
     mean, std, _ = group_statistics(rewards, group)
     return _cleaned((rewards - mean) / (std + eps), rewards, group)
@@ -75,10 +80,18 @@ def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
 
 
 def batch_std(rewards: Tensor, group: Tensor, eps: float = 1e-6) -> Tensor:
-    """A_i = (r_i - mean of the group) / (std of all rewards of the batch + eps); [B] -> [B].
+    """A_i = (r_i - mean of the group) / (std of all rewards of the batch + eps).
 
     Lite PPO (arXiv:2508.08221). A group that is nearly all right is not amplified by its small std.
     Population std; TRL (scale_rewards="batch") uses n - 1 and eps 1e-4.
+
+    Args:
+        rewards: [B].
+        group: [B] number of each row's group.
+        eps: added to the standard deviation.
+
+    Returns:
+        [B] advantages.
     """
     mean, _, _ = group_statistics(rewards, group)
     _, std, _ = group_statistics(rewards, torch.zeros_like(group))
@@ -223,9 +236,7 @@ def _group_sum(values: Tensor, group: Tensor) -> Tensor:
 
 
 def _group_max(values: Tensor, among: Tensor, group: Tensor) -> Tensor:
-    """[B]: the largest of `values` in each row's group where `among` is True; -inf if there is
-    none.
-    """
+    """[B]: the largest of `values` in each row's group where `among` is True; -inf if none."""
     lowest = values.new_full((int(group.max()) + 1,), -torch.inf)
     return lowest.scatter_reduce(0, group, torch.where(among, values, -torch.inf), "amax")[group]
 

@@ -20,8 +20,9 @@ def token_mean(mask: Tensor, group: Tensor, horizon: int) -> Tensor:
 
 
 def sequence_mean(mask: Tensor, group: Tensor, horizon: int) -> Tensor:
-    """Mean over sequences of the mean over their tokens: m / |o_i| / B (GRPO, arXiv:2402.03300 eq.
-    3).
+    """Mean over sequences of the mean over their tokens: m / |o_i| / B.
+
+    GRPO (arXiv:2402.03300 eq. 3).
     """
     lengths = mask.sum(-1, keepdim=True)
     return mask / lengths.clamp_min(1) / (lengths > 0).sum().clamp_min(1)

@@ -68,8 +68,9 @@ class Composed:
         return self.method.needs_reference
 
     def compute_advantages(self, batch: Batch) -> Batch:
-        """Compute advantages, importance weights, loss weights and returns for all rows of the
-        step at once.
+        """Compute advantages, importance weights, loss weights and returns.
+
+        It must see all rows of the step at once.
         """
         m = self.method
         scores = shaped_scores(batch, m, self.horizon)
@@ -205,9 +206,7 @@ class Composed:
 
 
 def _minibatches(group: Tensor, count: int) -> Tensor:
-    """[B] update of each row: whole groups, in order, in at most `count` parts of nearly equal
-    size.
-    """
+    """[B] update of each row: whole groups, in order, in at most `count` nearly equal parts."""
     numbers, rank = group.unique(return_inverse=True)
     return rank * min(count, len(numbers)) // len(numbers)
 

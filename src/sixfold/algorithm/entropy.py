@@ -82,9 +82,15 @@ class AdaptiveEntropy:
 
 @torch.no_grad()
 def covariance(advantages: Tensor, logp: Tensor, mask: Tensor) -> Tensor:
-    """(A - mean A)(logp - mean logp), means over the sampled tokens; [B, T], 0 elsewhere.
+    """(A - mean A)(logp - mean logp) per token (arXiv:2505.22617 eq. 11).
 
-    arXiv:2505.22617 eq. 11.
+    Args:
+        advantages: [B, T].
+        logp: [B, T] log-probs.
+        mask: [B, T] bool, True for sampled tokens. The means are over these tokens.
+
+    Returns:
+        [B, T], 0 off the mask.
     """
     _check(mask, advantages, logp)
     sampled = mask.sum().clamp_min(1)

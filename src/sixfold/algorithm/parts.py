@@ -87,7 +87,16 @@ def known(s: Step) -> Tensor:
 
 
 def shaped_scores(batch: Batch, method: Method, horizon: int) -> Tensor:
-    """[B] reward of each row including the method's length rewards. A failed check stays NaN."""
+    """Rewards with the method's length rewards added. A failed check stays NaN.
+
+    Args:
+        batch: the step's batch.
+        method: the method.
+        horizon: longest completion that the run allows, in tokens.
+
+    Returns:
+        [B].
+    """
     m, shaped = method, batch.scores
     lengths = batch.lengths - batch.prompt_lengths
     if m.length_penalty == "cosine":

@@ -25,10 +25,18 @@ def known_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
 
 
 def rewards_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
-    """G_t = r_t + gamma G_(t+1); [B, T]. REINFORCE (Williams 1992).
+    """G_t = r_t + gamma G_(t+1). REINFORCE (Williams 1992).
 
     With the KL in the rewards and `whiten`, this is REINFORCE++ (arXiv:2501.03262). Tokens that
     were not sampled are skipped: a turn before a tool call also sees the final reward.
+
+    Args:
+        rewards: [B, T].
+        mask: [B, T] bool, True for sampled tokens.
+        gamma: discount.
+
+    Returns:
+        [B, T].
     """
     scored = known_tokens(rewards, mask)
     return _sum_from(torch.where(scored, rewards, 0.0), torch.full_like(rewards, gamma), scored)
@@ -98,11 +106,19 @@ def vtrace(
 
 
 def whiten(table: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
-    """(x - mean) / sqrt(var + eps) over all tokens of the mask; [B, T] -> [B, T].
+    """(x - mean) / sqrt(var + eps) over all tokens of the mask, with population variance.
 
-    Population variance. If all tokens are equal the result is exactly 0. Long rows weigh more, so
-    the mean over tokens is 0 and the mean over rows is not. verl uses the n - 1 form; OpenRLHF uses
-    this form with var clamped at 1e-8.
+    If all tokens are equal the result is exactly 0. Long rows weigh more, so the mean over tokens
+    is 0 and the mean over rows is not. verl uses the n - 1 form; OpenRLHF uses this form with var
+    clamped at 1e-8.
+
+    Args:
+        table: [B, T].
+        mask: [B, T] bool, True for the tokens to whiten.
+        eps: added to the variance.
+
+    Returns:
+        [B, T], 0 off the mask.
     """
     _check(mask, table)
     count = mask.sum().clamp_min(1)

@@ -39,9 +39,7 @@ class PolicyValueHead(nn.Module):
 
     @torch.no_grad()
     def features(self, row: PackedRow) -> Tensor:
-        """Hidden states of the policy for a packed row, [N, hidden], detached from the policy's
-        graph.
-        """
+        """The policy's hidden states for a packed row, [N, hidden], detached from its graph."""
         return hidden_states(self._policy[0], row.tokens, row.positions, row)
 
 

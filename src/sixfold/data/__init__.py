@@ -1,1 +1,4 @@
-"""Data: from a file, a folder, the hub or a generator to Tasks. Cast: `sources` loads, `files` reads, `rows` makes Tasks. No torch."""
+"""Data: load tasks from a file, a folder, the hub or a generator. Does not import torch.
+
+`sources` loads, `files` reads, `rows` makes tasks.
+"""

@@ -29,7 +29,13 @@ def lookup(fields: Mapping[str, Any], path: str) -> Any:
 
 
 def paths(fields: Mapping[str, Any], prefix: str = "", depth: int = 3) -> Iterator[str]:
-    """Column names and dotted paths that `lookup` accepts, for hints in error messages."""
+    """Column names and dotted paths that `lookup` accepts, for hints in error messages.
+
+    Args:
+        fields: column name to value.
+        prefix: put before every name.
+        depth: maximum number of names in a path.
+    """
     for name, value in fields.items():
         yield prefix + name
         if isinstance(value, Mapping) and depth > 1:

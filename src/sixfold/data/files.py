@@ -79,10 +79,15 @@ def read_file(path: Path, limit: int, seed: int) -> list[Row]:
 
 
 def drawn(items: Iterable[T], limit: int, seed: int) -> list[T]:
-    """Draw `limit` of the items by `seed`, keeping their order. 0: all.
+    """Draw items by `seed`, keeping their order.
 
-    Every item has the same probability wherever it is, because files are often sorted. Reads
-    `items` once and holds `limit` of them in memory. A larger limit draws the same items and more.
+    Every item has the same probability wherever it is, because files are often sorted. A larger
+    limit draws the same items and more.
+
+    Args:
+        items: read once; only `limit` of them are held in memory.
+        limit: number of items to draw. 0: all.
+        seed: seed of the draw.
     """
     if not limit:
         return list(items)
@@ -123,8 +128,9 @@ def _read_json(path: Path) -> Iterator[_Unread]:
 
 
 def _read_csv(path: Path, delimiter: str = ",") -> Iterator[_Unread]:
-    """Rows of a CSV file. Every value is text. A row that spans lines is named by its first
-    line.
+    """Rows of a CSV file.
+
+    Every value is text. A row that spans lines is named by its first line.
     """
     with path.open("rb") as raw:
         lines = csv.reader((_decoded(f"{path}:{n}", line) for n, line in enumerate(raw, start=1)), delimiter=delimiter, strict=True)

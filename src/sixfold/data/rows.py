@@ -152,6 +152,11 @@ def _prompt(row: Row, data: DataConfig) -> str | tuple[Message, ...]:
 def check_value(where: str, field: str, value: Any) -> None:
     """Check that a value can be tokenized, printed and pickled.
 
+    Args:
+        where: place for error messages.
+        field: name of the column.
+        value: the value, possibly nested.
+
     Raises:
         UserError: for text that no tokenizer can encode, a pickle, an integer that is too long to
             print, or deep nesting.

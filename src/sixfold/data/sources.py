@@ -68,8 +68,9 @@ def load_tasks(data: DataConfig, *, seed: int, rewards: tuple[str, ...]) -> Task
 
 
 def _mixture(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> TaskSet:
-    """Tasks of several sources. Ids get the source's name as prefix, and each task names its
-    source.
+    """Tasks of several sources.
+
+    Ids get the source's name as prefix, and each task names its source.
     """
     everything, commits = _Found(), {}
     for source in data.sources:

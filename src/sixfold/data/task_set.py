@@ -73,10 +73,15 @@ def given_tasks(tasks: Iterable[Any], heldout: Iterable[Any]) -> TaskSet:
 
 
 def drawn_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
-    """Draw `count` of the tasks (0: all): those whose hash of seed and id is smallest.
+    """Draw the tasks whose hash of seed and id is smallest.
 
     Files are often sorted, so the first tasks of a list are not representative. The draw does not
     depend on the order of the list, and a larger count draws the same tasks and more.
+
+    Args:
+        tasks: tasks to draw from.
+        count: number of tasks. 0: all, in their order.
+        seed: seed of the draw.
     """
     if not count:
         return list(tasks)

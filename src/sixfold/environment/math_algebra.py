@@ -180,8 +180,9 @@ def _depth(text: str) -> int:
 
 
 def _nested_functions(text: str) -> int:
-    r"""Nesting depth of functions: 2 for \sin(\cos x). simplify() takes time exponential in
-    it.
+    r"""Nesting depth of functions: 2 for \sin(\cos x).
+
+    simplify() takes time exponential in it.
     """
     deepest = depth = waiting = 0  # waiting: functions whose argument has not begun
     opened: list[int] = []
@@ -221,9 +222,7 @@ def _powers_are_small(text: str) -> bool:
 
 
 def _group_after(text: str, start: int) -> str:
-    """The exponent that starts at `start`: a bracketed group, or the text up to the next
-    operator.
-    """
+    """The exponent that starts at `start`: a bracketed group, or text up to the next operator."""
     start += len(text[start:]) - len(text[start:].lstrip())
     if text[start : start + 1] not in ("{", "("):
         return re.split(r"[+*/=,\s)}]", text[start:], maxsplit=1)[0]

@@ -97,16 +97,18 @@ def _equivalent(answer: str, gold: str, budget: Budget) -> bool:
 
 
 def _same_ordinal(answer: str, gold: str) -> bool | None:
-    """True if both are the same ordinal, as words or digits. None if one of them is not an
-    ordinal.
+    """True if both are the same ordinal, as words or digits.
+
+    None if one of them is not an ordinal.
     """
     left, right = ordinal(answer, words=True), ordinal(gold, words=True)
     return None if left is None or right is None else left == right
 
 
 def _same_measure(answer: Quantity, gold: Quantity, budget: Budget) -> bool:
-    """True if two numbers or expressions with units are equal. Only degrees and cents are
-    converted.
+    """True if two numbers or expressions with units are equal.
+
+    Only degrees and cents are converted.
     """
     units = {answer.unit, gold.unit}
     if units == {"$", "¢"} and answer.value is not None and gold.value is not None:

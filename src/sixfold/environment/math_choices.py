@@ -52,6 +52,11 @@ def same_choice(answer: str, gold: str, prompt: str) -> bool | None:
 
     A text beside the letter must not name a second option. It must not contradict the reference or
     the question if these give the text of the option.
+
+    Args:
+        answer: normalised answer.
+        gold: normalised reference answer.
+        prompt: text of the question.
     """
     wanted = choice(gold)
     given = choice(answer) if wanted else None

@@ -59,8 +59,9 @@ def _value(expression: Any) -> Any:
 
 
 def _tidy(value: Any) -> Any:
-    """Remove a real or imaginary part that is only rounding error: it would select the wrong
-    branch of a root.
+    """Remove a real or imaginary part that is only rounding error.
+
+    It would select the wrong branch of a root.
     """
     from mpmath import mp
 

@@ -30,8 +30,9 @@ def final_answer(completion: str) -> str | None:
 
 
 def _boxed(text: str) -> str | None:
-    r"""Content of the last box, with braces or without (`\boxed 5`). Prose after a bare box is
-    not content.
+    r"""Content of the last box, with braces or without (`\boxed 5`).
+
+    Prose after a bare box is not content.
     """
     bare = next(iter(deque(_BARE_BOX.finditer(text), maxlen=1)), None)
     start, end = _last_braces(text)

@@ -60,9 +60,7 @@ class RewardFunction:
 
     @cached_property
     def asks(self) -> frozenset[str]:
-        """Fields of `Sampled` that a function of Sixfold's form names after its first two
-        parameters.
-        """
+        """Fields of `Sampled` that Sixfold-form functions name after their first two parameters."""
         return asked_of(self.function)
 
     def __call__(self, completion: str, task: Task) -> float | None:
@@ -147,9 +145,15 @@ def check_spec(spec: str) -> None:
 def trl_arguments(function: RewardCallable, completions: Sequence[str], task: Task, sampled: Sampled) -> dict[str, Any]:
     """Arguments for a TRL function, as TRL 1.16 passes them.
 
-    Only what the function takes by name or by `**kwargs` is passed. Every column is a list with one
-    entry per completion. A chat prompt gives completions as message lists, a text prompt gives
-    strings. trainer_state, log_extra and log_metric belong to TRL's trainer and are not passed.
+    Every column is a list with one entry per completion. A chat prompt gives completions as message
+    lists, a text prompt gives strings. trainer_state, log_extra and log_metric belong to TRL's
+    trainer and are not passed.
+
+    Args:
+        function: the reward. Only what it takes by name or by `**kwargs` is passed.
+        completions: completions of one task.
+        task: the task.
+        sampled: token ids, finish reasons and the rendered prompt.
     """
     count = len(completions)
     chat = not isinstance(task.prompt, str)

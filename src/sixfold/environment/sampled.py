@@ -33,8 +33,9 @@ class Sampled(NamedTuple):
 
 
 def asked_of(function: Callable[..., Any]) -> frozenset[str]:
-    """Fields of `Sampled` that a function of Sixfold's form names after its first two
-    parameters.
+    """Fields of `Sampled` that `function` names after its first two parameters.
+
+    It must have Sixfold's form, not TRL's.
     """
     try:
         parameters = list(inspect.signature(function).parameters)

@@ -107,8 +107,9 @@ class Environment:
         self.solved_rule = solved_rule(self._labels, self._weights, metric, solved_at)
 
     def start(self) -> None:
-        """Start the processes without waiting. Call it early: rewards then load while the model
-        loads.
+        """Start the processes without waiting.
+
+        Call it early: rewards then load while the model loads.
         """
         if self._pool:
             self._pool.start()

@@ -71,8 +71,9 @@ def awaited(value: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """Event loop of `process`. A forked child does not inherit its parent's threads and needs its
-    own.
+    """Event loop of `process`.
+
+    A forked child does not inherit its parent's threads and needs its own.
     """
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="async-rewards", daemon=True).start()

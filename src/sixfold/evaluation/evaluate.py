@@ -42,8 +42,9 @@ class Evaluation:
 
     @property
     def by_source(self) -> dict[str, float]:
-        """Share solved per `Task.source` with at least `SOURCE_TASKS` tasks. Empty for one
-        source.
+        """Share solved per `Task.source` with at least `SOURCE_TASKS` tasks.
+
+        Empty for one source.
         """
         found: dict[str, list[float]] = {}
         for group, values in zip(self.groups, self.values, strict=True):
@@ -63,8 +64,9 @@ class Evaluation:
 
     @property
     def reward(self) -> Interval | None:
-        """Mean of the weighted sum that is trained on, with its 95 % interval. None if nothing was
-        scored.
+        """Mean of the weighted sum that is trained on, with its 95 % interval.
+
+        None if nothing was scored.
         """
         return _interval([[r.value for r in rewards if r.value is not None] for rewards in self._rewards()])
 
@@ -81,8 +83,8 @@ class Evaluation:
         return sum(r is None for group in self.groups for r in group.rewards)
 
     def pass_at(self, k: int) -> float:
-        """pass@k: mean over tasks of the unbiased probability that at least one of k samples
-        solves it.
+        """pass@k: unbiased probability that at least one of k samples solves a task, mean over
+        tasks.
         """
         return sum(pass_at_k(len(v), int(sum(v)), k) for v in self.values) / len(self.groups)
 
@@ -99,7 +101,14 @@ class Evaluation:
 
 
 def evaluate(rollout: Rollout, environment: EnvironmentRole, tasks: Sequence[Task], seed: int) -> Evaluation:
-    """Sample and score held-out tasks. `rollout` decides samples per task and temperature."""
+    """Sample and score held-out tasks.
+
+    Args:
+        rollout: samples completions; it decides samples per task and temperature.
+        environment: scores them.
+        tasks: held-out tasks.
+        seed: seed of the sampling.
+    """
     groups = rollout.generate(tasks, seed)
     environment.score(groups)
     return Evaluation(groups)

@@ -55,7 +55,16 @@ def make_out(out: Path | None, directory: Path, name: str) -> Path:
 
 
 def write_results(folder: Path, results: Mapping[str, Any], groups: Sequence[Sequence[Group]]) -> Path:
-    """Write the completions of each checkpoint and, last, results.json. Returns its path."""
+    """Write the completions of each checkpoint and, last, results.json.
+
+    Args:
+        folder: an existing folder.
+        results: content of results.json.
+        groups: scored groups of each checkpoint.
+
+    Returns:
+        Path of results.json.
+    """
     for number, of_checkpoint in enumerate(groups, start=1):
         lines = [json.dumps(line, default=str) for line in _completions(of_checkpoint)]
         write_bytes_atomic(folder / completions_file(number), "".join(f"{line}\n" for line in lines).encode())

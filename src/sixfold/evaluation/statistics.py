@@ -253,8 +253,9 @@ def _standard_error(values: Sequence[float], mean: float) -> float:
 
 
 def _t_coverage(t: float, df: int) -> float:
-    """P(|T| <= t) of Student's T with whole df: finite series 26.7.3 and 26.7.4 of Abramowitz and
-    Stegun.
+    """P(|T| <= t) of Student's T with whole df.
+
+    Finite series 26.7.3 and 26.7.4 of Abramowitz and Stegun.
     """
     angle = math.atan2(t, math.sqrt(df))
     cos2 = math.cos(angle) ** 2

@@ -42,9 +42,7 @@ class Reference(Protocol):
 
 
 class KeptReference(Reference, Protocol):
-    """What a run needs besides: the life of the weights from the first step to the last
-    checkpoint.
-    """
+    """What a run needs besides: the reference's weights, their checkpoints and their reset."""
 
     @property
     def scorer(self) -> Callable[[PackedRow], Tensor] | None:
@@ -55,8 +53,9 @@ class KeptReference(Reference, Protocol):
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights as `reference/NAME`, for a checkpoint; tied weights once. Empty if nothing is
-        kept.
+        """Weights as `reference/NAME`, for a checkpoint; tied weights once.
+
+        Empty if nothing is kept.
         """
         ...
 

@@ -43,9 +43,7 @@ def load_teacher(path: str, policy: Policy, longest: int) -> PreTrainedModel:
 
 
 def _difference(teacher: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBase) -> str:
-    """Differences between two vocabularies, in words, with the first example by the policy's
-    ids.
-    """
+    """Differences between two vocabularies in words, with the first example of each."""
     theirs, ours = teacher.get_vocab(), policy.get_vocab()
     moved = sorted((i, token) for token, i in ours.items() if theirs.get(token, i) != i)
     missing = sorted((i, token) for token, i in ours.items() if token not in theirs)

@@ -1,1 +1,3 @@
-"""What a run says of itself: the metrics schema, loggers, the live display, rollout dumps, and the HTML report. No torch."""
+"""Reports of a run: metrics schema, loggers, live display, rollout dumps and HTML report. No
+torch.
+"""

@@ -74,9 +74,7 @@ class Learning:
         return [line for line in said if line]
 
     def replay(self, records: Sequence[Mapping[str, Value]]) -> None:
-        """Process the metrics of the steps before a resume, so that their alarms are not
-        repeated.
-        """
+        """Process the metrics of steps before a resume, so that their alarms are not repeated."""
         for record in records:
             self.look(record)
 
@@ -129,8 +127,9 @@ class Learning:
         return f"no clear gain in {len(self._rewards)} steps: the mean reward is {fmean(last):.3g} and was {fmean(first):.3g}. {NOT_LEARNING}"
 
     def _ring(self, name: str, line: str | None) -> str | None:
-        """The line if the alarm is new: not active, and not raised in the last MEMORY steps with a
-        reward.
+        """The line if the alarm is new.
+
+        It is new if it is not active and was not raised in the last MEMORY steps with a reward.
         """
         new = line is not None and name not in self._ringing and len(self._rewards) >= self._quiet_until.get(name, 0)
         if line is None:

@@ -23,8 +23,9 @@ from .schema import LOG_RATIO_EDGES, Value, check
 
 
 class Logger(Protocol):
-    """Receives the metrics of each step, in step order, until closed. Keys are in
-    `schema.METRICS`.
+    """Receives the metrics of each step, in step order, until closed.
+
+    Keys are in `schema.METRICS`.
     """
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None: ...

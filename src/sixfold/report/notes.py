@@ -18,8 +18,9 @@ FILE = "notes.jsonl"
 
 @dataclass(frozen=True)
 class Note:
-    """A line for the user. A `warning` means that something is wrong; the line then says what to
-    try.
+    """A line for the user.
+
+    A `warning` means that something is wrong; the line then says what to try.
     """
 
     step: int

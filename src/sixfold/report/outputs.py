@@ -20,8 +20,10 @@ from .schema import Value
 
 
 class Loggers:
-    """metrics.jsonl always; metrics.csv, TensorBoard, trackio and wandb if the recipe names
-    them.
+    """All loggers of a run.
+
+    metrics.jsonl is always written. metrics.csv, TensorBoard, trackio and wandb are used if the
+    recipe names them.
     """
 
     def __init__(self, recipe: Recipe, run: RunFolder, settings: Mapping[str, object], first_step: int) -> None:

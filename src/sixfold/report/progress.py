@@ -69,8 +69,9 @@ class Progress:
             self._begin(name, total)
 
     def update(self, metrics: Mapping[str, Value]) -> None:
-        """Show the metrics of a finished step, including `step`. Missing keys keep their last
-        value.
+        """Show the metrics of a finished step, including `step`.
+
+        Missing keys keep their last value.
         """
         with self._lock:
             self._latest.update({key: float(value) for key, value in metrics.items() if isinstance(value, float | int)})
@@ -103,8 +104,9 @@ class Progress:
         self._print(table)
 
     def samples(self, before: Sequence[Sample], after: Sequence[Sample]) -> None:
-        """Show completions of the same prompts before and after training, with marks. Ends the
-        stage.
+        """Show completions of the same prompts before and after training, with marks.
+
+        Ends the stage.
         """
         self._close_stage()
         table = Table("prompt", "answer", "before", "after", title="Held-out samples", title_justify="left", show_lines=True)

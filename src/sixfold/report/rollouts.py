@@ -72,8 +72,9 @@ def read_rollouts(path: Path) -> list[dict[str, Any]]:
 
 
 def _check(path: Path, number: int, record: Any) -> None:
-    """Check that streams have one length and the reward has the known form, so that readers may
-    index.
+    """Check a record, so that readers may index.
+
+    Its streams must have one length, and its reward the known form.
     """
     try:
         trajectory = Trajectory.from_record(record)

@@ -123,8 +123,9 @@ class RunRecord:
         return sorted(found.items())
 
     def sources(self) -> dict[str, list[tuple[int, float | None]]]:
-        """(step, share solved) of each source in every evaluation. Empty for a run with one
-        source.
+        """(step, share solved) of each source in every evaluation.
+
+        Empty for a run with one source.
         """
         last = self.summary.get("steps", self.steps[-1] if self.steps else 0)
         found: dict[str, dict[int, float | None]] = {}

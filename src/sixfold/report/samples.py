@@ -31,7 +31,13 @@ class Sample:
 
 
 def write_samples(path: Path, before: Sequence[Sample], after: Sequence[Sample]) -> None:
-    """Write `RunFolder.samples` atomically."""
+    """Write `RunFolder.samples` atomically.
+
+    Args:
+        path: the file.
+        before: samples before training.
+        after: samples after training.
+    """
     record = {"before": [asdict(sample) for sample in before], "after": [asdict(sample) for sample in after]}
     # ASCII: a dataset may contain lone surrogates, which UTF-8 cannot encode.
     write_text_atomic(path, json.dumps(record, indent=1))

@@ -225,8 +225,9 @@ def _path(frame: Frame, points: Sequence[tuple[int, float]]) -> str:
 
 
 def _strips(frame: Frame, lines: Sequence[Line], show: Callable[[float], str]) -> str:
-    """Invisible columns, one per step (at most MAX_STRIPS), that show a hair line and values on
-    hover.
+    """Invisible columns, one per step, that show a hair line and values on hover.
+
+    There are at most MAX_STRIPS.
     """
     at: dict[int, list[str]] = {}
     for line in lines:

@@ -28,7 +28,13 @@ LEGEND = (
 
 
 def trajectories(step: int, records: Sequence[Record], first_open: bool = False) -> str:
-    """The groups of a step with the widest spread of rewards, each in a <details>."""
+    """HTML of the groups of a step with the widest spread of rewards, each in a <details>.
+
+    Args:
+        step: number of the step.
+        records: records of the step's dump.
+        first_open: whether the first group is shown open.
+    """
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(str(record.get("task_id", "")), []).append(record)
@@ -106,8 +112,9 @@ def _surprise(logp: float) -> int:
 
 
 def _shade(advantage: float | None, scale: float) -> str:
-    """CSS class n4 ... n1, a0, a1 ... a4: four depths per sign. Any value but 0 gets at least
-    depth 1.
+    """CSS class n4 ... n1, a0, a1 ... a4: four depths per sign.
+
+    Any value but 0 gets at least depth 1.
     """
     if not advantage or not scale:
         return "a0"

@@ -28,8 +28,9 @@ def one_line(text: str, limit: int = 120) -> str:
 
 
 def escape(value: object) -> str:
-    """`str(value)` as HTML text or attribute value: `visible`, with <, >, &, " and ' as
-    entities.
+    """`str(value)` as HTML text or attribute value.
+
+    Invisible characters are spelled out (`visible`); <, >, &, " and ' become entities.
     """
     return html.escape(visible(str(value)), quote=True)
 

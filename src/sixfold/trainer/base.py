@@ -12,8 +12,9 @@ class TrainerRole(Protocol):
 
     @property
     def version(self) -> int:
-        """Weight version. It increases by one with every update, and rollouts are stamped with
-        it.
+        """Weight version.
+
+        It increases by one with every update, and rollouts are stamped with it.
         """
         ...
 

@@ -89,7 +89,16 @@ def chunk_size(most: int, vocabulary: int) -> int:
 
 
 def score_row(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> tuple[Tensor, Tensor]:
-    """Log-prob and entropy of every scored token: [S] float32 each, in the order of row.target."""
+    """Log-prob and entropy of every scored token of a packed row.
+
+    Args:
+        model: model to score with.
+        row: packed row with S scored tokens.
+        scoring: temperature, chunk size and precision.
+
+    Returns:
+        (log-probs, entropies), each [S] float32, in the order of row.target.
+    """
     with torch.autocast(row.tokens.device.type, scoring.autocast or torch.bfloat16, enabled=scoring.autocast is not None):
         hidden = hidden_states(model, row.tokens, row.positions, row).index_select(0, row.predictor)
         size = chunk_size(scoring.chunk, len(model.get_output_embeddings().weight))
@@ -105,7 +114,18 @@ def score_row(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> tuple
 
 
 def score_batch(model: PreTrainedModel, batch: Batch, scoring: Scoring, max_tokens: int, share_prefix: bool) -> Tensor:
-    """Log-probs of a whole batch without gradient: [B, T], 0 where mask is False."""
+    """Log-probs of a whole batch, without gradient.
+
+    Args:
+        model: model to score with.
+        batch: batch to score.
+        scoring: temperature, chunk size and precision.
+        max_tokens: maximum tokens per micro-batch.
+        share_prefix: whether completions of one group share one computed prompt.
+
+    Returns:
+        [B, T], 0 where mask is False.
+    """
     return score_tables(model, batch, scoring, max_tokens, share_prefix)[0]
 
 

@@ -37,9 +37,14 @@ def reset_optimizer(optimizer: torch.optim.AdamW) -> None:
 
 
 def learning_rate(config: TrainerConfig, step: int, total: int) -> float:
-    """Learning rate of optimizer step `step` (starting at 0) of `total`.
+    """Learning rate of one optimizer step: linear warm-up, then the schedule.
 
-    Linear warm-up, then the schedule: constant, or linear or cosine decay to 0 at the last step.
+    The schedule is constant, or a linear or cosine decay to 0 at the last step.
+
+    Args:
+        config: trainer settings.
+        step: optimizer step, starting at 0.
+        total: number of optimizer steps.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps

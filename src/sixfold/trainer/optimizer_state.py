@@ -28,7 +28,10 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
 def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Inverse of `optimizer_tensors`, bit for bit.
 
-    Tensors whose name does not start with `optimizer/` are ignored. The others are copied.
+    Args:
+        optimizer: optimizer to restore.
+        model: model with the optimizer's parameters.
+        tensors: state to copy. Tensors whose name does not start with `optimizer/` are ignored.
 
     Raises:
         UserError: if names or shapes do not match the model. Nothing has been changed then.

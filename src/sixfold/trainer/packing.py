@@ -23,8 +23,9 @@ from .segments import AttentionPlan, Segment, SpanPlan, plan_attention
 
 @dataclass(frozen=True)
 class PackedRow:
-    """One micro-batch as a row of N tokens, of which S are scored. It is also the attention
-    layout.
+    """One micro-batch as a row of N tokens, of which S are scored.
+
+    It is also the attention layout.
 
     Args:
         tokens: [N] token ids.
@@ -56,11 +57,15 @@ class PackedRow:
 
 
 def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
-    """Pack the trajectories `rows` of the batch into one row.
+    """Pack trajectories of a batch into one row.
 
-    With share_prefix, trajectories of one group with the same prompt share one copy of it.
     Everything is computed on the host. It is sent to the batch's device in one copy, plus one copy
     for the attention plan.
+
+    Args:
+        batch: the batch.
+        rows: rows of the batch to pack.
+        share_prefix: whether trajectories of one group with the same prompt share one copy of it.
     """
     host, device = batch.at_host(), batch.tokens.device
     layout = _Layout(host.tokens.numpy(), host.mask.numpy(), host.lengths.tolist(), host.prompt_lengths.tolist())
@@ -146,11 +151,20 @@ class _Layout:
 
 
 def microbatches(batch: Batch, rows: Sequence[int], max_tokens: int, share_prefix: bool) -> list[list[int]]:
-    """Split trajectories into micro-batches of at most max_tokens computed tokens, in order.
+    """Split trajectories into micro-batches of at most max_tokens computed tokens.
 
     The order of `rows` is kept, so the trajectories of a group stay together and can share a
     prompt. A prompt counts again in every micro-batch that contains part of its group. A trajectory
     longer than max_tokens gets its own micro-batch.
+
+    Args:
+        batch: the batch.
+        rows: rows of the batch to split.
+        max_tokens: maximum computed tokens per micro-batch.
+        share_prefix: whether a shared prompt counts only once per micro-batch.
+
+    Returns:
+        Rows of each micro-batch.
     """
     host = batch.at_host()
     lengths, prompts = host.lengths.tolist(), host.prompt_lengths.tolist()

@@ -62,7 +62,13 @@ class Segment:
 def continuation_mask(before: int, length: int, window: int | None, device: torch.device) -> Tensor:
     """Boolean mask [length, before + length] of a continuation after `before` keys.
 
-    Query i, at position before + i, sees keys 0 .. before + i, or only the last `window` of them.
+    Query i, at position before + i, sees keys 0 .. before + i.
+
+    Args:
+        before: number of keys before the first query.
+        length: number of queries.
+        window: a query sees only its last `window` keys. None: all keys.
+        device: device of the mask.
     """
     query = torch.arange(before, before + length, device=device)[:, None]
     key = torch.arange(before + length, device=device)
@@ -179,8 +185,9 @@ class SpanPlan:
     keys: Tensor | None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
-        """Attention with q [1, H, N, D]; returns [1, N, H, D]. Scores are not kept and no mask is
-        made.
+        """Attention with q [1, H, N, D]; returns [1, N, H, D].
+
+        Scores are not kept and no mask is made.
         """
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
         if self.keys is not None:
@@ -231,9 +238,7 @@ def plan_calls(segments: Sequence[Segment], device: torch.device) -> AttentionPl
 
 
 def _grouped(short: Sequence[Segment]) -> list[list[Segment]]:
-    """Split segments, sorted by size, into groups padded to at most WASTE times their own
-    scores.
-    """
+    """Group segments, sorted by size, so that padding stays below WASTE times their own scores."""
     groups: list[list[Segment]] = []
     longest = most = true = 0
     for s in short:

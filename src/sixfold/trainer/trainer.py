@@ -216,8 +216,9 @@ class Trainer:
         return metrics
 
     def _accumulate(self, batch: Batch, parts: Sequence[Sequence[int]], loss: Loss) -> _Totals:
-        """Forward and backward every micro-batch. Gradients add up in float32 on the master
-        weights.
+        """Forward and backward every micro-batch.
+
+        Gradients add up in float32 on the master weights.
         """
         totals, host = _Totals(), batch.at_host()
         for rows in parts:
@@ -233,9 +234,7 @@ class Trainer:
         return totals
 
     def _forward(self, batch: Batch, packed: PackedRow) -> tuple[Batch, Tensor]:
-        """The micro-batch's rows as a batch with entropies filled in, and their log-probs [rows,
-        T].
-        """
+        """The micro-batch's rows with entropies filled in, and their log-probs [rows, T]."""
         local, at = batch.rows(packed.members), (packed.slot, packed.column)
         grid = torch.zeros(local.tokens.shape, device=batch.tokens.device)
         # Before the policy's forward pass: otherwise its activations would be held meanwhile.
@@ -270,8 +269,9 @@ class Trainer:
             )
 
     def _step(self, norm: Tensor, read: _Read, rate: float) -> bool:
-        """Update the weights if loss and gradient are finite. Returns True if the update was
-        skipped.
+        """Update the weights if loss and gradient are finite.
+
+        Returns True if the update was skipped.
         """
         self.steps += 1
         self.skip_reason = ""
