@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import UserError
 
 LONGEST_INTEGER = 4_300
-"""Maximum digits. Python refuses to convert longer integers to text, as rewards and logs do."""
+"""Maximum digits. Rewards and logs convert integers to text; Python refuses that for longer ones."""
 
 
 class _Refused(ValueError):

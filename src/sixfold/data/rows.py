@@ -189,7 +189,7 @@ def _check_text(where: str, field: str, text: str) -> None:
 def _is_encoded_pickle(text: str) -> bool:
     """True if text is base64 of a pickle, with or without zlib compression.
 
-    LiveCodeBench's private tests are. Only the first bytes are read.
+    LiveCodeBench's private tests have this form. Only the first bytes are read.
     """
     try:
         head = base64.b64decode(text[:64], validate=True)

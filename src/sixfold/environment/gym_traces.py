@@ -2,7 +2,7 @@
 
 A model trained from scratch cannot compute a sum of six terms in one go, but it can learn to write
 down the steps. Each solution ends with `#` and the answer, which `gym_reward` scores. For datasets
-that are not in `TRACES`, the worked solution is the answer alone.
+that are not in `TRACES`, warm-up imitates the answer alone.
 """
 
 from __future__ import annotations

@@ -36,7 +36,10 @@ class Choice(NamedTuple):
 
 @lru_cache(maxsize=1024)  # the K samples of a task share its reference answer
 def choice(text: str) -> Choice | None:
-    """The option that a normalised answer names, or None if it does not name exactly one."""
+    """The option that a normalised answer names, or None.
+
+    The text beside the letter may name a second option; `same_choice` checks this.
+    """
     text = _WRAPPED_WORD.sub(r"\1", text.replace("**", "")).strip()
     for form in _FORMS:
         match = form.fullmatch(text)

@@ -70,7 +70,8 @@ class Environment:
         solved_at: the score that counts as solved, see `solved`.
 
     Raises:
-        UserError: for an unknown reward name or an invalid callable.
+        UserError: for an unknown reward name, an invalid callable, a wrong number of weights, or a
+            `metric` that names no reward.
     """
 
     def __init__(

@@ -17,9 +17,8 @@ Z = 1.96
 """Half-width of a normal 95 % interval, in standard deviations."""
 
 EXACT_UP_TO = 14
-"""Maximum number of differing tasks for which the permutation test enumerates all 16,384 choices
-of signs.
-"""
+"""Maximum number of differing tasks for which the permutation test enumerates all choices of signs
+(at most 16,384)."""
 
 LEAST_P = 1e-12
 """Smallest p-value reported. Below it, rounding and the tests' assumptions dominate."""

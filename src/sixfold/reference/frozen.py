@@ -84,7 +84,12 @@ class FusedReference(FrozenWeights):
     """A frozen model that the trainer calls per micro-batch, before the policy's forward pass.
 
     Rows are packed once, and rows without weight are not scored. `ref_logp` is unknown until then,
-    so nothing before the loss may read it. Arguments are those of `FrozenReference`.
+    so nothing before the loss may read it.
+
+    Args:
+        model: the policy, or a teacher.
+        scoring: sampling temperature, chunk size and precision.
+        copy: keep a deep copy of `model`. False uses `model` itself, which nothing else may train.
     """
 
     def __init__(self, model: PreTrainedModel, scoring: Scoring, *, copy: bool = True) -> None:

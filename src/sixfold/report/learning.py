@@ -25,9 +25,8 @@ WINDOW = 20
 PATIENCE = 50
 """Steps after which the run should have learned something."""
 MEMORY = 100
-"""Steps of history. It also detects a reward that rose and solved tasks that stopped rising after
-step 500.
-"""
+"""Steps of history. Only these are compared, so solved tasks that stopped rising 500 steps ago are
+also noticed."""
 CLEAR = 4.0
 """Standard errors above which the reward has clearly risen."""
 SLIGHT = 2.0
