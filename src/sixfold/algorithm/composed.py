@@ -38,8 +38,7 @@ from .steering import Steering
 
 CLIP_COV_FRACTION, CLIP_COV_BAND = 2e-4, (1.0, 5.0)
 KL_COV_FRACTION, KL_COV_BETA = 2e-3, 1.0
-# In nats. A smaller gap is rounding, yet |gap| has its full gradient there, with the sign of the
-# rounding.
+# In nats. A smaller gap is rounding, yet |gap| has its full gradient there, with a random sign.
 KL_COV_DEAD_ZONE = 1e-3
 TOP_ENTROPY_QUANTILE = 0.8
 """Settings of the entropy rules in the papers (arXiv:2505.22617, arXiv:2506.01939)."""
@@ -178,8 +177,7 @@ class Composed:
         """[B, T] factor of each token's policy loss. None: no factor."""
         if self.method.correction != "negative-sequence":
             return batch.correction
-        # Always against the sampler: the rule measures how far the samples are from the current
-        # policy.
+        # Always against the sampler: the rule measures how far samples are from the current policy.
         keep = negative_sequence_mask(logp.detach(), batch.old_logp, filled(batch.advantages, "advantages"), batch.mask, self.method.band[1] or 0.0)
         return keep[:, None] * (torch.ones_like(logp) if batch.correction is None else batch.correction)
 

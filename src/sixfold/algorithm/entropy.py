@@ -172,8 +172,7 @@ def top_entropy_tokens(entropy: Tensor, mask: Tensor, quantile: float = 0.8) -> 
     ordered = entropy[mask].sort().values
     if len(ordered) == 0:
         return mask.clone()
-    # Do not use torch.quantile: it refuses more than 16 million values, which is one step of long
-    # completions.
+    # Not torch.quantile: it refuses more than 16 million values, one step of long completions.
     position = round(quantile * (len(ordered) - 1), 9)  # 0.55 * 100 is 55.00000000000001
     below, above = ordered[int(position)], ordered[min(int(position) + 1, len(ordered) - 1)]
     return mask & (entropy >= below + (above - below) * (position - int(position)))

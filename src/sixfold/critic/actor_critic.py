@@ -63,8 +63,7 @@ class ActorCritic:
         """
         learned = self.critic.update(self.objective.value_batch(batch), self.objective.compute_value_loss)
         if self.critic.batches <= self.warmup_steps:
-            # With all weights zero the policy's trainer makes no update but reports all its
-            # metrics.
+            # With all weights zero the policy's trainer makes no update but reports its metrics.
             metrics = self.actor.train_step(batch.with_(weights=torch.zeros_like(filled(batch.weights, "weights"))), loss)
             self.skip_reason = f"only the critic learns, warm-up step {self.critic.batches} of {self.warmup_steps}"
         else:

@@ -6,8 +6,8 @@
             it, so it cannot change the policy.
 
 Both heads start at zero: before the first update every value is exactly 0, and advantages are those
-without a critic. The value of token t is read where its log-prob is read, at the hidden state of t
-- 1: a baseline for a token must not have seen that token.
+without a critic. The value of token t is read where its log-prob is read, at the hidden state of
+t - 1: a baseline for a token must not have seen that token.
 """
 
 from __future__ import annotations

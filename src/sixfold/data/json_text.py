@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import UserError
 
 LONGEST_INTEGER = 4_300
-"""Maximum digits. Rewards and logs convert integers to text; Python refuses that for longer ones."""
+"""Maximum digits. Rewards and logs convert integers to text, which fails for longer ones."""
 
 
 class _Refused(ValueError):

@@ -1,7 +1,7 @@
 r"""Sets of real numbers as answers spell them.
 
-These are intervals, inequalities, unions and set-builder notation: `x > 3`, `(3, \\infty)`, `x \\in
-(3, \\infty)` and `\\{x \\mid x > 3\\}` are the same region. Endpoints stay text; the caller of
+These are intervals, inequalities, unions and set-builder notation: `x > 3`, `(3, \infty)`, `x \in
+(3, \infty)` and `\{x \mid x > 3\}` are the same region. Endpoints stay text; the caller of
 `same_region` decides when endpoints are equal.
 """
 

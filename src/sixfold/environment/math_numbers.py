@@ -173,7 +173,7 @@ def same_unit(left: str, right: str) -> bool:
 
 
 def ordinal(text: str, words: bool = False) -> int | None:
-    r"""The number of `3rd`, `3^{\\text{rd}}` or `the 21st place`, or None.
+    r"""The number of `3rd`, `3^{\text{rd}}` or `the 21st place`, or None.
 
     A wrong suffix gives None. With `words`, `third` counts too.
     """

@@ -93,8 +93,7 @@ def _line(task: Task, trajectory: Trajectory, advantage: Advantage, decode: Call
     try:
         text = json.dumps(record, allow_nan=False, default=str)
     except ValueError:
-        # Write null for a NaN log-prob, so that the line stays JSON: NaN is a reason to open the
-        # dump.
+        # Write null for a NaN log-prob, so that the line stays JSON and the dump can be read.
         text = json.dumps(_without_nan(record), allow_nan=False, default=str)
     return text.encode() + b"\n"
 
