@@ -46,7 +46,7 @@ _JOINED_DIGITS = re.compile(r"(?<![\d_^])\d+\s+\d")  # the parser adds them: 3 f
 
 
 class BadReference(Exception):
-    """The CAS fails on the reference answer: the task is wrong, not the answer."""
+    """The CAS fails on the reference answer: the task is at fault, not the answer."""
 
 
 def load_cas() -> None:
@@ -246,7 +246,7 @@ def _factorials_are_small(text: str) -> bool:
 def _exact(text: str) -> str:
     """Rewrite decimals as fractions, degrees as radians, and upright e and i as symbols.
 
-    Without this the CAS would use floats and compare only six digits.
+    With decimals the CAS would use floats and compare only six digits.
     """
     if "\\text" in text:
         text = _UPRIGHT.sub(r"\1", _CIS.sub(r"e^{i\1}", text))

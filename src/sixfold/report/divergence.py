@@ -11,7 +11,7 @@ from .schema import Value
 
 @dataclass
 class Divergence:
-    """Remembers the best evaluation so far.
+    """Remembers the best evaluation so far, the one whose interval has the highest lower end.
 
     Attributes:
         low: lower end of its 95 % interval.

@@ -32,7 +32,7 @@ from .packing import PackedRow, microbatches, pack
 
 
 class TrainingDiverged(RuntimeError):
-    """Several steps in a row had no finite gradient."""
+    """Several steps in a row had no finite loss or gradient."""
 
 
 class EngineDisagrees(TrainingDiverged):
