@@ -51,12 +51,15 @@ def test_functions_are_short() -> None:
 
 
 def test_files_and_classes_are_short() -> None:
+    """A file counts whole. A class counts lines of code: its arguments may be documented one per line."""
     for name, path, tree in modules():
         lines = len(path.read_text().splitlines())
         assert lines <= 500 or name in LONGER_FILES, f"{name}: {lines} lines"
+        code = _code_lines(path, tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
-                assert (node.end_lineno or 0) - node.lineno < 300, f"{name}.{node.name}"
+                size = len(code & set(range(node.lineno, (node.end_lineno or 0) + 1)))
+                assert size < 300, f"{name}.{node.name}: {size} lines of code"
 
 
 def test_inheritance_is_at_most_two_deep() -> None:
