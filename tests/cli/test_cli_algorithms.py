@@ -68,9 +68,10 @@ def test_markdown_and_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> N
     assert dapo["choices"]["clip_high"] == 0.28 and {c["field"]: c["after"] for c in dapo["changes"]}["dynamic_sampling"] == 4
 
 
-def test_one_algorithm_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_algorithm_in_full(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from sixfold.algorithm import dapo
 
+    monkeypatch.setenv("COLUMNS", "200")  # text is wrapped to the width of the terminal
     text = printed(capsys, "dapo")
     assert text.startswith((dapo.__doc__ or "").strip())
     assert (

@@ -163,9 +163,7 @@ def test_explain_says_which_cards_hold_the_run() -> None:
 
 
 @pytest.mark.parametrize(("visible", "described"), [("2,0", "GPU 2"), ("0", "GPU 0"), ("", None), ("GPU-8932", None)])
-def test_explain_describes_the_gpu_that_cuda_shows_the_run(
-    visible: str, described: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_explain_describes_the_gpu_that_cuda_shows_the_run(visible: str, described: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     shown = lines(devices=[Device(0, 10**10, 24 * 10**9), Device(2, 10**10, 24 * 10**9)])
     assert ([f"GPU {n}" for n in (0, 2) if f"GPU {n}," in shown] or [None]) == [described]
