@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .engine_kernels import typed
+
 SOURCE = Path(__file__).with_name("body.c")
 
 Compile = Callable[[Path], ctypes.CDLL | None]
@@ -100,13 +102,13 @@ class BodyKernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, integer, real, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-        self._rms_norm = _typed(library.rms_norm, pointer, pointer, real, pointer, integer, integer, threads)
-        self._silu_mul = _typed(library.silu_mul, pointer, integer, integer, threads)
-        self._rotate = _typed(library.rotate, pointer, *[integer] * 5, pointer, pointer, real, *[pointer] * 3, threads)
-        self._product = _typed(library.product, pointer, integer, *[pointer] * 3, *[integer] * 4, threads, threads)
-        self._body = _typed(library.body, pointer, integer, threads, threads)
-        self._pack = _typed(library.pack, pointer, *[integer] * 3, pointer, threads)
-        self._width: int = _typed(library.panel_width, result=integer)()
+        self._rms_norm = typed(library.rms_norm, pointer, pointer, real, pointer, integer, integer, threads)
+        self._silu_mul = typed(library.silu_mul, pointer, integer, integer, threads)
+        self._rotate = typed(library.rotate, pointer, *[integer] * 5, pointer, pointer, real, *[pointer] * 3, threads)
+        self._product = typed(library.product, pointer, integer, *[pointer] * 3, *[integer] * 4, threads, threads)
+        self._body = typed(library.body, pointer, integer, threads, threads)
+        self._pack = typed(library.pack, pointer, *[integer] * 3, pointer, threads)
+        self._width: int = typed(library.panel_width, result=integer)()
 
     def pack(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Packed:
         """Copy weights into the layout that `product` reads.
@@ -223,8 +225,3 @@ def body_kernels(build: Compile) -> BodyKernels | None:
     """The compiled kernels, or None if `build` returns None."""
     library = build(SOURCE)
     return None if library is None else BodyKernels(library)
-
-
-def _typed(function: Callable[..., Any], *types: type, result: type | None = None) -> Callable[..., Any]:
-    function.argtypes, function.restype = types, result  # type: ignore[attr-defined]
-    return function

@@ -52,11 +52,11 @@ class CPUKernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, integer, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        self._attend = _typed(library.paged_attention, pointer, *[integer] * 2, *[pointer] * 3, *[integer] * 2, pointer, integer, threads)
+        self._attend = typed(library.paged_attention, pointer, *[integer] * 2, *[pointer] * 3, *[integer] * 2, pointer, integer, threads)
         self.attend = ctypes.cast(library.paged_attention, pointer)
         """Pointer to the C function, of type `Attend`."""
-        self._attention_room = _typed(library.attention_room, *[integer] * 4, result=integer)
-        self._sample = _typed(library.sample, pointer, *[integer] * 3, *[pointer] * 5, threads)
+        self._attention_room = typed(library.attention_room, *[integer] * 4, result=integer)
+        self._sample = typed(library.sample, pointer, *[integer] * 3, *[pointer] * 5, threads)
         self._scratch = _Scratch()
 
     def attention(
@@ -135,7 +135,8 @@ class CPUKernels:
         return self._scratch.floats.data_ptr()
 
 
-def _typed(function: Callable[..., Any], *types: type, result: type | None = None) -> Callable[..., Any]:
+def typed(function: Callable[..., Any], *types: type, result: type | None = None) -> Callable[..., Any]:
+    """Set the argument and result types of a C function."""
     function.argtypes, function.restype = types, result  # type: ignore[attr-defined]
     return function
 
