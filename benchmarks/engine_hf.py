@@ -1,7 +1,8 @@
 """The side of `engine.py` that is transformers' `generate`, with a dynamic or a static cache.
 
-A batch is computed until its longest row is done, as `generate` does; of each row only the tokens that were wanted count. Log-probs are taken
-(`output_logits`) in the check only: sampled runs are timed without them, which is to its advantage.
+A batch is computed until its longest row is done, as `generate` does; of each row only the tokens
+that were wanted count. Log-probs are taken (`output_logits`) in the check only: sampled runs are
+timed without them, which is to its advantage.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ SETTINGS: dict[str, Any] = {"cache": "dynamic", "rows": 512}
 
 
 class Generate:
-    """rows: sequences in a batch. The prompts of a turn have one length, so nothing is padded. Batches keep their cache from turn to turn."""
+    """rows: sequences in a batch. The prompts of a turn have one length, so nothing is padded.
+    Batches keep their cache from turn to turn.
+    """
 
     def __init__(self, job: Job, settings: dict[str, Any]) -> None:
         work = job.conversations()
         self.model = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32).eval()
-        self.model.generation_config.eos_token_id = None  # what a GenerationConfig leaves open is taken from here
+        self.model.generation_config.eos_token_id = (
+            None  # what a GenerationConfig leaves open is taken from here
+        )
         self.static = settings["cache"] == "static"
         self.rows = settings["rows"]
         self.longest = max(sum(map(len, c.turns)) + sum(map(max, c.lengths)) for c in work)
@@ -47,7 +52,11 @@ class Generate:
         return [[next(given) for _ in ask.lengths] for ask in asks]
 
     def _cache(self) -> Cache:
-        return StaticCache(config=self.model.config, max_cache_len=self.longest) if self.static else DynamicCache(config=self.model.config)
+        return (
+            StaticCache(config=self.model.config, max_cache_len=self.longest)
+            if self.static
+            else DynamicCache(config=self.model.config)
+        )
 
     def _batch(self, rows: list[tuple[Ask, int]], cache: Cache) -> list[Answer]:
         prompts = torch.tensor([ask.prompt for ask, _ in rows])
@@ -63,14 +72,27 @@ class Generate:
             output_logits=self.greedy,
             return_dict_in_generate=True,
         )
-        out = self.model.generate(prompts, attention_mask=torch.ones_like(prompts), generation_config=config, past_key_values=cache)
+        out = self.model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            generation_config=config,
+            past_key_values=cache,
+        )
         tokens = out.sequences[:, prompts.shape[1] :]
         logps = self._logps(out.logits, tokens) if self.greedy else [None] * len(rows)
-        return [Answer(row[:n], logp and logp[:n]) for row, logp, n in zip(tokens.tolist(), logps, wanted, strict=True)]
+        return [
+            Answer(row[:n], logp and logp[:n])
+            for row, logp, n in zip(tokens.tolist(), logps, wanted, strict=True)
+        ]
 
     @staticmethod
     def _logps(logits: tuple[Tensor, ...], tokens: Tensor) -> list[list[float]]:
-        return torch.stack(logits, dim=1).log_softmax(-1).gather(-1, tokens[..., None])[..., 0].tolist()
+        return (
+            torch.stack(logits, dim=1)
+            .log_softmax(-1)
+            .gather(-1, tokens[..., None])[..., 0]
+            .tolist()
+        )
 
 
 def main(path: str) -> None:
@@ -78,7 +100,12 @@ def main(path: str) -> None:
     job = Job.load(path)
     torch.set_num_threads(job.threads)
     settings = SETTINGS | job.settings
-    serve(job, Generate(job, settings), {"torch": torch.__version__, "transformers": transformers.__version__}, settings)
+    serve(
+        job,
+        Generate(job, settings),
+        {"torch": torch.__version__, "transformers": transformers.__version__},
+        settings,
+    )
 
 
 if __name__ == "__main__":

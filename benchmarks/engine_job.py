@@ -1,15 +1,17 @@
-"""What every side of `engine.py` is asked to do, and how it is asked: the work, the protocol of a side, and the loop that times it.
+"""What every side of `engine.py` is asked to do, and how it is asked: the work, the protocol of a
+side, and the loop that times it.
 
-A side is a program `engine_NAME.py JOB`, JOB a file that holds a `Job` as JSON. It wraps its engine in the two methods of `Side` and calls `serve`,
-which prints the lines that the harness reads (`side_process.emit`):
+A side is a program `engine_NAME.py JOB`, JOB a file that holds a `Job` as JSON. It wraps its engine
+in the two methods of `Side` and calls `serve`, which prints the lines that the harness reads
+(`side_process.emit`):
 
     {"event": "start", "side": ..., "versions": {...}, "settings": {...}}
-    {"event": "check", "answers": [[[{"tokens": [...], "logps": [...]}], ...], ...]}     greedy, by turn, conversation and sample
-    {"event": "run", "seconds": 8.1, "cpu_seconds": 15.9, "lengths": [[[128, ...], ...], ...]}     sampled, timed; likewise
-    {"event": "end", "peak_mb": 900}
+    {"event": "check", "answers": [[[{"tokens": [...], "logps": [...]}], ...], ...]}     greedy, by
+    turn, conversation and sample {"event": "run", "seconds": 8.1, "cpu_seconds": 15.9, "lengths":
+    [[[128, ...], ...], ...]}     sampled, timed; likewise {"event": "end", "peak_mb": 900}
 
-Token ids go in, token ids come out. How many tokens a sample gets is drawn before anyone runs (`Profile`), so that every side does the same work:
-nothing stops a completion but its length.
+Token ids go in, token ids come out. How many tokens a sample gets is drawn before anyone runs
+(`Profile`), so that every side does the same work: nothing stops a completion but its length.
 """
 
 from __future__ import annotations
@@ -37,8 +39,10 @@ CHECKED_TOKENS = 16
 class Profile:
     """Shape of the work. Lengths in tokens.
 
-    shared: tokens that all prompts begin with. prompt: a conversation's own tokens in each turn. completion: exact length, or with `mean` the cap of
-    a geometric distribution. mean: its mean without the cap, 0 for exact lengths. turns: each goes on from all that was said before.
+    shared: tokens that all prompts begin with. prompt: a conversation's own tokens in each turn.
+    completion: exact length, or with `mean` the cap of
+    a geometric distribution. mean: its mean without the cap, 0 for exact lengths. turns: each goes
+    on from all that was said before.
     """
 
     prompt: int
@@ -68,7 +72,9 @@ PROFILES = {
 
 @dataclass(frozen=True)
 class Conversation:
-    """turns: the user's tokens, turn by turn. lengths: tokens wanted of each sample, by turn; of several turns each has one sample."""
+    """turns: the user's tokens, turn by turn. lengths: tokens wanted of each sample, by turn; of
+    several turns each has one sample.
+    """
 
     turns: list[list[int]]
     lengths: list[list[int]]
@@ -80,7 +86,9 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Job:
-    """What one side is asked to run. work: JSON file of conversations. settings: the side's own, over those in its file."""
+    """What one side is asked to run. work: JSON file of conversations. settings: the side's own,
+    over those in its file.
+    """
 
     side: str
     profile: str
@@ -102,14 +110,18 @@ class Job:
 
 @dataclass(frozen=True)
 class Ask:
-    """One prompt, everything that was said before it included. key: unique in the run. lengths: tokens wanted of each sample."""
+    """One prompt, everything that was said before it included. key: unique in the run. lengths:
+    tokens wanted of each sample.
+    """
 
     key: str
     prompt: list[int]
     lengths: list[int]
 
     def by_length(self) -> dict[int, list[int]]:
-        """Length -> samples that get it: engines take several samples of a prompt in one request if they end alike."""
+        """Length -> samples that get it: engines take several samples of a prompt in one request if
+        they end alike.
+        """
         groups: dict[int, list[int]] = {}
         for sample, length in enumerate(self.lengths):
             groups.setdefault(length, []).append(sample)
@@ -118,7 +130,9 @@ class Ask:
 
 @dataclass(frozen=True)
 class Answer:
-    """A completion. logps: of its tokens, as they were sampled; None where the side was not asked for them."""
+    """A completion. logps: of its tokens, as they were sampled; None where the side was not asked
+    for them.
+    """
 
     tokens: list[int]
     logps: list[float] | None
@@ -128,13 +142,19 @@ class Side(Protocol):
     """An engine under test."""
 
     def begin(self, greedy: bool) -> None:
-        """A new run, not timed: forget all that is cached. Greedy runs must give log-probs, at temperature 1; others sample at temperature 1."""
+        """A new run, not timed: forget all that is cached. Greedy runs must give log-probs, at
+        temperature 1; others sample at temperature 1.
+        """
 
     def answer(self, asks: list[Ask]) -> list[list[Answer]]:
-        """Complete every ask of a turn; answers in the order of asks, by sample. In later turns an ask begins with an earlier one and its answer."""
+        """Complete every ask of a turn; answers in the order of asks, by sample. In later turns an
+        ask begins with an earlier one and its answer.
+        """
 
 
-def make_work(profile: Profile, conversations: int, vocabulary: int, seed: int = 0) -> list[Conversation]:
+def make_work(
+    profile: Profile, conversations: int, vocabulary: int, seed: int = 0
+) -> list[Conversation]:
     """The conversations of a profile, a function of the arguments alone."""
     rng = random.Random(seed)
 
@@ -145,7 +165,9 @@ def make_work(profile: Profile, conversations: int, vocabulary: int, seed: int =
     work = []
     for _ in range(conversations):
         turns = [text(profile.prompt) for _ in range(profile.turns)]
-        lengths = [[profile.length(rng) for _ in range(profile.samples)] for _ in range(profile.turns)]
+        lengths = [
+            [profile.length(rng) for _ in range(profile.samples)] for _ in range(profile.turns)
+        ]
         work.append(Conversation([shared + turns[0], *turns[1:]], lengths))
     return work
 
@@ -156,8 +178,10 @@ def save_work(work: Iterable[Conversation], path: Path) -> None:
 
 
 def needed_flops(shape: Shape, work: Sequence[Conversation], shared: int) -> int:
-    """FLOPs that the work needs if nothing is computed twice: not what prompts share (`shared` tokens), nor a prompt for each of its samples, nor
-    what was said in earlier turns. A completion's last token is predicted, and fed forward only if another turn follows."""
+    """FLOPs that the work needs if nothing is computed twice: not what prompts share (`shared`
+    tokens), nor a prompt for each of its samples, nor what was said in earlier turns. A
+    completion's last token is predicted, and fed forward only if another turn follows.
+    """
     total = forward_flops(shape, 0, shared, predictions=0)
     for conversation in work:
         known = length = 0
@@ -169,16 +193,25 @@ def needed_flops(shape: Shape, work: Sequence[Conversation], shared: int) -> int
     return total
 
 
-def play(side: Side, work: Sequence[Conversation], greedy: bool) -> tuple[float, list[list[list[Answer]]]]:
-    """Run the work on a side -> (seconds, answers by turn, conversation and sample). All conversations go through a turn together."""
+def play(
+    side: Side, work: Sequence[Conversation], greedy: bool
+) -> tuple[float, list[list[list[Answer]]]]:
+    """Run the work on a side -> (seconds, answers by turn, conversation and sample). All
+    conversations go through a turn together.
+    """
     side.begin(greedy)
     start = time.perf_counter()
     history: list[list[int]] = [[] for _ in work]
     answers = []
     for turn in range(len(work[0].turns)):
-        asks = [Ask(f"{i}/{turn}", history[i] + c.turns[turn], c.lengths[turn]) for i, c in enumerate(work)]
+        asks = [
+            Ask(f"{i}/{turn}", history[i] + c.turns[turn], c.lengths[turn])
+            for i, c in enumerate(work)
+        ]
         answers.append(side.answer(asks))
-        history = [ask.prompt + given[0].tokens for ask, given in zip(asks, answers[-1], strict=True)]
+        history = [
+            ask.prompt + given[0].tokens for ask, given in zip(asks, answers[-1], strict=True)
+        ]
     return time.perf_counter() - start, answers
 
 
@@ -186,11 +219,14 @@ def serve(job: Job, side: Side, versions: Mapping[str, str], settings: Mapping[s
     """Check, warm up with one run that is not timed, run, and report."""
     work = job.conversations()
     emit("start", side=job.side, versions=versions, settings=settings)
-    _, answers = play(side, [c.opening(CHECKED_TOKENS) for c in work[:CHECKED_CONVERSATIONS]], greedy=True)
+    _, answers = play(
+        side, [c.opening(CHECKED_TOKENS) for c in work[:CHECKED_CONVERSATIONS]], greedy=True
+    )
     emit("check", answers=[[[asdict(a) for a in samples] for samples in turn] for turn in answers])
     play(side, work, greedy=False)
     gc.collect()
-    gc.freeze()  # or a look through all that imports made, 0.2 s, would fall into some run of some side
+    # or a look through all that imports made, 0.2 s, would fall into some run of some side
+    gc.freeze()
     for _ in range(job.repeats):
         before = time.process_time()
         seconds, answers = play(side, work, greedy=False)
@@ -204,6 +240,12 @@ def serve(job: Job, side: Side, versions: Mapping[str, str], settings: Mapping[s
 
 
 def peak_mb() -> float:
-    """Most memory this process has held. Not `getrusage`: its maximum outlives exec, and so begins at the harness's own."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    """Most memory this process has held. Not `getrusage`: its maximum outlives exec, and so begins
+    at the harness's own.
+    """
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM:")
+    )
     return int(line.split()[1]) / 1024

@@ -24,10 +24,16 @@ class Sixfold:
 
     def __init__(self, job: Job, settings: dict[str, Any]) -> None:
         work = job.conversations()
-        rooms = [sum(map(len, c.turns)) + sum(lengths[s] for lengths in c.lengths) for c in work for s in range(len(c.lengths[0]))]
+        rooms = [
+            sum(map(len, c.turns)) + sum(lengths[s] for lengths in c.lengths)
+            for c in work
+            for s in range(len(c.lengths[0]))
+        ]
         policy = load_policy(ModelConfig(path=job.model), seed=0, device="cpu")
         kv_tokens = sum(rooms) + 2 * settings["block_size"] * len(rooms)
-        self.engine = Engine(CausalLM(policy.model), kv_tokens=kv_tokens, max_running=len(rooms), **settings)
+        self.engine = Engine(
+            CausalLM(policy.model), kv_tokens=kv_tokens, max_running=len(rooms), **settings
+        )
 
     def begin(self, greedy: bool) -> None:
         self.temperature = 0.0 if greedy else 1.0
@@ -36,11 +42,18 @@ class Sixfold:
     def answer(self, asks: list[Ask]) -> list[list[Answer]]:
         for ask in asks:
             for length, samples in ask.by_length().items():
-                self.engine.add(ask.key, ask.prompt, SamplingParams(length, self.temperature), samples)
-        done = {(s.request.key, s.sample): s for s in self.engine.run(same_weights=self.same_weights)}
+                self.engine.add(
+                    ask.key, ask.prompt, SamplingParams(length, self.temperature), samples
+                )
+        done = {
+            (s.request.key, s.sample): s for s in self.engine.run(same_weights=self.same_weights)
+        }
         self.same_weights = True
         found = [[done[ask.key, sample] for sample in range(len(ask.lengths))] for ask in asks]
-        return [[Answer(s.tokens[len(ask.prompt) :], s.logp) for s in row] for ask, row in zip(asks, found, strict=True)]
+        return [
+            [Answer(s.tokens[len(ask.prompt) :], s.logp) for s in row]
+            for ask, row in zip(asks, found, strict=True)
+        ]
 
 
 def main(path: str) -> None:
@@ -48,7 +61,11 @@ def main(path: str) -> None:
     job = Job.load(path)
     torch.set_num_threads(job.threads)
     settings = SETTINGS | job.settings
-    versions = {"sixfold": sixfold.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    versions = {
+        "sixfold": sixfold.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
     serve(job, Sixfold(job, settings), versions, settings)
 
 

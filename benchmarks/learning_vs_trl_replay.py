@@ -1,13 +1,17 @@
-"""TRL's samples through Sixfold's trainer: the same base, every completion and reward as TRL drew them, step after step.
+"""TRL's samples through Sixfold's trainer: the same base, every completion and reward as TRL drew
+them, step after step.
 
-    python learning_vs_trl_replay.py JOB.json    # needs TRL's output; prints {"step", "distance"} for every checkpoint, and keeps the weights
+    python learning_vs_trl_replay.py JOB.json    # needs TRL's output; prints {"step", "distance"}
+    for every checkpoint, and keeps the weights
 
-Two learners that sample for themselves part by chance; here nothing is left to it. Nor to the one setting that TRL does not have: it divides by
-the n - 1 form of a group's deviation, Sixfold by the n form, so that Sixfold's gradients are sqrt(K / (K - 1)) times as long. Adam does not see
-a constant factor, but the limit on the gradient's norm does; the replay sets it that much higher, where it cuts the same gradients as TRL's.
+Two learners that sample for themselves part by chance; here nothing is left to it. Nor to the one
+setting that TRL does not have: it divides by the n - 1 form of a group's deviation, Sixfold by the
+n form, so that Sixfold's gradients are sqrt(K / (K - 1)) times as long. Adam does not see a
+constant factor, but the limit on the gradient's norm does; the replay sets it that much higher,
+where it cuts the same gradients as TRL's.
 
-distance: between TRL's weights and these, as a share of the way that TRL's have come from the base, |ours - TRL's| / |TRL's - base|, over all
-parameters.
+distance: between TRL's weights and these, as a share of the way that TRL's have come from the base,
+|ours - TRL's| / |TRL's - base|, over all parameters.
 """
 
 from __future__ import annotations
@@ -31,8 +35,12 @@ from sixfold.trainer.logprobs import score_batch
 from sixfold.types import Group, Reward, Task, Trajectory
 
 
-def groups_of(world: World, tasks: Mapping[str, Task], step: Mapping[str, Any], version: int) -> list[Group]:
-    """One step of TRL's samples file as groups; `version` is that of the weights, which are the ones TRL sampled with."""
+def groups_of(
+    world: World, tasks: Mapping[str, Task], step: Mapping[str, Any], version: int
+) -> list[Group]:
+    """One step of TRL's samples file as groups; `version` is that of the weights, which are the
+    ones TRL sampled with.
+    """
     groups = []
     for first in range(0, len(step["tasks"]), SAMPLES_PER_PROMPT):
         task = tasks[step["tasks"][first]]
@@ -47,7 +55,10 @@ def groups_of(world: World, tasks: Mapping[str, Task], step: Mapping[str, Any], 
                     tokens=prompt + completion,
                     prompt_length=len(prompt),
                     mask=[False] * len(prompt) + [True] * len(completion),
-                    logp=[0.0] * (len(prompt) + len(completion)),  # filled in by `scored`: TRL keeps none of its own here
+                    logp=[0.0]
+                    * (
+                        len(prompt) + len(completion)
+                    ),  # filled in by `scored`: TRL keeps none of its own here
                     version=[-1] * len(prompt) + [version] * len(completion),
                     finish_reason="stop",
                     reward=Reward(step["rewards"][first + k]),
@@ -58,9 +69,19 @@ def groups_of(world: World, tasks: Mapping[str, Task], step: Mapping[str, Any], 
 
 
 def scored(world: World, batch: Batch) -> Batch:
-    """The batch with the log-probs of the weights as they are, so that every ratio is 1, as it is in TRL."""
+    """The batch with the log-probs of the weights as they are, so that every ratio is 1, as it is
+    in TRL.
+    """
     config = world.recipe.trainer
-    return batch.with_(old_logp=score_batch(world.policy.model, batch, world.scoring, config.max_tokens_per_microbatch, config.share_prefix))
+    return batch.with_(
+        old_logp=score_batch(
+            world.policy.model,
+            batch,
+            world.scoring,
+            config.max_tokens_per_microbatch,
+            config.share_prefix,
+        )
+    )
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:
@@ -68,11 +89,15 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
     return _parameters(AutoModelForCausalLM.from_pretrained(folder))
 
 
-def distance(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> float:
+def distance(
+    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], base: Mapping[str, Tensor]
+) -> float:
     """|ours - theirs| / |theirs - base|, Euclidean, over all parameters."""
 
     def gap(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-        return sum(float((a[name].double() - b[name].double()).square().sum()) for name in base) ** 0.5
+        return (
+            sum(float((a[name].double() - b[name].double()).square().sum()) for name in base) ** 0.5
+        )
 
     return gap(ours, theirs) / gap(theirs, base)
 
@@ -82,15 +107,24 @@ def main(path: str) -> None:
     job = Job.load(Path(path))
     torch.set_num_threads(1)
     clip = (SAMPLES_PER_PROMPT / (SAMPLES_PER_PROMPT - 1)) ** 0.5
-    world = build_world(load_recipe("demo", [*job.flags(), "--sft.steps", "0", "--trainer.grad_clip", str(clip)]), str(job.base))
+    world = build_world(
+        load_recipe("demo", [*job.flags(), "--sft.steps", "0", "--trainer.grad_clip", str(clip)]),
+        str(job.base),
+    )
     base, tasks = weights_of(job.base), {task.id: task for task in world.tasks.train}
     learners = build_learners(world)
     for number, line in enumerate(job.trl_samples.read_text().splitlines(), start=1):
-        batch = scored(world, collate(groups_of(world, tasks, json.loads(line), learners.trainer.version)))
-        learners.trainer.train_step(learners.algorithm.compute_advantages(batch), learners.algorithm.compute_loss)
+        batch = scored(
+            world, collate(groups_of(world, tasks, json.loads(line), learners.trainer.version))
+        )
+        learners.trainer.train_step(
+            learners.algorithm.compute_advantages(batch), learners.algorithm.compute_loss
+        )
         if number in job.checkpoints:
             world.policy.save(job.weights("replay", number))
-            found = distance(_parameters(world.policy.model), weights_of(job.weights("trl", number)), base)
+            found = distance(
+                _parameters(world.policy.model), weights_of(job.weights("trl", number)), base
+            )
             print(json.dumps({"step": number, "distance": found}), flush=True)
     world.close()
 

@@ -1,9 +1,11 @@
-"""TRL's side of `learning_vs_trl.py`: trains one job's base with `trl.GRPOTrainer` and keeps its samples, and its weights at every checkpoint.
+"""TRL's side of `learning_vs_trl.py`: trains one job's base with `trl.GRPOTrainer` and keeps its
+samples, and its weights at every checkpoint.
 
     python learning_vs_trl_trl.py JOB.json
 
-Runs under the python of `.venv-trl`, where Sixfold is not installed; the harness puts Sixfold's source on the path, for the job and for the
-reward, which need nothing but the standard library. Prints one JSON object for each step, a `StepRecord`.
+Runs under the python of `.venv-trl`, where Sixfold is not installed; the harness puts Sixfold's
+source on the path, for the job and for the reward, which need nothing but the standard library.
+Prints one JSON object for each step, a `StepRecord`.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from sixfold.environment.arithmetic import arithmetic_reward
 from sixfold.types import Task
 
-MICROBATCH = 32  # trajectories in one forward and backward; TRL's loss is the same for any, as long as all are equal
+# trajectories in one forward and backward; TRL's loss is the same for any, as long as all are equal
+MICROBATCH = 32
 
 
 def configure(job: Job) -> trl.GRPOConfig:
-    """The job in TRL's words: GRPO as Sixfold computes it, as far as settings go (README.md says where they end)."""
+    """The job in TRL's words: GRPO as Sixfold computes it, as far as settings go (README.md says
+    where they end).
+    """
     return trl.GRPOConfig(
         output_dir=str(job.trl),
         use_cpu=True,
@@ -41,7 +46,9 @@ def configure(job: Job) -> trl.GRPOConfig:
         num_iterations=1,
         max_completion_length=job.max_new_tokens,
         temperature=TEMPERATURE,
-        shuffle_dataset=False,  # its sampler then walks the tasks in the file's order, which is the order Sixfold trains them in
+        # its sampler then walks the tasks in the file's order, which is the order Sixfold trains
+        # them in
+        shuffle_dataset=False,
         beta=0.0,
         epsilon=0.2,
         loss_type="grpo",
@@ -66,7 +73,9 @@ def configure(job: Job) -> trl.GRPOConfig:
 
 
 class Recorder(TrainerCallback):
-    """The reward as TRL calls it, and a callback: between them they see all that a `StepRecord` holds."""
+    """The reward as TRL calls it, and a callback: between them they see all that a `StepRecord`
+    holds.
+    """
 
     __name__ = "arithmetic"  # TRL names its metrics after the reward function
 
@@ -80,14 +89,30 @@ class Recorder(TrainerCallback):
         self.clock = 0.0
 
     def __call__(
-        self, prompts: list[Any], completions: list[Any], completion_ids: list[list[int]], id: list[str], answer: list[int], **_: Any
+        self,
+        prompts: list[Any],
+        completions: list[Any],
+        completion_ids: list[list[int]],
+        id: list[str],
+        answer: list[int],
+        **_: Any,
     ) -> list[float]:
         texts = [completion[0]["content"] for completion in completions]
-        rewards = [arithmetic_reward(text, Task(name, "", right)) for text, name, right in zip(texts, id, answer, strict=True)]
-        self.tasks, self.prompts, self.completions, self.rewards = id, prompts, completion_ids, rewards  # one call a step, with all its rows
+        rewards = [
+            arithmetic_reward(text, Task(name, "", right))
+            for text, name, right in zip(texts, id, answer, strict=True)
+        ]
+        self.tasks, self.prompts, self.completions, self.rewards = (
+            id,
+            prompts,
+            completion_ids,
+            rewards,
+        )  # one call a step, with all its rows
         return rewards
 
-    def on_train_begin(self, *_: Any, model: PreTrainedModel, processing_class: PreTrainedTokenizerBase, **__: Any) -> None:
+    def on_train_begin(
+        self, *_: Any, model: PreTrainedModel, processing_class: PreTrainedTokenizerBase, **__: Any
+    ) -> None:
         self._save(0, model, processing_class)
         self.clock = time.perf_counter()
 
@@ -95,11 +120,20 @@ class Recorder(TrainerCallback):
         self.learning_rate = optimizer.param_groups[0]["lr"]
 
     def on_step_end(
-        self, _args: Any, state: TrainerState, *_: Any, model: PreTrainedModel, processing_class: PreTrainedTokenizerBase, **__: Any
+        self,
+        _args: Any,
+        state: TrainerState,
+        *_: Any,
+        model: PreTrainedModel,
+        processing_class: PreTrainedTokenizerBase,
+        **__: Any,
     ) -> None:
         seconds = time.perf_counter() - self.clock
         prompts = processing_class.apply_chat_template(
-            self.prompts[::SAMPLES_PER_PROMPT], add_generation_prompt=True, tokenize=True, return_dict=True
+            self.prompts[::SAMPLES_PER_PROMPT],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
         )["input_ids"]
         record = StepRecord(
             step=state.global_step,
@@ -113,7 +147,12 @@ class Recorder(TrainerCallback):
         )
         print(json.dumps(asdict(record)), flush=True)
         with self.job.trl_samples.open("a") as file:
-            file.write(json.dumps({"tasks": self.tasks, "completions": self.completions, "rewards": self.rewards}) + "\n")
+            file.write(
+                json.dumps(
+                    {"tasks": self.tasks, "completions": self.completions, "rewards": self.rewards}
+                )
+                + "\n"
+            )
         if state.global_step in self.job.checkpoints:
             self._save(state.global_step, model, processing_class)
         self.clock = time.perf_counter()
@@ -129,7 +168,9 @@ def main(path: str) -> None:
     job = Job.load(Path(path))
     torch.set_num_threads(1)
     recorder = Recorder(job)
-    rows = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in job.read_tasks()]
+    rows = [
+        {**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in job.read_tasks()
+    ]
     trainer = trl.GRPOTrainer(
         model=str(job.base),
         args=configure(job),

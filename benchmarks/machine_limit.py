@@ -1,4 +1,6 @@
-"""How fast this machine multiplies matrices, measured in the run whose results it is held against."""
+"""How fast this machine multiplies matrices, measured in the run whose results it is held
+against.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ SUSTAINED_S = 2.0
 
 
 def matmul_gflops() -> float:
-    """Best rate of a float32 matmul in GFLOP/s: a large square one, and the benchmark model's own shapes on 4096 tokens."""
+    """Best rate of a float32 matmul in GFLOP/s: a large square one, and the benchmark model's own
+    shapes on 4096 tokens.
+    """
     import torch
 
     torch.set_num_threads(THREADS)
@@ -25,8 +29,9 @@ def matmul_gflops() -> float:
 
 
 def sustained_gflops() -> list[float]:
-    """Rates of a large float32 matmul in GFLOP/s, call after call for SUSTAINED_S. Beside other tenants a machine gives its best rate for a tenth of
-    a second and much less for longer, and no engine does all its work in the best tenth."""
+    """Rates of a large float32 matmul in GFLOP/s, call after call for SUSTAINED_S. Beside other
+    tenants a machine gives its best rate for a tenth of a second and much less for longer, and no
+    engine does all its work in the best tenth."""
     import torch
 
     torch.set_num_threads(THREADS)

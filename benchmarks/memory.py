@@ -1,10 +1,11 @@
-"""Planned and measured memory of one training step: a scaled-down copy of the gsm8k recipe, on the CPU.
+"""Planned and measured memory of one training step: a scaled-down copy of the gsm8k recipe, on the
+CPU.
 
     python benchmarks/memory.py
 
-The model has the shape of Qwen2.5-0.5B at an eighth of its width and a quarter of its layers. PyTorch's profiler records
-every allocation of the second step, when AdamW has its moments; the peak is the largest sum of what is alive. It does not
-depend on the machine's load.
+The model has the shape of Qwen2.5-0.5B at an eighth of its width and a quarter of its layers.
+PyTorch's profiler records every allocation of the second step, when AdamW has its moments; the peak
+is the largest sum of what is alive. It does not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -45,12 +46,20 @@ PROMPT, NEW, SAMPLES, TOKENS = 96, 96, 8, 864
 def main() -> None:
     """Measure every precision with every kind of checkpointing, or those that are asked for."""
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    arguments.add_argument("--precision", choices=["bfloat16", "float32"], help="one alone (default: both)")
-    arguments.add_argument("--checkpointing", choices=["none", "selective", "full"], help="one alone (default: all three)")
+    arguments.add_argument(
+        "--precision", choices=["bfloat16", "float32"], help="one alone (default: both)"
+    )
+    arguments.add_argument(
+        "--checkpointing",
+        choices=["none", "selective", "full"],
+        help="one alone (default: all three)",
+    )
     given = arguments.parse_args()
     torch.set_num_threads(1)
     for precision in [given.precision] if given.precision else ["bfloat16", "float32"]:
-        for checkpointing in [given.checkpointing] if given.checkpointing else ["selective", "full", "none"]:
+        for checkpointing in (
+            [given.checkpointing] if given.checkpointing else ["selective", "full", "none"]
+        ):
             print(f"--- {precision}, checkpointing {checkpointing}")
             measure(precision, checkpointing)
 
@@ -72,7 +81,9 @@ def measure(precision: str, checkpointing: str) -> None:
     model = Qwen2ForCausalLM(Qwen2Config(**SIZES, attn_implementation=NAME)).eval()
     fuse_norms(model)
     method = make_algorithm(resolve_algorithm(recipe.algorithm), NEW)
-    scoring = Scoring(1.0, recipe.trainer.logprob_chunk, torch.bfloat16 if precision == "bfloat16" else None)
+    scoring = Scoring(
+        1.0, recipe.trainer.logprob_chunk, torch.bfloat16 if precision == "bfloat16" else None
+    )
     trainer = Trainer(model, recipe.trainer, scoring, 10)
     batch = method.compute_advantages(rows())
     trainer.train_step(batch, method.compute_loss)
@@ -88,8 +99,11 @@ def measure(precision: str, checkpointing: str) -> None:
     report(recipe, size, model, trainer, peak)
 
 
-def report(recipe: Recipe, size: ModelSize, model: Qwen2ForCausalLM, trainer: Trainer, peak: int) -> None:
-    """Print plan, measured bytes and their ratio, for what is held, for one micro-batch, and in all.
+def report(
+    recipe: Recipe, size: ModelSize, model: Qwen2ForCausalLM, trainer: Trainer, peak: int
+) -> None:
+    """Print plan, measured bytes and their ratio, for what is held, for one micro-batch, and in
+    all.
 
     Args:
         recipe: the scaled-down one.
@@ -99,7 +113,9 @@ def report(recipe: Recipe, size: ModelSize, model: Qwen2ForCausalLM, trainer: Tr
         peak: most bytes alive in a step beyond those before it; gradients are among them.
     """
     weights = sum(p.nbytes for p in model.parameters())
-    moments = sum(s[key].nbytes for s in trainer.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq"))
+    moments = sum(
+        s[key].nbytes for s in trainer.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
+    )
     held = {p.name: p.size for p in held_parts(recipe, size.parameters)}
     work = [p for p in work_parts(recipe, size, PROMPT) if p.trains]
     rows = [
@@ -110,7 +126,10 @@ def report(recipe: Recipe, size: ModelSize, model: Qwen2ForCausalLM, trainer: Tr
     ]
     rows.append(("peak", sum(row[1] for row in rows), sum(row[2] for row in rows)))
     for name, planned, measured in rows:
-        print(f"{name:<18}{planned / 1e6:>9.2f} MB planned{measured / 1e6:>9.2f} MB measured{planned / measured:>7.2f}")
+        print(
+            f"{name:<18}{planned / 1e6:>9.2f} MB planned{measured / 1e6:>9.2f} MB"
+            f" measured{planned / measured:>7.2f}"
+        )
     print("of the micro-batch:", ", ".join(f"{p.name} {p.size / 1e6:.2f} MB" for p in work))
 
 

@@ -1,9 +1,11 @@
-"""How far does rounding the sampler's weights to int8 or fp8 move its log-probs, on a model that a run has trained?
+"""How far does rounding the sampler's weights to int8 or fp8 move its log-probs, on a model that a
+run has trained?
 
     sixfold train demo && python benchmarks/quantised_rollout.py runs/demo [--tasks 64]
 
-For each `sync.mode`: as many training tasks, the recipe's samples of each, drawn by the engine from its weights and scored with the policy's by the
-trainer's code; `copy` shows what numerics alone do. And how many held-out tasks the weights that sample solve greedily.
+For each `sync.mode`: as many training tasks, the recipe's samples of each, drawn by the engine from
+its weights and scored with the policy's by the trainer's code; `copy` shows what numerics alone do.
+And how many held-out tasks the weights that sample solve greedily.
 """
 
 from __future__ import annotations
@@ -29,22 +31,40 @@ def drift(world: World, tasks: int) -> str:
         trajectory.reward = Reward(0.0)
     batch = collate(groups).to(world.device)
     config = world.recipe.trainer
-    logp = score_batch(world.policy.model, batch, world.scoring, config.max_tokens_per_microbatch, config.share_prefix)
+    logp = score_batch(
+        world.policy.model,
+        batch,
+        world.scoring,
+        config.max_tokens_per_microbatch,
+        config.share_prefix,
+    )
     gap = (logp - batch.old_logp)[batch.mask].double()
     k3, rho = (gap.exp() - 1 - gap).mean(), gap.exp()
     ess = rho.sum().square() / rho.square().sum() / len(rho)
-    solved = evaluate(world.evaluator(), world.environment, world.tasks.heldout, world.recipe.run.seed).interval.mean
+    solved = evaluate(
+        world.evaluator(), world.environment, world.tasks.heldout, world.recipe.run.seed
+    ).interval.mean
     size = gap.abs()
-    return f"{len(gap):>8}{size.mean():>12.2e}{size.quantile(0.99):>12.2e}{size.max():>12.2e}{k3:>12.2e}{ess:>10.4f}{solved:>10.1%}"
+    return (
+        f"{len(gap):>8}{size.mean():>12.2e}{size.quantile(0.99):>12.2e}"
+        f"{size.max():>12.2e}{k3:>12.2e}{ess:>10.4f}{solved:>10.1%}"
+    )
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description="Log-probs of rounded weights against the policy's.")
+    parser = argparse.ArgumentParser(
+        description="Log-probs of rounded weights against the policy's."
+    )
     parser.add_argument("run", type=Path, help="folder of a run")
-    parser.add_argument("--tasks", type=int, default=64, help="training tasks to sample (default 64)")
+    parser.add_argument(
+        "--tasks", type=int, default=64, help="training tasks to sample (default 64)"
+    )
     given = parser.parse_args()
-    print(f"{'':6}{'tokens':>8}{'mean |d|':>12}{'99 % |d|':>12}{'max |d|':>12}{'KL k3':>12}{'ESS':>10}{'held out':>10}")
+    print(
+        f"{'':6}{'tokens':>8}{'mean |d|':>12}{'99 % |d|':>12}"
+        f"{'max |d|':>12}{'KL k3':>12}{'ESS':>10}{'held out':>10}"
+    )
     for mode in MODES:
         recipe = load_recipe(str(given.run / "recipe.toml"), ["--sync.mode", mode])
         world = build_world(recipe, model_folder(str(given.run)))

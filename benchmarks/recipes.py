@@ -4,8 +4,9 @@
     python benchmarks/recipes.py --draw FILE...    # the curves of such files, as docs/curves/*.svg
 
 Each run is a whole `sixfold train RECIPE` in its own process, start-up included, one after another.
-A recipe passes with a seed if the share of solved held-out tasks rises by at least 20 points on each
-of its tasks, within 10 minutes. gsm8k needs a GPU and a model of the hub, so a copy is trained that
+A recipe passes with a seed if the share of solved held-out tasks rises by at least 20 points on
+each of its tasks, within 10 minutes. gsm8k needs a GPU and a model of the hub, so a copy is trained
+that
 is scaled down to a CPU: `scaled_gsm8k.py`. Its base model is made before the clock starts.
 """
 
@@ -36,13 +37,17 @@ SECONDS = 600.0
 
 def sixfold(*arguments: str) -> None:
     """Run a command of Sixfold; end this one if it fails."""
-    done = subprocess.run([str(Path(sys.executable).with_name("sixfold")), *arguments], capture_output=True, text=True)
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("sixfold")), *arguments], capture_output=True, text=True
+    )
     if done.returncode:
         raise SystemExit(f"sixfold {' '.join(arguments)} failed:\n{done.stderr[-4000:]}")
 
 
 def solved_by_task(file: Path) -> dict[str, float]:
-    """Share of solved completions of each dataset, from a file of completions that `sixfold eval` has written."""
+    """Share of solved completions of each dataset, from a file of completions that `sixfold eval`
+    has written.
+    """
     shares: dict[str, list[bool]] = defaultdict(list)
     for line in file.read_text().splitlines():
         row = json.loads(line)
@@ -56,7 +61,9 @@ def dataset_of(row: Mapping[str, Any]) -> str:
 
 
 def scaled_down(recipe: str, folder: Path) -> list[str]:
-    """Flags that let a recipe run on a CPU: none, but for gsm8k, whose model and dataset are made here once."""
+    """Flags that let a recipe run on a CPU: none, but for gsm8k, whose model and dataset are made
+    here once.
+    """
     if recipe != "gsm8k":
         return []
     base = folder / "gsm8k-base"
@@ -64,11 +71,19 @@ def scaled_down(recipe: str, folder: Path) -> list[str]:
         dataset = scaled_gsm8k.make_dataset(base)
         made = scaled_gsm8k.write_sft_recipe(base, dataset, load_recipe(recipe).data.system_prompt)
         sixfold("sft", str(made), "--run.dir", str(base))
-    return ["--model.path", str(base / "model"), "--data.source", str(base / "word-problems"), *scaled_gsm8k.SMALL]
+    return [
+        "--model.path",
+        str(base / "model"),
+        "--data.source",
+        str(base / "word-problems"),
+        *scaled_gsm8k.SMALL,
+    ]
 
 
 def curve(run_folder: Path) -> list[tuple[int, float]]:
-    """(RL step, share of solved held-out tasks) of every evaluation of a run, the first at step 0."""
+    """(RL step, share of solved held-out tasks) of every evaluation of a run, the first at
+    step 0.
+    """
     summary = json.loads((run_folder / "summary.json").read_text())
     records = map(json.loads, (run_folder / "metrics.jsonl").read_text().splitlines())
     during = {r["step"]: r["heldout/accuracy"] for r in records if "heldout/accuracy" in r}
@@ -77,11 +92,23 @@ def curve(run_folder: Path) -> list[tuple[int, float]]:
 
 
 def run(recipe: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Train with one seed, and evaluate the model before and after RL on the same held-out tasks."""
+    """Train with one seed, and evaluate the model before and after RL on the same held-out
+    tasks.
+    """
     name = f"{recipe}-{seed}"
     flags = [*scaled_down(recipe, folder), "--run.seed", str(seed)]
     began = time.perf_counter()
-    sixfold("train", recipe, "--run.dir", str(folder), "--run.name", name, "--checkpoint.keep", "99", *flags)
+    sixfold(
+        "train",
+        recipe,
+        "--run.dir",
+        str(folder),
+        "--run.name",
+        name,
+        "--checkpoint.keep",
+        "99",
+        *flags,
+    )
     seconds = time.perf_counter() - began
     checkpoints = sorted((folder / name / "checkpoints").glob("step-*"))
     out = folder / f"{name}-eval"
@@ -103,18 +130,26 @@ def run(recipe: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def draw(files: Sequence[Path]) -> None:
-    """Write docs/curves/RECIPE.svg: share of solved held-out tasks by RL step, one line per seed."""
+    """Write docs/curves/RECIPE.svg: share of solved held-out tasks by RL step, one line
+    per seed.
+    """
     runs = defaultdict(list)
     for file in files:
         for result in json.loads(file.read_text()):
             runs[result["recipe"]].append(result)
     CURVES.mkdir(exist_ok=True)
     for recipe, results in runs.items():
-        lines = [Line(f"seed {r['seed']}", r["curve"], colour=number, dots=True) for number, r in enumerate(results)]
+        lines = [
+            Line(f"seed {r['seed']}", r["curve"], colour=number, dots=True)
+            for number, r in enumerate(results)
+        ]
         picture = line_chart(lines, percent, (0.0, 1.0))
         opened = picture.index(">")
         style = f"<style>{STYLE}</style>"
-        (CURVES / f"{recipe}.svg").write_text(f'{picture[:opened]} xmlns="http://www.w3.org/2000/svg">{style}{picture[opened + 1 :]}\n')
+        (CURVES / f"{recipe}.svg").write_text(
+            f"{picture[:opened]}"
+            f' xmlns="http://www.w3.org/2000/svg">{style}{picture[opened + 1 :]}\n'
+        )
 
 
 def main() -> int:
@@ -123,13 +158,22 @@ def main() -> int:
     parser.add_argument("--recipes", default=",".join(RECIPES), help="recipes, by comma")
     parser.add_argument("--seeds", default="0,1,2", help="seeds, by comma (default 0,1,2)")
     parser.add_argument("--json", type=Path, help="write the results and curves here too")
-    parser.add_argument("--draw", type=Path, nargs="+", metavar="FILE", help="run nothing: draw the curves of these JSON files")
+    parser.add_argument(
+        "--draw",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="run nothing: draw the curves of these JSON files",
+    )
     asked = parser.parse_args()
     if asked.draw:
         draw(asked.draw)
         return 0
     results = []
-    print(f"{'recipe':16} {'seed':>4} {'task':16} {'after SFT':>10} {'after RL':>10} {'steps':>6} {'seconds':>8}  passes")
+    print(
+        f"{'recipe':16} {'seed':>4} {'task':16} {'after SFT':>10} {'after RL':>10} {'steps':>6}"
+        f" {'seconds':>8}  passes"
+    )
     with tempfile.TemporaryDirectory() as folder:
         for recipe in asked.recipes.split(","):
             for seed in map(int, asked.seeds.split(",")):

@@ -1,4 +1,6 @@
-"""Time that 512 cheap reward checks take: `python benchmarks/reward_checks.py`. About 16 ms on an idle core."""
+"""Time that 512 cheap reward checks take: `python benchmarks/reward_checks.py`. About 16 ms on an
+idle core.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ SAMPLES, TASKS, ROUNDS = 8, 64, 20
 
 def unscored(task: Task) -> Group:
     """A group of answers that no reward has looked at."""
-    samples = [Trajectory(task.id, k, [1, 7], 1, [False, True], [0.0, -1.0], [-1, 0], "stop", task.trace or "") for k in range(SAMPLES)]
+    samples = [
+        Trajectory(
+            task.id, k, [1, 7], 1, [False, True], [0.0, -1.0], [-1, 0], "stop", task.trace or ""
+        )
+        for k in range(SAMPLES)
+    ]
     return Group(task, samples)
 
 
@@ -29,7 +36,10 @@ def main() -> None:
             environment.score(groups)
             seconds.append(time.perf_counter() - start)
     seconds.sort()
-    print(f"{TASKS * SAMPLES} checks: quickest {1000 * seconds[0]:.1f} ms, median {1000 * seconds[ROUNDS // 2]:.1f} ms of {ROUNDS} rounds")
+    print(
+        f"{TASKS * SAMPLES} checks: quickest {1000 * seconds[0]:.1f} ms, median"
+        f" {1000 * seconds[ROUNDS // 2]:.1f} ms of {ROUNDS} rounds"
+    )
 
 
 if __name__ == "__main__":

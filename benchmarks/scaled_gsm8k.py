@@ -34,7 +34,8 @@ SMALL = [
     *("--rollout.prompts_per_step", "32", "--environment.workers", "1", "--eval.every", "25"),
     *("--trainer.learning_rate", "2e-4", "--trainer.schedule", "linear"),
 ]
-"""Flags that scale the recipe down. A tiny model takes a larger learning rate than one of the hub."""
+"""Flags that scale the recipe down. A tiny model takes a larger learning rate than one of the hub.
+"""
 
 SFT_RECIPE = """
 [run]

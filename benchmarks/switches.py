@@ -2,12 +2,15 @@
 
     python benchmarks/switches.py [--only NAMES] [--repeats 2] [--small] [--json FILE]
 
-A switch is some work and two or more ways to do it: `without` the optimisation, and with it in one or several forms. All else is the default, and
-the random model that of `engine.py` (`tiny_qwen.py`, float32, 2 threads). Every side of a switch is a process of its own. First each does the work
-once: the same tokens must come out of all (or the same loss and gradient, of the trainer), or the benchmark ends; the counts that explain the times
-come from there. Then the sides take turns, ROUNDS times.
+A switch is some work and two or more ways to do it: `without` the optimisation, and with it in one
+or several forms. All else is the default, and the random model that of `engine.py` (`tiny_qwen.py`,
+float32, 2 threads). Every side of a switch is a process of its own. First each does the work
+once: the same tokens must come out of all (or the same loss and gradient, of the trainer), or the
+benchmark ends; the counts that explain the times come from there. Then the sides take turns, ROUNDS
+times.
 
-The ratio is the seconds without over the seconds with: above 1 the switch is faster. Some are there for something else than speed, which the counts
+The ratio is the seconds without over the seconds with: above 1 the switch is faster. Some are there
+for something else than speed, which the counts
 show: a shorter wait, less memory.
 """
 
@@ -35,7 +38,9 @@ HERE = Path(__file__).resolve().parent
 ROUNDS = 2
 LOGP_TOLERANCE = 2e-5
 EQUAL = 0.98
-"""Share of tokens that must be equal where log-probs are to rounding only: what a token that fell the other way leaves of a few hundred samples."""
+"""Share of tokens that must be equal where log-probs are to rounding only: what a token that fell
+the other way leaves of a few hundred samples.
+"""
 GRADIENT_TOLERANCE = 1e-4
 Lines = list[dict[str, Any]]
 Launch = Callable[[Job, dict[str, str]], Lines]
@@ -43,8 +48,10 @@ Launch = Callable[[Job, dict[str, str]], Lines]
 
 @dataclass(frozen=True)
 class Side:
-    """One way to do the work. settings: see the side's file. same: how its tokens compare with those of the side without: `bits`, the very same;
-    `rounding`, at least EQUAL of them, and log-probs to LOGP_TOLERANCE up to the first other one; `other`, not at all."""
+    """One way to do the work. settings: see the side's file. same: how its tokens compare with
+    those of the side without: `bits`, the very same; `rounding`, at least EQUAL of them, and
+    log-probs to LOGP_TOLERANCE up to the first other one; `other`, not at all.
+    """
 
     settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -53,7 +60,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Switch:
-    """An optimisation. about: the work in words. common: settings of all sides. explain: counters that say why, and what they are called."""
+    """An optimisation. about: the work in words. common: settings of all sides. explain: counters
+    that say why, and what they are called.
+    """
 
     about: str
     work: EngineWork | TrainerWork
@@ -64,7 +73,11 @@ class Switch:
 
     def small(self) -> Switch:
         """At a size that says nothing about speed."""
-        common = self.common | ({"prefill_tokens": self.common["prefill_tokens"] // 8} if "prefill_tokens" in self.common else {})
+        common = self.common | (
+            {"prefill_tokens": self.common["prefill_tokens"] // 8}
+            if "prefill_tokens" in self.common
+            else {}
+        )
         return replace(self, about="a small size", work=self.work.small(), common=common)
 
     @property
@@ -82,7 +95,12 @@ LONG_TAIL = Profile(prompt=64, completion=512, mean=64)
 TRAINED = Profile(prompt=128, completion=512, mean=96)
 PREFILLED = {"prefill_tokens": "prompt tokens computed", "reused_tokens": "reused"}
 GUESSED = {"acceptance_rate": "guesses that stood", "tokens_per_pass": "tokens a pass"}
-PREEMPTED = {"most_running": "running at most", "preemptions": "preemptions", "recomputed_tokens": "recomputed", "brought_back_bytes": "bytes back"}
+PREEMPTED = {
+    "most_running": "running at most",
+    "preemptions": "preemptions",
+    "recomputed_tokens": "recomputed",
+    "brought_back_bytes": "bytes back",
+}
 POSITIONS = {"positions": "positions", "padding": "of them padding", "peak_mb": "peak MB"}
 
 SWITCHES = {
@@ -109,11 +127,17 @@ SWITCHES = {
         {"padding_waste": "padding", "steps": "steps"},
     ),
     "paging": Switch(
-        "64 prompts, 8 samples, mean 64 tokens, cap 512; room for 52 of the longest; without: a slab for each sequence",
+        "64 prompts, 8 samples, mean 64 tokens, cap 512; room for 52 of the longest; without: a"
+        " slab for each sequence",
         EngineWork(LONG_TAIL, 64, room=0.1),
         Side({"block_size": 0}),
         {"on": Side({"preemption": "recompute"})},
-        {"empty_slots": "slots held empty", "most_running": "running at most", "cache_tokens": "cache tokens", "recomputed_tokens": "recomputed"},
+        {
+            "empty_slots": "slots held empty",
+            "most_running": "running at most",
+            "cache_tokens": "cache tokens",
+            "recomputed_tokens": "recomputed",
+        },
     ),
     "preemption": Switch(
         "64 prompts, 8 samples, mean 64 tokens, cap 512; room for 15 of the longest",
@@ -123,7 +147,8 @@ SWITCHES = {
         PREEMPTED,
     ),
     "chunked-prefill": Switch(
-        "48 prompts of 768 tokens, 1 sample, mean 64 tokens, cap 128; 8 at once, 256 prompt tokens a step",
+        "48 prompts of 768 tokens, 1 sample, mean 64 tokens, cap 128; 8 at once, 256 prompt tokens"
+        " a step",
         EngineWork(Profile(prompt=768, completion=128, samples=1, mean=64), 48, running=8),
         Side(),
         {"on": Side({"chunked_prefill": True})},
@@ -159,7 +184,8 @@ SWITCHES = {
         {"kernels": "compiled", "equal": "tokens equal"},
     ),
     "packing": Switch(
-        "16 prompts of 128 tokens, 8 completions, mean 96 tokens, cap 512; without: padded to the longest of the micro-batch",
+        "16 prompts of 128 tokens, 8 completions, mean 96 tokens, cap 512; without: padded to the"
+        " longest of the micro-batch",
         TrainerWork(TRAINED, 16, 4096),
         Side({"padded": True}),
         {"on": Side()},
@@ -174,7 +200,8 @@ SWITCHES = {
         {"positions": "positions", "microbatches": "micro-batches", "peak_mb": "peak MB"},
     ),
     "chunked-logprobs": Switch(
-        "4 prompts of 16 tokens, 8 completions of 128, vocabulary 32,768, one micro-batch; with: 256 positions at a time",
+        "4 prompts of 16 tokens, 8 completions of 128, vocabulary 32,768, one micro-batch; with:"
+        " 256 positions at a time",
         TrainerWork(Profile(prompt=16, completion=128), 4, 8192, vocabulary=32768),
         Side({"chunk": 10**6}),
         {"on": Side({"chunk": 256})},
@@ -205,42 +232,77 @@ def checked(lines: Lines) -> dict[str, Any]:
 
 
 def equal_tokens(first: dict[str, Any], other: dict[str, Any]) -> tuple[float, float]:
-    """Of two checks of the engine: the share of equal tokens, and the largest difference of log-probs up to each sample's first unequal one."""
+    """Of two checks of the engine: the share of equal tokens, and the largest difference of
+    log-probs up to each sample's first unequal one.
+    """
     same = total = 0
     apart = 0.0
-    for tokens, others, logps, theirs in zip(first["tokens"], other["tokens"], first["logps"], other["logps"], strict=True):
+    for tokens, others, logps, theirs in zip(
+        first["tokens"], other["tokens"], first["logps"], other["logps"], strict=True
+    ):
         equal = [a == b for a, b in zip(tokens, others, strict=True)]
         same, total = same + sum(equal), total + len(equal)
         until = equal.index(False) if False in equal else len(equal)
-        apart = max([apart, *(abs(a - b) for a, b in zip(logps[:until], theirs[:until], strict=True))])
+        apart = max(
+            [apart, *(abs(a - b) for a, b in zip(logps[:until], theirs[:until], strict=True))]
+        )
     return same / total, apart
 
 
 def check(name: str, switch: Switch, lines: dict[str, Lines]) -> dict[str, float]:
-    """Hold every side's first run against that of the side without; one that differs ends the benchmark. -> share of equal tokens, by side."""
+    """Hold every side's first run against that of the side without; one that differs ends the
+    benchmark. -> share of equal tokens, by side.
+    """
     first, equal = checked(lines["without"]), {}
     for side, way in switch.every().items():
         found = checked(lines[side])
         if switch.kind == "trainer":
-            wrong = [key for key in ("loss", "norm") if abs(found[key] / first[key] - 1) > GRADIENT_TOLERANCE]
+            wrong = [
+                key
+                for key in ("loss", "norm")
+                if abs(found[key] / first[key] - 1) > GRADIENT_TOLERANCE
+            ]
             if wrong:
-                raise SystemExit(f"{name}: {side} and without differ: {', '.join(f'{key} {found[key]} and {first[key]}' for key in wrong)}")
+                raise SystemExit(
+                    f"{name}: {side} and without differ:"
+                    f" {', '.join(f'{key} {found[key]} and {first[key]}' for key in wrong)}"
+                )
             continue
         share, apart = equal_tokens(first, found)
         equal[side] = share
-        least, most = {"bits": (1.0, 0.0), "rounding": (EQUAL, LOGP_TOLERANCE), "other": (0.0, math.inf)}[way.same]
+        least, most = {
+            "bits": (1.0, 0.0),
+            "rounding": (EQUAL, LOGP_TOLERANCE),
+            "other": (0.0, math.inf),
+        }[way.same]
         if share < least or apart > most:
-            raise SystemExit(f"{name}: {side} and without differ: {share:.2%} of the tokens are equal, log-probs differ by {apart:.1e}")
+            raise SystemExit(
+                f"{name}: {side} and without differ: {share:.2%} of the tokens are equal, log-probs"
+                f" differ by {apart:.1e}"
+            )
     return equal
 
 
-def measure(name: str, switch: Switch, model: str, repeats: int, rounds: int, start: Launch) -> dict[str, Lines]:
+def measure(
+    name: str, switch: Switch, model: str, repeats: int, rounds: int, start: Launch
+) -> dict[str, Lines]:
     """All lines of each side: first the checks of all, then the timed runs, in turns."""
     lines: dict[str, Lines] = {side: [] for side in switch.every()}
     for turn in range(rounds + 1):
         for side, way in switch.every().items():
-            print(f"{name}, {side}, {f'{turn} of {rounds}' if turn else 'check'} ...", file=sys.stderr)
-            job = Job(name, side, switch.kind, model, switch.work, switch.common | way.settings, repeats if turn else 0, THREADS)
+            print(
+                f"{name}, {side}, {f'{turn} of {rounds}' if turn else 'check'} ...", file=sys.stderr
+            )
+            job = Job(
+                name,
+                side,
+                switch.kind,
+                model,
+                switch.work,
+                switch.common | way.settings,
+                repeats if turn else 0,
+                THREADS,
+            )
             lines[side] += start(job, way.environment)
         check(name, switch, lines)
     return lines
@@ -253,10 +315,16 @@ def summarize(name: str, switch: Switch, lines: dict[str, Lines]) -> list[dict[s
     for side, found in lines.items():
         seconds = [line["seconds"] for line in found if line["event"] == "run"]
         counters = dict(checked(found)["counters"])
-        counters["pause_ms"] = 1e3 * statistics.median([line["pause"] for line in found if line["event"] == "run"])
+        counters["pause_ms"] = 1e3 * statistics.median(
+            [line["pause"] for line in found if line["event"] == "run"]
+        )
         counters["peak_mb"] = max(line["peak_mb"] for line in found if line["event"] == "end")
         counters["equal"] = equal.get(side, 1.0)
-        figures[side] = {"seconds": seconds, "median": statistics.median(seconds), "counters": counters}
+        figures[side] = {
+            "seconds": seconds,
+            "median": statistics.median(seconds),
+            "counters": counters,
+        }
     off = figures.pop("without")
     return [
         {
@@ -288,8 +356,15 @@ def table_line(row: dict[str, Any]) -> str:
     speeds = []
     for figures in (row["with"], row["without"]):
         tokens = figures["counters"]["tokens"]
-        speeds.append(f"{tokens / figures['median']:,.0f} tokens/s" if row["kind"] == "engine" else f"{figures['median']:.2f} s a step")
-    pairs = ((words, *(number(row[side]["counters"][key], key) for side in ("with", "without"))) for key, words in row["explain"].items())
+        speeds.append(
+            f"{tokens / figures['median']:,.0f} tokens/s"
+            if row["kind"] == "engine"
+            else f"{figures['median']:.2f} s a step"
+        )
+    pairs = (
+        (words, *(number(row[side]["counters"][key], key) for side in ("with", "without")))
+        for key, words in row["explain"].items()
+    )
     why = "; ".join(f"{words} {on} / {off}" for words, on, off in pairs)
     name = row["switch"] if row["side"] == "on" else f"{row['switch']}: {row['side']}"
     return f"| {name} | {speeds[0]} | {speeds[1]} | {row['ratio']:.2f} | {why} | {row['work']} |"
@@ -298,11 +373,21 @@ def table_line(row: dict[str, Any]) -> str:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line; names are checked here."""
     parser = argparse.ArgumentParser(
-        description="Each optimisation of engine and trainer by itself.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description="Each optimisation of engine and trainer by itself.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--only", default=",".join(SWITCHES), help="switches to measure, by comma")
-    parser.add_argument("--repeats", type=int, default=2, help=f"timed runs in each of {ROUNDS} rounds, after one that is checked")
-    parser.add_argument("--small", action="store_true", help="a size that takes seconds and says nothing about speed; one round")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=2,
+        help=f"timed runs in each of {ROUNDS} rounds, after one that is checked",
+    )
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="a size that takes seconds and says nothing about speed; one round",
+    )
     parser.add_argument("--json", default="", help="write the rows to this file")
     options = parser.parse_args(arguments)
     options.only = options.only.split(",")
@@ -325,7 +410,9 @@ def model_of(switch: Switch, small: bool, folder: Path) -> str:
 
 
 def main(arguments: list[str] | None = None, start: Launch = launch) -> None:
-    """Measure the switches; each is printed, and written, as soon as it is done: all of them take long. start: runs a side."""
+    """Measure the switches; each is printed, and written, as soon as it is done: all of them take
+    long. start: runs a side.
+    """
     options = parse(arguments)
     rows: list[dict[str, Any]] = []
     rounds = 1 if options.small else ROUNDS
@@ -333,12 +420,29 @@ def main(arguments: list[str] | None = None, start: Launch = launch) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in options.only:
             switch = SWITCHES[name].small() if options.small else SWITCHES[name]
-            lines = measure(name, switch, model_of(switch, options.small, Path(folder)), options.repeats, rounds, start)
+            lines = measure(
+                name,
+                switch,
+                model_of(switch, options.small, Path(folder)),
+                options.repeats,
+                rounds,
+                start,
+            )
             new = summarize(name, switch, lines)
             rows += new
             print("\n".join(map(table_line, new)), flush=True)
             if options.json:
-                Path(options.json).write_text(json.dumps({"threads": THREADS, "rounds": rounds, "cores": os.cpu_count(), "rows": rows}, indent=1))
+                Path(options.json).write_text(
+                    json.dumps(
+                        {
+                            "threads": THREADS,
+                            "rounds": rounds,
+                            "cores": os.cpu_count(),
+                            "rows": rows,
+                        },
+                        indent=1,
+                    )
+                )
 
 
 if __name__ == "__main__":

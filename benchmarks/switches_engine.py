@@ -1,4 +1,6 @@
-"""The engine's side of `switches.py`: one engine under some settings, the same work again and again."""
+"""The engine's side of `switches.py`: one engine under some settings, the same work again and
+again.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ Key = tuple[str, int]
 
 @dataclass
 class Waits:
-    """What lay between two tokens of the sequences that run, at most. tokens: computed for others. seconds: on the clock."""
+    """What lay between two tokens of the sequences that run, at most. tokens: computed for others.
+    seconds: on the clock.
+    """
 
     tokens: int = 0
     seconds: float = 0.0
@@ -35,16 +39,21 @@ class Waits:
 
     def step(self, running: bool, tokens: int, seconds: float, decoded: bool) -> None:
         """Count a step. running: something ran when it began. decoded: and went further in it."""
-        self._tokens, self._seconds = (self._tokens + tokens, self._seconds + seconds) if running else (0, 0.0)
+        self._tokens, self._seconds = (
+            (self._tokens + tokens, self._seconds + seconds) if running else (0, 0.0)
+        )
         if decoded or not running:
-            self.tokens, self.seconds = max(self.tokens, self._tokens), max(self.seconds, self._seconds)
+            self.tokens, self.seconds = (
+                max(self.tokens, self._tokens),
+                max(self.seconds, self._seconds),
+            )
             self._tokens, self._seconds = 0, 0.0
 
 
 @dataclass
 class Driven:
-    """One run: what ended, and the waits. Where it was watched, also the sequences that ran together at most, and slots held and empty ones, in
-    sum over the steps."""
+    """One run: what ended, and the waits. Where it was watched, also the sequences that ran
+    together at most, and slots held and empty ones, in sum over the steps."""
 
     done: dict[Key, Sequence] = field(default_factory=dict)
     waits: Waits = field(default_factory=Waits)
@@ -56,15 +65,23 @@ class Driven:
         """Look how full the engine is."""
         usage = engine.usage()
         self.most_running = max(self.most_running, usage.running)
-        self.slots, self.empty = self.slots + usage.used * engine.scheduler.blocks.block_size, self.empty + usage.wasted_slots
+        self.slots, self.empty = (
+            self.slots + usage.used * engine.scheduler.blocks.block_size,
+            self.empty + usage.wasted_slots,
+        )
 
 
 class EngineSide:
-    """An engine with the settings of `Engine`, and two of this benchmark: `k`, guesses by n-grams, and `apart`, each sample a request of its own."""
+    """An engine with the settings of `Engine`, and two of this benchmark: `k`, guesses by n-grams,
+    and `apart`, each sample a request of its own.
+    """
 
     def __init__(self, job: Job, settings: dict[str, Any]) -> None:
         assert isinstance(job.work, EngineWork)
-        self.work, self.conversations = job.work, make_work(job.work.profile, job.work.prompts, vocabulary(job.model))
+        self.work, self.conversations = (
+            job.work,
+            make_work(job.work.profile, job.work.prompts, vocabulary(job.model)),
+        )
         self.apart, k = settings.pop("apart", False), settings.pop("k", 0)
         sequences = sum(len(c.lengths[0]) for c in self.conversations)
         running = job.work.running or sequences
@@ -72,22 +89,41 @@ class EngineSide:
         room = max(job.work.longest, int(job.work.room * running * blocks * BLOCK))
         model = CausalLM(load_policy(ModelConfig(path=job.model), seed=0, device="cpu").model)
         speculation = Speculation(k=k) if k else None
-        self.engine = Engine(model, **{"kv_tokens": room, "max_running": running, "speculation": speculation, **self._slabs(settings, room)})
+        self.engine = Engine(
+            model,
+            **{
+                "kv_tokens": room,
+                "max_running": running,
+                "speculation": speculation,
+                **self._slabs(settings, room),
+            },
+        )
 
     def _slabs(self, settings: dict[str, Any], room: int) -> dict[str, Any]:
-        """`block_size` = 0: a block as long as a sequence may get, in as many tokens (the engine adds one block)."""
+        """`block_size` = 0: a block as long as a sequence may get, in as many tokens (the engine
+        adds one block).
+        """
         if settings.get("block_size") != 0:
             return settings
         slab = self.work.longest
-        return settings | {"block_size": slab, "kv_tokens": max(slab, (room + BLOCK) // slab * slab - slab)}
+        return settings | {
+            "block_size": slab,
+            "kv_tokens": max(slab, (room + BLOCK) // slab * slab - slab),
+        }
 
     def add(self) -> dict[Key, int]:
         """Queue everything -> the length that each sample is to have."""
         for i, c in enumerate(self.conversations):
             for samples in self._requests(c):
                 most = self.work.profile.completion
-                self.engine.add(str(i), c.turns[0], SamplingParams(most, self.work.temperature, seed=1), samples)
-        return {(str(i), k): n for i, c in enumerate(self.conversations) for k, n in enumerate(c.lengths[0])}
+                self.engine.add(
+                    str(i), c.turns[0], SamplingParams(most, self.work.temperature, seed=1), samples
+                )
+        return {
+            (str(i), k): n
+            for i, c in enumerate(self.conversations)
+            for k, n in enumerate(c.lengths[0])
+        }
 
     def _requests(self, conversation: Conversation) -> list[list[int]]:
         samples = list(range(len(conversation.lengths[0])))
@@ -102,12 +138,18 @@ class EngineSide:
             running, rows = bool(engine.scheduler.running), stats.decode_rows
             computed, start = stats.prefill_tokens + stats.recomputed_tokens, time.perf_counter()
             ended = engine.step()
-            for s in [s for s in engine.scheduler.running if len(s.logp) == wanted[s.request.key, s.sample]]:
+            for s in [
+                s
+                for s in engine.scheduler.running
+                if len(s.logp) == wanted[s.request.key, s.sample]
+            ]:
                 engine.end(s, "stop")
                 ended.append(s)
             driven.done |= {(s.request.key, s.sample): s for s in ended}
             tokens = stats.prefill_tokens + stats.recomputed_tokens - computed
-            driven.waits.step(running, tokens, time.perf_counter() - start, stats.decode_rows > rows)
+            driven.waits.step(
+                running, tokens, time.perf_counter() - start, stats.decode_rows > rows
+            )
             if watched:
                 driven.watch(engine)
         if {key: len(s.logp) for key, s in driven.done.items()} != wanted:
@@ -116,15 +158,18 @@ class EngineSide:
 
     def counters(self, driven: Driven) -> dict[str, float]:
         """Of the engine's first run."""
-        stats = self.engine.stats
-        shares = {name: getattr(stats, name) for name in ("hit_rate", "padding_waste", "acceptance_rate", "tokens_per_pass")}
+        stats, blocks = self.engine.stats, self.engine.scheduler.blocks
+        shares = {
+            name: getattr(stats, name)
+            for name in ("hit_rate", "padding_waste", "acceptance_rate", "tokens_per_pass")
+        }
         return asdict(stats) | shares | {
             "tokens": sum(len(s.logp) for s in driven.done.values()),
             "most_running": driven.most_running,
             "empty_slots": driven.empty / driven.slots,
             "waited_tokens": driven.waits.tokens,
             "kv_bytes": sum(side.nbytes for side in self.engine.runner.cache.tensors()),
-            "cache_tokens": self.engine.scheduler.blocks.count * self.engine.scheduler.blocks.block_size,
+            "cache_tokens": blocks.count * blocks.block_size,
             "kernels": float(cpu_kernels() is not None),
         }  # fmt: skip
 
@@ -144,14 +189,20 @@ def lines(job: Job) -> Iterator[dict[str, Any]]:
     order = sorted(driven.done)
     yield {
         "event": "check",
-        "tokens": [driven.done[key].tokens[len(driven.done[key].request.prompt) :] for key in order],
+        "tokens": [
+            driven.done[key].tokens[len(driven.done[key].request.prompt) :] for key in order
+        ],
         "logps": [driven.done[key].logp for key in order],
         "counters": side.counters(driven),
     }
     for _ in range(job.repeats):
         start = time.perf_counter()
         driven = side.run(watched=False)
-        yield {"event": "run", "seconds": time.perf_counter() - start, "pause": driven.waits.seconds}
+        yield {
+            "event": "run",
+            "seconds": time.perf_counter() - start,
+            "pause": driven.waits.seconds,
+        }
     yield {"event": "end", "peak_mb": peak_mb()}
 
 

@@ -1,13 +1,15 @@
-"""What a side of `switches.py` is asked to do: some work, of the engine or of the trainer, under some settings.
+"""What a side of `switches.py` is asked to do: some work, of the engine or of the trainer, under
+some settings.
 
-A side is a program `switches_engine.py JOB` or `switches_trainer.py JOB`, JOB a file that holds a `Job` as JSON. It prints lines
-(`side_process.emit`):
+A side is a program `switches_engine.py JOB` or `switches_trainer.py JOB`, JOB a file that holds a
+`Job` as JSON. It prints lines (`side_process.emit`):
 
-    {"event": "check", ..., "counters": {...}}     the whole work once, not timed: what came out, and the counts that explain the times
-    {"event": "run", "seconds": 8.1, "pause": 0.02}     the same again, timed, `repeats` times
-    {"event": "end", "peak_mb": 900}
+    {"event": "check", ..., "counters": {...}}     the whole work once, not timed: what came out,
+    and the counts that explain the times {"event": "run", "seconds": 8.1, "pause": 0.02}     the
+    same again, timed, `repeats` times {"event": "end", "peak_mb": 900}
 
-pause: the longest time between two tokens of a sequence. A check has `tokens` and `logps` (by sample) or `loss` and `norm` (of the gradient).
+pause: the longest time between two tokens of a sequence. A check has `tokens` and `logps` (by
+sample) or `loss` and `norm` (of the gradient).
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ SMALL = Shape(vocabulary=96, hidden=32, layers=2, heads=2, kv_heads=1, head_dim=
 
 @dataclass(frozen=True)
 class EngineWork:
-    """Requests for the engine, all there from the start. Of a profile with a `mean` the engine is told the cap alone, as it is in a rollout; the
-    lengths that were drawn end its sequences from outside.
+    """Requests for the engine, all there from the start. Of a profile with a `mean` the engine is
+    told the cap alone, as it is in a rollout; the lengths that were drawn end its sequences from
+    outside.
 
-    room: tokens that the cache holds, as a share of what everything that may run at once could need. running: sequences at once (0: all).
+    room: tokens that the cache holds, as a share of what everything that may run at once could
+    need. running: sequences at once (0: all).
     """
 
     profile: Profile
@@ -48,13 +52,23 @@ class EngineWork:
     def small(self) -> EngineWork:
         """The same at a size that says nothing about speed."""
         p = self.profile
-        tiny = Profile(-(-p.prompt // 8), max(12, p.completion // 8), p.shared // 8, min(p.samples, 4), mean=-(-p.mean // 2))
-        return EngineWork(tiny, min(self.prompts, 8), self.temperature, self.room, -(-self.running // 4))
+        tiny = Profile(
+            -(-p.prompt // 8),
+            max(12, p.completion // 8),
+            p.shared // 8,
+            min(p.samples, 4),
+            mean=-(-p.mean // 2),
+        )
+        return EngineWork(
+            tiny, min(self.prompts, 8), self.temperature, self.room, -(-self.running // 4)
+        )
 
 
 @dataclass(frozen=True)
 class TrainerWork:
-    """One optimizer step a run, on groups of random tokens. Lengths: as of a profile. budget: tokens of a micro-batch. vocabulary: of the model."""
+    """One optimizer step a run, on groups of random tokens. Lengths: as of a profile. budget:
+    tokens of a micro-batch. vocabulary: of the model.
+    """
 
     profile: Profile
     prompts: int
@@ -62,7 +76,9 @@ class TrainerWork:
     vocabulary: int = SHAPE.vocabulary
 
     def small(self) -> TrainerWork:
-        """The same at a size that says nothing about speed, but for a vocabulary that is there to be large."""
+        """The same at a size that says nothing about speed, but for a vocabulary that is there to
+        be large.
+        """
         p = self.profile
         tiny = Profile(-(-p.prompt // 8), p.completion // 2, samples=4, mean=-(-p.mean // 8))
         vocabulary = SMALL.vocabulary if self.vocabulary == SHAPE.vocabulary else self.vocabulary
@@ -71,7 +87,9 @@ class TrainerWork:
 
 @dataclass(frozen=True)
 class Job:
-    """What one side is asked to run. kind: engine or trainer. model: folder of the model. work: an EngineWork or a TrainerWork."""
+    """What one side is asked to run. kind: engine or trainer. model: folder of the model. work: an
+    EngineWork or a TrainerWork.
+    """
 
     switch: str
     side: str
@@ -88,7 +106,14 @@ class Job:
         fields = json.loads(Path(path).read_text())
         work = fields.pop("work")
         profile = Profile(**work.pop("profile"))
-        return cls(work=EngineWork(profile, **work) if fields["kind"] == "engine" else TrainerWork(profile, **work), **fields)
+        return cls(
+            work=(
+                EngineWork(profile, **work)
+                if fields["kind"] == "engine"
+                else TrainerWork(profile, **work)
+            ),
+            **fields,
+        )
 
     def save(self, path: Path) -> None:
         """Write the file that `load` reads."""

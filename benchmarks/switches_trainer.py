@@ -1,4 +1,6 @@
-"""The trainer's side of `switches.py`: optimizer steps on one batch of random texts, under some settings."""
+"""The trainer's side of `switches.py`: optimizer steps on one batch of random texts, under some
+settings.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from sixfold.types import Group, Task
 
 @dataclass(frozen=True)
 class PaddedRow(PackedRow):
-    """`count` texts of one length [B, T], end to end: attention is that of an ordinary padded batch, one call for all of them."""
+    """`count` texts of one length [B, T], end to end: attention is that of an ordinary padded
+    batch, one call for all of them.
+    """
 
     count: int = 1
 
@@ -38,26 +42,48 @@ class PaddedRow(PackedRow):
 
 
 def padded(row: PackedRow) -> PaddedRow:
-    """The texts of a row that shares no prompts, each filled up with token 0 to the longest. What is scored stays what it was."""
-    lengths = torch.diff((row.positions == 0).nonzero()[:, 0], append=torch.tensor([len(row.tokens)]))
+    """The texts of a row that shares no prompts, each filled up with token 0 to the longest. What
+    is scored stays what it was.
+    """
+    lengths = torch.diff(
+        (row.positions == 0).nonzero()[:, 0], append=torch.tensor([len(row.tokens)])
+    )
     count, longest = len(lengths), int(lengths.max())
     place = torch.arange(count).repeat_interleave(lengths) * longest + row.positions
     tokens = torch.zeros(count * longest, dtype=torch.int64).index_copy(0, place, row.tokens)
     positions = torch.arange(longest).repeat(count)
-    return PaddedRow(tokens, positions, row.attention, place[row.predictor], row.target, row.row, row.column, row.slot, row.members, row.kept, count)
+    return PaddedRow(
+        tokens,
+        positions,
+        row.attention,
+        place[row.predictor],
+        row.target,
+        row.row,
+        row.column,
+        row.slot,
+        row.members,
+        row.kept,
+        count,
+    )
 
 
 class CountedScore:
-    """Scores a micro-batch, padded or as it is. positions: that the body computed. logits: most that existed at one time."""
+    """Scores a micro-batch, padded or as it is. positions: that the body computed. logits: most
+    that existed at one time.
+    """
 
     def __init__(self, pads: bool) -> None:
         self.pads = pads
         self.positions = self.logits = 0
 
-    def __call__(self, model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, model: PreTrainedModel, row: PackedRow, scoring: Scoring
+    ) -> tuple[Tensor, Tensor]:
         row = padded(row) if self.pads else row
         self.positions += len(row.tokens)
-        self.logits = max(self.logits, min(scoring.chunk, len(row.target)) * int(model.config.vocab_size))
+        self.logits = max(
+            self.logits, min(scoring.chunk, len(row.target)) * int(model.config.vocab_size)
+        )
         return score_row(model, row, scoring)
 
 
@@ -67,19 +93,27 @@ def make_batch(work: TrainerWork) -> Batch:
     for i, c in enumerate(make_work(work.profile, work.prompts, work.vocabulary)):
         task = Task(str(i), "")
         texts = [rng.choices(range(2, work.vocabulary), k=n) for n in c.lengths[0]]
-        rows = [replace(example(task, c.turns[0], text).trajectories[0], sample=k) for k, text in enumerate(texts)]
+        rows = [
+            replace(example(task, c.turns[0], text).trajectories[0], sample=k)
+            for k, text in enumerate(texts)
+        ]
         groups.append(Group(task, rows))
     return sft_batch(groups)
 
 
 def lines(job: Job) -> Iterator[dict[str, Any]]:
-    """The lines of this side. settings: those of `TrainerConfig`, and two of this benchmark: `chunk`, positions whose logits exist at one time, and
-    `padded`."""
+    """The lines of this side. settings: those of `TrainerConfig`, and two of this benchmark:
+    `chunk`, positions whose logits exist at one time, and `padded`."""
     torch.set_num_threads(job.threads)
     assert isinstance(job.work, TrainerWork)
     settings, batch = dict(job.settings), make_batch(job.work)
-    scoring, score = Scoring(chunk=settings.pop("chunk", 1024)), CountedScore(settings.pop("padded", False))
-    config = TrainerConfig(learning_rate=1e-6, max_tokens_per_microbatch=job.work.budget, **settings)
+    scoring, score = (
+        Scoring(chunk=settings.pop("chunk", 1024)),
+        CountedScore(settings.pop("padded", False)),
+    )
+    config = TrainerConfig(
+        learning_rate=1e-6, max_tokens_per_microbatch=job.work.budget, **settings
+    )
     model = load_policy(ModelConfig(path=job.model), seed=0, device="cpu").model
     trainer = Trainer(model, config, scoring, job.repeats + 1, score=score)
     metrics = trainer.train_step(batch, sft_loss)
@@ -91,7 +125,12 @@ def lines(job: Job) -> Iterator[dict[str, Any]]:
         "logits": score.logits,
         "microbatches": metrics["train/microbatches"],
     }
-    yield {"event": "check", "loss": metrics["train/loss"], "norm": metrics["train/grad_norm"], "counters": counters}
+    yield {
+        "event": "check",
+        "loss": metrics["train/loss"],
+        "norm": metrics["train/grad_norm"],
+        "counters": counters,
+    }
     for _ in range(job.repeats):
         start = time.perf_counter()
         trainer.train_step(batch, sft_loss)

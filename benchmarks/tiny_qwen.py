@@ -2,10 +2,12 @@
 
 **FLOPs needed** are what the mathematics asks for, whatever a program does. One pass is
 
-    2 * (weights of all projections) a token through the layers, 2 * hidden * vocabulary a token that predicts a token,
-    4 * layers * heads * head_dim * (positions attended to, itself included) a token of attention
+    2 * (weights of all projections) a token through the layers, 2 * hidden * vocabulary a token
+    that predicts a token, 4 * layers * heads * head_dim * (positions attended to, itself included)
+    a token of attention
 
-which `torch.utils.flop_counter` gives too, to the last digit, once its full square of attention is exchanged for the causal half.
+which `torch.utils.flop_counter` gives too, to the last digit, once its full square of attention is
+exchanged for the causal half.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ class Shape:
     @property
     def projections(self) -> int:
         """Weights that every token is multiplied with: attention and MLP of all layers."""
-        return self.layers * self.hidden * (2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate)
+        return (
+            self.layers
+            * self.hidden
+            * (2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate)
+        )
 
     @property
     def kv_numbers(self) -> int:
@@ -40,7 +46,9 @@ class Shape:
 
 
 def forward_flops(shape: Shape, start: int, stop: int, predictions: int) -> int:
-    """FLOPs of a forward pass over positions [start, stop) of one sequence, `predictions` of which go on to the vocabulary."""
+    """FLOPs of a forward pass over positions [start, stop) of one sequence, `predictions` of which
+    go on to the vocabulary.
+    """
     tokens = stop - start
     attended = (stop * (stop + 1) - start * (start + 1)) // 2
     return (
@@ -51,9 +59,11 @@ def forward_flops(shape: Shape, start: int, stop: int, predictions: int) -> int:
 
 
 def make_model(shape: Shape, folder: Path, mixing: float = 1.0) -> None:
-    """Save a random Qwen3 of this shape and its tokenizer (one word, one token) for all sides to load.
+    """Save a random Qwen3 of this shape and its tokenizer (one word, one token) for all sides to
+    load.
 
-    mixing: factor on what every layer adds to the residual stream. At 1 a greedy continuation repeats its last token, whatever stood before.
+    mixing: factor on what every layer adds to the residual stream. At 1 a greedy continuation
+    repeats its last token, whatever stood before.
     """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -62,7 +72,9 @@ def make_model(shape: Shape, folder: Path, mixing: float = 1.0) -> None:
     vocabulary = {"<pad>": 0, "<eos>": EOS} | {f"w{i}": i for i in range(2, shape.vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left").save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    ).save_pretrained(folder)
     config = Qwen3Config(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
@@ -82,6 +94,7 @@ def make_model(shape: Shape, folder: Path, mixing: float = 1.0) -> None:
     for name, weight in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             weight.data.mul_(mixing)
-    # With tied embeddings a token predicts itself at about exp(5) times the others' odds; a small last norm makes the logits near-uniform.
+    # With tied embeddings a token predicts itself at about exp(5) times the others' odds; a small
+    # last norm makes the logits near-uniform.
     torch.nn.init.constant_(model.model.norm.weight, 0.05)
     model.save_pretrained(folder)

@@ -1,8 +1,10 @@
-"""One GRPO step on a model of a few thousand numbers, with every hand-over printed: the source of every figure in docs/one-step.md.
+"""One GRPO step on a model of a few thousand numbers, with every hand-over printed: the source of
+every figure in docs/one-step.md.
 
     python docs/one_step.py
 
-The calls are those of `sixfold.controller.loop.Controller.step`, in its order. A test holds the page equal to what this prints.
+The calls are those of `sixfold.controller.loop.Controller.step`, in its order. A test holds the
+page equal to what this prints.
 """
 
 from __future__ import annotations
@@ -80,7 +82,10 @@ def print_trajectories(groups: Sequence[Group], piece: Callable[[int], str]) -> 
     """What rollout gives: the four streams of one trajectory, then all completions."""
     print(f"{len(groups)} groups of {len(groups[0].trajectories)} trajectories")
     one = groups[0].trajectories[2]
-    print(f"trajectory {one.sample} of {one.task_id}: prompt_length={one.prompt_length} finish_reason={one.finish_reason} text={one.text!r}")
+    print(
+        f"trajectory {one.sample} of {one.task_id}: prompt_length={one.prompt_length}"
+        f" finish_reason={one.finish_reason} text={one.text!r}"
+    )
     print("  piece    ", " ".join(f"{piece(t).strip('<|>')[:7]:>7}" for t in one.tokens))
     print("  tokens   ", " ".join(f"{t:7d}" for t in one.tokens))
     print("  mask     ", " ".join(f"{'T' if m else '-':>7}" for m in one.mask))
@@ -93,7 +98,10 @@ def print_rewards(groups: Sequence[Group]) -> None:
     for group in groups:
         for t in group.trajectories:
             assert t.reward is not None
-            print(f"{t.task_id} sample {t.sample}: {t.completion_length} tokens, {t.finish_reason:6} text={t.text!r:6} reward={t.reward.value}")
+            print(
+                f"{t.task_id} sample {t.sample}: {t.completion_length} tokens, {t.finish_reason:6}"
+                f" text={t.text!r:6} reward={t.reward.value}"
+            )
 
 
 def print_batch(batch: Batch) -> None:
@@ -111,11 +119,16 @@ def print_reference(batch: Batch) -> None:
     """The column that the reference fills."""
     assert batch.ref_logp is not None
     print(f"ref_logp[2] {numbers(batch.ref_logp[2])}")
-    print(f"largest |ref_logp - old_logp| below 1e-5: {bool((batch.ref_logp - batch.old_logp).abs().max() < 1e-5)}")
+    print(
+        "largest |ref_logp - old_logp| below 1e-5:"
+        f" {bool((batch.ref_logp - batch.old_logp).abs().max() < 1e-5)}"
+    )
 
 
 def print_advantages(batch: Batch) -> None:
-    """The two columns that the algorithm fills, a number a row: within a row they are constant on the sampled tokens."""
+    """The two columns that the algorithm fills, a number a row: within a row they are constant on
+    the sampled tokens.
+    """
     assert batch.advantages is not None and batch.weights is not None
     print(f"advantages {numbers(batch.advantages.sum(-1) / batch.mask.sum(-1))}")
     print(f"weights    {weights_of(batch)}")
@@ -160,14 +173,22 @@ def main() -> None:
     print_reference(batch)
     batch = algorithm.compute_advantages(batch)
     print_advantages(batch)
-    no_kl = make_algorithm(replace(resolve_algorithm(recipe.algorithm), beta=0.0), recipe.rollout.max_new_tokens)
+    no_kl = make_algorithm(
+        replace(resolve_algorithm(recipe.algorithm), beta=0.0), recipe.rollout.max_new_tokens
+    )
     print(f"weights with beta = 0 {weights_of(no_kl.compute_advantages(batch))}")
     metrics = trainer.train_step(batch, algorithm.compute_loss)
     print_metrics(metrics)
     before = world.engine.version
     sync.sync(trainer.version)
     print(f"engine.version {before} -> {world.engine.version}, weights shared with the trainer")
-    logp = score_batch(world.policy.model, batch, world.scoring, recipe.trainer.max_tokens_per_microbatch, recipe.trainer.share_prefix)
+    logp = score_batch(
+        world.policy.model,
+        batch,
+        world.scoring,
+        recipe.trainer.max_tokens_per_microbatch,
+        recipe.trainer.share_prefix,
+    )
     print_after(batch, logp, float(algorithm.compute_loss(batch, logp).loss))
     world.close()
 

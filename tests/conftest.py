@@ -25,16 +25,23 @@ register()
 
 VOCABULARY = 61
 END = 1
-# Widths at which the CPU's kernels give a row the same bits in any company: heads of 32 query numbers per key head, MLPs in whole vectors.
+# Widths at which the CPU's kernels give a row the same bits in any company: heads of 32 query
+# numbers per key head, MLPs in whole vectors.
 _SIZES = dict(
-    vocab_size=VOCABULARY, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    vocab_size=VOCABULARY, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     max_position_embeddings=256, bos_token_id=None, eos_token_id=END, pad_token_id=0,
 )  # fmt: skip
 _EXTRAS: dict[str, dict[str, object]] = {
     "qwen3": {},
     "llama": {},
     "gemma": {},
-    "gemma2": dict(sliding_window=8, attn_logit_softcapping=3.0, final_logit_softcapping=5.0, query_pre_attn_scalar=16),
+    "gemma2": dict(
+        sliding_window=8,
+        attn_logit_softcapping=3.0,
+        final_logit_softcapping=5.0,
+        query_pre_attn_scalar=16,
+    ),
     "gemma3_text": dict(sliding_window=8, query_pre_attn_scalar=16),
     "gpt2": dict(n_embd=64, n_layer=2, n_head=2, n_positions=256),
     "qwen3_moe": dict(moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2),
@@ -42,13 +49,16 @@ _EXTRAS: dict[str, dict[str, object]] = {
 ARCHITECTURES = tuple(_EXTRAS)
 # Attention of other shapes: values smaller than keys.
 _EXTRAS["deepseek_v3"] = dict(
-    num_key_value_heads=4, head_dim=8, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16,
-    moe_intermediate_size=32, n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1,
+    num_key_value_heads=4, head_dim=8, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16,
+    qk_rope_head_dim=8, v_head_dim=16,
+    moe_intermediate_size=32, n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2,
+    n_group=1, topk_group=1, first_k_dense_replace=1,
 )  # fmt: skip
 # Sinks; windows on every other layer, YaRN, experts with biases.
 _EXTRAS["gpt_oss"] = dict(
     sliding_window=8, num_local_experts=4, num_experts_per_tok=2,
-    rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+    rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, beta_fast=32.0,
+    beta_slow=1.0, truncate=False,
                          original_max_position_embeddings=64),
 )  # fmt: skip
 OTHER_ATTENTION = ("deepseek_v3", "gpt_oss")
@@ -57,22 +67,38 @@ OTHER_ATTENTION = ("deepseek_v3", "gpt_oss")
 def make_tiny(name: str, **extra: object) -> PreTrainedModel:
     """A tiny random model of a transformers model type, whose distributions are far from flat."""
     sizes = {} if name == "gpt2" else _SIZES
-    config = AutoConfig.for_model(name, **{"vocab_size": VOCABULARY, "eos_token_id": END, **sizes, **_EXTRAS.get(name, {}), **extra})
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):  # a test may ask first while it is in inference mode
+    config = AutoConfig.for_model(
+        name,
+        **{
+            "vocab_size": VOCABULARY,
+            "eos_token_id": END,
+            **sizes,
+            **_EXTRAS.get(name, {}),
+            **extra,
+        },
+    )
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.inference_mode(False),
+    ):  # a test may ask first while it is in inference mode
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
             for key, p in model.named_parameters():
                 if p.dim() > 1:
                     p.normal_(0, 0.12)
-                elif key.endswith(".sinks"):  # far from 0, so that one that is dropped or counted twice shows
+                elif key.endswith(
+                    ".sinks"
+                ):  # far from 0, so that one that is dropped or counted twice shows
                     p.normal_(0, 1.5)
     return model.eval()
 
 
 @pytest.fixture(scope="session")
 def tiny() -> Callable[[str], PreTrainedModel]:
-    """tiny(architecture): a tiny model under our attention and norms. The same object for all tests: copy it before changing it."""
+    """tiny(architecture): a tiny model under our attention and norms. The same object for all
+    tests: copy it before changing it.
+    """
     made: dict[str, PreTrainedModel] = {}
 
     def get(name: str) -> PreTrainedModel:
@@ -102,10 +128,20 @@ def plain() -> Callable[[str], PreTrainedModel]:
 @pytest.fixture(scope="session")
 def scratch_config() -> ScratchConfig:
     """A model of two layers with the default alphabet."""
-    return ScratchConfig(hidden_size=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate_size=64, context=128)
+    return ScratchConfig(
+        hidden_size=64,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        intermediate_size=64,
+        context=128,
+    )
 
 
 @pytest.fixture(scope="session")
 def policy(scratch_config: ScratchConfig) -> Policy:
-    """A scratch model with its tokenizer. The same object for all tests: copy it before changing it."""
+    """A scratch model with its tokenizer. The same object for all tests: copy it before changing
+    it.
+    """
     return load_policy(ModelConfig(scratch=scratch_config), seed=3, device="cpu")

@@ -1,4 +1,6 @@
-"""Runs tests of compiled kernels once more, on a copy that the compiler has made to check every access to memory and every operation."""
+"""Runs tests of compiled kernels once more, on a copy that the compiler has made to check every
+access to memory and every operation.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,23 @@ PROGRAM = """
 import sys
 import pytest
 from sixfold.kernels.cpu import engine_kernels as cpu_kernels
-cpu_kernels.FLAGS = ("-O1", "-g", "-march=native", "-fPIC", "-w", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-sys.exit(pytest.main(["-x", "--noconftest", "-p", "no:cacheprovider", sys.argv[1], "-k", sys.argv[2]]))
+cpu_kernels.FLAGS = (
+    "-O1", "-g", "-march=native", "-fPIC", "-w",
+    "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
+)
+options = ["-x", "--noconftest", "-p", "no:cacheprovider"]
+sys.exit(pytest.main([*options, sys.argv[1], "-k", sys.argv[2]]))
 """
 
 
 def run_sanitized(test_file: str, chosen: str, library: str, folder: Path) -> None:
-    """chosen: which tests, as pytest's -k. library: what their kernels' file is called. Skips where the compiler has no sanitizers."""
+    """chosen: which tests, as pytest's -k. library: what their kernels' file is called. Skips where
+    the compiler has no sanitizers.
+    """
     compiler = next(path for name in ("cc", "gcc", "clang") if (path := shutil.which(name)))
-    runtimes = [Path(_output([compiler, f"-print-file-name=lib{name}.so"])) for name in ("asan", "ubsan")]
+    runtimes = [
+        Path(_output([compiler, f"-print-file-name=lib{name}.so"])) for name in ("asan", "ubsan")
+    ]
     if not all(path.is_absolute() for path in runtimes):
         pytest.skip("the compiler has no sanitizers")
     environment = {
@@ -34,9 +44,19 @@ def run_sanitized(test_file: str, chosen: str, library: str, folder: Path) -> No
         "OMP_NUM_THREADS": "2",
     }
     root = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", PROGRAM, test_file, chosen], env=environment, cwd=root, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, test_file, chosen],
+        env=environment,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[:2000]
-    assert " passed" in done.stdout and b"asan" in next(folder.glob(f"sixfold/{library}-*.so")).read_bytes()
+    assert (
+        " passed" in done.stdout
+        and b"asan" in next(folder.glob(f"sixfold/{library}-*.so")).read_bytes()
+    )
 
 
 def _output(command: list[str]) -> str:

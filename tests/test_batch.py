@@ -39,9 +39,9 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     )
 
 
-many_groups = st.lists(st.lists(trajectories(), min_size=1, max_size=4), min_size=1, max_size=4).map(
-    lambda rows: [Group(Task(f"t{i}", "?"), row) for i, row in enumerate(rows)]
-)
+many_groups = st.lists(
+    st.lists(trajectories(), min_size=1, max_size=4), min_size=1, max_size=4
+).map(lambda rows: [Group(Task(f"t{i}", "?"), row) for i, row in enumerate(rows)])
 
 
 @settings(max_examples=60, deadline=None)
@@ -58,40 +58,78 @@ def test_every_stream_of_every_trajectory_comes_back(groups: list[Group]) -> Non
         assert batch.mask[b, :n].tolist() == t.mask
         assert batch.old_logp[b, :n].tolist() == t.logp
         assert batch.version[b, :n].tolist() == t.version
-        assert not batch.mask[b, n:].any() and not batch.tokens[b, n:].any() and not batch.old_logp[b, n:].any()
+        assert (
+            not batch.mask[b, n:].any()
+            and not batch.tokens[b, n:].any()
+            and not batch.old_logp[b, n:].any()
+        )
         assert (batch.version[b, n:] == -1).all()
         value = math.nan if t.reward is None or t.reward.value is None else t.reward.value
-        torch.testing.assert_close(batch.scores[b], torch.tensor(value), equal_nan=True, rtol=0, atol=0)
+        torch.testing.assert_close(
+            batch.scores[b], torch.tensor(value), equal_nan=True, rtol=0, atol=0
+        )
 
 
 def _trajectory(mask: list[bool], value: float | None) -> Trajectory:
     n = len(mask)
-    return Trajectory("t", 0, list(range(n)), 2, mask, [0.0] * n, [-1] * n, "stop", reward=Reward(value))
+    return Trajectory(
+        "t", 0, list(range(n)), 2, mask, [0.0] * n, [-1] * n, "stop", reward=Reward(value)
+    )
 
 
 def test_a_hand_made_batch() -> None:
-    long = Trajectory("a", 0, [9, 8, 7, 6], 2, [False, False, True, True], [0.0, 0.0, -1.0, -2.0], [-1, -1, 5, 6], "stop", reward=Reward(1.0))
-    short = Trajectory("b", 0, [4, 3], 1, [False, True], [0.0, -3.0], [-1, 7], "length", reward=Reward(0.5))
+    long = Trajectory(
+        "a",
+        0,
+        [9, 8, 7, 6],
+        2,
+        [False, False, True, True],
+        [0.0, 0.0, -1.0, -2.0],
+        [-1, -1, 5, 6],
+        "stop",
+        reward=Reward(1.0),
+    )
+    short = Trajectory(
+        "b", 0, [4, 3], 1, [False, True], [0.0, -3.0], [-1, 7], "length", reward=Reward(0.5)
+    )
     batch = collate([Group(Task("a", "?"), [long]), Group(Task("b", "?"), [short])])
     assert batch.tokens.tolist() == [[9, 8, 7, 6], [4, 3, 0, 0]]
     assert batch.mask.tolist() == [[False, False, True, True], [False, True, False, False]]
     assert batch.old_logp.tolist() == [[0.0, 0.0, -1.0, -2.0], [0.0, -3.0, 0.0, 0.0]]
     assert batch.version.tolist() == [[-1, -1, 5, 6], [-1, 7, -1, -1]]
     assert batch.rewards.tolist() == [[0.0, 0.0, 0.0, 1.0], [0.0, 0.5, 0.0, 0.0]]
-    assert (batch.lengths.tolist(), batch.prompt_lengths.tolist(), batch.group.tolist()) == ([4, 2], [2, 1], [0, 1])
+    assert (batch.lengths.tolist(), batch.prompt_lengths.tolist(), batch.group.tolist()) == (
+        [4, 2],
+        [2, 1],
+        [0, 1],
+    )
     assert not batch.mask[:, 0].any()
 
 
 def test_the_reward_sits_on_the_last_sampled_token_not_on_tool_output_after_it() -> None:
-    batch = collate([Group(Task("t", "?"), [_trajectory([False, False, True, True, False], 1.0), _trajectory([False, False], 2.0)])])
+    batch = collate(
+        [
+            Group(
+                Task("t", "?"),
+                [
+                    _trajectory([False, False, True, True, False], 1.0),
+                    _trajectory([False, False], 2.0),
+                ],
+            )
+        ]
+    )
     assert batch.rewards[0].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0]
     assert batch.rewards[1].tolist() == [2.0, 0.0, 0.0, 0.0, 0.0]
-    assert final_rewards([3.0], torch.tensor([[False, True, True, False]])).tolist() == [[0.0, 0.0, 3.0, 0.0]]
+    assert final_rewards([3.0], torch.tensor([[False, True, True, False]])).tolist() == [
+        [0.0, 0.0, 3.0, 0.0]
+    ]
 
 
 def test_a_failed_check_stays_out_of_its_groups_statistics() -> None:
     completion = [False, False, True]
-    batch = collate([Group(Task("t", "?"), [_trajectory(completion, v) for v in (1.0, None, 0.0, 0.5)])])
+    batch = collate(
+        [Group(Task("t", "?"), [_trajectory(completion, v) for v in (1.0, None, 0.0, 0.5)])]
+    )
     assert batch.scores.isnan().tolist() == [False, True, False, False]
     mean, std, count = group_statistics(batch.scores, batch.group)
     assert (float(mean[0]), float(count[0])) == (0.5, 3.0)
@@ -114,7 +152,9 @@ def test_refusals() -> None:
 @given(many_groups)
 def test_rows_picks_the_same_rows_of_every_table(groups: list[Group]) -> None:
     whole = collate(groups)
-    whole = whole.with_(advantages=torch.randn(whole.tokens.shape), weights=torch.rand(whole.tokens.shape))
+    whole = whole.with_(
+        advantages=torch.randn(whole.tokens.shape), weights=torch.rand(whole.tokens.shape)
+    )
     index = torch.randperm(len(whole.tokens))[: max(1, len(whole.tokens) // 2)]
     part = whole.rows(index)
     for name, table in vars(whole).items():
@@ -133,10 +173,26 @@ def _kept(sets: list[list[int]]) -> Kept:
 
 
 def test_kept_sets_of_unlike_rows_by_hand() -> None:
-    """Tool output between sampled tokens, a row that drew from everything, a token that did among ones that did not; whole, in rows and in parts."""
-    a = Trajectory("a", 0, [9, 8, 7, 6], 1, [False, True, False, True], [0.0] * 4, [-1] * 4, "stop", reward=Reward(1.0))
-    b = Trajectory("b", 0, [4, 3], 1, [False, True], [0.0] * 2, [-1] * 2, "stop", reward=Reward(1.0))
-    c = Trajectory("c", 0, [5, 2, 1], 1, [False, True, True], [0.0] * 3, [-1] * 3, "stop", reward=Reward(1.0))
+    """Tool output between sampled tokens, a row that drew from everything, a token that did among
+    ones that did not; whole, in rows and in parts.
+    """
+    a = Trajectory(
+        "a",
+        0,
+        [9, 8, 7, 6],
+        1,
+        [False, True, False, True],
+        [0.0] * 4,
+        [-1] * 4,
+        "stop",
+        reward=Reward(1.0),
+    )
+    b = Trajectory(
+        "b", 0, [4, 3], 1, [False, True], [0.0] * 2, [-1] * 2, "stop", reward=Reward(1.0)
+    )
+    c = Trajectory(
+        "c", 0, [5, 2, 1], 1, [False, True, True], [0.0] * 3, [-1] * 3, "stop", reward=Reward(1.0)
+    )
     a.kept, c.kept = _kept([[0, 8], [1, 5, 6]]), _kept([[], [1]])
     batch = collate([Group(Task(t.task_id, "?"), [t]) for t in (a, b, c)])
     sets = batch.kept
@@ -149,7 +205,12 @@ def test_kept_sets_of_unlike_rows_by_hand() -> None:
     assert tokens.count.tolist() == [0, 1, 2, 3]
     assert [m.tolist() for m in tokens.members()] == [[1, 2, 2, 3, 3, 3], [1, 0, 8, 1, 5, 6]]
     halves = [half.excluded(9) for half in tokens.split(3)]
-    assert [(~row).nonzero()[:, 0].tolist() for half in halves for row in half] == [list(range(9)), [1], [0, 8], [1, 5, 6]]
+    assert [(~row).nonzero()[:, 0].tolist() for half in halves for row in half] == [
+        list(range(9)),
+        [1],
+        [0, 8],
+        [1, 5, 6],
+    ]
     moved = batch.to("meta").kept
     assert moved is not None and moved.start.device.type == moved.ids.device.type == "meta"
 

@@ -1,4 +1,6 @@
-"""The plain-Python types: what a Trajectory refuses, and that nothing is lost on the way to disk and back."""
+"""The plain-Python types: what a Trajectory refuses, and that nothing is lost on the way to disk
+and back.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,11 @@ def test_a_record_survives_json(reward: Reward | None) -> None:
 
 def test_group_rewards_tell_failed_from_zero() -> None:
     rewards = [Reward(0.0), Reward(None, error="x"), None]
-    assert Group(Task("t", "?"), [replace(WHOLE, reward=r) for r in rewards]).rewards == [0.0, None, None]
+    assert Group(Task("t", "?"), [replace(WHOLE, reward=r) for r in rewards]).rewards == [
+        0.0,
+        None,
+        None,
+    ]
 
 
 def test_prompt_text_of_text_and_of_a_chat() -> None:
@@ -75,7 +81,10 @@ def test_params_that_keep_some_tokens_from_being_drawn_say_so(knob: dict[str, fl
     plain = SamplingParams(8, temperature=0.7, repetition_penalty=1.1)
     assert not plain.truncates and not plain.is_plain
     assert replace(plain, **knob).truncates  # type: ignore[arg-type]
-    assert replace(plain, repetition_penalty=1.0).is_plain and not replace(plain, repetition_penalty=1.0, **knob).is_plain  # type: ignore[arg-type]
+    assert (
+        replace(plain, repetition_penalty=1.0).is_plain
+        and not replace(plain, repetition_penalty=1.0, **knob).is_plain
+    )  # type: ignore[arg-type]
 
 
 def kept(*sets: list[int]) -> Kept:
@@ -97,7 +106,14 @@ def test_kept_sets_survive_json_and_a_record_without_them_stays_as_it_was() -> N
     assert broken.kept is not None and math.isnan(broken.kept.mass[0])
 
 
-@pytest.mark.parametrize("wrong", [kept([7]), kept([7], [8], [8]), Kept(array("i", [7]), array("i", [1, 1]), array("d", [1.0, 1.0]))])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        kept([7]),
+        kept([7], [8], [8]),
+        Kept(array("i", [7]), array("i", [1, 1]), array("d", [1.0, 1.0])),
+    ],
+)
 def test_kept_sets_must_speak_of_the_sampled_tokens(wrong: Kept) -> None:
     with pytest.raises(ValueError, match="kept sets do not speak of the sampled tokens"):
         replace(WHOLE, kept=wrong)

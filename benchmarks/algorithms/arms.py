@@ -1,12 +1,15 @@
-"""What is compared with what. A study is a question; its arms differ in one thing and start from the same SFT base of their seed.
+"""What is compared with what. A study is a question; its arms differ in one thing and start from
+the same SFT base of their seed.
 
 accuracy   the six, each with its own settings, at equal numbers of samples
 zoo        the others, likewise
-credit     a baseline or none, where the reward also pays 1 for the form of an answer (any completion that ends in an integer)
-entropy    GRPO with 8 updates a step and a clip so narrow that it binds: symmetric, and three ways to hold the entropy up
+credit     a baseline or none, where the reward also pays 1 for the form of an answer (any
+completion that ends in an integer) entropy    GRPO with 8 updates a step and a clip so narrow that
+it binds: symmetric, and three ways to hold the entropy up
            (entropy-paper: the same with the papers' clip, 0.2 and 0.28)
 length     GRPO beside Dr. GRPO for longer: what becomes of the length of wrong answers
-hole       GRPO against a verifier that also pays for every dot of "thinking", with and without the KL to the base
+hole       GRPO against a verifier that also pays for every dot of "thinking", with and without the
+KL to the base
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ def with_hole(completion: str, task: Task) -> float:
 
 @dataclass(frozen=True)
 class Arm:
-    """One thing to run. row: what is changed of the algorithm's row. steps: as many samples as so many steps of the plain task draw.
+    """One thing to run. row: what is changed of the algorithm's row. steps: as many samples as so
+    many steps of the plain task draw.
     eval_every: steps between evaluations on the held-out sums."""
 
     study: str
@@ -52,7 +56,9 @@ class Arm:
 
 NARROW: dict[str, Any] = {"minibatches": 4, "epochs": 2, "clip_low": 0.05, "clip_high": 0.05}
 PAPER: dict[str, Any] = {"minibatches": 4, "epochs": 2}
-"""8 updates a step. At a learning rate of 1e-4 they move few ratios by a fifth, so the papers' clip hardly binds here; at a twentieth it does."""
+"""8 updates a step. At a learning rate of 1e-4 they move few ratios by a fifth, so the papers' clip
+hardly binds here; at a twentieth it does.
+"""
 
 SIX = ("reinforce", "ppo", "grpo", "rloo", "dapo", "dr_grpo")
 
@@ -65,7 +71,20 @@ ARMS: tuple[Arm, ...] = (
     Arm("entropy", "kl-cov", "grpo", {**NARROW, "entropy_rule": "kl-cov"}, steps=40, eval_every=20),
     Arm("entropy", "bonus", "grpo", {**NARROW, "entropy_bonus": 0.01}, steps=40, eval_every=20),
     Arm("entropy-paper", "symmetric", "grpo", PAPER, steps=40, eval_every=20),
-    Arm("entropy-paper", "clip-higher", "grpo", {**PAPER, "clip_high": 0.28}, steps=40, eval_every=20),
-    *(Arm("credit", name, name, reward=with_credit, eval_every=5) for name in ("reinforce", "grpo")),
-    *(Arm("hole", f"beta {beta:g}", "grpo", {"beta": beta}, reward=with_hole, steps=80) for beta in (0.0, 0.1, 0.3)),
+    Arm(
+        "entropy-paper",
+        "clip-higher",
+        "grpo",
+        {**PAPER, "clip_high": 0.28},
+        steps=40,
+        eval_every=20,
+    ),
+    *(
+        Arm("credit", name, name, reward=with_credit, eval_every=5)
+        for name in ("reinforce", "grpo")
+    ),
+    *(
+        Arm("hole", f"beta {beta:g}", "grpo", {"beta": beta}, reward=with_hole, steps=80)
+        for beta in (0.0, 0.1, 0.3)
+    ),
 )

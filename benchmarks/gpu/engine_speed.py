@@ -1,4 +1,6 @@
-"""The engine as a whole: decode against the memory's bandwidth, prefill against the matmul rate. Sampling and scheduling are in the times."""
+"""The engine as a whole: decode against the memory's bandwidth, prefill against the matmul rate.
+Sampling and scheduling are in the times.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
 
-MODES: dict[str, dict[str, Any]] = {"eager": {"cuda_graphs": False}, "graphs": {"cuda_graphs": True}}
+MODES: dict[str, dict[str, Any]] = {
+    "eager": {"cuda_graphs": False},
+    "graphs": {"cuda_graphs": True},
+}
 """Name -> what the engine is made with. A way of running a step is one more row."""
 WARM_STEPS = 4
 
@@ -28,12 +33,28 @@ def prompts(count: int, tokens: int, vocabulary: int) -> list[list[int]]:
 
 def make_engine(model: PreTrainedModel, mode: str, batch: int, longest: int) -> Engine:
     """An engine with room for `batch` sequences of `longest` tokens; every prompt is new to it."""
-    return Engine(CausalLM(model), kv_tokens=batch * (longest + 16), max_running=batch, prefix_cache="none", **MODES[mode])
+    return Engine(
+        CausalLM(model),
+        kv_tokens=batch * (longest + 16),
+        max_running=batch,
+        prefix_cache="none",
+        **MODES[mode],
+    )
 
 
-def decode_row(name: str, model: PreTrainedModel, mode: str, batch: int, context: int, steps: int, clock: Clock, limits: Limits) -> dict[str, Any]:
-    """Median time of a step that decodes `batch` sequences of about `context` tokens, the bandwidth that its needed bytes make of it, and the share
-    of the steps whose forward was the replay of a CUDA graph."""
+def decode_row(
+    name: str,
+    model: PreTrainedModel,
+    mode: str,
+    batch: int,
+    context: int,
+    steps: int,
+    clock: Clock,
+    limits: Limits,
+) -> dict[str, Any]:
+    """Median time of a step that decodes `batch` sequences of about `context` tokens, the bandwidth
+    that its needed bytes make of it, and the share of the steps whose forward was the replay of a
+    CUDA graph."""
     shape, item = SHAPES[name], next(model.parameters()).element_size()
     engine = make_engine(model, mode, batch, context + WARM_STEPS + steps + 1)
     for i, prompt in enumerate(prompts(batch, context, shape.vocabulary)):
@@ -64,8 +85,18 @@ def decode_row(name: str, model: PreTrainedModel, mode: str, batch: int, context
     }
 
 
-def prefill_row(name: str, model: PreTrainedModel, mode: str, batch: int, context: int, clock: Clock, limits: Limits) -> dict[str, Any]:
-    """Time to compute `batch` prompts of `context` tokens, the second time round, and the FLOP rate that it makes."""
+def prefill_row(
+    name: str,
+    model: PreTrainedModel,
+    mode: str,
+    batch: int,
+    context: int,
+    clock: Clock,
+    limits: Limits,
+) -> dict[str, Any]:
+    """Time to compute `batch` prompts of `context` tokens, the second time round, and the FLOP rate
+    that it makes.
+    """
     shape = SHAPES[name]
     engine = make_engine(model, mode, batch, context + 1)
     seconds = 0.0

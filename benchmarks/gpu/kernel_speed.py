@@ -1,6 +1,8 @@
-"""Each kernel of a decode step alone, and attention of a prefill, against its roofline: the time that its needed bytes or FLOPs take at best.
+"""Each kernel of a decode step alone, and attention of a prefill, against its roofline: the time
+that its needed bytes or FLOPs take at best.
 
-Attention is measured inside the engine's own steps: a model that is nothing but one attention layer is handed the layouts that a real one would be.
+Attention is measured inside the engine's own steps: a model that is nothing but one attention layer
+is handed the layouts that a real one would be.
 """
 
 from __future__ import annotations
@@ -35,18 +37,23 @@ class Case:
 
 
 class AttentionProbe:
-    """A `LanguageModel` of one attention layer over random queries, keys and values, which times every call of the layout's attention."""
+    """A `LanguageModel` of one attention layer over random queries, keys and values, which times
+    every call of the layout's attention.
+    """
 
     def __init__(self, shape: Shape, clock: Clock, dtype: torch.dtype) -> None:
         self.module = nn.Linear(1, shape.vocabulary, bias=False, device=clock.device, dtype=dtype)
         self.shape, self.clock, self.dtype = shape, clock, dtype
         self.seconds: list[float] = []
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: object = None) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, positions: Tensor, layout: Layout, additions: object = None
+    ) -> Tensor:
         """tokens, positions [N] -> zeros [N, 1]."""
         s = self.shape
         q, k, v = (
-            torch.randn(1, heads, len(tokens), s.head_dim, device=tokens.device, dtype=self.dtype) for heads in (s.heads, s.kv_heads, s.kv_heads)
+            torch.randn(1, heads, len(tokens), s.head_dim, device=tokens.device, dtype=self.dtype)
+            for heads in (s.heads, s.kv_heads, s.kv_heads)
         )
         # Again and again: writing the same keys to the same slots changes nothing.
         self.seconds.append(self.clock.median(lambda: layout.attend(q, k, v, AttentionLayer(0))))
@@ -80,12 +87,20 @@ class AttentionProbe:
         return self.module(hidden).float()
 
 
-def attention_rows(shape: Shape, batch: int, context: int, clock: Clock, dtype: torch.dtype) -> list[tuple[str, float, float, float]]:
-    """(name, seconds, bytes needed, FLOPs needed) of one layer's attention: of `batch` sequences that decode behind `context` tokens, and of one
-    prompt of that length."""
+def attention_rows(
+    shape: Shape, batch: int, context: int, clock: Clock, dtype: torch.dtype
+) -> list[tuple[str, float, float, float]]:
+    """(name, seconds, bytes needed, FLOPs needed) of one layer's attention: of `batch` sequences
+    that decode behind `context` tokens, and of one prompt of that length."""
     item = torch.empty(0, dtype=dtype).element_size()
     probe = AttentionProbe(shape, clock, dtype)
-    engine = Engine(probe, kv_tokens=batch * (context + 32), max_running=batch, prefill_tokens=context, prefix_cache="none")
+    engine = Engine(
+        probe,
+        kv_tokens=batch * (context + 32),
+        max_running=batch,
+        prefill_tokens=context,
+        prefix_cache="none",
+    )
     for i, prompt in enumerate(prompts(batch, context, shape.vocabulary)):
         engine.add(str(i), prompt, SamplingParams(2), [0])
     engine.run()
@@ -94,7 +109,12 @@ def attention_rows(shape: Shape, batch: int, context: int, clock: Clock, dtype: 
     pairs = context * (context + 1) // 2
     decode, prefill = probe.seconds[-1], probe.seconds[0]
     return [
-        ("attention, decode", decode, item * batch * (kept * (context + 1) + 2 * width), 4 * width * batch * (context + 1)),
+        (
+            "attention, decode",
+            decode,
+            item * batch * (kept * (context + 1) + 2 * width),
+            4 * width * batch * (context + 1),
+        ),
         ("attention, prefill", prefill, item * context * (kept + 2 * width), 4 * width * pairs),
     ]
 
@@ -113,20 +133,42 @@ def step_cases(model: PreTrainedModel, shape: Shape, batch: int) -> list[Case]:
     attend, row = layer.self_attn, batch * shape.hidden
     return [
         Case("norm", lambda: layer.input_layernorm(x), item * (2 * row + shape.hidden), 4 * row),
-        Case("q, k and v", lambda: (attend.q_proj(x), attend.k_proj(x), attend.v_proj(x)), item * (qkv + row), 2 * batch * qkv),
+        Case(
+            "q, k and v",
+            lambda: (attend.q_proj(x), attend.k_proj(x), attend.v_proj(x)),
+            item * (qkv + row),
+            2 * batch * qkv,
+        ),
         Case("MLP", lambda: layer.mlp(x), item * (mlp + 2 * row), 2 * batch * mlp),
-        Case("head", lambda: model.get_output_embeddings()(x), item * (head + row + batch * shape.vocabulary), 2 * batch * head),
-        Case("sampling", lambda: sample(logits, params, noise, history), logits.nbytes, 3 * logits.numel()),
+        Case(
+            "head",
+            lambda: model.get_output_embeddings()(x),
+            item * (head + row + batch * shape.vocabulary),
+            2 * batch * head,
+        ),
+        Case(
+            "sampling",
+            lambda: sample(logits, params, noise, history),
+            logits.nbytes,
+            3 * logits.numel(),
+        ),
     ]
 
 
 @torch.inference_mode()
-def kernel_rows(name: str, model: PreTrainedModel, batch: int, context: int, clock: Clock, limits: Limits) -> list[dict[str, Any]]:
+def kernel_rows(
+    name: str, model: PreTrainedModel, batch: int, context: int, clock: Clock, limits: Limits
+) -> list[dict[str, Any]]:
     """A row a kernel: its time, what bounds it, and the share of the roofline that it reaches."""
     shape, dtype = SHAPES[name], next(model.parameters()).dtype
-    measured = [(case.name, clock.median(case.work), case.bytes_moved, case.flops) for case in step_cases(model, shape, batch)]
+    measured = [
+        (case.name, clock.median(case.work), case.bytes_moved, case.flops)
+        for case in step_cases(model, shape, batch)
+    ]
     rows = []
-    for kernel, seconds, moved, flops in measured + attention_rows(shape, batch, context, clock, dtype):
+    for kernel, seconds, moved, flops in measured + attention_rows(
+        shape, batch, context, clock, dtype
+    ):
         rows.append(
             {
                 "shape": name,
@@ -135,7 +177,9 @@ def kernel_rows(name: str, model: PreTrainedModel, batch: int, context: int, clo
                 "kernel": kernel,
                 "us": seconds * 1e6,
                 "bound_us": limits.seconds(moved, flops) * 1e6,
-                "bound": "bandwidth" if moved / limits.bandwidth > flops / limits.matmul else "matmul",
+                "bound": (
+                    "bandwidth" if moved / limits.bandwidth > flops / limits.matmul else "matmul"
+                ),
                 "roofline_share": limits.seconds(moved, flops) / seconds,
             }
         )

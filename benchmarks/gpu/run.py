@@ -1,9 +1,12 @@
-"""How well the engine uses a GPU: decode against memory bandwidth, prefill against matmul rate, each kernel against its roofline. One command.
+"""How well the engine uses a GPU: decode against memory bandwidth, prefill against matmul rate,
+each kernel against its roofline. One command.
 
-    python benchmarks/gpu/run.py [--shapes 0.5B,1.5B,7B] [--batches 1,16,64] [--context 1024] [--json FILE]
-    python benchmarks/gpu/run.py --device cpu --shapes tiny --batches 4 --context 64 --steps 4      # does it run at all?
+    python benchmarks/gpu/run.py [--shapes 0.5B,1.5B,7B] [--batches 1,16,64] [--context 1024]
+    [--json FILE] python benchmarks/gpu/run.py --device cpu --shapes tiny --batches 4 --context 64
+    --steps 4      # does it run at all?
 
-Random weights, made on the device. Bandwidth and matmul rate are measured in the same run, in the run's dtype: bfloat16 on a GPU, float32 on a CPU.
+Random weights, made on the device. Bandwidth and matmul rate are measured in the same run, in the
+run's dtype: bfloat16 on a GPU, float32 on a CPU.
 """
 
 from __future__ import annotations
@@ -29,15 +32,28 @@ DTYPES = {"cuda": torch.bfloat16, "cpu": torch.float32}
 PREFILL_PROMPTS = 8
 
 
-def measure_shape(name: str, options: argparse.Namespace, clock: Clock, limits: Any) -> dict[str, list[dict[str, Any]]]:
+def measure_shape(
+    name: str, options: argparse.Namespace, clock: Clock, limits: Any
+) -> dict[str, list[dict[str, Any]]]:
     """All rows of one model."""
     model = make_model(name, clock.device, DTYPES[clock.device.type])
-    found: dict[str, list[dict[str, Any]]] = {"decode": [], "prefill": [], "kernels": [], "training attention": []}
+    found: dict[str, list[dict[str, Any]]] = {
+        "decode": [],
+        "prefill": [],
+        "kernels": [],
+        "training attention": [],
+    }
     for mode in options.modes:
         for batch in options.batches:
-            found["decode"].append(decode_row(name, model, mode, batch, options.context, options.steps, clock, limits))
-        found["prefill"].append(prefill_row(name, model, mode, PREFILL_PROMPTS, options.context, clock, limits))
-    found["kernels"] += kernel_rows(name, model, max(options.batches), options.context, clock, limits)
+            found["decode"].append(
+                decode_row(name, model, mode, batch, options.context, options.steps, clock, limits)
+            )
+        found["prefill"].append(
+            prefill_row(name, model, mode, PREFILL_PROMPTS, options.context, clock, limits)
+        )
+    found["kernels"] += kernel_rows(
+        name, model, max(options.batches), options.context, clock, limits
+    )
     del model
     dtypes = (torch.bfloat16, torch.float32) if clock.on_gpu else (torch.float32,)
     found["training attention"] += attention_rows(name, options.context, clock, limits, dtypes)
@@ -59,19 +75,35 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line; names are checked here."""
-    parser = argparse.ArgumentParser(description="The engine on a GPU.", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description="The engine on a GPU.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--device", default="cuda", choices=sorted(DTYPES), help="where to run")
-    parser.add_argument("--shapes", default="0.5B,1.5B,7B", help=f"models, by comma, of {', '.join(SHAPES)}")
     parser.add_argument(
-        "--modes", default="", help=f"ways of running a step, by comma, of {', '.join(MODES)}; all that the device has if none is given"
+        "--shapes", default="0.5B,1.5B,7B", help=f"models, by comma, of {', '.join(SHAPES)}"
+    )
+    parser.add_argument(
+        "--modes",
+        default="",
+        help=(
+            f"ways of running a step, by comma, of {', '.join(MODES)}; all that the device has if"
+            " none is given"
+        ),
     )
     parser.add_argument("--batches", default="1,16,64", help="sequences decoded together, by comma")
     parser.add_argument("--context", type=int, default=1024, help="tokens of a prompt")
     parser.add_argument("--steps", type=int, default=32, help="decode steps that are timed")
     parser.add_argument("--json", default="", help="write the rows to this file")
     options = parser.parse_args(arguments)
-    there = [mode for mode, settings in MODES.items() if options.device == "cuda" or not settings["cuda_graphs"]]
-    options.shapes, options.modes = options.shapes.split(","), options.modes.split(",") if options.modes else there
+    there = [
+        mode
+        for mode, settings in MODES.items()
+        if options.device == "cuda" or not settings["cuda_graphs"]
+    ]
+    options.shapes, options.modes = (
+        options.shapes.split(","),
+        (options.modes.split(",") if options.modes else there),
+    )
     options.batches = [int(batch) for batch in options.batches.split(",")]
     for names, known in ((options.shapes, SHAPES), (options.modes, MODES)):
         if unknown := set(names) - set(known):
@@ -89,8 +121,16 @@ def main(arguments: list[str] | None = None) -> None:
     clock = Clock(torch.device(options.device))
     limits = measure_limits(clock, DTYPES[options.device])
     device = torch.cuda.get_device_name() if clock.on_gpu else platform.processor() or "CPU"
-    print(f"{device}, torch {torch.__version__}: {limits.bandwidth / 1e9:.0f} GB/s, {limits.matmul / 1e12:.2f} TFLOP/s in {DTYPES[options.device]}")
-    rows: dict[str, list[dict[str, Any]]] = {"decode": [], "prefill": [], "kernels": [], "training attention": []}
+    print(
+        f"{device}, torch {torch.__version__}: {limits.bandwidth / 1e9:.0f} GB/s,"
+        f" {limits.matmul / 1e12:.2f} TFLOP/s in {DTYPES[options.device]}"
+    )
+    rows: dict[str, list[dict[str, Any]]] = {
+        "decode": [],
+        "prefill": [],
+        "kernels": [],
+        "training attention": [],
+    }
     for name in options.shapes:
         for part, found in measure_shape(name, options, clock, limits).items():
             rows[part] += found

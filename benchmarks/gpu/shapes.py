@@ -10,10 +10,36 @@ from sixfold.kernels.norms import fuse_norms
 from sixfold.model.attention import NAME, register
 
 SHAPES = {
-    "tiny": Shape(vocabulary=512, hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=128),
-    "0.5B": Shape(vocabulary=151936, hidden=896, layers=24, heads=14, kv_heads=2, head_dim=64, intermediate=4864),
-    "1.5B": Shape(vocabulary=151936, hidden=1536, layers=28, heads=12, kv_heads=2, head_dim=128, intermediate=8960),
-    "7B": Shape(vocabulary=152064, hidden=3584, layers=28, heads=28, kv_heads=4, head_dim=128, intermediate=18944),
+    "tiny": Shape(
+        vocabulary=512, hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=128
+    ),
+    "0.5B": Shape(
+        vocabulary=151936,
+        hidden=896,
+        layers=24,
+        heads=14,
+        kv_heads=2,
+        head_dim=64,
+        intermediate=4864,
+    ),
+    "1.5B": Shape(
+        vocabulary=151936,
+        hidden=1536,
+        layers=28,
+        heads=12,
+        kv_heads=2,
+        head_dim=128,
+        intermediate=8960,
+    ),
+    "7B": Shape(
+        vocabulary=152064,
+        hidden=3584,
+        layers=28,
+        heads=28,
+        kv_heads=4,
+        head_dim=128,
+        intermediate=18944,
+    ),
 }
 """Sizes of Qwen 2.5."""
 UNTIED = {"7B"}
@@ -43,7 +69,8 @@ def make_model(name: str, device: torch.device, dtype: torch.dtype) -> PreTraine
 
 
 def decode_bytes(shape: Shape, contexts: list[int], item: int) -> int:
-    """Bytes that one decode step must move: every weight that takes part, once, and what the cache holds of each sequence. item: bytes a number.
+    """Bytes that one decode step must move: every weight that takes part, once, and what the cache
+    holds of each sequence. item: bytes a number.
 
     contexts: tokens that each sequence attends to, the new one included.
     """

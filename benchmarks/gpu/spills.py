@@ -32,7 +32,9 @@ POINTERS = dict.fromkeys(("table", "positions", "members", "begin", "end"), "*i6
 SHORT = {"bfloat16": "*bf16", "float32": "*fp32"}
 
 
-def stack_bytes(target: int, dtype: str, members: int, group: int, d: int) -> tuple[int, kernels.Launch]:
+def stack_bytes(
+    target: int, dtype: str, members: int, group: int, d: int
+) -> tuple[int, kernels.Launch]:
     """Stack bytes a thread, as ptxas reports them, and what the kernel is launched with."""
     launch = kernels.launch_of(members * group, d, 4 if dtype == "float32" else 2)
     constants = dict(
@@ -48,12 +50,21 @@ def stack_bytes(target: int, dtype: str, members: int, group: int, d: int) -> tu
         WINDOW=False,
     )
     kernel = kernels._attend
-    signature = POINTERS | {name: "*fp32" for name in ("key_scales", "value_scales", "out", "lse")} | {"scale": "fp32", "softcap": "fp32"}
+    signature = (
+        POINTERS
+        | {name: "*fp32" for name in ("key_scales", "value_scales", "out", "lse")}
+        | {"scale": "fp32", "softcap": "fp32"}
+    )
     signature |= {name: SHORT[dtype] for name in ("q", "keys", "values")}
-    types = {name: "constexpr" if name in constants else signature.get(name, "i32") for name in kernel.arg_names}
+    types = {
+        name: "constexpr" if name in constants else signature.get(name, "i32")
+        for name in kernel.arg_names
+    }
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=types, constexprs=places)
-    made = triton.compile(source, target=GPUTarget("cuda", target, 32), options={"num_warps": launch.warps})
+    made = triton.compile(
+        source, target=GPUTarget("cuda", target, 32), options={"num_warps": launch.warps}
+    )
     return ptxas_stack(made.asm["ptx"], target), launch
 
 
@@ -63,19 +74,31 @@ def ptxas_stack(ptx: str, target: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx)
-        command = [get_ptxas(target).path, "-v", f"--gpu-name={architecture}", str(path), "-o", str(path.with_suffix(".cubin"))]
+        command = [
+            get_ptxas(target).path,
+            "-v",
+            f"--gpu-name={architecture}",
+            str(path),
+            "-o",
+            str(path.with_suffix(".cubin")),
+        ]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     return sum(int(n) for n in re.findall(r"(\d+) bytes stack frame", said))
 
 
 def main() -> None:
     """Compile and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--targets", default="80,90", help="compute capabilities, by comma")
     parser.add_argument("--dtypes", default="bfloat16,float32", help="of the cache, by comma")
     parser.add_argument("--shapes", default=",".join(SHAPES), help="models, by comma")
     options = parser.parse_args()
-    print("| target | dtype | model | members | rows | warps | tile | stack bytes |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| target | dtype | model | members | rows | warps | tile | stack bytes"
+        " |\n|---|---|---|---|---|---|---|---|"
+    )
     for target in map(int, options.targets.split(",")):
         for dtype in options.dtypes.split(","):
             for name in options.shapes.split(","):
@@ -83,7 +106,10 @@ def main() -> None:
                     group, d = SHAPES[name]
                     stack, launch = stack_bytes(target, dtype, members, group, d)
                     rows = triton.next_power_of_2(max(16, members * group))
-                    print(f"| sm_{target} | {dtype} | {name} | {members} | {rows} | {launch.warps} | {launch.tile} | {stack} |")
+                    print(
+                        f"| sm_{target} | {dtype} | {name} | {members} | {rows} | {launch.warps} |"
+                        f" {launch.tile} | {stack} |"
+                    )
                     sys.stdout.flush()
 
 

@@ -1,4 +1,6 @@
-"""Seconds on a device, and what the device can do: its memory bandwidth and matmul rate, measured in the run whose results are held against them."""
+"""Seconds on a device, and what the device can do: its memory bandwidth and matmul rate, measured
+in the run whose results are held against them.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,16 @@ MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}
 
 
 class Clock:
-    """Times work on one device. On a GPU its caches are emptied before every measurement: a step finds them full of another layer's weights."""
+    """Times work on one device. On a GPU its caches are emptied before every measurement: a step
+    finds them full of another layer's weights.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.on_gpu = device.type == "cuda"
-        self._flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device) if self.on_gpu else None
+        self._flush = (
+            torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device) if self.on_gpu else None
+        )
 
     def synchronize(self) -> float:
         """Wait for all work that was asked for; the time, in seconds."""
@@ -54,7 +60,9 @@ class Clock:
 
 @dataclass(frozen=True)
 class Limits:
-    """bandwidth: bytes/s, the better of copying and of reading. matmul: FLOP/s of a large square product in the dtype of the run."""
+    """bandwidth: bytes/s, the better of copying and of reading. matmul: FLOP/s of a large square
+    product in the dtype of the run.
+    """
 
     bandwidth: float
     matmul: float

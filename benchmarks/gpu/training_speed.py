@@ -1,4 +1,6 @@
-"""The trainer's attention over packed rows: one call for all spans, against the matmul rate and against padded calls with masks."""
+"""The trainer's attention over packed rows: one call for all spans, against the matmul rate and
+against padded calls with masks.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +18,44 @@ COMPLETIONS = 8
 REPEATS = 3
 
 
-def attention_rows(name: str, context: int, clock: Clock, limits: Limits, dtypes: tuple[torch.dtype, ...]) -> list[dict[str, Any]]:
-    """Forward and backward of one layer over a prompt of `context` tokens and COMPLETIONS completions of as many.
+def attention_rows(
+    name: str, context: int, clock: Clock, limits: Limits, dtypes: tuple[torch.dtype, ...]
+) -> list[dict[str, Any]]:
+    """Forward and backward of one layer over a prompt of `context` tokens and COMPLETIONS
+    completions of as many.
 
-    spans: what a GPU runs (`plan_spans`). calls: what a CPU runs (`plan_calls`), with masks. peak_mb: memory beyond the inputs.
+    spans: what a GPU runs (`plan_spans`). calls: what a CPU runs (`plan_calls`), with masks.
+    peak_mb: memory beyond the inputs.
     """
     shape, segments = SHAPES[name], [Segment(0, context)]
-    segments += [Segment(at, at + context, 0, context) for at in range(context, (COMPLETIONS + 1) * context, context)]
+    segments += [
+        Segment(at, at + context, 0, context)
+        for at in range(context, (COMPLETIONS + 1) * context, context)
+    ]
     scores = sum(s.length * (s.prefix + (s.length + 1) / 2) for s in segments)
     flops = 3.5 * 4 * scores * shape.heads * shape.head_dim  # two products forward, five backward
     rows = []
     for dtype in dtypes:
-        for way, plan in (("spans", plan_spans(segments, clock.device)), ("calls", plan_calls(segments, clock.device))):
+        for way, plan in (
+            ("spans", plan_spans(segments, clock.device)),
+            ("calls", plan_calls(segments, clock.device)),
+        ):
             inputs = [
-                torch.randn(1, heads, segments[-1].stop, shape.head_dim, device=clock.device, dtype=dtype, requires_grad=True)
+                torch.randn(
+                    1,
+                    heads,
+                    segments[-1].stop,
+                    shape.head_dim,
+                    device=clock.device,
+                    dtype=dtype,
+                    requires_grad=True,
+                )
                 for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
             ]
             peak = _peak(clock, plan, inputs)
-            seconds = clock.median(lambda plan=plan, inputs=inputs: _both_ways(plan, inputs), REPEATS)  # type: ignore[misc]
+            seconds = clock.median(
+                lambda plan=plan, inputs=inputs: _both_ways(plan, inputs), REPEATS
+            )  # type: ignore[misc]
             rows.append(
                 {
                     "shape": name,

@@ -1,9 +1,11 @@
-"""The whole loop in one file: GRPO teaches a tiny Qwen3 to add, from nothing, with torch and transformers alone.
+"""The whole loop in one file: GRPO teaches a tiny Qwen3 to add, from nothing, with torch and
+transformers alone.
 
     python recipes/minimal/grpo.py --steps 400
 
-Read it top to bottom. Each part names the room of `src/sixfold/` that does the same for models and tasks that matter, and a test
-(`tests/recipes/test_minimal.py`) feeds both the same trajectories and holds losses and weights together.
+Read it top to bottom. Each part names the room of `src/sixfold/` that does the same for models and
+tasks that matter, and a test (`tests/recipes/test_minimal.py`) feeds both the same trajectories and
+holds losses and weights together.
 
 One step, eight verbs, and what flows between them:
 
@@ -12,8 +14,9 @@ One step, eight verbs, and what flows between them:
              mask
              logp
 
-B trajectories in a step, padded on the right to T tokens. Every [B, T] tensor speaks of tokens: index t is about token t, not about
-the prediction of the next one, so index 0, which nothing predicts, is never scored.
+B trajectories in a step, padded on the right to T tokens. Every [B, T] tensor speaks of tokens:
+index t is about token t, not about the prediction of the next one, so index 0, which nothing
+predicts, is never scored.
 """
 
 from __future__ import annotations
@@ -79,7 +82,8 @@ def make_model(seed: int = 0) -> nn.Module:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-# ---------------------------------------------------------------- tasks and verifier: sixfold/environment
+# ---------------------------------------------------------------- tasks and verifier:
+# sixfold/environment
 
 
 @dataclass(frozen=True)
@@ -97,9 +101,11 @@ def draw_task(rng: random.Random) -> Task:
 
 
 def verify(completion: str, task: Task) -> float:
-    """The reward: 1 for the answer to the letter; else up to a half for a number, by how near it is; 0 for anything else.
+    """The reward: 1 for the answer to the letter; else up to a half for a number, by how near it
+    is; 0 for anything else.
 
-    Right or wrong would be the honest check, but a model that knows nothing is hardly ever right, and equal rewards teach nothing. The
+    Right or wrong would be the honest check, but a model that knows nothing is hardly ever right,
+    and equal rewards teach nothing. The
     half matters: without it "03" pays as much as "3", and some seeds learn to write that.
     """
     if completion == task.answer:
@@ -107,16 +113,17 @@ def verify(completion: str, task: Task) -> float:
     return 0.5 / (1 + abs(int(completion) - int(task.answer))) if completion.isdigit() else 0.0
 
 
-# ---------------------------------------------------------------- rollout: sixfold/rollout, sixfold/engine
+# ---------------------------------------------------------------- rollout: sixfold/rollout,
+# sixfold/engine
 
 
 @dataclass(frozen=True)
 class Trajectories:
     """What a rollout makes of the step's tasks: B = prompts * K rows, those of a group together.
 
-    tokens [B, T]: prompt, completion, padding. mask [B, T]: True where the policy sampled the token, the end-of-sequence token
-    included. logp [B, T]: log-prob of the token under the distribution that sampled it, 0 where mask is False. rewards [B].
-    groups [B]: which task.
+    tokens [B, T]: prompt, completion, padding. mask [B, T]: True where the policy sampled the
+    token, the end-of-sequence token included. logp [B, T]: log-prob of the token under the
+    distribution that sampled it, 0 where mask is False. rewards [B]. groups [B]: which task.
     """
 
     tokens: Tensor
@@ -127,8 +134,12 @@ class Trajectories:
 
 
 @torch.no_grad()
-def sample(model: nn.Module, prompts: Tensor, settings: Settings, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample a completion of each prompt [B, P], a token at a time over a KV cache; returns tokens, mask, logp, each [B, T]."""
+def sample(
+    model: nn.Module, prompts: Tensor, settings: Settings, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample a completion of each prompt [B, P], a token at a time over a KV cache; returns tokens,
+    mask, logp, each [B, T].
+    """
     tokens, mask = prompts, torch.zeros_like(prompts, dtype=torch.bool)
     logp = torch.zeros_like(prompts, dtype=torch.float32)
     alive = torch.ones(len(prompts), dtype=torch.bool)
@@ -139,7 +150,8 @@ def sample(model: nn.Module, prompts: Tensor, settings: Settings, generator: tor
         logprobs = (out.logits[:, -1] / settings.temperature).log_softmax(-1)
         fresh = torch.multinomial(logprobs.exp(), 1, generator=generator)
         taken = logprobs.gather(-1, fresh)
-        # A row that has ended goes on through the model with the others: what it samples there is padding, and never scored.
+        # A row that has ended goes on through the model with the others: what it samples there is
+        # padding, and never scored.
         fresh = fresh.where(alive[:, None], PAD)
         tokens = torch.cat([tokens, fresh], 1)
         mask = torch.cat([mask, alive[:, None]], 1)
@@ -150,23 +162,31 @@ def sample(model: nn.Module, prompts: Tensor, settings: Settings, generator: tor
     return tokens, mask, logp
 
 
-def rollout(model: nn.Module, tasks: list[Task], settings: Settings, generator: torch.Generator) -> Trajectories:
+def rollout(
+    model: nn.Module, tasks: list[Task], settings: Settings, generator: torch.Generator
+) -> Trajectories:
     """K completions of every task, verified."""
     rows = [task for task in tasks for _ in range(settings.samples_per_prompt)]
-    tokens, mask, logp = sample(model, torch.tensor([encode(task.prompt) for task in rows]), settings, generator)
+    tokens, mask, logp = sample(
+        model, torch.tensor([encode(task.prompt) for task in rows]), settings, generator
+    )
     completions = [decode(ids[sampled].tolist()) for ids, sampled in zip(tokens, mask, strict=True)]
-    rewards = torch.tensor([verify(text, task) for text, task in zip(completions, rows, strict=True)])
+    rewards = torch.tensor(
+        [verify(text, task) for text, task in zip(completions, rows, strict=True)]
+    )
     groups = torch.arange(len(tasks)).repeat_interleave(settings.samples_per_prompt)
     return Trajectories(tokens, mask, logp, rewards, groups)
 
 
-# ---------------------------------------------------------------- log-probs of given tokens: sixfold/trainer, sixfold/reference
+# ---------------------------------------------------------------- log-probs of given tokens:
+# sixfold/trainer, sixfold/reference
 
 
 def token_logp(model: nn.Module, tokens: Tensor, temperature: float = 1.0) -> Tensor:
     """Log-prob of every token given those before it, [B, T] -> [B, T]; index 0 is 0.
 
-    No attention mask is needed: attention is causal and padding is on the right, where no sampled token sees it.
+    No attention mask is needed: attention is causal and padding is on the right, where no sampled
+    token sees it.
     """
     logits = model(input_ids=tokens, use_cache=False).logits[:, :-1] / temperature
     predicted = logits.log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
@@ -177,7 +197,8 @@ def token_logp(model: nn.Module, tokens: Tensor, temperature: float = 1.0) -> Te
 
 
 def group_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
-    """A_i = (r_i - mean) / (std + 1e-6) over the trajectories of i's group, population std: [B], [B] -> [B].
+    """A_i = (r_i - mean) / (std + 1e-6) over the trajectories of i's group, population std: [B],
+    [B] -> [B].
 
     A group of equal rewards says nothing: its advantages are 0, not rounding noise divided by 1e-6.
     """
@@ -191,21 +212,27 @@ def group_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def sequence_weights(mask: Tensor) -> Tensor:
-    """How the token losses are averaged, as a tensor [B, T]: over each sequence's sampled tokens, then over the B sequences.
+    """How the token losses are averaged, as a tensor [B, T]: over each sequence's sampled tokens,
+    then over the B sequences.
 
-    The loss is the weighted sum, so the rows may be split into micro-batches in any way without changing the gradient.
+    The loss is the weighted sum, so the rows may be split into micro-batches in any way without
+    changing the gradient.
     """
     return mask / mask.sum(-1, keepdim=True).clamp(min=1) / len(mask)
 
 
 def clipped_surrogate(logp: Tensor, old_logp: Tensor, advantages: Tensor, clip: float) -> Tensor:
-    """-min(rho A, clip(rho, 1 - clip, 1 + clip) A) per token, rho = exp(logp - old_logp) (PPO, https://arxiv.org/abs/1707.06347)."""
+    """-min(rho A, clip(rho, 1 - clip, 1 + clip) A) per token, rho = exp(logp - old_logp) (PPO,
+    https://arxiv.org/abs/1707.06347).
+    """
     ratio = (logp - old_logp).exp()
     return -torch.min(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
 
 
 def k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
-    """KL(policy, reference) estimated per token: exp(-r) + r - 1 with r = logp - ref_logp. Never negative; 0 where the two agree."""
+    """KL(policy, reference) estimated per token: exp(-r) + r - 1 with r = logp - ref_logp. Never
+    negative; 0 where the two agree.
+    """
     r = logp - ref_logp
     return (-r).exp() + r - 1
 
@@ -222,8 +249,11 @@ def step_loss(
     clip: float,
     temperature: float = 1.0,
 ) -> Tensor:
-    """The GRPO loss (https://arxiv.org/abs/2402.03300) of a step's trajectories: [B, T] four times, [B] twice, to a scalar."""
-    # Tokens that nobody sampled have weight 0, but exp(-r) of an unlikely one overflows, and 0 * inf is NaN: their log-probs become 0 here.
+    """The GRPO loss (https://arxiv.org/abs/2402.03300) of a step's trajectories: [B, T] four times,
+    [B] twice, to a scalar.
+    """
+    # Tokens that nobody sampled have weight 0, but exp(-r) of an unlikely one overflows, and 0 *
+    # inf is NaN: their log-probs become 0 here.
     logp = token_logp(model, tokens, temperature).where(mask, 0.0)
     loss = clipped_surrogate(logp, old_logp, group_advantages(rewards, groups)[:, None], clip)
     if ref_logp is not None:
@@ -242,10 +272,14 @@ def train(
     given: Callable[[int], Trajectories] | None = None,
     report: Report = lambda step, trajectories, loss: None,
 ) -> list[float]:
-    """Train `model` in place; returns the loss of each step. `given(step)`, if there, replaces the rollout by its trajectories."""
+    """Train `model` in place; returns the loss of each step. `given(step)`, if there, replaces the
+    rollout by its trajectories.
+    """
     rng, generator = random.Random(settings.seed), torch.Generator().manual_seed(settings.seed)
     reference = copy.deepcopy(model).requires_grad_(False) if settings.beta > 0 else None
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+    )
     losses = []
     for step in range(settings.steps):
         if given is None:
@@ -254,7 +288,11 @@ def train(
         else:
             batch = given(step)
         with torch.no_grad():
-            ref_logp = None if reference is None else token_logp(reference, batch.tokens, settings.temperature)
+            ref_logp = (
+                None
+                if reference is None
+                else token_logp(reference, batch.tokens, settings.temperature)
+            )
         loss = step_loss(
             model,
             batch.tokens,
@@ -270,7 +308,9 @@ def train(
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()  # the sampler reads the same weights, so the next rollout is on-policy without a copy: sixfold/sync
+        # the sampler reads the same weights, so the next rollout is on-policy without a copy:
+        # sixfold/sync
+        optimizer.step()
         losses.append(loss.item())
         report(step, batch, losses[-1])
     return losses
@@ -279,18 +319,24 @@ def train(
 def print_step(step: int, trajectories: Trajectories, loss: float) -> None:
     """One line a step: how many answers were right, and one sample.
 
-    Watch the first number. With one optimizer step a rollout every ratio is 1 and advantages sum to 0, so without a KL the loss is 0
+    Watch the first number. With one optimizer step a rollout every ratio is 1 and advantages sum to
+    0, so without a KL the loss is 0
     whatever is learned: only its gradient is not.
     """
     right = (trajectories.rewards == 1.0).float().mean().item()
-    print(f"step {step:4d}   right {right:6.1%}   loss {loss:+.4f}   {decode(trajectories.tokens[0].tolist())}")
+    print(
+        f"step {step:4d}   right {right:6.1%}   loss {loss:+.4f}  "
+        f" {decode(trajectories.tokens[0].tolist())}"
+    )
 
 
 def main() -> None:
     """Parse, make a model, train it."""
     parser = argparse.ArgumentParser(description="GRPO in one file: a tiny model learns to add.")
     parser.add_argument("--steps", type=int, default=Settings.steps)
-    parser.add_argument("--beta", type=float, default=Settings.beta, help="weight of the KL to the starting model")
+    parser.add_argument(
+        "--beta", type=float, default=Settings.beta, help="weight of the KL to the starting model"
+    )
     parser.add_argument("--learning-rate", type=float, default=Settings.learning_rate)
     parser.add_argument("--seed", type=int, default=Settings.seed)
     options = parser.parse_args()

@@ -1,4 +1,6 @@
-"""Sixfold from Python: the same run as `sixfold train`, with a reward function and tasks of one's own."""
+"""Sixfold from Python: the same run as `sixfold train`, with a reward function and tasks of one's
+own.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,15 @@ def train(
 
     Args:
         recipe: a TOML file, the name of a shipped recipe, a Recipe, or empty for the defaults.
-        reward: `f(completion, task) -> float`, or a function written for TRL, `f(prompts, completions, **columns) -> list`.
-            It replaces the recipe's rewards and runs in this process.
-        algorithm: an object with the methods of `algorithm.base.Algorithm`. It replaces the recipe's algorithm.
+        reward: `f(completion, task) -> float`, or a function written for TRL,
+            `f(prompts, completions, **columns) -> list`. It replaces the recipe's rewards and runs
+            in this process.
+        algorithm: an object with the methods of `algorithm.base.Algorithm`. It replaces the
+            recipe's algorithm.
         tasks: training tasks. They replace the recipe's dataset.
         heldout: held-out tasks for evaluation, with `tasks`.
-        settings: dotted settings that replace those of the recipe, e.g. {"trainer.learning_rate": 1e-6}.
+        settings: dotted settings that replace those of the recipe, e.g. {"trainer.learning_rate":
+            1e-6}.
         resume: continue the run of this name.
         overwrite: replace the run of this name.
 
@@ -64,24 +69,43 @@ def train(
         recipe = checked_recipe(recipe)
         if isinstance(recipe, Recipe):
             if flags:
-                raise UserError("settings go with a recipe file or name; with a Recipe object, give it the values")
+                raise UserError(
+                    "settings go with a recipe file or name; with a Recipe object, give it the"
+                    " values"
+                )
             resolved = recipe
         else:
-            resolved = load_recipe(recipe, flags) if recipe else parse_recipe('run.name = "run"', "sixfold.train", flags)
+            resolved = (
+                load_recipe(recipe, flags)
+                if recipe
+                else parse_recipe('run.name = "run"', "sixfold.train", flags)
+            )
         if reward is not None:
             check_callable(reward)
         checked_algorithm(algorithm)
         if tasks is None and heldout:
-            raise UserError("heldout is given without tasks: give both, or set data.heldout or data.heldout_split for the recipe's dataset")
+            raise UserError(
+                "heldout is given without tasks: give both, or set data.heldout or"
+                " data.heldout_split for the recipe's dataset"
+            )
         if resume and overwrite:
-            raise UserError("resume=True goes on with the run, overwrite=True replaces it: give one of them")
+            raise UserError(
+                "resume=True goes on with the run, overwrite=True replaces it: give one of them"
+            )
         given = None if tasks is None else checked_tasks("tasks", tasks)
         held = [] if heldout is None else checked_tasks("heldout", heldout)
         resolved = with_model_folders(resolved)
         make_plan(resolved)
         folder = Path(resolved.run.dir) / resolved.run.name
-        own: dict[str, Any] = {"reward": reward, "algorithm": algorithm, "tasks": given, "heldout": held}
-        code = train_run(resolved, resume=folder if resume else None, overwrite=overwrite, words=in_python, **own)
+        own: dict[str, Any] = {
+            "reward": reward,
+            "algorithm": algorithm,
+            "tasks": given,
+            "heldout": held,
+        }
+        code = train_run(
+            resolved, resume=folder if resume else None, overwrite=overwrite, words=in_python, **own
+        )
     if code:
         raise KeyboardInterrupt(f"stopped by signal {code - 128}")
     return folder

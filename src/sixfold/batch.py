@@ -25,6 +25,18 @@ Metrics = dict[str, float | list[float]]
 """Metrics of a step, by key. Every key is documented in docs/metrics.md."""
 
 
+def number(metrics: Metrics, key: str) -> float:
+    """Value of a metric that is one number.
+
+    Raises:
+        TypeError: if the metric is a list.
+    """
+    value = metrics[key]
+    if isinstance(value, list):
+        raise TypeError(f"metric '{key}' is a list, not a number")
+    return value
+
+
 LARGEST_REWARD = 1e18
 """Above this value, the variance of a group overflows float32 and different rewards look equal."""
 
@@ -53,7 +65,9 @@ class KeptSets:
         return replace(self, start=self.start[index], count=self.count[index], known=None)
 
     def to(self, device: torch.device | str) -> KeptSets:
-        return KeptSets(send(self.ids, device), send(self.start, device), send(self.count, device), self.known)
+        return KeptSets(
+            send(self.ids, device), send(self.start, device), send(self.count, device), self.known
+        )
 
     def split(self, size: int) -> list[KeptSets]:
         """Split the sets of tokens [N] into chunks of `size` tokens."""
@@ -68,8 +82,13 @@ class KeptSets:
             (token index, token id) of every member, both int64.
         """
         total = int((self.count if self.known is None else self.known).sum())
-        token = torch.arange(len(self.count), device=self.count.device).repeat_interleave(self.count, output_size=total)
-        rank = torch.arange(len(token), device=token.device) - (self.count.cumsum(0) - self.count)[token]
+        token = torch.arange(len(self.count), device=self.count.device).repeat_interleave(
+            self.count, output_size=total
+        )
+        rank = (
+            torch.arange(len(token), device=token.device)
+            - (self.count.cumsum(0) - self.count)[token]
+        )
         return token, self.ids[self.start[token] + rank].long()
 
     def excluded(self, vocabulary: int) -> Tensor:
@@ -154,8 +173,12 @@ class Batch:
 
         A copy to a GPU is asynchronous, and the result keeps the CPU batch as `host`.
         """
-        moved = self._map(lambda t: send(t, device), None if self.kept is None else self.kept.to(device))
-        return replace(moved, host=None if moved.tokens.is_cpu else self if self.tokens.is_cpu else self.host)
+        moved = self._map(
+            lambda t: send(t, device), None if self.kept is None else self.kept.to(device)
+        )
+        return replace(
+            moved, host=None if moved.tokens.is_cpu else self if self.tokens.is_cpu else self.host
+        )
 
     def at_host(self) -> Batch:
         """Batch on the CPU with the same LAYOUT fields. Other fields may be out of date or missing.
@@ -165,7 +188,9 @@ class Batch:
         """
         if self.tokens.is_cpu:
             return self
-        return self.host or self._map(Tensor.cpu, None if self.kept is None else self.kept.to("cpu"))
+        return self.host or self._map(
+            Tensor.cpu, None if self.kept is None else self.kept.to("cpu")
+        )
 
     def with_host(self) -> Batch:
         """Batch with `host` filled in, so that later calls of `at_host` are free."""
@@ -173,10 +198,15 @@ class Batch:
 
     def rows(self, index: Tensor) -> Batch:
         """Batch of the rows `index` [R], with the same T."""
-        return replace(self._map(lambda t: t[index], None if self.kept is None else self.kept[index]), host=None)
+        return replace(
+            self._map(lambda t: t[index], None if self.kept is None else self.kept[index]),
+            host=None,
+        )
 
     def _map(self, f: Callable[[Tensor], Tensor], kept: KeptSets | None) -> Batch:
-        changed: dict[str, Any] = {name: f(t) for name, t in vars(self).items() if isinstance(t, Tensor)}
+        changed: dict[str, Any] = {
+            name: f(t) for name, t in vars(self).items() if isinstance(t, Tensor)
+        }
         return replace(self, kept=kept, **changed)
 
     @property
@@ -244,7 +274,10 @@ def collate(groups: Sequence[Group], scored: bool = True) -> Batch:
     for b, t in enumerate(trajectories):
         for index, value in t.reward.steps if t.reward else ():
             if not (0 <= index < len(t.tokens) and t.mask[index]):
-                raise ValueError(f"collate: a process reward of task {t.task_id} is on token {index}, which the policy did not sample")
+                raise ValueError(
+                    f"collate: a process reward of task {t.task_id} is on token {index}, which the"
+                    " policy did not sample"
+                )
             rewards[b, index] += value
             step_ends[b, index] = True
     return Batch(
@@ -257,7 +290,9 @@ def collate(groups: Sequence[Group], scored: bool = True) -> Batch:
         lengths=torch.tensor([len(t.tokens) for t in trajectories]),
         prompt_lengths=torch.tensor([t.prompt_length for t in trajectories]),
         group=torch.tensor([g for g, group in enumerate(groups) for _ in group.trajectories]),
-        source=torch.tensor([crc32(group.task.source.encode()) for group in groups for _ in group.trajectories]),
+        source=torch.tensor(
+            [crc32(group.task.source.encode()) for group in groups for _ in group.trajectories]
+        ),
         truncated=torch.tensor([t.finish_reason == "length" for t in trajectories]),
         kept=_kept_sets(trajectories, tokens, mask) if any(t.kept for t in trajectories) else None,
     )
@@ -277,11 +312,16 @@ def _kept_sets(trajectories: Sequence[Trajectory], tokens: Tensor, mask: Tensor)
     sets = KeptSets(ids, (count.flatten().cumsum(0) - count.flatten()).view_as(count), count)
     sampled = sets[mask]
     token, member = sampled.members()
-    found = torch.zeros_like(sampled.count).index_add_(0, token, (member == tokens[mask][token]).long())
+    found = torch.zeros_like(sampled.count).index_add_(
+        0, token, (member == tokens[mask][token]).long()
+    )
     missing = mask.nonzero()[(sampled.count > 0) & (found == 0)]
     if len(missing):
         b, index = missing[0].tolist()
-        raise ValueError(f"collate: trajectory {trajectories[b].sample} of task {trajectories[b].task_id}: token {index} is not in its kept set")
+        raise ValueError(
+            f"collate: trajectory {trajectories[b].sample} of task {trajectories[b].task_id}: token"
+            f" {index} is not in its kept set"
+        )
     return sets
 
 
@@ -328,8 +368,14 @@ def final_rewards(scores: Sequence[float] | Tensor, mask: Tensor) -> Tensor:
 
 def _score(trajectory: Trajectory) -> float:
     if trajectory.reward is None:
-        raise ValueError(f"collate: trajectory {trajectory.sample} of task {trajectory.task_id} has no reward; score the groups first")
+        raise ValueError(
+            f"collate: trajectory {trajectory.sample} of task {trajectory.task_id} has no reward;"
+            " score the groups first"
+        )
     value = trajectory.reward.value
     if value is not None and LARGEST_REWARD < abs(value) < math.inf:
-        raise ValueError(f"collate: reward {value:g} of task {trajectory.task_id} is too large for float32 statistics")
+        raise ValueError(
+            f"collate: reward {value:g} of task {trajectory.task_id} is too large for float32"
+            " statistics"
+        )
     return float("nan") if value is None else value

@@ -32,7 +32,10 @@ def check_platform(name: str) -> None:
         UserError: if `name` is not "posix".
     """
     if name != "posix":
-        raise UserError("Sixfold runs on Linux and macOS. On Windows, run it in WSL 2: https://learn.microsoft.com/windows/wsl/install")
+        raise UserError(
+            "Sixfold runs on Linux and macOS. On Windows, run it in WSL 2:"
+            " https://learn.microsoft.com/windows/wsl/install"
+        )
 
 
 def nearest(word: str, candidates: list[str]) -> str:

@@ -177,7 +177,11 @@ class Kept:
 
     def to_record(self) -> dict[str, list[int] | list[float]]:
         """Three flat lists. With the compression of the dumps they are as small as packed bytes."""
-        return {"ids": self.ids.tolist(), "counts": self.counts.tolist(), "mass": self.mass.tolist()}
+        return {
+            "ids": self.ids.tolist(),
+            "counts": self.counts.tolist(),
+            "mass": self.mass.tolist(),
+        }
 
     @classmethod
     def from_record(cls, record: Mapping[str, Sequence[Any]]) -> Kept:
@@ -228,13 +232,29 @@ class Trajectory:
     def __post_init__(self) -> None:
         n = len(self.tokens)
         if not n == len(self.mask) == len(self.logp) == len(self.version):
-            lengths = dict(tokens=n, mask=len(self.mask), logp=len(self.logp), version=len(self.version))
+            lengths = dict(
+                tokens=n, mask=len(self.mask), logp=len(self.logp), version=len(self.version)
+            )
             raise ValueError(f"trajectory streams differ in length: {lengths}")
         if not 0 < self.prompt_length <= n or any(self.mask[: self.prompt_length]):
-            raise ValueError(f"prompt_length {self.prompt_length} of {n} tokens: at least 1, and no prompt token is sampled")
-        if self.kept and not (len(self.kept) == len(self.kept.mass) == sum(self.mask) and sum(self.kept.counts) == len(self.kept.ids)):
-            lengths = dict(sampled=sum(self.mask), counts=len(self.kept), mass=len(self.kept.mass), ids=len(self.kept.ids))
-            raise ValueError(f"kept sets do not speak of the sampled tokens: {lengths}, counts add up to {sum(self.kept.counts)}")
+            raise ValueError(
+                f"prompt_length {self.prompt_length} of {n} tokens: at least 1, and no prompt token"
+                " is sampled"
+            )
+        if self.kept and not (
+            len(self.kept) == len(self.kept.mass) == sum(self.mask)
+            and sum(self.kept.counts) == len(self.kept.ids)
+        ):
+            lengths = dict(
+                sampled=sum(self.mask),
+                counts=len(self.kept),
+                mass=len(self.kept.mass),
+                ids=len(self.kept.ids),
+            )
+            raise ValueError(
+                f"kept sets do not speak of the sampled tokens: {lengths}, counts add up to"
+                f" {sum(self.kept.counts)}"
+            )
 
     @property
     def completion_length(self) -> int:
@@ -267,10 +287,16 @@ class Trajectory:
         Raises:
             KeyError, TypeError, ValueError, OverflowError: if the record has another form.
         """
-        fields = {name: record[name] for name in cls.__dataclass_fields__ if name not in ("kept", "opened")}
+        fields = {
+            name: record[name]
+            for name in cls.__dataclass_fields__
+            if name not in ("kept", "opened")
+        }
         reward, kept = fields["reward"], record.get("kept")
         if reward is not None:
-            fields["reward"] = Reward(**{**reward, "steps": tuple((int(i), float(v)) for i, v in reward.get("steps", ()))})
+            fields["reward"] = Reward(
+                **{**reward, "steps": tuple((int(i), float(v)) for i, v in reward.get("steps", ()))}
+            )
         opened = record.get("opened", "")  # earlier releases did not write it
         return cls(**fields, kept=None if kept is None else Kept.from_record(kept), opened=opened)
 

@@ -1,4 +1,6 @@
-"""Published formulas worked out in float64 (tests/data/golden_loop.json), and the tables they were worked out on."""
+"""Published formulas worked out in float64 (tests/data/golden_loop.json), and the tables they were
+worked out on.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from sixfold.batch import Batch
 
 DATA = Path(__file__).parents[1] / "data"
 CASES: dict[str, Any] = json.loads((DATA / "golden_loop.json").read_text())
-ALGORITHM_CASES: dict[str, Any] = {case["name"]: case for case in json.loads((DATA / "golden_algorithms.json").read_text())["cases"]}
+ALGORITHM_CASES: dict[str, Any] = {
+    case["name"]: case
+    for case in json.loads((DATA / "golden_algorithms.json").read_text())["cases"]
+}
 AGGREGATIONS = {
     "token-mean": "token",
     "seq-mean-token-mean": "sequence",

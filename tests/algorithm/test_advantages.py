@@ -36,24 +36,47 @@ Advantage = Callable[[Tensor, Tensor], Tensor]
 
 
 def weighted_by_place(rewards: Tensor, group: Tensor) -> Tensor:
-    """`length_weighted` with a length for each row that the row itself decides, so that it can be reordered like the others."""
-    return length_weighted(rewards, group, 1 + (torch.nan_to_num(rewards, 0.0, 0.0, 0.0) * 7).abs().round())
+    """`length_weighted` with a length for each row that the row itself decides, so that it can be
+    reordered like the others.
+    """
+    return length_weighted(
+        rewards, group, 1 + (torch.nan_to_num(rewards, 0.0, 0.0, 0.0) * 7).abs().round()
+    )
 
 
 def two_parts(rewards: Tensor, group: Tensor) -> Tensor:
     """`normalise_then_sum` of the reward and of its square."""
-    return normalise_then_sum(torch.stack([rewards, rewards**2], -1), torch.tensor([1.0, 0.5]), group)
+    return normalise_then_sum(
+        torch.stack([rewards, rewards**2], -1), torch.tensor([1.0, 0.5]), group
+    )
 
 
-ALL: list[Advantage] = [group_mean, group_zscore, leave_one_out, batch_std, weighted_by_place, maxrl, gpg, top_gap, two_parts]
+ALL: list[Advantage] = [
+    group_mean,
+    group_zscore,
+    leave_one_out,
+    batch_std,
+    weighted_by_place,
+    maxrl,
+    gpg,
+    top_gap,
+    two_parts,
+]
 CENTRED: list[Advantage] = [group_mean, group_zscore, leave_one_out, batch_std, gpg, two_parts]
 
-rewards_and_groups = st.lists(st.tuples(st.floats(-8, 8, width=16), st.integers(0, 3)), min_size=1, max_size=16).map(
-    lambda rows: (torch.tensor([r for r, _ in rows], dtype=torch.float64), torch.tensor([g for _, g in rows]))
+rewards_and_groups = st.lists(
+    st.tuples(st.floats(-8, 8, width=16), st.integers(0, 3)), min_size=1, max_size=16
+).map(
+    lambda rows: (
+        torch.tensor([r for r, _ in rows], dtype=torch.float64),
+        torch.tensor([g for _, g in rows]),
+    )
 )
 
 
-def samples_of_three_prompts(values: st.SearchStrategy[float]) -> st.SearchStrategy[tuple[Tensor, Tensor]]:
+def samples_of_three_prompts(
+    values: st.SearchStrategy[float],
+) -> st.SearchStrategy[tuple[Tensor, Tensor]]:
     """Rewards and groups of three prompts with two to six samples each, interleaved."""
     answers = st.lists(values, min_size=2, max_size=6)
     return st.tuples(answers, answers, answers, st.integers(0, 99)).map(interleaved)
@@ -68,7 +91,9 @@ def interleaved(case: tuple[list[float], list[float], list[float], int]) -> tupl
 
 
 prompts = samples_of_three_prompts(st.integers(0, 32).map(lambda n: n / 8))
-prompts_with_failures = samples_of_three_prompts(st.integers(0, 40).map(lambda n: n / 8 if n <= 32 else NAN))
+prompts_with_failures = samples_of_three_prompts(
+    st.integers(0, 40).map(lambda n: n / 8 if n <= 32 else NAN)
+)
 binary_prompts = samples_of_three_prompts(st.sampled_from([0.0, 1.0, NAN]))
 
 
@@ -105,28 +130,41 @@ def test_statistics_are_those_of_each_group_alone(case: tuple[Tensor, Tensor]) -
 
 @settings(max_examples=50, deadline=None)
 @given(rewards_and_groups, st.sampled_from([0.25, 1.0, 8.0]), st.sampled_from([-4.0, 0.0, 16.0]))
-def test_zscore_does_not_see_scale_or_shift(case: tuple[Tensor, Tensor], scale: float, shift: float) -> None:
+def test_zscore_does_not_see_scale_or_shift(
+    case: tuple[Tensor, Tensor], scale: float, shift: float
+) -> None:
     """R' = a R + b with a > 0 gives the same advantages, but for eps."""
     rewards, group = case
     _, std, _ = group_statistics(rewards, group)
     moved = group_zscore(rewards * scale + shift, group)
     wide = std > 0.01  # eps is 1e-6, so this far the two agree to 1e-3
-    torch.testing.assert_close(moved[wide], group_zscore(rewards, group)[wide], atol=2e-3, rtol=1e-3)
+    torch.testing.assert_close(
+        moved[wide], group_zscore(rewards, group)[wide], atol=2e-3, rtol=1e-3
+    )
 
 
 @settings(max_examples=50, deadline=None)
 @given(prompts_with_failures, st.integers(0, 99))
 @pytest.mark.parametrize("advantage", ALL)
-def test_row_order_does_not_matter(advantage: Advantage, case: tuple[Tensor, Tensor], seed: int) -> None:
+def test_row_order_does_not_matter(
+    advantage: Advantage, case: tuple[Tensor, Tensor], seed: int
+) -> None:
     rewards, group = case
     order = torch.randperm(len(rewards), generator=torch.Generator().manual_seed(seed))
-    torch.testing.assert_close(advantage(rewards, group)[order], advantage(rewards[order], group[order]), atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(
+        advantage(rewards, group)[order],
+        advantage(rewards[order], group[order]),
+        atol=1e-9,
+        rtol=1e-9,
+    )
 
 
 @settings(max_examples=50, deadline=None)
 @given(prompts_with_failures)
 @pytest.mark.parametrize("advantage", CENTRED)
-def test_advantages_of_a_group_sum_to_zero(advantage: Advantage, case: tuple[Tensor, Tensor]) -> None:
+def test_advantages_of_a_group_sum_to_zero(
+    advantage: Advantage, case: tuple[Tensor, Tensor]
+) -> None:
     rewards, group = case
     a = advantage(rewards, group)
     for g in group.unique():
@@ -136,7 +174,8 @@ def test_advantages_of_a_group_sum_to_zero(advantage: Advantage, case: tuple[Ten
 @pytest.mark.parametrize("value", [0.1, 1.0 / 3.0, 7.7, 1e6])
 @pytest.mark.parametrize("advantage", ALL)
 def test_equal_rewards_give_exactly_zero(advantage: Advantage, value: float) -> None:
-    """In float32 the mean of equal numbers is not always that number: r - mean over a tiny std would be a large advantage made of rounding.
+    """In float32 the mean of equal numbers is not always that number: r - mean over a tiny std
+    would be a large advantage made of rounding.
 
     The second group is there so that the batch as a whole is not degenerate.
     """
@@ -150,7 +189,10 @@ def test_equal_rewards_give_exactly_zero(advantage: Advantage, value: float) -> 
 @pytest.mark.parametrize("bad", [NAN, float("inf"), -float("inf")])
 @pytest.mark.parametrize("advantage", ALL)
 def test_a_failed_check_changes_nothing_for_the_others(advantage: Advantage, bad: float) -> None:
-    with_bad, group = torch.tensor([1.0, bad, 0.0, 0.0, 3.0, bad, 5.0]), torch.tensor([0, 0, 0, 0, 1, 1, 1])
+    with_bad, group = (
+        torch.tensor([1.0, bad, 0.0, 0.0, 3.0, bad, 5.0]),
+        torch.tensor([0, 0, 0, 0, 1, 1, 1]),
+    )
     keep = with_bad.isfinite()
     a = advantage(with_bad, group)
     assert (a[~keep] == 0).all() and (a[keep] != 0).any()
@@ -184,30 +226,51 @@ def test_golden_values() -> None:
     rewards, group = golden_rows("adv_rloo")
     close(group_mean(rewards, group), golden("adv_dr_grpo", "adv", "expected"))
     close(leave_one_out(rewards, group), golden("adv_rloo", "adv", "expected"))
-    close(length_weighted(rewards, group, golden("adv_opo", "lengths")), golden("adv_opo", "adv", "expected"))
+    close(
+        length_weighted(rewards, group, golden("adv_opo", "lengths")),
+        golden("adv_opo", "adv", "expected"),
+    )
     close(gpg(rewards, group), golden("adv_gpg", "adv_paper", "expected"))
     close(maxrl(*golden_rows("adv_maxrl")), golden("adv_maxrl", "adv", "expected"))
-    close(greedy_baseline(golden("adv_remax", "reward"), golden("adv_remax", "greedy_reward")), golden("adv_remax", "adv", "expected"))
-    close(top_gap(golden("adv_passk_topgap", "rewards"), torch.zeros(4, dtype=torch.int64)), golden("adv_passk_topgap", "adv_no_std", "expected"))
+    close(
+        greedy_baseline(golden("adv_remax", "reward"), golden("adv_remax", "greedy_reward")),
+        golden("adv_remax", "adv", "expected"),
+    )
+    close(
+        top_gap(golden("adv_passk_topgap", "rewards"), torch.zeros(4, dtype=torch.int64)),
+        golden("adv_passk_topgap", "adv_no_std", "expected"),
+    )
 
 
 def population(n: int) -> float:
-    """Population std over the n - 1 form. With eps times this as well, (r - mean) / (std + eps) becomes larger by exactly its inverse."""
+    """Population std over the n - 1 form. With eps times this as well, (r - mean) / (std + eps)
+    becomes larger by exactly its inverse.
+    """
     return math.sqrt((n - 1) / n)
 
 
 def test_golden_batch_std_in_the_population_form() -> None:
     rewards, group = golden_rows("adv_batch_std_liteppo")
     factor = population(len(rewards))
-    close(batch_std(rewards, group, eps=1e-4 * factor) * factor, golden("adv_batch_std_liteppo", "adv", "expected"))
+    close(
+        batch_std(rewards, group, eps=1e-4 * factor) * factor,
+        golden("adv_batch_std_liteppo", "adv", "expected"),
+    )
 
 
 def test_golden_normalise_then_sum_in_the_population_form() -> None:
-    parts, group, factor = golden("adv_gdpo", "rewards"), torch.zeros(4, dtype=torch.int64), population(4)
+    parts, group, factor = (
+        golden("adv_gdpo", "rewards"),
+        torch.zeros(4, dtype=torch.int64),
+        population(4),
+    )
     ours = normalise_then_sum(parts, golden("adv_gdpo", "weights"), group, eps=1e-4 * factor)
-    # The file's sums are ours times the factor, and their n - 1 std is our population std; only the second eps is then left to account for.
+    # The file's sums are ours times the factor, and their n - 1 std is our population std; only the
+    # second eps is then left to account for.
     std = golden("adv_gdpo", "summed", "expected").std(correction=1)
-    close(ours * factor * (std + 1e-4 * factor) / (std + 1e-4), golden("adv_gdpo", "adv", "expected"))
+    close(
+        ours * factor * (std + 1e-4 * factor) / (std + 1e-4), golden("adv_gdpo", "adv", "expected")
+    )
 
 
 @pytest.mark.parametrize("i", range(3))
@@ -221,10 +284,16 @@ def test_golden_pass_at_k(i: int) -> None:
 
 @pytest.mark.parametrize("i", range(5))
 def test_pass_at_k_holds_the_estimator(i: int) -> None:
-    """A right row's advantage is sqrt((1 - p) / p), so p = 1 / (1 + A^2); where p is 0 or 1 there is nothing to learn."""
+    """A right row's advantage is sqrt((1 - p) / p), so p = 1 / (1 + A^2); where p is 0 or 1 there
+    is nothing to learn.
+    """
     n, c, k = GOLDEN["passk_estimator"]["inputs"]["ncks"][i]
     expected = GOLDEN["passk_estimator"]["expected"]["passk"][i]
-    a = pass_at_k(torch.tensor([1.0] * c + [0.0] * (n - c), dtype=torch.float64), torch.zeros(n, dtype=torch.int64), k)
+    a = pass_at_k(
+        torch.tensor([1.0] * c + [0.0] * (n - c), dtype=torch.float64),
+        torch.zeros(n, dtype=torch.int64),
+        k,
+    )
     if expected in (0.0, 1.0):
         assert (a == 0).all()
     else:
@@ -232,14 +301,18 @@ def test_pass_at_k_holds_the_estimator(i: int) -> None:
 
 
 def slow_pass_at_k(rewards: list[float], k: int) -> list[float]:
-    """Every draw of k, one by one: its reward is the best in it, and a row's advantage is the mean z-score of the draws that hold it."""
+    """Every draw of k, one by one: its reward is the best in it, and a row's advantage is the mean
+    z-score of the draws that hold it.
+    """
     draws = list(itertools.combinations(range(len(rewards)), k))
     best = [max(rewards[i] for i in draw) for draw in draws]
     mean = sum(best) / len(best)
     std = math.sqrt(sum((b - mean) ** 2 for b in best) / len(best))
     if std == 0:
         return [0.0] * len(rewards)
-    mine = [[b for b, draw in zip(best, draws, strict=True) if i in draw] for i in range(len(rewards))]
+    mine = [
+        [b for b, draw in zip(best, draws, strict=True) if i in draw] for i in range(len(rewards))
+    ]
     return [(sum(m) / len(m) - mean) / std for m in mine]
 
 
@@ -252,17 +325,26 @@ def test_pass_at_k_is_the_mean_over_all_draws(case: tuple[Tensor, Tensor], k: in
     assert (a[rewards.isnan()] == 0).all()
     for g in range(3):
         mine = (group == g) & rewards.isfinite()
-        expected = slow_pass_at_k(rewards[mine].tolist(), k) if int(mine.sum()) >= k else [0.0] * int(mine.sum())
+        expected = (
+            slow_pass_at_k(rewards[mine].tolist(), k)
+            if int(mine.sum()) >= k
+            else [0.0] * int(mine.sum())
+        )
         close(a[mine], torch.tensor(expected))
 
 
 def test_pass_at_1_is_the_zscore() -> None:
-    rewards, group = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0]).double(), torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])
+    rewards, group = (
+        torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0]).double(),
+        torch.tensor([0, 0, 0, 0, 0, 1, 1, 1]),
+    )
     torch.testing.assert_close(pass_at_k(rewards, group, 1), group_zscore(rewards, group, eps=0.0))
 
 
 def test_pass_at_k_is_stable_for_many_samples() -> None:
-    """Of 2,000 samples one is right: p = k / n exactly, by hand; factorials of this size overflow."""
+    """Of 2,000 samples one is right: p = k / n exactly, by hand; factorials of this size
+    overflow.
+    """
     rewards = torch.zeros(2000, dtype=torch.float64)
     rewards[7] = 1.0
     a = pass_at_k(rewards, torch.zeros(2000, dtype=torch.int64), 500)
@@ -300,6 +382,12 @@ def test_leave_one_out_needs_others() -> None:
 
 
 @settings(max_examples=50, deadline=None)
+def _two_parts(r: Tensor, g: Tensor) -> Tensor:
+    """`normalise_then_sum` of the rewards and a second part."""
+    parts = torch.stack([r, torch.arange(len(r)) % 3], -1)
+    return normalise_then_sum(parts, torch.tensor([1.0, 0.5]), g, eps=0.0)
+
+
 @given(prompts_with_failures, st.sampled_from([0.25, 2.0, 8.0]), st.sampled_from([0.0, 0.5, 16.0]))
 @pytest.mark.parametrize(("advantage", "grows", "shifts"), [
     (group_mean, True, True),
@@ -309,25 +397,43 @@ def test_leave_one_out_needs_others() -> None:
     (lambda r, g: length_weighted(r, g, 1 + torch.arange(len(r))), True, True),
     (lambda r, g: group_zscore(r, g, eps=0.0), False, True),
     (lambda r, g: batch_std(r, g, eps=0.0), False, True),
-    (lambda r, g: normalise_then_sum(torch.stack([r, torch.arange(len(r)) % 3], -1), torch.tensor([1.0, 0.5]), g, eps=0.0), False, True),
+    (_two_parts, False, True),
     (maxrl, False, False),
 ])  # fmt: skip
-def test_scale_and_shift(advantage: Advantage, grows: bool, shifts: bool, case: tuple[Tensor, Tensor], scale: float, shift: float) -> None:
-    """a r + b gives a A where nothing is divided by, A where a deviation is; a shift changes only maxrl, which divides by the mean."""
+def test_scale_and_shift(
+    advantage: Advantage,
+    grows: bool,
+    shifts: bool,
+    case: tuple[Tensor, Tensor],
+    scale: float,
+    shift: float,
+) -> None:
+    """a r + b gives a A where nothing is divided by, A where a deviation is; a shift changes only
+    maxrl, which divides by the mean.
+    """
     rewards, group = case
     moved = advantage(scale * rewards + (shift if shifts else 0.0), group)
-    torch.testing.assert_close(moved, advantage(rewards, group) * (scale if grows else 1.0), atol=1e-9, rtol=1e-7)
+    torch.testing.assert_close(
+        moved, advantage(rewards, group) * (scale if grows else 1.0), atol=1e-9, rtol=1e-7
+    )
 
 
 @settings(max_examples=50, deadline=None)
 @given(prompts_with_failures)
 def test_gpg_keeps_the_size_of_the_gradient(case: tuple[Tensor, Tensor]) -> None:
-    """The mean over all known rows of |A| is the mean of |r - mean| over the rows that teach something."""
+    """The mean over all known rows of |A| is the mean of |r - mean| over the rows that teach
+    something.
+    """
     rewards, group = case
     useful = rewards.isfinite() & ~degenerate(rewards, group)
     assume(useful.any())
     known = int(rewards.isfinite().sum())
-    torch.testing.assert_close(gpg(rewards, group).abs().sum() / known, group_mean(rewards, group)[useful].abs().mean(), atol=0, rtol=1e-12)
+    torch.testing.assert_close(
+        gpg(rewards, group).abs().sum() / known,
+        group_mean(rewards, group)[useful].abs().mean(),
+        atol=0,
+        rtol=1e-12,
+    )
 
 
 @settings(max_examples=50, deadline=None)
@@ -354,21 +460,34 @@ def test_top_gap_row_by_row(case: tuple[Tensor, Tensor]) -> None:
     rewards, group = case
     a = top_gap(rewards, group)
     for i, r in enumerate(rewards.tolist()):
-        others = [o for j, o in enumerate(rewards.tolist()) if j != i and group[j] == group[i] and math.isfinite(o)]
+        others = [
+            o
+            for j, o in enumerate(rewards.tolist())
+            if j != i and group[j] == group[i] and math.isfinite(o)
+        ]
         assert float(a[i]) == (max(0.0, r - max(others)) if others and math.isfinite(r) else 0.0)
 
 
 def test_greedy_baseline_where_a_check_failed() -> None:
-    a = greedy_baseline(torch.tensor([1.0, NAN, 1.0, 0.0]), torch.tensor([0.0, 0.0, NAN, float("inf")]))
+    a = greedy_baseline(
+        torch.tensor([1.0, NAN, 1.0, 0.0]), torch.tensor([0.0, 0.0, NAN, float("inf")])
+    )
     assert a.tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_normalise_then_sum_lets_every_part_count() -> None:
-    """A part a thousand times larger, or one that is constant, does not drown the others; a weight of 0 takes a part out."""
-    parts, group = torch.tensor([[1.0, 0.0], [0.0, 2000.0], [0.0, 0.0], [1.0, 1000.0]], dtype=torch.float64), torch.tensor([0, 0, 0, 0])
+    """A part a thousand times larger, or one that is constant, does not drown the others; a weight
+    of 0 takes a part out.
+    """
+    parts, group = (
+        torch.tensor([[1.0, 0.0], [0.0, 2000.0], [0.0, 0.0], [1.0, 1000.0]], dtype=torch.float64),
+        torch.tensor([0, 0, 0, 0]),
+    )
     both = torch.tensor([1.0, 1.0])
     scaled = parts * torch.tensor([1.0, 1e-3])
-    torch.testing.assert_close(normalise_then_sum(parts, both, group, 0.0), normalise_then_sum(scaled, both, group, 0.0))
+    torch.testing.assert_close(
+        normalise_then_sum(parts, both, group, 0.0), normalise_then_sum(scaled, both, group, 0.0)
+    )
     alone = normalise_then_sum(parts, torch.tensor([1.0, 0.0]), group, 0.0)
     torch.testing.assert_close(alone, group_zscore(parts[:, 0], group, 0.0))
     constant = torch.stack([parts[:, 0], torch.full((4,), 0.1)], -1)
@@ -377,7 +496,11 @@ def test_normalise_then_sum_lets_every_part_count() -> None:
 
 def test_normalise_then_sum_drops_a_row_with_one_unknown_part() -> None:
     parts = torch.tensor([[1.0, 0.5], [0.0, NAN], [0.0, 0.25], [0.5, 0.0]], dtype=torch.float64)
-    group, weights, keep = torch.tensor([0, 0, 0, 0]), torch.tensor([1.0, 2.0]), torch.tensor([0, 2, 3])
+    group, weights, keep = (
+        torch.tensor([0, 0, 0, 0]),
+        torch.tensor([1.0, 2.0]),
+        torch.tensor([0, 2, 3]),
+    )
     a = normalise_then_sum(parts, weights, group)
     assert a[1] == 0
     torch.testing.assert_close(a[keep], normalise_then_sum(parts[keep], weights, group[keep]))

@@ -1,4 +1,6 @@
-"""Aggregation weights: golden sums, hand-made tables, and what padding, order and empty rows must not change."""
+"""Aggregation weights: golden sums, hand-made tables, and what padding, order and empty rows must
+not change.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,18 @@ torch.set_num_threads(1)
 EVERY = sorted(AGGREGATIONS)
 
 masks = st.tuples(st.integers(1, 6), st.integers(1, 8)).flatmap(
-    lambda shape: st.lists(st.lists(st.booleans(), min_size=shape[1], max_size=shape[1]), min_size=shape[0], max_size=shape[0])
+    lambda shape: st.lists(
+        st.lists(st.booleans(), min_size=shape[1], max_size=shape[1]),
+        min_size=shape[0],
+        max_size=shape[0],
+    )
 )
 
 
 def _weights(name: str, mask: Tensor, group: Tensor | None = None, horizon: int = 5) -> Tensor:
-    return AGGREGATIONS[name](mask, torch.arange(len(mask)) // 2 if group is None else group, horizon)
+    return AGGREGATIONS[name](
+        mask, torch.arange(len(mask)) // 2 if group is None else group, horizon
+    )
 
 
 @pytest.mark.parametrize("theirs", sorted(OURS))
@@ -35,20 +43,35 @@ def test_golden(theirs: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "long", "short"),
-    [("sequence", 1 / 8, 1 / 4), ("token", 1 / 6, 1 / 6), ("sequence-sum", 1 / 2, 1 / 2), ("constant", 1 / 20, 1 / 20)],
+    [
+        ("sequence", 1 / 8, 1 / 4),
+        ("token", 1 / 6, 1 / 6),
+        ("sequence-sum", 1 / 2, 1 / 2),
+        ("constant", 1 / 20, 1 / 20),
+    ],
 )
-def test_what_a_token_of_a_long_and_of_a_short_answer_weighs(name: str, long: float, short: float) -> None:
+def test_what_a_token_of_a_long_and_of_a_short_answer_weighs(
+    name: str, long: float, short: float
+) -> None:
     """Two answers of 4 and 2 tokens, horizon 10: A/|y|/B, A/sum|y|, A/B, A/B/L."""
     mask = torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 0, 0]]).bool()
-    close(_weights(name, mask, horizon=10), torch.tensor([[0, long, long, long, long], [0, short, short, 0, 0]]))
+    close(
+        _weights(name, mask, horizon=10),
+        torch.tensor([[0, long, long, long, long], [0, short, short, 0, 0]]),
+    )
 
 
 def test_prompt_mean_by_hand() -> None:
-    """Group 0: 3 tokens over two answers; group 1: one of 1 token, one empty; group 2: nothing, so two prompts count."""
+    """Group 0: 3 tokens over two answers; group 1: one of 1 token, one empty; group 2: nothing, so
+    two prompts count.
+    """
     mask = torch.tensor([[1, 1], [1, 0], [1, 0], [0, 0], [0, 0]]).bool()
     group = torch.tensor([0, 0, 1, 1, 2])
     sixth, half = 1 / 6, 1 / 2
-    close(_weights("prompt", mask, group), torch.tensor([[sixth, sixth], [sixth, 0], [half, 0], [0, 0], [0, 0]]))
+    close(
+        _weights("prompt", mask, group),
+        torch.tensor([[sixth, sixth], [sixth, 0], [half, 0], [0, 0], [0, 0]]),
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -66,12 +89,16 @@ def test_weights_are_a_mean_and_never_nan(name: str, rows: list[list[bool]]) -> 
 @settings(max_examples=60, deadline=None)
 @given(masks, st.integers(1, 5))
 @pytest.mark.parametrize("name", EVERY)
-def test_padding_and_empty_rows_change_nothing(name: str, rows: list[list[bool]], more: int) -> None:
+def test_padding_and_empty_rows_change_nothing(
+    name: str, rows: list[list[bool]], more: int
+) -> None:
     mask = torch.tensor(rows)
     group = torch.arange(len(mask)) // 2
     wider = torch.nn.functional.pad(mask, (0, more, 0, more))
     grown = _weights(name, wider, torch.cat([group, torch.full((more,), 99)]))
-    torch.testing.assert_close(grown[: len(mask), : mask.shape[1]], _weights(name, mask, group), rtol=0, atol=0)
+    torch.testing.assert_close(
+        grown[: len(mask), : mask.shape[1]], _weights(name, mask, group), rtol=0, atol=0
+    )
     assert not grown[len(mask) :].any()
 
 
@@ -82,4 +109,6 @@ def test_row_order_changes_nothing(name: str, rows: list[list[bool]]) -> None:
     mask = torch.tensor(rows)
     group = torch.arange(len(mask)) // 2
     order = torch.randperm(len(mask), generator=torch.Generator().manual_seed(len(mask)))
-    torch.testing.assert_close(_weights(name, mask[order], group[order]), _weights(name, mask, group)[order])
+    torch.testing.assert_close(
+        _weights(name, mask[order], group[order]), _weights(name, mask, group)[order]
+    )

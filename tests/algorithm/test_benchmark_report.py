@@ -37,7 +37,9 @@ def test_samples_to_a_target_are_read_off_a_straight_line(report: ModuleType) ->
 
 
 def test_a_paired_difference_takes_the_seeds_apart(report: ModuleType) -> None:
-    """Differences 1, 2, 3: mean 2, standard error 1 / sqrt(3), t = 4.303 at 2 degrees of freedom. Seed 9 has no partner."""
+    """Differences 1, 2, 3: mean 2, standard error 1 / sqrt(3), t = 4.303 at 2 degrees of freedom.
+    Seed 9 has no partner.
+    """
     a = {1: run(x=10), 2: run(x=200), 3: run(x=3000), 9: run(x=5)}
     b = {1: run(x=9), 2: run(x=198), 3: run(x=2997)}
     found = report.paired(a, b, lambda r: r["x"])
@@ -45,11 +47,15 @@ def test_a_paired_difference_takes_the_seeds_apart(report: ModuleType) -> None:
 
 
 def test_a_ratio_is_a_geometric_mean(report: ModuleType) -> None:
-    """Ratios 2 and 8: geometric mean 4, factor exp(12.706 * log(2)) either way (t at 1 degree of freedom, standard error log 2)."""
+    """Ratios 2 and 8: geometric mean 4, factor exp(12.706 * log(2)) either way (t at 1 degree of
+    freedom, standard error log 2).
+    """
     a = {1: run(x=20), 2: run(x=80), 3: run(x=7)}
     b = {1: run(x=10), 2: run(x=10)}
     mean, low, high = report.ratio(a, b, lambda r: r["x"])
-    assert (mean, math.log(high / 4), math.log(4 / low)) == pytest.approx((4, 12.706 * math.log(2), 12.706 * math.log(2)), rel=1e-3)
+    assert (mean, math.log(high / 4), math.log(4 / low)) == pytest.approx(
+        (4, 12.706 * math.log(2), 12.706 * math.log(2)), rel=1e-3
+    )
     assert report.ratio({1: run(x=3)}, b, lambda r: r["x"])[1:] == (0.0, math.inf)
 
 
@@ -60,11 +66,20 @@ def test_the_ends_of_a_run_leave_out_steps_without_a_value(report: ModuleType) -
 
 
 @pytest.mark.parametrize(
-    ("interval", "word"), [(Interval(2, 1, 3), "yes"), (Interval(-2, -3, -1), "no: the opposite"), (Interval(1, -1, 3), "not shown")]
+    ("interval", "word"),
+    [
+        (Interval(2, 1, 3), "yes"),
+        (Interval(-2, -3, -1), "no: the opposite"),
+        (Interval(1, -1, 3), "not shown"),
+    ],
 )
-def test_a_verdict_needs_an_interval_on_one_side(report: ModuleType, interval: Interval, word: str) -> None:
+def test_a_verdict_needs_an_interval_on_one_side(
+    report: ModuleType, interval: Interval, word: str
+) -> None:
     assert report.verdict(interval).startswith(word)
-    assert report.verdict(interval._replace(low=interval.low + 10, high=interval.high + 10), 10.0).startswith(word)
+    assert report.verdict(
+        interval._replace(low=interval.low + 10, high=interval.high + 10), 10.0
+    ).startswith(word)
 
 
 def test_a_curve_is_the_mean_of_seeds_and_a_gap_where_none_is_known(report: ModuleType) -> None:

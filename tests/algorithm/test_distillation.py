@@ -12,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sixfold.algorithm.distillation import forward_kl, generalised_jsd, per_token_advantage, reverse_kl
+from sixfold.algorithm.distillation import (
+    forward_kl,
+    generalised_jsd,
+    per_token_advantage,
+    reverse_kl,
+)
 
 torch.set_num_threads(1)
 
@@ -22,12 +27,17 @@ def _table(case: str, name: str, side: str = "inputs") -> Tensor:
 
 
 def _logits() -> tuple[Tensor, Tensor]:
-    return _table("distill_divergences", "student_logits").requires_grad_(), _table("distill_divergences", "teacher_logits")
+    return _table("distill_divergences", "student_logits").requires_grad_(), _table(
+        "distill_divergences", "teacher_logits"
+    )
 
 
 def test_golden_divergences() -> None:
     student, teacher = _logits()
-    expected = {name: _table("distill_divergences", name, "expected") for name in ("reverse_kl", "forward_kl", "jsd", "gjsd_beta03")}
+    expected = {
+        name: _table("distill_divergences", name, "expected")
+        for name in ("reverse_kl", "forward_kl", "jsd", "gjsd_beta03")
+    }
     close(reverse_kl(student, teacher), expected["reverse_kl"])
     close(forward_kl(student, teacher), expected["forward_kl"])
     close(generalised_jsd(student, teacher, 0.5), expected["jsd"])
@@ -43,8 +53,18 @@ def test_the_ends_are_the_two_kls() -> None:
 def test_near_the_ends_the_formula_is_a_share_of_them() -> None:
     """beta KL(t || s) as beta goes to 0, (1 - beta) KL(s || t) as it goes to 1."""
     student, teacher = _logits()
-    torch.testing.assert_close(generalised_jsd(student, teacher, 1e-5) / 1e-5, forward_kl(student, teacher), rtol=1e-3, atol=0)
-    torch.testing.assert_close(generalised_jsd(student, teacher, 1 - 1e-5) / 1e-5, reverse_kl(student, teacher), rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        generalised_jsd(student, teacher, 1e-5) / 1e-5,
+        forward_kl(student, teacher),
+        rtol=1e-3,
+        atol=0,
+    )
+    torch.testing.assert_close(
+        generalised_jsd(student, teacher, 1 - 1e-5) / 1e-5,
+        reverse_kl(student, teacher),
+        rtol=1e-3,
+        atol=0,
+    )
 
 
 def test_gradients_by_hand() -> None:
@@ -53,7 +73,10 @@ def test_gradients_by_hand() -> None:
     s, t = student.detach().softmax(-1), teacher.softmax(-1)
     close(torch.autograd.grad(forward_kl(student, teacher).sum(), student)[0], s - t)
     gap = s.log() - t.log()
-    close(torch.autograd.grad(reverse_kl(student, teacher).sum(), student)[0], s * (gap - (s * gap).sum(-1, keepdim=True)))
+    close(
+        torch.autograd.grad(reverse_kl(student, teacher).sum(), student)[0],
+        s * (gap - (s * gap).sum(-1, keepdim=True)),
+    )
 
 
 def test_gradient_of_the_generalised_jsd_by_finite_differences() -> None:
@@ -72,29 +95,43 @@ def test_divergences_are_zero_exactly_for_equals_and_never_negative(seed: int, b
 
 
 def test_excluded_tokens() -> None:
-    """What the student never says adds nothing to reverse KL and makes forward KL infinite; no NaN in the gradient of a finite one."""
+    """What the student never says adds nothing to reverse KL and makes forward KL infinite; no NaN
+    in the gradient of a finite one.
+    """
     student = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
     teacher = torch.tensor([[0.0, 0.0, 0.0]])
     value = reverse_kl(student, teacher)
     assert float(value.detach()) == pytest.approx(math.log(3 / 2))
     assert bool(torch.autograd.grad(value.sum(), student)[0].isfinite().all())
     assert float(forward_kl(student, teacher).detach()) == math.inf
-    for shared in (reverse_kl(student, student.detach()), generalised_jsd(student, student.detach(), 0.5)):
+    for shared in (
+        reverse_kl(student, student.detach()),
+        generalised_jsd(student, student.detach(), 0.5),
+    ):
         assert float(shared.detach()) == pytest.approx(0.0, abs=1e-7)
         assert bool(torch.autograd.grad(shared.sum(), student)[0].isfinite().all())
 
 
 def test_half_precision_is_worked_out_in_float32() -> None:
-    student, teacher = torch.randn(2, 3, 5000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    student, teacher = torch.randn(
+        2, 3, 5000, generator=torch.Generator().manual_seed(0)
+    ).bfloat16()
     for divergence in (reverse_kl, forward_kl, lambda s, t: generalised_jsd(s, t, 0.3)):
-        torch.testing.assert_close(divergence(student, teacher).double(), divergence(student.double(), teacher.double()), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            divergence(student, teacher).double(),
+            divergence(student.double(), teacher.double()),
+            atol=1e-5,
+            rtol=1e-4,
+        )
 
 
 def test_golden_per_token_advantage() -> None:
     case = "opd_per_token_advantage"
     mask = _table(case, "mask").bool()
     student = torch.where(mask, _table(case, "student_logp"), torch.nan).requires_grad_()
-    advantages = per_token_advantage(student, torch.where(mask, _table(case, "teacher_logp"), torch.inf), mask)
+    advantages = per_token_advantage(
+        student, torch.where(mask, _table(case, "teacher_logp"), torch.inf), mask
+    )
     close(advantages, _table(case, "adv", "expected"))
     close(-advantages.sum() / mask.sum(), _table(case, "mean_reverse_kl_estimate", "expected"))
     assert not advantages.requires_grad

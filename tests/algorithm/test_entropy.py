@@ -1,4 +1,6 @@
-"""Entropy: golden values, exact expectations on policies that can be enumerated, and which tokens each rule picks."""
+"""Entropy: golden values, exact expectations on policies that can be enumerated, and which tokens
+each rule picks.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ def _tables(seed: int, rows: int = 6, width: int = 8) -> tuple[Tensor, Tensor, T
     lengths = torch.randint(1, width + 1, (rows,), generator=g)
     lengths[0] = 0
     mask = torch.arange(width) < lengths[:, None]
-    return torch.randn(rows, width, generator=g).double(), -torch.rand(rows, width, generator=g).double() * 4, mask
+    return (
+        torch.randn(rows, width, generator=g).double(),
+        -torch.rand(rows, width, generator=g).double() * 4,
+        mask,
+    )
 
 
 def test_golden_entropy_of_logits() -> None:
@@ -66,20 +72,28 @@ def test_excluded_tokens_add_nothing() -> None:
     entropy = entropy_of_logits(logits)
     entropy.sum().backward()
     assert float(entropy.detach()) == pytest.approx(math.log(2))
-    assert logits.grad is not None and logits.grad.tolist() == [[pytest.approx(0.0, abs=1e-7)] * 2 + [0.0]]
+    assert logits.grad is not None and logits.grad.tolist() == [
+        [pytest.approx(0.0, abs=1e-7)] * 2 + [0.0]
+    ]
 
 
 def test_half_precision_is_worked_out_in_float32() -> None:
     logits = torch.randn(3, 50_000, generator=torch.Generator().manual_seed(0)).bfloat16()
     entropy = entropy_of_logits(logits)
     assert entropy.dtype == torch.float32
-    torch.testing.assert_close(entropy.double(), entropy_of_logits(logits.double()), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        entropy.double(), entropy_of_logits(logits.double()), atol=1e-4, rtol=0
+    )
 
 
 def test_sampled_entropy_is_unbiased_on_an_enumerable_policy() -> None:
-    """Two tokens of three, the second conditioned on the first: the mean over all nine answers is the exact entropy of a token."""
+    """Two tokens of three, the second conditioned on the first: the mean over all nine answers is
+    the exact entropy of a token.
+    """
     first = torch.tensor([0.3, -1.0, 0.7], dtype=torch.float64).log_softmax(-1)
-    second = torch.tensor([[1.0, 0.0, -2.0], [0.0, 0.0, 0.0], [3.0, 0.5, 0.1]], dtype=torch.float64).log_softmax(-1)
+    second = torch.tensor(
+        [[1.0, 0.0, -2.0], [0.0, 0.0, 0.0], [3.0, 0.5, 0.1]], dtype=torch.float64
+    ).log_softmax(-1)
     exact = (entropy_of_logits(first) + (first.exp() * entropy_of_logits(second)).sum()) / 2
     mask, mean = torch.tensor([[True, True, False]]), torch.tensor(0.0, dtype=torch.float64)
     for a in range(3):
@@ -91,10 +105,20 @@ def test_sampled_entropy_is_unbiased_on_an_enumerable_policy() -> None:
 
 def test_sampled_entropy_by_monte_carlo() -> None:
     logp = torch.tensor([2.0, 0.0, -1.0, 0.5], dtype=torch.float64).log_softmax(-1)
-    actions = torch.multinomial(logp.exp(), 200_000, replacement=True, generator=torch.Generator().manual_seed(1))
+    actions = torch.multinomial(
+        logp.exp(), 200_000, replacement=True, generator=torch.Generator().manual_seed(1)
+    )
     sample = logp[actions].reshape(1000, 200)
     error = float(sample.std()) / math.sqrt(200_000)
-    assert abs(float(sampled_entropy(sample, torch.ones(1000, 200, dtype=torch.bool)) - entropy_of_logits(logp))) < 4 * error
+    assert (
+        abs(
+            float(
+                sampled_entropy(sample, torch.ones(1000, 200, dtype=torch.bool))
+                - entropy_of_logits(logp)
+            )
+        )
+        < 4 * error
+    )
 
 
 def test_sampled_entropy_weighs_tokens_and_is_a_constant() -> None:
@@ -115,7 +139,9 @@ def test_golden_adaptive_entropy() -> None:
         assert bonus.coefficient == pytest.approx(expected, abs=1e-9)
         applied.append(bonus.applied(entropy))
     # The file applies in step k what step k - 1 measured.
-    assert applied[:-1] == pytest.approx(case["expected"]["coef_applied_next_step_semantics"], abs=1e-9)
+    assert applied[:-1] == pytest.approx(
+        case["expected"]["coef_applied_next_step_semantics"], abs=1e-9
+    )
 
 
 def test_adaptive_entropy_at_the_target_and_at_its_bounds() -> None:
@@ -130,7 +156,9 @@ def test_adaptive_entropy_at_the_target_and_at_its_bounds() -> None:
     assert bonus.coefficient == 0.0
     for bad in (dict(coefficient=-0.1), dict(coefficient=0.4), dict(delta=0.0)):
         with pytest.raises(ValueError, match="coefficient must be in"):
-            AdaptiveEntropy(**{"coefficient": 0.0, "target": 0.5, "delta": 0.1, "highest": 0.3, **bad})
+            AdaptiveEntropy(
+                **{"coefficient": 0.0, "target": 0.5, "delta": 0.1, "highest": 0.3, **bad}
+            )
     with pytest.raises(ValueError, match="finite"):
         bonus.update(math.nan)
 
@@ -140,8 +168,13 @@ def test_golden_clip_cov() -> None:
     mask = _table(case, "mask").bool()
     advantages, logp = spread(_table(case, "advantages"), mask), _table(case, "logp")
     close(covariance(advantages, logp, mask), _table(case, "cov", "expected"))
-    clipped = clipped_surrogate(logp.requires_grad_(), _table(case, "old_logp"), advantages, p["eps"], p["eps"])
-    chosen = clip_cov_tokens(advantages, logp, mask, p["ratio"], p["lb"], p["ub"], seed=0) & ~clipped.active
+    clipped = clipped_surrogate(
+        logp.requires_grad_(), _table(case, "old_logp"), advantages, p["eps"], p["eps"]
+    )
+    chosen = (
+        clip_cov_tokens(advantages, logp, mask, p["ratio"], p["lb"], p["ub"], seed=0)
+        & ~clipped.active
+    )
     assert _cells(chosen) == CASES[case]["expected"]["candidates"]
     loss = torch.where(mask & ~chosen, clipped.loss, 0.0).sum() / mask.sum()
     close(loss.detach(), _table(case, "loss_token_mean_if_all_candidates_clipped", "expected"))
@@ -150,11 +183,20 @@ def test_golden_clip_cov() -> None:
 def test_golden_kl_cov() -> None:
     case, p = "kl_cov", CASES["kl_cov"]["params"]
     mask = _table(case, "mask").bool()
-    advantages, logp, old = spread(_table(case, "advantages"), mask), _table(case, "logp"), _table(case, "old_logp")
+    advantages, logp, old = (
+        spread(_table(case, "advantages"), mask),
+        _table(case, "logp"),
+        _table(case, "old_logp"),
+    )
     chosen = kl_cov_tokens(advantages, logp, mask, p["ratio"])
     assert _cells(chosen) == CASES[case]["expected"]["selected"]
-    per_token = -(logp - old).exp() * advantages + torch.where(chosen, p["beta"] * (logp - old).abs(), 0.0)
-    close(torch.where(mask, per_token, 0.0).sum() / mask.sum(), _table(case, "loss_token_mean", "expected"))
+    per_token = -(logp - old).exp() * advantages + torch.where(
+        chosen, p["beta"] * (logp - old).abs(), 0.0
+    )
+    close(
+        torch.where(mask, per_token, 0.0).sum() / mask.sum(),
+        _table(case, "loss_token_mean", "expected"),
+    )
 
 
 def test_golden_top_entropy() -> None:
@@ -196,14 +238,30 @@ def test_kl_cov_takes_the_largest() -> None:
     logp = torch.tensor([[4.0, 2.0, 1.0, 0.0, -2.0, -5.0]])
     advantages = torch.tensor([[1.0, 1.0, 1.0, -1.0, -1.0, -1.0]])
     mask = torch.ones(1, 6, dtype=torch.bool)
-    assert [_cells(kl_cov_tokens(advantages, logp, mask, f)) for f in (0.1, 2 / 6)] == [[], [[0, 0], [0, 5]]]
+    assert [_cells(kl_cov_tokens(advantages, logp, mask, f)) for f in (0.1, 2 / 6)] == [
+        [],
+        [[0, 0], [0, 5]],
+    ]
 
 
 def test_a_share_is_counted_exactly() -> None:
-    """0.29 of 100 tokens is 29 and the 0.55 quantile of 101 is the 55th, though the products of the floats are just below and just above."""
+    """0.29 of 100 tokens is 29 and the 0.55 quantile of 101 is the 55th, though the products of the
+    floats are just below and just above.
+    """
     advantages, logp = torch.randn(2, 10, 10, generator=torch.Generator().manual_seed(0))
-    assert int(kl_cov_tokens(advantages, logp, torch.ones(10, 10, dtype=torch.bool), 0.29).sum()) == 29
-    assert int(top_entropy_tokens(torch.arange(101, dtype=torch.float64)[None], torch.ones(1, 101, dtype=torch.bool), 0.55).sum()) == 46
+    assert (
+        int(kl_cov_tokens(advantages, logp, torch.ones(10, 10, dtype=torch.bool), 0.29).sum()) == 29
+    )
+    assert (
+        int(
+            top_entropy_tokens(
+                torch.arange(101, dtype=torch.float64)[None],
+                torch.ones(1, 101, dtype=torch.bool),
+                0.55,
+            ).sum()
+        )
+        == 46
+    )
 
 
 @given(st.integers(0, 10_000), st.sampled_from([torch.nan, torch.inf, -torch.inf, 1e30]))
@@ -213,7 +271,9 @@ def test_selections_ignore_padding_junk_and_the_order_of_rows(seed: int, junk: f
     order = torch.randperm(len(mask), generator=torch.Generator().manual_seed(seed))
 
     def dirty(t: Tensor) -> Tensor:
-        return torch.cat([torch.where(mask, t, junk), torch.full((len(mask), 2), junk, dtype=t.dtype)], -1)[order]
+        return torch.cat(
+            [torch.where(mask, t, junk), torch.full((len(mask), 2), junk, dtype=t.dtype)], -1
+        )[order]
 
     wide = torch.cat([mask, torch.zeros(len(mask), 2, dtype=torch.bool)], -1)[order]
     rules = {
@@ -225,14 +285,20 @@ def test_selections_ignore_padding_junk_and_the_order_of_rows(seed: int, junk: f
         clean = rule(advantages, logp, mask)
         found = rule(dirty(advantages), dirty(logp), wide)
         assert torch.equal(found[:, :-2], clean[order]) and not (found & ~wide).any(), name
-    close(covariance(dirty(advantages), dirty(logp), wide)[:, :-2], covariance(advantages, logp, mask)[order])
+    close(
+        covariance(dirty(advantages), dirty(logp), wide)[:, :-2],
+        covariance(advantages, logp, mask)[order],
+    )
 
 
 def test_nothing_sampled_selects_nothing() -> None:
     empty, table = torch.zeros(2, 3, dtype=torch.bool), torch.ones(2, 3)
     assert not covariance(table, table, empty).any()
     assert not clip_cov_tokens(table, table, empty, 1.0, -1.0, 1.0, 0).any()
-    assert not kl_cov_tokens(table, table, empty, 1.0).any() and not top_entropy_tokens(table, empty).any()
+    assert (
+        not kl_cov_tokens(table, table, empty, 1.0).any()
+        and not top_entropy_tokens(table, empty).any()
+    )
 
 
 def test_refusals() -> None:

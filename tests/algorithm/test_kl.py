@@ -1,4 +1,6 @@
-"""KL estimators: golden values, exact expectations on a distribution that can be enumerated, and which way round they are."""
+"""KL estimators: golden values, exact expectations on a distribution that can be enumerated, and
+which way round they are.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def _policy() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _inputs(case: str) -> dict[str, Tensor]:
-    return {name: torch.tensor(value, dtype=torch.float64) for name, value in CASES[case]["inputs"].items()}
+    return {
+        name: torch.tensor(value, dtype=torch.float64)
+        for name, value in CASES[case]["inputs"].items()
+    }
 
 
 def _grad(loss: Tensor, of: Tensor) -> Tensor:
@@ -49,7 +54,10 @@ def test_golden_values(name: str) -> None:
 def test_golden_gradients(name: str, expected: str) -> None:
     """d k2 / d logp is r, which is k1; k3+ has it too."""
     logp = table("kl_estimators", "logp").requires_grad_()
-    close(_grad(KL[name](logp, table("kl_estimators", "ref_logp")).sum(), logp), table("kl_estimators", expected, "expected"))
+    close(
+        _grad(KL[name](logp, table("kl_estimators", "ref_logp")).sum(), logp),
+        table("kl_estimators", expected, "expected"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,10 +72,14 @@ def test_golden_grpo_with_kl(case: str, kl: Callable[[Tensor, Tensor, Tensor], T
     mask = i["mask"].bool()
     for theirs, ours in OURS.items():
         logp = i["logp"].clone().requires_grad_()
-        surrogate = clipped_surrogate(logp, i["old_logp"], spread(i["advantages"], mask), p["eps"], p["eps"])
+        surrogate = clipped_surrogate(
+            logp, i["old_logp"], spread(i["advantages"], mask), p["eps"], p["eps"]
+        )
         per_token = surrogate.loss + p["beta"] * kl(logp, i["old_logp"], i["ref_logp"])
         close(per_token * mask, torch.tensor(expected["per_token_loss"]))
-        weights = AGGREGATIONS[ours](mask, torch.arange(len(mask)), p["seq_mean_token_sum_norm_constant"])
+        weights = AGGREGATIONS[ours](
+            mask, torch.arange(len(mask)), p["seq_mean_token_sum_norm_constant"]
+        )
         loss = (weights * per_token).sum()
         close(loss, torch.tensor(expected[f"loss_{theirs}"]))
         if f"grad_logp_{theirs}" in expected:
@@ -94,10 +106,14 @@ def test_exact_expectations() -> None:
 
 
 def test_monte_carlo_means() -> None:
-    """Over 400,000 samples k1 and k3 come within four standard errors of the exact KL, and k3 with the smaller one; k2 misses by more than ten."""
+    """Over 400,000 samples k1 and k3 come within four standard errors of the exact KL, and k3 with
+    the smaller one; k2 misses by more than ten.
+    """
     logp, ref = (t.detach() for t in _policy()[1:])
     exact = float((logp.exp() * (logp - ref)).sum())
-    actions = torch.multinomial(logp.exp(), 400_000, replacement=True, generator=torch.Generator().manual_seed(0))
+    actions = torch.multinomial(
+        logp.exp(), 400_000, replacement=True, generator=torch.Generator().manual_seed(0)
+    )
     off, error = {}, {}
     for name in ("k1", "k2", "k3"):
         sample = KL[name](logp[actions], ref[actions])
@@ -108,7 +124,9 @@ def test_monte_carlo_means() -> None:
 
 
 def test_swapped_arguments_are_another_number() -> None:
-    """The sign test: with policy and reference exchanged E[k1] is negative and E[k3] is not the KL."""
+    """The sign test: with policy and reference exchanged E[k1] is negative and E[k3] is
+    not the KL.
+    """
     logp, ref = (t.detach() for t in _policy()[1:])
     pi, kl = logp.exp(), float(table(EXACT, "KL_pi_ref", "expected"))
     assert float((pi * k1(ref, logp)).sum()) == pytest.approx(-kl, abs=1e-6)
@@ -123,12 +141,23 @@ def test_swapped_arguments_are_another_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("k1", "E_grad_k1_loss"), ("k2", "E_grad_k2_loss"), ("k3", "E_grad_k3_loss"), ("k3+", "grad_reverse")]
+    ("name", "expected"),
+    [
+        ("k1", "E_grad_k1_loss"),
+        ("k2", "E_grad_k2_loss"),
+        ("k3", "E_grad_k3_loss"),
+        ("k3+", "grad_reverse"),
+    ],
 )
 def test_exact_gradients_as_a_loss_term(name: str, expected: str) -> None:
-    """Sampled from pi and differentiated through logp: k1 gives nothing, k2 and k3+ reverse KL, k3 forward KL."""
+    """Sampled from pi and differentiated through logp: k1 gives nothing, k2 and k3+ reverse KL, k3
+    forward KL.
+    """
     theta, logp, ref = _policy()
-    close(_grad((logp.detach().exp() * KL[name](logp, ref)).sum(), theta), table(EXACT, expected, "expected"))
+    close(
+        _grad((logp.detach().exp() * KL[name](logp, ref)).sum(), theta),
+        table(EXACT, expected, "expected"),
+    )
 
 
 def test_the_published_gradients_are_those_of_the_two_kls() -> None:
@@ -148,9 +177,13 @@ def test_exact_gradient_of_k1_as_a_reward() -> None:
 
 @pytest.mark.parametrize("behaviour", [None, [0.4, 0.3, 0.2, 0.1]])
 def test_the_ratio_restores_the_gradient_of_reverse_kl(behaviour: list[float] | None) -> None:
-    """E over the sampler of grad(r k3) is grad KL(pi || ref), on-policy and, since r is an importance weight, for any other sampler."""
+    """E over the sampler of grad(r k3) is grad KL(pi || ref), on-policy and, since r is an
+    importance weight, for any other sampler.
+    """
     theta, logp, ref = _policy()
-    sampler = logp.detach() if behaviour is None else torch.tensor(behaviour, dtype=torch.float64).log()
+    sampler = (
+        logp.detach() if behaviour is None else torch.tensor(behaviour, dtype=torch.float64).log()
+    )
     loss = (sampler.exp() * unbiased(logp, sampler, ref)).sum()
     close(loss, table(EXACT, "KL_pi_ref", "expected"))
     close(_grad(loss, theta), table(EXACT, "E_grad_ratio_times_k3", "expected"))
@@ -212,7 +245,9 @@ def test_adaptive_beta_never_turns_negative() -> None:
     assert beta.beta == pytest.approx(0.08)
 
 
-@pytest.mark.parametrize("bad", [dict(beta=0.0), dict(target=0.0), dict(horizon=-1.0), dict(beta=math.nan)])
+@pytest.mark.parametrize(
+    "bad", [dict(beta=0.0), dict(target=0.0), dict(horizon=-1.0), dict(beta=math.nan)]
+)
 def test_adaptive_beta_refuses(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="positive"):
         AdaptiveBeta(**{"beta": 0.1, "target": 1.0, **bad})

@@ -1,4 +1,6 @@
-"""The lineage table: the published one for the six algorithms of the family, and the account of who changed what."""
+"""The lineage table: the published one for the six algorithms of the family, and the account of who
+changed what.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,19 @@ PUBLISHED = {
     "dr_grpo": ("group mean", "symmetric", "none", "constant"),
 }
 
-BASELINES = {"none": "none", "critic": "V", "group mean": "group mean", "mean of the others": "leave one out"}
+BASELINES = {
+    "none": "none",
+    "critic": "V",
+    "group mean": "group mean",
+    "mean of the others": "leave one out",
+}
 SCALES = {"-": "none", "batch std": "batch norm", "group std": "std"}
-DIVISORS = {"sequence-sum": "none", "token": "token level", "sequence": "|y|", "constant": "constant"}
+DIVISORS = {
+    "sequence-sum": "none",
+    "token": "token level",
+    "sequence": "|y|",
+    "constant": "constant",
+}
 
 
 def ratio(cell: str) -> str:
@@ -36,12 +48,24 @@ def ratio(cell: str) -> str:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_matrix_of_the_six_is_the_published_one(name: str) -> None:
     cell = cells(ZOO[name])
-    found = BASELINES[cell["baseline"]], ratio(cell["ratio and clip"]), SCALES[cell["std/scale"]], DIVISORS[cell["aggregation"]]
+    found = (
+        BASELINES[cell["baseline"]],
+        ratio(cell["ratio and clip"]),
+        SCALES[cell["std/scale"]],
+        DIVISORS[cell["aggregation"]],
+    )
     assert found == PUBLISHED[name]
 
 
 def test_models_and_samples_of_the_six() -> None:
-    assert {name: (cells(ZOO[name])["critic"], cells(ZOO[name])["models in memory"], cells(ZOO[name])["samples"]) for name in PUBLISHED} == {
+    assert {
+        name: (
+            cells(ZOO[name])["critic"],
+            cells(ZOO[name])["models in memory"],
+            cells(ZOO[name])["samples"],
+        )
+        for name in PUBLISHED
+    } == {
         "reinforce": ("no", "policy", "1"),
         "ppo": ("yes", "policy + critic", "1"),
         "grpo": ("no", "policy", "K >= 2"),
@@ -49,7 +73,9 @@ def test_models_and_samples_of_the_six() -> None:
         "dapo": ("no", "policy", "K >= 2"),
         "dr_grpo": ("no", "policy", "K >= 2"),
     }
-    assert cells(replace(ZOO["ppo"], beta=0.02))["models in memory"] == "policy + critic + reference"
+    assert (
+        cells(replace(ZOO["ppo"], beta=0.02))["models in memory"] == "policy + critic + reference"
+    )
     assert cells(replace(ZOO["reinforce"], dynamic_sampling=2))["samples"] == "K >= 2"
 
 
@@ -68,7 +94,9 @@ def test_ratios_that_are_not_clipped_to_a_band_around_1(name: str, cell: str) ->
 
 
 def test_a_dual_clip_and_a_weight_with_two_bounds_are_shown() -> None:
-    assert cells(replace(ZOO["grpo"], dual_clip=3.0))["ratio and clip"] == "token, 0.8 to 1.2, dual 3"
+    assert (
+        cells(replace(ZOO["grpo"], dual_clip=3.0))["ratio and clip"] == "token, 0.8 to 1.2, dual 3"
+    )
     assert cells(replace(ZOO["cispo"], clip_low=0.5))["ratio and clip"] == "token, 0.5 to 5"
 
 
@@ -79,7 +107,10 @@ def test_the_four_patches_of_dapo_and_the_two_of_dr_grpo() -> None:
         ("overlong_buffer", 0.0, 0.2),
         ("dynamic_sampling", 0, 4),
     ]
-    assert changes(ZOO["dr_grpo"]) == [("advantage", "group_zscore", "group_mean"), ("aggregation", "sequence", "constant")]
+    assert changes(ZOO["dr_grpo"]) == [
+        ("advantage", "group_zscore", "group_mean"),
+        ("aggregation", "sequence", "constant"),
+    ]
     assert changes(ZOO["reinforce"]) == []
 
 
@@ -100,9 +131,13 @@ def test_the_account_is_that_of_the_file_that_holds_the_row() -> None:
     assert docstring("reinforce_pp_baseline") == (reinforce_pp.__doc__ or "").strip()
 
 
-@pytest.mark.parametrize("name", [name for name, row in ZOO.items() if row.patches and home(name).stem == name])
+@pytest.mark.parametrize(
+    "name", [name for name, row in ZOO.items() if row.patches and home(name).stem == name]
+)
 def test_the_account_names_what_the_row_changes(name: str) -> None:
-    """'Patches GRPO in advantage and aggregation.' in the docstring is `changes`, in its order; no file says it in other words."""
+    """'Patches GRPO in advantage and aggregation.' in the docstring is `changes`, in its order; no
+    file says it in other words.
+    """
     account = " ".join(docstring(name).split())
     ((predecessor, listed),) = re.findall(r"Patches (\w+) in (\w[\w ,]*)\.", account)
     assert ZOO[name].patches == predecessor.lower()

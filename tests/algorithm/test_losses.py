@@ -1,4 +1,6 @@
-"""Token losses by hand: golden values of the plain ones, each cell of each clip, and refusals. The other golden cases: `test_losses_golden.py`."""
+"""Token losses by hand: golden values of the plain ones, each cell of each clip, and refusals. The
+other golden cases: `test_losses_golden.py`.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,13 @@ def test_golden_values_and_gradients(case: str) -> None:
         if case == "reinforce_pg":
             per_token = policy_gradient(logp, advantages)
         else:
-            per_token = clipped_surrogate(logp, old_logp, advantages, params["eps"], params["eps"]).loss
+            per_token = clipped_surrogate(
+                logp, old_logp, advantages, params["eps"], params["eps"]
+            ).loss
         close(per_token * mask, table(case, "per_token_loss", "expected"))
-        weights = AGGREGATIONS[ours](mask, torch.arange(len(mask)), params["seq_mean_token_sum_norm_constant"])
+        weights = AGGREGATIONS[ours](
+            mask, torch.arange(len(mask)), params["seq_mean_token_sum_norm_constant"]
+        )
         loss = (weights * per_token).sum()
         close(loss, table(case, f"loss_{theirs}", "expected"))
         if f"grad_logp_{theirs}" in CASES[case]["expected"]:
@@ -64,7 +70,13 @@ def test_golden_values_and_gradients(case: str) -> None:
 
 def test_golden_clip_fraction() -> None:
     mask = table("ppo_clip", "mask")
-    s = clipped_surrogate(table("ppo_clip", "logp"), table("ppo_clip", "old_logp"), spread(table("ppo_clip", "advantages"), mask), 0.2, 0.2)
+    s = clipped_surrogate(
+        table("ppo_clip", "logp"),
+        table("ppo_clip", "old_logp"),
+        spread(table("ppo_clip", "advantages"), mask),
+        0.2,
+        0.2,
+    )
     close((s.active & mask).sum() / mask.sum(), table("ppo_clip", "clipfrac", "expected"))
 
 
@@ -79,8 +91,12 @@ def test_golden_clip_fraction() -> None:
         (-2.0, 0.5, 0.0, True, True),
     ],
 )
-def test_the_six_cells(advantage: float, ratio: float, gradient: float, outside: bool, active: bool) -> None:
-    """d/dlogp of -min(r A, clip(r) A) is -r A where the clip does not bite, and 0 in two cells of six."""
+def test_the_six_cells(
+    advantage: float, ratio: float, gradient: float, outside: bool, active: bool
+) -> None:
+    """d/dlogp of -min(r A, clip(r) A) is -r A where the clip does not bite, and 0 in two cells of
+    six.
+    """
     old = torch.tensor([[-3.0]], dtype=torch.float64)
     logp = (old + math.log(ratio)).requires_grad_()
     s = clipped_surrogate(logp, old, torch.tensor([[advantage]], dtype=torch.float64), 0.2, 0.3)
@@ -92,7 +108,9 @@ def test_the_six_cells(advantage: float, ratio: float, gradient: float, outside:
 
 
 def test_the_band_is_not_symmetric_when_asked() -> None:
-    """clip_low 0.2, clip_high 0.28, A > 0: the ratio 1.25 still learns, 1.3 does not. A < 0: 0.81 does, 0.75 does not."""
+    """clip_low 0.2, clip_high 0.28, A > 0: the ratio 1.25 still learns, 1.3 does not. A < 0: 0.81
+    does, 0.75 does not.
+    """
     logp = row(1.25, 1.3, 0.81, 0.75).log().requires_grad_()
     s = clipped_surrogate(logp, torch.zeros_like(logp), row(1, 1, -1, -1), 0.2, 0.28)
     close(s.loss, row(-1.25, -1.28, 0.81, 0.8))
@@ -112,7 +130,9 @@ def test_the_band_is_not_symmetric_when_asked() -> None:
     ],
 )
 @pytest.mark.parametrize("cap", ["dual_clip", "delta"])
-def test_the_cells_of_the_dual_clip(cap: str, advantage: float, ratio: float, loss: float, gradient_: float, active: bool) -> None:
+def test_the_cells_of_the_dual_clip(
+    cap: str, advantage: float, ratio: float, loss: float, gradient_: float, active: bool
+) -> None:
     """A third dead cell: A < 0 with r above the cap of 3. The two papers' caps are one function."""
     logp = row(math.log(ratio)).requires_grad_()
     s = clipped_surrogate(logp, row(0), row(advantage), 0.2, 0.2, **{cap: 3.0})
@@ -133,7 +153,9 @@ def test_clipped_weight_bounds_the_weight_and_keeps_every_gradient() -> None:
 
 
 def test_soft_gate_by_hand() -> None:
-    """tau by the sign of A: sigmoid(ln 3) = 3/4, so r = 1 + ln 3 at tau 1 gives loss -3 A and slope 4 x 3/16 of r A."""
+    """tau by the sign of A: sigmoid(ln 3) = 3/4, so r = 1 + ln 3 at tau 1 gives loss -3 A and slope
+    4 x 3/16 of r A.
+    """
     r = 1 + math.log(3)
     logp = row(r, 1 + math.log(3) / 2).log().requires_grad_()
     s = soft_gate(logp, torch.zeros_like(logp), row(2, -2), 1.0, 2.0)
@@ -143,8 +165,14 @@ def test_soft_gate_by_hand() -> None:
 
 
 def test_a_sequence_is_clipped_whole() -> None:
-    """Ratios 2 and 1/2 make s = 1: kept, though each token is outside. Ratios 1.69 and 1 make s = 1.3: dropped, though A > 0 on a ratio of 1."""
-    logp = torch.tensor([[2.0, 0.5, 7.0], [1.69, 1.0, 7.0]], dtype=torch.float64).log().requires_grad_()
+    """Ratios 2 and 1/2 make s = 1: kept, though each token is outside. Ratios 1.69 and 1 make s =
+    1.3: dropped, though A > 0 on a ratio of 1.
+    """
+    logp = (
+        torch.tensor([[2.0, 0.5, 7.0], [1.69, 1.0, 7.0]], dtype=torch.float64)
+        .log()
+        .requires_grad_()
+    )
     mask = torch.tensor([[True, True, False]] * 2)
     s = sequence_surrogate(logp, torch.zeros_like(logp), torch.ones_like(logp), mask, 0.2, 0.2)
     close(s.ratio, torch.tensor([[1, 1, 1], [1.3, 1.3, 1]]))
@@ -160,7 +188,9 @@ def test_a_sequences_advantage_is_its_scored_tokens_mean() -> None:
 
 
 def test_the_length_scaled_form_undoes_the_division_by_length() -> None:
-    """Two answers of 4 and 2 tokens, on the old policy, aggregated by sequence: every token gets -A / B."""
+    """Two answers of 4 and 2 tokens, on the old policy, aggregated by sequence: every token gets -A
+    / B.
+    """
     mask = torch.tensor([[True] * 4, [True, True, False, False]])
     logp = torch.full((2, 4), -1.0, dtype=torch.float64, requires_grad=True)
     s = length_scaled_sequence_surrogate(logp, logp.detach(), torch.ones_like(logp), mask, 0.2, 0.2)
@@ -168,11 +198,17 @@ def test_the_length_scaled_form_undoes_the_division_by_length() -> None:
     close(gradient(weights * s.loss, logp), -0.5 * mask)
 
 
-@pytest.mark.parametrize(("advantage", "killed"), [(1.0, [False, False, True]), (-1.0, [False, True, False])])
+@pytest.mark.parametrize(
+    ("advantage", "killed"), [(1.0, [False, False, True]), (-1.0, [False, True, False])]
+)
 def test_the_geometric_clip_takes_tokens_not_rows(advantage: float, killed: list[bool]) -> None:
-    """Log-ratios 0.1, -0.7, 0.9 with a band of -0.3 .. 0.5: A > 0 holds the last at 0.5, A < 0 the middle at -0.3."""
+    """Log-ratios 0.1, -0.7, 0.9 with a band of -0.3 .. 0.5: A > 0 holds the last at 0.5, A < 0 the
+    middle at -0.3.
+    """
     logp = row(0.1, -0.7, 0.9).requires_grad_()
-    s = geometric_surrogate(logp, torch.zeros_like(logp), advantage * row(1, 1, 1), torch.ones(1, 3).bool(), 0.3, 0.5)
+    s = geometric_surrogate(
+        logp, torch.zeros_like(logp), advantage * row(1, 1, 1), torch.ones(1, 3).bool(), 0.3, 0.5
+    )
     ratio = math.exp((0.1 - 0.7 + 0.5) / 3 if advantage > 0 else (0.1 - 0.3 + 0.9) / 3)
     close(s.loss, -advantage * ratio * row(1, 1, 1))
     close(gradient(s.loss, logp), torch.where(torch.tensor([killed]), 0.0, -advantage * ratio))
@@ -181,7 +217,9 @@ def test_the_geometric_clip_takes_tokens_not_rows(advantage: float, killed: list
 
 
 def test_mirror_descent_pulls_back_where_there_is_no_advantage() -> None:
-    """A = 0, summed log-ratio 0.5, tau 0.1: loss (0.05)^2 on both tokens, gradient 2 x 0.05 x 0.1 from each of them."""
+    """A = 0, summed log-ratio 0.5, tau 0.1: loss (0.05)^2 on both tokens, gradient 2 x 0.05 x 0.1
+    from each of them.
+    """
     logp = row(0.2, 0.3).requires_grad_()
     s = mirror_descent(logp, row(0, 0), row(0, 0), torch.ones(1, 2).bool(), 0.1)
     close(s.loss, row(0.0025, 0.0025))
@@ -190,7 +228,9 @@ def test_mirror_descent_pulls_back_where_there_is_no_advantage() -> None:
 
 
 def test_the_power_weight_peaks_where_it_should() -> None:
-    """W = k / lam: (2/3)^2 e for A >= 0, (3/2)^3 / e for A < 0; W is the product of the row's ratios."""
+    """W = k / lam: (2/3)^2 e for A >= 0, (3/2)^3 / e for A < 0; W is the product of the row's
+    ratios.
+    """
     mask = torch.ones(1, 2).bool()
     for advantage, w, phi in ((1.0, 2 / 3, 4 / 9 * math.e), (-1.0, 3 / 2, 27 / 8 / math.e)):
         logp = row(math.log(w) + 1, -1).requires_grad_()
@@ -207,7 +247,9 @@ def test_the_power_weight_does_not_overflow_in_float32() -> None:
 
 
 def test_value_loss_takes_the_larger_error() -> None:
-    """Old value 0, clip 0.2: moving past the band towards the return stops learning; away from it does not; inside it is the plain error."""
+    """Old value 0, clip 0.2: moving past the band towards the return stops learning; away from it
+    does not; inside it is the plain error.
+    """
     values = row(0.5, -0.5, 0.1).requires_grad_()
     loss = clipped_value_loss(values, row(0, 0, 0), row(1, 1, 1), 0.2)
     close(loss, row(0.5 * 0.8**2, 0.5 * 1.5**2, 0.5 * 0.9**2))
@@ -225,16 +267,27 @@ def test_ratio_one_gives_the_policy_gradient_exactly() -> None:
 
 def test_a_token_far_off_the_policy_stays_finite() -> None:
     logp = torch.tensor([[0.0, -300.0]], requires_grad=True)
-    loss = clipped_surrogate(logp, torch.tensor([[-300.0, 0.0]]), torch.tensor([[-1.0, -1.0]]), 0.2, 0.2).loss
+    loss = clipped_surrogate(
+        logp, torch.tensor([[-300.0, 0.0]]), torch.tensor([[-1.0, -1.0]]), 0.2, 0.2
+    ).loss
     loss.sum().backward()
-    assert bool(loss.isfinite().all()) and logp.grad is not None and bool(logp.grad.isfinite().all())
+    assert (
+        bool(loss.isfinite().all()) and logp.grad is not None and bool(logp.grad.isfinite().all())
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_only_the_loss_carries_a_gradient_and_the_dtype_stays(dtype: torch.dtype) -> None:
     logp = torch.full((2, 3), -1.0, dtype=dtype, requires_grad=True)
-    for s in every_surrogate(logp, torch.full_like(logp, -1.2).detach(), torch.ones(2, 3, dtype=dtype), torch.ones(2, 3).bool()):
-        assert s.loss.requires_grad and not (s.ratio.requires_grad or s.outside.requires_grad or s.active.requires_grad)
+    for s in every_surrogate(
+        logp,
+        torch.full_like(logp, -1.2).detach(),
+        torch.ones(2, 3, dtype=dtype),
+        torch.ones(2, 3).bool(),
+    ):
+        assert s.loss.requires_grad and not (
+            s.ratio.requires_grad or s.outside.requires_grad or s.active.requires_grad
+        )
         assert s.loss.dtype == s.ratio.dtype == dtype
         assert s.outside.dtype == s.active.dtype == torch.bool
 
@@ -257,7 +310,9 @@ def test_shapes_are_checked() -> None:
             every_surrogate(table2, table2, table1, torch.ones(2, 3).bool(), only=n)
 
 
-def every_surrogate(logp: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, only: int | None = None) -> list[Surrogate]:
+def every_surrogate(
+    logp: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, only: int | None = None
+) -> list[Surrogate]:
     """Each loss that gives a Surrogate, with its paper's settings; or just one of them."""
     calls = [
         lambda: clipped_surrogate(logp, old, advantages, 0.2, 0.2),

@@ -1,4 +1,6 @@
-"""Off-policy corrections: golden weights, losses and gradients, the on-policy limit, and unbiasedness where the sampler can be enumerated."""
+"""Off-policy corrections: golden weights, losses and gradients, the on-policy limit, and
+unbiasedness where the sampler can be enumerated.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +38,26 @@ Params = dict[str, Any]
 PUBLISHED: dict[str, Callable[[Tensor, Tensor, Params], Tensor]] = {
     "tis_token": lambda log_rho, mask, p: truncated_token(log_rho, mask, p["C"]),
     "tis_sequence": lambda log_rho, mask, p: truncated_sequence(log_rho, mask, p["C"]),
-    "icepop_token_mask": lambda log_rho, mask, p: masked_token(log_rho, mask, p["alpha"], p["beta"]),
-    "mis_sequence_mask": lambda log_rho, mask, p: masked_sequence(log_rho, mask, p["Cmin"], p["Cmax"]),
+    "icepop_token_mask": lambda log_rho, mask, p: masked_token(
+        log_rho, mask, p["alpha"], p["beta"]
+    ),
+    "mis_sequence_mask": lambda log_rho, mask, p: masked_sequence(
+        log_rho, mask, p["Cmin"], p["Cmax"]
+    ),
     "geo_sequence_mask": lambda log_rho, mask, p: geometric_mask(log_rho, mask, p["lo"], p["hi"]),
     "decoupled_ppo": lambda log_rho, mask, p: token_ratio(log_rho, mask, p["w_cap"]),
 }
-BANDS: dict[str, tuple[float | None, float]] = {name: (0.5, 2.0) for name in CORRECTIONS} | {"geometric": (0.9, 1.1), "masked-sequence": (None, 2.0)}
+BANDS: dict[str, tuple[float | None, float]] = {name: (0.5, 2.0) for name in CORRECTIONS} | {
+    "geometric": (0.9, 1.1),
+    "masked-sequence": (None, 2.0),
+}
 
 
 def _inputs(case: str) -> dict[str, Tensor]:
-    return {name: torch.tensor(value, dtype=torch.float64) for name, value in CASES[case]["inputs"].items()}
+    return {
+        name: torch.tensor(value, dtype=torch.float64)
+        for name, value in CASES[case]["inputs"].items()
+    }
 
 
 def _expected(case: str, name: str) -> Tensor:
@@ -57,7 +69,10 @@ def _tables(seed: int, rows: int = 6, width: int = 8) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, width + 1, (rows,), generator=g)
     lengths[0] = 0
-    return torch.randn(rows, width, generator=g).double() * 0.5, torch.arange(width) < lengths[:, None]
+    return (
+        torch.randn(rows, width, generator=g).double() * 0.5,
+        torch.arange(width) < lengths[:, None],
+    )
 
 
 @pytest.mark.parametrize("case", sorted(PUBLISHED))
@@ -71,23 +86,37 @@ def test_golden_weights_losses_and_gradients(case: str) -> None:
         assert [bool(row) for row in (weights * mask).any(-1)] == CASES[case]["expected"]["keep"]
     for theirs, ours in OURS.items():
         logp = i["logp"].clone().requires_grad_()
-        per_token = weights * clipped_surrogate(logp, i["old_logp"], spread(i["advantages"], mask), p["eps"], p["eps"]).loss
+        per_token = (
+            weights
+            * clipped_surrogate(
+                logp, i["old_logp"], spread(i["advantages"], mask), p["eps"], p["eps"]
+            ).loss
+        )
         close(per_token * mask, _expected(case, "per_token_loss"))
-        loss = (AGGREGATIONS[ours](mask, torch.arange(len(mask)), p["seq_mean_token_sum_norm_constant"]) * per_token).sum()
+        loss = (
+            AGGREGATIONS[ours](mask, torch.arange(len(mask)), p["seq_mean_token_sum_norm_constant"])
+            * per_token
+        ).sum()
         close(loss, _expected(case, f"loss_{theirs}"))
         if f"grad_logp_{theirs}" in CASES[case]["expected"]:
             close(torch.autograd.grad(loss, logp)[0], _expected(case, f"grad_logp_{theirs}"))
 
 
 def test_golden_negative_sequence_mask() -> None:
-    """The file's old policy is the sampler, as the paper's is. Its mean_kl is what delta is held against: just above it a bad row stays."""
+    """The file's old policy is the sampler, as the paper's is. Its mean_kl is what delta is held
+    against: just above it a bad row stays.
+    """
     i, case = _inputs("offpolicy_sequence_mask"), CASES["offpolicy_sequence_mask"]
     mask, bad = i["mask"].bool(), -i["mask"]
-    keep = negative_sequence_mask(i["logp"], i["rollout_logp"], spread(i["advantages"], mask), mask, case["params"]["delta"])
+    keep = negative_sequence_mask(
+        i["logp"], i["rollout_logp"], spread(i["advantages"], mask), mask, case["params"]["delta"]
+    )
     assert keep.tolist() == case["expected"]["keep"]
     for row, kl in enumerate(case["expected"]["mean_kl"]):
         assert bool(negative_sequence_mask(i["logp"], i["rollout_logp"], bad, mask, kl + 1e-6)[row])
-        assert not bool(negative_sequence_mask(i["logp"], i["rollout_logp"], bad, mask, kl - 1e-6)[row])
+        assert not bool(
+            negative_sequence_mask(i["logp"], i["rollout_logp"], bad, mask, kl - 1e-6)[row]
+        )
 
 
 def test_golden_effective_sample_size_and_chi2() -> None:
@@ -106,14 +135,22 @@ def test_on_policy_every_weight_is_exactly_one(name: str, dtype: torch.dtype) ->
     log_rho = torch.where(mask, torch.zeros(mask.shape, dtype=dtype), torch.nan)
     weights = CORRECTIONS[name](log_rho, mask, *BANDS[name])
     assert weights.dtype == dtype and torch.equal(weights, torch.ones_like(weights))
-    logp, advantages = torch.randn(mask.shape, dtype=dtype, requires_grad=True), torch.randn(mask.shape, dtype=dtype)
-    corrected, plain = (torch.autograd.grad((w * policy_gradient(logp, advantages)).sum(), logp)[0] for w in (weights, 1.0))
+    logp, advantages = (
+        torch.randn(mask.shape, dtype=dtype, requires_grad=True),
+        torch.randn(mask.shape, dtype=dtype),
+    )
+    corrected, plain = (
+        torch.autograd.grad((w * policy_gradient(logp, advantages)).sum(), logp)[0]
+        for w in (weights, 1.0)
+    )
     assert torch.equal(corrected, plain)
     assert float(effective_sample_size(weights, mask)) == 1.0 and float(chi2(weights, mask)) == 0.0
 
 
 def test_raw_ratios_make_the_samplers_mean_the_policys() -> None:
-    """E_sampler[rho f] = E_policy[f], enumerated: for tokens, and for two-token sequences by the product. The other way round it is not."""
+    """E_sampler[rho f] = E_policy[f], enumerated: for tokens, and for two-token sequences by the
+    product. The other way round it is not.
+    """
     g = torch.Generator().manual_seed(0)
     policy, sampler = torch.randn(2, 5, generator=g).double().log_softmax(-1)
     f, mask = torch.randn(5, generator=g).double(), torch.ones(5, 1, dtype=torch.bool)
@@ -125,12 +162,18 @@ def test_raw_ratios_make_the_samplers_mean_the_policys() -> None:
     sequences = torch.ones(25, 2, dtype=torch.bool)
     value = torch.randn(25, generator=g).double()
     weight = masked_sequence(policy[pairs] - sampler[pairs], sequences, None, 1e6)[:, 0]
-    close((sampler[pairs].sum(-1).exp() * weight * value).sum(), (policy[pairs].sum(-1).exp() * value).sum())
+    close(
+        (sampler[pairs].sum(-1).exp() * weight * value).sum(),
+        (policy[pairs].sum(-1).exp() * value).sum(),
+    )
 
 
 def test_chi2_of_raw_ratios_is_the_divergence() -> None:
     """sum pi^2 / mu - 1, with tokens in the sampler's proportions: mu = 1/2, 1/4, 1/4."""
-    mu, pi = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    mu, pi = (
+        torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64),
+        torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64),
+    )
     drawn = torch.tensor([[0, 0, 1, 2]])
     weights = (pi / mu)[drawn]
     mask = torch.ones(1, 4, dtype=torch.bool)
@@ -139,14 +182,26 @@ def test_chi2_of_raw_ratios_is_the_divergence() -> None:
     close(effective_sample_size(weights, mask), 1 / (1 + chi2(weights, mask)))
 
 
-@given(st.integers(0, 10_000), st.sampled_from([torch.nan, torch.inf, -torch.inf, 1e30]), st.sampled_from(sorted(CORRECTIONS)))
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from([torch.nan, torch.inf, -torch.inf, 1e30]),
+    st.sampled_from(sorted(CORRECTIONS)),
+)
 @settings(max_examples=80, deadline=None)
-def test_padding_junk_and_the_order_of_rows_change_nothing(seed: int, junk: float, name: str) -> None:
+def test_padding_junk_and_the_order_of_rows_change_nothing(
+    seed: int, junk: float, name: str
+) -> None:
     log_rho, mask = _tables(seed)
     order = torch.randperm(len(mask), generator=torch.Generator().manual_seed(seed))
-    dirty = torch.cat([torch.where(mask, log_rho, junk), torch.full((len(mask), 2), junk, dtype=torch.float64)], -1)[order]
+    dirty = torch.cat(
+        [torch.where(mask, log_rho, junk), torch.full((len(mask), 2), junk, dtype=torch.float64)],
+        -1,
+    )[order]
     wide = torch.cat([mask, torch.zeros(len(mask), 2, dtype=torch.bool)], -1)[order]
-    clean, found = CORRECTIONS[name](log_rho, mask, *BANDS[name]), CORRECTIONS[name](dirty, wide, *BANDS[name])
+    clean, found = (
+        CORRECTIONS[name](log_rho, mask, *BANDS[name]),
+        CORRECTIONS[name](dirty, wide, *BANDS[name]),
+    )
     close(found[:, :-2], clean[order])
     assert bool((found[~wide] == 1).all())
     for measure in (effective_sample_size, chi2):
@@ -156,7 +211,9 @@ def test_padding_junk_and_the_order_of_rows_change_nothing(seed: int, junk: floa
 @given(st.integers(0, 10_000), st.floats(0.05, 1), st.floats(1, 6))
 @settings(max_examples=80, deadline=None)
 def test_bounds_are_respected(seed: int, low: float, high: float) -> None:
-    """Every weight is 0, within its band, or, of truncated ones, at the cap; and equal to the slow version."""
+    """Every weight is 0, within its band, or, of truncated ones, at the cap; and equal to the slow
+    version.
+    """
     log_rho, mask = _tables(seed)
     for row, sampled in zip(range(len(mask)), mask.sum(-1).tolist(), strict=True):
         rho = [math.exp(x) for x in log_rho[row, :sampled].tolist()]
@@ -171,15 +228,23 @@ def test_bounds_are_respected(seed: int, low: float, high: float) -> None:
         }
         assert slow.keys() == CORRECTIONS.keys()
         for name, expected in slow.items():
-            assert CORRECTIONS[name](log_rho, mask, low, high)[row, :sampled].tolist() == pytest.approx(expected, abs=1e-9), name
+            assert CORRECTIONS[name](log_rho, mask, low, high)[
+                row, :sampled
+            ].tolist() == pytest.approx(expected, abs=1e-9), name
 
 
 def test_no_bound_is_no_bound() -> None:
     log_rho, mask = torch.tensor([[-3.0, -1.0, 2.0]]), torch.ones(1, 3, dtype=torch.bool)
-    assert masked_sequence(log_rho, mask, None, 3.0).tolist() == [[pytest.approx(math.exp(-2.0))] * 3]
+    assert masked_sequence(log_rho, mask, None, 3.0).tolist() == [
+        [pytest.approx(math.exp(-2.0))] * 3
+    ]
     assert masked_sequence(log_rho, mask, 0.5, 3.0).tolist() == [[0.0] * 3]
-    assert token_ratio(log_rho, mask).tolist() == [[pytest.approx(math.exp(x)) for x in (-3.0, -1.0, 2.0)]]
-    assert token_ratio(log_rho, mask, 5.0).tolist() == [[pytest.approx(math.exp(-3.0)), pytest.approx(math.exp(-1.0)), 0.0]]
+    assert token_ratio(log_rho, mask).tolist() == [
+        [pytest.approx(math.exp(x)) for x in (-3.0, -1.0, 2.0)]
+    ]
+    assert token_ratio(log_rho, mask, 5.0).tolist() == [
+        [pytest.approx(math.exp(-3.0)), pytest.approx(math.exp(-1.0)), 0.0]
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(CORRECTIONS))
@@ -194,7 +259,9 @@ def test_weights_are_constants_and_finite(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(CORRECTIONS))
 def test_a_ratio_that_is_nan_is_not_dropped_in_silence(name: str) -> None:
-    weights = CORRECTIONS[name](torch.tensor([[torch.nan, 0.0]]), torch.ones(1, 2, dtype=torch.bool), *BANDS[name])
+    weights = CORRECTIONS[name](
+        torch.tensor([[torch.nan, 0.0]]), torch.ones(1, 2, dtype=torch.bool), *BANDS[name]
+    )
     assert bool(weights[0, 0].isnan())
 
 
@@ -203,15 +270,27 @@ def test_only_negative_rows_are_dropped_and_junk_is_ignored() -> None:
     logp = torch.tensor([[-1.0, -1.0, torch.nan]] * 2 + [[1.0, 1.0, torch.nan]] * 2)
     advantages = torch.tensor([[-1.0, -1.0, torch.inf], [1.0, 1.0, -torch.inf]] * 2)
     mask = torch.tensor([[True, True, False]] * 4)
-    assert negative_sequence_mask(logp, old, advantages, mask, 0.5).tolist() == [False, True, True, True]
-    assert negative_sequence_mask(logp, old, advantages, torch.zeros_like(mask), 0.5).tolist() == [True] * 4
+    assert negative_sequence_mask(logp, old, advantages, mask, 0.5).tolist() == [
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert (
+        negative_sequence_mask(logp, old, advantages, torch.zeros_like(mask), 0.5).tolist()
+        == [True] * 4
+    )
 
 
 def test_measures_without_tokens_and_without_weight() -> None:
     mask = torch.ones(1, 3, dtype=torch.bool)
-    assert math.isnan(effective_sample_size(torch.ones(1, 3), ~mask)) and math.isnan(chi2(torch.ones(1, 3), ~mask))
+    assert math.isnan(effective_sample_size(torch.ones(1, 3), ~mask)) and math.isnan(
+        chi2(torch.ones(1, 3), ~mask)
+    )
     assert float(effective_sample_size(torch.zeros(1, 3), mask)) == 0.0
-    assert float(effective_sample_size(torch.tensor([[1.0, 0.0, 0.0]]), mask)) == pytest.approx(1 / 3)
+    assert float(effective_sample_size(torch.tensor([[1.0, 0.0, 0.0]]), mask)) == pytest.approx(
+        1 / 3
+    )
 
 
 def test_refusals() -> None:

@@ -34,13 +34,18 @@ def test_golden_overlong_penalty() -> None:
     p = CASES["dapo_soft_overlong"]["params"]
     lengths = _vector("dapo_soft_overlong", "lengths")
     for given_as in (lengths, lengths.long()):
-        close(overlong_penalty(given_as, p["L_max"], p["L_cache"]), _vector("dapo_soft_overlong", "penalty", "expected"))
+        close(
+            overlong_penalty(given_as, p["L_max"], p["L_cache"]),
+            _vector("dapo_soft_overlong", "penalty", "expected"),
+        )
 
 
 def test_overlong_penalty_scales_and_spares_rows_that_ended() -> None:
     lengths = torch.tensor([5, 8, 10, 10])
     assert overlong_penalty(lengths, 10, 4, penalty=2.0).tolist() == [0.0, -1.0, -2.0, -2.0]
-    assert overlong_penalty(lengths, 10, 4, 2.0, truncated=torch.tensor([True, False, False, True])).tolist() == [0.0, 0.0, 0.0, -2.0]
+    assert overlong_penalty(
+        lengths, 10, 4, 2.0, truncated=torch.tensor([True, False, False, True])
+    ).tolist() == [0.0, 0.0, 0.0, -2.0]
     for buffer in (0, 11):
         with pytest.raises(ValueError, match="buffer"):
             overlong_penalty(lengths, 10, buffer)
@@ -51,12 +56,20 @@ def test_golden_kimi_length_reward() -> None:
     lengths, correct = _vector(case, "lengths"), _vector(case, "correct").bool()
     group = torch.zeros(4, dtype=torch.int64)
     close(kimi_length_reward(lengths, correct, group), _vector(case, "length_reward", "expected"))
-    close(kimi_length_reward(lengths, torch.ones(4, dtype=torch.bool), group), _vector(case, "lam", "expected"))
+    close(
+        kimi_length_reward(lengths, torch.ones(4, dtype=torch.bool), group),
+        _vector(case, "lam", "expected"),
+    )
 
 
 def test_kimi_length_reward_is_the_groups_own() -> None:
-    """Interleaved with another group it is unchanged, in any order; a group of one length gets 0."""
-    lengths, correct = torch.tensor([100, 7, 200, 400, 7, 300]), torch.tensor([True, True, False, True, False, False])
+    """Interleaved with another group it is unchanged, in any order; a group of one length
+    gets 0.
+    """
+    lengths, correct = (
+        torch.tensor([100, 7, 200, 400, 7, 300]),
+        torch.tensor([True, True, False, True, False, False]),
+    )
     group = torch.tensor([1, 0, 1, 1, 0, 1])
     expected = torch.tensor([0.5, 0.0, 0.0, -0.5, 0.0, -1 / 6])
     close(kimi_length_reward(lengths, correct, group), expected)
@@ -73,15 +86,26 @@ def test_golden_cosine_length_reward() -> None:
 
 def test_cosine_length_reward_by_hand() -> None:
     """TRL's constants, at both ends and in the middle; `exceed` from the limit on."""
-    lengths, correct = torch.tensor([0, 50, 50, 99, 100, 120]), torch.tensor([True, True, False, False, True, False])
+    lengths, correct = (
+        torch.tensor([0, 50, 50, 99, 100, 120]),
+        torch.tensor([True, True, False, False, True, False]),
+    )
     reward = cosine_length_reward(lengths, correct, 100, 1.0, 0.5, -1.0, -0.5, exceed=-3.0)
     nearly = -0.5 - 0.5 * (1 + math.cos(math.pi * 0.99)) / 2
     assert reward.tolist() == pytest.approx([1.0, 0.75, -0.75, nearly, -3.0, -3.0])
 
 
 def test_stop_properly_by_hand() -> None:
-    rewards, truncated = torch.tensor([1.0, 1.0, -1.0, torch.nan]), torch.tensor([False, True, True, True])
-    assert stop_properly(rewards, truncated, 0.25).tolist() == [1.0, 0.25, -0.25, pytest.approx(math.nan, nan_ok=True)]
+    rewards, truncated = (
+        torch.tensor([1.0, 1.0, -1.0, torch.nan]),
+        torch.tensor([False, True, True, True]),
+    )
+    assert stop_properly(rewards, truncated, 0.25).tolist() == [
+        1.0,
+        0.25,
+        -0.25,
+        pytest.approx(math.nan, nan_ok=True),
+    ]
     assert stop_properly(rewards, truncated, 0.0).tolist()[:3] == [1.0, 0.0, 0.0]
     replaced = stop_properly(rewards, truncated, -0.5)
     assert replaced.tolist()[:3] == [1.0, -0.5, -0.5] and bool(replaced[3].isnan())
@@ -90,12 +114,18 @@ def test_stop_properly_by_hand() -> None:
 
 
 def _two_sources() -> tuple[Tensor, Tensor, Tensor]:
-    """Rewards, source and group of 40 groups of 8: a verifier's 0 and 1, and a reward model's scores around 300 with a spread of 50."""
+    """Rewards, source and group of 40 groups of 8: a verifier's 0 and 1, and a reward model's
+    scores around 300 with a spread of 50.
+    """
     g = torch.Generator().manual_seed(0)
     group = torch.arange(40).repeat_interleave(8)
     source = group % 2
     verifier = (torch.rand(320, generator=g) < 0.5).double()
-    return torch.where(source == 0, verifier, 300 + 50 * torch.randn(320, generator=g).double()), source, group
+    return (
+        torch.where(source == 0, verifier, 300 + 50 * torch.randn(320, generator=g).double()),
+        source,
+        group,
+    )
 
 
 def test_whitening_per_source_equalises_the_scale_of_advantages() -> None:
@@ -108,7 +138,10 @@ def test_whitening_per_source_equalises_the_scale_of_advantages() -> None:
         advantages = group_mean(reshaped, group)
         return float(advantages[source == 0].std()), float(advantages[source == 1].std())
 
-    for first, second, low, high in ((*scales(whiten(rewards, source)), 0.9, 1.1), (*scales(together(rewards, torch.zeros_like(source))), 50, 200)):
+    for first, second, low, high in (
+        (*scales(whiten(rewards, source)), 0.9, 1.1),
+        (*scales(together(rewards, torch.zeros_like(source))), 50, 200),
+    ):
         assert low < second / first < high
 
 
@@ -125,17 +158,24 @@ def test_whitening_is_mean_and_population_std_of_all_rewards_so_far() -> None:
 
 
 def test_outliers_are_clipped_but_counted() -> None:
-    """One reward of 1000 among zeros and ones comes out at the clip, on its own side; the statistics are those of all."""
+    """One reward of 1000 among zeros and ones comes out at the clip, on its own side; the
+    statistics are those of all.
+    """
     rewards = torch.tensor([0.0, 1.0] * 50 + [1000.0])
     source = torch.zeros(101, dtype=torch.int64)
     whiten = RunningWhiten(clip=3.0)
     whiten.update(rewards, source)
-    assert whiten(rewards, source).tolist()[-1] == 3.0 and whiten(-rewards, source).tolist()[-1] == -3.0
+    assert (
+        whiten(rewards, source).tolist()[-1] == 3.0
+        and whiten(-rewards, source).tolist()[-1] == -3.0
+    )
     assert whiten.state()["0"][1] == pytest.approx(1050 / 101)
 
 
 def test_a_rare_success_does_not_fade() -> None:
-    """One reward in two hundred is 14 std away, beyond the clip, and after many steps still comes out at the clip and not at 0."""
+    """One reward in two hundred is 14 std away, beyond the clip, and after many steps still comes
+    out at the clip and not at 0.
+    """
     rewards = torch.zeros(200)
     rewards[0] = 1.0
     source = torch.zeros(200, dtype=torch.int64)
@@ -143,7 +183,9 @@ def test_a_rare_success_does_not_fade() -> None:
     for _ in range(50):
         whiten.update(rewards, source)
     out = whiten(rewards, source)
-    assert float(out[0]) == 5.0 and float(out[1]) == pytest.approx(-0.005 / math.sqrt(0.005 * 0.995), rel=1e-4)
+    assert float(out[0]) == 5.0 and float(out[1]) == pytest.approx(
+        -0.005 / math.sqrt(0.005 * 0.995), rel=1e-4
+    )
 
 
 def test_failed_checks_are_left_out_and_stay_failed() -> None:
@@ -162,9 +204,14 @@ def test_equal_rewards_whiten_to_nothing() -> None:
     assert whiten(rewards, source).tolist() == pytest.approx([0.0] * 7, abs=1e-6)
 
 
-@given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(0, 3)), min_size=1, max_size=40), st.randoms())
+@given(
+    st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(0, 3)), min_size=1, max_size=40),
+    st.randoms(),
+)
 @settings(max_examples=50, deadline=None)
-def test_state_survives_json_and_the_order_of_rows_does_not_matter(rows: list[tuple[float, int]], random: Any) -> None:
+def test_state_survives_json_and_the_order_of_rows_does_not_matter(
+    rows: list[tuple[float, int]], random: Any
+) -> None:
     shuffled = rows[:]
     random.shuffle(shuffled)
 
@@ -172,11 +219,17 @@ def test_state_survives_json_and_the_order_of_rows_does_not_matter(rows: list[tu
         whiten = RunningWhiten(clip=4.0)
         for piece in (on[: len(on) // 2], on[len(on) // 2 :]):
             if piece:
-                whiten.update(torch.tensor([r for r, _ in piece], dtype=torch.float64), torch.tensor([s for _, s in piece]))
+                whiten.update(
+                    torch.tensor([r for r, _ in piece], dtype=torch.float64),
+                    torch.tensor([s for _, s in piece]),
+                )
         return whiten
 
     one, other = trained(rows), trained(shuffled)
-    rewards, source = torch.tensor([r for r, _ in rows], dtype=torch.float64), torch.tensor([s for _, s in rows])
+    rewards, source = (
+        torch.tensor([r for r, _ in rows], dtype=torch.float64),
+        torch.tensor([s for _, s in rows]),
+    )
     back = RunningWhiten(clip=4.0)
     back.load(json.loads(json.dumps(one.state())))
     assert torch.equal(back(rewards, source), one(rewards, source))

@@ -1,4 +1,6 @@
-"""Chat templates: what ends a turn, the settings that change a template, and templates that cannot be used."""
+"""Chat templates: what ends a turn, the settings that change a template, and templates that cannot
+be used.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from sixfold.chat.turn_end import TurnEnd, turn_end
 from sixfold.errors import UserError
 
 QWEN = make_tokenizer(BY_NAME["qwen3-base"])
-END, START, EOS = (QWEN.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|im_start|>", "<|endoftext|>"))
+END, START, EOS = (
+    QWEN.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
+)
 USER = [{"role": "user", "content": "q"}]
 TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}"
 
@@ -35,19 +39,41 @@ ENDS = {
     "the token after the answer": (looped(TURN + "<|im_end|>\n"), TurnEnd((END,))),
     "the first of two": (looped(TURN + "<|im_end|>\n", "<|endoftext|>"), TurnEnd((END,))),
     "text before the token": (looped(TURN + "\n### End<|im_end|>"), TurnEnd((END,))),
-    "content is trimmed": (looped("{{ m.content | trim }} {{ '<|im_end|>' if m.role == 'assistant' }}"), TurnEnd((END,))),
-    "content is in upper case": (looped("{{ m.content | upper }}<|im_end|>"), TurnEnd((END,))),
-    "the last turn is left open": (looped(TURN + "{{ '' if loop.last else '<|im_end|>' }}"), TurnEnd((END,))),
-    "the next turn's token": (looped(TURN + "\n"), TurnEnd((START,))),
-    "another end in the last turn": (looped(TURN + "{{ '<|endoftext|>' if loop.last else '<|im_end|>' }}"), TurnEnd((EOS,))),
-    "a conversation must end with a question": (
-        "{% if messages[-1].role != 'user' %}{{ raise_exception('no') }}{% endif %}" + looped(TURN + "<|im_end|>"),
+    "content is trimmed": (
+        looped("{{ m.content | trim }} {{ '<|im_end|>' if m.role == 'assistant' }}"),
         TurnEnd((END,)),
     ),
-    "plain text": ((TEMPLATES / "plain-text.jinja").read_text(), TurnEnd(strings=("\n\n### User:",))),
-    "plain text that ends every answer": (looped("{{ m.role }}: {{ m.content }}\n---\n"), TurnEnd(strings=("\n---",))),
+    "content is in upper case": (looped("{{ m.content | upper }}<|im_end|>"), TurnEnd((END,))),
+    "the last turn is left open": (
+        looped(TURN + "{{ '' if loop.last else '<|im_end|>' }}"),
+        TurnEnd((END,)),
+    ),
+    "the next turn's token": (looped(TURN + "\n"), TurnEnd((START,))),
+    "another end in the last turn": (
+        looped(TURN + "{{ '<|endoftext|>' if loop.last else '<|im_end|>' }}"),
+        TurnEnd((EOS,)),
+    ),
+    "a conversation must end with a question": (
+        "{% if messages[-1].role != 'user' %}{{ raise_exception('no') }}{% endif %}"
+        + looped(TURN + "<|im_end|>"),
+        TurnEnd((END,)),
+    ),
+    "plain text": (
+        (TEMPLATES / "plain-text.jinja").read_text(),
+        TurnEnd(strings=("\n\n### User:",)),
+    ),
+    "plain text that ends every answer": (
+        looped("{{ m.role }}: {{ m.content }}\n---\n"),
+        TurnEnd(strings=("\n---",)),
+    ),
     "nothing between turns": (looped("{{ m.content }}\n"), TurnEnd()),
-    "no answers": ("{% if messages | length > 1 %}{{ raise_exception('one turn') }}{% endif %}{{ messages[0].content }}", TurnEnd()),
+    "no answers": (
+        (
+            "{% if messages | length > 1 %}{{ raise_exception('one turn') }}{% endif %}{{"
+            " messages[0].content }}"
+        ),
+        TurnEnd(),
+    ),
     "answers are not shown": ("{{ messages[0].content }}<|im_end|>", TurnEnd()),
     "no template": (None, TurnEnd()),
 }
@@ -74,13 +100,23 @@ def test_arguments_become_defaults_of_the_template_and_are_put_there_once() -> N
     first = tokenizer.chat_template
     set_template(tokenizer, "auto", ["enable_thinking=False"])  # as after a resume
     assert tokenizer.chat_template == first
-    theirs = tokenizer.apply_chat_template(USER, tokenize=False, add_generation_prompt=True, enable_thinking=True)
+    theirs = tokenizer.apply_chat_template(
+        USER, tokenize=False, add_generation_prompt=True, enable_thinking=True
+    )
     assert theirs == plain, "who calls the saved template may still say otherwise"
 
 
 @pytest.mark.parametrize(
     ("given", "shown"),
-    [("x=3", "3"), ("x=high", "high"), ('x="3"', "3"), ("x=", ""), ("x=null", "None"), ("x=a'b\"{{c}}", "a'b\"{{c}}"), ("x=[1, 2]", "[1, 2]")],
+    [
+        ("x=3", "3"),
+        ("x=high", "high"),
+        ('x="3"', "3"),
+        ("x=", ""),
+        ("x=null", "None"),
+        ("x=a'b\"{{c}}", "a'b\"{{c}}"),
+        ("x=[1, 2]", "[1, 2]"),
+    ],
 )
 def test_values_of_arguments(given: str, shown: str) -> None:
     tokenizer = with_template("{{ messages[0].content }}={{ x }}")
@@ -97,9 +133,13 @@ def test_arguments_reach_macros() -> None:
 def test_which_template(tmp_path: Path) -> None:
     file = tmp_path / "mine.jinja"
     file.write_text("mine {{ messages[0].content }}")
-    several = {"default": "first {{ messages[0].content }}", "rag": "second {{ messages[0].content }}"}
+    several = {
+        "default": "first {{ messages[0].content }}",
+        "rag": "second {{ messages[0].content }}",
+    }
     for own, choice, expected in [
-        ("own {{ messages[0].content }}", "auto", "own q"), ("own", str(file), "mine q"), (several, "auto", "first q"), (several, "rag", "second q"),
+        ("own {{ messages[0].content }}", "auto", "own q"), ("own", str(file), "mine q"),
+        (several, "auto", "first q"), (several, "rag", "second q"),
     ]:  # fmt: skip
         tokenizer = with_template(own)
         set_template(tokenizer, choice, [])
@@ -118,16 +158,32 @@ def test_which_template(tmp_path: Path) -> None:
         ("{% if %}", "auto", [], r"does not parse.*model\.chat_template"),
         ("{{ messages[0].role }}", "auto", [], r"does not show the text.*model\.chat_template"),
         (None, "auto", ["enable_thinking=false"], r"model\.template_args"),
-        ("{{ messages[0].content }}", "no/such.jinja", [], r"model\.chat_template = 'no/such\.jinja'.*'none'"),
+        (
+            "{{ messages[0].content }}",
+            "no/such.jinja",
+            [],
+            r"model\.chat_template = 'no/such\.jinja'.*'none'",
+        ),
         ({"rag": "{{ messages[0].content }}"}, "auto", [], r"model\.chat_template = 'auto'.*'rag'"),
     ],
 )
-def test_templates_that_cannot_be_used(own: Any, choice: str, arguments: list[str], said: str) -> None:
+def test_templates_that_cannot_be_used(
+    own: Any, choice: str, arguments: list[str], said: str
+) -> None:
     with pytest.raises(UserError, match=said):
         set_template(with_template(own), choice, arguments)
 
 
-@pytest.mark.parametrize("fault", ["raise_exception('no')", "1 // 0", "messages[9].content.x", "none + 'x'", "messages[0].content.split('')"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "raise_exception('no')",
+        "1 // 0",
+        "messages[9].content.x",
+        "none + 'x'",
+        "messages[0].content.split('')",
+    ],
+)
 def test_whatever_a_template_raises_is_a_refusal(fault: str) -> None:
     with pytest.raises(TemplateRefusal):
         render(with_template("{{ " + fault + " }}"), USER)
@@ -136,7 +192,11 @@ def test_whatever_a_template_raises_is_a_refusal(fault: str) -> None:
 def test_think_blocks_that_a_prompt_leaves_open() -> None:
     assert opened_block("<|im_start|>assistant\n<think>\n") == "<think>\n"
     assert opened_block("[/INST][THINK]") == "[THINK]"
-    assert opened_block("use <think> tags<|im_end|>\n<|im_start|>assistant\n") == opened_block("<think>\n\n</think>\n\n") == ""
+    assert (
+        opened_block("use <think> tags<|im_end|>\n<|im_start|>assistant\n")
+        == opened_block("<think>\n\n</think>\n\n")
+        == ""
+    )
     assert continued_block("", "so") == "so"
     assert continued_block("<think>\n", "42") == "\n</think>\n\n42"
     assert continued_block("<think>\n", "<think>\nso\n</think>\n\n42") == "so\n</think>\n\n42"

@@ -1,4 +1,6 @@
-"""`sixfold diff` shows what differs, keeps quiet about what does not, and reads what a killed run leaves."""
+"""`sixfold diff` shows what differs, keeps quiet about what does not, and reads what a killed run
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from sixfold.cli import main
 from sixfold.cli.diff import compare_runs
 
 
-def make_run(folder: Path, recipe: str, *, environment: object = None, summary: object = None, metrics: str = "") -> Path:
+def make_run(
+    folder: Path,
+    recipe: str,
+    *,
+    environment: object = None,
+    summary: object = None,
+    metrics: str = "",
+) -> Path:
     folder.mkdir()
     (folder / "recipe.toml").write_text(recipe)
     for name, content in (("environment.json", environment), ("summary.json", summary)):
@@ -26,15 +35,28 @@ def make_run(folder: Path, recipe: str, *, environment: object = None, summary: 
 def runs(tmp_path: Path) -> tuple[Path, Path]:
     a = make_run(
         tmp_path / "a",
-        '[run]\nname = "a"\nseed = 0\n[trainer]\nlearning_rate = 1e-6\n[model.scratch]\nlayers = 4\n',
-        environment={"versions": {"torch": "2.13.0", "python": "3.11.7"}, "git_revision": "aaaa", "started": "1"},
+        '[run]\nname = "a"\nseed = 0\n[trainer]\nlearning_rate = 1e-6\n[model.scratch]\nlayers'
+        " = 4\n",
+        environment={
+            "versions": {"torch": "2.13.0", "python": "3.11.7"},
+            "git_revision": "aaaa",
+            "started": "1",
+        },
         summary={"heldout_after": 0.953125, "seconds": 201},
-        metrics='{"step": 1, "reward/mean": 0.25, "eval/accuracy": 0.5}\n{"step": 2, "reward/mean": 0.75, "h": [1, 2]}\n{"step": 3, "rew',
+        metrics=(
+            '{"step": 1, "reward/mean": 0.25, "eval/accuracy": 0.5}\n{"step": 2, "reward/mean":'
+            ' 0.75, "h": [1, 2]}\n{"step": 3, "rew'
+        ),
     )
     b = make_run(
         tmp_path / "b",
-        '[run]\nname = "b"\nseed = 0\nold_knob = 3\n[trainer]\nlearning_rate = 2e-6\n[model.scratch]\nlayers = 4\n',
-        environment={"versions": {"torch": "2.14.0", "python": "3.11.7"}, "git_revision": "bbbb", "started": "2"},
+        '[run]\nname = "b"\nseed = 0\nold_knob = 3\n[trainer]\nlearning_rate ='
+        " 2e-6\n[model.scratch]\nlayers = 4\n",
+        environment={
+            "versions": {"torch": "2.14.0", "python": "3.11.7"},
+            "git_revision": "bbbb",
+            "started": "2",
+        },
         metrics='{"step": 1, "reward/mean": 0.5}\n',
     )
     return a, b
@@ -54,10 +76,15 @@ def test_what_differs_is_shown_and_the_rest_is_not(runs: tuple[Path, Path]) -> N
         ["trainer.learning_rate", "1e-06", "2e-06"],
         ["run.old_knob", "-", "3"],
     ]
-    assert rows(text, "environment that differs") == [["versions.torch", "2.13.0", "2.14.0"], ["git_revision", "aaaa", "bbbb"]]
+    assert rows(text, "environment that differs") == [
+        ["versions.torch", "2.13.0", "2.14.0"],
+        ["git_revision", "aaaa", "bbbb"],
+    ]
 
 
-def test_final_numbers_are_the_newest_of_each_and_stand_side_by_side(runs: tuple[Path, Path]) -> None:
+def test_final_numbers_are_the_newest_of_each_and_stand_side_by_side(
+    runs: tuple[Path, Path],
+) -> None:
     assert rows(compare_runs(*runs), "final numbers that differ") == [
         ["heldout_after", "0.953125", "-"],
         ["seconds", "201", "-"],
@@ -69,7 +96,11 @@ def test_final_numbers_are_the_newest_of_each_and_stand_side_by_side(runs: tuple
 
 def test_a_run_does_not_differ_from_itself(runs: tuple[Path, Path]) -> None:
     text = compare_runs(runs[0], runs[0])
-    assert "settings that differ: none" in text and "environment that differs: none" in text and "final numbers that differ: none" in text
+    assert (
+        "settings that differ: none" in text
+        and "environment that differs: none" in text
+        and "final numbers that differ: none" in text
+    )
 
 
 def test_no_row_shows_the_same_text_twice(runs: tuple[Path, Path]) -> None:
@@ -78,7 +109,9 @@ def test_no_row_shows_the_same_text_twice(runs: tuple[Path, Path]) -> None:
     for run, last, value in ((runs[0], "a", 0.123456789), (runs[1], "b", 0.123456780)):
         (run / "recipe.toml").write_text(f'[run]\nname = "{long}{last}{long}"\nrate = {value}\n')
     found = rows(compare_runs(*runs), "settings that differ")
-    assert [row[0] for row in found] == ["run.name", "run.rate"] and all(left != right for _, left, right in found)
+    assert [row[0] for row in found] == ["run.name", "run.rate"] and all(
+        left != right for _, left, right in found
+    )
     assert found[1][1:] == ["0.123456789", "0.12345678"]
 
 
@@ -88,11 +121,15 @@ def test_equal_numbers_are_no_rows(runs: tuple[Path, Path]) -> None:
     assert "seconds" in keys and "heldout_after" not in keys
 
 
-def test_the_command_prints_it_and_refuses_what_is_no_run(runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_it_and_refuses_what_is_no_run(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["diff", str(runs[0]), str(runs[1])]) == 0
     assert capsys.readouterr().out == compare_runs(*runs) + "\n"
     assert main(["diff", str(runs[0]), str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(f"sixfold: error: {tmp_path} is not a run: it holds no recipe.toml")
+    assert capsys.readouterr().err.startswith(
+        f"sixfold: error: {tmp_path} is not a run: it holds no recipe.toml"
+    )
     (runs[1] / "summary.json").write_text("{")
     assert main(["diff", str(runs[0]), str(runs[1])]) == 2
     assert "summary.json cannot be read as JSON" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""The command line is a promise: its verbs, flags and settings are frozen in options.txt, so that a change is seen and meant."""
+"""The command line is a promise: its verbs, flags and settings are frozen in options.txt, so that a
+change is seen and meant.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,20 @@ FROZEN = Path(__file__).with_name("options.txt")
 
 def options() -> str:
     """Every verb with its arguments, then every setting with its valid values and default."""
-    verbs = [" ".join([verb, *importlib.import_module(f"sixfold.cli.{verb}").parser().options()]) for verb in VERBS]
-    settings = [f"--{knob.key} {knob.accepts}; default {knob.default!r}" for knob in knobs().values()]
+    verbs = [
+        " ".join([verb, *importlib.import_module(f"sixfold.cli.{verb}").parser().options()])
+        for verb in VERBS
+    ]
+    settings = [
+        f"--{knob.key} {knob.accepts}; default {knob.default!r}" for knob in knobs().values()
+    ]
     return "\n".join([*verbs, "", *settings]) + "\n"
 
 
 def test_the_options_are_the_frozen_ones() -> None:
     assert options() == FROZEN.read_text(encoding="utf-8"), (
-        "the command line changed. If that is meant, write the new list with `python tests/cli/test_cli_options.py` and commit it"
+        "the command line changed. If that is meant, write the new list with `python"
+        " tests/cli/test_cli_options.py` and commit it"
     )
 
 

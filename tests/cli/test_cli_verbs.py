@@ -1,4 +1,6 @@
-"""What each verb takes, refuses and hands on. The code behind the heavy verbs is replaced by recorders: no model is loaded here."""
+"""What each verb takes, refuses and hands on. The code behind the heavy verbs is replaced by
+recorders: no model is loaded here.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,10 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 def test_train_hands_on_the_recipe(calls: Calls) -> None:
-    assert main(["train", "--trainer.learning_rate", "2e-6", "demo", "--overwrite", "--run.seed=3"]) == 7
+    assert (
+        main(["train", "--trainer.learning_rate", "2e-6", "demo", "--overwrite", "--run.seed=3"])
+        == 7
+    )
     name, (recipe,), named = calls[0]
     assert name == "train_run" and named == {"resume": None, "overwrite": True, "stop_after": None}
     assert recipe == load_recipe("demo", ["--trainer.learning_rate=2e-6", "--run.seed=3"])
@@ -76,20 +81,74 @@ def test_resume_takes_the_runs_own_recipe(calls: Calls, run_dir: Path) -> None:
 def test_sft_stops_after_the_warm_up(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sft", "demo"]) == 7
     assert calls[0][2] == {"resume": None, "overwrite": False, "stop_after": "sft"}
-    assert refused(capsys, "sft", "demo", "--sft.steps=0").startswith("sft.steps = 0 in demo: there is no warm-up to run")
+    assert refused(capsys, "sft", "demo", "--sft.steps=0").startswith(
+        "sft.steps = 0 in demo: there is no warm-up to run"
+    )
 
 
 def test_eval_generate_and_report_hand_on_their_arguments(calls: Calls, run_dir: Path) -> None:
-    assert main(["eval", "demo", "--checkpoint", "a", "--against", "b", "--eval.samples=4", "--eval.temperature=1"]) == 7
+    assert (
+        main(
+            [
+                "eval",
+                "demo",
+                "--checkpoint",
+                "a",
+                "--against",
+                "b",
+                "--eval.samples=4",
+                "--eval.temperature=1",
+            ]
+        )
+        == 7
+    )
     sampled = load_recipe("demo", ["--eval.samples=4", "--eval.temperature=1"])
     assert calls.pop() == ("evaluate_command", (sampled, ["a"], "b", None), {})
-    assert main(["eval", "demo", "--checkpoint", "a", "b", "--out", "there", "--checkpoint", "c"]) == 7
-    assert calls.pop() == ("evaluate_command", (load_recipe("demo", []), ["a", "b", "c"], None, Path("there")), {})
-    assert main(["generate", "runs/demo", "--prompt", "1+1=", "--n", "3", "--temperature", "0", "--max-tokens", "9", "--seed", "4"]) == 7
+    assert (
+        main(["eval", "demo", "--checkpoint", "a", "b", "--out", "there", "--checkpoint", "c"]) == 7
+    )
+    assert calls.pop() == (
+        "evaluate_command",
+        (load_recipe("demo", []), ["a", "b", "c"], None, Path("there")),
+        {},
+    )
+    assert (
+        main(
+            [
+                "generate",
+                "runs/demo",
+                "--prompt",
+                "1+1=",
+                "--n",
+                "3",
+                "--temperature",
+                "0",
+                "--max-tokens",
+                "9",
+                "--seed",
+                "4",
+            ]
+        )
+        == 7
+    )
     where = {"device": "auto", "precision": "auto"}
     drawn = {"n": 3, "temperature": 0.0, "max_tokens": 9, "seed": 4, "speculation": "none"}
     assert calls.pop() == ("generate_command", ("runs/demo", "1+1="), drawn | where)
-    assert main(["generate", "runs/demo", "--prompt", "1+1=", "--device", "cuda:1", "--precision", "bfloat16"]) == 7
+    assert (
+        main(
+            [
+                "generate",
+                "runs/demo",
+                "--prompt",
+                "1+1=",
+                "--device",
+                "cuda:1",
+                "--precision",
+                "bfloat16",
+            ]
+        )
+        == 7
+    )
     assert calls.pop()[2].items() >= {"device": "cuda:1", "precision": "bfloat16"}.items()
     assert main(["generate", "runs/demo", "--prompt", "1+1=", "--speculation", "ngram"]) == 7
     assert calls.pop()[2]["speculation"] == "ngram"
@@ -98,42 +157,84 @@ def test_eval_generate_and_report_hand_on_their_arguments(calls: Calls, run_dir:
 
 
 MISTAKES = {
-    "trian demo": "unknown command 'trian'. Did you mean 'train'? Commands: train, sft, eval, generate, serve, explain, algorithms, diff, report",
-    "--verbose": "unknown option '--verbose'. Commands: train, sft, eval, generate, serve, explain, algorithms, diff, report",
+    "trian demo": (
+        "unknown command 'trian'. Did you mean 'train'? Commands: train, sft, eval, generate,"
+        " serve, explain, algorithms, diff, report"
+    ),
+    "--verbose": (
+        "unknown option '--verbose'. Commands: train, sft, eval, generate, serve, explain,"
+        " algorithms, diff, report"
+    ),
     "train": "sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two",
-    "train demo --resume x": "sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two",
-    "train --resume x --overwrite": "sixfold train: --resume keeps the run and --overwrite deletes it; give one of them",
+    "train demo --resume x": (
+        "sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two"
+    ),
+    "train --resume x --overwrite": (
+        "sixfold train: --resume keeps the run and --overwrite deletes it; give one of them"
+    ),
     "train demo --stpes 5": "unknown key 'stpes'. Did you mean 'run.steps'? (--stpes)",
-    "train demo --overwrit": "sixfold train: unknown option '--overwrit'. Did you mean '--overwrite'? See sixfold train --help",
+    "train demo --overwrit": (
+        "sixfold train: unknown option '--overwrit'. Did you mean '--overwrite'? See sixfold train"
+        " --help"
+    ),
     "train demo extra": "sixfold train: unexpected argument 'extra'. See sixfold train --help",
-    "train demo --rollout.samples_per_prompt 1": "rollout.samples_per_prompt = 1 gives every sample zero advantage under grpo; use >= 2",
-    "train --resume x --run.name y": "run.name cannot change on resume: the run stays in its folder; leave out --run.name",
-    "train --resume x --run.dir=y": "run.dir cannot change on resume: the run stays in its folder; leave out --run.dir",
-    "train --resume /no/such": "no run at /no/such: no such folder; a run is a folder such as runs/demo",
-    "train --resume /": "/ is not a run: it holds no recipe.toml; a run is a folder such as runs/demo",
-    "eval demo": "sixfold eval: the following arguments are required: --checkpoint. See sixfold eval --help",
+    "train demo --rollout.samples_per_prompt 1": (
+        "rollout.samples_per_prompt = 1 gives every sample zero advantage under grpo; use >= 2"
+    ),
+    "train --resume x --run.name y": (
+        "run.name cannot change on resume: the run stays in its folder; leave out --run.name"
+    ),
+    "train --resume x --run.dir=y": (
+        "run.dir cannot change on resume: the run stays in its folder; leave out --run.dir"
+    ),
+    "train --resume /no/such": (
+        "no run at /no/such: no such folder; a run is a folder such as runs/demo"
+    ),
+    "train --resume /": (
+        "/ is not a run: it holds no recipe.toml; a run is a folder such as runs/demo"
+    ),
+    "eval demo": (
+        "sixfold eval: the following arguments are required: --checkpoint. See sixfold eval --help"
+    ),
     "explain demo --eval.metric arithmetc": (
-        "eval.metric = 'arithmetc': no reward has this name; choose one of arithmetic, reward. Did you mean 'arithmetic'?"
+        "eval.metric = 'arithmetc': no reward has this name; choose one of arithmetic, reward. Did"
+        " you mean 'arithmetic'?"
     ),
-    "eval demo --checkpoint x --data.heldout 0": ("nothing to evaluate on: data.heldout = 0 and data.heldout_split is empty; set one of them"),
-    "generate m --promt x": "sixfold generate: unknown option '--promt'. Did you mean '--prompt'? See sixfold generate --help",
-    "generate m --prompt x --run.seed 1": "sixfold generate: unknown option '--run.seed'. See sixfold generate --help",
-    "generate m --prompt x --n 0": "sixfold generate: argument --n: expected an integer >= 1, got '0'. See sixfold generate --help",
+    "eval demo --checkpoint x --data.heldout 0": (
+        "nothing to evaluate on: data.heldout = 0 and data.heldout_split is empty; set one of them"
+    ),
+    "generate m --promt x": (
+        "sixfold generate: unknown option '--promt'. Did you mean '--prompt'? See sixfold generate"
+        " --help"
+    ),
+    "generate m --prompt x --run.seed 1": (
+        "sixfold generate: unknown option '--run.seed'. See sixfold generate --help"
+    ),
+    "generate m --prompt x --n 0": (
+        "sixfold generate: argument --n: expected an integer >= 1, got '0'. See sixfold generate"
+        " --help"
+    ),
     "generate m --prompt x --temperature nan": (
-        "sixfold generate: argument --temperature: expected 0 (greedy) or a finite number >= 1e-20, got 'nan'. See sixfold generate --help"
+        "sixfold generate: argument --temperature: expected 0 (greedy) or a finite number >= 1e-20,"
+        " got 'nan'. See sixfold generate --help"
     ),
-    "serve m --draft d --speculation ngram": "sixfold serve: --draft and --speculation ngram are two ways to guess; give one of them",
+    "serve m --draft d --speculation ngram": (
+        "sixfold serve: --draft and --speculation ngram are two ways to guess; give one of them"
+    ),
     "generate m --prompt=": "sixfold generate: --prompt is empty; give the text to complete",
     "explain nope.toml": "recipe not found: nope.toml",
     "explain demo --hf_token hf_abcdefgh": (
-        "'hf_token' looks like a secret: none is kept in a recipe (value not shown); set the environment variable HF_TOKEN (--hf_token)"
+        "'hf_token' looks like a secret: none is kept in a recipe (value not shown); set the"
+        " environment variable HF_TOKEN (--hf_token)"
     ),
     "diff a": "sixfold diff: the following arguments are required: RUN_B. See sixfold diff --help",
 }
 
 
 @pytest.mark.parametrize("command", MISTAKES)
-def test_a_mistake_is_one_line_and_exit_2(command: str, calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_line_and_exit_2(
+    command: str, calls: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert refused(capsys, *command.split()) == MISTAKES[command]
     assert calls == []
 
@@ -152,13 +253,17 @@ def test_debug_shows_the_traceback() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_lists_the_settings_where_there_is_a_recipe(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_settings_where_there_is_a_recipe(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="0"):
         main([verb, "--help"])
     text = capsys.readouterr().out
     assert text.startswith(f"usage: sixfold {verb}")
     takes_recipe = verb in ("train", "sft", "eval", "explain")
-    shown = [key for key, knob in knobs().items() if f"--{key} " in text and knob.description in text]
+    shown = [
+        key for key, knob in knobs().items() if f"--{key} " in text and knob.description in text
+    ]
     assert shown == (list(knobs()) if takes_recipe else [])
 
 
@@ -169,7 +274,9 @@ def failing(error: BaseException) -> SimpleNamespace:
     return SimpleNamespace(run=run)
 
 
-def test_how_a_command_ends_when_it_does_not_end_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_a_command_ends_when_it_does_not_end_well(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def end_with(error: BaseException) -> None:
         monkeypatch.setitem(sys.modules, "sixfold.cli.report", failing(error))
 
@@ -186,7 +293,9 @@ def test_how_a_command_ends_when_it_does_not_end_well(monkeypatch: pytest.Monkey
             main(["report", "x"])
 
 
-def test_a_full_disk_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     fake = ModuleType("sixfold.run.start")
 
     def train_run(*args: Any, **kwargs: Any) -> int:
@@ -194,20 +303,37 @@ def test_a_full_disk_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: 
 
     fake.train_run = train_run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sixfold.run.start", fake)
-    assert refused(capsys, "train", "demo") == "no space left on runs/demo: free some and `sixfold train --resume runs/demo`"
+    assert (
+        refused(capsys, "train", "demo")
+        == "no space left on runs/demo: free some and `sixfold train --resume runs/demo`"
+    )
 
 
 def test_the_verbs_are_the_modules() -> None:
-    modules = {path.stem for path in Path(cli.__file__).parent.glob("*.py")} - {"__init__", "parsing"}
+    modules = {path.stem for path in Path(cli.__file__).parent.glob("*.py")} - {
+        "__init__",
+        "parsing",
+    }
     assert modules == set(VERBS)
 
 
 def seconds(*argv: str) -> float:
-    """CPU time of the quickest of three runs: another process on the machine is not the command's fault."""
+    """CPU time of the quickest of three runs: another process on the machine is not the command's
+    fault.
+    """
     times = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", "import sys; from sixfold.cli import main; sys.exit(main())", *argv], check=True, capture_output=True)
+        subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import sys; from sixfold.cli import main; sys.exit(main())",
+                *argv,
+            ],
+            check=True,
+            capture_output=True,
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return min(times)
@@ -220,13 +346,20 @@ def test_help_and_explain_need_little_time() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     heavy = "{'pydantic', 'rich', 'torch', 'argparse'}"
-    code = f"import sys; from sixfold.cli import main; main(['--help']); print(sorted({heavy} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.endswith("[]\n")
+    code = (
+        f"import sys; from sixfold.cli import main; main(['--help']); print(sorted({heavy} &"
+        " set(sys.modules)))"
+    )
+    assert subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.endswith("[]\n")
 
 
 def test_a_closed_pipe_is_no_traceback() -> None:
     code = "import sys; from sixfold.cli import main; sys.exit(main(['explain', 'demo']))"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
     assert process.wait(timeout=20) == 1
@@ -234,11 +367,15 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     process.stderr.close()
 
 
-def test_an_unknown_choice_of_kernels_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_choice_of_kernels_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("SIXFOLD_KERNELS", "cuda")
     assert main(["explain", "demo"]) == 2
-    assert capsys.readouterr().err == (
-        "sixfold: error: SIXFOLD_KERNELS = 'cuda': unset it for the compiled kernels, or 'torch' for PyTorch's operations alone\n"
+    assert (
+        capsys.readouterr().err
+        == "sixfold: error: SIXFOLD_KERNELS = 'cuda': unset it for the compiled kernels, or 'torch'"
+        " for PyTorch's operations alone\n"
     )
 
 

@@ -1,6 +1,8 @@
-"""A live server of a tiny model, and the interpreters with the clients: `make clients` installs them.
+"""A live server of a tiny model, and the interpreters with the clients: `make clients` installs
+them.
 
-Each client runs as a script of this folder, in its own environment: SCRIPT URL FOLDER, and prints one JSON object.
+Each client runs as a script of this folder, in its own environment: SCRIPT URL FOLDER, and prints
+one JSON object.
 """
 
 from __future__ import annotations
@@ -19,14 +21,26 @@ from sixfold.model.loading import load_policy
 from sixfold.recipe.schema import ModelConfig, ScratchConfig
 
 HERE = Path(__file__).parent
-PYTHONS = {2: os.environ.get("SIXFOLD_CLIENTS_OPENAI2", ""), 3: os.environ.get("SIXFOLD_CLIENTS_OPENAI3", "")}
+PYTHONS = {
+    2: os.environ.get("SIXFOLD_CLIENTS_OPENAI2", ""),
+    3: os.environ.get("SIXFOLD_CLIENTS_OPENAI3", ""),
+}
 """Interpreters by the major version of the `openai` package: no environment holds all clients."""
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Running]:
     """A model that can be shown tools, with room for the prompts of agents."""
-    sizes = ScratchConfig(hidden_size=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate_size=64, context=2048, alphabet=ALPHABET + "$")
+    sizes = ScratchConfig(
+        hidden_size=64,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        intermediate_size=64,
+        context=2048,
+        alphabet=ALPHABET + "$",
+    )
     policy = load_policy(ModelConfig(scratch=sizes), seed=3, device="cpu")
     policy.tokenizer.chat_template = TEMPLATE
     with running(policy, kv_tokens=16384, max_tokens=24) as it:
@@ -35,16 +49,36 @@ def server() -> Iterator[Running]:
 
 @pytest.fixture
 def client(server: Running, tmp_path: Path) -> Callable[..., Any]:
-    """client(NAME): what the script with_NAME.py says of the server. openai: the major version that it runs with."""
+    """client(NAME): what the script with_NAME.py says of the server. openai: the major version that
+    it runs with.
+    """
     if not all(PYTHONS.values()):
-        pytest.skip("SIXFOLD_CLIENTS_OPENAI2 and _OPENAI3 name no interpreters with the clients: make clients")
+        pytest.skip(
+            "SIXFOLD_CLIENTS_OPENAI2 and _OPENAI3 name no interpreters with the clients: make"
+            " clients"
+        )
     server.served.codec.tokenizer.save_pretrained(tmp_path)
 
     def run(name: str, openai: int = 2) -> Any:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "PYTHONPATH"))}
-        environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "INSPECT_LOG_DIR": str(tmp_path), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+        environment = {
+            k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "PYTHONPATH"))
+        }
+        environment |= {
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "INSPECT_LOG_DIR": str(tmp_path),
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        }
         command = [PYTHONS[openai], str(HERE / f"with_{name}.py"), server.url, str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=tmp_path,
+            env=environment,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         return json.loads(done.stdout.strip().splitlines()[-1])
 

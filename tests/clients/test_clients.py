@@ -1,4 +1,6 @@
-"""Real clients against a live server: each gets what the server's own engine says, by the words that it asks in."""
+"""Real clients against a live server: each gets what the server's own engine says, by the words
+that it asks in.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,24 @@ Client = Callable[..., Any]
 def greedy(server: Running) -> str:
     """The answer to "hi" in a chat, by the `openai` client of the main environment."""
     say: list[Any] = [{"role": "user", "content": "hi"}]
-    return server.client().chat.completions.create(model="tiny", messages=say, max_tokens=12, temperature=0).choices[0].message.content or ""
+    return (
+        server.client()
+        .chat.completions.create(model="tiny", messages=say, max_tokens=12, temperature=0)
+        .choices[0]
+        .message.content
+        or ""
+    )
 
 
 @pytest.fixture
 def text(server: Running) -> str:
     """What follows "hi" in a bare text."""
-    return server.client().completions.create(model="tiny", prompt="hi", max_tokens=12, temperature=0).choices[0].text
+    return (
+        server.client()
+        .completions.create(model="tiny", prompt="hi", max_tokens=12, temperature=0)
+        .choices[0]
+        .text
+    )
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -42,14 +55,23 @@ def test_litellm(client: Client, greedy: str, text: str) -> None:
 
 
 def test_lm_eval(client: Client, server: Running, text: str) -> None:
-    """Log-likelihoods are sums over the continuation, by the module alone; is_greedy says whether each token is the likeliest."""
+    """Log-likelihoods are sums over the continuation, by the module alone; is_greedy says whether
+    each token is the likeliest.
+    """
     found = client("lm_eval")
     assert found["greedy"] == [text]
-    for (context, continuation), (logp, is_greedy) in zip(found["pairs"], found["scored"], strict=True):
+    for (context, continuation), (logp, is_greedy) in zip(
+        found["pairs"], found["scored"], strict=True
+    ):
         tokens = server.served.codec.encode_text(context + continuation)
         start = len(server.served.codec.encode_text(context))
         with torch.no_grad():
-            rows = server.engine.runner.model.module(torch.tensor([tokens])).logits[0, start - 1 : -1].float().log_softmax(-1)
+            rows = (
+                server.engine.runner.model.module(torch.tensor([tokens]))
+                .logits[0, start - 1 : -1]
+                .float()
+                .log_softmax(-1)
+            )
         expected = rows.gather(-1, torch.tensor(tokens[start:])[:, None]).sum()
         assert logp == pytest.approx(float(expected), abs=1e-4)
         assert is_greedy == (rows.argmax(-1).tolist() == tokens[start:])
@@ -66,10 +88,18 @@ def test_agents(client: Client, server: Running) -> None:
         pytest.skip("the forced call needs llguidance")
     found = client("agents")
     say: list[Any] = [{"role": "system", "content": "be short"}, {"role": "user", "content": "hi"}]
-    expected = server.client().chat.completions.create(model="tiny", messages=say, max_tokens=12, temperature=0).choices[0].message.content
+    expected = (
+        server.client()
+        .chat.completions.create(model="tiny", messages=say, max_tokens=12, temperature=0)
+        .choices[0]
+        .message.content
+    )
     assert found["whole"] == expected and found["answer"] in (True, False)
     assert "raw_response_event" in found["kinds"]
-    assert found["called"] == 1 and found["outputs"][:2] == ["tool_call_item", "tool_call_output_item"]
+    assert found["called"] == 1 and found["outputs"][:2] == [
+        "tool_call_item",
+        "tool_call_output_item",
+    ]
 
 
 def test_verifiers(client: Client, greedy: str) -> None:

@@ -1,15 +1,26 @@
-"""OpenAI's agents SDK, by its default (/v1/responses): a run, a stream, and a run that must call a function."""
+"""OpenAI's agents SDK, by its default (/v1/responses): a run, a stream, and a run that must call a
+function.
+"""
 
 import asyncio
 import json
 import sys
 
-from agents import Agent, ModelSettings, Runner, function_tool, set_default_openai_client, set_tracing_disabled
+from agents import (
+    Agent,
+    ModelSettings,
+    Runner,
+    function_tool,
+    set_default_openai_client,
+    set_tracing_disabled,
+)
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 set_tracing_disabled(True)
-set_default_openai_client(AsyncOpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none"), use_for_tracing=False)
+set_default_openai_client(
+    AsyncOpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none"), use_for_tracing=False
+)
 called = []
 
 
@@ -29,10 +40,17 @@ async def main() -> None:
     plain = Agent(name="a", instructions="be short", model="tiny", model_settings=short)
     whole = await Runner.run(plain, "hi")
     # A stream must not end at the limit: the SDK takes that for an error.
-    shaped = Agent(name="c", model="tiny", model_settings=ModelSettings(max_tokens=150), output_type=Answer)
+    shaped = Agent(
+        name="c", model="tiny", model_settings=ModelSettings(max_tokens=150), output_type=Answer
+    )
     streamed = Runner.run_streamed(shaped, "hi")
     kinds = [event.type async for event in streamed.stream_events()]
-    forced = Agent(name="b", model="tiny", tools=[add], model_settings=ModelSettings(tool_choice="add", max_tokens=150))
+    forced = Agent(
+        name="b",
+        model="tiny",
+        tools=[add],
+        model_settings=ModelSettings(tool_choice="add", max_tokens=150),
+    )
     after = await Runner.run(forced, "hi")
     print(
         json.dumps(

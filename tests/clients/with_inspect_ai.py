@@ -11,6 +11,21 @@ from inspect_ai.scorer import includes
 from inspect_ai.solver import generate
 
 task = Task(dataset=[Sample(input="hi", target="zzzz")], solver=generate(), scorer=includes())
-(log,) = eval(task, model="openai-api/local/tiny", max_tokens=12, temperature=0.0, display="none", log_dir=sys.argv[2])
+(log,) = eval(
+    task,
+    model="openai-api/local/tiny",
+    max_tokens=12,
+    temperature=0.0,
+    display="none",
+    log_dir=sys.argv[2],
+)
 samples = log.samples or []
-print(json.dumps({"status": log.status, "error": str(log.error), "text": samples[0].output.completion if samples else ""}))
+print(
+    json.dumps(
+        {
+            "status": log.status,
+            "error": str(log.error),
+            "text": samples[0].output.completion if samples else "",
+        }
+    )
+)

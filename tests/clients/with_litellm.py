@@ -8,10 +8,16 @@ import litellm
 where = {"api_base": f"{sys.argv[1]}/v1", "api_key": "none"}
 say = [{"role": "user", "content": "hi"}]
 chat = litellm.completion(model="openai/tiny", messages=say, max_tokens=12, temperature=0, **where)
-stream = litellm.completion(model="openai/tiny", messages=say, max_tokens=12, temperature=0, stream=True, **where)
-text = litellm.text_completion(model="text-completion-openai/tiny", prompt="hi", max_tokens=12, temperature=0, **where)
+stream = litellm.completion(
+    model="openai/tiny", messages=say, max_tokens=12, temperature=0, stream=True, **where
+)
+text = litellm.text_completion(
+    model="text-completion-openai/tiny", prompt="hi", max_tokens=12, temperature=0, **where
+)
 try:
-    litellm.completion(model="openai/tiny", messages=[{"role": "user", "content": "a" * 5000}], **where)
+    litellm.completion(
+        model="openai/tiny", messages=[{"role": "user", "content": "a" * 5000}], **where
+    )
     overflow = ""
 except litellm.ContextWindowExceededError:
     overflow = "recognised"

@@ -1,4 +1,6 @@
-"""verifiers: its client in both dialects, and the context overflow by which its harnesses compact a conversation."""
+"""verifiers: its client in both dialects, and the context overflow by which its harnesses compact a
+conversation.
+"""
 
 import asyncio
 import json
@@ -20,16 +22,30 @@ url = f"{sys.argv[1]}/v1"
 async def main() -> None:
     client = EvalClient(EvalClientConfig(base_url=url, api_key_var="KEY"))
     say = [{"role": "user", "content": "hi"}]
-    chat = await client.get_response(ChatDialect(), {"model": "tiny", "messages": say, "max_tokens": 12, "temperature": 0}, SamplingConfig())
+    chat = await client.get_response(
+        ChatDialect(),
+        {"model": "tiny", "messages": say, "max_tokens": 12, "temperature": 0},
+        SamplingConfig(),
+    )
     body = {"model": "tiny", "input": "hi", "max_output_tokens": 12, "temperature": 0}
     response = await client.get_response(ResponsesDialect(), body, SamplingConfig())
     await client.close()
     try:
-        OpenAI(base_url=url, api_key="none").chat.completions.create(model="tiny", messages=[{"role": "user", "content": "a" * 5000}])
+        OpenAI(base_url=url, api_key="none").chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "a" * 5000}]
+        )
         overflow = False
     except APIStatusError as error:
         overflow = is_context_overflow(error)
-    print(json.dumps({"chat": chat.message.content, "response": response.message.content, "overflow": overflow}))
+    print(
+        json.dumps(
+            {
+                "chat": chat.message.content,
+                "response": response.message.content,
+                "overflow": overflow,
+            }
+        )
+    )
 
 
 asyncio.run(main())

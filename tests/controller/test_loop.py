@@ -1,4 +1,6 @@
-"""The controller with six fakes: who is called, in which order, with what; and that it does nothing else."""
+"""The controller with six fakes: who is called, in which order, with what; and that it does nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ SOURCE = Path(loop_module.__file__).read_text()
 
 
 class Fakes:
-    """All six roles, the tasks and the log in one: each call is written down and hands on something the next can be checked for."""
+    """All six roles, the tasks and the log in one: each call is written down and hands on something
+    the next can be checked for.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -36,7 +40,13 @@ class Fakes:
 
     def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
         self.calls.append(f"generate {tasks[0].id} {seed}")
-        trajectories = [Trajectory(t.id, k, [1, 2 + k], 1, [False, True], [0.0, -1.0], [-1, self.version], "stop") for t in tasks for k in (0, 1)]
+        trajectories = [
+            Trajectory(
+                t.id, k, [1, 2 + k], 1, [False, True], [0.0, -1.0], [-1, self.version], "stop"
+            )
+            for t in tasks
+            for k in (0, 1)
+        ]
         return [Group(tasks[0], trajectories)]
 
     def stats(self) -> dict[str, float]:
@@ -44,7 +54,9 @@ class Fakes:
 
     def start(self, groups: Sequence[Group]) -> None:
         self.calls.append("start")
-        assert all(t.reward is None for g in groups for t in g.trajectories), "too late to be overlapped"
+        assert all(t.reward is None for g in groups for t in g.trajectories), (
+            "too late to be overlapped"
+        )
 
     def score(self, what: object) -> object:
         if isinstance(what, Batch):
@@ -83,7 +95,15 @@ class Fakes:
 
     def controller(self, **changes: object) -> Controller:
         parts = dict(
-            rollout=self, environment=self, reference=self, algorithm=self, trainer=self, sync=self, tasks=self.tasks, seed=self.seed, log=self.log
+            rollout=self,
+            environment=self,
+            reference=self,
+            algorithm=self,
+            trainer=self,
+            sync=self,
+            tasks=self.tasks,
+            seed=self.seed,
+            log=self.log,
         )
         return Controller(**{**parts, **changes})  # type: ignore[arg-type]
 
@@ -91,7 +111,17 @@ class Fakes:
 def test_the_seven_steps_in_order() -> None:
     fakes = Fakes()
     fakes.controller().step()
-    steps = ["tasks 1", "generate step 1 101", "start", "environment", "reference", "advantages", "train", "sync 1", "log 1"]
+    steps = [
+        "tasks 1",
+        "generate step 1 101",
+        "start",
+        "environment",
+        "reference",
+        "advantages",
+        "train",
+        "sync 1",
+        "log 1",
+    ]
     assert fakes.calls == steps
 
 
@@ -99,7 +129,8 @@ def test_each_phase_is_announced_before_it_begins() -> None:
     fakes = Fakes()
     fakes.controller(on_phase=fakes.on_phase).step()
     assert fakes.calls == [
-        "(rollout)", "tasks 1", "generate step 1 101", "start", "(environment)", "environment", "(batch)", "(reference)", "reference",
+        "(rollout)", "tasks 1", "generate step 1 101", "start", "(environment)", "environment",
+        "(batch)", "(reference)", "reference",
         "(algorithm)", "advantages", "(trainer)", "train", "(sync)", "sync 1", "(log)", "log 1",
     ]  # fmt: skip
 
@@ -107,11 +138,16 @@ def test_each_phase_is_announced_before_it_begins() -> None:
 def test_metrics_of_rollout_trainer_and_clock_flow_into_the_log() -> None:
     fakes = Fakes()
     metrics = fakes.controller().step()
-    (step, tasks, batch, logged) = fakes.logged[0]
+    step, tasks, batch, logged = fakes.logged[0]
     assert (step, tasks) == (1, ["step 1"]) and logged == metrics
-    assert batch.weights is not None and batch.ref_logp is not None  # the batch as the trainer had it
+    assert (
+        batch.weights is not None and batch.ref_logp is not None
+    )  # the batch as the trainer had it
     assert metrics["rollout/tokens"] == 2.0 and metrics["train/loss"] == 0.5
-    phases = [f"time/{name}_s" for name in ("rollout", "environment", "batch", "reference", "algorithm", "trainer", "sync")]
+    phases = [
+        f"time/{name}_s"
+        for name in ("rollout", "environment", "batch", "reference", "algorithm", "trainer", "sync")
+    ]
     assert set(metrics) == {"rollout/tokens", "train/loss", "time/total_s", *phases}
     times = [metrics[name] for name in phases]
     assert all(t >= 0 for t in times) and sum(times) <= metrics["time/total_s"] < 5  # type: ignore[operator,arg-type]
@@ -130,7 +166,12 @@ def test_timings_tell_which_role_was_slow(monkeypatch: pytest.MonkeyPatch) -> No
             clock[0] += 2.0
 
     metrics = Slow().controller().step()
-    assert (metrics["time/trainer_s"], metrics["time/sync_s"], metrics["time/rollout_s"], metrics["time/total_s"]) == (7.0, 2.0, 0.0, 9.0)
+    assert (
+        metrics["time/trainer_s"],
+        metrics["time/sync_s"],
+        metrics["time/rollout_s"],
+        metrics["time/total_s"],
+    ) == (7.0, 2.0, 0.0, 9.0)
 
 
 def test_steps_go_on_from_those_done_before() -> None:
@@ -152,7 +193,11 @@ def test_run_stops_where_it_is_told_to() -> None:
     controller = fakes.controller()
     controller.run(until)
     assert [step for step, _ in asked] == [1, 2, 3] and controller.steps_done == 3
-    assert [call for call in fakes.calls if call.startswith("sync")] == ["sync 1", "sync 2", "sync 3"]
+    assert [call for call in fakes.calls if call.startswith("sync")] == [
+        "sync 1",
+        "sync 2",
+        "sync 3",
+    ]
     assert asked[-1][1] is fakes.logged[-1][3]
 
 
@@ -169,7 +214,9 @@ def test_an_error_in_a_role_ends_the_run_and_is_not_dressed_up(role: str) -> Non
     controller = fakes.controller()
     with pytest.raises(Broken):
         controller.run(lambda step, metrics: False)
-    assert controller.steps_done == (1 if role == "log" else 0)  # only a step that reached the sampler counts
+    assert controller.steps_done == (
+        1 if role == "log" else 0
+    )  # only a step that reached the sampler counts
 
 
 def test_the_loop_is_short() -> None:
@@ -177,12 +224,44 @@ def test_the_loop_is_short() -> None:
 
 
 def test_the_loop_holds_only_verbs() -> None:
-    """Code, not comments: no parameter, gradient, logit or reward is named, and nothing is computed from a tensor."""
-    names = {token.string for token in tokenize.generate_tokens(io.StringIO(SOURCE).readline) if token.type == tokenize.NAME}
-    forbidden = ["backward", "parameters", "logits", "reward", "rewards", "scores", "logp", "grad", "optimizer", "state_dict", "torch", "model"]
+    """Code, not comments: no parameter, gradient, logit or reward is named, and nothing is computed
+    from a tensor.
+    """
+    names = {
+        token.string
+        for token in tokenize.generate_tokens(io.StringIO(SOURCE).readline)
+        if token.type == tokenize.NAME
+    }
+    forbidden = [
+        "backward",
+        "parameters",
+        "logits",
+        "reward",
+        "rewards",
+        "scores",
+        "logp",
+        "grad",
+        "optimizer",
+        "state_dict",
+        "torch",
+        "model",
+    ]
     assert names.isdisjoint(forbidden)
     tree = ast.parse(SOURCE)
-    arithmetic = {ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.BinOp) and not isinstance(n.op, ast.BitOr)}
+    arithmetic = {
+        ast.unparse(n)
+        for n in ast.walk(tree)
+        if isinstance(n, ast.BinOp) and not isinstance(n.op, ast.BitOr)
+    }
     assert arithmetic == {"self.steps_done + 1", "time.perf_counter() - started"}
     imported = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level}
-    assert imported == {"algorithm.base", "batch", "environment.base", "reference.base", "rollout.base", "sync.base", "trainer.base", "types"}
+    assert imported == {
+        "algorithm.base",
+        "batch",
+        "environment.base",
+        "reference.base",
+        "rollout.base",
+        "sync.base",
+        "trainer.base",
+        "types",
+    }

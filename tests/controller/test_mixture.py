@@ -14,16 +14,22 @@ from sixfold.types import Task
 
 
 def _tasks(**sizes: int) -> list[Task]:
-    return [Task(f"{name}{i}", "?", source=name) for name, size in sizes.items() for i in range(size)]
+    return [
+        Task(f"{name}{i}", "?", source=name) for name, size in sizes.items() for i in range(size)
+    ]
 
 
 WEIGHTS = st.lists(st.floats(0.05, 20), min_size=1, max_size=4)
 
 
 @given(WEIGHTS, st.integers(1, 12), st.integers(0, 3))
-def test_every_step_rounds_the_shares_and_many_steps_keep_them(weights: list[float], per_step: int, seed: int) -> None:
+def test_every_step_rounds_the_shares_and_many_steps_keep_them(
+    weights: list[float], per_step: int, seed: int
+) -> None:
     names = [f"s{n}" for n in range(len(weights))]
-    stream = MixtureStream(_tasks(**dict.fromkeys(names, 30)), per_step, seed, dict(zip(names, weights, strict=True)))
+    stream = MixtureStream(
+        _tasks(**dict.fromkeys(names, 30)), per_step, seed, dict(zip(names, weights, strict=True))
+    )
     shares = {name: per_step * w / sum(weights) for name, w in zip(names, weights, strict=True)}
     total: Counter[str] = Counter()
     for step in range(1, 201):
@@ -32,7 +38,9 @@ def test_every_step_rounds_the_shares_and_many_steps_keep_them(weights: list[flo
         found = Counter(t.source for t in chosen)
         assert all(abs(found[name] - share) < 1 + 1e-9 for name, share in shares.items())
         total += found
-    assert all(abs(total[name] - 200 * share) < 6 for name, share in shares.items())  # at random it would be 14
+    assert all(
+        abs(total[name] - 200 * share) < 6 for name, share in shares.items()
+    )  # at random it would be 14
 
 
 def test_the_tasks_of_a_source_come_once_an_epoch_in_fresh_orders() -> None:
@@ -41,7 +49,10 @@ def test_the_tasks_of_a_source_come_once_an_epoch_in_fresh_orders() -> None:
     assert len(seen) == 24
     epochs = seen[:12], seen[12:]
     assert all(len(set(epoch)) == 12 for epoch in epochs) and sorted(epochs[0]) == sorted(epochs[1])
-    orders = [[t.id for step in range(6 * e + 1, 6 * e + 7) for t in stream(step) if t.source == "a"] for e in (0, 1)]
+    orders = [
+        [t.id for step in range(6 * e + 1, 6 * e + 7) for t in stream(step) if t.source == "a"]
+        for e in (0, 1)
+    ]
     assert orders[0] != orders[1]
 
 
@@ -56,8 +67,13 @@ def test_a_step_is_a_function_of_the_step_alone(steps: list[int]) -> None:
 
 
 def test_a_step_mixes_its_sources() -> None:
-    """Minibatches are runs of a step's groups: sources in turn would give each a minibatch of its own."""
-    sources = ["".join(t.source for t in MixtureStream(_tasks(a=40, b=40), 8, seed, {"a": 1, "b": 1})(1)) for seed in range(20)]
+    """Minibatches are runs of a step's groups: sources in turn would give each a minibatch of its
+    own.
+    """
+    sources = [
+        "".join(t.source for t in MixtureStream(_tasks(a=40, b=40), 8, seed, {"a": 1, "b": 1})(1))
+        for seed in range(20)
+    ]
     assert len(set(sources)) > 10
 
 
@@ -82,7 +98,11 @@ def test_without_weights_nothing_changes() -> None:
 
 def test_further_tasks_are_drawn_by_weight_whatever_the_sizes() -> None:
     tasks = _tasks(a=1000, b=100)
-    first = Counter(tasks[weighted_order(tasks, 1, str(n), {"a": 1, "b": 3})[0]].source for n in range(200))
+    first = Counter(
+        tasks[weighted_order(tasks, 1, str(n), {"a": 1, "b": 3})[0]].source for n in range(200)
+    )
     assert 125 < first["b"] < 175  # 150 expected; by size it would be 18
     whole = weighted_order(tasks, 1100, "0", {"a": 1, "b": 3})
-    assert sorted(whole) == list(range(1100)) and whole[:50] == weighted_order(tasks, 50, "0", {"a": 1, "b": 3})
+    assert sorted(whole) == list(range(1100)) and whole[:50] == weighted_order(
+        tasks, 50, "0", {"a": 1, "b": 3}
+    )

@@ -1,4 +1,6 @@
-"""Dynamic K: the first K that ended and differ are kept, the rest is given up at once and reaches nobody."""
+"""Dynamic K: the first K that ended and differ are kept, the rest is given up at once and reaches
+nobody.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from sixfold.types import Group, SamplingParams, Task, Trajectory
 
 
 class Ending:
-    """Samples of every task end in a given order, one at a time, task by task; each answers with its reward ("?" makes the check fail)."""
+    """Samples of every task end in a given order, one at a time, task by task; each answers with
+    its reward ("?" makes the check fail).
+    """
 
     def __init__(self, order: Sequence[int], answers: dict[str, str]) -> None:
         self.samples = len(order)
@@ -31,7 +35,19 @@ class Ending:
         for task in tasks:
             ended: list[Trajectory] = []
             for k in self.order:
-                ended.append(Trajectory(task.id, k, [1, 2], 1, [False, True], [0.0, -1.0], [-1, 0], "stop", self.answers[task.id][k]))
+                ended.append(
+                    Trajectory(
+                        task.id,
+                        k,
+                        [1, 2],
+                        1,
+                        [False, True],
+                        [0.0, -1.0],
+                        [-1, 0],
+                        "stop",
+                        self.answers[task.id][k],
+                    )
+                )
                 self.asked += 1
                 kept = enough(task, ended)
                 if kept is not None:
@@ -50,7 +66,9 @@ def reward(completion: str, task: Task) -> float:
     return float(completion)
 
 
-def kept(order: Sequence[int], answers: str, keep: int, error_budget: float = 1.0) -> tuple[list[int], int]:
+def kept(
+    order: Sequence[int], answers: str, keep: int, error_budget: float = 1.0
+) -> tuple[list[int], int]:
     """Sample indices of one group, and how many samples it took."""
     inner = Ending(order, {"t": answers})
     with Environment([reward], error_budget=error_budget) as environment:
@@ -63,14 +81,28 @@ def kept(order: Sequence[int], answers: str, keep: int, error_budget: float = 1.
     ("order", "answers", "keep", "expected", "asked"),
     [
         ([3, 1, 0, 2], "0100", 2, [1, 3], 2),  # the first two differ: the others are not waited for
-        ([3, 2, 0, 1], "0100", 2, [1, 3], 4),  # alike until the last: it takes the place of the second
+        (
+            [3, 2, 0, 1],
+            "0100",
+            2,
+            [1, 3],
+            4,
+        ),  # alike until the last: it takes the place of the second
         ([0, 1, 2, 3, 4, 5], "111010", 3, [0, 1, 3], 4),
         ([0, 1, 2, 3], "1111", 2, [0, 1], 4),  # nothing to learn in any of them: the first two
-        ([0, 1, 2, 3], "?110", 2, [1, 3], 4),  # a failed check is no reward: it makes no group mixed
+        (
+            [0, 1, 2, 3],
+            "?110",
+            2,
+            [1, 3],
+            4,
+        ),  # a failed check is no reward: it makes no group mixed
         ([0, 1, 2, 3, 4], "?1100", 3, [0, 1, 3], 4),
     ],
 )
-def test_the_first_k_that_teach_something(order: list[int], answers: str, keep: int, expected: list[int], asked: int) -> None:
+def test_the_first_k_that_teach_something(
+    order: list[int], answers: str, keep: int, expected: list[int], asked: int
+) -> None:
     assert kept(order, answers, keep) == (expected, asked)
 
 
@@ -87,7 +119,9 @@ def test_one_alone_or_all_that_are_started_is_no_choice(keep: int) -> None:
 
 
 def test_on_the_engine_what_is_given_up_frees_its_blocks_and_is_counted(policy: Policy) -> None:
-    """The kept trajectories are those of a run without aborts, token for token; the others are in no group; the counters add up."""
+    """The kept trajectories are those of a run without aborts, token for token; the others are in
+    no group; the counters add up.
+    """
 
     def long(completion: str, task: Task) -> float:
         return float(len(completion) % 2)
@@ -96,7 +130,12 @@ def test_on_the_engine_what_is_given_up_frees_its_blocks_and_is_counted(policy: 
     params = SamplingParams(max_tokens=24, stop_token_ids=tuple(range(8, 14)))
 
     def rollout() -> EngineRollout:
-        return EngineRollout(Engine(CausalLM(policy.model), kv_tokens=4096, max_running=40), PromptCodec(policy.tokenizer), params, samples=8)
+        return EngineRollout(
+            Engine(CausalLM(policy.model), kv_tokens=4096, max_running=40),
+            PromptCodec(policy.tokenizer),
+            params,
+            samples=8,
+        )
 
     inner, everything = rollout(), rollout()
     with Environment([long]) as environment:
@@ -107,20 +146,31 @@ def test_on_the_engine_what_is_given_up_frees_its_blocks_and_is_counted(policy: 
         assert len(group.trajectories) == 3
         for t in group.trajectories:
             twin = full.trajectories[t.sample]
-            assert (t.tokens, t.logp, t.finish_reason) == (twin.tokens, twin.logp, twin.finish_reason)
+            assert (t.tokens, t.logp, t.finish_reason) == (
+                twin.tokens,
+                twin.logp,
+                twin.finish_reason,
+            )
             assert t.finish_reason != "aborted"
     stats, counted = inner.stats(), inner.engine.stats
     assert counted.aborted > 0 and counted.decoded_tokens < everything.engine.stats.decoded_tokens
     assert stats["rollout/tokens"] == counted.decoded_tokens
     in_groups = sum(t.completion_length for g in groups for t in g.trajectories)
     assert stats["rollout/dropped_tokens"] == counted.decoded_tokens - in_groups > 0
-    assert stats["rollout/kept_frac"] == pytest.approx(15 / 40)  # all 40 fit into one batch, so all were begun
-    assert everything.stats()["rollout/kept_frac"] == 1 and everything.stats()["rollout/dropped_tokens"] == 0
+    assert stats["rollout/kept_frac"] == pytest.approx(
+        15 / 40
+    )  # all 40 fit into one batch, so all were begun
+    assert (
+        everything.stats()["rollout/kept_frac"] == 1
+        and everything.stats()["rollout/dropped_tokens"] == 0
+    )
     assert inner.engine.scheduler.blocks.used == 0 and not inner.engine.busy
 
 
 def test_under_dynamic_sampling_the_kept_share_is_of_all_rounds() -> None:
-    """Two of four kept by the inner rollout, and one group of three replaced: 4 tasks' worth begun for 3 slots."""
+    """Two of four kept by the inner rollout, and one group of three replaced: 4 tasks' worth begun
+    for 3 slots.
+    """
     answers = {"a": "0101", "b": "1111", "c": "0011", "d": "0110"}
     tasks = [Task(name, "") for name in "abcd"]
     with Environment([reward]) as environment:

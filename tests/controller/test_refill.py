@@ -1,4 +1,6 @@
-"""Dynamic sampling: every slot ends mixed or the bound was reached; nothing extra where nothing is missing; the same again after a resume."""
+"""Dynamic sampling: every slot ends mixed or the bound was reached; nothing extra where nothing is
+missing; the same again after a resume.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,15 @@ from sixfold.rollout.prompts import PromptCodec
 from sixfold.types import Group, SamplingParams, Task, Trajectory
 
 Draw = Callable[[str, int], list[str]]
-"""(task id, seed) -> what the policy answers, one text a sample; the answer is its own reward, "?" makes the check fail."""
+"""(task id, seed) -> what the policy answers, one text a sample; the answer is its own reward, "?"
+makes the check fail.
+"""
 
 
 class Sampler:
-    """An inner rollout that answers by `draw` and writes down its calls; sample k of a task has k + 1 sampled tokens."""
+    """An inner rollout that answers by `draw` and writes down its calls; sample k of a task has k +
+    1 sampled tokens.
+    """
 
     def __init__(self, draw: Draw) -> None:
         self.draw = draw
@@ -34,7 +40,10 @@ class Sampler:
 
     def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
         self.calls.append(([t.id for t in tasks], seed))
-        groups = [Group(t, [_trajectory(t.id, k, text) for k, text in enumerate(self.draw(t.id, seed))]) for t in tasks]
+        groups = [
+            Group(t, [_trajectory(t.id, k, text) for k, text in enumerate(self.draw(t.id, seed))])
+            for t in tasks
+        ]
         self.made += groups
         lengths = [t.completion_length for g in groups for t in g.trajectories]
         self._stats = {
@@ -58,7 +67,17 @@ class Sampler:
 
 def _trajectory(task: str, sample: int, text: str) -> Trajectory:
     n = sample + 1
-    return Trajectory(task, sample, [5] * (3 + n), 3, [False] * 3 + [True] * n, [0.0] * 3 + [-1.0] * n, [-1] * 3 + [0] * n, "stop", text)
+    return Trajectory(
+        task,
+        sample,
+        [5] * (3 + n),
+        3,
+        [False] * 3 + [True] * n,
+        [0.0] * 3 + [-1.0] * n,
+        [-1] * 3 + [0] * n,
+        "stop",
+        text,
+    )
 
 
 def _environment(checked: list[str] | None = None, error_budget: float = 1.0) -> Environment:
@@ -81,8 +100,15 @@ def _by_task(pattern: dict[str, list[str]]) -> Draw:
 REWARDS = st.lists(st.sampled_from(["0", "1", "?"]), min_size=3, max_size=3)
 
 
-@given(st.lists(REWARDS, min_size=1, max_size=14), st.integers(1, 5), st.integers(1, 4), st.integers(0, 99))
-def test_every_slot_is_mixed_or_the_bound_was_reached(rewards: list[list[str]], slots: int, max_rounds: int, seed: int) -> None:
+@given(
+    st.lists(REWARDS, min_size=1, max_size=14),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(0, 99),
+)
+def test_every_slot_is_mixed_or_the_bound_was_reached(
+    rewards: list[list[str]], slots: int, max_rounds: int, seed: int
+) -> None:
     """For any pattern of rewards, against what the inner rollout says was sampled."""
     tasks = _tasks(len(rewards))
     sampler, checked = Sampler(_by_task({t.id: r for t, r in zip(tasks, rewards, strict=True)})), []
@@ -90,14 +116,27 @@ def test_every_slot_is_mixed_or_the_bound_was_reached(rewards: list[list[str]], 
     kept = refill.generate(tasks[:slots], seed)
 
     asked = [task for call, _ in sampler.calls for task in call]
-    assert len(set(asked)) == len(asked) and asked[: len(tasks[:slots])] == [t.id for t in tasks[:slots]]
-    assert checked == [task for task in asked for _ in range(3)]  # each answer once, those that are dropped too
-    first, later = sampler.made[: len(kept)], [g for g in sampler.made[len(tasks[:slots]) :] if mixed(g)]
+    assert len(set(asked)) == len(asked) and asked[: len(tasks[:slots])] == [
+        t.id for t in tasks[:slots]
+    ]
+    assert checked == [
+        task for task in asked for _ in range(3)
+    ]  # each answer once, those that are dropped too
+    first, later = (
+        sampler.made[: len(kept)],
+        [g for g in sampler.made[len(tasks[:slots]) :] if mixed(g)],
+    )
     expected = [g if mixed(g) or not later else later.pop(0) for g in first]
-    assert len(kept) == len(tasks[:slots]) and not later and all(a is b for a, b in zip(kept, expected, strict=True))
+    assert (
+        len(kept) == len(tasks[:slots])
+        and not later
+        and all(a is b for a, b in zip(kept, expected, strict=True))
+    )
     exhausted = len(sampler.calls) == max_rounds or len(asked) == len(tasks)
     assert all(map(mixed, kept)) or exhausted
-    assert len(sampler.calls) <= max_rounds and all(t.reward is not None for g in kept for t in g.trajectories)
+    assert len(sampler.calls) <= max_rounds and all(
+        t.reward is not None for g in kept for t in g.trajectories
+    )
     assert refill.stats()["dynamic/unfilled"] == sum(not mixed(g) for g in kept)
 
     again = Refill(Sampler(sampler.draw), _environment(), tasks, max_rounds)
@@ -116,16 +155,22 @@ def test_all_mixed_at_once_is_exactly_the_inner_rollout() -> None:
     assert sampler.calls == [(["t10", "t11", "t12", "t13"], 77)]
     assert len(kept) == 4 and all(a is b for a, b in zip(kept, sampler.made, strict=True))
     stats = refill.stats()
-    assert {k: v for k, v in stats.items() if k.startswith("dynamic/") and k != "dynamic/check_s"} == {
-        "dynamic/rounds": 1.0, "dynamic/extra_frac": 0.0, "dynamic/kept_frac": 1.0, "dynamic/unfilled": 0.0, "dynamic/reward_mean": 0.5,
+    assert {k: v for k,
+    v in stats.items() if k.startswith("dynamic/") and k != "dynamic/check_s"} == {
+        "dynamic/rounds": 1.0, "dynamic/extra_frac": 0.0, "dynamic/kept_frac": 1.0,
+        "dynamic/unfilled": 0.0, "dynamic/reward_mean": 0.5,
         "dynamic/solved_frac": 0.5,
     }  # fmt: skip
     inner = sampler.stats()
-    assert {k: stats[k] for k in inner if k != "rollout/tok_s"} == pytest.approx({k: v for k, v in inner.items() if k != "rollout/tok_s"}, abs=1e-12)
+    assert {k: stats[k] for k in inner if k != "rollout/tok_s"} == pytest.approx(
+        {k: v for k, v in inner.items() if k != "rollout/tok_s"}, abs=1e-12
+    )
 
 
 def test_rounds_ask_for_what_is_missing_with_new_tasks_and_new_noise() -> None:
-    """Slots 0 and 2 are degenerate; the second round mends slot 0 only, the third slot 2. Metrics by hand."""
+    """Slots 0 and 2 are degenerate; the second round mends slot 0 only, the third slot 2. Metrics
+    by hand.
+    """
     answers = iter([["1", "1"], ["0", "1"], ["0", "0"], ["0", "0"], ["1", "0"], ["0", "1"]])
     sampler, tasks = Sampler(lambda task, seed: next(answers)), _tasks(100)
     refill = Refill(sampler, _environment(), tasks, max_rounds=10)
@@ -135,18 +180,34 @@ def test_rounds_ask_for_what_is_missing_with_new_tasks_and_new_noise() -> None:
     assert seeds[0] == 8 and len(set(seeds)) == 3
     assert [g.task.id for g in kept] == [sampler.calls[1][0][1], "t1", sampler.calls[2][0][0]]
     stats = refill.stats()
-    assert (stats["dynamic/rounds"], stats["dynamic/extra_frac"], stats["dynamic/kept_frac"], stats["dynamic/unfilled"]) == (3, 1.0, 0.5, 0)
+    assert (
+        stats["dynamic/rounds"],
+        stats["dynamic/extra_frac"],
+        stats["dynamic/kept_frac"],
+        stats["dynamic/unfilled"],
+    ) == (3, 1.0, 0.5, 0)
     assert stats["dynamic/reward_mean"] == 5 / 12
-    assert (stats["rollout/tokens"], stats["rollout/prompt_tokens"], stats["rollout/length_max"]) == (6 * 3, 6 + 2 * 4 + 3 * 2, 2)
+    assert (
+        stats["rollout/tokens"],
+        stats["rollout/prompt_tokens"],
+        stats["rollout/length_max"],
+    ) == (6 * 3, 6 + 2 * 4 + 3 * 2, 2)
     assert stats["rollout/length_mean"] == 1.5
     assert stats["rollout/truncated_frac"] == pytest.approx((6 * 0.5 + 4 * 0.25 + 2 * 0.5 / 3) / 12)
-    assert (stats["rollout/preemptions"], stats["rollout/recomputed_tokens"]) == (1 + 2 + 3, 10 + 20 + 30)
+    assert (stats["rollout/preemptions"], stats["rollout/recomputed_tokens"]) == (
+        1 + 2 + 3,
+        10 + 20 + 30,
+    )
     assert (stats["rollout/kv_peak_frac"], stats["rollout/queue_peak"]) == (0.75, 3)
     shares = [seed % 7 for seed in seeds]
-    assert stats["rollout/reused_frac"] == pytest.approx((6 * shares[0] + 8 * shares[1] + 6 * shares[2]) / 20)
+    assert stats["rollout/reused_frac"] == pytest.approx(
+        (6 * shares[0] + 8 * shares[1] + 6 * shares[2]) / 20
+    )
 
 
-def test_speed_is_tokens_over_the_seconds_of_sampling_and_checks_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_is_tokens_over_the_seconds_of_sampling_and_checks_are_timed_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = [0.0]
     monkeypatch.setattr("sixfold.controller.refill.time.perf_counter", lambda: clock[0])
 
@@ -173,11 +234,22 @@ def test_the_bound_of_rounds_and_of_tasks() -> None:
     refill = Refill(sampler, _environment(), tasks, max_rounds=3)
     kept = refill.generate(tasks[:4], 1)
     assert [g.task.id for g in kept] == ["t0", "t1", "t2", "t3"] and len(sampler.calls) == 3
-    assert (refill.stats()["dynamic/unfilled"], refill.stats()["dynamic/kept_frac"], refill.stats()["dynamic/extra_frac"]) == (4, 0, 2)
+    assert (
+        refill.stats()["dynamic/unfilled"],
+        refill.stats()["dynamic/kept_frac"],
+        refill.stats()["dynamic/extra_frac"],
+    ) == (4, 0, 2)
     few = Sampler(sampler.draw)
     refill = Refill(few, _environment(), tasks[:6], max_rounds=30)
     assert len(refill.generate(tasks[:4], 1)) == 4
-    assert sorted(task for call, _ in few.calls for task in call) == ["t0", "t1", "t2", "t3", "t4", "t5"]
+    assert sorted(task for call, _ in few.calls for task in call) == [
+        "t0",
+        "t1",
+        "t2",
+        "t3",
+        "t4",
+        "t5",
+    ]
     with pytest.raises(ValueError, match="max_rounds must be at least 1"):
         Refill(few, _environment(), tasks, 0)
 
@@ -202,11 +274,17 @@ def test_a_failed_check_makes_no_group_mixed() -> None:
 
 
 def test_the_error_budget_is_the_steps_not_the_rounds() -> None:
-    """A tenth may fail: one of the second round's four checks is too many for them, not for the step's 36; four are too many for the step."""
+    """A tenth may fail: one of the second round's four checks is too many for them, not for the
+    step's 36; four are too many for the step.
+    """
 
     def draw(failing: int) -> Draw:
         late = ["?"] * failing + ["1", "0", "1", "0"][failing:]
-        return lambda task, seed: late if task not in {f"t{i}" for i in range(8)} else ["1", "1" if task == "t0" else "0", "1", "1"]
+        return lambda task, seed: (
+            late
+            if task not in {f"t{i}" for i in range(8)}
+            else ["1", "1" if task == "t0" else "0", "1", "1"]
+        )
 
     tasks = _tasks(20)
     refill = Refill(Sampler(draw(1)), _environment(error_budget=0.1), tasks, 2)
@@ -216,7 +294,9 @@ def test_the_error_budget_is_the_steps_not_the_rounds() -> None:
 
 
 def test_on_the_engine_the_metrics_are_of_everything_sampled(policy: Policy) -> None:
-    """Against the engine's own counters; and a second run from the same weights gives the same tokens."""
+    """Against the engine's own counters; and a second run from the same weights gives the same
+    tokens.
+    """
 
     def even(completion: str, task: Task) -> float:
         return float(len(completion) % 2)
@@ -232,19 +312,35 @@ def test_on_the_engine_the_metrics_are_of_everything_sampled(policy: Policy) -> 
     (engine, refill, kept), (_, _, again) = run(), run()
     stats, counted = refill.stats(), engine.stats
     assert stats["dynamic/rounds"] > 1
-    assert stats["rollout/tokens"] == counted.decoded_tokens > sum(t.completion_length for g in kept for t in g.trajectories)
+    assert (
+        stats["rollout/tokens"]
+        == counted.decoded_tokens
+        > sum(t.completion_length for g in kept for t in g.trajectories)
+    )
     assert stats["rollout/prompt_tokens"] == counted.prefill_tokens + counted.reused_tokens
-    assert stats["rollout/reused_frac"] == pytest.approx(counted.reused_tokens / stats["rollout/prompt_tokens"])
+    assert stats["rollout/reused_frac"] == pytest.approx(
+        counted.reused_tokens / stats["rollout/prompt_tokens"]
+    )
     trajectories = 12 * (1 + stats["dynamic/extra_frac"])
     assert stats["rollout/length_mean"] == pytest.approx(stats["rollout/tokens"] / trajectories)
-    assert [[(t.tokens, t.logp) for t in g.trajectories] for g in kept] == [[(t.tokens, t.logp) for t in g.trajectories] for g in again]
+    assert [[(t.tokens, t.logp) for t in g.trajectories] for g in kept] == [
+        [(t.tokens, t.logp) for t in g.trajectories] for g in again
+    ]
 
 
-@pytest.mark.parametrize(("solved", "samples", "max_rounds"), [(0.9, 4, 3), (0.5, 4, 2), (0.8, 8, 5)])
+@pytest.mark.parametrize(
+    ("solved", "samples", "max_rounds"), [(0.9, 4, 3), (0.5, 4, 2), (0.8, 8, 5)]
+)
 def test_the_prediction_of_what_it_costs(solved: float, samples: int, max_rounds: int) -> None:
-    """Sampled from independent coins, a step of 1,000 slots costs and misses what the closed forms say."""
+    """Sampled from independent coins, a step of 1,000 slots costs and misses what the closed forms
+    say.
+    """
     tasks, slots = _tasks(1000 * max_rounds), 1000
-    sampler = Sampler(lambda task, seed: [str(int(random.Random(f"{task}/{k}").random() < solved)) for k in range(samples)])
+    sampler = Sampler(
+        lambda task, seed: [
+            str(int(random.Random(f"{task}/{k}").random() < solved)) for k in range(samples)
+        ]
+    )
     refill = Refill(sampler, _environment(), tasks, max_rounds)
     refill.generate(tasks[:slots], 0)
     q = degenerate_probability(solved, samples)

@@ -1,4 +1,6 @@
-"""Which tasks a step trains on: each once an epoch, the same for the same seed, no state to lose."""
+"""Which tasks a step trains on: each once an epoch, the same for the same seed, no state
+to lose.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ def _tasks(n: int) -> list[Task]:
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 5))
-def test_no_task_twice_in_an_epoch_and_all_but_a_remainder_seen(count: int, per_step: int, seed: int) -> None:
+def test_no_task_twice_in_an_epoch_and_all_but_a_remainder_seen(
+    count: int, per_step: int, seed: int
+) -> None:
     stream = TaskStream(_tasks(count), per_step, seed)
     size = min(per_step, count)
     steps = count // size
@@ -27,14 +31,19 @@ def test_no_task_twice_in_an_epoch_and_all_but_a_remainder_seen(count: int, per_
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8))
 def test_a_step_is_a_function_of_the_step_alone(steps: list[int]) -> None:
-    """Whatever steps were asked for before: a resumed run sees the tasks that the uninterrupted run saw."""
+    """Whatever steps were asked for before: a resumed run sees the tasks that the uninterrupted run
+    saw.
+    """
     used = TaskStream(_tasks(17), 4, seed=3)
     for step in steps:
         assert used(step) == TaskStream(_tasks(17), 4, seed=3)(step)
 
 
 def test_epochs_and_seeds_differ_in_order() -> None:
-    first, second = ([t.id for s in range(e * 5 + 1, e * 5 + 6) for t in TaskStream(_tasks(20), 4, 0)(s)] for e in (0, 1))
+    first, second = (
+        [t.id for s in range(e * 5 + 1, e * 5 + 6) for t in TaskStream(_tasks(20), 4, 0)(s)]
+        for e in (0, 1)
+    )
     assert sorted(first) == sorted(second) and first != second
     assert [t.id for t in TaskStream(_tasks(20), 4, 1)(1)] != first[:4]
 

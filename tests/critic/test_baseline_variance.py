@@ -1,4 +1,6 @@
-"""R-124: a value baseline leaves the policy gradient's mean where it is and lowers its variance, summed exactly over every completion there is."""
+"""R-124: a value baseline leaves the policy gradient's mean where it is and lowers its variance,
+summed exactly over every completion there is.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ VOCABULARY, PROMPT = 4, [1]
 
 
 def toy() -> PreTrainedModel:
-    """A policy over sequences of two tokens from four: sixteen completions. GPT-2, for its positions: rotary ones alone cannot tell 1 from 1, 1."""
+    """A policy over sequences of two tokens from four: sixteen completions. GPT-2, for its
+    positions: rotary ones alone cannot tell 1 from 1, 1.
+    """
     policy = make_tiny("gpt2", vocab_size=VOCABULARY, n_embd=16, bos_token_id=None)
     policy.set_attn_implementation(NAME)
     return policy
@@ -34,20 +38,31 @@ def reward(a: int, b: int) -> float:
 
 def everything() -> Batch:
     """Every completion once, with its reward."""
-    rows = [trajectory("t", i, PROMPT, [a, b], [True, True], reward(a, b)) for i, (a, b) in enumerate(product(range(VOCABULARY), repeat=2))]
+    rows = [
+        trajectory("t", i, PROMPT, [a, b], [True, True], reward(a, b))
+        for i, (a, b) in enumerate(product(range(VOCABULARY), repeat=2))
+    ]
     return collate([Group(Task("t", "?"), rows)])
 
 
 def gradients(policy: PreTrainedModel, batch: Batch, advantages: Tensor) -> Tensor:
-    """[completions, parameters] gradient of the policy-gradient loss of each completion, float64."""
+    """[completions, parameters] gradient of the policy-gradient loss of each completion,
+    float64.
+    """
     policy = copy.deepcopy(policy).double()
     policy.set_attn_implementation("eager")
     found = []
     for b in range(len(batch.tokens)):
         policy.zero_grad()
-        logp = policy(batch.tokens[b : b + 1], use_cache=False).logits.log_softmax(-1)[:, :-1].gather(-1, batch.tokens[b : b + 1, 1:, None])[:, :, 0]
+        logp = (
+            policy(batch.tokens[b : b + 1], use_cache=False)
+            .logits.log_softmax(-1)[:, :-1]
+            .gather(-1, batch.tokens[b : b + 1, 1:, None])[:, :, 0]
+        )
         policy_gradient(logp, advantages[b : b + 1, 1:].double()).sum().backward()
-        found.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
+        found.append(
+            torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+        )
     return torch.stack(found)
 
 
@@ -75,17 +90,25 @@ def true_values(batch: Batch, probability: Tensor) -> Tensor:
     return values
 
 
-def test_the_true_value_lowers_the_variance_and_keeps_the_mean(world: tuple[PreTrainedModel, Batch, Tensor]) -> None:
+def test_the_true_value_lowers_the_variance_and_keeps_the_mean(
+    world: tuple[PreTrainedModel, Batch, Tensor],
+) -> None:
     policy, batch, probability = world
     returns = batch.scores[:, None] * batch.mask
     mean, variance = moments(gradients(policy, batch, returns), probability)
-    mean_v, variance_v = moments(gradients(policy, batch, returns - true_values(batch, probability)), probability)
+    mean_v, variance_v = moments(
+        gradients(policy, batch, returns - true_values(batch, probability)), probability
+    )
     torch.testing.assert_close(mean_v, mean, rtol=0, atol=1e-6 * float(mean.abs().max()) + 1e-6)
     assert variance_v < 0.1 * variance
 
 
-def test_so_does_the_value_that_a_critic_has_learned(world: tuple[PreTrainedModel, Batch, Tensor]) -> None:
-    """Regression on returns, each completion as often as the policy samples it, finds V; and any function of the state leaves the mean alone."""
+def test_so_does_the_value_that_a_critic_has_learned(
+    world: tuple[PreTrainedModel, Batch, Tensor],
+) -> None:
+    """Regression on returns, each completion as often as the policy samples it, finds V; and any
+    function of the state leaves the mean alone.
+    """
     policy, batch, probability = world
     returns = (batch.scores[:, None] * batch.mask).float()
     batch = batch.with_(returns=returns, weights=probability[:, None].float() * batch.mask)

@@ -1,4 +1,6 @@
-"""The critic learns: regression converges, the split does not matter, a checkpoint brings it back bit for bit, and its metrics are what they say."""
+"""The critic learns: regression converges, the split does not matter, a checkpoint brings it back
+bit for bit, and its metrics are what they say.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def number(metrics: object, key: str) -> float:
 
 
 def test_regression_converges_and_explains_the_returns(tiny: Tiny) -> None:
-    """A fixed target that is a function of the state: the loss falls tenfold within 100 updates and the explained variance rises towards 1."""
+    """A fixed target that is a function of the state: the loss falls tenfold within 100 updates and
+    the explained variance rises towards 1.
+    """
     critic, batch = make_critic(tiny("qwen3"), "own", rate=3e-3, grad_clip=1.0), ragged(groups=4)
     made = []
     for _ in range(60):
@@ -37,24 +41,37 @@ def test_regression_converges_and_explains_the_returns(tiny: Tiny) -> None:
         if number(made[-1], "critic/loss") < 0.01 * number(made[0], "critic/loss"):
             break
     assert number(made[-1], "critic/loss") < 0.1 * number(made[0], "critic/loss")
-    assert made[0]["critic/explained_variance"] == 0.0, "a critic that says 0 everywhere explains nothing"
+    assert made[0]["critic/explained_variance"] == 0.0, (
+        "a critic that says 0 everywhere explains nothing"
+    )
     assert number(made[-1], "critic/explained_variance") > 0.8
 
 
 def test_a_head_alone_learns_what_is_linear_in_the_policys_features(tiny: Tiny) -> None:
-    critic, teacher, batch = (make_critic(tiny("qwen3"), "policy", rate=0.1), make_critic(tiny("qwen3"), "policy"), ragged(groups=4))
+    critic, teacher, batch = (
+        make_critic(tiny("qwen3"), "policy", rate=0.1),
+        make_critic(tiny("qwen3"), "policy"),
+        ragged(groups=4),
+    )
     randomise_head(teacher)
     batch = batch.with_(returns=teacher.score(batch).values)  # type: ignore[arg-type]
     made = [critic.update(critic.score(batch), squared_error) for _ in range(100)]
     assert number(made[-1], "critic/loss") < 0.1 * number(made[0], "critic/loss")
-    assert number(made[-1], "critic/explained_variance") > 0.9 > 0.5 > abs(number(made[0], "critic/explained_variance"))
+    assert (
+        number(made[-1], "critic/explained_variance")
+        > 0.9
+        > 0.5
+        > abs(number(made[0], "critic/explained_variance"))
+    )
 
 
 def gradient(critic: Critic, batch: Batch) -> Tensor:
     """Of one update: AdamW's first moment after its first step is (1 - beta 1) times it."""
     assert critic.update(batch, squared_error)["critic/skipped"] == 0.0
     state = critic.trainer.optimizer.state
-    return torch.cat([state[p]["exp_avg"].flatten() for p in critic.model.parameters()]) / (1 - critic.trainer.config.betas[0])
+    return torch.cat([state[p]["exp_avg"].flatten() for p in critic.model.parameters()]) / (
+        1 - critic.trainer.config.betas[0]
+    )
 
 
 def relative(a: Tensor, b: Tensor) -> float:
@@ -66,7 +83,9 @@ def relative(a: Tensor, b: Tensor) -> float:
 def test_any_split_into_microbatches_gives_the_same_gradient(body: str, tiny: Tiny) -> None:
     gradients = []
     for tokens, share in ((10**6, True), (10**6, False), (40, True), (16, False)):
-        critic = make_critic(tiny("qwen3"), body, max_tokens_per_microbatch=tokens, share_prefix=share)
+        critic = make_critic(
+            tiny("qwen3"), body, max_tokens_per_microbatch=tokens, share_prefix=share
+        )
         randomise_head(critic)
         gradients.append(gradient(critic, critic.score(ragged())))
     assert float(gradients[0].norm()) > 0.1
@@ -86,7 +105,9 @@ def test_the_gradient_is_that_of_the_plain_forward(tiny: Tiny) -> None:
         padded = torch.zeros(1, batch.tokens.shape[1])
         padded[:, 1:n] = values
         squared_error(row, padded).loss.backward()
-    expected = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()])
+    expected = torch.cat(
+        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()]
+    )
     assert relative(gradient(critic, critic.score(batch)), expected) < 1e-5
 
 
@@ -112,8 +133,12 @@ def test_epochs_are_passes_over_the_batch_with_its_own_learning_rate(tiny: Tiny)
         ([], [], 0.0),
     ],
 )
-def test_explained_variance_by_hand(values: list[float], returns: list[float], expected: float) -> None:
-    assert explained_variance(torch.tensor(values), torch.tensor(returns)) == pytest.approx(expected, abs=1e-12)
+def test_explained_variance_by_hand(
+    values: list[float], returns: list[float], expected: float
+) -> None:
+    assert explained_variance(torch.tensor(values), torch.tensor(returns)) == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_metrics_speak_of_values_at_collection_on_scored_tokens_with_a_reward(tiny: Tiny) -> None:
@@ -125,7 +150,9 @@ def test_metrics_speak_of_values_at_collection_on_scored_tokens_with_a_reward(ti
     assert weights is not None and returns is not None
     weights, returns = weights.clone(), returns.clone()
     weights[5], returns[5] = 0.0, NAN
-    batch = critic.score(batch.with_(rewards=rewards, weights=weights, returns=torch.where(batch.mask, returns, 1e9)))
+    batch = critic.score(
+        batch.with_(rewards=rewards, weights=weights, returns=torch.where(batch.mask, returns, 1e9))
+    )
     metrics = critic.update(batch, squared_error)
     pairs = [
         (float(batch.values[b, t]), float(batch.returns[b, t]))  # type: ignore[index]
@@ -138,11 +165,19 @@ def test_metrics_speak_of_values_at_collection_on_scored_tokens_with_a_reward(ti
     unexplained = sum((r - v - mean_gap) ** 2 for v, r in pairs) / count
     variance = sum((r - mean_r) ** 2 for _, r in pairs) / count
     assert metrics["critic/value_mean"] == pytest.approx(mean_v, rel=1e-9)
-    assert metrics["critic/explained_variance"] == pytest.approx(1 - unexplained / variance, rel=1e-9)
+    assert metrics["critic/explained_variance"] == pytest.approx(
+        1 - unexplained / variance, rel=1e-9
+    )
     expected = sum(0.5 * (r - v) ** 2 for v, r in pairs) / int(batch.mask.sum())
-    assert metrics["critic/loss"] == metrics["critic/absolute_error"] == pytest.approx(expected, rel=1e-5)
+    assert (
+        metrics["critic/loss"]
+        == metrics["critic/absolute_error"]
+        == pytest.approx(expected, rel=1e-5)
+    )
     assert number(metrics, "critic/grad_norm") > 0 and metrics["critic/skipped"] == 0.0
-    assert all(key.startswith("critic/") for key in metrics), "a policy's metric of the same name would be overwritten"
+    assert all(key.startswith("critic/") for key in metrics), (
+        "a policy's metric of the same name would be overwritten"
+    )
 
 
 def test_a_batch_in_which_nothing_weighs_teaches_nothing(tiny: Tiny) -> None:
@@ -172,27 +207,51 @@ def test_it_must_be_scored_and_given_returns_first(tiny: Tiny) -> None:
 
 @pytest.mark.parametrize("body", BODIES)
 def test_a_checkpoint_brings_it_back_bit_for_bit(body: str, tiny: Tiny) -> None:
-    """Three updates, saved; two more. A fresh critic with the checkpoint loaded makes the same two."""
+    """Three updates, saved; two more. A fresh critic with the checkpoint loaded makes the
+    same two.
+    """
     policy = tiny("qwen3")
     critic = make_critic(policy, body, warmup_steps=10)
     for step in range(3):
         critic.update(critic.score(ragged(step)), squared_error)
-    tensors, counters = {name: t.detach().clone() for name, t in critic.tensors().items()}, critic.counters
+    tensors, counters = (
+        {name: t.detach().clone() for name, t in critic.tensors().items()},
+        critic.counters,
+    )
     other = make_critic(policy, body, warmup_steps=10)
     pointers = [p.data_ptr() for p in other.model.parameters()]
     other.load({**tensors, "optimizer/step/lm_head.weight": torch.ones(())}, counters)
-    assert same(weights_of(other.model), {n.removeprefix("critic/weights/"): t for n, t in tensors.items() if n.startswith("critic/weights/")})
-    assert other.counters == counters and counters["critic_batches"] == counters["critic_version"] == 3
+    assert same(
+        weights_of(other.model),
+        {
+            n.removeprefix("critic/weights/"): t
+            for n, t in tensors.items()
+            if n.startswith("critic/weights/")
+        },
+    )
+    assert (
+        other.counters == counters and counters["critic_batches"] == counters["critic_version"] == 3
+    )
     ends = []
     for c in (critic, other):
         ends.append([c.update(c.score(ragged(step)), squared_error) for step in (3, 4)])
     assert ends[0] == ends[1] and same(weights_of(critic.model), weights_of(other.model))
-    assert number(ends[0][1], "critic/learning_rate") == pytest.approx(5e-3)  # the schedule went on at update 5 of 10
+    assert number(ends[0][1], "critic/learning_rate") == pytest.approx(
+        5e-3
+    )  # the schedule went on at update 5 of 10
     assert [p.data_ptr() for p in other.model.parameters()] == pointers
 
 
-@pytest.mark.parametrize(("tensors", "reason"), [({}, "holds no critic"), ({"critic/weights/score.weight": torch.ones(1, 64)}, "a different model")])
-def test_a_checkpoint_without_it_is_refused(tensors: dict[str, Tensor], reason: str, tiny: Tiny) -> None:
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ({}, "holds no critic"),
+        ({"critic/weights/score.weight": torch.ones(1, 64)}, "a different model"),
+    ],
+)
+def test_a_checkpoint_without_it_is_refused(
+    tensors: dict[str, Tensor], reason: str, tiny: Tiny
+) -> None:
     critic = make_critic(tiny("qwen3"), "policy")
     with pytest.raises(UserError, match=reason):
         critic.load(tensors, critic.counters)

@@ -35,7 +35,10 @@ def test_ids_that_do_not_collide_stay() -> None:
 
 
 def test_an_id_that_repeats_within_a_list_is_refused() -> None:
-    for train, heldout, message in ((("a", "b", "a"), (), "'a': training tasks 0 and 2"), (("a",), ("b", "b"), "'b': held-out tasks 0 and 1")):
+    for train, heldout, message in (
+        (("a", "b", "a"), (), "'a': training tasks 0 and 2"),
+        (("a",), ("b", "b"), "'b': held-out tasks 0 and 1"),
+    ):
         with pytest.raises(UserError, match=message):
             TaskSet(tasks(*train), tasks(*heldout))
 
@@ -44,9 +47,13 @@ def test_files_that_both_count_from_0(tmp_path: Path) -> None:
     for name in ("train", "test"):
         rows = [{"id": n, "question": f"{name} {n}?", "answer": n} for n in range(5)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    data = DataConfig(source=str(tmp_path / "train.jsonl"), heldout_split=str(tmp_path / "test.jsonl"))
+    data = DataConfig(
+        source=str(tmp_path / "train.jsonl"), heldout_split=str(tmp_path / "test.jsonl")
+    )
     made = load_tasks(data, seed=0, rewards=("math",))
-    assert ids(made.train) == list("01234") and ids(made.heldout) == [f"heldout/{n}" for n in range(5)]
+    assert ids(made.train) == list("01234") and ids(made.heldout) == [
+        f"heldout/{n}" for n in range(5)
+    ]
 
 
 def test_tasks_from_python_are_checked() -> None:
@@ -54,15 +61,24 @@ def test_tasks_from_python_are_checked() -> None:
         given_tasks([Task("0", "?"), {"prompt": "?"}], [])
     with pytest.raises(UserError, match=r"heldout\[0\] has an empty prompt"):
         given_tasks(tasks("0"), [Task("1", "")])
-    for bad, message in ((Task("0", "?", 10**5000), "'answer' holds an integer of more than 4,300 digits"), (Task("0", "?", "\ud800"), "surrogate")):
+    for bad, message in (
+        (Task("0", "?", 10**5000), "'answer' holds an integer of more than 4,300 digits"),
+        (Task("0", "?", "\ud800"), "surrogate"),
+    ):
         with pytest.raises(UserError, match=rf"tasks\[0\]: .*{message}"):
             given_tasks([bad], [])
     with pytest.raises(UserError, match="tasks is empty"):
         given_tasks([], tasks("0"))
     numbered = given_tasks((Task(n, f"{n}?") for n in range(2)), [Task(0, "x?")])  # type: ignore[arg-type]
-    assert ids(numbered.train) == ["0", "1"] and ids(numbered.heldout) == ["heldout/0"] and not numbered.notes
+    assert (
+        ids(numbered.train) == ["0", "1"]
+        and ids(numbered.heldout) == ["heldout/0"]
+        and not numbered.notes
+    )
     shared = given_tasks(tasks("0", "1"), [Task("9", "train 1"), Task("8", "new")])
-    assert shared.notes == ["1 of 2 held-out prompts are also trained on: held-out figures will be too high"]
+    assert shared.notes == [
+        "1 of 2 held-out prompts are also trained on: held-out figures will be too high"
+    ]
 
 
 def test_a_draw_is_of_the_whole_list_and_its_order_does_not_matter() -> None:
@@ -78,9 +94,14 @@ def test_a_draw_is_of_the_whole_list_and_its_order_does_not_matter() -> None:
 def test_fewer_tasks_than_a_step_asks_for_are_said() -> None:
     assert few_tasks_notes(TaskSet(tasks("0", "1", "2"), []), 3) == []
     assert few_tasks_notes(TaskSet(tasks("0", "1", "2"), []), 4) == [
-        "rollout.prompts_per_step = 4, and there are 3 training tasks: every step trains on all of them"
+        "rollout.prompts_per_step = 4, and there are 3 training tasks: every step trains on all of"
+        " them"
     ]
-    mixed = TaskSet([Task(n, "?", source=n[0]) for n in ("a0", "a1", "b0", "b1", "b2")], [], weights={"a": 1, "b": 1})
+    mixed = TaskSet(
+        [Task(n, "?", source=n[0]) for n in ("a0", "a1", "b0", "b1", "b2")],
+        [],
+        weights={"a": 1, "b": 1},
+    )
     assert few_tasks_notes(mixed, 4) == []
     (note,) = few_tasks_notes(mixed, 6)
     assert "'a' has 2 training tasks and a share of 3.0" in note

@@ -1,4 +1,6 @@
-"""Attention on a GPU: what each kernel is asked, equality with a dense oracle, and no N x N table."""
+"""Attention on a GPU: what each kernel is asked, equality with a dense oracle, and no N x
+N table.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from sixfold.trainer.segments import Segment, plan_calls, plan_spans
 
 DEVICE = register_gpu()
 
-# A prompt of 5 with three completions (one token, and longer ones), a lone text, a prompt of one token.
+# A prompt of 5 with three completions (one token, and longer ones), a lone text, a prompt of one
+# token.
 SEGMENTS = [
     Segment(0, 5),
     Segment(5, 6, 0, 5),
@@ -49,16 +52,26 @@ NAMES = ["plain", "scale", "window", "softcap", "window-softcap", "sinks", "wind
 
 def on(device: torch.device | str, kernel: AttentionLayer) -> AttentionLayer:
     """The kernel with its sinks, a parameter, on the device."""
-    return kernel if kernel.sinks is None else replace(kernel, sinks=kernel.sinks.detach().to(device).requires_grad_())
+    return (
+        kernel
+        if kernel.sinks is None
+        else replace(kernel, sinks=kernel.sinks.detach().to(device).requires_grad_())
+    )
 
 
-def row(heads: int = 4, kv_heads: int = 2, size: int = 6, length: int = LENGTH, seed: int = 0) -> list[Tensor]:
+def row(
+    heads: int = 4, kv_heads: int = 2, size: int = 6, length: int = LENGTH, seed: int = 0
+) -> list[Tensor]:
     """q, k, v and a gradient of the output, as a model's layer has them: [1, H, N, D]."""
     made = torch.Generator().manual_seed(seed)
-    return [torch.randn(1, h, length, size, generator=made) for h in (heads, kv_heads, kv_heads, heads)]
+    return [
+        torch.randn(1, h, length, size, generator=made) for h in (heads, kv_heads, kv_heads, heads)
+    ]
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, segments: list[Segment], kernel: AttentionLayer) -> Tensor:
+def dense(
+    q: Tensor, k: Tensor, v: Tensor, segments: list[Segment], kernel: AttentionLayer
+) -> Tensor:
     """The slow way: one mask of the whole row, in float64. [1, H, N, D] -> [1, N, H, D]."""
     seen = torch.zeros(q.shape[2], q.shape[2], dtype=torch.bool)
     place = torch.zeros(q.shape[2], dtype=torch.long)
@@ -75,7 +88,9 @@ def dense(q: Tensor, k: Tensor, v: Tensor, segments: list[Segment], kernel: Atte
         scores = kernel.softcap * torch.tanh(scores / kernel.softcap)
     scores = scores.masked_fill(~seen, -torch.inf)
     if kernel.sinks is not None:
-        scores = torch.cat([scores, kernel.sinks.double()[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
+        scores = torch.cat(
+            [scores, kernel.sinks.double()[None, :, None, None].expand(*scores.shape[:3], 1)], -1
+        )
     return (scores.softmax(-1)[..., : k.shape[2]] @ v).transpose(1, 2)
 
 
@@ -97,7 +112,13 @@ def test_float32_equals_the_dense_oracle(kernel: AttentionLayer, kv_heads: int) 
     ours = with_gradients(lambda q, k, v: plan.attend(q, k, v, on_gpu), tensors, DEVICE)
     truth = with_gradients(lambda q, k, v: dense(q, k, v, SEGMENTS, on_cpu), tensors, "cpu")
     if on_gpu.sinks is not None and on_cpu.sinks is not None:
-        ours, truth = [*ours, on_gpu.sinks.grad.cpu().double()], [*truth, on_cpu.sinks.grad.double()]
+        ours, truth = (
+            [*ours, on_gpu.sinks.grad.cpu().double()],
+            [
+                *truth,
+                on_cpu.sinks.grad.double(),
+            ],
+        )
     for a, b in zip(ours, truth, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
@@ -124,7 +145,9 @@ def test_the_plans_of_cpu_and_gpu_agree() -> None:
                 segments.append(Segment(at, at := at + rng.randint(1, 8), *prompt))
         q, k, v, _ = row(length=at, seed=trial)
         for kernel in KERNELS:
-            ours = plan_spans(segments, DEVICE).attend(q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), on(DEVICE, kernel))
+            ours = plan_spans(segments, DEVICE).attend(
+                q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), on(DEVICE, kernel)
+            )
             theirs = plan_calls(segments, torch.device("cpu")).attend(q, k, v, kernel)
             torch.testing.assert_close(ours.cpu(), theirs, atol=1e-5, rtol=1e-5)
 
@@ -143,7 +166,9 @@ def test_values_may_be_of_another_size_than_keys() -> None:
     plan = plan_spans(SEGMENTS, DEVICE)
     for kernel in KERNELS:
         ours = plan.attend(q.to(DEVICE), k.to(DEVICE), wide.to(DEVICE), on(DEVICE, kernel))
-        torch.testing.assert_close(ours.cpu().double(), dense(q, k, wide, SEGMENTS, kernel), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            ours.cpu().double(), dense(q, k, wide, SEGMENTS, kernel), atol=1e-5, rtol=1e-5
+        )
 
 
 def test_autocast_computes_in_its_dtype_whatever_comes() -> None:
@@ -184,12 +209,16 @@ def test_choice_of_kernel(asked: tuple, choice: str) -> None:  # type: ignore[ty
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("table", [1 << 24, 40])
 def test_the_chunked_gradient_is_exact(
-    sunk: bool, softcap: float | None, window: int | None, table: int, monkeypatch: pytest.MonkeyPatch
+    sunk: bool, softcap: float | None, window: int | None, table: int,
+    monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """In float64 on the CPU, in one chunk and in chunks of one or a few queries."""
     monkeypatch.setattr(chunked_attention, "TABLE", table)
     made = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(n, h, 3, dtype=torch.float64, generator=made).requires_grad_() for n, h in ((9, 4), (13, 2), (13, 2)))
+    q, k, v = (
+        torch.randn(n, h, 3, dtype=torch.float64, generator=made).requires_grad_()
+        for n, h in ((9, 4), (13, 2), (13, 2))
+    )
     lengths, sinks = ((4, 8), (5, 5)), [SINKS.double().requires_grad_()] if sunk else []
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor) -> Tensor:
@@ -207,12 +236,20 @@ LONG_SEGMENTS = [Segment(0, 2048), Segment(2048, 5120, 0, 2048), Segment(5120, L
 
 
 @pytest.mark.parametrize(("dtype", "kernel"), LONG_KERNELS)
-def test_no_table_of_n_by_n_at_8192_tokens(dtype: torch.dtype, kernel: AttentionLayer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_table_of_n_by_n_at_8192_tokens(
+    dtype: torch.dtype, kernel: AttentionLayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither made, nor kept by selective checkpointing; masks counted as well."""
     monkeypatch.setattr(chunked_attention, "TABLE", 1 << 21)
     # The numbers do not matter here, and to stand in for the kernels takes long.
-    monkeypatch.setattr(fused_kernels, "_forward", lambda q, *_: (torch.zeros_like(q), torch.zeros(q.shape[1], len(q))))
-    monkeypatch.setattr(fused_kernels, "_backward", lambda grad, q, k, v, *_: (q.clone(), k.clone(), v.clone()))
+    monkeypatch.setattr(
+        fused_kernels,
+        "_forward",
+        lambda q, *_: (torch.zeros_like(q), torch.zeros(q.shape[1], len(q))),
+    )
+    monkeypatch.setattr(
+        fused_kernels, "_backward", lambda grad, q, k, v, *_: (q.clone(), k.clone(), v.clone())
+    )
     q, k, v, grad = (x.to(DEVICE, dtype) for x in row(1, 1, 8, LONG))
     for x in (q, k, v):
         x.requires_grad_()
@@ -236,11 +273,19 @@ def test_no_table_of_n_by_n_at_8192_tokens(dtype: torch.dtype, kernel: Attention
         )
         out.backward(grad.transpose(1, 2))
     assert seen.elements <= LONG * LONG // 32, seen
-    assert sum(kept[name] for name in ("_varlen_attn", "_efficient_attention_forward", "chunked_attention")) == 1
+    assert (
+        sum(
+            kept[name]
+            for name in ("_varlen_attn", "_efficient_attention_forward", "chunked_attention")
+        )
+        == 1
+    )
 
 
 def test_selective_checkpointing_keeps_no_scores() -> None:
-    """A batched product is kept if it is no larger than its factors: an expert's, not a table of scores."""
+    """A batched product is kept if it is no larger than its factors: an expert's, not a table of
+    scores.
+    """
     bmm = torch.ops.aten.bmm.default
     q, k = torch.empty(2, 64, 8), torch.empty(2, 8, 64)
     scores, v = torch.empty(2, 64, 64), torch.empty(2, 64, 8)

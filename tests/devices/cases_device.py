@@ -42,7 +42,9 @@ def _trained(device: torch.device, fused: bool) -> list[Tensor]:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_training_gives_the_bits_of_the_cpu(fused: bool) -> None:
-    for ours, theirs in zip(_trained(DEVICE, fused), _trained(torch.device("cpu"), fused), strict=True):
+    for ours, theirs in zip(
+        _trained(DEVICE, fused), _trained(torch.device("cpu"), fused), strict=True
+    ):
         assert torch.equal(ours, theirs)
 
 
@@ -135,11 +137,18 @@ NEITHER: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("inference", [False, True])
 def test_host_waits_are_counted_at_their_place(inference: bool) -> None:
-    for table, reads, writes in ((READS, True, False), (WRITES, False, True), (NEITHER, False, False)):
+    for table, reads, writes in (
+        (READS, True, False),
+        (WRITES, False, True),
+        (NEITHER, False, False),
+    ):
         for name, run in table.items():
             with torch.inference_mode(inference), count_synchronisations(ROOT) as counts:
                 run()
-            assert (bool(counts.reads), bool(counts.writes)) == (reads, writes), f"{name}\n{counts.table()}"
+            assert (bool(counts.reads), bool(counts.writes)) == (
+                reads,
+                writes,
+            ), f"{name}\n{counts.table()}"
             assert counts.at("cases_device.py") == counts.total, name
 
 

@@ -1,5 +1,5 @@
-"""How often the host waits for the device while the engine samples and while weights change: a fixed
-number of times, whatever the number of rows, tokens, layers or tensors."""
+"""How often the host waits for the device while the engine samples and while weights change: a
+fixed number of times, whatever the number of rows, tokens, layers or tensors."""
 
 from __future__ import annotations
 
@@ -36,16 +36,25 @@ def model_on(device: torch.device | str, layers: int = 2, name: str = "qwen3") -
 def add(engine: Engine, prompts: int, samples: int, tokens: int, **params: Any) -> None:
     for i in range(prompts):
         prompt = [(3 * i + j) % VOCABULARY for j in range(5 + i % 3)]
-        engine.add(str(i), prompt, SamplingParams(max_tokens=tokens, seed=i, **params), list(range(samples)))
+        engine.add(
+            str(i),
+            prompt,
+            SamplingParams(max_tokens=tokens, seed=i, **params),
+            list(range(samples)),
+        )
 
 
 def drawn(engine: Engine) -> dict[tuple[str, int], list[int]]:
     return {(s.request.key, s.sample): s.tokens for s in engine.run()}
 
 
-def waits(layers: int, prompts: int, samples: int, settings: dict[str, Any], params: dict[str, Any]) -> tuple[int, int, str]:
+def waits(
+    layers: int, prompts: int, samples: int, settings: dict[str, Any], params: dict[str, Any]
+) -> tuple[int, int, str]:
     """Waits of the step in which samples start and of a decode step, and where they were."""
-    engine = Engine(CausalLM(model_on(DEVICE, layers)), **{"kv_tokens": 2000, "block_size": 4, **settings})
+    engine = Engine(
+        CausalLM(model_on(DEVICE, layers)), **{"kv_tokens": 2000, "block_size": 4, **settings}
+    )
     add(engine, prompts, samples, 8, **params)
     with count_synchronisations() as start:
         engine.step()
@@ -61,11 +70,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {
     "bfloat16": (dict(autocast=torch.bfloat16), {}, 2, 2),
     "int8 cache": (dict(kv_dtype="int8"), {}, 2, 2),
     "truncated": ({}, dict(top_p=0.9, top_k=20, min_p=0.01), 5, 5),
-    "penalties": ({}, dict(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.1), 2, 2),
+    "penalties": (
+        {},
+        dict(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.1),
+        2,
+        2,
+    ),
     "top_logprobs": ({}, dict(top_logprobs=3), 4, 4),
     "n-gram": (dict(speculation=Speculation(k=2, shortest=1)), {}, 2, 3),
 }
-"""Name -> the engine's settings, the request's, and the most waits of a start and of a decode step."""
+"""Name -> the engine's settings, the request's, and the most waits of a start and of a decode step.
+"""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -81,9 +96,17 @@ SWAP = dict(preemption="swap", kv_tokens=72)
 SCHEDULES = [{}, dict(preemption="recompute", kv_tokens=72), SWAP, dict(kv_dtype="int8")]
 
 
-@pytest.mark.parametrize(("name", "settings"), [*(("qwen3", settings) for settings in SCHEDULES), ("gpt_oss", SWAP)])
+@pytest.mark.parametrize(
+    ("name", "settings"), [*(("qwen3", settings) for settings in SCHEDULES), ("gpt_oss", SWAP)]
+)
 def test_the_same_tokens_as_on_the_cpu(name: str, settings: dict[str, Any]) -> None:
-    there, here = (Engine(CausalLM(model_on(device, name=name)), **{"kv_tokens": 2000, "block_size": 4, **settings}) for device in (DEVICE, "cpu"))
+    there, here = (
+        Engine(
+            CausalLM(model_on(device, name=name)),
+            **{"kv_tokens": 2000, "block_size": 4, **settings},
+        )
+        for device in (DEVICE, "cpu")
+    )
     for engine in (there, here):
         add(engine, 3, 3, 12)
     assert drawn(there) == drawn(here)
@@ -94,7 +117,13 @@ def test_the_same_tokens_as_on_the_cpu(name: str, settings: dict[str, Any]) -> N
 def test_a_swap_waits_as_often_for_many_layers_as_for_one(kv_dtype: str) -> None:
     found = []
     for layers in (1, 4):
-        engine = Engine(CausalLM(model_on(DEVICE, layers)), kv_tokens=72, block_size=4, preemption="swap", kv_dtype=kv_dtype)
+        engine = Engine(
+            CausalLM(model_on(DEVICE, layers)),
+            kv_tokens=72,
+            block_size=4,
+            preemption="swap",
+            kv_dtype=kv_dtype,
+        )
         add(engine, 3, 3, 12)
         host = engine.runner.host
         out, back = host.take_out, host.bring_back
@@ -128,7 +157,10 @@ def test_a_weight_sync_waits_as_often_for_many_tensors_as_for_few(form: str) -> 
             sync.sync(1)
         found.append(seen.total)
         held = engine.runner.model.module.get_parameter("lm_head.weight")
-        assert torch.equal(held.cpu(), trainer.get_parameter("lm_head.weight").cpu()) and engine.version == 1
+        assert (
+            torch.equal(held.cpu(), trainer.get_parameter("lm_head.weight").cpu())
+            and engine.version == 1
+        )
     assert found[0] == found[1] <= 2
 
 
@@ -161,4 +193,7 @@ def test_a_failed_load_puts_the_old_weights_back(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(weights, "_copy", failing)
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.load_weights({name: p * 2 for name, p in old.items()}, 1)
-    assert all(torch.equal(p.cpu(), old[name]) for name, p in model.named_parameters()) and engine.version == 0
+    assert (
+        all(torch.equal(p.cpu(), old[name]) for name, p in model.named_parameters())
+        and engine.version == 0
+    )

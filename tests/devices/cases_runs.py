@@ -1,4 +1,6 @@
-"""Whole runs on a GPU: SFT, evaluation, RL, checkpoint and resume, for every way of syncing and scoring."""
+"""Whole runs on a GPU: SFT, evaluation, RL, checkpoint and resume, for every way of syncing and
+scoring.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every run, and the worker of a reference, takes the fake device."""
     monkeypatch.setattr(sixfold.run.assemble, "resolve_device", lambda *_: DEVICE.type)
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "site"))  # for child processes
-    monkeypatch.setattr(sixfold.run.assemble, "Environment", _InProcess(sixfold.run.assemble.Environment))
+    monkeypatch.setattr(
+        sixfold.run.assemble, "Environment", _InProcess(sixfold.run.assemble.Environment)
+    )
 
 
 class _InProcess:
@@ -51,7 +55,13 @@ def run(folder: Path, resume: bool = False, **settings: Any) -> list[dict[str, A
         checkpoint__every=1,
     )
     flags = tiny_recipe(folder, **{**small, **settings})
-    assert train_run(parse_recipe('run.name = "run"', "test", flags), resume=folder / "run" if resume else None) == 0
+    assert (
+        train_run(
+            parse_recipe('run.name = "run"', "test", flags),
+            resume=folder / "run" if resume else None,
+        )
+        == 0
+    )
     return metrics(folder / "run")
 
 
@@ -59,27 +69,47 @@ def test_a_resumed_run_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """With optimizer states and a reference on the device."""
     placed = []
     save = Run._save
-    monkeypatch.setattr(Run, "_save", lambda self, learners: (placed.append(learners), save(self, learners))[1])
-    settings = dict(algorithm__beta=0.1, reference__placement="fused", trainer__activation_checkpointing="selective")
+    monkeypatch.setattr(
+        Run, "_save", lambda self, learners: (placed.append(learners), save(self, learners))[1]
+    )
+    settings = dict(
+        algorithm__beta=0.1,
+        reference__placement="fused",
+        trainer__activation_checkpointing="selective",
+    )
     whole = run(tmp_path / "whole", **settings)
     tensors = placed[-1].tensors()
-    assert all(is_phantom(t) for name, t in tensors.items() if t.dim()), [n for n, t in tensors.items() if not is_phantom(t)]
+    assert all(is_phantom(t) for name, t in tensors.items() if t.dim()), [
+        n for n, t in tensors.items() if not is_phantom(t)
+    ]
     assert run(tmp_path / "cut", run__steps=1, **settings) == whole[:1]
     assert run(tmp_path / "cut", resume=True, **settings) == whole
 
 
 RUNS: dict[str, dict[str, Any]] = {
-    "copy, every second step, bfloat16": {"sync__mode": "copy", "sync__every": 2, "run__precision": "bfloat16"},
+    "copy, every second step, bfloat16": {
+        "sync__mode": "copy",
+        "sync__every": 2,
+        "run__precision": "bfloat16",
+    },
     "int8": {"sync__mode": "int8", "algorithm__correction": "truncated"},
     "ppo": {"algorithm__name": "ppo", "trainer__activation_checkpointing": "full"},
-    "worker reference, reset": {"algorithm__beta": 0.1, "reference__placement": "worker", "reference__reset_every": 1},
+    "worker reference, reset": {
+        "algorithm__beta": 0.1,
+        "reference__placement": "worker",
+        "reference__reset_every": 1,
+    },
     "inline reference, minibatches, n-gram": {
         "algorithm__beta": 0.1,
         "algorithm__minibatches": 2,
         "engine__speculation": "ngram",
         "trainer__share_prefix": False,
     },
-    "truncated, oversampled": {"rollout__top_p": 0.9, "rollout__oversample": 4, "trainer__max_tokens_per_microbatch": 64},
+    "truncated, oversampled": {
+        "rollout__top_p": 0.9,
+        "rollout__oversample": 4,
+        "trainer__max_tokens_per_microbatch": 64,
+    },
 }
 
 
@@ -90,5 +120,7 @@ def test_runs(settings: dict[str, Any], tmp_path: Path) -> None:
     assert len(made) == 2
     for line in made:
         assert line["train/skipped"] == 0.0 or line["train/tokens"] == 0.0
-        assert line.get("mismatch/max_abs_logp", 0.0) < (0.5 if {"run__precision", "sync__mode"} & settings.keys() else 1e-4)
+        assert line.get("mismatch/max_abs_logp", 0.0) < (
+            0.5 if {"run__precision", "sync__mode"} & settings.keys() else 1e-4
+        )
     assert counts.at("trainer/packing.py") == counts.at("trainer/segments.py") == 0, counts.table()

@@ -39,11 +39,22 @@ def drawn(engine: Engine, adapter: str | None = None) -> list[tuple[list[int], l
     """Tokens and log-probs of a few prompts."""
     for task in range(2):
         params = SamplingParams(8, 1.0, seed=task)
-        engine.add(f"t{task}", [5 + task, 6, 7, 8], params, [0, 1], **({"adapter": adapter} if adapter else {}))
-    return [(s.tokens, list(s.logp)) for s in sorted(engine.run(), key=lambda s: (s.request.key, s.sample))]
+        engine.add(
+            f"t{task}",
+            [5 + task, 6, 7, 8],
+            params,
+            [0, 1],
+            **({"adapter": adapter} if adapter else {}),
+        )
+    return [
+        (s.tokens, list(s.logp))
+        for s in sorted(engine.run(), key=lambda s: (s.request.key, s.sample))
+    ]
 
 
-def same(ours: list[tuple[list[int], list[float]]], theirs: list[tuple[list[int], list[float]]]) -> None:
+def same(
+    ours: list[tuple[list[int], list[float]]], theirs: list[tuple[list[int], list[float]]]
+) -> None:
     assert [t for t, _ in ours] == [t for t, _ in theirs]
     for (_, a), (_, b) in zip(ours, theirs, strict=True):
         assert a == pytest.approx(b, abs=1e-4)
@@ -53,14 +64,20 @@ def same(ours: list[tuple[list[int], list[float]]], theirs: list[tuple[list[int]
 def test_the_engine_draws_the_tokens_of_the_cpu(name: str) -> None:
     on_gpu, on_cpu = (model(name, device) for device in (DEVICE, "cpu"))
     check_split(on_gpu)
-    same(drawn(Engine(CausalLM(on_gpu), kv_tokens=512)), drawn(Engine(CausalLM(on_cpu), kv_tokens=512)))
+    same(
+        drawn(Engine(CausalLM(on_gpu), kv_tokens=512)),
+        drawn(Engine(CausalLM(on_cpu), kv_tokens=512)),
+    )
 
 
 @pytest.mark.parametrize("proposer", ["ngram", "draft"])
 def test_speculation(proposer: str) -> None:
     target = model()
     guesses = Speculation() if proposer == "ngram" else Speculation(k=3, draft=CausalLM(target))
-    same(drawn(Engine(CausalLM(target), kv_tokens=512, speculation=guesses)), drawn(Engine(CausalLM(target), kv_tokens=512)))
+    same(
+        drawn(Engine(CausalLM(target), kv_tokens=512, speculation=guesses)),
+        drawn(Engine(CausalLM(target), kv_tokens=512)),
+    )
 
 
 def test_adapters(tmp_path: Path) -> None:
@@ -78,7 +95,16 @@ def test_adapters(tmp_path: Path) -> None:
 def test_the_server_answers_as_on_the_cpu() -> None:
     answers = []
     for device in (DEVICE.type, "cpu"):
-        scratch = ScratchConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate_size=32, context=256, alphabet=ALPHABET)
+        scratch = ScratchConfig(
+            hidden_size=32,
+            layers=2,
+            heads=2,
+            kv_heads=1,
+            head_dim=16,
+            intermediate_size=32,
+            context=256,
+            alphabet=ALPHABET,
+        )
         policy = load_policy(ModelConfig(scratch=scratch), seed=3, device=device)
         policy.tokenizer.chat_template = TEMPLATE
         assert is_phantom(next(policy.model.parameters())) == (device != "cpu")
@@ -86,7 +112,9 @@ def test_the_server_answers_as_on_the_cpu() -> None:
 
             def ask(seed: int, server=server) -> str | None:  # type: ignore[no-untyped-def]
                 said = [{"role": "user", "content": f"{seed}+1="}]
-                done = server.client().chat.completions.create(model="tiny", messages=said, seed=seed, max_tokens=8, logprobs=True, top_p=0.9)
+                done = server.client().chat.completions.create(
+                    model="tiny", messages=said, seed=seed, max_tokens=8, logprobs=True, top_p=0.9
+                )
                 assert done.choices[0].logprobs.content
                 return done.choices[0].message.content
 

@@ -1,4 +1,6 @@
-"""Training on a GPU: the CPU's numbers, and a number of host synchronisations that nothing makes grow."""
+"""Training on a GPU: the CPU's numbers, and a number of host synchronisations that nothing makes
+grow.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ import pytest
 import torch
 from fused_kernels import register_gpu
 from phantom import Synchronisations, count_synchronisations, is_phantom
-from tests.trainer.tiny import VOCABULARY, grpo, make_trainer, ragged_batch, ragged_groups, relative, step_gradient, tiny_model
+from tests.trainer.tiny import (
+    VOCABULARY,
+    grpo,
+    make_trainer,
+    ragged_batch,
+    ragged_groups,
+    relative,
+    step_gradient,
+    tiny_model,
+)
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
@@ -54,19 +65,34 @@ def test_gradients_are_those_of_the_cpu(kind: str, share_prefix: bool) -> None:
     assert is_phantom(ours) and relative(ours.cpu(), expected) < 1e-5
 
 
-@pytest.mark.parametrize(("kind", "autocast"), [("mistral", None), ("gemma2", None), ("qwen3", torch.bfloat16), ("mistral", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("kind", "autocast"),
+    [("mistral", None), ("gemma2", None), ("qwen3", torch.bfloat16), ("mistral", torch.bfloat16)],
+)
 def test_checkpointing_changes_no_gradient(kind: str, autocast: torch.dtype | None) -> None:
-    model, algorithm, scoring = tiny_model(kind).to(DEVICE), grpo(beta=0.05), Scoring(autocast=autocast)
+    model, algorithm, scoring = (
+        tiny_model(kind).to(DEVICE),
+        grpo(beta=0.05),
+        Scoring(autocast=autocast),
+    )
     batch = ragged_batch(1, algorithm, groups=2, samples=3).to(DEVICE)
     expected = step_gradient(model, batch, algorithm.compute_loss, scoring)
     for mode in ("selective", "full"):
-        assert torch.equal(step_gradient(model, batch, algorithm.compute_loss, scoring, activation_checkpointing=mode), expected)
+        assert torch.equal(
+            step_gradient(
+                model, batch, algorithm.compute_loss, scoring, activation_checkpointing=mode
+            ),
+            expected,
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_is_near_float32(kind: str) -> None:
     model, batch = tiny_model(kind).to(DEVICE), ragged_batch(1).to(DEVICE)
-    exact, rounded = (score_batch(model, batch, Scoring(autocast=dtype), 60, True) for dtype in (None, torch.bfloat16))
+    exact, rounded = (
+        score_batch(model, batch, Scoring(autocast=dtype), 60, True)
+        for dtype in (None, torch.bfloat16)
+    )
     assert (exact - rounded).abs().mean() < 0.03
 
 
@@ -93,7 +119,9 @@ def test_frozen_and_fused_references_agree() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
-def test_fused_norms_are_the_modules_own_up_to_rounding(dtype: torch.dtype, weights: torch.dtype) -> None:
+def test_fused_norms_are_the_modules_own_up_to_rounding(
+    dtype: torch.dtype, weights: torch.dtype
+) -> None:
     theirs = Qwen3RMSNorm(16, eps=1e-3)
     torch.nn.init.normal_(theirs.weight, generator=torch.Generator().manual_seed(1))
     ours = copy.deepcopy(theirs).to(DEVICE, weights)
@@ -103,7 +131,9 @@ def test_fused_norms_are_the_modules_own_up_to_rounding(dtype: torch.dtype, weig
     expected, made = theirs.to(weights)(x), ours(x.to(DEVICE))
     exact = dtype is weights is torch.float32
     assert made.dtype is expected.dtype
-    torch.testing.assert_close(made.cpu(), expected, rtol=1e-6 if exact else 0.02, atol=1e-6 if exact else 0.02)
+    torch.testing.assert_close(
+        made.cpu(), expected, rtol=1e-6 if exact else 0.02, atol=1e-6 if exact else 0.02
+    )
 
 
 # --- advantages
@@ -131,7 +161,9 @@ def test_scans_equal_the_loop_over_columns(scan: Callable[..., tuple[Tensor, ...
     """What lies off the mask is not read."""
     tables = _tables()
     spoiled = [torch.where(tables[3], t, torch.nan) for t in tables[:3]]
-    for ours, theirs in zip(scan(*(t.to(DEVICE) for t in (*spoiled, tables[3]))), scan(*tables), strict=True):
+    for ours, theirs in zip(
+        scan(*(t.to(DEVICE) for t in (*spoiled, tables[3]))), scan(*tables), strict=True
+    ):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -146,7 +178,11 @@ def test_factors_above_one_do_not_make_nan() -> None:
     """2^2048 overflows float64, and nothing is behind it to be multiplied."""
     terms, mask = torch.zeros(1, 4096), torch.ones(1, 4096, dtype=torch.bool)
     terms[0, 1] = 1.0
-    assert sum_by_doubling(terms, torch.full_like(terms, 2.0), mask)[0, :3].tolist() == [2.0, 1.0, 0.0]
+    assert sum_by_doubling(terms, torch.full_like(terms, 2.0), mask)[0, :3].tolist() == [
+        2.0,
+        1.0,
+        0.0,
+    ]
 
 
 # --- synchronisations
@@ -158,22 +194,30 @@ def _counted(run: Callable[[], object]) -> Synchronisations:
     return counts
 
 
-def _update(algorithm: Composed, batch: Batch, layers: int = 2, **settings: object) -> Synchronisations:
+def _update(
+    algorithm: Composed, batch: Batch, layers: int = 2, **settings: object
+) -> Synchronisations:
     trainer = make_trainer(tiny_model(num_hidden_layers=layers).to(DEVICE), **settings)
     on_device = batch.to(DEVICE)
     return _counted(lambda: trainer.train_step(on_device, algorithm.compute_loss))
 
 
 def test_waits_of_an_update_do_not_grow() -> None:
-    """With rows, tokens, micro-batches, layers or tensors. At the commit before, 11 a sequence and 15 a micro-batch."""
+    """With rows, tokens, micro-batches, layers or tensors. At the commit before, 11 a sequence and
+    15 a micro-batch.
+    """
     algorithm = grpo(beta=0.05)
-    small = _update(algorithm, ragged_batch(1, algorithm, groups=1, samples=2), max_tokens_per_microbatch=10**6)
+    small = _update(
+        algorithm, ragged_batch(1, algorithm, groups=1, samples=2), max_tokens_per_microbatch=10**6
+    )
     assert 0 < small.total <= 6, small.table()
     for groups, longest, tokens, layers in ((2, 20, 40, 2), (1, 6, 10**6, 4)):
         batch = ragged_batch(1, algorithm, groups=groups, longest=longest)
         large = _update(algorithm, batch, layers, max_tokens_per_microbatch=tokens)
         assert large.total == small.total, large.table()
-        unshared = _update(algorithm, batch, layers, max_tokens_per_microbatch=tokens, share_prefix=False)
+        unshared = _update(
+            algorithm, batch, layers, max_tokens_per_microbatch=tokens, share_prefix=False
+        )
         assert unshared.total == small.total, unshared.table()
 
 
@@ -183,13 +227,17 @@ def test_waits_of_scoring_do_not_grow() -> None:
     for batch in (ragged_batch(1), truncated_batch()):
         on_device = batch.to(DEVICE)
         for tokens in (30, 10**6):
-            counts = _counted(lambda b=on_device, t=tokens: score_batch(model, b, Scoring(chunk=16), t, True))  # type: ignore[misc]
+            counts = _counted(
+                lambda b=on_device, t=tokens: score_batch(model, b, Scoring(chunk=16), t, True)
+            )  # type: ignore[misc]
             assert counts.total == 0, counts.table()
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo"])
 def test_waits_of_a_step_do_not_grow(name: str) -> None:
-    """From the collated batch to the updated weights; at the commit before, at least 217 for 16 sequences."""
+    """From the collated batch to the updated weights; at the commit before, at least 217 for 16
+    sequences.
+    """
     row = ZOO[name]
     totals = []
     for groups in (1, 3):
@@ -198,7 +246,9 @@ def test_waits_of_a_step_do_not_grow(name: str) -> None:
         trainer = make_trainer(tiny_model().to(DEVICE), max_tokens_per_microbatch=60)
 
         def step(batch: Batch = batch, algorithm: Composed = algorithm, trainer=trainer) -> None:  # type: ignore[no-untyped-def]
-            trainer.train_step(algorithm.compute_advantages(batch.to(DEVICE)), algorithm.compute_loss)
+            trainer.train_step(
+                algorithm.compute_advantages(batch.to(DEVICE)), algorithm.compute_loss
+            )
 
         totals.append(_counted(step))
     assert totals[0].total == totals[1].total <= 20, totals[1].table()
@@ -236,7 +286,9 @@ def test_critic_learns_the_cpus_values() -> None:
 def test_a_bad_loss_is_found_without_a_wait_for_each_micro_batch() -> None:
     algorithm = grpo()
     batch = ragged_batch(1, algorithm)
-    spoiled = batch.with_(advantages=torch.where(torch.arange(12)[:, None] == 9, torch.nan, batch.advantages))  # type: ignore[arg-type]
+    spoiled = batch.with_(
+        advantages=torch.where(torch.arange(12)[:, None] == 9, torch.nan, batch.advantages)
+    )  # type: ignore[arg-type]
     trainer = make_trainer(tiny_model().to(DEVICE), max_tokens_per_microbatch=20)
     metrics = trainer.train_step(spoiled.to(DEVICE), algorithm.compute_loss)
     assert metrics["train/skipped"] == 1.0 and "9" in trainer.skip_reason and trainer.version == 0

@@ -8,8 +8,8 @@ the CPU, over the same memory. Before that it
 - counts the operation if the host would have to wait for a GPU (`Synchronisations`);
 - records the largest result (`LargestTensor`).
 
-It cannot tell which attention kernel a GPU would choose, how much memory or time one would need, and
-it has no streams and no CUDA graphs. `fused_kernels.py` adds the two attention kernels of CUDA.
+It cannot tell which attention kernel a GPU would choose, how much memory or time one would need,
+and it has no streams and no CUDA graphs. `fused_kernels.py` adds the two attention kernels of CUDA.
 
 The device is registered for the whole process and cannot be removed: tests that use it run in a
 process of their own (see `test_on_fake_device.py`).
@@ -58,8 +58,14 @@ _HOST_READS = frozenset(
 )
 
 # CUDA's autocast: operations in the lower precision, and operations that stay in float32.
-_LOWER = "addmm addmv addr baddbmm bmm conv1d conv2d einsum linear matmul mm mv scaled_dot_product_attention"
-_FLOAT32 = "cumprod cumsum exp layer_norm log log10 log1p log2 log_softmax logsumexp norm pow prod reciprocal rsqrt softmax softplus sum"
+_LOWER = (
+    "addmm addmv addr baddbmm bmm conv1d conv2d einsum linear matmul mm mv"
+    " scaled_dot_product_attention"
+)
+_FLOAT32 = (
+    "cumprod cumsum exp layer_norm log log10 log1p log2 log_softmax logsumexp norm pow prod"
+    " reciprocal rsqrt softmax softplus sum"
+)
 
 
 @dataclass
@@ -83,17 +89,30 @@ class Synchronisations:
 
     def at(self, path: str) -> int:
         """Waits in files whose path below `root` begins with `path`."""
-        return sum(n for (_, place), n in [*self.reads.items(), *self.writes.items()] if place.startswith(path))
+        return sum(
+            n
+            for (_, place), n in [*self.reads.items(), *self.writes.items()]
+            if place.startswith(path)
+        )
 
     def table(self) -> str:
         """One line per place, most waits first; for the message of a failed assertion."""
-        lines = [(n, kind, *key) for kind, counts in (("read", self.reads), ("write", self.writes)) for key, n in counts.items()]
-        return "\n".join(f"{n:5} {kind:5} {operation:24} {place}" for n, kind, operation, place in sorted(lines, reverse=True))
+        lines = [
+            (n, kind, *key)
+            for kind, counts in (("read", self.reads), ("write", self.writes))
+            for key, n in counts.items()
+        ]
+        return "\n".join(
+            f"{n:5} {kind:5} {operation:24} {place}"
+            for n, kind, operation, place in sorted(lines, reverse=True)
+        )
 
 
 @dataclass
 class LargestTensor:
-    """The largest tensor that an operation made on the device. elements, operation: of that tensor."""
+    """The largest tensor that an operation made on the device. elements, operation: of
+    that tensor.
+    """
 
     elements: int = 0
     operation: str = ""
@@ -223,16 +242,26 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _number_for_tensor(op: Any, args: Any) -> bool:
-    """PyTorch passes a Python number where the schema has a tensor: another overload must take it."""
+    """PyTorch passes a Python number where the schema has a tensor: another overload must
+    take it.
+    """
     pairs = zip(args, op._schema.arguments, strict=False)
-    return any(isinstance(x, int | float) and isinstance(a.type, torch.TensorType) for x, a in pairs)
+    return any(
+        isinstance(x, int | float) and isinstance(a.type, torch.TensorType) for x, a in pairs
+    )
 
 
 def _index_is_elsewhere(name: str, args: Any) -> bool:
-    """Indexing takes CPU indices (and CPU 0-dim values): PyTorch copies them to the device, and waits."""
+    """Indexing takes CPU indices (and CPU 0-dim values): PyTorch copies them to the device, and
+    waits.
+    """
     if name == "index":
         return is_phantom(args[0])
-    return name == "_index_put_impl_" and is_phantom(args[0]) and (is_phantom(args[2]) or not args[2].dim())
+    return (
+        name == "_index_put_impl_"
+        and is_phantom(args[0])
+        and (is_phantom(args[2]) or not args[2].dim())
+    )
 
 
 def _check_devices(op: Any, name: str, tensors: list[Tensor], args: Any) -> None:
@@ -242,7 +271,10 @@ def _check_devices(op: Any, name: str, tensors: list[Tensor], args: Any) -> None
     takes_numbers = torch.Tag.pointwise in op.tags or name.startswith(("fill", "masked_fill"))
     if takes_numbers and not any(x.dim() for x in away):
         return
-    raise RuntimeError(f"{name}: expected all tensors to be on the same device, found {NAME} and a CPU tensor of shape {tuple(away[0].shape)}")
+    raise RuntimeError(
+        f"{name}: expected all tensors to be on the same device, found {NAME} and a CPU tensor of"
+        f" shape {tuple(away[0].shape)}"
+    )
 
 
 def _count(name: str, tensors: list[Tensor], args: Any, kwargs: Any) -> None:
@@ -256,7 +288,11 @@ def _count(name: str, tensors: list[Tensor], args: Any, kwargs: Any) -> None:
         _wait(f"{name} with a CPU tensor", write=True)
     if name in _HOST_READS and kwargs.get("output_size") is None:
         _wait("item" if name == "_local_scalar_dense" else name)
-    if name == "_index_put_impl_" and args[2].numel() > 1 and any(x is not None and x.dtype == torch.bool for x in args[1]):
+    if (
+        name == "_index_put_impl_"
+        and args[2].numel() > 1
+        and any(x is not None and x.dtype == torch.bool for x in args[1])
+    ):
         _wait("nonzero of a boolean index")
 
 
@@ -337,7 +373,10 @@ def register() -> torch.device:
     _libraries.extend((everything, aten))
     everything.fallback(_fallback, "PrivateUse1")
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    for names, dtype in ((_LOWER, partial(torch.get_autocast_dtype, NAME)), (_FLOAT32, lambda: torch.float32)):
+    for names, dtype in (
+        (_LOWER, partial(torch.get_autocast_dtype, NAME)),
+        (_FLOAT32, lambda: torch.float32),
+    ):
         for name in names.split():
             packet = getattr(torch.ops.aten, name)
             for overload in packet.overloads():

@@ -19,8 +19,19 @@ HERE = Path(__file__).parent
 
 
 def test_cases_pass_on_the_fake_device(tmp_path: Path) -> None:
-    pytest.importorskip("torch", "2.13", reason="the fake device needs the Python backend of torch 2.13")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "python_files=cases_*.py"]
+    pytest.importorskip(
+        "torch", "2.13", reason="the fake device needs the Python backend of torch 2.13"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "python_files=cases_*.py",
+    ]
     done = subprocess.run(
         [*command, "--basetemp", str(tmp_path / "cases"), str(HERE)],
         capture_output=True,

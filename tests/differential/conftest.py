@@ -1,4 +1,6 @@
-"""float64 on both sides: what a peer makes without naming a dtype is then no rounder than its inputs."""
+"""float64 on both sides: what a peer makes without naming a dtype is then no rounder than its
+inputs.
+"""
 
 from __future__ import annotations
 

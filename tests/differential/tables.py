@@ -1,7 +1,8 @@
 """Random tables that both sides read, and the comparison: a loss and its gradient in the log-probs.
 
-Log-ratios are mostly small, a few far outside every clip, and in the extreme cases beyond the +-20 at which they are clamped. Masks are ragged,
-with a hole (a tool's tokens) where asked. What stands under the mask is a finite number of the same kind: peers multiply by the mask.
+Log-ratios are mostly small, a few far outside every clip, and in the extreme cases beyond the +-20
+at which they are clamped. Masks are ragged, with a hole (a tool's tokens) where asked. What stands
+under the mask is a finite number of the same kind: peers multiply by the mask.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _SHAPES = ((2, 4, 7), (3, 2, 11), (4, 5, 5), (1, 6, 16))
 
 @dataclass(frozen=True)
 class Tables:
-    """One step's tables: [B, T] log-probs, token advantages, values and rewards; [B] rewards in [-1, 2], lengths and groups; mask [B, T] bool."""
+    """One step's tables: [B, T] log-probs, token advantages, values and rewards; [B] rewards in
+    [-1, 2], lengths and groups; mask [B, T] bool.
+    """
 
     logp: Tensor
     old_logp: Tensor
@@ -58,8 +61,12 @@ class Tables:
         return self.mask.to(self.logp.dtype)
 
 
-def make_tables(seed: int, *, holes: bool = False, extreme: bool = False, dtype: torch.dtype = torch.float64) -> Tables:
-    """Tables of the seed's shape: prompts x samples rows, groups in order. holes: tool tokens inside rows. extreme: log-ratios past +-20."""
+def make_tables(
+    seed: int, *, holes: bool = False, extreme: bool = False, dtype: torch.dtype = torch.float64
+) -> Tables:
+    """Tables of the seed's shape: prompts x samples rows, groups in order. holes: tool tokens
+    inside rows. extreme: log-ratios past +-20.
+    """
     prompts, samples, width = _SHAPES[seed % len(_SHAPES)]
     rows = prompts * samples
     g = torch.Generator().manual_seed(1000 + seed)
@@ -95,11 +102,17 @@ def make_tables(seed: int, *, holes: bool = False, extreme: bool = False, dtype:
         group=torch.arange(rows) // samples,
         samples=samples,
     )
-    return made if dtype == torch.float64 else replace(made, **{k: v.to(dtype) for k, v in vars(made).items() if _is_float(v)})
+    return (
+        made
+        if dtype == torch.float64
+        else replace(made, **{k: v.to(dtype) for k, v in vars(made).items() if _is_float(v)})
+    )
 
 
 def binary_rewards(tables: Tables, seed: int) -> Tensor:
-    """[B] rewards of 0 or 1; the first group all 1 (nothing to learn), every other group with at least one of each."""
+    """[B] rewards of 0 or 1; the first group all 1 (nothing to learn), every other group with at
+    least one of each.
+    """
     g = torch.Generator().manual_seed(seed)
     rewards = torch.randint(0, 2, tables.rewards.shape, generator=g).double()
     rewards[:: tables.samples] = 1.0
@@ -118,17 +131,29 @@ def value_and_gradient(loss: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Te
 
 def aggregated(table: Tensor, tables: Tables, how: str, horizon: int = HORIZON) -> Tensor:
     """Our scalar: the table weighed by our aggregation."""
-    return torch.where(tables.mask, AGGREGATIONS[how](tables.mask, tables.group, horizon) * table, 0.0).sum()
+    return torch.where(
+        tables.mask, AGGREGATIONS[how](tables.mask, tables.group, horizon) * table, 0.0
+    ).sum()
 
 
 def assert_same(ours: Tensor, theirs: Tensor, rtol: float = 1e-6, atol: float = 1e-8) -> None:
-    """Equal within the tolerance, the peer's dtype notwithstanding (a few peers round to float32 inside)."""
+    """Equal within the tolerance, the peer's dtype notwithstanding (a few peers round to float32
+    inside).
+    """
     torch.testing.assert_close(ours.double(), theirs.double(), rtol=rtol, atol=atol)
 
 
-def assert_same_loss(ours: Callable[[Tensor], Tensor], theirs: Callable[[Tensor], Tensor], at: Tensor, rtol: float = 1e-6) -> None:
+def assert_same_loss(
+    ours: Callable[[Tensor], Tensor],
+    theirs: Callable[[Tensor], Tensor],
+    at: Tensor,
+    rtol: float = 1e-6,
+) -> None:
     """Two losses agree in value and in gradient, and the gradient is not zero everywhere."""
-    (our_value, our_gradient), (their_value, their_gradient) = value_and_gradient(ours, at), value_and_gradient(theirs, at)
+    (our_value, our_gradient), (their_value, their_gradient) = (
+        value_and_gradient(ours, at),
+        value_and_gradient(theirs, at),
+    )
     assert their_gradient.abs().max() > 0
     assert_same(our_value, their_value, rtol)
     assert_same(our_gradient, their_gradient, rtol)

@@ -1,4 +1,6 @@
-"""The settings that `sixfold algorithms --convert` names, against the frameworks' own configuration: every key, every default, every value."""
+"""The settings that `sixfold algorithms --convert` names, against the frameworks' own
+configuration: every key, every default, every value.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ ROWS: list[Method] = [
     *(replace(GRPO, beta=0.1, kl=kl) for kl in ("k2", "k3", "k3+", "k3-unbiased")),
     *(replace(GRPO, beta=0.1, kl="k1", kl_in="reward", kl_target=target) for target in (0.0, 0.2)),
     *(replace(GRPO, correction=name) for name in CORRECTION_BANDS),
-    *(replace(GRPO, entropy_rule=name, entropy_bonus=0.01) for name in ("none", "clip-cov", "kl-cov", "top-entropy")),
+    *(
+        replace(GRPO, entropy_rule=name, entropy_bonus=0.01)
+        for name in ("none", "clip-cov", "kl-cov", "top-entropy")
+    ),
     replace(GRPO, entropy_target=0.2),
     replace(GRPO, dual_clip=3.0),
     replace(GRPO, length_penalty="stop-properly"),
@@ -58,7 +63,9 @@ def verl_tree() -> dict[str, Any]:
     peer("verl")
     import yaml  # type: ignore[import-untyped]  # verl's own dependency
 
-    text = (folder("verl") / "trainer" / "config" / "_generated_ppo_trainer.yaml").read_text(encoding="utf-8")
+    text = (folder("verl") / "trainer" / "config" / "_generated_ppo_trainer.yaml").read_text(
+        encoding="utf-8"
+    )
     tree: dict[str, Any] = yaml.safe_load(text)
     return tree
 
@@ -84,7 +91,12 @@ def test_verls_names_are_registered() -> None:
         core.get_adv_estimator_fn(given["algorithm.adv_estimator"])
         if f"{actor}policy_loss.loss_mode" in given:
             core.get_policy_loss_fn(given[f"{actor}policy_loss.loss_mode"])
-        config.ActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, loss_agg_mode=given[f"{actor}loss_agg_mode"])
+        config.ActorConfig(
+            strategy="fsdp",
+            rollout_n=1,
+            use_dynamic_bsz=True,
+            loss_agg_mode=given[f"{actor}loss_agg_mode"],
+        )
         logp = torch.zeros(2)
         for key in (f"{actor}kl_loss_type", "algorithm.kl_penalty"):
             if key in given:
@@ -94,14 +106,21 @@ def test_verls_names_are_registered() -> None:
 def test_verls_thresholds_are_read_as_the_band() -> None:
     helper = peer("verl.trainer.ppo.rollout_corr_helper")
     key = "algorithm.rollout_correction.rollout_is_threshold"
-    for rule, expected in {"truncated": (2.0, None), "masked": (5.0, 0.5), "masked-sequence": (3.0, 1e-9), "decoupled": (5.0, 1e-9)}.items():
+    for rule, expected in {
+        "truncated": (2.0, None),
+        "masked": (5.0, 0.5),
+        "masked-sequence": (3.0, 1e-9),
+        "decoupled": (5.0, 1e-9),
+    }.items():
         found = convert("verl", replace(GRPO, correction=rule), SIZES)
         assert helper._parse_rollout_is_threshold({**found.kept, **found.changed}[key]) == expected
 
 
 def test_verls_overlong_reward_reads_what_hydra_adds() -> None:
     verl_tree()
-    code = (folder("verl") / "experimental" / "reward_loop" / "reward_manager" / "dapo.py").read_text(encoding="utf-8")
+    code = (
+        folder("verl") / "experimental" / "reward_loop" / "reward_manager" / "dapo.py"
+    ).read_text(encoding="utf-8")
     added = [key for key in convert("verl", ZOO["dapo"], SIZES).changed if key.startswith("+")]
     assert len(added) == 5
     for key in added:
@@ -112,7 +131,9 @@ def test_verls_overlong_reward_reads_what_hydra_adds() -> None:
 
 def test_verls_default_trainer_ignores_the_bound_of_its_refill() -> None:
     assert verl_tree()["trainer"]["use_v1"] is True
-    code = (folder("verl") / "trainer" / "ppo" / "v1" / "trainer_base.py").read_text(encoding="utf-8")
+    code = (folder("verl") / "trainer" / "ppo" / "v1" / "trainer_base.py").read_text(
+        encoding="utf-8"
+    )
     assert "max_num_gen_batches=%s is ignored" in code
 
 
@@ -125,7 +146,9 @@ def test_a_group_of_one_keeps_its_reward_in_verl() -> None:
     """Why REINFORCE is told rollout.n = 1."""
     core = peer("verl.trainer.ppo.core_algos")
     rewards = torch.tensor([[0.0, 0.7], [0.0, -2.0]])
-    advantages, _ = core.compute_grpo_outcome_advantage(rewards, torch.ones(2, 2), np.array(["a", "b"], dtype=object), norm_adv_by_std_in_grpo=False)
+    advantages, _ = core.compute_grpo_outcome_advantage(
+        rewards, torch.ones(2, 2), np.array(["a", "b"], dtype=object), norm_adv_by_std_in_grpo=False
+    )
     assert torch.equal(advantages, torch.tensor([[0.7, 0.7], [-2.0, -2.0]]))
 
 
@@ -133,16 +156,33 @@ def test_a_group_of_one_keeps_its_reward_in_verl() -> None:
 def test_luspo_is_verls_gspo_summed_over_the_sequence(seed: int) -> None:
     core = peer("verl.trainer.ppo.core_algos")
     config = import_module("verl.workers.config").ActorConfig(
-        strategy="fsdp", rollout_n=1, use_dynamic_bsz=True, clip_ratio_low=0.04, clip_ratio_high=0.05
+        strategy="fsdp",
+        rollout_n=1,
+        use_dynamic_bsz=True,
+        clip_ratio_low=0.04,
+        clip_ratio_high=0.05,
     )
     t = make_tables(seed, holes=True)
 
     def theirs(logp: Tensor) -> Tensor:
         loss = core.get_policy_loss_fn("gspo")
-        return loss(t.old_logp, logp, t.advantages, t.counted, loss_agg_mode="seq-mean-token-sum", config=config)[0]
+        return loss(
+            t.old_logp,
+            logp,
+            t.advantages,
+            t.counted,
+            loss_agg_mode="seq-mean-token-sum",
+            config=config,
+        )[0]
 
     assert_same_loss(
-        lambda logp: aggregated(length_scaled_sequence_surrogate(logp, t.old_logp, t.advantages, t.mask, 0.04, 0.05).loss, t, "sequence"),
+        lambda logp: aggregated(
+            length_scaled_sequence_surrogate(
+                logp, t.old_logp, t.advantages, t.mask, 0.04, 0.05
+            ).loss,
+            t,
+            "sequence",
+        ),
         theirs,
         t.logp,
     )
@@ -152,7 +192,9 @@ def test_luspo_is_verls_gspo_summed_over_the_sequence(seed: int) -> None:
 
 
 def trl_class(name: str) -> Any:
-    module = {"GMPOConfig": "trl.experimental.gmpo", "IWOPDConfig": "trl.experimental.iw_opd"}.get(name, "trl")
+    module = {"GMPOConfig": "trl.experimental.gmpo", "IWOPDConfig": "trl.experimental.iw_opd"}.get(
+        name, "trl"
+    )
     return getattr(peer(module), name)
 
 
@@ -168,17 +210,26 @@ def test_trl_takes_what_it_is_told(tmp_path: Path) -> None:
     torch.set_default_dtype(torch.float32)
     for row in ROWS:
         found = convert("trl", row, SIZES)
-        made = trl_class(found.entry)(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], **found.changed)
+        made = trl_class(found.entry)(
+            output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], **found.changed
+        )
         assert all(getattr(made, key) == value for key, value in found.changed.items())
 
 
 def test_trls_loss_types_are_those_of_its_trainer() -> None:
     trainer = peer("trl.trainer.grpo_trainer")
     code = Path(trainer.__file__).read_text(encoding="utf-8")
-    names = {str(node.value) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)}
+    names = {
+        str(node.value) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)
+    }
     for row in ROWS:
         found = convert("trl", row, SIZES)
-        for key in ("loss_type", "importance_sampling_level", "scale_rewards", "vllm_importance_sampling_mode"):
+        for key in (
+            "loss_type",
+            "importance_sampling_level",
+            "scale_rewards",
+            "vllm_importance_sampling_mode",
+        ):
             assert str(found.changed.get(key, "dapo")) in names
 
 
@@ -188,7 +239,9 @@ def test_trl_has_no_ppo() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_trls_delta_is_a_dual_clip(seed: int) -> None:
-    """What is told to TRL for dual_clip = c: for c above the clip, capping the ratio is capping the loss where A < 0, and nothing where A > 0."""
+    """What is told to TRL for dual_clip = c: for c above the clip, capping the ratio is capping the
+    loss where A < 0, and nothing where A > 0.
+    """
     t = make_tables(seed, extreme=True)
     dual = clipped_surrogate(t.logp, t.old_logp, t.token_advantages, 0.2, 0.28, dual_clip=3.0).loss
     capped = clipped_surrogate(t.logp, t.old_logp, t.token_advantages, 0.2, 0.28, delta=3.0).loss
@@ -199,7 +252,8 @@ def test_trls_punishment_of_long_answers_is_what_the_line_calls() -> None:
     rewards = peer("trl.rewards")
     (line,) = convert("trl", ZOO["dapo"], SIZES).also
     punish = eval(
-        line.removeprefix("reward_funcs.append(").partition(")  #")[0], {"get_soft_overlong_punishment": rewards.get_soft_overlong_punishment}
+        line.removeprefix("reward_funcs.append(").partition(")  #")[0],
+        {"get_soft_overlong_punishment": rewards.get_soft_overlong_punishment},
     )
     lengths = (51, 52, 64)
     assert punish([[0] * n for n in lengths]) == [0.0, -1 / 13, -1.0]
@@ -209,7 +263,9 @@ def test_trls_punishment_of_long_answers_is_what_the_line_calls() -> None:
 
 
 def openrlhf_flags() -> dict[str, dict[str, Any]]:
-    """Flag -> keywords of its add_argument, read from the source: the parser is made only when the file is run."""
+    """Flag -> keywords of its add_argument, read from the source: the parser is made only when the
+    file is run.
+    """
     with without_accelerators():
         peer("openrlhf")
     code = (folder("openrlhf") / "cli" / "train_ppo_ray.py").read_text(encoding="utf-8")
@@ -220,7 +276,9 @@ def openrlhf_flags() -> dict[str, dict[str, Any]]:
                 scope = {"prefix": prefix, "datetime": _Now}
                 flag = eval(ast.unparse(node.args[0]), scope)
                 keywords = {
-                    str(k.arg): eval(ast.unparse(k.value), scope) for k in node.keywords if k.arg in ("default", "choices", "action", "nargs")
+                    str(k.arg): eval(ast.unparse(k.value), scope)
+                    for k in node.keywords
+                    if k.arg in ("default", "choices", "action", "nargs")
                 }
                 found[flag.removeprefix("--")] = keywords
     return found
@@ -256,6 +314,10 @@ def test_openrlhf_takes_what_it_is_told() -> None:
 def test_openrlhf_averages_the_kl_over_tokens_whatever_the_loss() -> None:
     openrlhf_flags()
     code = (folder("openrlhf") / "trainer" / "ray" / "ppo_actor.py").read_text(encoding="utf-8")
-    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and ast.unparse(node.func) == "aggregate_loss"]
+    calls = [
+        node
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "aggregate_loss"
+    ]
     assert len(calls) == 2  # the KL and the entropy
     assert not [k.arg for call in calls for k in call.keywords if k.arg == "token_level_loss"]

@@ -28,8 +28,12 @@ def outcome(t: Tables, rewards: Tensor) -> Tensor:
 
 
 def verl_advantage(name: str, t: Tables, rewards: Tensor, **more: Any) -> Tensor:
-    """[B] verl's advantage of each row: the same on all its scored tokens, and 0 elsewhere, which is checked."""
-    table, _ = core.get_adv_estimator_fn(name)(token_level_rewards=outcome(t, rewards), response_mask=t.counted, index=t.index, **more)
+    """[B] verl's advantage of each row: the same on all its scored tokens, and 0 elsewhere, which
+    is checked.
+    """
+    table, _ = core.get_adv_estimator_fn(name)(
+        token_level_rewards=outcome(t, rewards), response_mask=t.counted, index=t.index, **more
+    )
     row = table.sum(-1) / t.lengths
     assert_same(torch.where(t.mask, row[:, None], 0.0), table)
     return row
@@ -40,9 +44,11 @@ def verl_advantage(name: str, t: Tables, rewards: Tensor, **more: Any) -> Tensor
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("estimator", "tolerance"), [("grpo", 1e-6), ("grpo_vectorized", 1e-3)])
-def test_zscore_is_verls_times_the_ratio_of_the_two_deviations(seed: int, estimator: str, tolerance: float) -> None:
-    # verl divides by the n - 1 deviation, s = sqrt(K / (K - 1)) times ours; its eps of 1e-6 is then worth eps / s of ours. Its vectorised form
-    # works in float32.
+def test_zscore_is_verls_times_the_ratio_of_the_two_deviations(
+    seed: int, estimator: str, tolerance: float
+) -> None:
+    # verl divides by the n - 1 deviation, s = sqrt(K / (K - 1)) times ours; its eps of 1e-6 is then
+    # worth eps / s of ours. Its vectorised form works in float32.
     t = make_tables(seed)
     s = sqrt(t.samples / (t.samples - 1))
     ours = advantages.group_zscore(t.rewards, t.group, eps=1e-6 / s)
@@ -61,23 +67,46 @@ def test_group_mean_is_verls_grpo_without_the_deviation(seed: int, estimator: st
 @pytest.mark.parametrize("estimator", ["rloo", "rloo_vectorized"])
 def test_leave_one_out(seed: int, estimator: str) -> None:
     t = make_tables(seed)
-    assert_same(advantages.leave_one_out(t.rewards, t.group), verl_advantage(estimator, t, t.rewards))
+    assert_same(
+        advantages.leave_one_out(t.rewards, t.group), verl_advantage(estimator, t, t.rewards)
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_length_weighted_baseline(seed: int) -> None:
     t = make_tables(seed, holes=True)
-    assert_same(advantages.length_weighted(t.rewards, t.group, t.lengths), verl_advantage("opo", t, t.rewards))
+    assert_same(
+        advantages.length_weighted(t.rewards, t.group, t.lengths),
+        verl_advantage("opo", t, t.rewards),
+    )
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        "grpo",
+        "grpo_vectorized",
+        "rloo",
+        "rloo_vectorized",
+        "opo",
+        "gpg",
+        "reinforce_plus_plus_baseline",
+    ],
+)
 def test_a_group_of_one_gets_its_raw_reward_from_verl_and_nothing_from_us(estimator: str) -> None:
-    # verl gives it mean 0 and std 1; its vectorised leave-one-out alone gives 0. A baseline made of the row alone leaves nothing: 0 here, or
-    # ValueError where the formula divides by K - 1.
+    # verl gives it mean 0 and std 1; its vectorised leave-one-out alone gives 0. A baseline made of
+    # the row alone leaves nothing: 0 here, or ValueError where the formula divides by K - 1.
     rewards, mask = torch.tensor([0.5, 2.0]), torch.ones(2, 1)
-    given = {"token_level_rewards": rewards[:, None].clone(), "response_mask": mask, "index": np.array(["a", "b"], dtype=object)}
+    given = {
+        "token_level_rewards": rewards[:, None].clone(),
+        "response_mask": mask,
+        "index": np.array(["a", "b"], dtype=object),
+    }
     theirs = core.get_adv_estimator_fn(estimator)(**given)[0][:, 0]
-    special = {"reinforce_plus_plus_baseline": (rewards - 1.25) / rewards.std(), "rloo_vectorized": torch.zeros(2)}
+    special = {
+        "reinforce_plus_plus_baseline": (rewards - 1.25) / rewards.std(),
+        "rloo_vectorized": torch.zeros(2),
+    }
     assert_same(theirs, special.get(estimator, rewards), rtol=1e-5)
     assert (advantages.group_zscore(rewards, torch.tensor([0, 1])) == 0).all()
     with pytest.raises(ValueError, match="at least 2 samples"):
@@ -86,7 +115,8 @@ def test_a_group_of_one_gets_its_raw_reward_from_verl_and_nothing_from_us(estima
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gpg_differs_in_its_factor_alone(seed: int) -> None:
-    # Ours B / (rows of groups that are not degenerate), as the paper; verl's B / (rows with a reward other than 0).
+    # Ours B / (rows of groups that are not degenerate), as the paper; verl's B / (rows with a
+    # reward other than 0).
     t = make_tables(seed)
     rewards = binary_rewards(t, seed)
     rows = len(rewards)
@@ -102,7 +132,9 @@ def test_gpg_differs_in_its_factor_alone(seed: int) -> None:
 def test_top_gap_is_verls_without_its_division_by_the_deviation(seed: int) -> None:
     t = make_tables(seed)
     ours = advantages.top_gap(t.rewards, t.group)
-    assert_same(ours, verl_advantage("grpo_passk", t, t.rewards, config={"norm_adv_by_std_in_grpo": False}))
+    assert_same(
+        ours, verl_advantage("grpo_passk", t, t.rewards, config={"norm_adv_by_std_in_grpo": False})
+    )
     std = t.rewards.view(-1, t.samples).std(-1).repeat_interleave(t.samples)
     assert_same(ours / (std + 1e-6), verl_advantage("grpo_passk", t, t.rewards, config={}))
 
@@ -113,12 +145,15 @@ def test_greedy_baseline(seed: int) -> None:
     t = make_tables(seed)
     greedy = t.token_rewards[:, 0]
     theirs, _ = core.compute_remax_outcome_advantage(outcome(t, t.rewards), greedy, t.counted)
-    assert_same(torch.where(t.mask, advantages.greedy_baseline(t.rewards, greedy)[:, None], 0.0), theirs)
+    assert_same(
+        torch.where(t.mask, advantages.greedy_baseline(t.rewards, greedy)[:, None], 0.0), theirs
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gdpo_normalises_rows_here_and_tokens_in_verl(seed: int) -> None:
-    # verl's second normalisation is over tokens, so that long rows weigh more, n - 1. With rows of one length only the two n - 1 remain.
+    # verl's second normalisation is over tokens, so that long rows weigh more, n - 1. With rows of
+    # one length only the two n - 1 remain.
     t = make_tables(seed)
     parts = torch.stack([t.rewards, t.token_rewards[:, 0], t.values[:, 0]], -1)
     weights = torch.tensor([1.0, 0.5, 2.0])
@@ -131,7 +166,10 @@ def test_gdpo_normalises_rows_here_and_tokens_in_verl(seed: int) -> None:
         index=t.index,
         config=config,
         non_tensor_batch={key: parts[:, i].numpy() for i, key in enumerate("abc")},
-        batch={"prompts": torch.zeros(rows, 1), "attention_mask": torch.ones(rows, width + 1, dtype=torch.long)},
+        batch={
+            "prompts": torch.zeros(rows, 1),
+            "attention_mask": torch.ones(rows, width + 1, dtype=torch.long),
+        },
     )
     ours = advantages.normalise_then_sum(parts, weights, t.group)
     assert_same(ours * sqrt((rows * width - 1) / (rows * width)), theirs[:, 0], rtol=1e-3)
@@ -145,7 +183,9 @@ def test_gdpo_normalises_rows_here_and_tokens_in_verl(seed: int) -> None:
 def test_gae_and_its_returns(seed: int, holes: bool) -> None:
     t = make_tables(seed, holes=holes)
     ours, our_returns = returns.gae(t.token_rewards, t.values, t.mask, 0.97, 0.9)
-    theirs, their_returns = core.compute_gae_advantage_return(t.token_rewards, t.values, t.counted, 0.97, 0.9)
+    theirs, their_returns = core.compute_gae_advantage_return(
+        t.token_rewards, t.values, t.counted, 0.97, 0.9
+    )
     # verl carries its sums under the mask, where ours is 0; and whitens inside, with n - 1.
     n = int(t.mask.sum())
     assert_same(our_returns, torch.where(t.mask, their_returns, 0.0))
@@ -157,7 +197,9 @@ def test_gae_and_its_returns(seed: int, holes: bool) -> None:
 def test_reinforce_plus_plus(seed: int, holes: bool) -> None:
     t = make_tables(seed, holes=holes)
     ours = returns.rewards_to_go(t.token_rewards, t.mask, 0.95)
-    theirs, their_returns = core.compute_reinforce_plus_plus_outcome_advantage(t.token_rewards, t.counted, SimpleNamespace(gamma=0.95))
+    theirs, their_returns = core.compute_reinforce_plus_plus_outcome_advantage(
+        t.token_rewards, t.counted, SimpleNamespace(gamma=0.95)
+    )
     n = int(t.mask.sum())
     assert_same(ours, their_returns)
     assert_same(returns.whiten(ours, t.mask) * sqrt((n - 1) / n), theirs)
@@ -168,7 +210,9 @@ def test_reinforce_plus_plus_with_a_group_baseline(seed: int) -> None:
     t = make_tables(seed)
     n = int(t.mask.sum())
     table = torch.where(t.mask, advantages.group_mean(t.rewards, t.group)[:, None], 0.0)
-    theirs, _ = core.compute_reinforce_plus_plus_baseline_outcome_advantage(outcome(t, t.rewards), t.counted, t.index)
+    theirs, _ = core.compute_reinforce_plus_plus_baseline_outcome_advantage(
+        outcome(t, t.rewards), t.counted, t.index
+    )
     assert_same(returns.whiten(table, t.mask) * sqrt((n - 1) / n), theirs)
 
 
@@ -185,7 +229,8 @@ def test_whitening_differs_by_n_minus_one(seed: int) -> None:
 
 @pytest.mark.parametrize("penalty", [1.0, 0.5])
 def test_overlong_penalty(penalty: float) -> None:
-    # Lengths up to the longest allowed; there the two end. Beyond it ours stays at -penalty and verl's line goes on down.
+    # Lengths up to the longest allowed; there the two end. Beyond it ours stays at -penalty and
+    # verl's line goes on down.
     longest, buffer = 12, 5
     theirs = verl_overlong(list(range(1, 16)), longest, buffer, penalty)
     ours = shaping.overlong_penalty(torch.arange(1, 16), longest, buffer, penalty)
@@ -195,13 +240,17 @@ def test_overlong_penalty(penalty: float) -> None:
 
 
 def verl_overlong(lengths: list[int], longest: int, buffer: int, penalty: float) -> Tensor:
-    """The reward that verl's DAPO reward manager gives to answers of these lengths whose score is 0."""
+    """The reward that verl's DAPO reward manager gives to answers of these lengths whose score is
+    0.
+    """
     manager = SimpleNamespace(
         _extract_reward_from_rm_scores=lambda data, return_dict: None,
         tokenizer=SimpleNamespace(decode=lambda ids, skip_special_tokens: "", eos_token="<eos>"),
         reward_fn_key="source",
         compute_score=lambda **given: 0.0,
-        overlong_buffer_cfg=SimpleNamespace(enable=True, len=buffer, penalty_factor=penalty, log=False),
+        overlong_buffer_cfg=SimpleNamespace(
+            enable=True, len=buffer, penalty_factor=penalty, log=False
+        ),
         max_resp_len=longest,
         num_examine=0,
     )

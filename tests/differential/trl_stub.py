@@ -1,4 +1,5 @@
-"""What TRL's trainer methods read off a trainer: settings, one process, evaluation mode, and our tables in place of a model and of rollouts.
+"""What TRL's trainer methods read off a trainer: settings, one process, evaluation mode, and our
+tables in place of a model and of rollouts.
 
 Importing this needs TRL.
 """
@@ -21,8 +22,12 @@ from .tables import Tables
 ALL = 1.0
 
 
-def trainer(t: Tables, logp: Tensor, entropies: Tensor | None = None, **settings: Any) -> SimpleNamespace:
-    """What the methods read off a trainer on one process, in evaluation: no gradient accumulation, `logp` for the model's log-probs."""
+def trainer(
+    t: Tables, logp: Tensor, entropies: Tensor | None = None, **settings: Any
+) -> SimpleNamespace:
+    """What the methods read off a trainer on one process, in evaluation: no gradient accumulation,
+    `logp` for the model's log-probs.
+    """
     arguments = {
         "delta": None,
         "use_bias_correction_kl": False,
@@ -65,12 +70,18 @@ def trainer(t: Tables, logp: Tensor, entropies: Tensor | None = None, **settings
         "current_gradient_accumulation_steps": 1,
         "num_iterations": 1,
         "_metrics": defaultdict(lambda: defaultdict(list)),
-        "_get_per_token_logps_and_entropies": lambda *given, **more: (logp, torch.zeros_like(logp) if entropies is None else entropies, None),
+        "_get_per_token_logps_and_entropies": lambda *given, **more: (
+            logp,
+            torch.zeros_like(logp) if entropies is None else entropies,
+            None,
+        ),
         "get_off_policy_mask": GRPOTrainer.get_off_policy_mask,
         "get_gamma_weights": GRPOTrainer.get_gamma_weights,
     }
     stub = SimpleNamespace(**(own | {k: v for k, v in settings.items() if k not in arguments}))
-    stub.args = SimpleNamespace(**(arguments | {k: v for k, v in settings.items() if k in arguments}))
+    stub.args = SimpleNamespace(
+        **(arguments | {k: v for k, v in settings.items() if k in arguments})
+    )
     for name in ("entropy_target", "entropy_coef_delta", "entropy_coef_max", "entropy_coef_min"):
         if name in settings:
             setattr(stub.args, name, settings[name])
@@ -94,8 +105,12 @@ def inputs(t: Tables, advantage: Tensor, **more: Any) -> dict[str, Any]:
     }
 
 
-def rollout(t: Tables, parts: Tensor, kind: Any = GRPOTrainer, **settings: Any) -> dict[str, Tensor]:
-    """What TRL's trainer makes of a batch of rollouts with these rewards [B, R]: advantages, and importance ratios with `use_vllm`."""
+def rollout(
+    t: Tables, parts: Tensor, kind: Any = GRPOTrainer, **settings: Any
+) -> dict[str, Tensor]:
+    """What TRL's trainer makes of a batch of rollouts with these rewards [B, R]: advantages, and
+    importance ratios with `use_vllm`.
+    """
     names = [f"reward-{i}" for i in range(parts.shape[1])]
     lengths = t.lengths.tolist()
     ids = [[1] * n for n in lengths]
@@ -117,7 +132,14 @@ def rollout(t: Tables, parts: Tensor, kind: Any = GRPOTrainer, **settings: Any) 
         "scale_rewards": "group",
         "multi_objective_aggregation": "sum_then_normalize",
         "log_multimodal": False,
-        "_logs": defaultdict(lambda: defaultdict(list)) | {"prompt": [], "completion": [], "advantages": []},
+        "_logs": (
+            defaultdict(lambda: defaultdict(list))
+            | {
+                "prompt": [],
+                "completion": [],
+                "advantages": [],
+            }
+        ),
         "_pending_extra_logs": {},
         "_pending_metrics": {},
         "ref_model": None,

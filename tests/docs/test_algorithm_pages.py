@@ -1,4 +1,6 @@
-"""docs/algorithms/: what each page says of a row, its code, its metrics and its numbers is what the row, the code and the schema say."""
+"""docs/algorithms/: what each page says of a row, its code, its metrics and its numbers is what the
+row, the code and the schema say.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ SOURCE = ROOT / "src" / "sixfold" / "algorithm"
 SECOND_FORMS = {"gspo_token": "gspo", "reinforce_pp_baseline": "reinforce_pp"}
 """Rows that share the file and the page of their predecessor."""
 BENCHMARKED = ("reinforce", "ppo", "grpo", "rloo", "dapo", "dr_grpo")
-METRIC = re.compile(r"(train|reward|rollout|mismatch|sync|heldout|time|group|critic|dynamic|correction|algorithm)/[a-z][a-z_0-9/]*$")
+METRIC = re.compile(
+    r"(train|reward|rollout|mismatch|sync|heldout|time|group|critic|dynamic|correction|algorithm)/[a-z][a-z_0-9/]*$"
+)
 PAGES = sorted(FOLDER.glob("*.md"))
 
 
@@ -45,7 +49,9 @@ def page(name: str) -> str:
 
 def section(text: str, heading: str) -> str:
     """What stands under a second-level heading."""
-    found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    found = re.search(
+        rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
+    )
     assert found, f"no section '{heading}'"
     return found[1]
 
@@ -53,7 +59,14 @@ def section(text: str, heading: str) -> str:
 def tables(text: str) -> list[list[list[str]]]:
     """Every table as rows of cells, its header first; an escaped bar is no border."""
     blocks = re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)
-    split = [[re.split(r"(?<!\\)\|", line)[1:-1] for line in block.splitlines() if not line.startswith("|---")] for block in blocks]
+    split = [
+        [
+            re.split(r"(?<!\\)\|", line)[1:-1]
+            for line in block.splitlines()
+            if not line.startswith("|---")
+        ]
+        for block in blocks
+    ]
     return [[[cell.strip() for cell in row] for row in table] for table in split]
 
 
@@ -68,7 +81,10 @@ def blocks(text: str, language: str) -> list[str]:
 
 def links(text: str) -> dict[str, Path]:
     """Name -> file of every link to a name in a Python file."""
-    return {name: (FOLDER / path).resolve() for name, path in re.findall(r"\[`(\w+)`\]\(([\w./]+\.py)\)", text)}
+    return {
+        name: (FOLDER / path).resolve()
+        for name, path in re.findall(r"\[`(\w+)`\]\(([\w./]+\.py)\)", text)
+    }
 
 
 def names_in(file: Path) -> set[str]:
@@ -77,7 +93,13 @@ def names_in(file: Path) -> set[str]:
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
-        for target in node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []:
+        for target in (
+            node.targets
+            if isinstance(node, ast.Assign)
+            else [node.target]
+            if isinstance(node, ast.AnnAssign)
+            else []
+        ):
             names |= {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
     return names
 
@@ -103,7 +125,9 @@ def a_batch() -> Batch:
 
 
 def logged(row: Method) -> set[str]:
-    """The keys of the row's own that a step of it logs, apart from those that every algorithm has."""
+    """The keys of the row's own that a step of it logs, apart from those that every
+    algorithm has.
+    """
     algorithm = make_algorithm(row, horizon=5)
     batch = algorithm.compute_advantages(a_batch())
     keys = set(algorithm.compute_loss(batch, batch.old_logp).means)
@@ -117,8 +141,14 @@ def test_the_row_is_quoted_and_the_table_is_what_it_changes(name: str) -> None:
     source = (SOURCE / f"{stem(name)}.py").read_text(encoding="utf-8")
     (quoted,) = [block for block in blocks(patch, "python") if f'name="{name}"' in block]
     assert quoted in source, "the row has changed: copy it from the file"
-    listed = [rows for header, *rows in tables(patch) if header[:3] == ["choice", row.patches, name]]
-    said = [(cells[0].strip("`"), *(ast.literal_eval(cell.strip("`")) for cell in cells[1:3])) for rows in listed for cells in rows]
+    listed = [
+        rows for header, *rows in tables(patch) if header[:3] == ["choice", row.patches, name]
+    ]
+    said = [
+        (cells[0].strip("`"), *(ast.literal_eval(cell.strip("`")) for cell in cells[1:3]))
+        for rows in listed
+        for cells in rows
+    ]
     assert sorted(said) == sorted((c.field, c.before, c.after) for c in changes(row))
 
 
@@ -141,7 +171,9 @@ def test_every_metric_that_the_row_logs_is_explained(name: str) -> None:
     said = words(section(page(name), "Metrics"))
     assert logged(ZOO[name]) <= said
     unclipped = {"train/clipped_frac", "train/clip_active_frac"} - logged(ZOO[name])
-    assert not unclipped & {cells[0].strip("`") for table in tables(section(page(name), "Metrics")) for cells in table}, "not logged by this row"
+    assert not unclipped & {
+        cells[0].strip("`") for table in tables(section(page(name), "Metrics")) for cells in table
+    }, "not logged by this row"
     assert "train/kl" in said, "what a KL would log"
 
 
@@ -152,10 +184,18 @@ def test_every_metric_named_is_in_the_schema(file: Path) -> None:
             assert find(word), f"{word}: no such metric"
 
 
-@pytest.mark.parametrize("room, file", [("critic", "critic.md"), ("dynamic", "dapo.md"), ("correction", "off_policy.md")])
+@pytest.mark.parametrize(
+    "room, file", [("critic", "critic.md"), ("dynamic", "dapo.md"), ("correction", "off_policy.md")]
+)
 def test_a_room_of_metrics_has_its_table(room: str, file: str) -> None:
-    rows = [cells for table in tables(section((FOLDER / file).read_text(encoding="utf-8"), "Metrics")) for cells in table]
-    assert {m.key for m in METRICS if m.key.startswith(f"{room}/")} <= {cells[0].strip("`") for cells in rows if cells[1]}
+    rows = [
+        cells
+        for table in tables(section((FOLDER / file).read_text(encoding="utf-8"), "Metrics"))
+        for cells in table
+    ]
+    assert {m.key for m in METRICS if m.key.startswith(f"{room}/")} <= {
+        cells[0].strip("`") for cells in rows if cells[1]
+    }
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -163,38 +203,72 @@ def test_cost_peers_and_measurement(name: str) -> None:
     row, text = ZOO[name], page(name)
     cost = section(text, "Cost")
     assert f"Models in memory: {row.models}" in cost
-    assert ("K ≥ 2" in cost) if row.group_baseline or row.dynamic_sampling else re.search(r"1 a prompt|One sample a prompt", cost)
-    notes = set(re.findall(r"^(\d+)\. ", (FOLDER / "peers.md").read_text(encoding="utf-8"), re.MULTILINE))
+    assert (
+        ("K ≥ 2" in cost)
+        if row.group_baseline or row.dynamic_sampling
+        else re.search(r"1 a prompt|One sample a prompt", cost)
+    )
+    notes = set(
+        re.findall(r"^(\d+)\. ", (FOLDER / "peers.md").read_text(encoding="utf-8"), re.MULTILINE)
+    )
     cited = set(re.findall(r"\[(\d+)\](?!\()", section(text, "Peers")))
     assert cited and cited <= notes and "(peers.md" in section(text, "Peers")
     measured = section(text, "Measured")
     assert f"python -m sixfold.algorithm.{stem(name)}`" in measured
     plot = "accuracy" if name in BENCHMARKED else name
-    assert f"![held-out accuracy](../../benchmarks/algorithms/plots/{plot}.svg)" in measured and "<!--" not in measured
-    rows = (ROOT / "benchmarks" / "algorithms" / "README.md").read_text(encoding="utf-8").splitlines()
-    cells = next(line for line in rows if line.startswith(f"| {name} | 5 |")).strip("| ").split(" | ")
-    assert all(cell in " ".join(measured.split()) for cell in cells[2:5]), "the sentence is the table's, not a memory of it"
+    assert (
+        f"![held-out accuracy](../../benchmarks/algorithms/plots/{plot}.svg)" in measured
+        and "<!--" not in measured
+    )
+    rows = (
+        (ROOT / "benchmarks" / "algorithms" / "README.md").read_text(encoding="utf-8").splitlines()
+    )
+    cells = (
+        next(line for line in rows if line.startswith(f"| {name} | 5 |")).strip("| ").split(" | ")
+    )
+    assert all(cell in " ".join(measured.split()) for cell in cells[2:5]), (
+        "the sentence is the table's, not a memory of it"
+    )
 
 
 def test_the_bands_of_off_policy_are_the_rules() -> None:
     (table,) = tables(section((FOLDER / "off_policy.md").read_text(encoding="utf-8"), "The rules"))
-    said = {cells[0].strip("`"): tuple(None if cell == "–" else float(cell) for cell in cells[1:3]) for cells in table[1:]}
+    said = {
+        cells[0].strip("`"): tuple(None if cell == "–" else float(cell) for cell in cells[1:3])
+        for cells in table[1:]
+    }
     assert said == CORRECTION_BANDS and set(said) >= set(CORRECTIONS)
 
 
 def test_the_numbers_of_the_entropy_rules_are_the_code() -> None:
     (table,) = tables(section((FOLDER / "entropy.md").read_text(encoding="utf-8"), "The five ways"))
-    rows = {cells[0].replace("`", ""): re.sub(r"arXiv:\S+", "", f"{cells[1]} {cells[2]}") for cells in table}
+    rows = {
+        cells[0].replace("`", ""): re.sub(r"arXiv:\S+", "", f"{cells[1]} {cells[2]}")
+        for cells in table
+    }
 
     def numbers(setting: str) -> list[float]:
-        return [float(n) for n in re.findall(r"(?<![\w.])\d+(?:\.\d+)?", rows[f"algorithm.{setting}"])]
+        return [
+            float(n) for n in re.findall(r"(?<![\w.])\d+(?:\.\d+)?", rows[f"algorithm.{setting}"])
+        ]
 
-    assert numbers("entropy_target = H*") == [steering.ENTROPY_STEP, 0.0, steering.HIGHEST_ENTROPY_BONUS]
-    assert numbers('entropy_rule = "clip-cov"') == [composed.CLIP_COV_FRACTION, *composed.CLIP_COV_BAND]
+    assert numbers("entropy_target = H*") == [
+        steering.ENTROPY_STEP,
+        0.0,
+        steering.HIGHEST_ENTROPY_BONUS,
+    ]
+    assert numbers('entropy_rule = "clip-cov"') == [
+        composed.CLIP_COV_FRACTION,
+        *composed.CLIP_COV_BAND,
+    ]
     assert numbers('entropy_rule = "kl-cov"') == [composed.KL_COV_BETA, composed.KL_COV_FRACTION]
     assert numbers('entropy_rule = "top-entropy"') == [composed.TOP_ENTROPY_QUANTILE]
-    assert f"held to ±{steering.WHITEN_CLIP:g}" in (FOLDER / "shaping.md").read_text(encoding="utf-8")
-    assert f"V_old − {ZOO['ppo'].value_clip:g}, V_old + {ZOO['ppo'].value_clip:g})" in (FOLDER / "critic.md").read_text(encoding="utf-8")
+    assert f"held to ±{steering.WHITEN_CLIP:g}" in (FOLDER / "shaping.md").read_text(
+        encoding="utf-8"
+    )
+    assert f"V_old − {ZOO['ppo'].value_clip:g}, V_old + {ZOO['ppo'].value_clip:g})" in (
+        FOLDER / "critic.md"
+    ).read_text(encoding="utf-8")
 
 
 def test_the_readme_counts_the_zoo() -> None:
@@ -208,19 +282,33 @@ def test_the_arithmetic_of_the_pages() -> None:
         p = 1 / (1 + math.exp(1 - ratio))
         return 4 * p * (1 - p)
 
-    assert f"{fade(1.28):.2f} at ρ = 1.28,\n{fade(2):.2f} at ρ = 2 and {fade(5):.2f} at ρ = 5" in page("sapo")
+    assert (
+        f"{fade(1.28):.2f} at ρ = 1.28,\n{fade(2):.2f} at ρ = 2 and {fade(5):.2f} at ρ = 5"
+        in page("sapo")
+    )
     assert f"with {2 * fade(2):.2f} times" in page("sapo")
     degenerate = 0.9**4 + 0.1**4
     assert f"= {degenerate:.3f}: {1 / (1 - degenerate):.1f} groups" in page("dapo")
-    assert f"e^(−0.4) = {math.exp(-0.4):.2f}" in page("gmpo") and f"e^0.4 = {math.exp(0.4):.2f}" in page("gmpo")
+    assert f"e^(−0.4) = {math.exp(-0.4):.2f}" in page(
+        "gmpo"
+    ) and f"e^0.4 = {math.exp(0.4):.2f}" in page("gmpo")
     rewards, group = torch.tensor([1.0] + [0.0] * 15), torch.zeros(16, dtype=torch.int64)
-    maxrl, zscore, mean = (f(rewards, group)[0].item() for f in (advantages.maxrl, advantages.group_zscore, advantages.group_mean))
-    assert f"has A = {maxrl:g} here, {zscore:.2f} under GRPO and {mean:.2f} under Dr. GRPO" in page("maxrl")
+    maxrl, zscore, mean = (
+        f(rewards, group)[0].item()
+        for f in (advantages.maxrl, advantages.group_zscore, advantages.group_mean)
+    )
+    assert f"has A = {maxrl:g} here, {zscore:.2f} under GRPO and {mean:.2f} under Dr. GRPO" in page(
+        "maxrl"
+    )
     assert f"{zscore:.2f} at K = 16" in page("grpo")
     rewards, group = torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.zeros(4, dtype=torch.int64)
     for f in (advantages.group_zscore, advantages.group_mean):
-        assert ", ".join(f"{a:.2f}" for a in f(rewards, group).tolist()).replace("-", "−") in page("dr_grpo")
-    assert [f"{k / (k - 1):.3g}" for k in (2, 4, 16)] == re.findall(r"(\d[\d.]*) at K =", page("rloo"))
+        assert ", ".join(f"{a:.2f}" for a in f(rewards, group).tolist()).replace("-", "−") in page(
+            "dr_grpo"
+        )
+    assert [f"{k / (k - 1):.3g}" for k in (2, 4, 16)] == re.findall(
+        r"(\d[\d.]*) at K =", page("rloo")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -235,12 +323,18 @@ def own() -> dict[str, Any]:
 def test_the_recipe_of_the_page_is_its_row(own: dict[str, Any]) -> None:
     (text,) = blocks((FOLDER / "writing_your_own.md").read_text(encoding="utf-8"), "toml")
     row = resolve_algorithm(AlgorithmConfig(**tomllib.loads(text)["algorithm"]))
-    assert all(getattr(row, f.name) == getattr(own["HOUSE"], f.name) for f in fields(Method) if f.name not in NAMING)
+    assert all(
+        getattr(row, f.name) == getattr(own["HOUSE"], f.name)
+        for f in fields(Method)
+        if f.name not in NAMING
+    )
     assert own["algorithm"].method == own["HOUSE"] and own["algorithm"].horizon == 64
 
 
 def test_the_object_of_the_page_learns_what_is_above_average(own: dict[str, Any]) -> None:
-    """Rows 0, 3 and 4 have reward 1 in a mixed group: 9 tokens, each with gradient -1/9, whatever lies under the mask and in any split."""
+    """Rows 0, 3 and 4 have reward 1 in a mixed group: 9 tokens, each with gradient -1/9, whatever
+    lies under the mask and in any split.
+    """
     mine = own["AboveAverage"](horizon=5)
     batch = a_batch()
     failed = batch.rewards.clone()
@@ -251,15 +345,23 @@ def test_the_object_of_the_page_learns_what_is_above_average(own: dict[str, Any]
         expected[rows] = torch.where(batch.mask, -1.0 / (3 * len(rows)), 0.0)[rows]
         for split in ([range(6)], [[0, 5], [1, 2, 3, 4]]):
             logp = torch.where(batch.mask, -0.7, torch.nan).requires_grad_()
-            outputs = [mine.compute_loss(ready.rows(torch.tensor(list(part))), logp[list(part)]) for part in split]
+            outputs = [
+                mine.compute_loss(ready.rows(torch.tensor(list(part))), logp[list(part)])
+                for part in split
+            ]
             sum(output.loss for output in outputs).backward()
             torch.testing.assert_close(logp.grad, expected)
             assert sum(float(output.sums["train/loss"]) for output in outputs) == pytest.approx(0.7)
-    assert not mine.compute_advantages(batch.with_(rewards=final_rewards([1.0] * 6, batch.mask))).weights.any()
+    assert not mine.compute_advantages(
+        batch.with_(rewards=final_rewards([1.0] * 6, batch.mask))
+    ).weights.any()
 
 
 def test_the_object_of_the_page_runs_on_the_shared_task(
-    own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    own: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     block = blocks((FOLDER / "writing_your_own.md").read_text(encoding="utf-8"), "python")[2]
@@ -268,4 +370,6 @@ def test_the_object_of_the_page_runs_on_the_shared_task(
     exec(compile(short, "writing_your_own.md", "exec"), own)
     assert isinstance(own["task"].learners.algorithm, own["AboveAverage"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [step for step, _ in lines] == ["0", "1"] and all(0 <= float(reward) <= 1 for _, reward in lines)
+    assert [step for step, _ in lines] == ["0", "1"] and all(
+        0 <= float(reward) <= 1 for _, reward in lines
+    )

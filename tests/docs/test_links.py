@@ -1,4 +1,6 @@
-"""What the pages point at exists: links and their anchors, files, settings, metrics, commands, modules, and the words of quoted errors."""
+"""What the pages point at exists: links and their anchors, files, settings, metrics, commands,
+modules, and the words of quoted errors.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from sixfold.types import Task
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "sixfold"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md"), *(ROOT / "recipes").rglob("*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "benchmarks").glob("*.md"),
+        *(ROOT / "recipes").rglob("*.md"),
+    ]
+)
 YOURS = {"rewards.py", "my.toml", "mine.toml", "recipe.toml"}
 """File names that stand for a user's own, or for a file of a run."""
 A_RUNS_FILE = re.compile(r"\.(json|jsonl|html|safetensors)$")
@@ -28,7 +37,9 @@ METRIC = re.compile(
 
 def prose(page: Path) -> str:
     """The page without its code blocks, whose lines are programs and output."""
-    without_fences = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    without_fences = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
     return re.sub(r"^    .*$", "", without_fences, flags=re.MULTILINE)
 
 
@@ -59,8 +70,16 @@ def test_links_resolve(page: Path) -> None:
 def test_files_exist(page: Path) -> None:
     """A path in backticks is relative to the repository, to src/sixfold, or to the page."""
     for word in code_words(page):
-        is_file = word.endswith((".py", ".md", ".toml")) or re.match(r"(src|tests|docs|recipes|benchmarks)/", word)
-        if not is_file or not re.fullmatch(r"[\w./-]+", word) or word in YOURS or word.startswith(".") or "NAME" in word:
+        is_file = word.endswith((".py", ".md", ".toml")) or re.match(
+            r"(src|tests|docs|recipes|benchmarks)/", word
+        )
+        if (
+            not is_file
+            or not re.fullmatch(r"[\w./-]+", word)
+            or word in YOURS
+            or word.startswith(".")
+            or "NAME" in word
+        ):
             continue
         near = (PACKAGE / "algorithm",) if page.name == "CONTRIBUTING.md" else ()
         assert any((base / word).exists() for base in (ROOT, PACKAGE, page.parent, *near)), word
@@ -70,9 +89,15 @@ def test_files_exist(page: Path) -> None:
 def test_settings_metrics_and_commands_exist(page: Path) -> None:
     for word in code_words(page):
         key, _, _ = word.partition(" = ")
-        if key.split(".")[0] in Recipe.model_fields and re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", key) and not A_RUNS_FILE.search(key):
+        if (
+            key.split(".")[0] in Recipe.model_fields
+            and re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", key)
+            and not A_RUNS_FILE.search(key)
+        ):
             is_module = (PACKAGE / (key.replace(".", "/") + ".py")).exists()
-            assert key in knobs() or key in sections() or is_module or key.endswith(".py"), f"{key}: no such setting"
+            assert key in knobs() or key in sections() or is_module or key.endswith(".py"), (
+                f"{key}: no such setting"
+            )
         if METRIC.match(word) and not (PACKAGE / word).exists():
             assert find(word), f"{word}: no such metric"
     text = page.read_text(encoding="utf-8")
@@ -85,7 +110,9 @@ def test_settings_metrics_and_commands_exist(page: Path) -> None:
 def test_the_map_names_every_room_and_file() -> None:
     named = set(code_words(ROOT / "docs" / "00-map.md"))
     house = [p for p in PACKAGE.iterdir() if not p.name.startswith("_")]
-    assert {p.name + ("/" if p.is_dir() else "") for p in house if p.is_dir() or p.suffix == ".py"} <= named
+    assert {
+        p.name + ("/" if p.is_dir() else "") for p in house if p.is_dir() or p.suffix == ".py"
+    } <= named
 
 
 def test_quoted_errors_are_in_the_code() -> None:
@@ -93,7 +120,11 @@ def test_quoted_errors_are_in_the_code() -> None:
     source = " ".join(p.read_text(encoding="utf-8") for p in sorted(PACKAGE.rglob("*.py")))
     source = re.sub(r'"\s+f?"', "", re.sub(r"\{[^{}]*\}", "#", source))
     page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
-    rows = [line.split("|")[1] for line in page.partition("## Errors")[2].splitlines() if line.startswith("| `")]
+    rows = [
+        line.split("|")[1]
+        for line in page.partition("## Errors")[2].splitlines()
+        if line.startswith("| `")
+    ]
     assert len(rows) > 20
     for row in rows:
         for fragment in re.findall(r"`([^`]+)`", row):
@@ -103,7 +134,11 @@ def test_quoted_errors_are_in_the_code() -> None:
 
 def test_what_the_maths_table_says_is_accepted_and_refused() -> None:
     page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
-    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `") and line.count("|") == 5]
+    rows = [
+        line.split("|")[1:-1]
+        for line in page.splitlines()
+        if line.startswith("| `") and line.count("|") == 5
+    ]
     checked = 0
     for row in rows:
         for cell, expected in ((row[0], 1.0), (row[2], 0.0)):
@@ -113,7 +148,10 @@ def test_what_the_maths_table_says_is_accepted_and_refused() -> None:
                     answers.append(word)
                     continue
                 for answer in answers:
-                    assert math_reward(rf"so \boxed{{{answer}}}", Task("t", "", answer=word)) == expected, f"{answer} for {word}"
+                    assert (
+                        math_reward(rf"so \boxed{{{answer}}}", Task("t", "", answer=word))
+                        == expected
+                    ), f"{answer} for {word}"
                     checked += 1
                 answers = []
     assert checked >= 20

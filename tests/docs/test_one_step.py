@@ -16,7 +16,11 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 def quoted() -> list[str]:
     """The lines of the page's text blocks."""
-    blocks = re.findall(r"^```text\n(.*?)^```", (DOCS / "one-step.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```text\n(.*?)^```",
+        (DOCS / "one-step.md").read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
     return [line for block in blocks for line in block.splitlines()]
 
 
@@ -32,7 +36,9 @@ def test_the_page_quotes_what_the_script_prints(capsys: pytest.CaptureFixture[st
     spec.loader.exec_module(module)
     module.main()
     for said, printed in zip_longest(quoted(), capsys.readouterr().out.splitlines(), fillvalue=""):
-        assert words(said) == words(printed), f"docs/one-step.md says {said!r}, the script prints {printed!r}"
+        assert words(said) == words(printed), (
+            f"docs/one-step.md says {said!r}, the script prints {printed!r}"
+        )
         for a, b in zip(NUMBER.findall(said), NUMBER.findall(printed), strict=True):
             assert math.isclose(float(a), float(b), abs_tol=3e-4), f"{a} for {b} in {printed!r}"
 
@@ -49,5 +55,11 @@ def test_the_arithmetic_of_the_page() -> None:
         line = next(line for line in quoted() if line.split()[0] == label)
         assert [float(x) for x in line.split()[1:]] == pytest.approx(row, abs=6e-5)
     assert sum(w * n for w, n in zip(weights, lengths, strict=True)) == pytest.approx(1)
-    assert sum(w * n * a for w, n, a in zip(weights, lengths, advantages, strict=True)) == pytest.approx(0)
-    assert f"ln 12 = {math.log(12):.4f}" in page and f"e^0.4257 = {math.exp(0.4257):.2f}" in page and f"2 × 6 + {sum(lengths)}" in page
+    assert sum(
+        w * n * a for w, n, a in zip(weights, lengths, advantages, strict=True)
+    ) == pytest.approx(0)
+    assert (
+        f"ln 12 = {math.log(12):.4f}" in page
+        and f"e^0.4257 = {math.exp(0.4257):.2f}" in page
+        and f"2 × 6 + {sum(lengths)}" in page
+    )

@@ -1,4 +1,6 @@
-"""The pages that repeat what the code says are equal to it: settings, the table of algorithms, and where their parts are."""
+"""The pages that repeat what the code says are equal to it: settings, the table of algorithms, and
+where their parts are.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,17 @@ def choices(setting: str) -> tuple[str, ...]:
 
 def table_rows(text: str) -> list[list[str]]:
     """Cells of every table row; an escaped bar is no border."""
-    lines = [line for line in text.splitlines() if line.startswith("|") and not line.startswith("|---")]
+    lines = [
+        line for line in text.splitlines() if line.startswith("|") and not line.startswith("|---")
+    ]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
 def test_settings_page_is_the_schema() -> None:
     page = (DOCS / "settings.md").read_text(encoding="utf-8")
-    assert page == load("make_settings").page(), "run: python docs/make_settings.py > docs/settings.md"
+    assert page == load("make_settings").page(), (
+        "run: python docs/make_settings.py > docs/settings.md"
+    )
     keys = [row[0].strip("`") for row in table_rows(page) if row[0] != "key"]
     assert keys == list(knobs())
     assert all(len(row) == 4 for row in table_rows(page))
@@ -52,7 +58,9 @@ def test_settings_page_is_the_schema() -> None:
 
 def test_the_table_of_algorithms_is_the_one_that_the_command_prints() -> None:
     page = (ALGORITHMS / "README.md").read_text(encoding="utf-8")
-    assert f"\n{markdown_table(list(ZOO.values()))}\n" in page, "copy the output of: sixfold algorithms --format markdown"
+    assert f"\n{markdown_table(list(ZOO.values()))}\n" in page, (
+        "copy the output of: sixfold algorithms --format markdown"
+    )
 
 
 PARTS: dict[str, set[str]] = {
@@ -80,15 +88,21 @@ def test_every_part_has_its_row_and_is_where_the_row_says(section: str) -> None:
         assert places, row
         for names, file in places:
             tree = ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
-            defined = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+            defined = {
+                node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            }
             assert {name.strip("`") for name in names.split(", ")} <= defined, row
 
 
 def test_every_estimator_of_the_kl_has_its_row() -> None:
-    listed = {row[0].strip("`") for row in table_rows((ALGORITHMS / "kl.md").read_text(encoding="utf-8"))} - {"name"}
+    listed = {
+        row[0].strip("`") for row in table_rows((ALGORITHMS / "kl.md").read_text(encoding="utf-8"))
+    } - {"name"}
     assert listed == set(choices("kl")) == {*KL, "k3-unbiased"}
 
 
 def test_every_page_about_algorithms_is_linked_from_the_index() -> None:
     page = (ALGORITHMS / "README.md").read_text(encoding="utf-8")
-    assert {path.name for path in ALGORITHMS.glob("*.md")} - {"README.md"} == set(re.findall(r"\]\((\w+\.md)\)", page))
+    assert {path.name for path in ALGORITHMS.glob("*.md")} - {"README.md"} == set(
+        re.findall(r"\]\((\w+\.md)\)", page)
+    )

@@ -8,11 +8,18 @@ import torch
 
 def p_value(statistic: float, degrees: int) -> float:
     """Of a chi-square statistic."""
-    return float(torch.special.gammaincc(torch.tensor(degrees / 2, dtype=torch.float64), torch.tensor(statistic / 2, dtype=torch.float64)))
+    return float(
+        torch.special.gammaincc(
+            torch.tensor(degrees / 2, dtype=torch.float64),
+            torch.tensor(statistic / 2, dtype=torch.float64),
+        )
+    )
 
 
 def fits(counts: np.ndarray, probs: np.ndarray) -> float:
-    """p-value that counts [..., V] were drawn from probs [..., V], each row from its own distribution; 0 where the impossible was drawn."""
+    """p-value that counts [..., V] were drawn from probs [..., V], each row from its own
+    distribution; 0 where the impossible was drawn.
+    """
     expected = counts.sum(-1, keepdims=True) * probs
     if counts[probs == 0].any():
         return 0.0
@@ -33,4 +40,7 @@ def agree(first: np.ndarray, second: np.ndarray) -> float:
     total = rows[0] + rows[1]
     rows, total = [row[total > 0] for row in rows], total[total > 0]
     expected = [total * row.sum() / total.sum() for row in rows]
-    return p_value(sum(((row - e) ** 2 / e).sum() for row, e in zip(rows, expected, strict=True)), len(total) - 1)
+    return p_value(
+        sum(((row - e) ** 2 / e).sum() for row, e in zip(rows, expected, strict=True)),
+        len(total) - 1,
+    )

@@ -1,5 +1,7 @@
-"""Stands for CUDA graphs where there is no GPU: the tensor operations and kernel launches of one forward, written down at the capture, done again at
-each replay on the very same memory. No Python of the forward runs then: numbers that came from the host are those of the capture."""
+"""Stands for CUDA graphs where there is no GPU: the tensor operations and kernel launches of one
+forward, written down at the capture, done again at each replay on the very same memory. No Python
+of the forward runs then: numbers that came from the host are those of the capture.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ def storage(t: Tensor) -> int:
 
 
 class Tape(TorchDispatchMode):
-    """given: what may be read besides what the forward itself makes. A capture that reads any other tensor fails, for it would be stale at a replay
-    (but a number without dimensions: those on the host are constants to a GPU's launch)."""
+    """given: what may be read besides what the forward itself makes. A capture that reads any other
+    tensor fails, for it would be stale at a replay (but a number without dimensions: those on the
+    host are constants to a GPU's launch)."""
 
     recording: Tape | None = None
 
@@ -47,7 +50,9 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.record(func, args, kwargs or {})
 
-    def record(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         for t in tensors(args, kwargs):
             assert storage(t) in self._given or storage(t) in self._made or t.dim() == 0, (
                 f"{func} reads a tensor {list(t.shape)} made before the capture"
@@ -100,13 +105,18 @@ class TapeCapture:
         self.tapes: list[Tape] = []
 
     def __call__(self, run: Callable[[], Tensor], beside: Tape | None) -> tuple[Tape, Tensor]:
-        """run: a partial of a runner's method and the static inputs. The cache is put back: a capture writes nothing."""
+        """run: a partial of a runner's method and the static inputs. The cache is put back: a
+        capture writes nothing.
+        """
         assert isinstance(run, partial)
         assert (beside is None) or beside in self.tapes
         runner: Any = run.func.__self__  # type: ignore[attr-defined]
         cache = runner.cache.tensors()
         before = [side.clone() for side in cache]
-        modules = {runner.model.module, getattr(runner, "_body", runner.model).module}  # its own copies of weights too
+        modules = {
+            runner.model.module,
+            getattr(runner, "_body", runner.model).module,
+        }  # its own copies of weights too
         weights = [t for module in modules for t in (*module.parameters(), *module.buffers())]
         with Tape([*run.args[0], *weights, *cache]) as tape:
             result = run()

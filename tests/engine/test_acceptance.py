@@ -1,4 +1,6 @@
-"""The two rules of speculative decoding by themselves: the distribution that comes out, and wrong rules that the same test must catch."""
+"""The two rules of speculative decoding by themselves: the distribution that comes out, and wrong
+rules that the same test must catch.
+"""
 
 from __future__ import annotations
 
@@ -31,26 +33,43 @@ PAIRS = {
 Rule = Callable[[Tensor, Draft, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def accept_always(logp: Tensor, draft: Draft, greedy: Tensor, accept: Tensor, again: Tensor) -> tuple[Tensor, Tensor]:
+def accept_always(
+    logp: Tensor, draft: Draft, greedy: Tensor, accept: Tensor, again: Tensor
+) -> tuple[Tensor, Tensor]:
     return draft.tokens, torch.ones_like(greedy)
 
 
-def resample_from_p(logp: Tensor, draft: Draft, greedy: Tensor, accept: Tensor, again: Tensor) -> tuple[Tensor, Tensor]:
+def resample_from_p(
+    logp: Tensor, draft: Draft, greedy: Tensor, accept: Tensor, again: Tensor
+) -> tuple[Tensor, Tensor]:
     """Leaves out what makes it exact: the residual."""
     _, stands = reject(logp, draft, greedy, accept, again)
     return torch.where(stands, draft.tokens, inverse_transform(logp.exp(), again)), stands
 
 
-def one_noise(logp: Tensor, draft: Draft, greedy: Tensor, accept: Tensor, again: Tensor) -> tuple[Tensor, Tensor]:
+def one_noise(
+    logp: Tensor, draft: Draft, greedy: Tensor, accept: Tensor, again: Tensor
+) -> tuple[Tensor, Tensor]:
     """Draws again with the number that has just rejected."""
     return reject(logp, draft, greedy, accept, accept)
 
 
-def drawn(rule: Rule, p: list[float], q: list[float], greedy: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def drawn(
+    rule: Rule, p: list[float], q: list[float], greedy: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Tokens [N], and whether the guess stood."""
-    noise = [torch.from_numpy(uniforms(11, "rule", 0, N, purpose)) for purpose in ("", "accept", "residual")]
+    noise = [
+        torch.from_numpy(uniforms(11, "rule", 0, N, purpose))
+        for purpose in ("", "accept", "residual")
+    ]
     logp, logq = (torch.tensor(side).log().expand(N, -1) for side in (p, q))
-    tokens, stands = rule(logp, Draft(inverse_transform(logq.exp(), noise[0]), logq), torch.full((N,), greedy), noise[1], noise[2])
+    tokens, stands = rule(
+        logp,
+        Draft(inverse_transform(logq.exp(), noise[0]), logq),
+        torch.full((N,), greedy),
+        noise[1],
+        noise[2],
+    )
     return tokens.numpy(), stands.numpy()
 
 
@@ -68,7 +87,9 @@ def test_tokens_follow_the_models_distribution_whatever_the_draft(pair: str) -> 
     assert abs(stands.mean() - rate) <= 4 * np.sqrt(rate * (1 - rate) / N) + 1e-6
 
 
-@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair not in ("the same", "nothing in common")])
+@pytest.mark.parametrize(
+    "pair", [pair for pair in PAIRS if pair not in ("the same", "nothing in common")]
+)
 def test_wrong_rules_are_caught(pair: str) -> None:
     assert quality(accept_always, *PAIRS[pair]) < LEVEL
     assert quality(resample_from_p, *PAIRS[pair]) < LEVEL
@@ -88,5 +109,9 @@ def test_a_greedy_row_takes_the_best_token_and_a_guess_stands_only_if_it_is_that
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=9))
 def test_a_run_ends_with_the_first_token_that_was_not_guessed(rows: list[list[bool]]) -> None:
-    lengths = run_lengths(np.concatenate([np.array(row) for row in rows]), np.array([len(row) for row in rows]))
-    assert lengths.tolist() == [next((i + 1 for i, stands in enumerate(row) if not stands), len(row)) for row in rows]
+    lengths = run_lengths(
+        np.concatenate([np.array(row) for row in rows]), np.array([len(row) for row in rows])
+    )
+    assert lengths.tolist() == [
+        next((i + 1 for i, stands in enumerate(row) if not stands), len(row)) for row in rows
+    ]

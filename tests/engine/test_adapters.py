@@ -1,5 +1,5 @@
-"""Adapters by request: each completion is what PEFT's own model gives, in one batch with others and with none, and neither the company nor the prefix
-cache nor the trainer's forward learns of it."""
+"""Adapters by request: each completion is what PEFT's own model gives, in one batch with others and
+with none, and neither the company nor the prefix cache nor the trainer's forward learns of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ KINDS: dict[str, dict[str, object]] = {
     "all": dict(r=8, lora_alpha=16, target_modules=ATTENTION + MLP),
     "stable": dict(r=20, lora_alpha=12, use_rslora=True, target_modules=MLP),
 }
-PROMPTS = [[(5 * i + 3 * j + 2) % VOCABULARY for j in range(n)] for i, n in enumerate((1, 7, 16, 33, 70))]
+PROMPTS = [
+    [(5 * i + 3 * j + 2) % VOCABULARY for j in range(n)] for i, n in enumerate((1, 7, 16, 33, 70))
+]
 
 
 def make_peft(model: PreTrainedModel, seed: int, **settings: object) -> PeftModel:
@@ -50,14 +52,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def oracles(plain: Callable[[str], PreTrainedModel], folder: Path) -> dict[str, PeftModel]:
     """By name; the first use writes the files."""
-    made = {name: make_peft(plain("qwen3"), seed, **settings) for seed, (name, settings) in enumerate(KINDS.items())}
+    made = {
+        name: make_peft(plain("qwen3"), seed, **settings)
+        for seed, (name, settings) in enumerate(KINDS.items())
+    }
     for name, model in made.items():
         model.save_pretrained(folder / name)
     return made
 
 
 @pytest.fixture
-def engine_with(tiny: Callable[[str], PreTrainedModel], oracles: dict[str, PeftModel], folder: Path) -> Callable[..., Engine]:
+def engine_with(
+    tiny: Callable[[str], PreTrainedModel], oracles: dict[str, PeftModel], folder: Path
+) -> Callable[..., Engine]:
     def make(*names: str, **sizes: object) -> Engine:
         engine = Engine(CausalLM(tiny("qwen3")), **{"kv_tokens": 3000, "block_size": 8, **sizes})  # type: ignore[arg-type]
         for name in names or KINDS:
@@ -71,7 +78,12 @@ def score(model: torch.nn.Module, s: Sequence) -> list[float]:
     """Log-probs of the completion by another model's plain forward."""
     prompt = len(s.request.prompt)
     with torch.no_grad():
-        logp = model(input_ids=torch.tensor([s.tokens]), use_cache=False).logits[0].float().log_softmax(-1)
+        logp = (
+            model(input_ids=torch.tensor([s.tokens]), use_cache=False)
+            .logits[0]
+            .float()
+            .log_softmax(-1)
+        )
     return logp[prompt - 1 : -1].gather(-1, torch.tensor(s.tokens[prompt:])[:, None])[:, 0].tolist()
 
 
@@ -81,15 +93,21 @@ Drawn = dict[tuple[str, int], tuple[list[int], list[float]]]
 def draw(engine: Engine, jobs: list[tuple[int, str | None]]) -> Drawn:
     """All in one batch: (task, sample) -> (tokens, log-probs)."""
     for i, name in jobs:
-        engine.add(f"{i}-{name}", PROMPTS[i], SamplingParams(max_tokens=12, seed=4), [0, 1], adapter=name)
+        engine.add(
+            f"{i}-{name}", PROMPTS[i], SamplingParams(max_tokens=12, seed=4), [0, 1], adapter=name
+        )
     return {(s.request.key, s.sample): (s.tokens, s.logp) for s in engine.run()}
 
 
-JOBS: list[tuple[int, str | None]] = [(i, name) for i in range(len(PROMPTS)) for name in (None, *KINDS)]
+JOBS: list[tuple[int, str | None]] = [
+    (i, name) for i in range(len(PROMPTS)) for name in (None, *KINDS)
+]
 
 
 def test_log_probs_are_pefts_own_and_those_of_the_merged_model(
-    engine_with: Callable[..., Engine], oracles: dict[str, PeftModel], plain: Callable[[str], PreTrainedModel]
+    engine_with: Callable[..., Engine],
+    oracles: dict[str, PeftModel],
+    plain: Callable[[str], PreTrainedModel],
 ) -> None:
     """Three adapters and none in one batch."""
     engine = engine_with()
@@ -104,7 +122,9 @@ def test_log_probs_are_pefts_own_and_those_of_the_merged_model(
         for model in theirs:
             assert s.logp == pytest.approx(score(model, s), abs=1e-5)
         if name is not None:
-            assert s.logp != pytest.approx(score(plain("qwen3"), s), abs=0.05), "the adapter changes something"
+            assert s.logp != pytest.approx(score(plain("qwen3"), s), abs=0.05), (
+                "the adapter changes something"
+            )
 
 
 @pytest.mark.parametrize("draft", ["qwen3", "gpt2"])
@@ -115,19 +135,27 @@ def test_a_draft_model_guesses_without_the_adapters(
     tiny: Callable[[str], PreTrainedModel],
     draft: str,
 ) -> None:
-    """It is another model, to which they mean nothing. Of the model as its own draft every guess stands, but not under an adapter."""
+    """It is another model, to which they mean nothing. Of the model as its own draft every guess
+    stands, but not under an adapter.
+    """
     rates = {}
     for name in (None, *KINDS):
         engine = engine_with(speculation=Speculation(k=3, draft=CausalLM(tiny(draft))))
         for i, prompt in enumerate(PROMPTS):
             engine.add(f"{i}", prompt, SamplingParams(max_tokens=12, seed=4), [0, 1], adapter=name)
         for s in engine.run():
-            assert s.logp == pytest.approx(score(oracles[name] if name else plain("qwen3"), s), abs=1e-5)
+            assert s.logp == pytest.approx(
+                score(oracles[name] if name else plain("qwen3"), s), abs=1e-5
+            )
         rates[name] = engine.stats.acceptance_rate
-    assert (rates[None] == 1.0) == (draft == "qwen3") and all(0.0 < rates[name] < 0.9 for name in KINDS)
+    assert (rates[None] == 1.0) == (draft == "qwen3") and all(
+        0.0 < rates[name] < 0.9 for name in KINDS
+    )
 
 
-def test_a_body_that_is_not_written_out_any_more_adds_them_too(engine_with: Callable[..., Engine], oracles: dict[str, PeftModel]) -> None:
+def test_a_body_that_is_not_written_out_any_more_adds_them_too(
+    engine_with: Callable[..., Engine], oracles: dict[str, PeftModel]
+) -> None:
     """A hook of somebody else's makes the module run itself."""
     engine, calls = engine_with(), list[int]()
     engine.add("t", PROMPTS[3], SamplingParams(max_tokens=10, seed=4), [0], adapter="all")
@@ -139,16 +167,25 @@ def test_a_body_that_is_not_written_out_any_more_adds_them_too(engine_with: Call
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "llama", "qwen3_moe"])
-def test_other_architectures(name: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel], tmp_path: Path) -> None:
+def test_other_architectures(
+    name: str,
+    tiny: Callable[[str], PreTrainedModel],
+    plain: Callable[[str], PreTrainedModel],
+    tmp_path: Path,
+) -> None:
     targets = ["c_attn", "c_proj", "c_fc"] if name == "gpt2" else ATTENTION
-    oracle = make_peft(plain(name), 3, r=4, lora_alpha=8, target_modules=targets, fan_in_fan_out=name == "gpt2")
+    oracle = make_peft(
+        plain(name), 3, r=4, lora_alpha=8, target_modules=targets, fan_in_fan_out=name == "gpt2"
+    )
     oracle.save_pretrained(tmp_path)
     engine = Engine(CausalLM(tiny(name)), kv_tokens=500)
     engine.load_adapter("a", read_adapter(str(tmp_path), tiny(name)))
     for adapter in ("a", None):
         engine.add("t", PROMPTS[3], SamplingParams(max_tokens=10), [0, 1], adapter=adapter)
     for s in engine.run():
-        assert s.logp == pytest.approx(score(oracle if s.request.adapter else plain(name), s), abs=1e-5)
+        assert s.logp == pytest.approx(
+            score(oracle if s.request.adapter else plain(name), s), abs=1e-5
+        )
 
 
 SIZES: list[dict[str, object]] = [
@@ -163,9 +200,14 @@ SIZES: list[dict[str, object]] = [
 @pytest.mark.parametrize("written_out", [True, False])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_a_completion_does_not_depend_on_its_company(
-    engine_with: Callable[..., Engine], sizes: dict[str, object], written_out: bool, monkeypatch: pytest.MonkeyPatch
+    engine_with: Callable[..., Engine],
+    sizes: dict[str, object],
+    written_out: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Bit for bit: all together, and in another order under other sizes; whether the body is written out or the module's own."""
+    """Bit for bit: all together, and in another order under other sizes; whether the body is
+    written out or the module's own.
+    """
     if not written_out:
         monkeypatch.setattr(CausalLM, "body", lambda model, kernels: model)
     together = draw(engine_with(), JOBS)
@@ -177,7 +219,9 @@ def test_a_completion_does_not_depend_on_its_company(
 
 
 @pytest.mark.parametrize("written_out", [True, False])
-def test_alone_without_other_adapters_loaded(engine_with: Callable[..., Engine], written_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alone_without_other_adapters_loaded(
+    engine_with: Callable[..., Engine], written_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not written_out:
         monkeypatch.setattr(CausalLM, "body", lambda model, kernels: model)
     together = draw(engine_with(), JOBS)
@@ -189,19 +233,25 @@ def test_alone_without_other_adapters_loaded(engine_with: Callable[..., Engine],
 def test_an_adapter_of_zeros_is_the_base_bit_for_bit(
     tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel], tmp_path: Path
 ) -> None:
-    get_peft_model(copy.deepcopy(plain("qwen3")), LoraConfig(**KINDS["all"])).save_pretrained(tmp_path)  # type: ignore[arg-type]  # B begins as zero
+    get_peft_model(copy.deepcopy(plain("qwen3")), LoraConfig(**KINDS["all"])).save_pretrained(
+        tmp_path
+    )  # type: ignore[arg-type]  # B begins as zero
     engine = Engine(CausalLM(tiny("qwen3")), kv_tokens=3000)
     engine.load_adapter("zero", read_adapter(str(tmp_path), tiny("qwen3")))
     results = []
     for adapter in (None, "zero"):
         for i, prompt in enumerate(PROMPTS):
-            engine.add(f"{i}", prompt, SamplingParams(max_tokens=12, seed=4), [0, 1], adapter=adapter)
+            engine.add(
+                f"{i}", prompt, SamplingParams(max_tokens=12, seed=4), [0, 1], adapter=adapter
+            )
         results.append({(s.request.key, s.sample): (s.tokens, s.logp) for s in engine.run()})
     assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("kind", ["radix", "hash"])
-def test_nobody_finds_the_keys_and_values_of_another_adapter(engine_with: Callable[..., Engine], kind: str) -> None:
+def test_nobody_finds_the_keys_and_values_of_another_adapter(
+    engine_with: Callable[..., Engine], kind: str
+) -> None:
     engine = engine_with(prefix_cache=kind)
     prompt = PROMPTS[4]
     reused = []
@@ -217,7 +267,9 @@ def test_nobody_finds_the_keys_and_values_of_another_adapter(engine_with: Callab
     assert reused == [0, 0, 0, known, known]
 
 
-def test_a_name_may_come_again_with_other_weights(engine_with: Callable[..., Engine], folder: Path, tiny: Callable[[str], PreTrainedModel]) -> None:
+def test_a_name_may_come_again_with_other_weights(
+    engine_with: Callable[..., Engine], folder: Path, tiny: Callable[[str], PreTrainedModel]
+) -> None:
     """A request in flight goes on with what it began with; a new one finds nothing of it."""
     engine = engine_with("small", max_running=1)
     for key in ("first", "second"):
@@ -256,13 +308,17 @@ def test_the_trainers_forward_through_the_shared_module_meets_no_adapter(
     engine.add("t", PROMPTS[2], SamplingParams(max_tokens=9), [0, 1], adapter="all")
     for _ in range(4):
         engine.step()
-    assert all(torch.equal(a, b) for a, b in zip(forward(), before, strict=True)), "between two steps"
+    assert all(torch.equal(a, b) for a, b in zip(forward(), before, strict=True)), (
+        "between two steps"
+    )
     module.zero_grad()
     assert not any(m._forward_hooks for m in module.modules())
     engine.run()
 
 
-def test_an_error_in_a_forward_leaves_no_hook(engine_with: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_forward_leaves_no_hook(
+    engine_with: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(CausalLM, "body", lambda model, kernels: model)
     engine = engine_with()
     engine.add("t", PROMPTS[2], SamplingParams(max_tokens=9), [0], adapter="all")
@@ -277,14 +333,20 @@ def test_an_error_in_a_forward_leaves_no_hook(engine_with: Callable[..., Engine]
         patch.setattr(layers[1].mlp.down_proj, "forward", fail)
         with pytest.raises(ZeroDivisionError):
             engine.step()
-    assert hooked == [True] and not any(m._forward_hooks for m in engine.runner.model.module.modules())
+    assert hooked == [True] and not any(
+        m._forward_hooks for m in engine.runner.model.module.modules()
+    )
 
 
-def test_without_adapters_in_a_forward_the_model_is_called_as_ever(engine_with: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_adapters_in_a_forward_the_model_is_called_as_ever(
+    engine_with: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Loaded ones cost nothing to requests without: no hook is ever made."""
     monkeypatch.setattr(CausalLM, "body", lambda model, kernels: model)
     engine = engine_with()
-    monkeypatch.setattr(torch.nn.Module, "register_forward_hook", lambda *_, **__: pytest.fail("a hook"))
+    monkeypatch.setattr(
+        torch.nn.Module, "register_forward_hook", lambda *_, **__: pytest.fail("a hook")
+    )
     assert len(draw(engine, [(2, None), (3, None)])) == 4
 
 
@@ -303,7 +365,9 @@ def test_names_are_checked(engine_with: Callable[..., Engine]) -> None:
     assert not engine.busy
 
 
-def test_adapters_run_in_bfloat16(engine_with: Callable[..., Engine], oracles: dict[str, PeftModel]) -> None:
+def test_adapters_run_in_bfloat16(
+    engine_with: Callable[..., Engine], oracles: dict[str, PeftModel]
+) -> None:
     engine = engine_with(autocast=torch.bfloat16)
     engine.add("t", PROMPTS[3], SamplingParams(max_tokens=10), [0], adapter="all")
     (s,) = engine.run()

@@ -13,9 +13,13 @@ from sixfold.engine.block_manager import BlockManager
 
 @given(
     count=st.integers(1, 12),
-    calls=st.lists(st.tuples(st.sampled_from(["allocate", "share", "release"]), st.integers(0, 5)), max_size=60),
+    calls=st.lists(
+        st.tuples(st.sampled_from(["allocate", "share", "release"]), st.integers(0, 5)), max_size=60
+    ),
 )
-def test_every_block_is_free_or_owned_as_often_as_it_was_handed_out(count: int, calls: list[tuple[str, int]]) -> None:
+def test_every_block_is_free_or_owned_as_often_as_it_was_handed_out(
+    count: int, calls: list[tuple[str, int]]
+) -> None:
     manager = BlockManager(count, block_size=4)
     holders: list[list[int]] = []  # one list of blocks for each owner: the obvious bookkeeping
     for call, n in calls:

@@ -1,4 +1,6 @@
-"""The table of a batch that decodes is appended to, and is at any time what a fresh one would be."""
+"""The table of a batch that decodes is appended to, and is at any time what a fresh one
+would be.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_each_step_has_the_table_that_a_fresh_one_would_be(
     checked: list[int] = []
     update = DecodeTable.update
 
-    def checking(table: DecodeTable, batch: list[Any], revision: int, rows: int, shape_of: Any) -> np.ndarray:
+    def checking(
+        table: DecodeTable, batch: list[Any], revision: int, rows: int, shape_of: Any
+    ) -> np.ndarray:
         array = update(table, batch, revision, rows, shape_of)
         blocks = [s.blocks for s in batch]
         shape = shape_of(rows, max(map(len, blocks)))
@@ -55,15 +59,25 @@ def test_each_step_has_the_table_that_a_fresh_one_would_be(
     assert engine.stats.preemptions > 0 or "preemption" not in sizes
 
 
-def test_a_table_is_filled_and_looked_at_for_prefixes_once_a_batch(tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_is_filled_and_looked_at_for_prefixes_once_a_batch(
+    tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """32 sequences of different lengths: at nearly every step one of them gets a block."""
     filled: list[int] = []
     looked: list[object] = []
-    monkeypatch.setattr(block_tables, "block_table", lambda *args: filled.append(1) or block_table(*args))
+    monkeypatch.setattr(
+        block_tables, "block_table", lambda *args: filled.append(1) or block_table(*args)
+    )
     monkeypatch.setattr(model_runner, "triton_serves", lambda device: True)
-    monkeypatch.setattr(model_runner.ModelRunner, "_decode_hidden", _without_triton(model_runner.ModelRunner._decode_hidden))
+    monkeypatch.setattr(
+        model_runner.ModelRunner,
+        "_decode_hidden",
+        _without_triton(model_runner.ModelRunner._decode_hidden),
+    )
     find = model_runner.find_shared_prefixes
-    monkeypatch.setattr(model_runner, "find_shared_prefixes", lambda *args: looked.append(1) or find(*args))
+    monkeypatch.setattr(
+        model_runner, "find_shared_prefixes", lambda *args: looked.append(1) or find(*args)
+    )
     engine = Engine(CausalLM(tiny("qwen3")), kv_tokens=4000, block_size=4, prefix_cache="none")
     for i in range(32):
         engine.add(str(i), [i + 2] * (1 + i % 4), SamplingParams(max_tokens=24), [0])

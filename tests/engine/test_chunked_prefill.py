@@ -1,4 +1,6 @@
-"""Chunked prefill by its counters: between two tokens of a running sequence lies at most one budget of prompt tokens."""
+"""Chunked prefill by its counters: between two tokens of a running sequence lies at most one budget
+of prompt tokens.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,12 @@ class CountingRunner(BookRunner):
 
 @given(mix=_mixes(), late=st.lists(st.integers(0, 15), min_size=7, max_size=7))
 @settings(max_examples=150, deadline=None)
-def test_no_token_waits_for_more_than_one_chunk(tiny: Callable[[str], PreTrainedModel], mix: dict, late: list[int]) -> None:
-    """Whatever arrives, and when: in every step what runs gets its token, but for a sequence that lost its blocks in it; and at most a budget of
-    positions is computed beside, prompts and what is computed again after a preemption alike."""
+def test_no_token_waits_for_more_than_one_chunk(
+    tiny: Callable[[str], PreTrainedModel], mix: dict, late: list[int]
+) -> None:
+    """Whatever arrives, and when: in every step what runs gets its token, but for a sequence that
+    lost its blocks in it; and at most a budget of positions is computed beside, prompts and what is
+    computed again after a preemption alike."""
     requests = mix.pop("requests")
     engine = book_engine(tiny("qwen3"), **{**mix, "chunked_prefill": True})
     runner = engine.runner = CountingRunner(engine, mix["block_size"])  # type: ignore[assignment]

@@ -1,5 +1,6 @@
-"""Decode forwards as CUDA graphs, with `tape.py` standing for the capture: replays draw what eager steps draw, from what is in the buffers by then;
-graphs are few, and go when what they stand on goes. On a GPU the last test runs real ones."""
+"""Decode forwards as CUDA graphs, with `tape.py` standing for the capture: replays draw what eager
+steps draw, from what is in the buffers by then; graphs are few, and go when what they stand on
+goes. On a GPU the last test runs real ones."""
 
 from __future__ import annotations
 
@@ -27,13 +28,18 @@ from sixfold.model.attention import NAME
 from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
 
-PROMPTS = [[(5 * i + 3 * j + 2) % VOCABULARY for j in range(n)] for i, n in enumerate((1, 7, 16, 17, 33, 70))]
+PROMPTS = [
+    [(5 * i + 3 * j + 2) % VOCABULARY for j in range(n)]
+    for i, n in enumerate((1, 7, 16, 17, 33, 70))
+]
 Drawn = dict[tuple[str, int], tuple[list[int], list[float]]]
 
 
 @pytest.fixture(autouse=True)
 def taped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The written-out body reads the largest position on the host, so here every module runs as it is, as on a GPU."""
+    """The written-out body reads the largest position on the host, so here every module runs as it
+    is, as on a GPU.
+    """
     monkeypatch.setattr(cuda_graphs, "CUDACapture", TapeCapture)
     monkeypatch.setenv("SIXFOLD_KERNELS", "torch")
     cpu_kernels.cache_clear()
@@ -51,14 +57,23 @@ def own() -> PreTrainedModel:
 
 
 def make_engine(model: PreTrainedModel, graphs: bool | None = True, **settings: Any) -> Engine:
-    return Engine(CausalLM(model), **{"kv_tokens": 4000, "block_size": 8, "cuda_graphs": graphs, **settings})
+    return Engine(
+        CausalLM(model), **{"kv_tokens": 4000, "block_size": 8, "cuda_graphs": graphs, **settings}
+    )
 
 
 def draw(engine: Engine, samples: int = 3, adapter: Any = None) -> Drawn:
     """The longest prompts end first, so that the batch loses rows and columns."""
     for i, prompt in enumerate(PROMPTS):
-        params = SamplingParams(max_tokens=4 * (len(PROMPTS) - i), temperature=0.8 if i % 2 else 1.0, stop_token_ids=(END,), seed=4)
-        engine.add(str(i), prompt, params, list(range(samples)), adapter=adapter if i == 2 else None)
+        params = SamplingParams(
+            max_tokens=4 * (len(PROMPTS) - i),
+            temperature=0.8 if i % 2 else 1.0,
+            stop_token_ids=(END,),
+            seed=4,
+        )
+        engine.add(
+            str(i), prompt, params, list(range(samples)), adapter=adapter if i == 2 else None
+        )
     return {(s.request.key, s.sample): (s.tokens, s.logp) for s in engine.run()}
 
 
@@ -80,18 +95,29 @@ SCHEDULES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
 @pytest.mark.parametrize("settings", SCHEDULES, ids=str)
-def test_replays_draw_the_same_bits(name: str, settings: dict[str, Any], tiny: Callable[[str], PreTrainedModel]) -> None:
+def test_replays_draw_the_same_bits(
+    name: str, settings: dict[str, Any], tiny: Callable[[str], PreTrainedModel]
+) -> None:
     """In batches that lose rows and columns as they go."""
     engine = make_engine(tiny(name), **settings)
-    assert draw(engine, samples=8) == draw(make_engine(tiny(name), graphs=False, **settings), samples=8)
+    assert draw(engine, samples=8) == draw(
+        make_engine(tiny(name), graphs=False, **settings), samples=8
+    )
     stats = engine.stats
     assert stats.eager_decodes == 0 and stats.graph_replays > 2 * stats.graph_captures > 0
-    assert sum(tape.replays for tape in tapes(engine)) == stats.graph_replays and len(tapes(engine)) == stats.graph_captures
+    assert (
+        sum(tape.replays for tape in tapes(engine)) == stats.graph_replays
+        and len(tapes(engine)) == stats.graph_captures
+    )
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-def test_replays_of_the_gpu_kernels_draw_the_same_bits(kv_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shared prefixes and all. The scratch block holds NaN before each replay, which no row of a sequence may come to see."""
+def test_replays_of_the_gpu_kernels_draw_the_same_bits(
+    kv_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shared prefixes and all. The scratch block holds NaN before each replay, which no row of a
+    sequence may come to see.
+    """
     pytest.importorskip("triton")
     from sixfold.engine import quantised_cache
     from sixfold.kernels.triton import attention as triton_kernels
@@ -113,16 +139,27 @@ def test_replays_of_the_gpu_kernels_draw_the_same_bits(kv_dtype: str, monkeypatc
     drawn: list[Drawn] = []
     for engine in engines:
         for i, prompt in enumerate(([3] * 9, [3] * 8 + [4] * 9)):
-            engine.add(str(i), prompt, SamplingParams(max_tokens=3 + i, temperature=0.8, stop_token_ids=(END,), seed=5), [0, 1])
+            engine.add(
+                str(i),
+                prompt,
+                SamplingParams(max_tokens=3 + i, temperature=0.8, stop_token_ids=(END,), seed=5),
+                [0, 1],
+            )
         drawn.append({(s.request.key, s.sample): (s.tokens, s.logp) for s in engine.run()})
     assert drawn[0] == drawn[1]
     graphs, stats = engines[0].runner._graphs, engines[0].stats
     assert graphs is not None and stats.graph_replays >= 3 and stats.eager_decodes == 0
-    assert {key[4] for key in graphs._graphs} == {(2, 8)}  # 16 rows: the prefix of all four, and an empty line
+    assert {key[4] for key in graphs._graphs} == {
+        (2, 8)
+    }  # 16 rows: the prefix of all four, and an empty line
 
 
-def test_a_replay_writes_to_its_rows_and_to_scratch(tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three sequences in a graph of 16 rows: at each step three slots of the cache change, besides the scratch block."""
+def test_a_replay_writes_to_its_rows_and_to_scratch(
+    tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three sequences in a graph of 16 rows: at each step three slots of the cache change, besides
+    the scratch block.
+    """
     engine = make_engine(tiny("qwen3"), block_size=4)
     changed: list[int] = []
 
@@ -145,12 +182,18 @@ def test_shapes_are_few(rows: int, columns: int) -> None:
     if rows > cuda_graphs.MOST_ROWS:
         assert more == (rows, columns)
     else:
-        assert more[0] in {16, *range(32, cuda_graphs.MOST_ROWS + 1, 32)} and more[0] < max(17, rows + 32)
+        assert more[0] in {16, *range(32, cuda_graphs.MOST_ROWS + 1, 32)} and more[0] < max(
+            17, rows + 32
+        )
         assert more[1] & (more[1] - 1) == 0 and more[1] < 2 * columns
 
 
-def test_graphs_are_reused_and_bounded(tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same load once more captures nothing. With room for two, two are kept, those used last, and the same tokens come out."""
+def test_graphs_are_reused_and_bounded(
+    tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same load once more captures nothing. With room for two, two are kept, those used last,
+    and the same tokens come out.
+    """
     engine = make_engine(tiny("qwen3"))
     drawn, captures = draw(engine, samples=8), engine.stats.graph_captures
     assert captures >= 4
@@ -161,7 +204,9 @@ def test_graphs_are_reused_and_bounded(tiny: Callable[[str], PreTrainedModel], m
     assert small.stats.graph_captures >= captures and len(tapes(small)) == 2
 
 
-def test_the_graph_used_least_recently_goes(tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_graph_used_least_recently_goes(
+    tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cuda_graphs, "MOST_GRAPHS", 2)
     engine = make_engine(tiny("qwen3"))
     lengths = {"short": 3, "middle": 20, "long": 40}
@@ -172,12 +217,25 @@ def test_the_graph_used_least_recently_goes(tiny: Callable[[str], PreTrainedMode
         engine.run()
         return engine.stats.graph_captures - before
 
-    assert [one(which) for which in ("short", "middle", "short", "long", "short", "middle")] == [1, 1, 0, 1, 0, 1]
+    assert [one(which) for which in ("short", "middle", "short", "long", "short", "middle")] == [
+        1,
+        1,
+        0,
+        1,
+        0,
+        1,
+    ]
 
 
 def assert_as_eager(engine: Engine, model: PreTrainedModel, captures: int | None) -> None:
-    """What an engine without graphs draws from the model as it is now; captures: made for it, None: some."""
-    before, replays, eager = engine.stats.graph_captures, engine.stats.graph_replays, engine.stats.eager_decodes
+    """What an engine without graphs draws from the model as it is now; captures: made for it, None:
+    some.
+    """
+    before, replays, eager = (
+        engine.stats.graph_captures,
+        engine.stats.graph_replays,
+        engine.stats.eager_decodes,
+    )
     assert draw(engine) == draw(make_engine(model, graphs=False))
     made = engine.stats.graph_captures - before
     assert made == captures if captures is not None else made > 0
@@ -210,28 +268,42 @@ def _other_buffer(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("change", [_elsewhere, _exchanged, _other_dtype, _other_buffer])
-def test_a_model_that_lies_elsewhere_is_captured_anew(change: Callable[[PreTrainedModel], None], own: PreTrainedModel) -> None:
+def test_a_model_that_lies_elsewhere_is_captured_anew(
+    change: Callable[[PreTrainedModel], None], own: PreTrainedModel
+) -> None:
     engine = make_engine(own)
     first = draw(engine)
     old = tapes(engine)
     change(own)
-    engine.release_memory() if change is _other_dtype else None  # the cache holds what it was made for
+    (
+        engine.release_memory() if change is _other_dtype else None
+    )  # the cache holds what it was made for
     assert_as_eager(engine, own, captures=None)
     assert draw(engine) != first and not set(map(id, old)) & set(map(id, tapes(engine)))
 
 
-@pytest.mark.parametrize("release", [Engine.release_memory, lambda engine: engine.runner.cache.clear()])
-def test_a_cache_that_lies_elsewhere_ends_the_graphs(release: Callable[[Engine], None], own: PreTrainedModel) -> None:
+@pytest.mark.parametrize(
+    "release", [Engine.release_memory, lambda engine: engine.runner.cache.clear()]
+)
+def test_a_cache_that_lies_elsewhere_ends_the_graphs(
+    release: Callable[[Engine], None], own: PreTrainedModel
+) -> None:
     engine = make_engine(own)
     draw(engine)
     captures = engine.stats.graph_captures
     release(engine)
-    assert release is not Engine.release_memory or tapes(engine) == []  # their memory is given back at once
+    assert (
+        release is not Engine.release_memory or tapes(engine) == []
+    )  # their memory is given back at once
     assert_as_eager(engine, own, captures=captures)
 
 
-@pytest.mark.parametrize("register", [torch.nn.Module.register_forward_hook, torch.nn.Module.register_forward_pre_hook])
-def test_a_hook_runs_eagerly_for_as_long_as_it_is_on(register: Callable[..., Any], own: PreTrainedModel) -> None:
+@pytest.mark.parametrize(
+    "register", [torch.nn.Module.register_forward_hook, torch.nn.Module.register_forward_pre_hook]
+)
+def test_a_hook_runs_eagerly_for_as_long_as_it_is_on(
+    register: Callable[..., Any], own: PreTrainedModel
+) -> None:
     engine = make_engine(own)
 
     def run() -> tuple[int, int, int]:
@@ -252,7 +324,9 @@ class Added:
 
     def __init__(self, model: PreTrainedModel) -> None:
         out, width = model.model.layers[0].mlp.up_proj.weight.shape
-        self.layers = {"model.layers.0.mlp.up_proj": (torch.ones(4, width) * 0.1, torch.ones(out, 4) * 0.2)}
+        self.layers = {
+            "model.layers.0.mlp.up_proj": (torch.ones(4, width) * 0.1, torch.ones(out, 4) * 0.2)
+        }
 
 
 def test_a_batch_with_an_adapter_runs_eagerly(own: PreTrainedModel) -> None:
@@ -266,25 +340,43 @@ def test_a_batch_with_an_adapter_runs_eagerly(own: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "dynamic"])
-def test_a_model_that_asks_the_host_runs_eagerly(name: str, tiny: Callable[[str], PreTrainedModel]) -> None:
-    """Experts whose tokens are looked up on the host, angles that depend on the longest position."""
-    model = tiny(name) if name == "qwen3_moe" else make_tiny("qwen3", rope_scaling=dict(rope_type="dynamic", factor=2.0))
+def test_a_model_that_asks_the_host_runs_eagerly(
+    name: str, tiny: Callable[[str], PreTrainedModel]
+) -> None:
+    """Experts whose tokens are looked up on the host, angles that depend on the longest
+    position.
+    """
+    model = (
+        tiny(name)
+        if name == "qwen3_moe"
+        else make_tiny("qwen3", rope_scaling=dict(rope_type="dynamic", factor=2.0))
+    )
     model.set_attn_implementation(NAME)
     engine = make_engine(model)
     drawn = draw(engine)
-    assert engine.stats.graph_captures == engine.stats.graph_replays == 0 < engine.stats.eager_decodes
+    assert (
+        engine.stats.graph_captures == engine.stats.graph_replays == 0 < engine.stats.eager_decodes
+    )
     eager = draw(make_engine(model, graphs=False))
-    assert {key: tokens for key, (tokens, _) in drawn.items()} == {key: tokens for key, (tokens, _) in eager.items()}
+    assert {key: tokens for key, (tokens, _) in drawn.items()} == {
+        key: tokens for key, (tokens, _) in eager.items()
+    }
 
 
-def test_a_shape_beyond_the_largest_runs_eagerly(tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shape_beyond_the_largest_runs_eagerly(
+    tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cuda_graphs, "MOST_ROWS", 16)
     engine = make_engine(tiny("qwen3"))
-    assert draw(engine) == draw(make_engine(tiny("qwen3"), graphs=False))  # 18 sequences, until some end
+    assert draw(engine) == draw(
+        make_engine(tiny("qwen3"), graphs=False)
+    )  # 18 sequences, until some end
     assert engine.stats.eager_decodes > 0 and engine.stats.graph_replays > 0
 
 
-def test_who_gets_graphs(tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_gets_graphs(
+    tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An engine on CUDA, unless they are switched off. Asked for elsewhere they are refused."""
     model = CausalLM(tiny("qwen3"))
     assert Engine(model, kv_tokens=64).runner._graphs is None
@@ -298,7 +390,11 @@ def test_who_gets_graphs(tiny: Callable[[str], PreTrainedModel], monkeypatch: py
         runner.device = torch.device("cuda")
 
     monkeypatch.setattr(model_runner.ModelRunner, "__init__", on_cuda)
-    monkeypatch.setattr(model_runner.ModelRunner, "use_graphs", lambda runner, stats, may_fail: made.append((stats, may_fail)))
+    monkeypatch.setattr(
+        model_runner.ModelRunner,
+        "use_graphs",
+        lambda runner, stats, may_fail: made.append((stats, may_fail)),
+    )
     Engine(model, kv_tokens=64, cuda_graphs=False)
     assert made == []
     for asked in (None, True):
@@ -315,15 +411,21 @@ class Refusing(TapeCapture):
         return super().__call__(run, beside)
 
 
-def test_a_capture_that_fails_ends_the_graphs_and_is_said(tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On by default must not end a run that would do without; asked for, the error is the user's."""
+def test_a_capture_that_fails_ends_the_graphs_and_is_said(
+    tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On by default must not end a run that would do without; asked for, the error is the
+    user's.
+    """
     monkeypatch.setattr(cuda_graphs, "CUDACapture", Refusing)
     engine = make_engine(tiny("qwen3"), graphs=None)
     engine.runner.use_graphs(engine.stats, may_fail=True)
     with pytest.warns(UserWarning, match=r"out of memory.*engine\.cuda_graphs = 'off'"):
         drawn = draw(engine)
     assert drawn == draw(make_engine(tiny("qwen3"), graphs=False))
-    assert engine.stats.graph_captures == 1 and engine.stats.eager_decodes > 0 and tapes(engine) == []
+    assert (
+        engine.stats.graph_captures == 1 and engine.stats.eager_decodes > 0 and tapes(engine) == []
+    )
     with pytest.raises(torch.OutOfMemoryError):
         draw(make_engine(tiny("qwen3")))
 
@@ -351,14 +453,20 @@ def test_the_stand_in_calls_no_python_and_knows_what_is_stale() -> None:
         capture(partial(runner.stale, [static]), graph)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: all above is the stand-in's word")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU: all above is the stand-in's word"
+)
 def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     model = make_tiny("qwen3").cuda()
     model.set_attn_implementation(NAME)
     engine = make_engine(model)
     drawn, eager = draw(engine, samples=8), draw(make_engine(model, graphs=False), samples=8)
-    assert engine.stats.graph_replays > engine.stats.graph_captures > 0 == engine.stats.eager_decodes
-    assert {key: tokens for key, (tokens, _) in drawn.items()} == {key: tokens for key, (tokens, _) in eager.items()}
+    assert (
+        engine.stats.graph_replays > engine.stats.graph_captures > 0 == engine.stats.eager_decodes
+    )
+    assert {key: tokens for key, (tokens, _) in drawn.items()} == {
+        key: tokens for key, (tokens, _) in eager.items()
+    }
     for key, (_, logp) in drawn.items():
         np.testing.assert_allclose(logp, eager[key][1], rtol=0, atol=1e-4)

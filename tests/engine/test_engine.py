@@ -1,4 +1,6 @@
-"""What the engine promises of a completion: how it ends, what it is stamped with, and when weights may change."""
+"""What the engine promises of a completion: how it ends, what it is stamped with, and when weights
+may change.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def test_a_version_must_grow(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("stepped", [False, True])
-def test_weights_and_memory_stay_while_sequences_are_in_flight(engine: Engine, stepped: bool) -> None:
+def test_weights_and_memory_stay_while_sequences_are_in_flight(
+    engine: Engine, stepped: bool
+) -> None:
     engine.add("t", [2, 3], SamplingParams(max_tokens=4), [0])
     if stepped:
         engine.step()
@@ -87,18 +91,29 @@ def test_the_cache_gives_its_memory_back_and_comes_again(engine: Engine) -> None
     first = answer(engine)
     cache = engine.runner.cache
     # Two layers, keys and values, 2 heads of 16 float32 numbers a slot; one block of scratch.
-    assert sum(side.nbytes for side in cache.tensors()) == 2 * 2 * 2 * 16 * 4 * (cache.blocks + 1) * 8
+    assert (
+        sum(side.nbytes for side in cache.tensors()) == 2 * 2 * 2 * 16 * 4 * (cache.blocks + 1) * 8
+    )
     engine.release_memory()
     assert cache.tensors() == []
     assert answer(engine) == first
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; elsewhere PyTorch makes the cache")
-def test_the_caches_memory_comes_with_use_and_goes_at_once(tiny: Callable[[str], PreTrainedModel]) -> None:
-    """A cache is made as large as it may become. statm: pages of the process that there are, and that have been touched."""
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="reads /proc; elsewhere PyTorch makes the cache"
+)
+def test_the_caches_memory_comes_with_use_and_goes_at_once(
+    tiny: Callable[[str], PreTrainedModel],
+) -> None:
+    """A cache is made as large as it may become. statm: pages of the process that there are, and
+    that have been touched.
+    """
 
     def size() -> np.ndarray:
-        return np.array(Path("/proc/self/statm").read_text().split()[:2], dtype=np.int64) * resource.getpagesize()
+        return (
+            np.array(Path("/proc/self/statm").read_text().split()[:2], dtype=np.int64)
+            * resource.getpagesize()
+        )
 
     engine = Engine(CausalLM(tiny("qwen3")), kv_tokens=2**20)
     before = size()
@@ -118,7 +133,9 @@ class NoHugePages(mmap.mmap):
 
 
 @pytest.mark.parametrize("without", ["the kernel", "the system"])
-def test_huge_pages_are_no_condition(engine: Engine, monkeypatch: pytest.MonkeyPatch, without: str) -> None:
+def test_huge_pages_are_no_condition(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, without: str
+) -> None:
     first = answer(engine)
     engine.release_memory()
     if without == "the kernel":
@@ -141,7 +158,9 @@ def test_the_cache_keeps_its_buffers_for_the_engines_life(engine: Engine) -> Non
 
 
 def test_stale_blocks_do_not_leak_into_a_sequence(tiny: Callable[[str], PreTrainedModel]) -> None:
-    """Blocks are not wiped when they are freed: what an earlier sequence left in them must count for nothing."""
+    """Blocks are not wiped when they are freed: what an earlier sequence left in them must count
+    for nothing.
+    """
     params = SamplingParams(max_tokens=5)
     fresh, used = (Engine(CausalLM(tiny("qwen3")), kv_tokens=64, block_size=16) for _ in range(2))
     used.add("filler", [3] * 17, SamplingParams(max_tokens=40), [0])
@@ -158,11 +177,15 @@ def test_stale_blocks_do_not_leak_into_a_sequence(tiny: Callable[[str], PreTrain
     assert results[0] == results[1]
 
 
-def test_bfloat16_samples_in_bfloat16_and_records_float32(tiny: Callable[[str], PreTrainedModel]) -> None:
+def test_bfloat16_samples_in_bfloat16_and_records_float32(
+    tiny: Callable[[str], PreTrainedModel],
+) -> None:
     engine = Engine(CausalLM(tiny("qwen3")), kv_tokens=64, autocast=torch.bfloat16)
     engine.add("t", [2, 3, 4], SamplingParams(max_tokens=12, seed=1), [0])
     (s,) = engine.run()
-    assert {side.dtype for pool in engine.runner.cache.pools.values() for side in pool} == {torch.bfloat16}
+    assert {side.dtype for pool in engine.runner.cache.pools.values() for side in pool} == {
+        torch.bfloat16
+    }
     exact = Engine(CausalLM(tiny("qwen3")), kv_tokens=64)
     exact.add("t", s.tokens[:-1], SamplingParams(max_tokens=1, seed=1), [0])
     with torch.no_grad():

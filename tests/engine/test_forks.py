@@ -1,4 +1,6 @@
-"""Branches: a request that begins with what another sequence has so far shares its full blocks, computes what is new, and changes nobody's tokens."""
+"""Branches: a request that begins with what another sequence has so far shares its full blocks,
+computes what is new, and changes nobody's tokens.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ Texts = dict[str, tuple[list[int], list[float]]]
 
 @pytest.fixture
 def make(tiny: Callable[[str], PreTrainedModel]) -> Callable[[str], Engine]:
-    return lambda kind: Engine(CausalLM(tiny("qwen3")), kv_tokens=2000, block_size=SIZE, prefix_cache=kind)
+    return lambda kind: Engine(
+        CausalLM(tiny("qwen3")), kv_tokens=2000, block_size=SIZE, prefix_cache=kind
+    )
 
 
 def ask(engine: Engine, key: str, prompt: list[int], tokens: int) -> None:
@@ -40,7 +44,9 @@ def alone(engine: Engine, prompts: dict[str, list[int]], tokens: int) -> Texts:
 
 
 def assert_same(found: Texts, expected: Texts) -> None:
-    """The same tokens; log-probs to rounding, for what was sampled was computed token by token, and alone as a prompt."""
+    """The same tokens; log-probs to rounding, for what was sampled was computed token by token, and
+    alone as a prompt.
+    """
     assert found.keys() == expected.keys()
     for key, (tokens, logp) in expected.items():
         assert found[key][0] == tokens, key
@@ -52,19 +58,27 @@ def owners(engine: Engine, blocks: list[int]) -> list[int]:
 
 
 def longest_known(kind: str, held: list[list[int]], prompt: list[int]) -> int:
-    """The slow search: how many tokens of the prompt stand at the beginning of a text that is held, to the token (radix) or to the block (hash)."""
+    """The slow search: how many tokens of the prompt stand at the beginning of a text that is held,
+    to the token (radix) or to the block (hash).
+    """
 
     def common(text: list[int]) -> int:
-        return next((i for i, (a, b) in enumerate(zip(text, prompt, strict=False)) if a != b), min(len(text), len(prompt)))
+        return next(
+            (i for i, (a, b) in enumerate(zip(text, prompt, strict=False)) if a != b),
+            min(len(text), len(prompt)),
+        )
 
     if kind == "hash":
         return max(common(text[: len(text) // SIZE * SIZE]) // SIZE * SIZE for text in held)
     return max(map(common, held))
 
 
-def branch(engine: Engine, kind: str, trunk: list[int], held: list[list[int]]) -> dict[str, list[int]]:
-    """Start a branch for each of BRANCHES behind `trunk`, one a step. held: texts in the cache. Each computes what the cache does not have, and
-    owns the trunk's full blocks that it does have together with the others. -> prompts by key."""
+def branch(
+    engine: Engine, kind: str, trunk: list[int], held: list[list[int]]
+) -> dict[str, list[int]]:
+    """Start a branch for each of BRANCHES behind `trunk`, one a step. held: texts in the cache.
+    Each computes what the cache does not have, and owns the trunk's full blocks that it does have
+    together with the others. -> prompts by key."""
     prompts = {"b" * (i + 1): trunk + new for i, new in enumerate(BRANCHES)}
     full = longest_known(kind, held, trunk) // SIZE
     shared = engine.prefixes.match(trunk[: full * SIZE]).blocks
@@ -74,7 +88,9 @@ def branch(engine: Engine, kind: str, trunk: list[int], held: list[list[int]]) -
         computed = engine.stats.prefill_tokens
         ask(engine, key, prompt, 12)
         engine.step()
-        assert engine.stats.prefill_tokens - computed == len(prompt) - longest_known(kind, held, prompt)
+        assert engine.stats.prefill_tokens - computed == len(prompt) - longest_known(
+            kind, held, prompt
+        )
         assert engine.scheduler.running[-1].blocks[:full] == shared
         assert owners(engine, shared) == [count + n + 1 for count in before]
         held.append(prompt[: len(prompt) // SIZE * SIZE])
@@ -83,8 +99,12 @@ def branch(engine: Engine, kind: str, trunk: list[int], held: list[list[int]]) -
 
 @pytest.mark.parametrize("at", [24, 29, 32, 44, 45])
 @pytest.mark.parametrize("kind", ["radix", "hash"])
-def test_branches_of_a_sequence_that_has_ended(make: Callable[[str], Engine], kind: str, at: int) -> None:
-    """After `at` of its 45 tokens: on the edge of a block, within one, and at its end, where the newest was never computed."""
+def test_branches_of_a_sequence_that_has_ended(
+    make: Callable[[str], Engine], kind: str, at: int
+) -> None:
+    """After `at` of its 45 tokens: on the edge of a block, within one, and at its end, where the
+    newest was never computed.
+    """
     engine = make(kind)
     ask(engine, "parent", PROMPT, 26)
     parent = texts(engine.run())["parent"][0]
@@ -97,9 +117,12 @@ def test_branches_of_a_sequence_that_has_ended(make: Callable[[str], Engine], ki
 @pytest.mark.parametrize("at", [24, 25, 29, 33, 40])
 @pytest.mark.parametrize("kind", ["radix", "hash"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_branches_of_a_sequence_that_runs_on(make: Callable[[str], Engine], kind: str, at: int, shared: bool) -> None:
-    """Between two of its steps, `at` tokens long. By itself it shares its prompt's full blocks; told to share, all that it has filled. It goes on as
-    if there were no branches, and leaves what it computed to further ones."""
+def test_branches_of_a_sequence_that_runs_on(
+    make: Callable[[str], Engine], kind: str, at: int, shared: bool
+) -> None:
+    """Between two of its steps, `at` tokens long. By itself it shares its prompt's full blocks;
+    told to share, all that it has filled. It goes on as if there were no branches, and leaves what
+    it computed to further ones."""
     engine = make(kind)
     ask(engine, "parent", PROMPT, 26)
     while not engine.scheduler.running or engine.scheduler.running[0].length < at:
@@ -107,10 +130,16 @@ def test_branches_of_a_sequence_that_runs_on(make: Callable[[str], Engine], kind
     (parent,) = engine.scheduler.running
     if shared:
         engine.share(parent)
-    held = (parent.tokens[: parent.length - 1] if shared else PROMPT)[: (parent.length - 1 if shared else len(PROMPT)) // SIZE * SIZE]
+    held = (parent.tokens[: parent.length - 1] if shared else PROMPT)[
+        : (parent.length - 1 if shared else len(PROMPT)) // SIZE * SIZE
+    ]
     prompts = branch(engine, kind, parent.tokens[:at], [held])
     assert parent.length == at
-    assert all(b not in other.blocks for b in parent.blocks[len(held) // SIZE :] for other in engine.scheduler.running[1:])
+    assert all(
+        b not in other.blocks
+        for b in parent.blocks[len(held) // SIZE :]
+        for other in engine.scheduler.running[1:]
+    )
     found = texts(engine.run(same_weights=True))
     assert engine.usage().used == 0
     expected = alone(make("none"), prompts, 12) | alone(make("none"), {"parent": PROMPT}, 26)

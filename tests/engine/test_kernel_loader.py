@@ -1,4 +1,6 @@
-"""The compiled kernels are a convenience: whatever is wrong with compiler, cache folder or cached file, the engine runs, and runs right."""
+"""The compiled kernels are a convenience: whatever is wrong with compiler, cache folder or cached
+file, the engine runs, and runs right.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ PROGRAM = """
 import torch
 from sixfold.kernels.cpu import engine_kernels as module
 module.FLAGS = ("-O0", "-fPIC")
-print(float(module.cpu_kernels().sample(torch.zeros(1, 2), torch.ones(1), torch.zeros(1, dtype=torch.float64))[1]))
+noise = torch.zeros(1, dtype=torch.float64)
+print(float(module.cpu_kernels().sample(torch.zeros(1, 2), torch.ones(1), noise)[1]))
 """
 with_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 
@@ -70,7 +73,9 @@ def works(kernels: CPUKernels | None) -> bool:
     """One of two equal tokens."""
     if kernels is None:
         return False
-    tokens, logp = kernels.sample(torch.zeros(1, 2), torch.ones(1), torch.full((1,), 0.7, dtype=torch.float64))
+    tokens, logp = kernels.sample(
+        torch.zeros(1, 2), torch.ones(1), torch.full((1,), 0.7, dtype=torch.float64)
+    )
     return int(tokens) == 1 and abs(float(logp) + 0.6931472) < 1e-6
 
 
@@ -78,13 +83,22 @@ def answers(model: PreTrainedModel) -> list[tuple[list[int], list[float]]]:
     engine = Engine(CausalLM(model), kv_tokens=600, block_size=8)
     for i in range(4):
         prompt = [(5 * i + j + 2) % VOCABULARY for j in range(3 + 7 * i)]
-        engine.add(str(i), prompt, SamplingParams(max_tokens=12, temperature=0.8, stop_token_ids=(END,), seed=i), [0, 1])
+        engine.add(
+            str(i),
+            prompt,
+            SamplingParams(max_tokens=12, temperature=0.8, stop_token_ids=(END,), seed=i),
+            [0, 1],
+        )
     return sorted((s.tokens, s.logp) for s in engine.run())
 
 
 @with_compiler
 def test_it_compiles_once(own_cache: Path, commands: Path) -> None:
-    script(commands / "cc", f'echo x >> {commands}/count\nPATH={os.path.dirname(COMPILER or "")}:/usr/bin:/bin exec {COMPILER} "$@"')
+    script(
+        commands / "cc",
+        f"echo x >> {commands}/count\nPATH={os.path.dirname(COMPILER or '')}:/usr/bin:/bin exec"
+        f' {COMPILER} "$@"',
+    )
     assert works(cpu_kernels())
     (library,) = own_cache.iterdir()
     count = (commands / "count").read_text()
@@ -96,11 +110,18 @@ def test_it_compiles_once(own_cache: Path, commands: Path) -> None:
 
 @pytest.mark.parametrize("text", [None, "exit 1", "echo nonsense; exit 0", "sleep 60"])
 def test_without_a_working_compiler_the_answers_are_the_same(
-    text: str | None, commands: Path, own_cache: Path, tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+    text: str | None,
+    commands: Path,
+    own_cache: Path,
+    tiny: Callable[[str], PreTrainedModel],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_COMPILE_S", 0.3)
     if text is not None:
-        script(commands / "cc", text.replace("sleep", shutil.which("sleep", path="/usr/bin:/bin") or "sleep"))
+        script(
+            commands / "cc",
+            text.replace("sleep", shutil.which("sleep", path="/usr/bin:/bin") or "sleep"),
+        )
     assert cpu_kernels() is None
     without = answers(tiny("qwen3"))
     assert not own_cache.exists() or not list(own_cache.iterdir())  # nothing half done is left
@@ -112,14 +133,18 @@ def test_without_a_working_compiler_the_answers_are_the_same(
         _assert_same(answers(tiny("qwen3")), without)
 
 
-def _assert_same(ours: list[tuple[list[int], list[float]]], theirs: list[tuple[list[int], list[float]]]) -> None:
+def _assert_same(
+    ours: list[tuple[list[int], list[float]]], theirs: list[tuple[list[int], list[float]]]
+) -> None:
     assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in theirs]
     for (_, logp), (_, expected) in zip(ours, theirs, strict=True):
         assert logp == pytest.approx(expected, abs=1e-5)
 
 
 @with_compiler
-def test_a_broken_first_choice_leaves_the_next(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_first_choice_leaves_the_next(
+    commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script(commands / "mine", "exit 1")
     monkeypatch.setenv("CC", str(commands / "mine"))
     monkeypatch.setenv("PATH", f"{os.path.dirname(COMPILER or '')}:/usr/bin:/bin")
@@ -142,12 +167,16 @@ def test_a_broken_file_in_the_cache_is_made_anew(keep: int, own_cache: Path) -> 
     whole = library.read_bytes()
     library.unlink()  # not in place: this process runs it
     library.write_bytes(whole[:keep])
-    assert subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout.startswith("-0.6931")
+    assert subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    ).stdout.startswith("-0.6931")
     assert len(library.read_bytes()) == len(whole)
 
 
 @with_compiler
-def test_a_cache_folder_that_cannot_be_written_leaves_the_temporary_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_folder_that_cannot_be_written_leaves_the_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     for home in (tmp_path / "file", Path("/proc"), Path("relative")):
@@ -168,7 +197,9 @@ def test_a_user_without_a_home_folder_gets_kernels(monkeypatch: pytest.MonkeyPat
 
 
 @with_compiler
-def test_what_lies_in_the_folder_of_somebody_else_is_not_run(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_in_the_folder_of_somebody_else_is_not_run(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert works(cpu_kernels())
     (library,) = own_cache.iterdir()
     inode = library.stat().st_ino
@@ -180,7 +211,10 @@ def test_what_lies_in_the_folder_of_somebody_else_is_not_run(own_cache: Path, tm
 
 @with_compiler
 def test_processes_that_compile_at_once_all_get_kernels(own_cache: Path) -> None:
-    both = [subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     assert all(process.communicate()[0].startswith("-0.6931") for process in both)
     assert [path.suffix for path in own_cache.iterdir()] == [".so"]
 
@@ -198,13 +232,20 @@ def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_compiled_before_there_is_an_engine(own_cache: Path) -> None:
     program = "import sixfold.engine.engine, sixfold.model.causal_lm; print('here')"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "here\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout
+        == "here\n"
+    )
     assert not own_cache.exists()
 
 
 @with_compiler
 def test_two_threads_do_not_share_their_sums(tiny: Callable[[str], PreTrainedModel]) -> None:
-    """A call lets other Python threads run: two engines in one process are each as right as alone."""
+    """A call lets other Python threads run: two engines in one process are each as right
+    as alone.
+    """
     logits = torch.randn(64, 5000, generator=torch.Generator().manual_seed(0))
     noise = torch.rand(64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     kernels = cpu_kernels()
@@ -213,9 +254,15 @@ def test_two_threads_do_not_share_their_sums(tiny: Callable[[str], PreTrainedMod
     wrong: list[int] = []
 
     def draw(width: int) -> None:
-        expected = kernels.sample(logits[:, :width], torch.ones(64), noise)[0] if width < 5000 else alone[0]
+        expected = (
+            kernels.sample(logits[:, :width], torch.ones(64), noise)[0]
+            if width < 5000
+            else alone[0]
+        )
         for _ in range(30):
-            if not torch.equal(kernels.sample(logits[:, :width], torch.ones(64), noise)[0], expected):
+            if not torch.equal(
+                kernels.sample(logits[:, :width], torch.ones(64), noise)[0], expected
+            ):
                 wrong.append(width)
 
     threads = [threading.Thread(target=draw, args=(width,)) for width in (5000, 4000, 5000)]
@@ -227,10 +274,14 @@ def test_two_threads_do_not_share_their_sums(tiny: Callable[[str], PreTrainedMod
 
 
 @pytest.mark.parametrize("choice", ["compiled", "torch"])
-def test_the_engine_uses_what_was_chosen(choice: str, tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_uses_what_was_chosen(
+    choice: str, tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[str] = []
     reference = DecodeLayout._reference
-    monkeypatch.setattr(DecodeLayout, "_reference", lambda *args: calls.append("torch") or reference(*args))
+    monkeypatch.setattr(
+        DecodeLayout, "_reference", lambda *args: calls.append("torch") or reference(*args)
+    )
     if choice == "torch":
         monkeypatch.setenv("SIXFOLD_KERNELS", "torch")
     elif COMPILER is None:

@@ -12,7 +12,11 @@ from sixfold.engine.noise import philox, uniforms
     ("counter", "key", "expected"),
     [  # Random123's known answers for philox4x32-10
         ([0] * 4, (0, 0), [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
-        ([0xFFFFFFFF] * 4, (0xFFFFFFFF, 0xFFFFFFFF), [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            [0xFFFFFFFF] * 4,
+            (0xFFFFFFFF, 0xFFFFFFFF),
+            [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD],
+        ),
         (
             [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
             (0xA4093822, 0x299F31D0),
@@ -20,7 +24,9 @@ from sixfold.engine.noise import philox, uniforms
         ),
     ],
 )
-def test_philox_gives_the_published_numbers(counter: list[int], key: tuple[int, int], expected: list[int]) -> None:
+def test_philox_gives_the_published_numbers(
+    counter: list[int], key: tuple[int, int], expected: list[int]
+) -> None:
     other = [1, 2, 3, 4]
     assert philox(np.array([other, counter], dtype=np.uint64), key)[1].tolist() == expected
 
@@ -32,7 +38,9 @@ def test_uniforms_are_uniform() -> None:
     gap = np.abs(np.sort(u) - (np.arange(n) + 0.5) / n).max()
     assert gap < 1.95 / np.sqrt(n)  # Kolmogorov-Smirnov, 0.1 %
     counts = np.histogram(u, bins=64, range=(0, 1))[0]
-    assert ((counts - n / 64) ** 2 / (n / 64)).sum() < 103.4  # chi-square, 63 degrees of freedom, 0.1 %
+    assert (
+        (counts - n / 64) ** 2 / (n / 64)
+    ).sum() < 103.4  # chi-square, 63 degrees of freedom, 0.1 %
     assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 4 / np.sqrt(n)
 
 
@@ -50,7 +58,12 @@ def test_a_position_does_not_depend_on_how_many_are_drawn() -> None:
 
 
 def test_seed_task_and_sample_each_give_another_stream() -> None:
-    keys = [(seed, task, sample) for seed in (0, 1, 2**62) for task in ("a", "b", "1", "") for sample in (0, 1, 77)]
+    keys = [
+        (seed, task, sample)
+        for seed in (0, 1, 2**62)
+        for task in ("a", "b", "1", "")
+        for sample in (0, 1, 77)
+    ]
     streams = np.stack([uniforms(*key, 400) for key in keys])
     assert len(np.unique(streams)) == streams.size  # not one shared number
     correlation = np.corrcoef(streams) - np.eye(len(keys))
@@ -62,8 +75,14 @@ def test_seed_and_task_do_not_run_together() -> None:
 
 
 def test_noise_is_frozen() -> None:
-    """A change of these numbers changes every run: it needs a major version and a word in the log."""
-    assert uniforms(0, "0", 0, 3).tolist() == [0.5254656645412419, 0.8700555289095644, 0.12083238532728369]
+    """A change of these numbers changes every run: it needs a major version and a word in
+    the log.
+    """
+    assert uniforms(0, "0", 0, 3).tolist() == [
+        0.5254656645412419,
+        0.8700555289095644,
+        0.12083238532728369,
+    ]
 
 
 def test_each_purpose_has_a_stream_of_its_own() -> None:

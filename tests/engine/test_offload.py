@@ -1,4 +1,6 @@
-"""Preempted sequences in host memory: what lies there, what goes first when it is full, how many bytes move, and that the bits come back."""
+"""Preempted sequences in host memory: what lies there, what goes first when it is full, how many
+bytes move, and that the bits come back.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def _sequence(request: Request, length: int, blocks: list[int]) -> Sequence:
 
 
 def test_the_books_by_hand() -> None:
-    """Blocks of 4. Two samples of a prompt of 9 tokens (2 full blocks) with 12 tokens each, 11 of them computed: blocks 0 and 1 are the prompt's."""
+    """Blocks of 4. Two samples of a prompt of 9 tokens (2 full blocks) with 12 tokens each, 11 of
+    them computed: blocks 0 and 1 are the prompt's.
+    """
     request = Request("t", list(range(9)), SamplingParams(max_tokens=20), [0, 1])
     first, second = _sequence(request, 12, [10, 11, 12]), _sequence(request, 12, [10, 11, 22])
     host = HostBlocks(5, 4)
@@ -33,7 +37,11 @@ def test_the_books_by_hand() -> None:
     assert list(host.put(second).values()) == [22]  # the prompt is there already
     assert len(host._free) == 1
     slots = host.find(first, 0)
-    assert len(set(slots)) == 3 and host.find(first, 1) == slots[1:] and host.find(second, 0)[:2] == slots[:2]
+    assert (
+        len(set(slots)) == 3
+        and host.find(first, 1) == slots[1:]
+        and host.find(second, 0)[:2] == slots[:2]
+    )
     host.drop(first)
     assert len(host._free) == 2 and len(host.find(first, 0)) == 2 and len(host.find(second, 0)) == 3
     first.blocks = [30, 31, 32]
@@ -47,7 +55,10 @@ def test_the_books_by_hand() -> None:
 
 
 def test_a_full_host_gives_up_what_was_used_least_recently_and_ends_before_beginnings() -> None:
-    one, two = (_sequence(Request(key, [1], SamplingParams(max_tokens=20), [0]), 13, blocks) for key, blocks in (("a", [0, 1, 2]), ("b", [3, 4, 5])))
+    one, two = (
+        _sequence(Request(key, [1], SamplingParams(max_tokens=20), [0]), 13, blocks)
+        for key, blocks in (("a", [0, 1, 2]), ("b", [3, 4, 5]))
+    )
     host = HostBlocks(4, 4)
     host.put(one)
     host.find(one, 0)
@@ -75,14 +86,27 @@ def test_blocks_come_back_bit_for_bit(kind: type[KVCache]) -> None:
     host.bring_back([(0, 1), (2, 4)])
     assert host.taken_out == host.brought_back == 2 * block
     for side, was in zip(cache.tensors(), before, strict=True):
-        assert torch.equal(side[:, 1], was[:, 5]) and torch.equal(side[:, 4], was[:, 0]) and not side[:, [0, 2, 3, 5]].any()
+        assert (
+            torch.equal(side[:, 1], was[:, 5])
+            and torch.equal(side[:, 4], was[:, 0])
+            and not side[:, [0, 2, 3, 5]].any()
+        )
 
 
-def test_swapping_computes_nothing_again_and_counts_its_bytes(tiny: Callable[[str], PreTrainedModel]) -> None:
+def test_swapping_computes_nothing_again_and_counts_its_bytes(
+    tiny: Callable[[str], PreTrainedModel],
+) -> None:
     def draw(**sizes: object) -> tuple[dict[str, tuple[list[int], list[float]]], Engine]:
-        engine = Engine(CausalLM(tiny("qwen3")), **{"block_size": 4, "prefix_cache": "none", **sizes})  # type: ignore[arg-type]
+        engine = Engine(
+            CausalLM(tiny("qwen3")), **{"block_size": 4, "prefix_cache": "none", **sizes}
+        )  # type: ignore[arg-type]
         for i in range(6):
-            engine.add(str(i), [(3 * i + j) % VOCABULARY for j in range(9)], SamplingParams(max_tokens=24, seed=1), [0])
+            engine.add(
+                str(i),
+                [(3 * i + j) % VOCABULARY for j in range(9)],
+                SamplingParams(max_tokens=24, seed=1),
+                [0],
+            )
         return {s.request.key: (s.tokens, s.logp) for s in engine.run()}, engine
 
     expected, _ = draw(kv_tokens=2000)

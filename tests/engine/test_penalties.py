@@ -18,20 +18,35 @@ from sixfold.model.causal_lm import CausalLM
 from sixfold.types import SamplingParams
 
 
-def by_hand(logits: list[float], completion: list[int], presence: float, frequency: float, temperature: float) -> list[float]:
+def by_hand(
+    logits: list[float],
+    completion: list[int],
+    presence: float,
+    frequency: float,
+    temperature: float,
+) -> list[float]:
     counts = Counter(completion)
-    adjusted = [(x - (presence if counts[t] else 0.0) - frequency * counts[t]) / temperature for t, x in enumerate(logits)]
+    adjusted = [
+        (x - (presence if counts[t] else 0.0) - frequency * counts[t]) / temperature
+        for t, x in enumerate(logits)
+    ]
     total = math.log(sum(map(math.exp, adjusted)))
     return [x - total for x in adjusted]
 
 
 def test_the_formula() -> None:
-    """mu[j] - c[j] * frequency - (c[j] > 0) * presence, counted in the completion and not in the prompt."""
+    """mu[j] - c[j] * frequency - (c[j] > 0) * presence, counted in the completion and not in the
+    prompt.
+    """
     logits = [[0.5, -1.0, 2.0, 0.0, 1.5]]
     history = [[2, 2, 0, 1, 1, 1, 4]]  # a prompt of 3
-    params = SamplingParams(max_tokens=9, temperature=0.5, presence_penalty=0.7, frequency_penalty=0.3, counted_from=3)
+    params = SamplingParams(
+        max_tokens=9, temperature=0.5, presence_penalty=0.7, frequency_penalty=0.3, counted_from=3
+    )
     logp, _ = distribution(torch.tensor(logits), [params], history)
-    assert logp[0].tolist() == pytest.approx(by_hand(logits[0], history[0][3:], 0.7, 0.3, 0.5), abs=1e-6)
+    assert logp[0].tolist() == pytest.approx(
+        by_hand(logits[0], history[0][3:], 0.7, 0.3, 0.5), abs=1e-6
+    )
 
 
 def test_a_row_does_not_depend_on_its_company() -> None:
@@ -51,7 +66,9 @@ def test_a_row_does_not_depend_on_its_company() -> None:
 
 
 @pytest.mark.parametrize("speculation", [None, Speculation(k=3)])
-def test_the_recorded_logp_is_of_the_penalised_distribution(tiny: Callable[[str], PreTrainedModel], speculation: Speculation | None) -> None:
+def test_the_recorded_logp_is_of_the_penalised_distribution(
+    tiny: Callable[[str], PreTrainedModel], speculation: Speculation | None
+) -> None:
     prompt = [5, 9, 11, 5, 9, 11, 5]
     params = SamplingParams(24, 0.9, presence_penalty=0.5, frequency_penalty=0.4, seed=5)
     engine = Engine(CausalLM(tiny("qwen3")), kv_tokens=600, speculation=speculation)
@@ -60,11 +77,15 @@ def test_the_recorded_logp_is_of_the_penalised_distribution(tiny: Callable[[str]
     penalised, free = sorted(engine.run(), key=lambda s: s.request.key)
     with torch.no_grad():
         logits = tiny("qwen3")(torch.tensor([penalised.tokens])).logits[0].float()
-    for i, (token, logp) in enumerate(zip(penalised.tokens[len(prompt) :], penalised.logp, strict=True)):
+    for i, (token, logp) in enumerate(
+        zip(penalised.tokens[len(prompt) :], penalised.logp, strict=True)
+    ):
         completion = penalised.tokens[len(prompt) : len(prompt) + i]
         expected = by_hand(logits[len(prompt) - 1 + i].tolist(), completion, 0.5, 0.4, 0.9)
         assert logp == pytest.approx(expected[token], abs=2e-4)
-    assert max(Counter(penalised.tokens[len(prompt) :]).values()) <= max(Counter(free.tokens[len(prompt) :]).values())
+    assert max(Counter(penalised.tokens[len(prompt) :]).values()) <= max(
+        Counter(free.tokens[len(prompt) :]).values()
+    )
 
 
 def test_a_large_frequency_penalty_never_repeats(tiny: Callable[[str], PreTrainedModel]) -> None:

@@ -1,4 +1,6 @@
-"""One suite for every prefix cache: what the contract promises, under any sequence of operations."""
+"""One suite for every prefix cache: what the contract promises, under any sequence of
+operations.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,35 @@ class Holders:
         self.blocks = BlockManager(BLOCKS, SIZE)
         self.cache: PrefixCache = make_prefix_cache(kind, self.blocks)
         self.slots: dict[tuple[int, int], tuple[int, ...]] = {}
-        """(block, place) -> the space, then the text up to and with the token there: what its keys and values are a function of."""
+        """(block, place) -> the space, then the text up to and with the token there: what its keys
+        and values are a function of.
+        """
         self.texts: list[tuple[int, Tokens, list[int]]] = []
 
     def begin(self, space: int, tokens: Tokens) -> None:
-        """Hold `tokens`: what is cached is shared, a partly matching block copied, the rest computed. Too little room: nothing happens."""
+        """Hold `tokens`: what is cached is shared, a partly matching block copied, the rest
+        computed. Too little room: nothing happens.
+        """
         prefix = self.cache.match(tokens, space)
-        assert prefix.length <= len(tokens) and len(prefix.blocks) == self.blocks.blocks_for(prefix.length)
+        assert prefix.length <= len(tokens) and len(prefix.blocks) == self.blocks.blocks_for(
+            prefix.length
+        )
         for i in range(prefix.length):
-            assert self.slots[prefix.blocks[i // SIZE], i % SIZE] == (space, *tokens[: i + 1]), "found behind another text"
-        shared, copied = prefix.blocks[: prefix.length // SIZE], prefix.blocks[prefix.length // SIZE :]
+            assert self.slots[prefix.blocks[i // SIZE], i % SIZE] == (
+                space,
+                *tokens[: i + 1],
+            ), "found behind another text"
+        shared, copied = (
+            prefix.blocks[: prefix.length // SIZE],
+            prefix.blocks[prefix.length // SIZE :],
+        )
         self.blocks.share(shared)
         needed = self.blocks.blocks_for(len(tokens)) - len(shared)
-        copy = {place: self.slots[copied[0], place] for place in range(prefix.length % SIZE)} if copied else {}
+        copy = (
+            {place: self.slots[copied[0], place] for place in range(prefix.length % SIZE)}
+            if copied
+            else {}
+        )
         if not self.room(needed):
             self.blocks.release(shared)
             return
@@ -60,7 +78,10 @@ class Holders:
                 return
             table += self.blocks.allocate(1)
         tokens.append(token)
-        assert sum(table[-1] in other for *_, other in self.texts) == 1 and not self.blocks._cached[table[-1]]
+        assert (
+            sum(table[-1] in other for *_, other in self.texts) == 1
+            and not self.blocks._cached[table[-1]]
+        )
         self.slots[table[-1], (len(tokens) - 1) % SIZE] = (space, *tokens)
 
     def end(self, which: int, keep: bool) -> None:
@@ -80,20 +101,29 @@ class Holders:
         for b in range(BLOCKS):
             assert self.blocks._owners[b] == owners[b] + self.blocks._cached[b]
         assert self.blocks.used == len(owners)
-        assert self.blocks.idle == sum(self.blocks._cached[b] and not owners[b] for b in range(BLOCKS))
+        assert self.blocks.idle == sum(
+            self.blocks._cached[b] and not owners[b] for b in range(BLOCKS)
+        )
         assert self.blocks.free + self.blocks.used + self.blocks.idle == BLOCKS
         shared = sum(n - 1 for n in owners.values())
-        assert self.blocks.used == sum(-(-len(tokens) // SIZE) for _, tokens, _ in self.texts) - shared
+        assert (
+            self.blocks.used == sum(-(-len(tokens) // SIZE) for _, tokens, _ in self.texts) - shared
+        )
         for space, tokens, table in self.texts:
             for i in range(len(tokens)):
-                assert self.slots[table[i // SIZE], i % SIZE] == (space, *tokens[: i + 1]), "somebody else wrote here"
+                assert self.slots[table[i // SIZE], i % SIZE] == (
+                    space,
+                    *tokens[: i + 1],
+                ), "somebody else wrote here"
 
 
 _tokens = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 _operations = st.lists(
     st.one_of(
         st.tuples(st.just("begin"), st.integers(0, 1), _tokens),
-        st.tuples(st.just("again"), st.integers(0, 9), st.integers(0, 1), _tokens),  # a text that goes on from one that there is
+        st.tuples(
+            st.just("again"), st.integers(0, 9), st.integers(0, 1), _tokens
+        ),  # a text that goes on from one that there is
         st.tuples(st.just("grow"), st.integers(0, 9), st.integers(0, 1)),
         st.tuples(st.sampled_from(["end", "lose"]), st.integers(0, 9)),
         st.tuples(st.just("evict"), st.integers(0, 9)),
@@ -114,11 +144,17 @@ def test_any_sequence_of_operations_keeps_the_books(kind: str, operations: list[
         elif name == "evict":
             before = holders.blocks.free, holders.blocks.idle
             holders.cache.evict(rest[0])
-            assert holders.blocks.free - before[0] == min(rest[0], before[1])  # as many as asked, if there are; check() sees that none was in use
+            assert holders.blocks.free - before[0] == min(
+                rest[0], before[1]
+            )  # as many as asked, if there are; check() sees that none was in use
         elif name == "clear":
             holders.cache.clear()
             assert holders.blocks.idle == 0 and not any(holders.blocks._cached)
-            assert holders.cache.match([0, 1] * 7).length == holders.cache.match([1, 1] * 7).length == 0
+            assert (
+                holders.cache.match([0, 1] * 7).length
+                == holders.cache.match([1, 1] * 7).length
+                == 0
+            )
         elif holders.texts:
             which = rest[0] % len(holders.texts)
             if name == "again":
@@ -139,7 +175,9 @@ def test_any_sequence_of_operations_keeps_the_books(kind: str, operations: list[
 @given(texts=st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=8), asked=_tokens)
 @settings(max_examples=200, deadline=None)
 def test_the_longest_prefix_is_found(kind: str, texts: list[Tokens], asked: Tokens) -> None:
-    """Against a search through everything that was ever kept; the radix tree to the token, the hashes to the block."""
+    """Against a search through everything that was ever kept; the radix tree to the token, the
+    hashes to the block.
+    """
     blocks = BlockManager(200, SIZE)
     cache = make_prefix_cache(kind, blocks)
     for tokens in texts:
@@ -148,17 +186,24 @@ def test_the_longest_prefix_is_found(kind: str, texts: list[Tokens], asked: Toke
         blocks.release(table)
 
     def common(tokens: Tokens) -> int:
-        return next((i for i, (a, b) in enumerate(zip(tokens, asked, strict=False)) if a != b), min(len(tokens), len(asked)))
+        return next(
+            (i for i, (a, b) in enumerate(zip(tokens, asked, strict=False)) if a != b),
+            min(len(tokens), len(asked)),
+        )
 
     if kind == "radix":
         longest = max((common(t) for t in texts), default=0)
         expected = longest if longest >= SIZE else 0  # less than a block counts for nothing
     else:
-        expected = max((common(t[: len(t) // SIZE * SIZE]) // SIZE * SIZE for t in texts), default=0)
+        expected = max(
+            (common(t[: len(t) // SIZE * SIZE]) // SIZE * SIZE for t in texts), default=0
+        )
     assert cache.match(asked).length == expected
 
 
-def filled(make: Callable[[BlockManager], PrefixCache], *texts: Tokens) -> tuple[BlockManager, PrefixCache, list[list[int]]]:
+def filled(
+    make: Callable[[BlockManager], PrefixCache], *texts: Tokens
+) -> tuple[BlockManager, PrefixCache, list[list[int]]]:
     """A cache of blocks of 2 tokens, with texts that ended."""
     blocks = BlockManager(20, 2)
     cache, tables = make(blocks), []
@@ -182,7 +227,9 @@ def test_a_shared_beginning_is_held_once(make: Callable[[BlockManager], PrefixCa
 
 
 @pytest.mark.parametrize("make", [RadixCache, BlockHashCache])
-def test_what_was_used_least_recently_goes_first_and_a_texts_end_before_its_beginning(make: Callable[[BlockManager], PrefixCache]) -> None:
+def test_what_was_used_least_recently_goes_first_and_a_texts_end_before_its_beginning(
+    make: Callable[[BlockManager], PrefixCache],
+) -> None:
     blocks, cache, (old, _, new) = filled(make, [1, 1, 2, 2, 3, 3], [4, 4, 5, 5], [6, 6, 7, 7])
     cache.match([1, 1, 2, 2, 3, 3])  # now the most recent
     cache.evict(3)

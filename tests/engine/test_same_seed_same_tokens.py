@@ -1,4 +1,6 @@
-"""Same seed, same tokens and the same bits of log-prob, whatever the engine's sizes and switches, the order of arrival and the company."""
+"""Same seed, same tokens and the same bits of log-prob, whatever the engine's sizes and switches,
+the order of arrival and the company.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,41 @@ from sixfold.kernels.cpu.engine_kernels import cpu_kernels
 from sixfold.model.causal_lm import CausalLM
 from sixfold.types import EngineStats, SamplingParams
 
-PROMPTS = [[(5 * i + 3 * j + 2) % VOCABULARY for j in range(n)] for i, n in enumerate((1, 7, 8, 15, 16, 17, 33))]
-PROMPTS += [[*PROMPTS[6], 7, 8, 9], [*PROMPTS[6][:20], 4, 4], [(3 * j * j + 2) % VOCABULARY for j in range(150)]]
+PROMPTS = [
+    [(5 * i + 3 * j + 2) % VOCABULARY for j in range(n)]
+    for i, n in enumerate((1, 7, 8, 15, 16, 17, 33))
+]
+PROMPTS += [
+    [*PROMPTS[6], 7, 8, 9],
+    [*PROMPTS[6][:20], 4, 4],
+    [(3 * j * j + 2) % VOCABULARY for j in range(150)],
+]
 PROMPTS += [PROMPTS[9][:130] + [11] * 5, list(PROMPTS[9])]
 """Some begin alike, one is another's twin; the long ones are more than two tiles of a prefill."""
 Drawn = dict[tuple[str, int], tuple[list[int], list[float]]]
 
 
-def draw(model: PreTrainedModel, order: list[int], seed: int = 2, alone: bool = False, **sizes: object) -> Drawn:
+def draw(
+    model: PreTrainedModel, order: list[int], seed: int = 2, alone: bool = False, **sizes: object
+) -> Drawn:
     """Tokens and log-probs by (task, sample); alone: one request after another."""
     return draw_and_count(model, order, seed, alone, **sizes)[0]
 
 
-def draw_and_count(model: PreTrainedModel, order: list[int], seed: int = 2, alone: bool = False, **sizes: object) -> tuple[Drawn, EngineStats]:
+def draw_and_count(
+    model: PreTrainedModel, order: list[int], seed: int = 2, alone: bool = False, **sizes: object
+) -> tuple[Drawn, EngineStats]:
     engine = Engine(CausalLM(model), **{"kv_tokens": 4000, **sizes})  # type: ignore[arg-type]
     drawn: Drawn = {}
     for i in order:
         # Every third prompt asks for other parameters: mixed rows in one batch.
-        params = SamplingParams(max_tokens=20, temperature=0.7 if i % 3 else 1.0, top_p=1.0 if i % 3 else 0.9, stop_token_ids=(END,), seed=seed)
+        params = SamplingParams(
+            max_tokens=20,
+            temperature=0.7 if i % 3 else 1.0,
+            top_p=1.0 if i % 3 else 0.9,
+            stop_token_ids=(END,),
+            seed=seed,
+        )
         engine.add(f"task-{i}", PROMPTS[i], params, [0, 1])
         if alone:
             drawn |= {(s.request.key, s.sample): (s.tokens, s.logp) for s in engine.run()}
@@ -42,7 +61,15 @@ def draw_and_count(model: PreTrainedModel, order: list[int], seed: int = 2, alon
 SIZES: list[dict[str, object]] = [
     dict(prefix_cache="none"),
     dict(continuous=False, max_running=5),
-    dict(continuous=False, max_running=20, chunked_prefill=True, prefill_tokens=40, preemption="recompute", kv_tokens=240, block_size=8),
+    dict(
+        continuous=False,
+        max_running=20,
+        chunked_prefill=True,
+        prefill_tokens=40,
+        preemption="recompute",
+        kv_tokens=240,
+        block_size=8,
+    ),
     dict(max_running=1),
     dict(max_running=2, block_size=4, prefix_cache="hash"),
     dict(max_running=7, block_size=64),
@@ -56,10 +83,27 @@ SIZES: list[dict[str, object]] = [
     dict(chunked_prefill=True, prefill_tokens=7, block_size=8, prefix_cache="none"),
     dict(preemption="recompute", kv_tokens=240, block_size=8),
     dict(preemption="recompute", kv_tokens=190, block_size=4, prefix_cache="none"),
-    dict(preemption="recompute", kv_tokens=210, block_size=4, prefix_cache="hash", chunked_prefill=True, prefill_tokens=33),
-    dict(preemption="recompute", kv_tokens=200, block_size=3, chunked_prefill=True, prefill_tokens=50),
+    dict(
+        preemption="recompute",
+        kv_tokens=210,
+        block_size=4,
+        prefix_cache="hash",
+        chunked_prefill=True,
+        prefill_tokens=33,
+    ),
+    dict(
+        preemption="recompute", kv_tokens=200, block_size=3, chunked_prefill=True, prefill_tokens=50
+    ),
     dict(preemption="swap", kv_tokens=240, block_size=8, host_tokens=4000),
-    dict(preemption="swap", kv_tokens=200, block_size=3, prefix_cache="none", host_tokens=60, chunked_prefill=True, prefill_tokens=50),
+    dict(
+        preemption="swap",
+        kv_tokens=200,
+        block_size=3,
+        prefix_cache="none",
+        host_tokens=60,
+        chunked_prefill=True,
+        prefill_tokens=50,
+    ),
 ]
 
 
@@ -67,7 +111,9 @@ UNSHARED = sum(len(prompt) for prompt in PROMPTS)
 
 
 @pytest.mark.parametrize(("name", "every"), [("qwen3", 1), ("gemma2", 2), ("gpt2", 2)])
-def test_trajectories_do_not_depend_on_the_engine(name: str, every: int, tiny: Callable[[str], PreTrainedModel]) -> None:
+def test_trajectories_do_not_depend_on_the_engine(
+    name: str, every: int, tiny: Callable[[str], PreTrainedModel]
+) -> None:
     order = list(range(len(PROMPTS)))
     reference = draw(tiny(name), order)
     assert len({tuple(tokens) for tokens, _ in reference.values()}) == 2 * len(PROMPTS)
@@ -76,16 +122,21 @@ def test_trajectories_do_not_depend_on_the_engine(name: str, every: int, tiny: C
         drawn, stats = draw_and_count(tiny(name), order, **sizes)
         assert drawn == reference, sizes
         # Or the equality would be that of nothing with nothing.
-        assert (stats.prefill_tokens < UNSHARED) == (sizes.get("prefix_cache") != "none") or sizes.get("preemption")
+        assert (stats.prefill_tokens < UNSHARED) == (
+            sizes.get("prefix_cache") != "none"
+        ) or sizes.get("preemption")
         assert (stats.preemptions > 0) == bool(sizes.get("preemption"))
-        assert (stats.recomputed_tokens > 0) == (stats.preemptions > 0 and sizes.get("host_tokens") != 4000)
+        assert (stats.recomputed_tokens > 0) == (
+            stats.preemptions > 0 and sizes.get("host_tokens") != 4000
+        )
         assert (stats.brought_back_bytes > 0) == (sizes.get("preemption") == "swap")
     assert draw(tiny(name), order, alone=True) == reference
 
 
 def test_a_conversation_goes_on_as_if_computed_anew(tiny: Callable[[str], PreTrainedModel]) -> None:
-    """Turns on cached blocks: the same tokens. The same log-probs where the CPU kernels serve, to rounding elsewhere: there a token that was sampled
-    attends by other operations than one of a prompt."""
+    """Turns on cached blocks: the same tokens. The same log-probs where the CPU kernels serve, to
+    rounding elsewhere: there a token that was sampled attends by other operations than one of a
+    prompt."""
     talks: dict[str, list[tuple[list[int], list[float]]]] = {}
     for kind in ("none", "radix", "hash"):
         engine = Engine(CausalLM(tiny("qwen3")), kv_tokens=2000, block_size=8, prefix_cache=kind)
@@ -102,7 +153,9 @@ def test_a_conversation_goes_on_as_if_computed_anew(tiny: Callable[[str], PreTra
 
 
 def test_mixtures_of_experts_draw_the_same_tokens(tiny: Callable[[str], PreTrainedModel]) -> None:
-    """Log-probs to rounding only: how many rows an expert gets depends on the company, and kernels for very few rows round in their own way."""
+    """Log-probs to rounding only: how many rows an expert gets depends on the company, and kernels
+    for very few rows round in their own way.
+    """
     reference = draw(tiny("qwen3_moe"), [0, 2, 4, 6])
     for sizes in (
         dict(max_running=1),

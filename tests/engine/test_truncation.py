@@ -1,4 +1,6 @@
-"""What top-k, top-p and min-p keep, against a slow version that builds the set a token at a time; ties by hand."""
+"""What top-k, top-p and min-p keep, against a slow version that builds the set a token at a time;
+ties by hand.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def params_of(rng: random.Random, *, truncating: bool = False) -> SamplingParams
 
 
 def slow_set(logits: Tensor, p: SamplingParams) -> tuple[list[int], float]:
-    """Kept ids ascending, and their probability. One rule after another, a token at a time, equals by id."""
+    """Kept ids ascending, and their probability. One rule after another, a token at a time, equals
+    by id.
+    """
     probs = logits.double().softmax(-1).tolist()
     order = sorted(range(len(probs)), key=lambda t: (-probs[t], t))
     kept = order[: p.top_k] if p.top_k else order
@@ -55,7 +59,9 @@ def sets(logits: Tensor, *params: SamplingParams) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("window", [1, 4, 1024])
-def test_every_row_keeps_what_the_slow_version_keeps(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_row_keeps_what_the_slow_version_keeps(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many tokens are sorted at first."""
     monkeypatch.setattr(truncation, "WINDOW", window)
     rng, generator = random.Random(0), torch.Generator().manual_seed(0)
@@ -84,7 +90,9 @@ def test_a_tie_at_the_kth_place_goes_to_the_lower_ids() -> None:
 
 
 def test_a_tie_at_the_edge_of_top_p_goes_to_the_lower_ids() -> None:
-    """Four equal tokens: two are exactly one half, so at 0.5 a third is not needed, and above it is."""
+    """Four equal tokens: two are exactly one half, so at 0.5 a third is not needed, and above it
+    is.
+    """
     logits = torch.zeros(1, 4)
     assert sets(logits, SamplingParams(1, top_p=0.5)) == [[0, 1]]
     assert sets(logits, SamplingParams(1, top_p=0.51)) == [[0, 1, 2]]
@@ -102,7 +110,9 @@ def test_the_edges_of_min_p_and_of_what_is_possible() -> None:
 
 
 def test_a_limit_that_is_off_cuts_nothing_however_improbable() -> None:
-    """100,000 equal tokens below one: the running sum reaches 1 in rounding, and top_p = 1 must not read it."""
+    """100,000 equal tokens below one: the running sum reaches 1 in rounding, and top_p = 1 must not
+    read it.
+    """
     logits = torch.full((1, 100_000), -30.0)
     logits[0, 0] = 30.0
     assert len(sets(logits, SamplingParams(1, min_p=1e-300))[0]) == 100_000
@@ -112,7 +122,9 @@ def test_a_limit_that_is_off_cuts_nothing_however_improbable() -> None:
 def test_a_row_keeps_and_draws_the_same_alone_and_in_company() -> None:
     rng = random.Random(3)
     params = [params_of(rng) for _ in range(24)]
-    logits = torch.randn(24, VOCABULARY, generator=torch.Generator().manual_seed(3)).mul(4).round()  # rounded: full of ties
+    logits = (
+        torch.randn(24, VOCABULARY, generator=torch.Generator().manual_seed(3)).mul(4).round()
+    )  # rounded: full of ties
     noise, history = [rng.random() for _ in params], [[b, b, 5] for b in range(24)]
     tokens, logps, cut = sample(logits, params, noise, history)
     assert cut is not None
@@ -131,10 +143,17 @@ def test_rows_without_truncation_are_drawn_as_if_nobody_truncated() -> None:
     noise, history = [rng.random() for _ in range(9)], [[0]] * 9
     plain = sample(logits, [OFF] * 9, noise, history)
     assert plain.cut is None
-    mixed = sample(logits, [SamplingParams(1, top_p=0.3) if b % 3 == 1 else OFF for b in range(9)], noise, history)
+    mixed = sample(
+        logits,
+        [SamplingParams(1, top_p=0.3) if b % 3 == 1 else OFF for b in range(9)],
+        noise,
+        history,
+    )
     assert mixed.cut is not None and mixed.cut.rows == [1, 4, 7]
     same = [b for b in range(9) if b % 3 != 1]
-    assert torch.equal(mixed.token[same], plain.token[same]) and torch.equal(mixed.logp[same], plain.logp[same])
+    assert torch.equal(mixed.token[same], plain.token[same]) and torch.equal(
+        mixed.logp[same], plain.logp[same]
+    )
 
 
 def test_the_full_log_prob_less_the_log_of_the_mass_is_the_truncated_one() -> None:
@@ -145,14 +164,24 @@ def test_the_full_log_prob_less_the_log_of_the_mass_is_the_truncated_one() -> No
     tokens, logps, cut = sample(logits, params, noise, [[1]] * 60)
     assert cut is not None and len(cut.rows) == 60
     temperature = torch.tensor([p.temperature or 1.0 for p in params])
-    seen = torch.where(torch.arange(VOCABULARY) == 1, torch.tensor([p.repetition_penalty for p in params])[:, None], 1.0)
-    full = (torch.where(logits > 0, logits / seen, logits * seen) / temperature[:, None]).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    seen = torch.where(
+        torch.arange(VOCABULARY) == 1,
+        torch.tensor([p.repetition_penalty for p in params])[:, None],
+        1.0,
+    )
+    full = (
+        (torch.where(logits > 0, logits / seen, logits * seen) / temperature[:, None])
+        .log_softmax(-1)
+        .gather(-1, tokens[:, None])[:, 0]
+    )
     torch.testing.assert_close(full - cut.mass.log().float(), logps, atol=2e-6, rtol=1e-6)
     assert all(int(token) in ids for token, (_, ids, _) in zip(tokens, cut.sets(), strict=True))
 
 
 def test_the_engine_gives_each_sampled_token_its_set(policy: Policy) -> None:
-    """Two requests side by side, one of them truncated; and nothing depends on who runs beside whom."""
+    """Two requests side by side, one of them truncated; and nothing depends on who runs beside
+    whom.
+    """
     cut, full = SamplingParams(12, temperature=0.9, top_p=0.8), SamplingParams(12)
     made = {}
     for running in (16, 1):
@@ -168,7 +197,11 @@ def test_the_engine_gives_each_sampled_token_its_set(policy: Policy) -> None:
             ids = s.kept.ids[at : at + count]
             at += count
             with torch.no_grad():
-                logits = policy.model(torch.tensor([s.tokens[: 3 + n]]), use_cache=False).logits[0, -1].float()
+                logits = (
+                    policy.model(torch.tensor([s.tokens[: 3 + n]]), use_cache=False)
+                    .logits[0, -1]
+                    .float()
+                )
             expected, mass = slow_set(logits / 0.9, cut)
             assert ids.tolist() == expected and token in expected
             assert s.kept.mass[n] == pytest.approx(mass, abs=1e-5)

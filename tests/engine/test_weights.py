@@ -1,5 +1,6 @@
-"""Weights that change while sequences are in flight: in place, whole or not at all, every token stamped with the weights that sampled it, and no key
-or value of older weights found by a newer request."""
+"""Weights that change while sequences are in flight: in place, whole or not at all, every token
+stamped with the weights that sampled it, and no key or value of older weights found by a newer
+request."""
 
 from __future__ import annotations
 
@@ -38,10 +39,15 @@ def model(base: PreTrainedModel) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def trained(base: PreTrainedModel) -> list[Named]:
-    """Weights by version: version 0 is the model as it is, the others are far from it and from each other."""
+    """Weights by version: version 0 is the model as it is, the others are far from it and from each
+    other.
+    """
     torch.manual_seed(5)
     first = {name: p.detach().clone() for name, p in base.named_parameters()}
-    return [first] + [{name: p + 0.05 * torch.randn_like(p) for name, p in first.items()} for _ in range(1, VERSIONS)]
+    return [first] + [
+        {name: p + 0.05 * torch.randn_like(p) for name, p in first.items()}
+        for _ in range(1, VERSIONS)
+    ]
 
 
 def engine_of(model: PreTrainedModel, **sizes: object) -> Engine:
@@ -64,7 +70,9 @@ class TestInFlight:
     def test_each_token_is_of_the_weights_it_names_over_the_past_that_was_computed_then(
         self, model: PreTrainedModel, trained: list[Named], plain: Callable[[str], PreTrainedModel]
     ) -> None:
-        """Against transformers' own cache, fed token by token with the weights exchanged at the same places."""
+        """Against transformers' own cache, fed token by token with the weights exchanged at the
+        same places.
+        """
         engine, done = engine_of(model), []
         engine.add("t", [2, 3, 4, 5, 6], SamplingParams(max_tokens=12, seed=1), [0, 1])
         for step in range(13):
@@ -80,24 +88,36 @@ class TestInFlight:
                 oracle.load_state_dict(trained[version], strict=False)
                 new = text[:5] if i == 0 else text[4 + i : 5 + i]
                 with torch.no_grad():
-                    logits = oracle(torch.tensor([new]), past_key_values=cache, use_cache=True).logits[0, -1]
+                    logits = oracle(
+                        torch.tensor([new]), past_key_values=cache, use_cache=True
+                    ).logits[0, -1]
                 expected.append(float(logits.log_softmax(-1)[text[5 + i]]))
             assert s.logp == pytest.approx(expected, abs=1e-5)
 
-    def test_samples_that_start_on_logits_of_older_weights_say_so(self, model: PreTrainedModel, trained: list[Named]) -> None:
-        """One place for two samples: the second starts after the change, from the prompt that the first shares with it."""
+    def test_samples_that_start_on_logits_of_older_weights_say_so(
+        self, model: PreTrainedModel, trained: list[Named]
+    ) -> None:
+        """One place for two samples: the second starts after the change, from the prompt that the
+        first shares with it.
+        """
         engine = engine_of(model, max_running=1)
         request = engine.add("t", [2, 3, 4], SamplingParams(max_tokens=3, seed=2), [0, 1])
         engine.step()
         engine.load_weights(trained[1], 1)
         first, second = engine.run()
         assert (first.version, second.version) == ([0, 1, 1], [0, 1, 1])
-        alone = engine_of(copy.deepcopy(model), max_running=1)  # holds version 1 now, of which it knows nothing
+        alone = engine_of(
+            copy.deepcopy(model), max_running=1
+        )  # holds version 1 now, of which it knows nothing
         alone.add("t", request.prompt, request.params, [1])
-        assert drawn(alone.run()[0])[1][0] != second.logp[0], "the first token was drawn from the old weights' logits"
+        assert drawn(alone.run()[0])[1][0] != second.logp[0], (
+            "the first token was drawn from the old weights' logits"
+        )
 
     @pytest.mark.parametrize("kind", ["radix", "hash"])
-    def test_nothing_computed_under_older_weights_is_found_again(self, model: PreTrainedModel, trained: list[Named], kind: str) -> None:
+    def test_nothing_computed_under_older_weights_is_found_again(
+        self, model: PreTrainedModel, trained: list[Named], kind: str
+    ) -> None:
         """Neither what ran when they changed, nor what started later on its prompt."""
         engine = engine_of(model, max_running=1, prefix_cache=kind)
         prompt = [(7 * i + 2) % VOCABULARY for i in range(30)]
@@ -106,10 +126,14 @@ class TestInFlight:
             engine.step()
         engine.load_weights(trained[1], 1)
         old = engine.run(same_weights=True)
-        again = [engine.add(f"again-{i}", s.tokens, SamplingParams(max_tokens=3), [0]) for i, s in enumerate(old)]
+        again = [
+            engine.add(f"again-{i}", s.tokens, SamplingParams(max_tokens=3), [0])
+            for i, s in enumerate(old)
+        ]
         assert {len(set(s.version)) for s in old} == {2}
         found = engine.run(same_weights=True)
-        # The second sample had the first one's prompt; and now the second text begins like the first.
+        # The second sample had the first one's prompt; and now the second text begins like the
+        # first.
         assert engine.stats.reused_tokens == len(prompt) + (30 if kind == "radix" else 24)
         fresh = engine_of(model, prefix_cache="none")
         for request in again:
@@ -134,7 +158,9 @@ class TestInFlight:
             results.append(drawn(each.run(same_weights=True)[0]))
         assert results[0] == results[1]
 
-    def test_what_has_not_begun_is_computed_under_the_new_weights_alone(self, model: PreTrainedModel, trained: list[Named]) -> None:
+    def test_what_has_not_begun_is_computed_under_the_new_weights_alone(
+        self, model: PreTrainedModel, trained: list[Named]
+    ) -> None:
         engine = engine_of(model, chunked_prefill=True, prefill_tokens=16)
         prompt = [(7 * i + 2) % VOCABULARY for i in range(50)]
         engine.add("t", prompt, SamplingParams(max_tokens=4), [0])
@@ -156,9 +182,14 @@ class TestInFlight:
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_what_had_not_begun_is_of_one_version_whatever_happened_before(data: st.DataObject, base: PreTrainedModel, trained: list[Named]) -> None:
-    """Requests that begin alike come, run, end and are aborted while weights change. Those that had not begun when they did must be what an engine
-    that never had other weights draws: so no block of older keys and values was found in the prefix cache."""
+def test_what_had_not_begun_is_of_one_version_whatever_happened_before(
+    data: st.DataObject, base: PreTrainedModel, trained: list[Named]
+) -> None:
+    """Requests that begin alike come, run, end and are aborted while weights change. Those that had
+    not begun when they did must be what an engine
+    that never had other weights draws: so no block of older keys and values was found in the prefix
+    cache.
+    """
     sizes = data.draw(
         st.sampled_from(
             [
@@ -167,27 +198,59 @@ def test_what_had_not_begun_is_of_one_version_whatever_happened_before(data: st.
                 dict(prefix_cache="radix", chunked_prefill=True, prefill_tokens=12, max_running=4),
                 dict(prefix_cache="radix", preemption="recompute", kv_tokens=90, max_running=6),
                 dict(prefix_cache="radix", speculation=Speculation(k=3, shortest=1), max_running=3),
-                dict(prefix_cache="hash", speculation=Speculation(k=2, draft=CausalLM(base)), max_running=2, block_size=4),
-                dict(prefix_cache="hash", preemption="recompute", kv_tokens=90, chunked_prefill=True, prefill_tokens=9, block_size=4),
+                dict(
+                    prefix_cache="hash",
+                    speculation=Speculation(k=2, draft=CausalLM(base)),
+                    max_running=2,
+                    block_size=4,
+                ),
+                dict(
+                    prefix_cache="hash",
+                    preemption="recompute",
+                    kv_tokens=90,
+                    chunked_prefill=True,
+                    prefill_tokens=9,
+                    block_size=4,
+                ),
                 dict(prefix_cache="radix", preemption="swap", kv_tokens=90, max_running=6),
-                dict(prefix_cache="hash", preemption="swap", kv_tokens=90, chunked_prefill=True, prefill_tokens=9, block_size=4),
+                dict(
+                    prefix_cache="hash",
+                    preemption="swap",
+                    kv_tokens=90,
+                    chunked_prefill=True,
+                    prefill_tokens=9,
+                    block_size=4,
+                ),
             ]
         )
     )
     model = copy.deepcopy(base).requires_grad_(False)
-    engine, done, open_requests, overtaken = engine_of(model, **sizes), list[Sequence](), [], set[Request]()
+    engine, done, open_requests, overtaken = (
+        engine_of(model, **sizes),
+        list[Sequence](),
+        [],
+        set[Request](),
+    )
     stem = [(5 * i + 2) % VOCABULARY for i in range(24)]
     for turn in range(data.draw(st.integers(8, 25))):
         what = data.draw(st.sampled_from(["add", "add", "step", "step", "step", "load", "abort"]))
         if what == "add":
-            # A conversation's next turn is one of the prompts: its beginning was cached by a sequence that ended.
+            # A conversation's next turn is one of the prompts: its beginning was cached by a
+            # sequence that ended.
             past = [s.tokens for s in done if len(s.tokens) < 40]
-            text = [*data.draw(st.sampled_from([stem[: data.draw(st.integers(1, 24))], *past])), turn]
+            text = [
+                *data.draw(st.sampled_from([stem[: data.draw(st.integers(1, 24))], *past])),
+                turn,
+            ]
             params = SamplingParams(max_tokens=data.draw(st.integers(1, 9)), seed=turn)
-            open_requests.append(engine.add(f"r{turn}", text, params, list(range(data.draw(st.integers(1, 3))))))
+            open_requests.append(
+                engine.add(f"r{turn}", text, params, list(range(data.draw(st.integers(1, 3)))))
+            )
         elif what == "load" and engine.version + 1 < VERSIONS:
             scheduler = engine.scheduler
-            overtaken |= {s.request for s in scheduler.running} | {t.request for t in scheduler.waiting if t.sequence is not None}
+            overtaken |= {s.request for s in scheduler.running} | {
+                t.request for t in scheduler.waiting if t.sequence is not None
+            }
             engine.load_weights(trained[engine.version + 1], engine.version + 1)
         elif what == "abort" and open_requests:
             engine.abort(open_requests.pop())
@@ -196,7 +259,11 @@ def test_what_had_not_begun_is_of_one_version_whatever_happened_before(data: st.
     while engine.busy:
         done += engine.step()
     blocks = engine.scheduler.blocks
-    assert (blocks.used, blocks.free + blocks.idle, engine.scheduler.reservation.reserved) == (0, blocks.count, 0)
+    assert (blocks.used, blocks.free + blocks.idle, engine.scheduler.reservation.reserved) == (
+        0,
+        blocks.count,
+        0,
+    )
     assert all(s.version == sorted(s.version) for s in done)
     for s in (s for s in done if s.request not in overtaken):
         assert len(set(s.version)) == 1
@@ -224,8 +291,12 @@ class TestWholeOrNotAtAll:
         engine.add("t", [2, 3, 4], SamplingParams(max_tokens=9, seed=3), [0, 1, 2])
         return [drawn(s) for s in engine.run()]
 
-    def goes_on(self, engine: Engine, old: Named, undisturbed: list[tuple[list[int], list[float]]]) -> None:
-        """Old weights, old version, and the very completions that would have come without the failed update."""
+    def goes_on(
+        self, engine: Engine, old: Named, undisturbed: list[tuple[list[int], list[float]]]
+    ) -> None:
+        """Old weights, old version, and the very completions that would have come without the
+        failed update.
+        """
         assert same(held(engine.runner.model.module), old) and engine.version == 0
         finished = engine.run()
         assert [drawn(s) for s in finished] == undisturbed
@@ -260,7 +331,11 @@ class TestWholeOrNotAtAll:
         self.goes_on(engine, old, undisturbed)
 
     def test_one_wrong_bit_is_found_named_and_undone(
-        self, engine: Engine, trained: list[Named], undisturbed: list[tuple[list[int], list[float]]], monkeypatch: pytest.MonkeyPatch
+        self,
+        engine: Engine,
+        trained: list[Named],
+        undisturbed: list[tuple[list[int], list[float]]],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         whole, spoilt = weights._copy, list[int]()
 
@@ -277,7 +352,9 @@ class TestWholeOrNotAtAll:
             engine.load_weights(trained[1], 1)
         self.goes_on(engine, old, undisturbed)
 
-    def test_torn_weights_compute_nothing(self, engine: Engine, trained: list[Named], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_torn_weights_compute_nothing(
+        self, engine: Engine, trained: list[Named], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The copy fails, and so does putting back."""
         calls, whole = [0], weights._copy
 
@@ -294,20 +371,36 @@ class TestWholeOrNotAtAll:
             engine.step()
 
     def test_wrong_tensors_are_refused_before_the_first_is_written(
-        self, engine: Engine, trained: list[Named], undisturbed: list[tuple[list[int], list[float]]], monkeypatch: pytest.MonkeyPatch
+        self,
+        engine: Engine,
+        trained: list[Named],
+        undisturbed: list[tuple[list[int], list[float]]],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         good = trained[1]
         last = "model.norm.weight"
-        shaped, whole_numbers, nan, huge = (good | {last: t} for t in (good[last][:-1], good[last].int(), good[last] / 0, good[last] * 0 + 3e38))
+        shaped, whole_numbers, nan, huge = (
+            good | {last: t}
+            for t in (good[last][:-1], good[last].int(), good[last] / 0, good[last] * 0 + 3e38)
+        )
         cases: list[tuple[object, str]] = [
-            ({k: v for k, v in good.items() if k != last}, f"1 of the model's weights are missing, first '{last}'"),
-            (good | {"model.norm.wieght": good[last]}, r"no weight 'model.norm.wieght'. Did you mean 'model.norm.weight'\?"),
+            (
+                {k: v for k, v in good.items() if k != last},
+                f"1 of the model's weights are missing, first '{last}'",
+            ),
+            (
+                good | {"model.norm.wieght": good[last]},
+                r"no weight 'model.norm.wieght'. Did you mean 'model.norm.weight'\?",
+            ),
             ([*good.items(), (last, good[last])], f"'{last}' is given twice"),
             (shaped, rf"'{last}' has the shape \[63\], the model's has \[64\]"),
             (whole_numbers, rf"'{last}' is torch.int32, the model's torch.float32"),
             (nan, f"'{last}' is not finite in torch.float32"),
             (good | {last: good[last].to("meta")}, "meta device"),
-            (good | {last: engine.runner.model.module.model.norm.weight}, "the model's own storage"),
+            (
+                good | {last: engine.runner.model.module.model.norm.weight},
+                "the model's own storage",
+            ),
         ]
         old = held(engine.runner.model.module)
         with monkeypatch.context() as patch:
@@ -325,10 +418,14 @@ class TestWholeOrNotAtAll:
             half.load_weights(huge, 1)
         self.goes_on(engine, old, undisturbed)
 
-    def test_other_floating_types_are_cast(self, model: PreTrainedModel, trained: list[Named]) -> None:
+    def test_other_floating_types_are_cast(
+        self, model: PreTrainedModel, trained: list[Named]
+    ) -> None:
         engine = engine_of(copy.deepcopy(model).bfloat16())
         engine.load_weights(trained[1], 1)
-        assert same(held(engine.runner.model.module), {name: t.bfloat16() for name, t in trained[1].items()})
+        assert same(
+            held(engine.runner.model.module), {name: t.bfloat16() for name, t in trained[1].items()}
+        )
 
 
 class TestTiedWeights:
@@ -345,7 +442,10 @@ class TestTiedWeights:
         others = {name: p + 0.1 for name, p in tied.named_parameters() if name != self.TABLE}
         table = tied.model.embed_tokens.weight + 0.25
         engine_of(tied).load_weights(others | {name: table for name in names}, 1)
-        assert torch.equal(tied.lm_head.weight, table) and tied.lm_head.weight is tied.model.embed_tokens.weight
+        assert (
+            torch.equal(tied.lm_head.weight, table)
+            and tied.lm_head.weight is tied.model.embed_tokens.weight
+        )
 
     def test_two_that_differ_are_refused(self, tied: PreTrainedModel) -> None:
         before = held(tied)
@@ -355,15 +455,24 @@ class TestTiedWeights:
         assert same(held(tied), before)
 
 
-def test_weights_change_in_any_order_of_the_same_work(base: PreTrainedModel, trained: list[Named]) -> None:
-    """The same versions at the same places of a sequence give the same tokens, whatever the company: here alone and among others."""
+def test_weights_change_in_any_order_of_the_same_work(
+    base: PreTrainedModel, trained: list[Named]
+) -> None:
+    """The same versions at the same places of a sequence give the same tokens, whatever the
+    company: here alone and among others.
+    """
     results = []
     for others in ([], [3, 4, 5, 6]):
         engine = engine_of(copy.deepcopy(base).requires_grad_(False))
         engine.add("t", [2, 3, 4], SamplingParams(max_tokens=10, seed=8), [0])
         rng = random.Random(0)
         for n in others:
-            engine.add(f"other-{n}", [rng.randrange(VOCABULARY) for _ in range(n)], SamplingParams(max_tokens=15, seed=n), [0, 1])
+            engine.add(
+                f"other-{n}",
+                [rng.randrange(VOCABULARY) for _ in range(n)],
+                SamplingParams(max_tokens=15, seed=n),
+                [0, 1],
+            )
         finished: list[Sequence] = []
         while engine.busy:
             if engine.stats.steps == 5:
@@ -374,8 +483,12 @@ def test_weights_change_in_any_order_of_the_same_work(base: PreTrainedModel, tra
     assert results[0][1] == [0] * 5 + [1] * 5
 
 
-def test_what_lies_in_host_memory_goes_out_of_date_too(base: PreTrainedModel, trained: list[Named]) -> None:
-    """A sequence is swapped out under the old weights and goes on under the new ones. Its next turn must find nothing of the old."""
+def test_what_lies_in_host_memory_goes_out_of_date_too(
+    base: PreTrainedModel, trained: list[Named]
+) -> None:
+    """A sequence is swapped out under the old weights and goes on under the new ones. Its next turn
+    must find nothing of the old.
+    """
     model = copy.deepcopy(base).requires_grad_(False)
     engine = engine_of(model, preemption="swap", kv_tokens=96, block_size=4)
     for i in range(4):

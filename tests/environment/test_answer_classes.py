@@ -1,4 +1,6 @@
-"""Classes of answers that a plain comparison gets wrong, each with right answers and with wrong ones that look alike; and hostile answers."""
+"""Classes of answers that a plain comparison gets wrong, each with right answers and with wrong
+ones that look alike; and hostile answers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from sixfold.environment.math_answers import math_reward
 from sixfold.environment.math_constants import same_value
 from sixfold.types import Task
 
-CLASSES: dict[str, dict[str, list[list[str]]]] = json.loads((Path(__file__).parents[1] / "data" / "answer_classes.json").read_text())
+CLASSES: dict[str, dict[str, list[list[str]]]] = json.loads(
+    (Path(__file__).parents[1] / "data" / "answer_classes.json").read_text()
+)
 
 
 def reward(completion: str, gold: str, prompt: str = "") -> float:
@@ -38,7 +42,13 @@ def test_wrong_answers_that_look_alike_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "expected"),
-    [("C. Paris", 1.0), (r"\textbf{(C) } Paris", 1.0), ("C. London", 0.0), ("B. Paris", 0.0), ("(C) Paris or (B) London", 0.0)],
+    [
+        ("C. Paris", 1.0),
+        (r"\textbf{(C) } Paris", 1.0),
+        ("C. London", 0.0),
+        ("B. Paris", 0.0),
+        ("(C) Paris or (B) London", 0.0),
+    ],
 )
 def test_the_text_of_an_option_must_be_that_of_the_question(answer: str, expected: float) -> None:
     prompt = "What is the capital of France?\n(A) Rome\n(B) London\n(C) Paris"
@@ -46,15 +56,21 @@ def test_the_text_of_an_option_must_be_that_of_the_question(answer: str, expecte
 
 
 def test_money_and_times_of_the_question_are_no_echo_but_expressions_are() -> None:
-    assert reward(r"\boxed{\$5}", "5", r"Is it \$5 or \$6?") == reward(r"\boxed{3:30 PM}", "15:30", "At 3:30 PM or at 4?") == 1.0
+    assert (
+        reward(r"\boxed{\$5}", "5", r"Is it \$5 or \$6?")
+        == reward(r"\boxed{3:30 PM}", "15:30", "At 3:30 PM or at 4?")
+        == 1.0
+    )
     assert reward(r"\boxed{\frac{6}{3}}", "2", r"Simplify $\frac{6}{3}$") == 0.0
 
 
 @pytest.mark.parametrize("gold", ["5", "x+1", r"\{1,2\}", "2<x<5"])
 @pytest.mark.parametrize(
     "answer",
-    [r"\binom{e}{999}", r"\exp(\cot(\arcsin(0)))", r"\frac{1}{\sin(\pi)}", r"\tan(\frac{\pi}{2})", r"\log(0)", r"\ln(\ln(1))", r"\binom{x}{999}",
-     r"999^{999}", r"\sqrt[999]{999}", r"\binom{999}{500}", r"i!", r"\csc\sinh10^{9}", "(1,2)" + r"\cup (1,2)" * 40, "\\{" + "9," * 49 + "9\\}"],
+    [r"\binom{e}{999}", r"\exp(\cot(\arcsin(0)))", r"\frac{1}{\sin(\pi)}", r"\tan(\frac{\pi}{2})",
+    r"\log(0)", r"\ln(\ln(1))", r"\binom{x}{999}",
+     r"999^{999}", r"\sqrt[999]{999}", r"\binom{999}{500}", r"i!", r"\csc\sinh10^{9}",
+     "(1,2)" + r"\cup (1,2)" * 40, "\\{" + "9," * 49 + "9\\}"],
 )  # fmt: skip
 def test_an_answer_that_the_cas_fails_on_is_wrong(answer: str, gold: str) -> None:
     start = time.process_time()
@@ -108,7 +124,11 @@ def hostile(rng: random.Random, depth: int) -> str:
         return rng.choice(ATOMS)
     if rng.random() < 0.3:
         return f"{rng.choice(FUNCTIONS)}({hostile(rng, depth - 1)})"
-    return rng.choice(FORMS) % (hostile(rng, depth - 1), hostile(rng, depth - 1)) * rng.choice((1, 1, 1, 8))
+    return (
+        rng.choice(FORMS)
+        % (hostile(rng, depth - 1), hostile(rng, depth - 1))
+        * rng.choice((1, 1, 1, 8))
+    )
 
 
 def test_no_hostile_answer_raises_or_takes_long_or_much_memory() -> None:
@@ -116,7 +136,10 @@ def test_no_hostile_answer_raises_or_takes_long_or_much_memory() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     slowest = 0.0
     for _ in range(120):
-        answer, gold = hostile(rng, rng.randrange(6)), rng.choice(("5", "x+1", r"\frac{\pi}{3}", "(1,2)", "x>3", "C", "3:30 PM", "i"))
+        answer, gold = (
+            hostile(rng, rng.randrange(6)),
+            rng.choice(("5", "x+1", r"\frac{\pi}{3}", "(1,2)", "x>3", "C", "3:30 PM", "i")),
+        )
         start = time.process_time()
         reward(rf"\boxed{{{answer}}}", gold)
         slowest = max(slowest, time.process_time() - start)
@@ -124,7 +147,9 @@ def test_no_hostile_answer_raises_or_takes_long_or_much_memory() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
 
 
-def test_a_reference_that_the_cas_fails_on_is_a_failure_of_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_that_the_cas_fails_on_is_a_failure_of_the_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fails(latex: str) -> Any:
         raise ZeroDivisionError
 
@@ -175,10 +200,14 @@ def test_the_blame_reaches_whoever_asked() -> None:
 @pytest.mark.parametrize(
     ("left", "right", "expected"),
     [
-        ("exp(I*pi)", "-1", True), ("cos(pi/5)", "(1+sqrt(5))/4", True), ("sin(pi/12)", "(sqrt(6)-sqrt(2))/4", True), ("sqrt(2)**2", "2", True),
-        ("5*exp(I*atan(Rational(4, 3)))", "3+4*I", True), ("1/(sqrt(2)-sqrt(2))", "1", False), ("tan(pi/2)", "1", False),
-        ("pi", "314159265358979323846264338327950288419716939937510/10**50", False), ("(-1)**Rational(1, 2)", "I", True), ("x", "1", None),
-        ("exp(10**7)", "exp(10**7)", False), ("floor(pi)", "3", None), ("log(8, 2)", "3", True), ("factorial(5)", "120", True),
+        ("exp(I*pi)", "-1", True), ("cos(pi/5)", "(1+sqrt(5))/4", True),
+        ("sin(pi/12)", "(sqrt(6)-sqrt(2))/4", True), ("sqrt(2)**2", "2", True),
+        ("5*exp(I*atan(Rational(4, 3)))", "3+4*I", True), ("1/(sqrt(2)-sqrt(2))", "1", False),
+        ("tan(pi/2)", "1", False),
+        ("pi", "314159265358979323846264338327950288419716939937510/10**50", False),
+        ("(-1)**Rational(1, 2)", "I", True), ("x", "1", None),
+        ("exp(10**7)", "exp(10**7)", False), ("floor(pi)", "3", None), ("log(8, 2)", "3", True),
+        ("factorial(5)", "120", True),
     ],
 )  # fmt: skip
 def test_values_of_constants(left: str, right: str, expected: bool | None) -> None:
@@ -186,7 +215,21 @@ def test_values_of_constants(left: str, right: str, expected: bool | None) -> No
 
     with sympy.evaluate(False):
         names = {
-            name: getattr(sympy, name) for name in ("exp", "pi", "I", "cos", "sin", "tan", "atan", "sqrt", "log", "factorial", "floor", "Rational")
+            name: getattr(sympy, name)
+            for name in (
+                "exp",
+                "pi",
+                "I",
+                "cos",
+                "sin",
+                "tan",
+                "atan",
+                "sqrt",
+                "log",
+                "factorial",
+                "floor",
+                "Rational",
+            )
         }
         a, b = (sympy.parse_expr(text, local_dict=names, evaluate=False) for text in (left, right))
     assert same_value(a, b) is expected

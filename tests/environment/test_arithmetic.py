@@ -1,4 +1,6 @@
-"""Sums with traces: the trace proves its answer, terms in another order are the same task, the reward reads the last integer."""
+"""Sums with traces: the trace proves its answer, terms in another order are the same task, the
+reward reads the last integer.
+"""
 
 import pytest
 from hypothesis import given
@@ -29,7 +31,12 @@ def test_the_answer_can_be_read_off_the_columns(operands: list[int]) -> None:
 
 
 def test_no_two_tasks_have_the_same_operands_in_any_order() -> None:
-    for count, seed in ((20, 3), (25, 4), (27, 5), (55, 6)):  # of the 55 sums of two digits: by drawing, and by taking all of them
+    for count, seed in (
+        (20, 3),
+        (25, 4),
+        (27, 5),
+        (55, 6),
+    ):  # of the 55 sums of two digits: by drawing, and by taking all of them
         tasks = arithmetic_tasks(count, terms=2, digits=1, seed=seed)
         multisets = {tuple(sorted(task.prompt.rstrip("=").split("+"))) for task in tasks}
         assert len(multisets) == len({task.id for task in tasks}) == count
@@ -40,7 +47,10 @@ def test_tasks_are_a_function_of_the_arguments() -> None:
     assert first == arithmetic_tasks(200, terms=3, digits=2, seed=5)
     assert first != arithmetic_tasks(200, terms=3, digits=2, seed=6)
     task = first[0]
-    assert task.answer == sum(map(int, task.prompt.rstrip("=").split("+"))) and task.id == f"arithmetic-{task.prompt.rstrip('=')}"
+    assert (
+        task.answer == sum(map(int, task.prompt.rstrip("=").split("+")))
+        and task.id == f"arithmetic-{task.prompt.rstrip('=')}"
+    )
 
 
 def test_tasks_use_the_alphabet_of_the_scratch_model_and_their_traces_are_right() -> None:
@@ -51,13 +61,25 @@ def test_tasks_use_the_alphabet_of_the_scratch_model_and_their_traces_are_right(
 
 
 def test_more_sums_than_exist() -> None:
-    with pytest.raises(UserError, match="56 sums of 2 numbers below 10 were asked for and 55 exist"):
+    with pytest.raises(
+        UserError, match="56 sums of 2 numbers below 10 were asked for and 55 exist"
+    ):
         arithmetic_tasks(56, terms=2, digits=1, seed=0)
 
 
 @pytest.mark.parametrize(
     ("completion", "reward"),
-    [("12#", 1), ("let me think... 12#", 1), ("7+5=12;#012", 1), ("11#", 0), ("120#", 0), ("12 or 13", 0), ("-12", 0), ("twelve", 0), ("", 0)],
+    [
+        ("12#", 1),
+        ("let me think... 12#", 1),
+        ("7+5=12;#012", 1),
+        ("11#", 0),
+        ("120#", 0),
+        ("12 or 13", 0),
+        ("-12", 0),
+        ("twelve", 0),
+        ("", 0),
+    ],
 )
 def test_reward_is_the_last_integer(completion: str, reward: float) -> None:
     assert arithmetic_reward(completion, Task(id="a", prompt="7+5=", answer=12)) == reward

@@ -1,4 +1,6 @@
-"""reasoning-gym's own answers score 1 by its own scorers; what is handed to them is what the docstring says."""
+"""reasoning-gym's own answers score 1 by its own scorers; what is handed to them is what the
+docstring says.
+"""
 
 import re
 
@@ -24,13 +26,24 @@ def test_tasks_are_the_librarys_for_the_seed() -> None:
     import reasoning_gym
 
     dataset = reasoning_gym.create_dataset("chain_sum", size=3, seed=4, min_terms=5, max_terms=5)
-    tasks = gym_tasks(["chain_sum"], size=3, seed=4, options=["chain_sum.min_terms=5", "chain_sum.max_terms=5"])
-    assert [(t.prompt, t.answer) for t in tasks] == [(entry["question"], entry["answer"]) for entry in dataset]
+    tasks = gym_tasks(
+        ["chain_sum"], size=3, seed=4, options=["chain_sum.min_terms=5", "chain_sum.max_terms=5"]
+    )
+    assert [(t.prompt, t.answer) for t in tasks] == [
+        (entry["question"], entry["answer"]) for entry in dataset
+    ]
 
 
 @pytest.mark.parametrize(
     ("completion", "answer"),
-    [("12", "12"), ("1+2=3#12 ", "12"), ("#1#2", "2"), ("<answer> 5 </answer> #6", "5"), ("<answer>5", "5"), ("", "")],
+    [
+        ("12", "12"),
+        ("1+2=3#12 ", "12"),
+        ("#1#2", "2"),
+        ("<answer> 5 </answer> #6", "5"),
+        ("<answer>5", "5"),
+        ("", ""),
+    ],
 )
 def test_submitted_answer(completion: str, answer: str) -> None:
     assert submitted_answer(completion) == answer
@@ -45,7 +58,11 @@ def test_unknown_names_and_settings() -> None:
 
 @pytest.mark.parametrize(
     ("option", "problem"),
-    [("max_terms=4", "DATASET.NAME=VALUE"), ("chain_sum.max_terms", "DATASET.NAME=VALUE"), ("gcd.max_value=9", "does not name")],
+    [
+        ("max_terms=4", "DATASET.NAME=VALUE"),
+        ("chain_sum.max_terms", "DATASET.NAME=VALUE"),
+        ("gcd.max_value=9", "does not name"),
+    ],
 )
 def test_options_of_another_form_or_dataset(option: str, problem: str) -> None:
     with pytest.raises(UserError, match=r"data\.reasoning_gym\.options") as caught:
@@ -54,7 +71,9 @@ def test_options_of_another_form_or_dataset(option: str, problem: str) -> None:
 
 
 def test_options_have_the_types_that_json_gives_them() -> None:
-    got = gym_options(["a.n=3", "a.f=0.5", "a.flag=true", "a.list=[1,2]", "a.text=plain"], ["a", "b"])
+    got = gym_options(
+        ["a.n=3", "a.f=0.5", "a.flag=true", "a.list=[1,2]", "a.text=plain"], ["a", "b"]
+    )
     assert got == {"a": {"n": 3, "f": 0.5, "flag": True, "list": [1, 2], "text": "plain"}, "b": {}}
 
 
@@ -77,7 +96,9 @@ def test_solved_is_full_marks_alone() -> None:
 
 
 def test_worked_solutions_are_right_line_by_line() -> None:
-    """Every step of a trace is a true equation that begins with the result of the last one, and the answer scores 1."""
+    """Every step of a trace is a true equation that begins with the result of the last one, and the
+    answer scores 1.
+    """
     options = ["chain_sum.max_digits=2", "gcd.max_value=200", "gcd.max_numbers=3"]
     tasks = gym_tasks(["chain_sum", "gcd", "spell_backward"], size=40, seed=5, options=options)
     for task in tasks:
@@ -95,8 +116,13 @@ def test_worked_solutions_are_right_line_by_line() -> None:
 
 
 def test_worked_solutions_by_hand() -> None:
-    assert gym_trace("chain_sum", {"metadata": {"expression": "4 - 1 - 7"}, "answer": "-4"}) == "4-1=3;3-7=-4#-4"
-    assert gym_trace("gcd", {"metadata": {"numbers": [12, 18]}, "answer": "6"}) == "18%12=6;12%6=0#6"
+    assert (
+        gym_trace("chain_sum", {"metadata": {"expression": "4 - 1 - 7"}, "answer": "-4"})
+        == "4-1=3;3-7=-4#-4"
+    )
+    assert (
+        gym_trace("gcd", {"metadata": {"numbers": [12, 18]}, "answer": "6"}) == "18%12=6;12%6=0#6"
+    )
     assert gym_trace("spell_backward", {"metadata": {}, "answer": "nus"}) is None
 
 

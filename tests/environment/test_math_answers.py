@@ -1,4 +1,6 @@
-"""The maths verifier against the adversarial cases, and against pairs that say which differences count."""
+"""The maths verifier against the adversarial cases, and against pairs that say which differences
+count.
+"""
 
 import json
 import time
@@ -14,8 +16,8 @@ from sixfold.types import Task
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "verifier_math.json").read_text())
 
-# The cases assume that an answer without a box earns nothing. Ours is declared in math_extraction: "the answer is X" counts where there is
-# no box, because models trained on GSM8K write no boxes.
+# The cases assume that an answer without a box earns nothing. Ours is declared in math_extraction:
+# "the answer is X" counts where there is no box, because models trained on GSM8K write no boxes.
 OTHER_POLICY = {"math-110": 1.0}
 
 
@@ -31,29 +33,50 @@ def _cas_is_imported() -> None:
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_case(case: dict[str, Any]) -> None:
     start = time.process_time()
-    assert reward(case["completion"], case["gold"], case["prompt"]) == OTHER_POLICY.get(case["id"], case["expected_reward"]), case["why"]
+    assert reward(case["completion"], case["gold"], case["prompt"]) == OTHER_POLICY.get(
+        case["id"], case["expected_reward"]
+    ), case["why"]
     assert time.process_time() - start < 2.0
 
 
 EQUAL = [
-    ("1/2", r"\frac{1}{2}"), ("0.5", r"\frac12"), ("1.5e3", "1500"), ("5=x", "5"), ("f(x)=2x+1", "2x+1"), ("１２", "12"), ("٥", "5"),
-    ("3½", "7/2"), ("5²", "25"), ("2π", r"2\pi"), (r"5\,000", "5000"), ("1,000", "1000"), (r"1{,}234{,}567.5", "1234567.5"), ("007", "7"),
-    ("18 dollars", "18"), (r"\$18", "18 dollars"), (r"7\text{ apples}", "7"), ("5 cm", r"5\text{ centimeters}"), (r"5\text{ cm}^2", r"5\text{ cm}^2"),
-    ("5", r"5\text{ cm}"), (r"90^\circ", "90"), (r"50\%", "50"), ("50", r"50\%"), ("0.5", r"50\%"), (r"2\sqrt{3}\text{ cm}", r"2\sqrt{3}"),
-    ("2,1", "1,2"), ("x=1,x=-3", r"\{1,-3\}"), (r"\frac{1}{2}, \frac{1}{3}", "0.5, 1/3"), ("1, 2", "(1,2)"), (r"3,-3", r"\pm 3"),
-    (r"\left(-\infty, 2\right]", r"(-\infty,2]"), ("[0,1]", r"0\le x\le 1"), ("Yes", r"\text{yes}"), ("C.", "C"), (r"\textbf{(C)}", "(C)"),
-    ("(x+1)^2", "x^2+2x+1"), (r"\log_2 8", "3"), ("5!", "120"), (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
+    ("1/2", r"\frac{1}{2}"), ("0.5", r"\frac12"), ("1.5e3", "1500"), ("5=x", "5"),
+    ("f(x)=2x+1", "2x+1"), ("１２", "12"), ("٥", "5"),
+    ("3½", "7/2"), ("5²", "25"), ("2π", r"2\pi"), (r"5\,000", "5000"), ("1,000", "1000"),
+    (r"1{,}234{,}567.5", "1234567.5"), ("007", "7"),
+    ("18 dollars", "18"), (r"\$18", "18 dollars"), (r"7\text{ apples}", "7"),
+    ("5 cm", r"5\text{ centimeters}"), (r"5\text{ cm}^2", r"5\text{ cm}^2"),
+    ("5", r"5\text{ cm}"), (r"90^\circ", "90"), (r"50\%", "50"), ("50", r"50\%"), ("0.5", r"50\%"),
+    (r"2\sqrt{3}\text{ cm}", r"2\sqrt{3}"),
+    ("2,1", "1,2"), ("x=1,x=-3", r"\{1,-3\}"), (r"\frac{1}{2}, \frac{1}{3}", "0.5, 1/3"),
+    ("1, 2", "(1,2)"), (r"3,-3", r"\pm 3"),
+    (r"\left(-\infty, 2\right]", r"(-\infty,2]"), ("[0,1]", r"0\le x\le 1"), ("Yes", r"\text{yes}"),
+    ("C.", "C"), (r"\textbf{(C)}", "(C)"),
+    ("(x+1)^2", "x^2+2x+1"), (r"\log_2 8", "3"), ("5!", "120"),
+    (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
     (r"\sqrt{7+4\sqrt{3}}", r"2+\sqrt{3}"),
-    (r"\text{5}", "5"), (r"\emptyset", r"\varnothing"), (r"e^{-\frac{x^2}{2}}", "e^{-x^2/2}"), (r"1 \frac{1}{2}", "1.5"),
+    (r"\text{5}", "5"), (r"\emptyset", r"\varnothing"), (r"e^{-\frac{x^2}{2}}", "e^{-x^2/2}"),
+    (r"1 \frac{1}{2}", "1.5"),
 ]  # fmt: skip
 DIFFERENT = [
-    ("1 2", "12"), (r"1\ 2", "12"), ("12", "1 2"), ("1 2", "3"), ("5 000", "5000"), ("10,00", "1000"), ("1,0,0,0", "1000"),  # whitespace, groups
-    ("0.333333", r"\frac{1}{3}"), ("0.3333333333333333", "1/3"), (r"\frac{22}{7}", r"\pi"), ("3.14159265358979323846", r"\pi"),
-    (r"\pi", "3.14159265"), ("1.41421356237309", r"\sqrt{2}"), (r"0.49", r"50\%"), (r"0.5\%", "0.5"),  # approximations
-    (r"5\text{ m}", r"5\text{ cm}"), (r"5\text{ cm}^2", r"5\text{ cm}"), ("5 million", "5"), ("5x", "5"), ("5 xy", "5"),  # units
-    ("(1,2)", "(2,1)"), ("(5,3)", "(2,1)"), ("(1,2]", "[1,2)"), ("(1,2)", r"\{1,2\}"), ("1,0,0,1", "0,1"),  # order, brackets, repeats
-    ("7 or 8", "7"), (r"\pm 3", "3"), ("no", "yes"), ("c", "C"), ("5²", "52"), ("-5", "5"), (r"x\ge 3", r"(3,\infty)"), ("42!", "42"),
-    ("x^2+2x+2", "x^2+2x+1"), ("y=5", "x=5"), (r"\infty", "5"), (r"\text{two}", "2"), ("lEvelyn", "Evelyn"),
+    # whitespace, groups
+    ("1 2", "12"), (r"1\ 2", "12"), ("12", "1 2"), ("1 2", "3"), ("5 000", "5000"),
+    ("10,00", "1000"), ("1,0,0,0", "1000"),
+    ("0.333333", r"\frac{1}{3}"), ("0.3333333333333333", "1/3"), (r"\frac{22}{7}", r"\pi"),
+    ("3.14159265358979323846", r"\pi"),
+    # approximations
+    (r"\pi", "3.14159265"), ("1.41421356237309", r"\sqrt{2}"), (r"0.49", r"50\%"),
+    (r"0.5\%", "0.5"),
+    # units
+    (r"5\text{ m}", r"5\text{ cm}"), (r"5\text{ cm}^2", r"5\text{ cm}"), ("5 million", "5"),
+    ("5x", "5"), ("5 xy", "5"),
+    # order, brackets, repeats
+    ("(1,2)", "(2,1)"), ("(5,3)", "(2,1)"), ("(1,2]", "[1,2)"), ("(1,2)", r"\{1,2\}"),
+    ("1,0,0,1", "0,1"),
+    ("7 or 8", "7"), (r"\pm 3", "3"), ("no", "yes"), ("c", "C"), ("5²", "52"), ("-5", "5"),
+    (r"x\ge 3", r"(3,\infty)"), ("42!", "42"),
+    ("x^2+2x+2", "x^2+2x+1"), ("y=5", "x=5"), (r"\infty", "5"), (r"\text{two}", "2"),
+    ("lEvelyn", "Evelyn"),
     (r"\int_0^1 2x\,dx", "1"), (r"\lim_{x\to 0} \frac{\sin x}{x}", "1"),  # not worked out
 ]  # fmt: skip
 
@@ -71,10 +94,14 @@ def test_different_answers(answer: str, gold: str) -> None:
 @pytest.mark.parametrize(
     ("completion", "answer"),
     [
-        ("The answer is 42.", " 42"), ("Answer: 3.5 apples.\nDone", "3.5 apples"), ("#### 18", "18"), ("the answer is 1, no, the answer is 2", "2"),
-        (r"\boxed{1} or \boxed{2} or \fbox{3}", "3"), (r"\boxed{1 + \boxed{2}}", "2"), (r"{ \boxed{7}", "7"),
-        (r"\boxed{7} and \boxed{8", "7"), (r"the answer is \boxed{7", None), (r"\boxed{\{1,\{2\}\}}", r"\{1,\{2\}\}"), (r"\boxed {5}", "5"),
-        ("42", None), ("<think>the answer is 7", None), ("the answer is 7</think>", None), (r"</think>\boxed{7}", "7"),
+        ("The answer is 42.", " 42"), ("Answer: 3.5 apples.\nDone", "3.5 apples"),
+        ("#### 18", "18"), ("the answer is 1, no, the answer is 2", "2"),
+        (r"\boxed{1} or \boxed{2} or \fbox{3}", "3"), (r"\boxed{1 + \boxed{2}}", "2"),
+        (r"{ \boxed{7}", "7"),
+        (r"\boxed{7} and \boxed{8", "7"), (r"the answer is \boxed{7", None),
+        (r"\boxed{\{1,\{2\}\}}", r"\{1,\{2\}\}"), (r"\boxed {5}", "5"),
+        ("42", None), ("<think>the answer is 7", None), ("the answer is 7</think>", None),
+        (r"</think>\boxed{7}", "7"),
         (r"\boxed{1}<think>\boxed{2}", None),
     ],
 )  # fmt: skip
@@ -83,7 +110,9 @@ def test_extraction(completion: str, answer: str | None) -> None:
     assert (found.strip() if found else found) == (answer.strip() if answer else answer)
 
 
-@pytest.mark.parametrize("unit", ["{", r"\boxed{", r"\boxed ", "}", "answer ", "answer is", "\\", "####", "</think>"])
+@pytest.mark.parametrize(
+    "unit", ["{", r"\boxed{", r"\boxed ", "}", "answer ", "answer is", "\\", "####", "</think>"]
+)
 def test_extraction_is_linear(unit: str) -> None:
     text = unit * (400_000 // len(unit))
     start = time.process_time()
@@ -104,15 +133,19 @@ def test_extraction_is_linear(unit: str) -> None:
         ("x+1", "x+1", "Which is linear, x+1 or x^2?", 1),
     ],
 )
-def test_an_echo_of_the_question_earns_nothing_unless_it_is_the_answer(answer: str, gold: str, prompt: str, expected: float) -> None:
+def test_an_echo_of_the_question_earns_nothing_unless_it_is_the_answer(
+    answer: str, gold: str, prompt: str, expected: float
+) -> None:
     assert reward(rf"\boxed{{{answer}}}", gold, prompt) == expected
 
 
 @pytest.mark.parametrize(
     "answer",
-    ["((9^9)^9)^9", "10^{10^{10}}", "2^{99999999}", "9!!!!!!", r"\binom{1000000}{500000}", "1e999999999", r"e^{e^{e^{e^{e}}}}",
+    ["((9^9)^9)^9", "10^{10^{10}}", "2^{99999999}", "9!!!!!!", r"\binom{1000000}{500000}",
+    "1e999999999", r"e^{e^{e^{e^{e}}}}",
      r"\exp(" * 9 + "1" + ")" * 9,
-     r"\sin" * 9 + "1", "|" * 40 + "x" + "|" * 40, "(x+1)^{999}", "(999!)^{999}", r"\frac{1}{1+" * 9 + "x" + "}" * 9],
+     r"\sin" * 9 + "1", "|" * 40 + "x" + "|" * 40, "(x+1)^{999}", "(999!)^{999}",
+     r"\frac{1}{1+" * 9 + "x" + "}" * 9],
 )  # fmt: skip
 def test_answers_made_to_hang_the_cas(answer: str) -> None:
     start = time.process_time()
@@ -122,7 +155,14 @@ def test_answers_made_to_hang_the_cas(answer: str) -> None:
 
 def test_text_that_is_no_formula_never_reaches_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(math_algebra, "_parsed", lambda latex: pytest.fail(f"parsed {latex!r}"))
-    for text in ("__import__('os')", r"\input{/etc/passwd}", "S(1).evalf", r"\write18{id}", "1" * 401, r"\csname x\endcsname"):
+    for text in (
+        "__import__('os')",
+        r"\input{/etc/passwd}",
+        "S(1).evalf",
+        r"\write18{id}",
+        "1" * 401,
+        r"\csname x\endcsname",
+    ):
         assert not math_algebra.equal_by_algebra(text, "x")
 
 

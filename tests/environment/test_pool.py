@@ -1,4 +1,6 @@
-"""Outcomes reach the check that they belong to, and nothing that a check has started outlives it."""
+"""Outcomes reach the check that they belong to, and nothing that a check has started
+outlives it.
+"""
 
 import os
 import subprocess
@@ -25,7 +27,9 @@ def check(text: str) -> Check:
     return Check(0, TASK, [text], Sampled(["stop"], [[]], [], ""))
 
 
-def outcomes(reward: str, texts: Sequence[str], workers: int = 1, timeout_s: float = 5.0) -> dict[int, Outcome]:
+def outcomes(
+    reward: str, texts: Sequence[str], workers: int = 1, timeout_s: float = 5.0
+) -> dict[int, Outcome]:
     """What became of each check, by its place in `texts`."""
     found: dict[int, Outcome] = {}
     pool = WorkerPool([f"{SAMPLE}:{reward}"], workers=workers, timeout_s=timeout_s)
@@ -53,7 +57,9 @@ def running(pid: int) -> bool:
 def test_the_child_of_a_reward_does_not_answer_for_it(way: str) -> None:
     """Every text has another length, so a reply that is one check too early shows."""
     texts = [way] + ["x" * (20 + n) for n in range(20)] + [way]
-    assert {n: o.values for n, o in outcomes("forked", texts, workers=2).items()} == {n: [float(len(t))] for n, t in enumerate(texts)}
+    assert {n: o.values for n, o in outcomes("forked", texts, workers=2).items()} == {
+        n: [float(len(t))] for n, t in enumerate(texts)
+    }
 
 
 def test_a_child_forked_in_this_process_ends_in_the_reward() -> None:
@@ -69,7 +75,8 @@ def test_a_child_forked_in_this_process_ends_in_the_reward() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "junk", "[1, 2]", "{}x", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), "[" * 100_000, "1" * 5000,
+        "junk", "[1, 2]", "{}x", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1"),
+        "[" * 100_000, "1" * 5000,
         '{"check": 99, "pid": 1, "values": [5.0], "error": null, "seconds": 0.1}',
     ],
     ids=["text", "list", "trailing", "bytes", "nested", "digits", "other-pid"],
@@ -77,7 +84,11 @@ def test_a_child_forked_in_this_process_ends_in_the_reward() -> None:
 def test_a_stray_line_costs_at_most_its_own_check(line: str) -> None:
     found = outcomes("stray", ["", line, "", ""])
     assert [found[n].values for n in (0, 2, 3)] == [[1.0]] * 3
-    assert found[1].values == [1.0] if "pid" in line else found[1].error == "its process wrote a line that is no reply"
+    assert (
+        found[1].values == [1.0]
+        if "pid" in line
+        else found[1].error == "its process wrote a line that is no reply"
+    )
 
 
 def test_a_reply_with_the_number_of_another_check_is_refused() -> None:
@@ -86,7 +97,10 @@ def test_a_reply_with_the_number_of_another_check_is_refused() -> None:
     pool = WorkerPool([f"{SAMPLE}:stray"], workers=1, timeout_s=5.0)
     try:
         pool.rewards()
-        forged = f'{{"check": 7, "pid": {pool._workers[0].pid}, "values": [5.0], "error": null, "seconds": 0.1}}'
+        forged = (
+            f'{{"check": 7, "pid": {pool._workers[0].pid}, "values": [5.0], "error": null,'
+            ' "seconds": 0.1}'
+        )
         pool.run([check(text) for text in ("", forged, "")], found.__setitem__)
     finally:
         pool.close()
@@ -100,9 +114,13 @@ def test_what_a_check_has_started_ends_with_it(way: str) -> None:
     pids: list[int] = []
     pool = WorkerPool([f"{SAMPLE}:starts_daemons"], workers=1, timeout_s=0.5)
     try:
-        pool.run([check(way)], lambda index, outcome: pids.extend(int(v or 0) for v in outcome.values))
+        pool.run(
+            [check(way)], lambda index, outcome: pids.extend(int(v or 0) for v in outcome.values)
+        )
         assert not any(running(pid) for pid in pids) and len(pids) == (way == "return")
-        ours = {worker.process.pid for worker in pool._workers} | {worker.pid for worker in pool._workers}
+        ours = {worker.process.pid for worker in pool._workers} | {
+            worker.pid for worker in pool._workers
+        }
         assert eventually(lambda: sleepers(set(descendants()) - before - ours) == [])
     finally:
         pool.close()
@@ -111,22 +129,23 @@ def test_what_a_check_has_started_ends_with_it(way: str) -> None:
 
 def sleepers(pids: set[int]) -> list[int]:
     """Those of `pids` that run sleep(1)."""
-    return [pid for pid in pids if running(pid) and Path(f"/proc/{pid}/comm").read_text() == "sleep\n"]
+    return [
+        pid for pid in pids if running(pid) and Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
+    ]
 
 
 def test_a_worker_that_ignores_all_signals_ends_with_its_parent() -> None:
     code = (
-        "import os, threading, time\n"
-        "from sixfold.environment.pool import WorkerPool\n"
-        "from sixfold.environment.sampled import Sampled\n"
-        "from sixfold.environment.worker import Check\n"
-        "from sixfold.types import Task\n"
-        f"pool = WorkerPool(['{SAMPLE}:deaf'], workers=1, timeout_s=100.0)\n"
-        "pool.rewards(); print(pool._workers[0].process.pid, flush=True)\n"
-        "threading.Timer(0.3, lambda: os._exit(9)).start()\n"
-        "pool.run([Check(0, Task(id='t', prompt='q'), ['x'], Sampled(['stop'], [[]], [], ''))], print)"
+        "import os, threading, time\nfrom sixfold.environment.pool import WorkerPool\nfrom"
+        " sixfold.environment.sampled import Sampled\nfrom sixfold.environment.worker import"
+        f" Check\nfrom sixfold.types import Task\npool = WorkerPool(['{SAMPLE}:deaf'], workers=1,"
+        " timeout_s=100.0)\npool.rewards(); print(pool._workers[0].process.pid,"
+        " flush=True)\nthreading.Timer(0.3, lambda: os._exit(9)).start()\npool.run([Check(0,"
+        " Task(id='t', prompt='q'), ['x'], Sampled(['stop'], [[]], [], ''))], print)"
     )
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60
+    )
     pids = [int(line) for line in done.stdout.split()]
     assert len(pids) == 2 and eventually(lambda: not any(running(pid) for pid in pids))
 

@@ -23,7 +23,8 @@ from sixfold.types import Task
 
 @pytest.mark.parametrize(
     ("solved", "label"),
-    [(0, "too hard"), (4, "too hard"), (5, "borderline"), (9, "borderline"), (10, "productive"), (80, "productive"),
+    [(0, "too hard"), (4, "too hard"), (5, "borderline"), (9, "borderline"), (10, "productive"),
+    (80, "productive"),
      (81, "borderline"), (95, "borderline"), (96, "too easy"), (100, "too easy")],
 )  # fmt: skip
 def test_borders(solved: int, label: str) -> None:
@@ -39,7 +40,10 @@ def test_no_rewards_no_verdict() -> None:
 def test_a_degenerate_group_is_all_right_or_all_wrong() -> None:
     """p^K + (1 - p)^K: .9^4 + .1^4 = .6561 + .0001; and the same as counting outcomes."""
     assert degenerate_probability(0.9, 4) == pytest.approx(0.6562, abs=1e-12)
-    assert [degenerate_probability(p, 8) for p in (0.0, 1.0)] == [1.0, 1.0] and degenerate_probability(0.3, 1) == pytest.approx(1.0)
+    assert [degenerate_probability(p, 8) for p in (0.0, 1.0)] == [
+        1.0,
+        1.0,
+    ] and degenerate_probability(0.3, 1) == pytest.approx(1.0)
     for samples in (2, 3, 5):
         outcomes = [bits for bits in product((0, 1), repeat=samples) if len(set(bits)) == 1]
         counted = sum(math.prod(0.3 if bit else 0.7 for bit in bits) for bits in outcomes)
@@ -50,7 +54,9 @@ def test_a_degenerate_group_is_all_right_or_all_wrong() -> None:
 
 
 def test_what_refilling_will_cost_by_hand() -> None:
-    """Half the groups degenerate, three rounds: 1/2 + 1/4 extra groups a slot, 1/8 of the slots never filled."""
+    """Half the groups degenerate, three rounds: 1/2 + 1/4 extra groups a slot, 1/8 of the slots
+    never filled.
+    """
     assert expected_refill(0.5, 3) == (0.75, 0.125)
     assert expected_refill(0.5, 1) == (0.0, 0.5)
     assert expected_refill(0.0, 9) == (0.0, 0.0) and expected_refill(1.0, 4) == (3.0, 1.0)
@@ -61,7 +67,9 @@ def encode(text: str) -> list[int]:
 
 
 def baseline(reward: RewardCallable, tasks: Sequence[Task]) -> Baseline:
-    return baseline_scores(Environment([reward]).score, tasks, made_up_answers(lambda task: [0], encode))
+    return baseline_scores(
+        Environment([reward]).score, tasks, made_up_answers(lambda task: [0], encode)
+    )
 
 
 def test_answers_that_know_nothing_earn_nothing() -> None:
@@ -76,10 +84,20 @@ def test_a_reward_that_pays_for_nothing_is_named_with_what_it_pays_for() -> None
     sums = arithmetic_tasks(8, terms=2, digits=3, seed=0)
     contains = baseline(lambda completion, task: float("1" in completion), sums)
     assert contains.constant == 1.0 and contains.random > 0.1 and contains.answer == "1"
-    assert "the reward can be earned without solving the task" in contains.warning and "the constant answer '1' earns 1 per task" in contains.warning
-    short = baseline(lambda completion, task: 0.3 * (len(completion) > 17), sums)  # longer than any constant: random text alone is paid
+    assert (
+        "the reward can be earned without solving the task" in contains.warning
+        and "the constant answer '1' earns 1 per task" in contains.warning
+    )
+    short = baseline(
+        lambda completion, task: 0.3 * (len(completion) > 17), sums
+    )  # longer than any constant: random text alone is paid
     assert short.constant == 0.0 and short.random >= 0.2
-    assert short.warning.startswith("the reward can be earned without solving the task: random text earns") and "constant" not in short.warning
+    assert (
+        short.warning.startswith(
+            "the reward can be earned without solving the task: random text earns"
+        )
+        and "constant" not in short.warning
+    )
     everything = baseline(lambda completion, task: 1.0, sums)
     assert everything[:2] == (1.0, 1.0) and " and " in everything.warning
 
@@ -88,16 +106,23 @@ def test_one_lucky_constant_is_no_alarm_and_two_are() -> None:
     tasks = [Task(id=str(i), prompt="", answer="1" if i < 1 else "x") for i in range(8)]
     once = baseline(lambda completion, task: float(completion == task.answer), tasks)
     assert once == Baseline(0.0, 1 / 8, "1") and not once.warning
-    twice = baseline(lambda completion, task: float(completion == task.answer), [*tasks[1:], tasks[0], tasks[0]][-8:])
+    twice = baseline(
+        lambda completion, task: float(completion == task.answer),
+        [*tasks[1:], tasks[0], tasks[0]][-8:],
+    )
     assert twice.constant == 2 / 8 and twice.warning
 
 
 def test_functions_in_trl_form_get_texts_and_their_tokens() -> None:
-    def by_tokens(completions: list[str], completion_ids: list[list[int]], **columns: object) -> list[float]:
+    def by_tokens(
+        completions: list[str], completion_ids: list[list[int]], **columns: object
+    ) -> list[float]:
         assert [encode(text) for text in completions] == completion_ids
         return [float(not ids) for ids in completion_ids]
 
-    assert baseline(by_tokens, arithmetic_tasks(3, terms=2, digits=1, seed=0)) == Baseline(0.0, 1.0, "")
+    assert baseline(by_tokens, arithmetic_tasks(3, terms=2, digits=1, seed=0)) == Baseline(
+        0.0, 1.0, ""
+    )
 
 
 def test_failing_checks_earn_nothing_until_the_budget_is_gone() -> None:
@@ -109,6 +134,10 @@ def test_failing_checks_earn_nothing_until_the_budget_is_gone() -> None:
     tasks = arithmetic_tasks(8, terms=2, digits=1, seed=0)
     assert baseline(strict, tasks).random == 1.0
     with pytest.raises(RewardBudgetExceeded):
-        baseline_scores(Environment([strict], error_budget=0.0).score, tasks, made_up_answers(lambda task: [0], encode))
+        baseline_scores(
+            Environment([strict], error_budget=0.0).score,
+            tasks,
+            made_up_answers(lambda task: [0], encode),
+        )
     with pytest.raises(ValueError, match="at least one task"):
         baseline(strict, [])

@@ -1,4 +1,6 @@
-"""Names become rewards, TRL's functions get what TRL gives them, and a value that is no finite number is refused."""
+"""Names become rewards, TRL's functions get what TRL gives them, and a value that is no finite
+number is refused.
+"""
 
 import asyncio
 import operator
@@ -17,7 +19,9 @@ from sixfold.errors import UserError
 from sixfold.types import Message, Task
 
 FILE = Path(__file__).parent / "rewards_for_tests" / "sample.py"
-TASK = Task(id="t", prompt="say a", answer="a", columns={"letter": "a", "prompt": "say a", "level": 3})
+TASK = Task(
+    id="t", prompt="say a", answer="a", columns={"letter": "a", "prompt": "say a", "level": 3}
+)
 CHAT = Task(id="c", prompt=(Message(role="user", content="say a"),), columns={"letter": "a"})
 
 
@@ -26,7 +30,9 @@ def test_built_in_names_files_and_modules() -> None:
     assert load_reward("math").name == "math"
     loaded = load_reward(f"{FILE}:length")
     assert (loaded.name, loaded.takes_groups, loaded("four", TASK)) == ("length", False, 4.0)
-    assert load_reward("sixfold.environment.arithmetic:arithmetic_reward").name == "arithmetic_reward"
+    assert (
+        load_reward("sixfold.environment.arithmetic:arithmetic_reward").name == "arithmetic_reward"
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,10 +60,14 @@ NOTHING = Sampled(["stop", "stop"], [[], []], [], "")
 
 
 def test_a_function_of_our_form_gets_what_it_names() -> None:
-    def asks(completion: str, task: Task, rendered_prompt: str, finish_reason: str, scale: float = 2.0) -> float:
+    def asks(
+        completion: str, task: Task, rendered_prompt: str, finish_reason: str, scale: float = 2.0
+    ) -> float:
         return scale * (finish_reason == "stop") * len(rendered_prompt)
 
-    def tokens(completion: str, task: Task, *, completion_ids: list[int], prompt_ids: list[int]) -> float:
+    def tokens(
+        completion: str, task: Task, *, completion_ids: list[int], prompt_ids: list[int]
+    ) -> float:
         return 10.0 * sum(prompt_ids) + sum(completion_ids)
 
     sampled = Sampled(["stop", "length"], [[1], [2, 3]], [8, 9], "<user>")
@@ -78,7 +88,8 @@ def test_what_a_trl_function_is_given() -> None:
     text = trl_arguments(everything, ["x", "y"], TASK, sampled)
     assert text == {
         "prompts": ["say a", "say a"], "completions": ["x", "y"], "completion_ids": [[1], [2, 3]],
-        "finish_reason": ["stop", "length"], "prompt_ids": [[8, 9], [8, 9]], "rendered_prompt": ["<user>say a", "<user>say a"],
+        "finish_reason": ["stop", "length"], "prompt_ids": [[8, 9], [8, 9]],
+        "rendered_prompt": ["<user>say a", "<user>say a"],
         "letter": ["a", "a"], "level": [3, 3], "answer": ["a", "a"],
     }  # fmt: skip
     assert trl_arguments(some, ["x"], TASK, sampled) == {"completions": ["x"], "level": [3]}
@@ -90,14 +101,21 @@ def test_what_a_trl_function_is_given() -> None:
 def test_trl_functions_score_groups() -> None:
     letters = load_reward(f"{FILE}:trl_letters")
     assert letters.takes_groups
-    assert letters.scores(["banana", "b"], TASK, NOTHING) == letters.scores(["banana", "b"], CHAT, NOTHING) == [3.0, 0.0]
+    assert (
+        letters.scores(["banana", "b"], TASK, NOTHING)
+        == letters.scores(["banana", "b"], CHAT, NOTHING)
+        == [3.0, 0.0]
+    )
     assert letters("x", Task(id="t", prompt="", columns={"letter": "?"})) is None
     assert load_reward(f"{FILE}:trl_async").scores(["x", "yz"], TASK, NOTHING) == [6.0, 7.0]
     with pytest.raises(ValueError, match="returned 1 rewards for 2 completions"):
         load_reward(f"{FILE}:trl_short").scores(["x", "y"], TASK, NOTHING)
 
 
-@pytest.mark.parametrize(("value", "error"), [("1", TypeError), (None, TypeError), (float("nan"), ValueError), (float("-inf"), ValueError)])
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [("1", TypeError), (None, TypeError), (float("nan"), ValueError), (float("-inf"), ValueError)],
+)
 def test_values_that_are_no_reward(value: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         checked_value(value)
@@ -110,11 +128,36 @@ def test_numbers_of_array_libraries_are_rewards() -> None:
     import torch
 
     values = [
-        True, numpy.float32(0.5), numpy.int64(2), numpy.bool_(True), numpy.array(0.5), numpy.array([2]), Decimal("0.5"), Fraction(1, 4),
-        torch.tensor(0.5), torch.tensor([[3]]), torch.tensor(True), torch.tensor(0.5, dtype=torch.bfloat16), torch.tensor(1.0, requires_grad=True),
+        True, numpy.float32(0.5), numpy.int64(2), numpy.bool_(True), numpy.array(0.5),
+        numpy.array([2]), Decimal("0.5"), Fraction(1, 4),
+        torch.tensor(0.5), torch.tensor([[3]]), torch.tensor(True),
+        torch.tensor(0.5, dtype=torch.bfloat16), torch.tensor(1.0, requires_grad=True),
     ]  # fmt: skip
-    assert [checked_value(v) for v in values] == [1.0, 0.5, 2.0, 1.0, 0.5, 2.0, 0.5, 0.25, 0.5, 3.0, 1.0, 0.5, 1.0]
-    for wrong in (numpy.array([1.0, 2.0]), torch.zeros(2), torch.tensor(1j), numpy.complex64(1), "0.5", b"1", [0.5], {}):
+    assert [checked_value(v) for v in values] == [
+        1.0,
+        0.5,
+        2.0,
+        1.0,
+        0.5,
+        2.0,
+        0.5,
+        0.25,
+        0.5,
+        3.0,
+        1.0,
+        0.5,
+        1.0,
+    ]
+    for wrong in (
+        numpy.array([1.0, 2.0]),
+        torch.zeros(2),
+        torch.tensor(1j),
+        numpy.complex64(1),
+        "0.5",
+        b"1",
+        [0.5],
+        {},
+    ):
         with pytest.raises(TypeError, match="not a number"):
             checked_value(wrong)
 
@@ -124,16 +167,23 @@ def test_what_trl_functions_may_return() -> None:
     import torch
 
     forms: list[Any] = [
-        torch.tensor([0.5, 1.0]), torch.tensor([[0.5], [1.0]]), numpy.array([0.5, 1.0]), numpy.array([0.5, 1.0], dtype=object),
+        torch.tensor([0.5, 1.0]), torch.tensor([[0.5], [1.0]]), numpy.array([0.5, 1.0]),
+        numpy.array([0.5, 1.0], dtype=object),
         [torch.tensor(0.5), numpy.bool_(True)], (0.5, 1), (value for value in (0.5, True)),
     ]  # fmt: skip
     for form in forms:
-        assert RewardFunction("f", lambda completions, form=form: form).scores(["x", "y"], TASK, NOTHING) == [0.5, 1.0]
+        assert RewardFunction("f", lambda completions, form=form: form).scores(
+            ["x", "y"], TASK, NOTHING
+        ) == [0.5, 1.0]
     for none in ([None, 1], numpy.array([None, 1.0])):
-        assert RewardFunction("f", lambda completions, form=none: form).scores(["x", "y"], TASK, NOTHING) == [None, 1.0]
+        assert RewardFunction("f", lambda completions, form=none: form).scores(
+            ["x", "y"], TASK, NOTHING
+        ) == [None, 1.0]
     for wrong in (1.0, torch.tensor(1.0), "ab", {"a": 1, "b": 2}, None):
         with pytest.raises(TypeError, match="not a list of rewards"):
-            RewardFunction("f", lambda completions, form=wrong: form).scores(["x", "y"], TASK, NOTHING)
+            RewardFunction("f", lambda completions, form=wrong: form).scores(
+                ["x", "y"], TASK, NOTHING
+            )
 
 
 def test_async_rewards_run_inside_a_running_loop_and_keep_one_loop() -> None:
@@ -173,18 +223,26 @@ def scaled(completion: str, task: Task, factor: float) -> float:
 @pytest.mark.parametrize(
     ("reward", "name", "value"),
     [
-        (lambda completion, task: 1.0, "<lambda>", 1.0), (Judge(), "Judge", 2.0), (Judge().method, "method", 3.0),
+        (lambda completion, task: 1.0, "<lambda>", 1.0), (Judge(), "Judge", 2.0),
+        (Judge().method, "method", 3.0),
         (partial(scaled, factor=4.0), "scaled", 4.0), (lambda *arguments: 5.0, "<lambda>", 5.0),
-        (lambda **columns: [6.0] * len(columns["completions"]), "<lambda>", 6.0), (operator.eq, "eq", 0.0),
+        (lambda **columns: [6.0] * len(columns["completions"]), "<lambda>", 6.0),
+        (operator.eq, "eq", 0.0),
     ],
     ids=["lambda", "object", "method", "partial", "star", "columns", "built-in"],
 )  # fmt: skip
 def test_callables_of_every_kind(reward: Any, name: str, value: float) -> None:
     check_callable(reward)
-    assert (callable_name(reward), RewardFunction(name, reward).scores(["x"], TASK, NOTHING)) == (name, [value])
+    assert (callable_name(reward), RewardFunction(name, reward).scores(["x"], TASK, NOTHING)) == (
+        name,
+        [value],
+    )
 
 
-@pytest.mark.parametrize("reward", [42, None, "math", [scaled], scaled, lambda completion: 1.0, lambda: 1.0, Judge, object()])
+@pytest.mark.parametrize(
+    "reward",
+    [42, None, "math", [scaled], scaled, lambda completion: 1.0, lambda: 1.0, Judge, object()],
+)
 def test_what_is_no_reward(reward: Any) -> None:
     with pytest.raises(UserError, match="reward"):
         check_callable(reward)

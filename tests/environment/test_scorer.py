@@ -1,4 +1,6 @@
-"""Every trajectory gets a reward, a failing check is recorded and touches no other, and too many of them stop the run."""
+"""Every trajectory gets a reward, a failing check is recorded and touches no other, and too many of
+them stop the run.
+"""
 
 import json
 import os
@@ -25,11 +27,16 @@ SAMPLE = str(Path(__file__).parent / "rewards_for_tests" / "sample.py")
 
 
 def trajectory(text: str, sample: int = 0) -> Trajectory:
-    return Trajectory("t", sample, [1, 7, 8], 1, [False, True, True], [0.0, -1.0, -1.0], [-1, 0, 0], "stop", text)
+    return Trajectory(
+        "t", sample, [1, 7, 8], 1, [False, True, True], [0.0, -1.0, -1.0], [-1, 0, 0], "stop", text
+    )
 
 
 def group(texts: Sequence[str], task: Task | None = None) -> Group:
-    return Group(task or Task(id="t", prompt="q", answer=1), [trajectory(text, k) for k, text in enumerate(texts)])
+    return Group(
+        task or Task(id="t", prompt="q", answer=1),
+        [trajectory(text, k) for k, text in enumerate(texts)],
+    )
 
 
 def unscored(groups: Sequence[Group]) -> list[Group]:
@@ -42,18 +49,25 @@ def rewards(group: Group) -> list[Reward]:
 
 
 def test_scores_land_on_their_own_trajectories() -> None:
-    groups = [group([task.trace or "", f"#{task.answer + 1}"], task) for task in arithmetic_tasks(300, terms=2, digits=3, seed=0)]
+    groups = [
+        group([task.trace or "", f"#{task.answer + 1}"], task)
+        for task in arithmetic_tasks(300, terms=2, digits=3, seed=0)
+    ]
     with Environment(["arithmetic"], workers=2) as environment:
         environment.score(groups)
         assert all(g.rewards == [1.0, 0.0] for g in groups)
         groups = unscored(groups)
         groups[7].trajectories[0].text = "#none"
         environment.score(groups)
-        assert [sum(r or 0 for r in g.rewards) for g in groups] == [float(i != 7) for i in range(300)]
+        assert [sum(r or 0 for r in g.rewards) for g in groups] == [
+            float(i != 7) for i in range(300)
+        ]
 
 
 def test_512_checks_share_a_process_and_four_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check costs one call and one line: no process, no request and no system call of its own (`benchmarks/reward_checks.py`)."""
+    """A check costs one call and one line: no process, no request and no system call of its own
+    (`benchmarks/reward_checks.py`).
+    """
     counts: Counter[str] = Counter()
 
     def count(owner: type, name: str) -> None:
@@ -65,7 +79,12 @@ def test_512_checks_share_a_process_and_four_requests(monkeypatch: pytest.Monkey
 
         monkeypatch.setattr(owner, name, counted)
 
-    for owner, name in ((pool._Worker, "send"), (WorkerPool, "_spawn"), (WorkerPool, "_take"), (WorkerPool, "_attend")):
+    for owner, name in (
+        (pool._Worker, "send"),
+        (WorkerPool, "_spawn"),
+        (WorkerPool, "_take"),
+        (WorkerPool, "_attend"),
+    ):
         count(owner, name)
     groups = [group(["x"] * 8) for _ in range(64)]
     with Environment([f"{SAMPLE}:events_since_the_last_check"]) as environment:
@@ -79,18 +98,39 @@ def test_512_checks_share_a_process_and_four_requests(monkeypatch: pytest.Monkey
 
 def test_rewards_are_weighted_summed_and_logged_by_name() -> None:
     g = group(["#1", "#22"])
-    with Environment(["arithmetic", f"{SAMPLE}:length", lambda completion, task: 10.0], weights=[1.0, 0.5, -1.0]) as environment:
+    with Environment(
+        ["arithmetic", f"{SAMPLE}:length", lambda completion, task: 10.0], weights=[1.0, 0.5, -1.0]
+    ) as environment:
         environment.score([g])
     assert g.rewards == [1.0 + 0.5 * 2 - 10.0, 0.0 + 0.5 * 3 - 10.0]
     assert rewards(g)[1].parts == {"arithmetic": 0.0, "length": 3.0, "<lambda>": 10.0}
 
 
 def test_failures_are_outcomes_of_their_own_trajectory_only() -> None:
-    texts = ["a", "hang", "b", "raise", "crash", "c", "exit", "nan", "inf", "text", "none", "spin", "d"]
+    texts = [
+        "a",
+        "hang",
+        "b",
+        "raise",
+        "crash",
+        "c",
+        "exit",
+        "nan",
+        "inf",
+        "text",
+        "none",
+        "spin",
+        "d",
+    ]
     groups = [group(texts), group(["e", "f"])]
     with Environment([f"{SAMPLE}:told"], timeout_s=0.5, error_budget=1.0, workers=2) as environment:
         environment.score(groups)
-        errors = {t.text: t.reward.error for g in groups for t in g.trajectories if t.reward and t.reward.value is None}
+        errors = {
+            t.text: t.reward.error
+            for g in groups
+            for t in g.trajectories
+            if t.reward and t.reward.value is None
+        }
         assert errors == {
             "hang": "told: timeout after 0.5 s",
             "spin": "told: timeout after 0.5 s",
@@ -102,7 +142,12 @@ def test_failures_are_outcomes_of_their_own_trajectory_only() -> None:
             "text": "told: TypeError: returned str, not a number",
             "none": "told: TypeError: returned NoneType, not a number",
         }
-        assert [t.reward.value for g in groups for t in g.trajectories if t.reward and t.text not in errors] == [1.0] * 6
+        assert [
+            t.reward.value
+            for g in groups
+            for t in g.trajectories
+            if t.reward and t.text not in errors
+        ] == [1.0] * 6
         (again,) = unscored([groups[1]])
         environment.score([again])  # the pool is whole again
         assert again.rewards == [1.0, 1.0]
@@ -112,13 +157,20 @@ def test_one_failing_reward_of_two_leaves_no_value_but_the_other_part() -> None:
     g = group(["raise"])
     with Environment([f"{SAMPLE}:told", f"{SAMPLE}:length"], error_budget=0.5) as environment:
         environment.score([g])
-    assert rewards(g)[0].value is None and rewards(g)[0].parts == {"length": 5.0} and "ValueError" in str(rewards(g)[0].error)
+    assert (
+        rewards(g)[0].value is None
+        and rewards(g)[0].parts == {"length": 5.0}
+        and "ValueError" in str(rewards(g)[0].error)
+    )
 
 
 def test_the_error_budget_stops_the_run_early() -> None:
     """After two failures: 64 of them would take 19 s."""
     with Environment([f"{SAMPLE}:told"], timeout_s=0.3, error_budget=0.02) as environment:
-        with pytest.raises(RewardBudgetExceeded, match=r"2 of 64 reward checks failed.*told: timeout after 0.3 s \| told: timeout"):
+        with pytest.raises(
+            RewardBudgetExceeded,
+            match=r"2 of 64 reward checks failed.*told: timeout after 0.3 s \| told: timeout",
+        ):
             environment.score([group(["hang"] * 64)])
         good = group(["a"])
         environment.score([good])
@@ -136,7 +188,10 @@ def test_trl_functions_are_called_once_a_group() -> None:
     (skipped,) = unscored([skipped])
     with Environment([f"{SAMPLE}:trl_letters"]) as environment:
         environment.score([skipped])
-    assert rewards(skipped)[0].value is None and rewards(skipped)[0].error == "no reward function applies"
+    assert (
+        rewards(skipped)[0].value is None
+        and rewards(skipped)[0].error == "no reward function applies"
+    )
 
 
 def test_what_reaches_a_trl_function_in_its_process() -> None:
@@ -144,7 +199,12 @@ def test_what_reaches_a_trl_function_in_its_process() -> None:
     with Environment([f"{SAMPLE}:trl_record"], error_budget=1.0) as environment:
         environment.score([g])
     error = str(rewards(g)[0].error).removeprefix("trl_record: ValueError: ")
-    assert json.loads(error) == [["q", "q"], ["x", "y"], [[7, 8], [7, 8]], ["answer", "finish_reason", "level", "prompt_ids", "rendered_prompt"]]
+    assert json.loads(error) == [
+        ["q", "q"],
+        ["x", "y"],
+        [[7, 8], [7, 8]],
+        ["answer", "finish_reason", "level", "prompt_ids", "rendered_prompt"],
+    ]
 
 
 def test_what_a_stopped_score_leaves_behind_does_not_answer_the_next() -> None:
@@ -158,7 +218,9 @@ def test_what_a_stopped_score_leaves_behind_does_not_answer_the_next() -> None:
 
 def test_a_hanging_trl_function_costs_its_group() -> None:
     groups = [group(["x", "y"]), group(["z"])]
-    with Environment([f"{SAMPLE}:trl_hang"], timeout_s=0.3, error_budget=1.0, workers=2) as environment:
+    with Environment(
+        [f"{SAMPLE}:trl_hang"], timeout_s=0.3, error_budget=1.0, workers=2
+    ) as environment:
         environment.score(groups)
     assert [r.error for g in groups for r in rewards(g)] == ["trl_hang: timeout after 0.3 s"] * 3
 
@@ -172,21 +234,32 @@ def test_what_has_a_reward_is_not_checked_again() -> None:
         return 1.0
 
     given = [Reward(0.25), Reward(None, error="told: ValueError: once"), Reward(0.0)]
-    whole, half = group(["raise", "b"]), group(["raise", "aa", "ab"], Task(id="1", prompt="q", columns={"letter": "a"}))
+    whole, half = (
+        group(["raise", "b"]),
+        group(["raise", "aa", "ab"], Task(id="1", prompt="q", columns={"letter": "a"})),
+    )
     for trajectory, reward in zip([*whole.trajectories, half.trajectories[0]], given, strict=True):
         trajectory.reward = reward
     with Environment([local, f"{SAMPLE}:told", f"{SAMPLE}:trl_letters"]) as environment:
         environment.score([whole, half])
         assert [rewards(whole)[0], rewards(whole)[1], rewards(half)[0]] == given
-        assert [r.parts for r in rewards(half)[1:]] == [{"local": 1.0, "told": 1.0, "trl_letters": n} for n in (2.0, 1.0)]
+        assert [r.parts for r in rewards(half)[1:]] == [
+            {"local": 1.0, "told": 1.0, "trl_letters": n} for n in (2.0, 1.0)
+        ]
         before = rewards(half)
         environment.score([whole, half])
     assert seen == ["aa", "ab"] and all(a is b for a, b in zip(rewards(half), before, strict=True))
 
 
 def test_a_step_scored_in_rounds_has_one_error_budget() -> None:
-    """A quarter may fail. Failures of the rounds before count with their checks; a trajectory that no reward applies to is no failure."""
-    first, second, third = group(["raise", *"abcdefg"]), group(["raise", "a"]), group(["raise", "raise"])
+    """A quarter may fail. Failures of the rounds before count with their checks; a trajectory that
+    no reward applies to is no failure.
+    """
+    first, second, third = (
+        group(["raise", *"abcdefg"]),
+        group(["raise", "a"]),
+        group(["raise", "raise"]),
+    )
     with Environment([f"{SAMPLE}:told"], error_budget=0.25) as environment:
         environment.score([first])
         environment.score([first, second])  # 2 of 10, where the round alone has 1 of 2
@@ -211,7 +284,9 @@ def test_callables_run_here_and_their_errors_are_recorded() -> None:
     g = group(["good", "bad"])
     with Environment([fussy], error_budget=0.5) as environment:
         environment.score([g])
-    assert g.rewards == [float(os.getpid()), None] and rewards(g)[1].error == "fussy: KeyError: 'no'"
+    assert (
+        g.rewards == [float(os.getpid()), None] and rewards(g)[1].error == "fussy: KeyError: 'no'"
+    )
 
 
 def test_named_rewards_run_in_other_processes_which_close_ends() -> None:
@@ -243,7 +318,8 @@ def test_processes_import_no_torch_and_start_beside_running_threads() -> None:
 
 def test_the_rooms_import_no_torch() -> None:
     modules = (
-        "sixfold.environment.scorer, sixfold.environment.math_answers, sixfold.environment.gym, sixfold.environment.preflight, sixfold.data.sources"
+        "sixfold.environment.scorer, sixfold.environment.math_answers, sixfold.environment.gym,"
+        " sixfold.environment.preflight, sixfold.data.sources"
     )
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -271,7 +347,10 @@ def test_a_reward_that_cannot_be_loaded_is_the_users_to_mend(tmp_path: Path) -> 
     with pytest.raises(UserError, match="2 weights for 1 rewards"):
         Environment(["math"], weights=[1.0, 2.0])
     (tmp_path / "broken.py").write_text("import no_such_library")
-    with Environment([f"{tmp_path}/broken.py:f"]) as environment, pytest.raises(UserError, match="No module named 'no_such_library'"):
+    with (
+        Environment([f"{tmp_path}/broken.py:f"]) as environment,
+        pytest.raises(UserError, match="No module named 'no_such_library'"),
+    ):
         environment.score([group(["x"])])
 
 

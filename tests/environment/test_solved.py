@@ -1,4 +1,6 @@
-"""What counts as solved: full marks of the verifier, whatever the weights, the scale and the other rewards are."""
+"""What counts as solved: full marks of the verifier, whatever the weights, the scale and the other
+rewards are.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,13 @@ def judged(text: str, rewards: list[Callable[..., object]], **settings: object) 
 
 @pytest.mark.parametrize(
     ("rewards", "weights"),
-    [([right], []), ([right], [2.0]), ([right], [0.25]), ([right, tidy], [1.0, 0.1]), ([tidy, right], [0.1, 1.0]), ([right, tidy], []),
+    [([right], []), ([right], [2.0]), ([right], [0.25]), ([right, tidy], [1.0, 0.1]),
+    ([tidy, right], [0.1, 1.0]), ([right, tidy], []),
      ([right, short], [1.0, 1.0]), ([right, short], [0.5, 0.5])],
 )  # fmt: skip
-def test_the_verifier_decides_whatever_the_weights_are(rewards: list[Callable[..., object]], weights: list[float]) -> None:
+def test_the_verifier_decides_whatever_the_weights_are(
+    rewards: list[Callable[..., object]], weights: list[float]
+) -> None:
     yes, no = (judged(text, rewards, weights=weights) for text in ("4", "5"))
     assert (yes.score, yes.solved, no.score, no.solved) == (1.0, True, 0.0, False)
 
@@ -55,7 +60,11 @@ def test_partial_credit_is_not_solved() -> None:
 
 
 def test_a_builtin_verifier_is_preferred_then_weight_then_order() -> None:
-    assert solved_rule(["form", "math", "close"], [5.0, 0.1, 1.0]).parts == ("math", "form", "close")
+    assert solved_rule(["form", "math", "close"], [5.0, 0.1, 1.0]).parts == (
+        "math",
+        "form",
+        "close",
+    )
     assert solved_rule(["a", "b", "c"], [0.5, 1.0, 1.0]).parts == ("b", "c", "a")
 
 
@@ -64,10 +73,17 @@ def test_a_part_or_the_sum_can_be_named() -> None:
     assert judged("40", rewards, metric="half", solved_at=0.75).solved is True
     assert judged("40", rewards, metric="half", solved_at=0.76).solved is False
     assert judged("5", rewards, metric="tidy").solved is True
-    whole, some = (judged(text, rewards, metric="reward", weights=[0.7, 0.2, 0.1]) for text in ("4", "40"))
-    assert whole.solved is True and whole.score == whole.value, "0.7 + 0.2 + 0.1 is full marks, rounding or not"
+    whole, some = (
+        judged(text, rewards, metric="reward", weights=[0.7, 0.2, 0.1]) for text in ("4", "40")
+    )
+    assert whole.solved is True and whole.score == whole.value, (
+        "0.7 + 0.2 + 0.1 is full marks, rounding or not"
+    )
     assert some.solved is False
-    assert judged("40", rewards, metric="reward", weights=[0.7, 0.2, 0.1], solved_at=0.25).solved is True
+    assert (
+        judged("40", rewards, metric="reward", weights=[0.7, 0.2, 0.1], solved_at=0.25).solved
+        is True
+    )
 
 
 def test_a_reward_for_evaluation_alone_has_weight_0() -> None:
@@ -94,7 +110,9 @@ def test_a_failed_check_is_neither_solved_nor_not() -> None:
 
 
 def test_a_name_that_no_reward_has_is_refused_with_those_there_are() -> None:
-    with pytest.raises(UserError, match=r"eval.metric = 'rihgt'.*choose one of right, tidy, reward.*right"):
+    with pytest.raises(
+        UserError, match=r"eval.metric = 'rihgt'.*choose one of right, tidy, reward.*right"
+    ):
         Environment([right, tidy], metric="rihgt")
     with pytest.raises(UserError, match=r"eval.metric = 'maths'.*Did you mean 'math'"):
         Environment(["math"], metric="maths")
@@ -110,12 +128,18 @@ def test_names_are_known_before_any_file_is_run(tmp_path: Path) -> None:
 
 def test_scores_above_full_marks_are_pointed_out() -> None:
     rule = solved_rule(["points"], [1.0])
-    assert "set eval.solved_at" in rule.above([0.0, 10.0]) and rule.above([0.0, 1.0]) == "" and rule.above([]) == ""
+    assert (
+        "set eval.solved_at" in rule.above([0.0, 10.0])
+        and rule.above([0.0, 1.0]) == ""
+        and rule.above([]) == ""
+    )
 
 
 @pytest.mark.parametrize("value", [1e300, -1e16, 10**400, float("inf"), float("nan")])
 def test_a_reward_that_float32_cannot_train_on_is_a_failed_check(value: float) -> None:
-    """1e300 was infinite in float32: taken for a failed check of an otherwise even group, "all rewards equal"."""
+    """1e300 was infinite in float32: taken for a failed check of an otherwise even group, "all
+    rewards equal".
+    """
     found = judged("4", [lambda completion, task: value], error_budget=1.0)
     assert found.value is None and found.error
 

@@ -1,5 +1,6 @@
-"""Every kernel of the written-out body against a slow version in double precision, and what the engine builds on: a row's bits are that row's alone,
-and no kernel reads or writes beside its tensors."""
+"""Every kernel of the written-out body against a slow version in double precision, and what the
+engine builds on: a row's bits are that row's alone, and no kernel reads or writes beside its
+tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ from torch import Tensor
 from sixfold.kernels.cpu.body_kernels import BodyKernels, body_kernels
 from sixfold.kernels.cpu.engine_kernels import compiled
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler: every module runs as it is")
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("cc", "gcc", "clang"))),
+    reason="no C compiler: every module runs as it is",
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +44,20 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-# --- products ----------------------------------------------------------------------------------------------------------------------------------
+# --- products
+# --------------------------------------------------------------------------------------------------
 
 OUTPUTS = [[1], [7, 9], [16], [24, 8, 8], [31, 33, 1], [200]]
 """Of layers that read the same input: fewer than a panel, whole panels, and more."""
 
 
-def product(kernels: BodyKernels, x: Tensor, weights: list[Tensor], biases: list[Tensor | None], before: Tensor | None = None) -> Tensor:
+def product(
+    kernels: BodyKernels,
+    x: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    before: Tensor | None = None,
+) -> Tensor:
     """Into the middle of longer rows, which must stay as they are around it."""
     packed = kernels.pack(weights, biases)
     room = torch.full((len(x) + 2, packed.outputs + 9), 7.0)
@@ -62,17 +73,26 @@ def product(kernels: BodyKernels, x: Tensor, weights: list[Tensor], biases: list
 @pytest.mark.parametrize("outputs", OUTPUTS, ids=str)
 @pytest.mark.parametrize("depth", [1, 2, 16, 100, 704])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 13, 96, 203])
-def test_product_against_the_slow_version(kernels: BodyKernels, threads: int, rows: int, depth: int, outputs: list[int]) -> None:
+def test_product_against_the_slow_version(
+    kernels: BodyKernels, threads: int, rows: int, depth: int, outputs: list[int]
+) -> None:
     x = random(rows, depth + 3)[:, :depth]  # rows lie apart
     weights = [random(n, depth, seed=n) for n in outputs]
     biases = [random(n, seed=-n) if n % 2 else None for n in outputs]
-    bias = torch.cat([torch.zeros(n) if b is None else b for n, b in zip(outputs, biases, strict=True)])
+    bias = torch.cat(
+        [torch.zeros(n) if b is None else b for n, b in zip(outputs, biases, strict=True)]
+    )
     before = random(rows, sum(outputs), seed=5)
     exact = x.double() @ torch.cat(weights).double().T + bias.double()
     most = x.abs().double() @ torch.cat(weights).abs().double().T + bias.abs().double() + 3
     for added in (None, before):
         ours = product(kernels, x, weights, biases, added)
-        assert bool(((ours.double() - exact - (0 if added is None else added.double())).abs() <= 6e-8 * (depth**0.5 + 2) * most).all())
+        assert bool(
+            (
+                (ours.double() - exact - (0 if added is None else added.double())).abs()
+                <= 6e-8 * (depth**0.5 + 2) * most
+            ).all()
+        )
 
 
 def test_weights_are_packed_wherever_their_numbers_lie(kernels: BodyKernels) -> None:
@@ -81,15 +101,31 @@ def test_weights_are_packed_wherever_their_numbers_lie(kernels: BodyKernels) -> 
     assert torch.equal(both.panels, kernels.pack([torch.cat([apart, turned])], [None]).panels)
     width = both.panels.shape[2]
     rows = both.panels.transpose(1, 2).reshape(-1, 70)
-    assert torch.equal(rows[:47], torch.cat([apart, turned])) and not rows[47:].any() and both.outputs == 47 and len(rows) == -(-47 // width) * width
+    assert (
+        torch.equal(rows[:47], torch.cat([apart, turned]))
+        and not rows[47:].any()
+        and both.outputs == 47
+        and len(rows) == -(-47 // width) * width
+    )
 
 
 @given(
-    st.integers(1, 700), st.lists(st.integers(1, 70), min_size=1, max_size=3), st.integers(1, 90), st.booleans(), st.booleans(), st.integers(0, 2**30)
+    st.integers(1, 700),
+    st.lists(st.integers(1, 70), min_size=1, max_size=3),
+    st.integers(1, 90),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2**30),
 )
 @settings(max_examples=120, deadline=None)
 def test_a_rows_product_is_the_same_bits_in_any_company(
-    kernels: BodyKernels, rows: int, outputs: list[int], depth: int, biased: bool, added: bool, seed: int
+    kernels: BodyKernels,
+    rows: int,
+    outputs: list[int],
+    depth: int,
+    biased: bool,
+    added: bool,
+    seed: int,
 ) -> None:
     """Any number of rows from any first one on, and each layer alone."""
     x, weights = random(rows, depth, seed=seed), [random(n, depth, seed=n) for n in outputs]
@@ -99,7 +135,9 @@ def test_a_rows_product_is_the_same_bits_in_any_company(
     first = seed % rows
     for last in {first + 1, min(rows, first + 1 + seed % 17), rows}:
         part = None if before is None else before[first:last]
-        assert torch.equal(product(kernels, x[first:last], weights, biases, part), whole[first:last])
+        assert torch.equal(
+            product(kernels, x[first:last], weights, biases, part), whole[first:last]
+        )
     start = 0
     for n, weight, bias in zip(outputs, weights, biases, strict=True):
         part = None if before is None else before[:, start : start + n]
@@ -107,7 +145,9 @@ def test_a_rows_product_is_the_same_bits_in_any_company(
         start += n
 
 
-def test_products_of_what_is_not_a_number_stay_in_their_row_and_column(kernels: BodyKernels) -> None:
+def test_products_of_what_is_not_a_number_stay_in_their_row_and_column(
+    kernels: BodyKernels,
+) -> None:
     x, weight = random(9, 20), random(19, 20, seed=1)
     x[3, 7], weight[18, 2] = math.nan, math.inf
     ours = product(kernels, x, [weight], [None])
@@ -115,7 +155,8 @@ def test_products_of_what_is_not_a_number_stay_in_their_row_and_column(kernels: 
     assert wrong[3].all() and wrong[:, 18].all() and int(wrong.sum()) == 19 + 8
 
 
-# --- rows --------------------------------------------------------------------------------------------------------------------------------------
+# --- rows
+# --------------------------------------------------------------------------------------------------
 
 SIZES = [1, 2, 3, 7, 15, 16, 17, 33, 64, 100, 257, 1000]
 
@@ -123,12 +164,20 @@ SIZES = [1, 2, 3, 7, 15, 16, 17, 33, 64, 100, 257, 1000]
 @pytest.mark.parametrize("width", SIZES)
 def test_rms_norm_against_the_slow_version(kernels: BodyKernels, threads: int, width: int) -> None:
     for rows in (1, 5, 1 + 20_000 // width):
-        x, weight = random(rows, width) * torch.logspace(-3, 3, rows)[:, None], random(width, seed=1)
-        exact = x.double() * (x.double().pow(2).mean(1, keepdim=True) + 1e-6).rsqrt() * weight.double()
+        x, weight = (
+            random(rows, width) * torch.logspace(-3, 3, rows)[:, None],
+            random(width, seed=1),
+        )
+        exact = (
+            x.double() * (x.double().pow(2).mean(1, keepdim=True) + 1e-6).rsqrt() * weight.double()
+        )
         ours = kernels.rms_norm(x, weight, 1e-6, torch.empty_like(x))
         torch.testing.assert_close(ours.double(), exact, rtol=2e-6, atol=0)
         for r in {0, rows // 2, rows - 1}:
-            assert torch.equal(kernels.rms_norm(x[r : r + 1].clone(), weight, 1e-6, torch.empty(1, width)), ours[r : r + 1])
+            assert torch.equal(
+                kernels.rms_norm(x[r : r + 1].clone(), weight, 1e-6, torch.empty(1, width)),
+                ours[r : r + 1],
+            )
 
 
 @pytest.mark.parametrize("width", SIZES)
@@ -139,15 +188,23 @@ def test_silu_mul_against_the_slow_version(kernels: BodyKernels, threads: int, w
         ours = kernels.silu_mul(torch.cat([gate, up], dim=1))
         torch.testing.assert_close(ours.double(), exact, rtol=1e-6, atol=0)
         for r in {0, rows // 2, rows - 1}:
-            assert torch.equal(kernels.silu_mul(torch.cat([gate, up], dim=1)[r : r + 1]), ours[r : r + 1])
+            assert torch.equal(
+                kernels.silu_mul(torch.cat([gate, up], dim=1)[r : r + 1]), ours[r : r + 1]
+            )
 
 
 def test_silu_far_out(kernels: BodyKernels) -> None:
-    gate = torch.tensor([-1e30, -1e4, -300.0, -150, -100, -90, -89, -88.5, -88, -50, 0, 50, 88, 90, 300, 1e30])
+    gate = torch.tensor(
+        [-1e30, -1e4, -300.0, -150, -100, -90, -89, -88.5, -88, -50, 0, 50, 88, 90, 300, 1e30]
+    )
     ours = kernels.silu_mul(torch.cat([gate, torch.ones_like(gate)])[None])[0]
-    torch.testing.assert_close(ours[2:].double(), (gate.double() / (1 + (-gate.double()).exp()))[2:], rtol=1e-5, atol=1e-35)
+    torch.testing.assert_close(
+        ours[2:].double(), (gate.double() / (1 + (-gate.double()).exp()))[2:], rtol=1e-5, atol=1e-35
+    )
     assert (ours[:2] <= 0).all() and (ours[:2] > -1e-7).all()
-    assert kernels.silu_mul(torch.tensor([[math.nan, 1.0, 1.0, 1.0]])).isnan().tolist() == [[True, False]]
+    assert kernels.silu_mul(torch.tensor([[math.nan, 1.0, 1.0, 1.0]])).isnan().tolist() == [
+        [True, False]
+    ]
 
 
 def slow_rotate(x: Tensor, weight: Tensor | None, epsilon: float, angle: Tensor) -> Tensor:
@@ -161,29 +218,42 @@ def slow_rotate(x: Tensor, weight: Tensor | None, epsilon: float, angle: Tensor)
 
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("width", [2, 6, 16, 24, 32, 64, 80, 96, 128, 256])
-def test_rotate_against_the_slow_version(kernels: BodyKernels, threads: int, width: int, normed: bool) -> None:
+def test_rotate_against_the_slow_version(
+    kernels: BodyKernels, threads: int, width: int, normed: bool
+) -> None:
     heads, kv_heads, rows = 3, 1, 2 + 5000 // width
-    angles = torch.outer(torch.arange(40).double(), 10000 ** (-torch.arange(width // 2).double() / (width // 2)))
+    angles = torch.outer(
+        torch.arange(40).double(), 10000 ** (-torch.arange(width // 2).double() / (width // 2))
+    )
     table = (angles.cos().float(), angles.sin().float())
     positions = torch.arange(rows) * 7 % 40
     norms = (random(width, seed=2), random(width, seed=3), 1e-6) if normed else None
     qkv = random(rows, (heads + 2 * kv_heads) * width + 5)[:, :-5]  # rows lie apart
     before = qkv.clone()
     kernels.rotate(qkv, heads, kv_heads, norms, table, positions)
-    assert torch.equal(qkv[:, (heads + kv_heads) * width :], before[:, (heads + kv_heads) * width :])  # values stay
+    assert torch.equal(
+        qkv[:, (heads + kv_heads) * width :], before[:, (heads + kv_heads) * width :]
+    )  # values stay
     for r in {0, 1, rows // 2, rows - 1}:
         for h in range(heads + kv_heads):
             weight = norms[h >= heads] if norms else None
-            expected = slow_rotate(before[r, h * width : (h + 1) * width], weight, 1e-6, angles[positions[r]])  # type: ignore[arg-type]
-            torch.testing.assert_close(qkv[r, h * width : (h + 1) * width].double(), expected, rtol=1e-5, atol=1e-5)
+            expected = slow_rotate(
+                before[r, h * width : (h + 1) * width], weight, 1e-6, angles[positions[r]]
+            )  # type: ignore[arg-type]
+            torch.testing.assert_close(
+                qkv[r, h * width : (h + 1) * width].double(), expected, rtol=1e-5, atol=1e-5
+            )
         alone = before[r : r + 1].clone()
         kernels.rotate(alone, heads, kv_heads, norms, table, positions[r : r + 1].clone())
         assert torch.equal(alone, qkv[r : r + 1])
 
 
-# --- memory ------------------------------------------------------------------------------------------------------------------------------------
+# --- memory
+# --------------------------------------------------------------------------------------------------
 
 
 def test_no_kernel_touches_memory_that_is_not_its_own(tmp_path: Path) -> None:
-    """The tests above once more, on a copy of the kernels that the compiler has made to check every access."""
+    """The tests above once more, on a copy of the kernels that the compiler has made to check every
+    access.
+    """
     run_sanitized(__file__, "product or packed or 257 or 96 or far_out", "body", tmp_path)

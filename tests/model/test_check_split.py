@@ -17,7 +17,9 @@ from sixfold.model.causal_lm import Segments, head_logits, hidden_states
 from sixfold.model.split_check import Context, check_split
 
 
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "gpt_oss", "mistral", "mixtral", "phi3", "olmo2", "cohere", "granite"])
+@pytest.mark.parametrize(
+    "name", [*ARCHITECTURES, "gpt_oss", "mistral", "mixtral", "phi3", "olmo2", "cohere", "granite"]
+)
 def test_transformers_with_plain_heads_pass(name: str) -> None:
     """Among them soft caps (Gemma 2), scaled logits (Cohere, Granite), windows and experts."""
     model = make_tiny(name, **({"logits_scaling": 3.0} if name == "granite" else {}))
@@ -45,11 +47,24 @@ def test_a_head_with_a_twist_is_refused(tiny: Callable[[str], PreTrainedModel]) 
 
 @pytest.mark.parametrize("name", ["bloom", "gptj", "mamba", "qwen3_next", "lfm2"])
 def test_what_our_attention_cannot_do_is_refused(name: str) -> None:
-    """ALiBi and other attention of their own; state carried along the row, across the border of two texts."""
+    """ALiBi and other attention of their own; state carried along the row, across the border of two
+    texts.
+    """
     sizes = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
     hybrid = dict(sizes, num_key_value_heads=2, head_dim=8, intermediate_size=32)
-    experts = dict(hybrid, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16)
-    linear = dict(linear_key_head_dim=8, linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2)
+    experts = dict(
+        hybrid,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+    )
+    linear = dict(
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+    )
     configs: dict[str, dict[str, object]] = {
         "bloom": dict(vocab_size=61, hidden_size=32, n_layer=2, n_head=4),
         "gptj": dict(vocab_size=61, n_embd=32, n_layer=2, n_head=4, rotary_dim=4),
@@ -63,7 +78,9 @@ def test_what_our_attention_cannot_do_is_refused(name: str) -> None:
         check_split(model)
 
 
-def test_a_body_that_looks_ahead_is_refused(tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_looks_ahead_is_refused(
+    tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As our attention would, had it lost its causal mask."""
     import torch.nn.functional as F
 
@@ -95,7 +112,9 @@ def test_a_window_that_attention_is_not_told_of_ends_the_context() -> None:
     assert model.config.sliding_window == 100  # the probe's small window is gone
     within = make_tiny("phimoe", sliding_window=256, **config)
     within.set_attn_implementation(NAME)
-    assert check_split(within) == Context(256)  # the window is as long as the context: it never matters
+    assert check_split(within) == Context(
+        256
+    )  # the window is as long as the context: it never matters
     short = make_tiny("phimoe", sliding_window=6, **config)
     short.set_attn_implementation(NAME)
     with pytest.raises(UserError, match="is not supported: "):
@@ -119,32 +138,42 @@ def longrope(original: int) -> PreTrainedModel:
 
 
 def test_frequencies_that_change_with_the_longest_position_end_the_context() -> None:
-    """Else a long text would change the short ones that are computed with it, and keys in the cache."""
+    """Else a long text would change the short ones that are computed with it, and keys in the
+    cache.
+    """
     context = check_split(longrope(40))
     assert context.tokens == 40 and "more than 40 tokens" in context.note
 
 
 def test_the_threshold_is_exact() -> None:
-    """At the context's last position a short text has the bits that it has alone; one further it has not."""
+    """At the context's last position a short text has the bits that it has alone; one further it
+    has not.
+    """
     model, alone = longrope(40), torch.arange(5)
 
     def first_text(last: int) -> Tensor:
         positions = torch.cat([alone, torch.tensor([last])])
         layout = Segments(((0, 5), (5, 6)))
         with torch.no_grad():
-            return head_logits(model, hidden_states(model, torch.arange(1, 7), positions, layout))[:5]
+            return head_logits(model, hidden_states(model, torch.arange(1, 7), positions, layout))[
+                :5
+            ]
 
     assert torch.equal(first_text(39), first_text(0))
     assert not torch.allclose(first_text(40), first_text(0), atol=1e-3)
 
 
 def test_dynamic_frequencies_are_right_up_to_the_context() -> None:
-    model = make_tiny("llama", rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0))
+    model = make_tiny(
+        "llama", rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0)
+    )
     model.set_attn_implementation(NAME)
     assert check_split(model) == Context(256)
 
 
-@pytest.mark.parametrize("error", [RuntimeError, ValueError, KeyError, IndexError, AssertionError, NotImplementedError])
+@pytest.mark.parametrize(
+    "error", [RuntimeError, ValueError, KeyError, IndexError, AssertionError, NotImplementedError]
+)
 def test_whatever_a_model_raises_is_a_refusal(
     tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
@@ -154,5 +183,7 @@ def test_whatever_a_model_raises_is_a_refusal(
         raise error("sizes differ")
 
     monkeypatch.setattr(model.model.layers[1], "forward", fail)
-    with pytest.raises(UserError, match=r"Qwen3ForCausalLM is not supported: it does not run .*sizes differ"):
+    with pytest.raises(
+        UserError, match=r"Qwen3ForCausalLM is not supported: it does not run .*sizes differ"
+    ):
         check_split(model)

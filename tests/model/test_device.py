@@ -47,7 +47,11 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_gpu_by_number_becomes_the_current_one(two_gpus: list[int]) -> None:
-    assert [resolve_device(name, "run.device") for name in ("auto", "cuda", "cpu")] == ["cuda", "cuda", "cpu"]
+    assert [resolve_device(name, "run.device") for name in ("auto", "cuda", "cpu")] == [
+        "cuda",
+        "cuda",
+        "cpu",
+    ]
     assert two_gpus == []
     assert resolve_device("cuda:1", "run.device") == "cuda:1"
     assert two_gpus == [1]
@@ -59,7 +63,9 @@ def test_a_gpu_by_number_becomes_the_current_one(two_gpus: list[int]) -> None:
 def test_without_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto", "run.device") == "cpu"
-    with pytest.raises(UserError, match=rf"run\.device = '{name}': no CUDA device.*use --run.device cpu"):
+    with pytest.raises(
+        UserError, match=rf"run\.device = '{name}': no CUDA device.*use --run.device cpu"
+    ):
         resolve_device(name, "run.device")
 
 
@@ -71,14 +77,20 @@ def test_free_memory_counts_what_the_allocator_holds_idle(monkeypatch: pytest.Mo
     assert free_memory(torch.device("cuda:1")) == (40, 100)
 
 
-def test_cudnn_attention_is_off_on_a_gpu_and_tf32_follows_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnn_attention_is_off_on_a_gpu_and_tf32_follows_the_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nothing changes for the CPU, nor TF32 where no precision is given."""
     seen: list[object] = []
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", seen.append)
     monkeypatch.setattr(torch, "set_float32_matmul_precision", seen.append)
     prepare_device("cpu", "bfloat16")
     assert seen == []
-    for precision, expected in (("bfloat16", [False, "high"]), ("float32", [False, "highest"]), (None, [False])):
+    for precision, expected in (
+        ("bfloat16", [False, "high"]),
+        ("float32", [False, "highest"]),
+        (None, [False]),
+    ):
         prepare_device("cuda:1", precision)
         assert seen == expected
         seen.clear()

@@ -33,7 +33,8 @@ ON_HOST: dict[str, Callable[[], object]] = {
     "to another device": lambda: X.to("meta"),
     "a number to another device": lambda: X.max().to("meta"),
     "copied to another device": lambda: torch.empty(3, device="meta").copy_(X),
-    # What `torch.tensor([1.0], device="cuda")` shows of itself; on the meta device it shows nothing.
+    # What `torch.tensor([1.0], device="cuda")` shows of itself; on the meta device it shows
+    # nothing.
     "made of the host's numbers": lambda: torch.ops.aten.lift_fresh(torch.empty(1, device="meta")),
 }
 
@@ -83,7 +84,9 @@ def _replaced(model: PreTrainedModel) -> None:
 
 
 def _seen_otherwise(model: PreTrainedModel) -> None:
-    model.model.norm.weight.data = model.model.norm.weight.data.view(torch.bfloat16)  # in the same place
+    model.model.norm.weight.data = model.model.norm.weight.data.view(
+        torch.bfloat16
+    )  # in the same place
 
 
 def _buffer(model: PreTrainedModel) -> None:
@@ -95,7 +98,9 @@ def _part(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("change", [_moved, _replaced, _seen_otherwise, _buffer, _part])
-def test_it_is_another_when_something_lies_elsewhere(change: Callable[[PreTrainedModel], None], model: PreTrainedModel) -> None:
+def test_it_is_another_when_something_lies_elsewhere(
+    change: Callable[[PreTrainedModel], None], model: PreTrainedModel
+) -> None:
     lm = CausalLM(model)
     before = lm.footing()
     change(model)

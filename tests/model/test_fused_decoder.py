@@ -1,4 +1,6 @@
-"""The written-out body is the module's own, to rounding, and stands aside for every module that it is not."""
+"""The written-out body is the module's own, to rounding, and stands aside for every module that it
+is not.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ from sixfold.model.causal_lm import CausalLM
 from sixfold.model.fused_decoder import FusedDecoder
 from sixfold.types import SamplingParams
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler: every module runs as it is")
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("cc", "gcc", "clang"))),
+    reason="no C compiler: every module runs as it is",
+)
 
 WRITTEN_OUT = {"qwen3", "llama"}
 """Of the architectures of all tests."""
@@ -65,15 +70,21 @@ def body(model: nn.Module) -> FusedDecoder:
 
 
 class Spy:
-    """The hidden states of a whole engine run by two bodies, forward by forward, prefill and decode, on one cache each."""
+    """The hidden states of a whole engine run by two bodies, forward by forward, prefill and
+    decode, on one cache each.
+    """
 
     def __init__(self, model: PreTrainedModel, ours: FusedDecoder | None) -> None:
-        self.engine = Engine(CausalLM(model), kv_tokens=800, block_size=8, chunked_prefill=True, prefill_tokens=40)
+        self.engine = Engine(
+            CausalLM(model), kv_tokens=800, block_size=8, chunked_prefill=True, prefill_tokens=40
+        )
         self.engine.runner._body = self  # type: ignore[assignment]
         self.body = ours or CausalLM(model)
         self.states: list[Tensor] = []
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: object, additions: LayerAdditions | None) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, positions: Tensor, layout: object, additions: LayerAdditions | None
+    ) -> Tensor:
         self.states.append(self.body.ready().hidden(tokens, positions, layout, additions))  # type: ignore[arg-type]
         return self.states[-1]
 
@@ -90,7 +101,12 @@ class Spy:
 
     def run(self, same_weights: bool = False) -> list[Tensor]:
         for i, length in enumerate((1, 8, 70, 17)):
-            self.engine.add(str(i), [(3 * i + 7 * j) % VOCABULARY for j in range(length)], SamplingParams(max_tokens=6, seed=i), [0, 1])
+            self.engine.add(
+                str(i),
+                [(3 * i + 7 * j) % VOCABULARY for j in range(length)],
+                SamplingParams(max_tokens=6, seed=i),
+                [0, 1],
+            )
         self.engine.run(same_weights=same_weights)
         return self.states
 
@@ -102,7 +118,9 @@ def assert_same_states(model: PreTrainedModel, ours: FusedDecoder) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
-def uses_the_module(model: PreTrainedModel, ours: FusedDecoder, monkeypatch: pytest.MonkeyPatch) -> bool:
+def uses_the_module(
+    model: PreTrainedModel, ours: FusedDecoder, monkeypatch: pytest.MonkeyPatch
+) -> bool:
     """Whether a forward goes through the module itself."""
     calls: list[int] = []
     theirs, spy = CausalLM.hidden, Spy(model, ours)
@@ -112,7 +130,8 @@ def uses_the_module(model: PreTrainedModel, ours: FusedDecoder, monkeypatch: pyt
     return bool(calls)
 
 
-# --- which modules -----------------------------------------------------------------------------------------------------------------------------
+# --- which modules
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted({*ARCHITECTURES, *MORE}))
@@ -128,15 +147,20 @@ VARIANTS: dict[str, tuple[str, dict[str, object], bool]] = {
     "tied embeddings": ("qwen3", dict(tie_word_embeddings=True), True),
     "biases of attention": ("llama", dict(attention_bias=True), True),
     "biases of the MLP": ("llama", dict(mlp_bias=True), True),
-    "a sliding window in the later layers": ("qwen2", dict(use_sliding_window=True, sliding_window=8, max_window_layers=1), True),
+    "a sliding window in the later layers": ("qwen2",
+    dict(use_sliding_window=True, sliding_window=8, max_window_layers=1), True),
     "one key head": ("qwen3", dict(num_key_value_heads=1), True),
     "narrow heads": ("llama", dict(head_dim=10), True),
     "heads wider than hidden": ("qwen3", dict(head_dim=64), True),
     "many layers": ("llama", dict(num_hidden_layers=40), True),
     "a long context": ("llama", dict(max_position_embeddings=1 << 20), True),
-    "linear RoPE": ("llama", dict(rope_parameters=dict(rope_type="linear", factor=4.0, rope_theta=1e4)), True),
-    "YaRN": ("llama", dict(rope_parameters=dict(rope_type="yarn", factor=4.0, rope_theta=1e4, original_max_position_embeddings=64)), True),
-    "dynamic RoPE": ("llama", dict(rope_parameters=dict(rope_type="dynamic", factor=4.0, rope_theta=1e4)), False),
+    "linear RoPE": ("llama",
+    dict(rope_parameters=dict(rope_type="linear", factor=4.0, rope_theta=1e4)), True),
+    "YaRN": ("llama",
+    dict(rope_parameters=dict(rope_type="yarn", factor=4.0, rope_theta=1e4,
+    original_max_position_embeddings=64)), True),
+    "dynamic RoPE": ("llama",
+    dict(rope_parameters=dict(rope_type="dynamic", factor=4.0, rope_theta=1e4)), False),
     "LongRoPE": (
         "llama",
         dict(
@@ -154,12 +178,14 @@ VARIANTS: dict[str, tuple[str, dict[str, object], bool]] = {
     "scaled embeddings": ("granite", dict(embedding_multiplier=12.0), False),
     "scaled residuals": ("granite", dict(residual_multiplier=0.22), False),
     "scaled scores": ("granite", dict(attention_multiplier=0.5), True),
-    "layers without RoPE": ("smollm3", dict(num_hidden_layers=4, no_rope_layers=[1, 0, 1, 0]), False),
+    "layers without RoPE": ("smollm3", dict(num_hidden_layers=4, no_rope_layers=[1, 0, 1, 0]),
+    False),
     "queries that grow with the position": (
         "ministral3",
         dict(
             rope_parameters=dict(
-                rope_type="yarn", factor=4.0, rope_theta=1e4, original_max_position_embeddings=64, llama_4_scaling_beta=0.1,
+                rope_type="yarn", factor=4.0, rope_theta=1e4, original_max_position_embeddings=64,
+                llama_4_scaling_beta=0.1,
                 beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0,
             )
         ),
@@ -182,9 +208,14 @@ def test_a_variant_is_written_out_or_left_alone(variant: str) -> None:
         assert_same_states(model, ours)
 
 
-@pytest.mark.parametrize(("name", "extra"), [("llama", dict(hidden_act="gelu")), ("granite", dict(residual_multiplier=0.22))])
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [("llama", dict(hidden_act="gelu")), ("granite", dict(residual_multiplier=0.22))],
+)
 def test_projections_that_start_at_zero_hide_nothing(name: str, extra: dict[str, object]) -> None:
-    """All layers add nothing yet, so the module and a Llama of its weights agree; after the first update they would not."""
+    """All layers add nothing yet, so the module and a Llama of its weights agree; after the first
+    update they would not.
+    """
     model = prepared(name, **extra)
     with torch.no_grad():
         for block in model.model.layers:
@@ -225,7 +256,9 @@ def hook(model: PreTrainedModel) -> None:
 
 
 def hook_before(model: PreTrainedModel) -> None:
-    model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda _module, inputs: (inputs[0] * 0.5,))
+    model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(
+        lambda _module, inputs: (inputs[0] * 0.5,)
+    )
 
 
 def prune(model: PreTrainedModel) -> None:
@@ -236,7 +269,11 @@ CHANGES: list[Callable[[PreTrainedModel], None]] = [wrap, add_norm, hook, hook_b
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_module_runs_as_it_is(change: Callable[[PreTrainedModel], None], llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_module_runs_as_it_is(
+    change: Callable[[PreTrainedModel], None],
+    llama: PreTrainedModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Changed before the engine is made: refused. Changed later: noticed at the next forward."""
     ours = body(llama)
     assert not uses_the_module(llama, ours, monkeypatch)
@@ -245,10 +282,15 @@ def test_a_changed_module_runs_as_it_is(change: Callable[[PreTrainedModel], None
     assert written_out(llama) is None
     assert uses_the_module(llama, ours, monkeypatch)
     assert_same_states(llama, ours)
-    assert not all(torch.equal(a, b) for a, b in zip(plain, Spy(llama, ours).run(), strict=True)) or change is add_norm
+    assert (
+        not all(torch.equal(a, b) for a, b in zip(plain, Spy(llama, ours).run(), strict=True))
+        or change is add_norm
+    )
 
 
-def test_a_hook_that_is_removed_frees_the_way_again(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_that_is_removed_frees_the_way_again(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, seen = body(llama), []
     handle = llama.model.layers[0].register_forward_hook(lambda *_: seen.append(1))
     assert uses_the_module(llama, ours, monkeypatch) and seen
@@ -256,7 +298,8 @@ def test_a_hook_that_is_removed_frees_the_way_again(llama: PreTrainedModel, monk
     assert not uses_the_module(llama, ours, monkeypatch)
 
 
-# --- which weights -----------------------------------------------------------------------------------------------------------------------------
+# --- which weights
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
@@ -276,11 +319,18 @@ def test_weights_are_seen_at_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["run", "set_version"])
-def test_what_pytorch_does_not_count_is_seen_where_the_engine_is_told(way: str, llama: PreTrainedModel) -> None:
-    """Written through `.data`, as some optimizers do: a new call of run() that does not vouch for the weights, or a new version."""
+def test_what_pytorch_does_not_count_is_seen_where_the_engine_is_told(
+    way: str, llama: PreTrainedModel
+) -> None:
+    """Written through `.data`, as some optimizers do: a new call of run() that does not vouch for
+    the weights, or a new version.
+    """
     spy = Spy(llama, body(llama))
     spy.run()
-    version, weight = llama.model.layers[0].mlp.down_proj.weight._version, llama.model.layers[0].mlp.down_proj.weight
+    version, weight = (
+        llama.model.layers[0].mlp.down_proj.weight._version,
+        llama.model.layers[0].mlp.down_proj.weight,
+    )
     weight.data.mul_(1.5)
     assert weight._version == version, "PyTorch counts it now: refresh() can go"
     vouched = way == "set_version"
@@ -292,7 +342,9 @@ def test_what_pytorch_does_not_count_is_seen_where_the_engine_is_told(way: str, 
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
 
-def test_what_was_there_before_a_write_is_not_packed_again(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_there_before_a_write_is_not_packed_again(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packed: list[int] = []
     pack = BodyKernels.pack
     monkeypatch.setattr(BodyKernels, "pack", lambda *args: packed.append(1) or pack(*args))
@@ -316,16 +368,26 @@ def test_copies_of_the_weights_go_with_the_cache(llama: PreTrainedModel) -> None
         assert all(linear.packed is None for linear in engine.runner._body._linears)  # type: ignore[attr-defined]
 
 
-# --- in one call -------------------------------------------------------------------------------------------------------------------------------
+# --- in one call
+# --------------------------------------------------------------------------------------------------
 
 Drawn = list[tuple[str, int, list[int], list[float]]]
 
 
 def draw(model: PreTrainedModel, length: int = 6, **sizes: object) -> Drawn:
-    """Of 14 prompts with 14 samples each: enough for three threads to have a share each, and no whole number of tiles."""
-    engine = Engine(CausalLM(model), max_running=200, **{"kv_tokens": 20_000, "block_size": 8, **sizes})  # type: ignore[arg-type]
+    """Of 14 prompts with 14 samples each: enough for three threads to have a share each, and no
+    whole number of tiles.
+    """
+    engine = Engine(
+        CausalLM(model), max_running=200, **{"kv_tokens": 20_000, "block_size": 8, **sizes}
+    )  # type: ignore[arg-type]
     for i in range(14):
-        engine.add(str(i), [(3 * i + 7 * j) % VOCABULARY for j in range(1 + 2 * i)], SamplingParams(max_tokens=length + i % 3), list(range(14)))
+        engine.add(
+            str(i),
+            [(3 * i + 7 * j) % VOCABULARY for j in range(1 + 2 * i)],
+            SamplingParams(max_tokens=length + i % 3),
+            list(range(14)),
+        )
     return sorted((s.request.key, s.sample, s.tokens, s.logp) for s in engine.run())
 
 
@@ -338,7 +400,9 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
-def test_all_layers_at_once_are_operation_by_operation_to_the_bit(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_layers_at_once_are_operation_by_operation_to_the_bit(
+    name: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = prepared(name)
     with torch.no_grad():
         for parameter_name, p in model.named_parameters():
@@ -354,8 +418,12 @@ def test_no_kernel_at_once_touches_memory_that_is_not_its_own(tmp_path: Path) ->
     run_sanitized(__file__, "at_once and bit and 2-qwen3", "body", tmp_path)
 
 
-def test_rows_go_their_own_ways_only_where_none_reads_what_another_writes(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens of one sequence, as prompts, preempted sequences and guesses have them, go through each layer together."""
+def test_rows_go_their_own_ways_only_where_none_reads_what_another_writes(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens of one sequence, as prompts, preempted sequences and guesses have them, go through
+    each layer together.
+    """
     seen: dict[str, set[bool]] = {}
     at: list[str] = []
 
@@ -371,19 +439,29 @@ def test_rows_go_their_own_ways_only_where_none_reads_what_another_writes(llama:
     for name in ("prefill", "decode", "replay", "decode_rows"):
         monkeypatch.setattr(ModelRunner, name, labelled(name))
     run = BodyKernels.body
-    monkeypatch.setattr(BodyKernels, "body", lambda *args: seen.setdefault(at[-1], set()).add(args[-1][-1]) or run(*args))
+    monkeypatch.setattr(
+        BodyKernels,
+        "body",
+        lambda *args: seen.setdefault(at[-1], set()).add(args[-1][-1]) or run(*args),
+    )
     plain = draw(llama, 30)
     assert draw(llama, 30, preemption="recompute", kv_tokens=1000) == plain
     assert draw(llama, 30, speculation=Speculation(k=3)) == plain
     assert seen == {"prefill": {False}, "decode": {True}, "replay": {False}, "decode_rows": {False}}
 
 
-# --- the head ----------------------------------------------------------------------------------------------------------------------------------
+# --- the head
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "extra"),
-    [("llama", {}), ("qwen3", dict(tie_word_embeddings=True)), ("granite", dict(logits_scaling=4.0)), ("llama", dict(vocab_size=200))],
+    [
+        ("llama", {}),
+        ("qwen3", dict(tie_word_embeddings=True)),
+        ("granite", dict(logits_scaling=4.0)),
+        ("llama", dict(vocab_size=200)),
+    ],
 )
 def test_the_heads_product_is_the_modules(name: str, extra: dict[str, object]) -> None:
     model = prepared(name, **extra)
@@ -425,7 +503,12 @@ def test_a_change_between_two_steps_is_noticed_by_the_next(llama: PreTrainedMode
         return {int(s.request.key): s.tokens for s in done + engine.run(same_weights=True)}
 
     guessing = Speculation(k=3, shortest=1, longest=3)
-    for sizes in ({}, dict(preemption="recompute", kv_tokens=44), dict(chunked_prefill=True, prefill_tokens=5), dict(speculation=guessing)):
+    for sizes in (
+        {},
+        dict(preemption="recompute", kv_tokens=44),
+        dict(chunked_prefill=True, prefill_tokens=5),
+        dict(speculation=guessing),
+    ):
         assert draw(True, **sizes) == draw(False, **sizes)
 
 
@@ -447,17 +530,30 @@ def test_one_sequence_is_one_row(llama: PreTrainedModel) -> None:
     ours.hidden = lambda *args: rows.append(len(args[0])) or hidden(*args)  # type: ignore[method-assign]
     engine.add("t", [2, 3, 4], SamplingParams(max_tokens=5), [0])
     engine.run()
-    assert rows == [16, 1, 1, 1, 1]  # before the first there is no cache that would say who reads it
+    assert rows == [
+        16,
+        1,
+        1,
+        1,
+        1,
+    ]  # before the first there is no cache that would say who reads it
 
 
-# --- other weights -----------------------------------------------------------------------------------------------------------------------------
+# --- other weights
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["everywhere", "one norm", "the embedding"])
-def test_another_dtype_is_left_to_the_module(where: str, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_dtype_is_left_to_the_module(
+    where: str, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernels read plain float32: of half as many bytes they would read beside them."""
     ours = body(llama)
-    part = {"everywhere": llama, "one norm": llama.model.layers[1].input_layernorm, "the embedding": llama.model.embed_tokens}[where]
+    part = {
+        "everywhere": llama,
+        "one norm": llama.model.layers[1].input_layernorm,
+        "the embedding": llama.model.embed_tokens,
+    }[where]
     part.double() if where == "one norm" else part.bfloat16()
     if where == "everywhere":
         assert uses_the_module(llama, ours, monkeypatch)
@@ -491,7 +587,9 @@ def test_weights_that_are_not_numbers_give_tokens_of_the_vocabulary(llama: PreTr
         assert all(logp != logp for logp in s.logp)
 
 
-def test_without_kernels_no_module_is_written_out(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kernels_no_module_is_written_out(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SIXFOLD_KERNELS", "torch")
     cpu_kernels.cache_clear()
     assert written_out(llama) is None

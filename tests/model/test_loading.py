@@ -1,4 +1,6 @@
-"""Saving and loading: what Hugging Face reads back is what we had, and a broken folder is the user's to mend, in one line."""
+"""Saving and loading: what Hugging Face reads back is what we had, and a broken folder is the
+user's to mend, in one line.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def load(path: Path | str) -> Policy:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_hugging_face_loads_what_was_saved_with_equal_weights_and_logits(name: str, tmp_path: Path, plain: Callable[[str], PreTrainedModel]) -> None:
+def test_hugging_face_loads_what_was_saved_with_equal_weights_and_logits(
+    name: str, tmp_path: Path, plain: Callable[[str], PreTrainedModel]
+) -> None:
     given, saved = tmp_path / "given", tmp_path / "saved"
     make_tiny(name).save_pretrained(given)
     character_tokenizer("abc").save_pretrained(given)
@@ -49,7 +53,9 @@ def test_a_saved_model_needs_no_sixfold(policy: Policy, tmp_path: Path) -> None:
 
 
 def test_what_rollout_must_know(tmp_path: Path) -> None:
-    """Context from the config; stop tokens of the tokenizer and of the generation settings together; no dropout."""
+    """Context from the config; stop tokens of the tokenizer and of the generation settings
+    together; no dropout.
+    """
     model = make_tiny("gpt2", resid_pdrop=0.3, attn_pdrop=0.3)
     model.generation_config.eos_token_id = [7, 9]
     model.save_pretrained(tmp_path)
@@ -57,7 +63,12 @@ def test_what_rollout_must_know(tmp_path: Path) -> None:
     policy = load(tmp_path)
     assert policy.context == 256
     assert policy.stop_token_ids == (1, 7, 9)
-    assert policy.model.config.resid_pdrop == policy.model.config.attn_pdrop == policy.model.config.embd_pdrop == 0.0
+    assert (
+        policy.model.config.resid_pdrop
+        == policy.model.config.attn_pdrop
+        == policy.model.config.embd_pdrop
+        == 0.0
+    )
     policy.model.train()
     first, second = (policy.model(TOKENS).logits for _ in range(2))
     assert torch.equal(first, second)
@@ -74,7 +85,9 @@ def test_half_precision_weights_are_loaded_in_float32(policy: Policy, tmp_path: 
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sound model folder to break copies of."""
     folder = tmp_path_factory.mktemp("model") / "whole"
-    sizes = ScratchConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=16)
+    sizes = ScratchConfig(
+        hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=16
+    )
     load_policy(ModelConfig(scratch=sizes), seed=0, device="cpu").save(folder)
     return folder
 
@@ -101,18 +114,47 @@ def _no_tokenizer(folder: Path) -> None:
 
 
 BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no config": (lambda f: (f / "config.json").unlink(), r"has no config.json: is it a model folder\? \(found \['"),
+    "no config": (
+        lambda f: (f / "config.json").unlink(),
+        r"has no config.json: is it a model folder\? \(found \['",
+    ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no .safetensors weights"),
-    "pickle only": (_pickle_only, r"only pickle weights \['pytorch_model.bin'\], which can run code; convert them to safetensors"),
+    "pickle only": (
+        _pickle_only,
+        (
+            r"only pickle weights \['pytorch_model.bin'\], which can run code; convert them to"
+            r" safetensors"
+        ),
+    ),
     "no tokenizer": (_no_tokenizer, "has no tokenizer files"),
     "config not JSON": (lambda f: (f / "config.json").write_text("{"), "not a valid JSON"),
     "unknown architecture": (lambda f: _edit_config(f, model_type="nosuch"), "model type `nosuch`"),
-    "no language model": (lambda f: _edit_config(f, model_type="vit"), "cannot be loaded as a causal LM"),
-    "weights cut short": (lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:999]), "header"),
-    "a weight lost": (_lose_a_weight, "1 weights are missing .* first 'model.layers.0.mlp.up_proj.weight'"),
-    "other sizes": (lambda f: _edit_config(f, intermediate_size=32), "3 weights are missing or not of the shape .* 'model.layers.0.mlp.down_proj"),
-    "tokenizer not JSON": (lambda f: (f / "tokenizer.json").write_text("{"), "cannot be loaded as a causal LM with tokenizer"),
-    "tokenizer empty": (lambda f: (f / "tokenizer.json").write_text("[]"), "cannot be loaded as a causal LM with tokenizer"),
+    "no language model": (
+        lambda f: _edit_config(f, model_type="vit"),
+        "cannot be loaded as a causal LM",
+    ),
+    "weights cut short": (
+        lambda f: (f / "model.safetensors").write_bytes(
+            (f / "model.safetensors").read_bytes()[:999]
+        ),
+        "header",
+    ),
+    "a weight lost": (
+        _lose_a_weight,
+        "1 weights are missing .* first 'model.layers.0.mlp.up_proj.weight'",
+    ),
+    "other sizes": (
+        lambda f: _edit_config(f, intermediate_size=32),
+        "3 weights are missing or not of the shape .* 'model.layers.0.mlp.down_proj",
+    ),
+    "tokenizer not JSON": (
+        lambda f: (f / "tokenizer.json").write_text("{"),
+        "cannot be loaded as a causal LM with tokenizer",
+    ),
+    "tokenizer empty": (
+        lambda f: (f / "tokenizer.json").write_text("[]"),
+        "cannot be loaded as a causal LM with tokenizer",
+    ),
 }
 
 
@@ -133,20 +175,36 @@ def test_a_file_is_no_folder(whole: Path) -> None:
         load(whole / "config.json")
 
 
-@pytest.mark.parametrize("path", ["/no/such/model", "./model", "runs/x/checkpoints/step-1/model", "runs/nope", "models\\nope", "~/nope"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/no/such/model",
+        "./model",
+        "runs/x/checkpoints/step-1/model",
+        "runs/nope",
+        "models\\nope",
+        "~/nope",
+    ],
+)
 def test_a_path_that_is_not_there_is_not_asked_of_the_hub(path: str) -> None:
     with pytest.raises(UserError, match="no such folder"):
         load(path)
 
 
 def test_a_hub_model_that_cannot_be_had_says_why() -> None:
-    with pytest.raises(UserError, match=r"model.path = 'nobody/nothing-1': cannot be loaded .*\(.+\)"):
+    with pytest.raises(
+        UserError, match=r"model.path = 'nobody/nothing-1': cannot be loaded .*\(.+\)"
+    ):
         load("nobody/nothing-1")
 
 
-def test_a_revision_chooses_the_commit_and_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revision_chooses_the_commit_and_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hub's cache on disk, with two commits: the newest (main) and one tagged v1."""
-    sizes = ScratchConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=32, context=64)
+    sizes = ScratchConfig(
+        hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=32, context=64
+    )
     repository = tmp_path / "models--org--tiny"
     (repository / "refs").mkdir(parents=True)
     weights = {}
@@ -156,7 +214,12 @@ def test_a_revision_chooses_the_commit_and_is_recorded(tmp_path: Path, monkeypat
         (repository / "refs" / reference).write_text(commit)
         weights[commit] = next(policy.model.parameters())
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    for revision, commit in {"": "a" * 40, "main": "a" * 40, "v1": "b" * 40, "b" * 40: "b" * 40}.items():
+    for revision, commit in {
+        "": "a" * 40,
+        "main": "a" * 40,
+        "v1": "b" * 40,
+        "b" * 40: "b" * 40,
+    }.items():
         loaded = load_policy(ModelConfig(path="org/tiny", revision=revision), seed=0, device="cpu")
         assert torch.equal(next(loaded.model.parameters()), weights[commit])
         assert loaded.hub_commits == {"org/tiny": commit}
@@ -165,5 +228,7 @@ def test_a_revision_chooses_the_commit_and_is_recorded(tmp_path: Path, monkeypat
 
 
 def test_a_revision_of_a_folder_is_refused(whole: Path) -> None:
-    with pytest.raises(UserError, match=r"model\.revision = 'v1' pins a hub model, and '.*' is here"):
+    with pytest.raises(
+        UserError, match=r"model\.revision = 'v1' pins a hub model, and '.*' is here"
+    ):
         load_policy(ModelConfig(path=str(whole), revision="v1"), seed=0, device="cpu")

@@ -1,4 +1,6 @@
-"""Adapter files: what PEFT saved is read number for number, and what would be silently wrong is refused by name."""
+"""Adapter files: what PEFT saved is read number for number, and what would be silently wrong is
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ KEY = f"base_model.model.{Q}"
 
 @pytest.fixture
 def saved(plain: Callable[[str], PreTrainedModel], tmp_path: Path) -> Path:
-    made = get_peft_model(copy.deepcopy(plain("qwen3")), LoraConfig(r=4, lora_alpha=10, target_modules=["q_proj"]))
+    made = get_peft_model(
+        copy.deepcopy(plain("qwen3")), LoraConfig(r=4, lora_alpha=10, target_modules=["q_proj"])
+    )
     with torch.no_grad():
         for p in made.parameters():
             if p.requires_grad:
@@ -37,17 +41,26 @@ def change(folder: Path, tensors: dict[str, Tensor | None] | None = None, **conf
     path = folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     weights = folder / "adapter_model.safetensors"
-    save_file({k: t for k, t in (load_file(weights) | (tensors or {})).items() if t is not None}, weights)
+    save_file(
+        {k: t for k, t in (load_file(weights) | (tensors or {})).items() if t is not None}, weights
+    )
 
 
 @pytest.mark.parametrize(("stable", "scale"), [(False, 10 / 4), (True, 10 / 2)])
-def test_layers_and_scale(saved: Path, tiny: Callable[[str], PreTrainedModel], stable: bool, scale: float) -> None:
+def test_layers_and_scale(
+    saved: Path, tiny: Callable[[str], PreTrainedModel], stable: bool, scale: float
+) -> None:
     """alpha / r, or alpha / sqrt(r)."""
     change(saved, use_rslora=stable)
-    adapter, files = read_adapter(str(saved), tiny("qwen3")), load_file(saved / "adapter_model.safetensors")
+    adapter, files = (
+        read_adapter(str(saved), tiny("qwen3")),
+        load_file(saved / "adapter_model.safetensors"),
+    )
     assert sorted(adapter.layers) == ["model.layers.0.self_attn.q_proj", Q]
     down, up = adapter.layers[Q]
-    assert torch.equal(down, files[f"{KEY}.lora_A.weight"]) and torch.equal(up, files[f"{KEY}.lora_B.weight"] * scale)
+    assert torch.equal(down, files[f"{KEY}.lora_A.weight"]) and torch.equal(
+        up, files[f"{KEY}.lora_B.weight"] * scale
+    )
 
 
 REFUSED: list[tuple[dict[str, object], str]] = [
@@ -87,32 +100,57 @@ def test_settings_that_would_change_the_numbers_are_refused(
 
 WRONG: list[tuple[dict[str, Tensor | None], str]] = [
     ({f"{KEY}.lora_B.weight": None}, rf"lora_B of '{Q}' is missing; a finite \[64, 4\] is needed"),
-    ({f"{KEY}.lora_A.weight": torch.ones(4, 63)}, rf"lora_A of '{Q}' is \[4, 63\]; a finite \[4, 64\]"),
-    ({f"{KEY}.lora_A.weight": torch.full((4, 64), torch.nan)}, rf"lora_A of '{Q}' is \[4, 64\]; a finite"),
+    (
+        {f"{KEY}.lora_A.weight": torch.ones(4, 63)},
+        rf"lora_A of '{Q}' is \[4, 63\]; a finite \[4, 64\]",
+    ),
+    (
+        {f"{KEY}.lora_A.weight": torch.full((4, 64), torch.nan)},
+        rf"lora_A of '{Q}' is \[4, 64\]; a finite",
+    ),
     ({f"{KEY}.lora_magnitude_vector": torch.ones(64)}, "lora_magnitude_vector' is not supported"),
-    ({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4, 61)}, "lora_embedding_A' is not supported"),
-    ({f"base_model.model.{Q}s.lora_A.weight": torch.ones(4, 64)}, rf"no layer '{Q}s'. Did you mean '{Q}'\?"),
-    ({"base_model.model.lm_head.lora_A.weight": torch.ones(4, 64)}, r"'lm_head' \(Linear\) is not supported"),
-    ({"base_model.model.model.norm.lora_A.weight": torch.ones(4, 64)}, r"'model.norm' \(Qwen3RMSNorm\) is not supported"),
+    (
+        {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(4, 61)},
+        "lora_embedding_A' is not supported",
+    ),
+    (
+        {f"base_model.model.{Q}s.lora_A.weight": torch.ones(4, 64)},
+        rf"no layer '{Q}s'. Did you mean '{Q}'\?",
+    ),
+    (
+        {"base_model.model.lm_head.lora_A.weight": torch.ones(4, 64)},
+        r"'lm_head' \(Linear\) is not supported",
+    ),
+    (
+        {"base_model.model.model.norm.lora_A.weight": torch.ones(4, 64)},
+        r"'model.norm' \(Qwen3RMSNorm\) is not supported",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("tensors", "message"), WRONG, ids=lambda value: str(value)[:40])
 def test_tensors_that_do_not_fit_are_named(
-    saved: Path, tiny: Callable[[str], PreTrainedModel], tensors: dict[str, Tensor | None], message: str
+    saved: Path,
+    tiny: Callable[[str], PreTrainedModel],
+    tensors: dict[str, Tensor | None],
+    message: str,
 ) -> None:
     change(saved, tensors)
     with pytest.raises(UserError, match=message):
         read_adapter(str(saved), tiny("qwen3"))
 
 
-def test_folders_that_are_none(saved: Path, tiny: Callable[[str], PreTrainedModel], tmp_path: Path) -> None:
+def test_folders_that_are_none(
+    saved: Path, tiny: Callable[[str], PreTrainedModel], tmp_path: Path
+) -> None:
     def refusal(folder: Path) -> str:
         with pytest.raises(UserError) as caught:
             read_adapter(str(folder), tiny("qwen3"))
         return str(caught.value)
 
-    assert "has no adapter_config.json: give a folder that PEFT saved" in refusal(tmp_path / "nowhere")
+    assert "has no adapter_config.json: give a folder that PEFT saved" in refusal(
+        tmp_path / "nowhere"
+    )
     change(saved, {key: None for key in load_file(saved / "adapter_model.safetensors")})
     assert "holds no weights" in refusal(saved)
     (saved / "adapter_model.safetensors").write_bytes(b"x")

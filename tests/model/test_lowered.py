@@ -35,8 +35,14 @@ class CastParameters(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for t in tree_leaves(args):
-            if isinstance(t, Tensor) and t.untyped_storage().data_ptr() in self.storages and isinstance(out, Tensor):
-                self.numbers += t.numel() if (out.shape, out.dtype) == (t.shape, torch.bfloat16) else 0
+            if (
+                isinstance(t, Tensor)
+                and t.untyped_storage().data_ptr() in self.storages
+                and isinstance(out, Tensor)
+            ):
+                self.numbers += (
+                    t.numel() if (out.shape, out.dtype) == (t.shape, torch.bfloat16) else 0
+                )
         return out
 
 
@@ -56,20 +62,34 @@ def own(name: str) -> PreTrainedModel:
 def draw(engine: Engine, adapter: str | None = None) -> Drawn:
     for i, length in enumerate((3, 17, 40)):
         params = SamplingParams(max_tokens=8, temperature=0.9, stop_token_ids=(END,), seed=i)
-        engine.add(str(i), [(5 * i + j) % VOCABULARY for j in range(length)], params, [0, 1], adapter=adapter)
+        engine.add(
+            str(i),
+            [(5 * i + j) % VOCABULARY for j in range(length)],
+            params,
+            [0, 1],
+            adapter=adapter,
+        )
     return {(s.request.key, s.sample): (s.tokens, s.logp) for s in engine.run()}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_same_bits_as_by_casting_in_each_forward(name: str, tiny: Callable[[str], PreTrainedModel]) -> None:
+def test_the_same_bits_as_by_casting_in_each_forward(
+    name: str, tiny: Callable[[str], PreTrainedModel]
+) -> None:
     model = tiny(name)
-    ours, theirs = (Engine(kind(model), kv_tokens=800, autocast=BF16) for kind in (CausalLM, AsItIs))
+    ours, theirs = (
+        Engine(kind(model), kv_tokens=800, autocast=BF16) for kind in (CausalLM, AsItIs)
+    )
     assert draw(ours) == draw(theirs)
-    assert all(p.dtype == torch.float32 for p in model.parameters()), "the trainer's weights stay as they are"
+    assert all(p.dtype == torch.float32 for p in model.parameters()), (
+        "the trainer's weights stay as they are"
+    )
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_decode_step_casts_no_parameter(name: str, tiny: Callable[[str], PreTrainedModel]) -> None:
+def test_a_decode_step_casts_no_parameter(
+    name: str, tiny: Callable[[str], PreTrainedModel]
+) -> None:
     model = tiny(name)
     counts = []
     for kind in (CausalLM, AsItIs):
@@ -102,9 +122,13 @@ def test_new_weights_are_seen_whoever_writes_them(tiny: Callable[[str], PreTrain
     third = as_the_module()
     engine.load_weights({name: p * 1.1 for name, p in model.state_dict().items()}, 1)
     fourth = as_the_module()
-    model.model.layers[1].self_attn = copy.deepcopy(model.model.layers[0].self_attn)  # a part exchanged
+    model.model.layers[1].self_attn = copy.deepcopy(
+        model.model.layers[0].self_attn
+    )  # a part exchanged
     fifth = as_the_module()
-    model.model.norm.weight = torch.nn.Parameter(model.model.norm.weight * 2)  # a parameter exchanged
+    model.model.norm.weight = torch.nn.Parameter(
+        model.model.norm.weight * 2
+    )  # a parameter exchanged
     sixth = as_the_module()
     drawn = [first, second, third, fourth, fifth, sixth]
     assert all(a != b for i, a in enumerate(drawn) for b in drawn[:i])
@@ -131,7 +155,9 @@ def test_tied_weights_are_looked_up_in_float32_and_multiplied_in_bfloat16() -> N
     twin: Any = lowered.module
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert twin.model.embed_tokens.weight is model.model.embed_tokens.weight
-    assert twin.lm_head.weight.dtype == BF16 and torch.equal(twin.lm_head.weight, model.lm_head.weight.to(BF16))
+    assert twin.lm_head.weight.dtype == BF16 and torch.equal(
+        twin.lm_head.weight, model.lm_head.weight.to(BF16)
+    )
     assert twin.model.norm.weight is model.model.norm.weight
 
 
@@ -146,7 +172,9 @@ def test_the_copies_cost_two_bytes_a_number_and_go_when_memory_is_released() -> 
     engine = Engine(lm, kv_tokens=800, autocast=BF16)
     drawn = draw(engine)
     made = copies(lm.lowered(BF16), model)
-    matrices = sum(p.numel() for n, p in model.named_parameters() if p.dim() > 1 and "embed" not in n)
+    matrices = sum(
+        p.numel() for n, p in model.named_parameters() if p.dim() > 1 and "embed" not in n
+    )
     assert sum(p.nbytes for p in made.values()) == 2 * matrices
     engine.release_memory()
     assert sum(p.nbytes for p in made.values()) == 0
@@ -172,7 +200,10 @@ def test_an_adapter_is_cast_once_too() -> None:
     class Added:
         def __init__(self) -> None:
             generator = torch.Generator().manual_seed(0)
-            down, up = torch.randn(4, width, generator=generator), torch.randn(out, 4, generator=generator)
+            down, up = (
+                torch.randn(4, width, generator=generator),
+                torch.randn(out, 4, generator=generator),
+            )
             self.layers = {"model.layers.0.mlp.up_proj": (down * 0.1, up * 0.2)}
 
     drawn = []

@@ -1,4 +1,6 @@
-"""The exchanged norm against the module's own: the same bits forward, the same gradient, and only where it is the same function."""
+"""The exchanged norm against the module's own: the same bits forward, the same gradient, and only
+where it is the same function.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def norm_pair(dimension: int) -> tuple[nn.Module, nn.Module]:
 def test_forward_is_the_modules_own_and_so_is_the_gradient(transposed: bool) -> None:
     theirs, ours = norm_pair(64)
     x, grad = torch.randn(2, 1, 50, 4, 64, generator=torch.Generator().manual_seed(2))
-    grad = grad.transpose(1, 2).contiguous().transpose(1, 2) if transposed else grad  # as attention gives it back
+    grad = (
+        grad.transpose(1, 2).contiguous().transpose(1, 2) if transposed else grad
+    )  # as attention gives it back
     results = []
     for module in (theirs, ours):
         leaf = x.clone().requires_grad_()
@@ -45,8 +49,13 @@ def test_forward_is_the_modules_own_and_so_is_the_gradient(transposed: bool) -> 
 
 def test_gradient_in_double_precision_is_the_difference_quotient() -> None:
     generator = torch.Generator().manual_seed(3)
-    x, weight = torch.randn(5, 3, 7, dtype=torch.float64, generator=generator), torch.randn(7, dtype=torch.float64, generator=generator)
-    assert gradcheck(lambda a, b: RMSNorm.apply(a, b, 0.1), (x.requires_grad_(), weight.requires_grad_()))
+    x, weight = (
+        torch.randn(5, 3, 7, dtype=torch.float64, generator=generator),
+        torch.randn(7, dtype=torch.float64, generator=generator),
+    )
+    assert gradcheck(
+        lambda a, b: RMSNorm.apply(a, b, 0.1), (x.requires_grad_(), weight.requires_grad_())
+    )
 
 
 def test_bfloat16_is_left_to_the_module() -> None:
@@ -55,9 +64,14 @@ def test_bfloat16_is_left_to_the_module() -> None:
     assert torch.equal(ours(x), theirs(x)) and ours(x).dtype == theirs(x).dtype
 
 
-@pytest.mark.parametrize(("name", "fused"), [("qwen3", 9), ("llama", 5), ("qwen3_moe", 9), ("gemma", 0), ("gemma3_text", 0), ("gpt2", 0)])
+@pytest.mark.parametrize(
+    ("name", "fused"),
+    [("qwen3", 9), ("llama", 5), ("qwen3_moe", 9), ("gemma", 0), ("gemma3_text", 0), ("gpt2", 0)],
+)
 def test_exchanged_only_where_it_is_the_same_function(name: str, fused: int) -> None:
-    """Two layers: two norms each (Qwen 3: two more, on queries and keys) and a last one. Gemma's are 1 + weight, GPT-2's are LayerNorm."""
+    """Two layers: two norms each (Qwen 3: two more, on queries and keys) and a last one. Gemma's
+    are 1 + weight, GPT-2's are LayerNorm.
+    """
     model = make_tiny(name)
     fuse_norms(model)
     assert sum("forward" in vars(m) for m in model.modules()) == fused
@@ -77,7 +91,9 @@ def test_a_norm_that_only_looks_plain_keeps_its_forward() -> None:
 
 
 def test_a_copy_of_the_model_runs_its_own_weights(tiny: Callable[[str], PreTrainedModel]) -> None:
-    """What a frozen reference is made by: a norm still bound to the original would follow the policy."""
+    """What a frozen reference is made by: a norm still bound to the original would follow the
+    policy.
+    """
     twin = copy.deepcopy(tiny("qwen3"))
     x = torch.ones(1, 64)
     with torch.no_grad():

@@ -14,7 +14,9 @@ CONTROL = "<>#{}=;_"
 """Characters that formats of tasks and traces are built from."""
 
 
-@pytest.mark.parametrize("alphabet", [ScratchConfig().alphabet, CONTROL + "01 \n\t", "aA\u00e9\u4e2d\U0001f600|<>\\\"'"])
+@pytest.mark.parametrize(
+    "alphabet", [ScratchConfig().alphabet, CONTROL + "01 \n\t", "aA\u00e9\u4e2d\U0001f600|<>\\\"'"]
+)
 def test_every_character_is_one_token_and_comes_back(alphabet: str) -> None:
     tokenizer = character_tokenizer(alphabet)
     for text in (alphabet, alphabet[::-1], *alphabet, f" {alphabet} ", alphabet[:2] * 3):
@@ -30,7 +32,9 @@ def test_characters_outside_the_alphabet_are_unknown_one_by_one() -> None:
     assert tokenizer("aXXb")["input_ids"] == [6, tokenizer.unk_token_id, tokenizer.unk_token_id, 7]
 
 
-@pytest.mark.parametrize(("alphabet", "words"), [("abca", r"every character once, \['a'\]"), ("", "empty")])
+@pytest.mark.parametrize(
+    ("alphabet", "words"), [("abca", r"every character once, \['a'\]"), ("", "empty")]
+)
 def test_an_alphabet_with_repeats_or_nothing_is_refused(alphabet: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         character_tokenizer(alphabet)
@@ -47,7 +51,9 @@ def test_the_vocabulary_hash_tells_tokenizers_apart() -> None:
 
 
 def test_weights_come_from_the_seed_and_nothing_else() -> None:
-    sizes = ScratchConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=16)
+    sizes = ScratchConfig(
+        hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=16
+    )
     torch.manual_seed(123)
     state = torch.get_rng_state()
     first, _ = scratch_model(sizes, seed=1)
@@ -60,6 +66,13 @@ def test_weights_come_from_the_seed_and_nothing_else() -> None:
 
 
 def test_the_end_token_is_the_models_too() -> None:
-    model, tokenizer = scratch_model(ScratchConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=16), seed=0)
-    assert model.config.eos_token_id == model.generation_config.eos_token_id == tokenizer.eos_token_id
+    model, tokenizer = scratch_model(
+        ScratchConfig(
+            hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=16
+        ),
+        seed=0,
+    )
+    assert (
+        model.config.eos_token_id == model.generation_config.eos_token_id == tokenizer.eos_token_id
+    )
     assert model.config.vocab_size == len(tokenizer)

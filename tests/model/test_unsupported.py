@@ -18,7 +18,9 @@ from sixfold.model.split_check import check_split
 from sixfold.model.unsupported import raised
 
 KINDS = {
-    **dict.fromkeys(("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "hy_v4"), "indexed_attention"),
+    **dict.fromkeys(
+        ("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "hy_v4"), "indexed_attention"
+    ),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "kimi_linear"), "linear_attention"),
     "deepseek_v4": "compressed_sparse_attention, heavily_compressed_attention",
 }
@@ -29,14 +31,24 @@ def test_layers_of_other_kinds_are_named(name: str) -> None:
     """Before anything runs: these models have no weights."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, num_hidden_layers=4))
-    with pytest.raises(UserError, match=f"{type(model).__name__} is not supported: .*{KINDS[name]}.*'{name}'"):
+    with pytest.raises(
+        UserError, match=f"{type(model).__name__} is not supported: .*{KINDS[name]}.*'{name}'"
+    ):
         check_split(model)
 
 
-def test_compressed_keys_are_refused_although_short_texts_do_not_show_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compressed_keys_are_refused_although_short_texts_do_not_show_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A key of its own for 128 tokens, and the texts of the check have 13."""
     model = make_tiny(
-        "deepseek_v4", sliding_window=8, moe_intermediate_size=32, n_routed_experts=4, num_experts_per_tok=2, q_lora_rank=16, num_key_value_heads=1
+        "deepseek_v4",
+        sliding_window=8,
+        moe_intermediate_size=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        q_lora_rank=16,
+        num_key_value_heads=1,
     )
     model.set_attn_implementation(NAME)
     with pytest.raises(UserError, match="heavily_compressed_attention"):
@@ -58,13 +70,22 @@ class NeedsMask(nn.Module):
         return self.own(hidden_states + seen, **rest)
 
 
-def test_an_error_of_the_models_code_says_what_and_where(tiny: Callable[[str], PreTrainedModel]) -> None:
+def test_an_error_of_the_models_code_says_what_and_where(
+    tiny: Callable[[str], PreTrainedModel],
+) -> None:
     model = copy.deepcopy(tiny("qwen3"))
     model.model.layers[1].self_attn = NeedsMask(model.model.layers[1].self_attn)
     with pytest.raises(UserError) as refused:
         check_split(model)
     told = str(refused.value)
-    for part in ("Qwen3ForCausalLM is not supported", "'qwen3'", f"NeedsMask of {__name__}", "self.mask[...", "TypeError", "subscriptable"):
+    for part in (
+        "Qwen3ForCausalLM is not supported",
+        "'qwen3'",
+        f"NeedsMask of {__name__}",
+        "self.mask[...",
+        "TypeError",
+        "subscriptable",
+    ):
         assert part in told, told
 
 
@@ -79,5 +100,7 @@ def test_an_error_inside_a_layer_of_pytorch_is_that_of_the_part_that_called_it()
 
     with pytest.raises(RuntimeError) as caught:
         Outer()(torch.zeros(1, 2))
-    assert raised(caught.value).startswith(f"Outer of {__name__} (line ") and "self.inner(x)" in raised(caught.value)
+    assert raised(caught.value).startswith(
+        f"Outer of {__name__} (line "
+    ) and "self.inner(x)" in raised(caught.value)
     assert raised(KeyError()) == "KeyError"  # raised nowhere, and without a text

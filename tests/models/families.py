@@ -1,7 +1,9 @@
-"""Look-alikes of model families: the family's tokenizer structure, special tokens, chat template and generation settings on a tiny model.
+"""Look-alikes of model families: the family's tokenizer structure, special tokens, chat template
+and generation settings on a tiny model.
 
-The weights follow a script. The embedding of each token points at the next one, so after a prompt the model says
-the family's script and then invents more. Nearly all samples follow it; the rest give training something to do.
+The weights follow a script. The embedding of each token points at the next one, so after a prompt
+the model says the family's script and then invents more. Nearly all samples follow it; the rest
+give training something to do.
 """
 
 from __future__ import annotations
@@ -63,12 +65,36 @@ class Family:
 
 _QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _QWEN_ADDED = ("<tool_call>", "</tool_call>", "<think>", "</think>")
-_QWEN_INSTRUCT = {"eos_token_id": ["<|im_end|>", "<|endoftext|>"], "do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20}
+_QWEN_INSTRUCT = {
+    "eos_token_id": ["<|im_end|>", "<|endoftext|>"],
+    "do_sample": True,
+    "temperature": 0.6,
+    "top_p": 0.95,
+    "top_k": 20,
+}
 _GEMMA = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>")
-_LLAMA = ("<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>")
+_LLAMA = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|finetune_right_pad_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eom_id|>",
+    "<|eot_id|>",
+)
 _R1 = ("<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>")
 _PHI = ("<|endoftext|>", "<|assistant|>", "<|system|>", "<|end|>", "<|user|>")
-_GPT_OSS = ("<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>", "<|call|>")
+_GPT_OSS = (
+    "<|startoftext|>",
+    "<|endoftext|>",
+    "<|return|>",
+    "<|constrain|>",
+    "<|channel|>",
+    "<|start|>",
+    "<|end|>",
+    "<|message|>",
+    "<|call|>",
+)
 _THOUGHT = ("h", "m", "</think>", "4", "2")
 
 FAMILIES = (
@@ -150,8 +176,15 @@ BY_NAME = {family.name: family for family in FAMILIES}
 def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:
     """The family's tokenizer over single characters."""
     tokenizer = _byte_level() if family.vocabulary == "bytes" else _sentencepiece(family.vocabulary)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False, rstrip=family.vocabulary == "phi") for token in family.special])
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in family.added])
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(token, special=True, normalized=False, rstrip=family.vocabulary == "phi")
+            for token in family.special
+        ]
+    )
+    tokenizer.add_tokens(
+        [AddedToken(token, special=False, normalized=False) for token in family.added]
+    )
     names = {"eos_token": family.eos, "bos_token": family.bos, "pad_token": family.pad}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -165,10 +198,17 @@ def save_family(family: Family, folder: Path) -> Path:
     """Write model, tokenizer and generation settings as the hub has them. Gives the folder."""
     tokenizer = make_tokenizer(family)
     tokenizer.save_pretrained(folder)
-    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in (*family.special, *family.added)}
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], tokenize=False, add_generation_prompt=True)
+    ids = {
+        token: tokenizer.convert_tokens_to_ids(token) for token in (*family.special, *family.added)
+    }
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": QUESTION}], tokenize=False, add_generation_prompt=True
+    )
     last = tokenizer(prompt, add_special_tokens=False)["input_ids"][-1]
-    script = [tokenizer.convert_tokens_to_ids(token) for token in (*family.script, family.goes_on, "9", "9")]
+    script = [
+        tokenizer.convert_tokens_to_ids(token)
+        for token in (*family.script, family.goes_on, "9", "9")
+    ]
     assert None not in script
     config = AutoConfig.for_model(
         family.architecture, vocab_size=len(tokenizer) + family.rows, hidden_size=HIDDEN, intermediate_size=HIDDEN, num_hidden_layers=2,
@@ -179,7 +219,10 @@ def save_family(family: Family, folder: Path) -> Path:
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)
         _follow_script(model, [last, *script])
-    generation = {name: _ids(value, ids) if name == "eos_token_id" else value for name, value in family.generation.items()}
+    generation = {
+        name: _ids(value, ids) if name == "eos_token_id" else value
+        for name, value in family.generation.items()
+    }
     model.generation_config = GenerationConfig(**generation)
     model.save_pretrained(folder)
     return folder
@@ -214,15 +257,26 @@ def _byte_level() -> Tokenizer:
 
 
 def _sentencepiece(kind: str) -> Tokenizer:
-    """As in Gemma; in Mistral, with a space before the first word; in Phi-3, with one before every piece of text."""
+    """As in Gemma; in Mistral, with a space before the first word; in Phi-3, with one before every
+    piece of text.
+    """
     printable = [chr(i) for i in range(33, 127)]
-    vocabulary = {token: i for i, token in enumerate([*(f"<0x{i:02X}>" for i in range(256)), "▁", "\n", *printable])}
+    vocabulary = {
+        token: i
+        for i, token in enumerate([*(f"<0x{i:02X}>" for i in range(256)), "▁", "\n", *printable])
+    }
     tokenizer = Tokenizer(models.BPE(vocabulary, merges=[], byte_fallback=True))
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if kind == "mistral":
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     else:
         replaced = normalizers.Replace(" ", "▁")
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replaced]) if kind == "phi" else replaced
-    tokenizer.decoder = decoders.Sequence(steps if kind == "gemma" else [*steps, decoders.Strip(" ", 1, 0)])
+        tokenizer.normalizer = (
+            normalizers.Sequence([normalizers.Prepend("▁"), replaced])
+            if kind == "phi"
+            else replaced
+        )
+    tokenizer.decoder = decoders.Sequence(
+        steps if kind == "gemma" else [*steps, decoders.Strip(" ", 1, 0)]
+    )
     return tokenizer

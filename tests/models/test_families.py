@@ -1,4 +1,6 @@
-"""Each model family from its folder on the hub to a trained one: it stops where its turn ends, and only the turn is graded."""
+"""Each model family from its folder on the hub to a trained one: it stops where its turn ends, and
+only the turn is graded.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,28 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_three_steps(family: Family, family_folder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_three_steps(
+    family: Family,
+    family_folder: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     folder = family_folder(family.name)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    ends, script = ([tokenizer.convert_tokens_to_ids(token) for token in tokens] for tokens in (family.ends, family.script))
+    ends, script = (
+        [tokenizer.convert_tokens_to_ids(token) for token in tokens]
+        for tokens in (family.ends, family.script)
+    )
     followed = []
 
-    def reward(completion: str, task: Task, finish_reason: str, completion_ids: list[int], prompt_ids: list[int], rendered_prompt: str) -> float:
+    def reward(
+        completion: str,
+        task: Task,
+        finish_reason: str,
+        completion_ids: list[int],
+        prompt_ids: list[int],
+        rendered_prompt: str,
+    ) -> float:
         assert prompt_ids == _prompt(tokenizer, str(task.prompt))
         assert rendered_prompt == tokenizer.decode(prompt_ids)
         assert not [token for token in completion_ids[:-1] if token in ends]
@@ -44,14 +61,29 @@ def test_three_steps(family: Family, family_folder: Callable[[str], Path], tmp_p
         return float(completion.endswith("42"))
 
     settings = SETTINGS | {"model.path": str(folder), "run.dir": str(tmp_path)}
-    run = sixfold.train(reward=reward, tasks=TASKS, heldout=[Task("held-out", f"{QUESTION} ", answer="42")], settings=settings)
+    run = sixfold.train(
+        reward=reward,
+        tasks=TASKS,
+        heldout=[Task("held-out", f"{QUESTION} ", answer="42")],
+        settings=settings,
+    )
     assert json.loads((run / "summary.json").read_text())["heldout_after"] == 1.0
     shown = capsys.readouterr().err
-    assert "first prompt as the model reads it" in shown and all(end in shown for end in family.ends)
-    sampled = [record for step in (1, 2, 3) for record in read_rollouts(run / "rollouts" / f"step-{step:06d}.jsonl.zst")]
+    assert "first prompt as the model reads it" in shown and all(
+        end in shown for end in family.ends
+    )
+    sampled = [
+        record
+        for step in (1, 2, 3)
+        for record in read_rollouts(run / "rollouts" / f"step-{step:06d}.jsonl.zst")
+    ]
     drawn = [record["tokens"][record["prompt_length"] :] == script for record in sampled]
     assert any(followed) and sum(drawn) > len(drawn) / 3
-    assert all(record["mask"][record["prompt_length"] :] == [True] * (len(record["tokens"]) - record["prompt_length"]) for record in sampled)
+    assert all(
+        record["mask"][record["prompt_length"] :]
+        == [True] * (len(record["tokens"]) - record["prompt_length"])
+        for record in sampled
+    )
     _transformers_says_the_same(run / "checkpoints" / "step-000003" / "model", family, ends)
 
 
@@ -64,25 +96,40 @@ SOLUTIONS = {"mistral": " so 42", "phi-3": " so 42", "gpt-oss": "<|channel|>fina
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_solution_is_the_familys_turn(family: Family) -> None:
     tokenizer = make_tokenizer(family)
-    codec = PromptCodec(tokenizer, [tokenizer.convert_tokens_to_ids(token) for token in family.ends])
+    codec = PromptCodec(
+        tokenizer, [tokenizer.convert_tokens_to_ids(token) for token in family.ends]
+    )
     task = Task("t", QUESTION, trace="so 42")
     *turn, end = codec.solution(task)
     assert tokenizer.decode([end]) == family.script[-1]
-    spoken = tokenizer.decode([*codec.encode(task), *turn]).removeprefix(tokenizer.decode(codec.encode(task)))
+    spoken = tokenizer.decode([*codec.encode(task), *turn]).removeprefix(
+        tokenizer.decode(codec.encode(task))
+    )
     assert spoken == SOLUTIONS.get(family.name, "so 42")
 
 
 def _prompt(tokenizer: Any, question: str = QUESTION) -> list[int]:
-    ids: list[int] = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False)
+    ids: list[int] = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
+    )
     return ids
 
 
 def _transformers_says_the_same(saved: Path, family: Family, ends: list[int]) -> None:
     """The same greedy text, by the folder's own settings for where to stop."""
     ours = generate(str(saved), QUESTION, n=1, temperature=0.0, max_tokens=LONGEST, seed=0)
-    tokenizer, model = AutoTokenizer.from_pretrained(saved), AutoModelForCausalLM.from_pretrained(saved).eval()
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(saved),
+        AutoModelForCausalLM.from_pretrained(saved).eval(),
+    )
     prompt = torch.tensor([_prompt(tokenizer)])
     with torch.no_grad():
-        theirs = model.generate(prompt, max_new_tokens=LONGEST, do_sample=False, repetition_penalty=1.0)[0, prompt.shape[1] :].tolist()
+        theirs = model.generate(
+            prompt, max_new_tokens=LONGEST, do_sample=False, repetition_penalty=1.0
+        )[0, prompt.shape[1] :].tolist()
     assert theirs[-1] in ends
-    assert ours == [tokenizer.decode(theirs[:-1])] == [family.text.removeprefix("<think>\n") if "\n" in family.text else family.text]
+    assert (
+        ours
+        == [tokenizer.decode(theirs[:-1])]
+        == [family.text.removeprefix("<think>\n") if "\n" in family.text else family.text]
+    )

@@ -1,4 +1,6 @@
-"""Every architecture goes the whole way: sampled by the engine, trained a step, saved, and read back by Hugging Face."""
+"""Every architecture goes the whole way: sampled by the engine, trained a step, saved, and read
+back by Hugging Face.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ ALGORITHM = make_algorithm(resolve_algorithm(AlgorithmConfig(name="grpo")), 16)
 def sampled(model: PreTrainedModel, engine: Engine, seed: int) -> list[Group]:
     """Four groups of four with made-up rewards."""
     tokenizer = character_tokenizer(ALPHABET)
-    params = SamplingParams(max_tokens=16, temperature=TEMPERATURE, stop_token_ids=stop_tokens(model, tokenizer))
+    params = SamplingParams(
+        max_tokens=16, temperature=TEMPERATURE, stop_token_ids=stop_tokens(model, tokenizer)
+    )
     groups = EngineRollout(engine, PromptCodec(tokenizer), params, samples=4).generate(TASKS, seed)
     for group in groups:
         for t in group.trajectories:
@@ -50,19 +54,29 @@ def padded_log_probs(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     out = torch.zeros(batch.tokens.shape)
     for b, n in enumerate(batch.lengths.tolist()):
         with torch.no_grad():
-            logp = (model(batch.tokens[b : b + 1, :n], use_cache=False).logits[0].float() / TEMPERATURE).log_softmax(-1)
+            logp = (
+                model(batch.tokens[b : b + 1, :n], use_cache=False).logits[0].float() / TEMPERATURE
+            ).log_softmax(-1)
         out[b, 1:n] = logp[:-1].gather(-1, batch.tokens[b, 1:n, None])[:, 0]
     return out * batch.mask
 
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *OTHER_ATTENTION])
 def test_from_rollout_to_a_saved_model(
-    name: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel], tmp_path: Path
+    name: str,
+    tiny: Callable[[str], PreTrainedModel],
+    plain: Callable[[str], PreTrainedModel],
+    tmp_path: Path,
 ) -> None:
     model = copy.deepcopy(tiny(name))
     engine = Engine(CausalLM(model), kv_tokens=600, block_size=8, max_running=5)
     # Micro-batches of a few trajectories, prompts shared.
-    trainer = Trainer(model, TrainerConfig(learning_rate=1e-2, max_tokens_per_microbatch=96), Scoring(temperature=TEMPERATURE, chunk=16), 2)
+    trainer = Trainer(
+        model,
+        TrainerConfig(learning_rate=1e-2, max_tokens_per_microbatch=96),
+        Scoring(temperature=TEMPERATURE, chunk=16),
+        2,
+    )
     batch = ALGORITHM.compute_advantages(collate(sampled(model, engine, seed=0)))
     assert batch.weights is not None and int(batch.weights.any(-1).sum()) == 16
 
@@ -73,7 +87,9 @@ def test_from_rollout_to_a_saved_model(
     assert metrics["train/microbatches"] > 1  # type: ignore[operator]
     before = dict(plain(name).named_parameters())
     # Every tensor gets a gradient: AdamW's first step is the learning rate long.
-    moved = {key: float((p - before[key]).detach().abs().max()) for key, p in model.named_parameters()}
+    moved = {
+        key: float((p - before[key]).detach().abs().max()) for key, p in model.named_parameters()
+    }
     assert all(distance == pytest.approx(1e-2, rel=0.05) for distance in moved.values()), moved
 
     SharedSync(model, engine).sync(trainer.version)
@@ -82,11 +98,19 @@ def test_from_rollout_to_a_saved_model(
     assert trainer.train_step(again, ALGORITHM.compute_loss)["mismatch/max_abs_logp"] <= 1e-4  # type: ignore[operator]
 
     tokenizer = character_tokenizer(ALPHABET)
-    Policy(model, tokenizer, context_of(model), stop_tokens(model, tokenizer), vocabulary_hash(tokenizer)).save(tmp_path)
+    Policy(
+        model,
+        tokenizer,
+        context_of(model),
+        stop_tokens(model, tokenizer),
+        vocabulary_hash(tokenizer),
+    ).save(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     for key, p in model.named_parameters():
         assert torch.equal(loaded.get_parameter(key), p), key
-    ours = score_batch(model, again, Scoring(temperature=TEMPERATURE), max_tokens=200, share_prefix=True)
+    ours = score_batch(
+        model, again, Scoring(temperature=TEMPERATURE), max_tokens=200, share_prefix=True
+    )
     torch.testing.assert_close(ours, padded_log_probs(loaded, again), rtol=0, atol=1e-4)
 
 
@@ -94,9 +118,17 @@ def test_from_rollout_to_a_saved_model(
 def test_sampler_trainer_and_transformers_agree_on_every_token(
     name: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel]
 ) -> None:
-    batch = collate(sampled(tiny(name), Engine(CausalLM(tiny(name)), kv_tokens=600, block_size=8, max_running=5), seed=2))
+    batch = collate(
+        sampled(
+            tiny(name),
+            Engine(CausalLM(tiny(name)), kv_tokens=600, block_size=8, max_running=5),
+            seed=2,
+        )
+    )
     truth = padded_log_probs(plain(name), batch)
     torch.testing.assert_close(batch.old_logp, truth, rtol=0, atol=2e-5)
     for share_prefix in (True, False):
-        scored = score_batch(tiny(name), batch, Scoring(temperature=TEMPERATURE, chunk=16), 96, share_prefix)
+        scored = score_batch(
+            tiny(name), batch, Scoring(temperature=TEMPERATURE, chunk=16), 96, share_prefix
+        )
         torch.testing.assert_close(scored, truth, rtol=0, atol=2e-5)

@@ -1,4 +1,6 @@
-"""Every algorithm setting that cannot work is refused before anything is loaded, with its reason; each refusal beside a neighbour that is fine."""
+"""Every algorithm setting that cannot work is refused before anything is loaded, with its reason;
+each refusal beside a neighbour that is fine.
+"""
 
 from __future__ import annotations
 
@@ -24,74 +26,194 @@ KNOWN = f"Known: {', '.join(ZOO)}"
 ALONE: list[tuple[dict[str, object], str]] = [
     (dict(name="gpro"), f"algorithm.name: no algorithm 'gpro'. Did you mean 'grpo'? {KNOWN}"),
     (dict(name="zzz"), f"algorithm.name: no algorithm 'zzz'. {KNOWN}"),
-    (dict(advantage="leave_one"), "algorithm.advantage: no advantage 'leave_one'. Did you mean 'leave_one_out'? Known: no_baseline, group_mean, "),
-    (dict(loss="clipped_surogate"), "algorithm.loss: no loss 'clipped_surogate'. Did you mean 'clipped_surrogate'? Known: policy_gradient, "),
+    (
+        dict(advantage="leave_one"),
+        (
+            "algorithm.advantage: no advantage 'leave_one'. Did you mean 'leave_one_out'? Known:"
+            " no_baseline, group_mean, "
+        ),
+    ),
+    (
+        dict(loss="clipped_surogate"),
+        (
+            "algorithm.loss: no loss 'clipped_surogate'. Did you mean 'clipped_surrogate'? Known:"
+            " policy_gradient, "
+        ),
+    ),
     (
         dict(name="reinforce", clip_high=0.2),
-        "algorithm.clip_high: policy_gradient has no ratio to clip; remove it, or use e.g. algorithm.loss = 'clipped_surrogate'",
+        (
+            "algorithm.clip_high: policy_gradient has no ratio to clip; remove it, or use e.g."
+            " algorithm.loss = 'clipped_surrogate'"
+        ),
     ),
-    (dict(name="sapo", clip_low=0.2), "algorithm.clip_low: soft_gate has no ratio to clip; remove it"),
-    (dict(name="reinforce", loss="clipped_surrogate"), "algorithm.clip_low: clipped_surrogate needs it, and reinforce has none of its own; e.g. 0.2"),
-    (dict(name="reinforce", loss="clipped_surrogate", clip_low=0.2), "algorithm.clip_high: clipped_surrogate needs it, and reinforce has none"),
-    (dict(clip_low=1.0), "algorithm.clip_low = 1 lets the ratio fall to 0, where it never is; use less than 1"),
+    (
+        dict(name="sapo", clip_low=0.2),
+        "algorithm.clip_low: soft_gate has no ratio to clip; remove it",
+    ),
+    (
+        dict(name="reinforce", loss="clipped_surrogate"),
+        (
+            "algorithm.clip_low: clipped_surrogate needs it, and reinforce has none of its own;"
+            " e.g. 0.2"
+        ),
+    ),
+    (
+        dict(name="reinforce", loss="clipped_surrogate", clip_low=0.2),
+        "algorithm.clip_high: clipped_surrogate needs it, and reinforce has none",
+    ),
+    (
+        dict(clip_low=1.0),
+        "algorithm.clip_low = 1 lets the ratio fall to 0, where it never is; use less than 1",
+    ),
     (dict(name="gspo", clip_low=1.5), "algorithm.clip_low = 1.5 lets the ratio fall to -0.5"),
-    (dict(name="gspo", dual_clip=3.0), "algorithm.dual_clip belongs to clipped_surrogate, not to sequence_surrogate; remove it"),
-    (dict(dual_clip=1.2), "algorithm.dual_clip = 1.2 must be above the clip's upper end, 1.2; e.g. 3"),
+    (
+        dict(name="gspo", dual_clip=3.0),
+        "algorithm.dual_clip belongs to clipped_surrogate, not to sequence_surrogate; remove it",
+    ),
+    (
+        dict(dual_clip=1.2),
+        "algorithm.dual_clip = 1.2 must be above the clip's upper end, 1.2; e.g. 3",
+    ),
     (
         dict(beta=0.1, kl="k1"),
-        "algorithm.kl = 'k1' with kl_in = 'loss' has zero expected gradient: use 'k2' (or 'k3') in the loss, or kl_in = 'reward'",
+        (
+            "algorithm.kl = 'k1' with kl_in = 'loss' has zero expected gradient: use 'k2' (or 'k3')"
+            " in the loss, or kl_in = 'reward'"
+        ),
     ),
-    (dict(beta=0.1, kl="k3+", kl_in="reward"), "algorithm.kl = 'k3+' only changes a gradient, and a reward has none: use 'k1' in the reward"),
-    (dict(beta=0.1, kl="k3-unbiased", kl_in="reward"), "algorithm.kl = 'k3-unbiased' only changes a gradient"),
-    (dict(kl_target=0.1), "algorithm.kl_target adapts beta, which is 0 here: give algorithm.beta to start from, e.g. 0.02"),
-    (dict(name="opd", beta=0.1), "opd measures against its teacher already: algorithm.beta = 0.1 has no model of its own; use 0"),
+    (
+        dict(beta=0.1, kl="k3+", kl_in="reward"),
+        (
+            "algorithm.kl = 'k3+' only changes a gradient, and a reward has none: use 'k1' in the"
+            " reward"
+        ),
+    ),
+    (
+        dict(beta=0.1, kl="k3-unbiased", kl_in="reward"),
+        "algorithm.kl = 'k3-unbiased' only changes a gradient",
+    ),
+    (
+        dict(kl_target=0.1),
+        (
+            "algorithm.kl_target adapts beta, which is 0 here: give algorithm.beta to start from,"
+            " e.g. 0.02"
+        ),
+    ),
+    (
+        dict(name="opd", beta=0.1),
+        (
+            "opd measures against its teacher already: algorithm.beta = 0.1 has no model of its"
+            " own; use 0"
+        ),
+    ),
     (dict(kl="k1"), "algorithm.kl without a KL: set algorithm.beta, or remove it"),
     (dict(name="dapo", kl_in="reward"), "algorithm.kl_in without a KL"),
-    (dict(correction="truncated", correction_low=0.5), "algorithm.correction_low: 'truncated' has no lower bound; remove it"),
+    (
+        dict(correction="truncated", correction_low=0.5),
+        "algorithm.correction_low: 'truncated' has no lower bound; remove it",
+    ),
     (
         dict(name="ppo", advantage="vtrace", correction="truncated"),
-        "algorithm.correction = 'truncated' would weigh each token twice: vtrace's advantages hold the weight; use 'none'",
+        (
+            "algorithm.correction = 'truncated' would weigh each token twice: vtrace's advantages"
+            " hold the weight; use 'none'"
+        ),
     ),
-    (dict(tau=1.0), "algorithm.tau belongs to soft_gate and mirror_descent; clipped_surrogate has none: remove it"),
-    (dict(lam=0.9), "algorithm.lam belongs to a critic's advantages; group_zscore has none: remove it, or use algorithm.advantage = 'gae'"),
-    (dict(correction_low=0.5), "algorithm.correction_low without a rule: set algorithm.correction, one of truncated, truncated-sequence, "),
+    (
+        dict(tau=1.0),
+        (
+            "algorithm.tau belongs to soft_gate and mirror_descent; clipped_surrogate has none:"
+            " remove it"
+        ),
+    ),
+    (
+        dict(lam=0.9),
+        (
+            "algorithm.lam belongs to a critic's advantages; group_zscore has none: remove it, or"
+            " use algorithm.advantage = 'gae'"
+        ),
+    ),
+    (
+        dict(correction_low=0.5),
+        (
+            "algorithm.correction_low without a rule: set algorithm.correction, one of truncated,"
+            " truncated-sequence, "
+        ),
+    ),
     (dict(correction_high=2.0), "algorithm.correction_high without a rule"),
     (
         dict(correction="masked", correction_low=1.5),
-        "algorithm.correction_low = 1.5 and correction_high = 5.0 must lie on both sides of 1, the weight of an on-policy sample",
+        (
+            "algorithm.correction_low = 1.5 and correction_high = 5.0 must lie on both sides of 1,"
+            " the weight of an on-policy sample"
+        ),
     ),
-    (dict(correction="truncated", correction_high=0.5), "algorithm.correction_low = None and correction_high = 0.5 must lie on both sides of 1"),
+    (
+        dict(correction="truncated", correction_high=0.5),
+        "algorithm.correction_low = None and correction_high = 0.5 must lie on both sides of 1",
+    ),
     (
         dict(name="gspo", entropy_rule="clip-cov"),
-        "algorithm.entropy_rule = 'clip-cov' picks tokens, and sequence_surrogate has one loss for a whole sequence: use 'none'",
+        (
+            "algorithm.entropy_rule = 'clip-cov' picks tokens, and sequence_surrogate has one loss"
+            " for a whole sequence: use 'none'"
+        ),
     ),
     (
         dict(name="reinforce", epochs=2, minibatches=3),
-        "algorithm.epochs x minibatches = 6 updates a step, but policy_gradient has no ratio: after the first its samples are another policy's; use "
-        "1 and 1, or a loss with a ratio, e.g. algorithm.loss = 'clipped_surrogate'",
+        (
+            "algorithm.epochs x minibatches = 6 updates a step, but policy_gradient has no ratio:"
+            " after the first its samples are another policy's; use 1 and 1, or a loss with a"
+            " ratio, e.g. algorithm.loss = 'clipped_surrogate'"
+        ),
     ),
     (
         dict(name="maxrl", overlong_buffer=0.2),
-        "algorithm.overlong_buffer = 0.2 shapes rewards, and advantage 'maxrl' takes a reward above 0 for a right answer and 0 for a wrong one, as "
-        "the verifier gives them; remove it",
+        (
+            "algorithm.overlong_buffer = 0.2 shapes rewards, and advantage 'maxrl' takes a reward"
+            " above 0 for a right answer and 0 for a wrong one, as the verifier gives them;"
+            " remove it"
+        ),
     ),
-    (dict(advantage="maxrl", name="dapo"), "algorithm.overlong_buffer = 0.2 shapes rewards, and advantage 'maxrl'"),
+    (
+        dict(advantage="maxrl", name="dapo"),
+        "algorithm.overlong_buffer = 0.2 shapes rewards, and advantage 'maxrl'",
+    ),
     (
         dict(advantage="pass_at_k", length_penalty="kimi"),
-        "algorithm.length_penalty = 'kimi' shapes rewards, and advantage 'pass_at_k' takes a reward",
+        (
+            "algorithm.length_penalty = 'kimi' shapes rewards, and advantage 'pass_at_k' takes a"
+            " reward"
+        ),
     ),
-    (dict(name="maxrl", whiten="all"), "algorithm.whiten = 'all' shapes rewards, and advantage 'maxrl' takes a reward"),
+    (
+        dict(name="maxrl", whiten="all"),
+        "algorithm.whiten = 'all' shapes rewards, and advantage 'maxrl' takes a reward",
+    ),
     (
         dict(advantage="pass_at_k", beta=0.1, kl="k1", kl_in="reward"),
-        "algorithm.beta = 0.1 with kl_in = 'reward' takes the KL off the reward, and advantage 'pass_at_k' takes a reward above 0 for a right answer "
-        "and 0 for a wrong one, as the verifier gives them; use kl_in = 'loss'",
+        (
+            "algorithm.beta = 0.1 with kl_in = 'reward' takes the KL off the reward, and advantage"
+            " 'pass_at_k' takes a reward above 0 for a right answer and 0 for a wrong one, as the"
+            " verifier gives them; use kl_in = 'loss'"
+        ),
     ),
     (
         dict(name="opd", length_penalty="cosine"),
-        "algorithm.length_penalty = 'cosine' shapes rewards, and opd reads none: its advantage is the teacher's; remove it",
+        (
+            "algorithm.length_penalty = 'cosine' shapes rewards, and opd reads none: its advantage"
+            " is the teacher's; remove it"
+        ),
     ),
-    (dict(name="opd", overlong_buffer=0.1), "algorithm.overlong_buffer = 0.1 shapes rewards, and opd reads none"),
-    (dict(name="opd", whiten="source"), "algorithm.whiten = 'source' shapes rewards, and opd reads none"),
+    (
+        dict(name="opd", overlong_buffer=0.1),
+        "algorithm.overlong_buffer = 0.1 shapes rewards, and opd reads none",
+    ),
+    (
+        dict(name="opd", whiten="source"),
+        "algorithm.whiten = 'source' shapes rewards, and opd reads none",
+    ),
 ]
 
 FINE: list[dict[str, object]] = [
@@ -118,66 +240,114 @@ FINE: list[dict[str, object]] = [
 
 # flags -> how the refusal begins
 TOGETHER: dict[str, str] = {
-    "--rollout.samples_per_prompt=1 --algorithm.name=reinforce --rollout.oversample=4": "rollout.oversample keeps samples whose rewards differ, and",
-    "--rollout.oversample=8": "rollout.oversample = 8 starts no more samples of a task than the 8 that are kept; use more than",
+    "--rollout.samples_per_prompt=1 --algorithm.name=reinforce --rollout.oversample=4": (
+        "rollout.oversample keeps samples whose rewards differ, and"
+    ),
+    "--rollout.oversample=8": (
+        "rollout.oversample = 8 starts no more samples of a task than the 8 that are kept; use more"
+        " than"
+    ),
     "--algorithm.name=opd --reference.path=t --rollout.oversample=12": (
         "rollout.oversample chooses samples by their rewards, which opd does not train on; use 0"
     ),
-    "--rollout.samples_per_prompt=1": "rollout.samples_per_prompt = 1 gives every sample zero advantage under grpo; use >= 2",
+    "--rollout.samples_per_prompt=1": (
+        "rollout.samples_per_prompt = 1 gives every sample zero advantage under grpo; use >= 2"
+    ),
     "--rollout.samples_per_prompt=3 --algorithm.advantage=pass_at_k": (
-        "algorithm.advantage = 'pass_at_k' looks at 4 samples of a prompt; rollout.samples_per_prompt = 3"
+        "algorithm.advantage = 'pass_at_k' looks at 4 samples of a prompt;"
+        " rollout.samples_per_prompt = 3"
     ),
     "--algorithm.name=opd --reference.path=t --algorithm.dynamic_sampling=2": (
-        "algorithm.dynamic_sampling chooses groups by their rewards, which opd does not train on; use 0"
+        "algorithm.dynamic_sampling chooses groups by their rewards, which opd does not train on;"
+        " use 0"
     ),
     "--rollout.samples_per_prompt=1 --algorithm.name=reinforce --algorithm.dynamic_sampling=2": (
-        "algorithm.dynamic_sampling keeps groups whose rewards differ, and rollout.samples_per_prompt = 1 has none; use >= 2"
+        "algorithm.dynamic_sampling keeps groups whose rewards differ, and"
+        " rollout.samples_per_prompt = 1 has none; use >= 2"
     ),
     "--rollout.prompts_per_step=4 --algorithm.minibatches=5": (
         "algorithm.minibatches = 5 splits whole prompts: rollout.prompts_per_step = 4 is too few"
     ),
-    "--algorithm.advantage=process": "algorithm.advantage = 'process' reads rewards of steps (Reward.steps), and a recipe's rewards speak of whole",
+    "--algorithm.advantage=process": (
+        "algorithm.advantage = 'process' reads rewards of steps (Reward.steps), and a recipe's"
+        " rewards speak of whole"
+    ),
     "--algorithm.entropy_rule=kl-cov": (
-        "algorithm.entropy_rule = 'kl-cov' charges for moving away from the sampler, and with one update a step nothing has moved; use "
-        "algorithm.minibatches or epochs > 1, or 'clip-cov'"
+        "algorithm.entropy_rule = 'kl-cov' charges for moving away from the sampler, and with one"
+        " update a step nothing has moved; use algorithm.minibatches or epochs > 1, or 'clip-cov'"
     ),
     "--critic.warmup_steps=5": "critic.warmup_steps: grpo has no critic; remove it",
-    "--reference.reset_every=5": "reference.reset_every and placement speak of a reference, and grpo with beta = 0 keeps none",
+    "--reference.reset_every=5": (
+        "reference.reset_every and placement speak of a reference, and grpo with beta = 0 keeps"
+        " none"
+    ),
     "--reference.placement=worker": "reference.reset_every and placement speak of a reference",
-    "--algorithm.correction=truncated --algorithm.epochs=2": "algorithm.correction: 'truncated' corrects for samples of an older version",
-    "--algorithm.name=ppo --algorithm.advantage=vtrace": "algorithm.correction: 'vtrace' corrects for samples of an older version",
-    "--algorithm.name=ppo --critic.body=none": "ppo takes its advantage (gae) from a critic, and critic.body = 'none'; use 'own' or 'policy'",
-    "--algorithm.advantage=vtrace --algorithm.epochs=2 --critic.body=none": "grpo takes its advantage (vtrace) from a critic",
+    "--algorithm.correction=truncated --algorithm.epochs=2": (
+        "algorithm.correction: 'truncated' corrects for samples of an older version"
+    ),
+    "--algorithm.name=ppo --algorithm.advantage=vtrace": (
+        "algorithm.correction: 'vtrace' corrects for samples of an older version"
+    ),
+    "--algorithm.name=ppo --critic.body=none": (
+        "ppo takes its advantage (gae) from a critic, and critic.body = 'none'; use 'own' or"
+        " 'policy'"
+    ),
+    "--algorithm.advantage=vtrace --algorithm.epochs=2 --critic.body=none": (
+        "grpo takes its advantage (vtrace) from a critic"
+    ),
     "--algorithm.correction=truncated": (
-        "algorithm.correction: 'truncated' corrects for samples of an older version of the weights, and here there is none: engine and trainer share "
-        "them (sync.mode = 'shared') in float32. Use sync.mode = 'copy' with sync.every > 1, or remove it"
+        "algorithm.correction: 'truncated' corrects for samples of an older version of the weights,"
+        " and here there is none: engine and trainer share them (sync.mode = 'shared') in float32."
+        " Use sync.mode = 'copy' with sync.every > 1, or remove it"
     ),
-    "--algorithm.name=ppo --algorithm.advantage=vtrace --algorithm.epochs=1": "algorithm.correction: 'vtrace' corrects for samples of an older",
+    "--algorithm.name=ppo --algorithm.advantage=vtrace --algorithm.epochs=1": (
+        "algorithm.correction: 'vtrace' corrects for samples of an older"
+    ),
     "--sync.mode=int8": (
-        "sync.mode = 'int8' samples from rounded weights, whose log-probs 'grpo' would take for the policy's own; set algorithm.correction, e.g. "
-        "'truncated': it scores the samples again with the trainer's weights and weighs the difference"
+        "sync.mode = 'int8' samples from rounded weights, whose log-probs 'grpo' would take for the"
+        " policy's own; set algorithm.correction, e.g. 'truncated': it scores the samples again"
+        " with the trainer's weights and weighs the difference"
     ),
-    "--sync.mode=fp8 --sync.every=4 --algorithm.correction=negative-sequence": "sync.mode = 'fp8' samples from rounded weights, whose log-probs",
-    "--sync.mode=fp8 --algorithm.name=reinforce": "sync.mode = 'fp8' samples from rounded weights, whose log-probs 'reinforce'",
-    "--algorithm.name=opd": "opd distils from a teacher: name one with reference.path, a model with the policy's tokenizer",
-    "--reference.path=teacher": "reference.path: grpo with beta = 0 measures against no other model; set algorithm.beta > 0, or remove it",
+    "--sync.mode=fp8 --sync.every=4 --algorithm.correction=negative-sequence": (
+        "sync.mode = 'fp8' samples from rounded weights, whose log-probs"
+    ),
+    "--sync.mode=fp8 --algorithm.name=reinforce": (
+        "sync.mode = 'fp8' samples from rounded weights, whose log-probs 'reinforce'"
+    ),
+    "--algorithm.name=opd": (
+        "opd distils from a teacher: name one with reference.path, a model with the policy's"
+        " tokenizer"
+    ),
+    "--reference.path=teacher": (
+        "reference.path: grpo with beta = 0 measures against no other model; set algorithm.beta >"
+        " 0, or remove it"
+    ),
     "--algorithm.name=opd --reference.path=teacher --reference.reset_every=5": (
-        "reference.path names a model of its own, and reset_every or reset_patience would overwrite it with the policy; use one"
+        "reference.path names a model of its own, and reset_every or reset_patience would overwrite"
+        " it with the policy; use one"
     ),
-    "--algorithm.beta=0.1 --reference.path=other --reference.reset_patience=5": "reference.path names a model of its own",
+    "--algorithm.beta=0.1 --reference.path=other --reference.reset_patience=5": (
+        "reference.path names a model of its own"
+    ),
     "--algorithm.name=opd --reference.path=teacher --reference.placement=fused": (
-        "reference.placement = 'fused' gives the reference's log-probs to the loss alone; a teacher's opinion needs them before"
+        "reference.placement = 'fused' gives the reference's log-probs to the loss alone; a"
+        " teacher's opinion needs them before"
     ),
     "--algorithm.name=rloo --algorithm.beta=0.1 --reference.placement=fused": (
-        "reference.placement = 'fused' gives the reference's log-probs to the loss alone; a KL in the reward needs them before"
+        "reference.placement = 'fused' gives the reference's log-probs to the loss alone; a KL in"
+        " the reward needs them before"
     ),
     "--algorithm.beta=0.1 --algorithm.kl_target=0.1 --reference.placement=fused": (
-        "reference.placement = 'fused' gives the reference's log-probs to the loss alone; an adaptive beta (algorithm.kl_target) needs them before"
+        "reference.placement = 'fused' gives the reference's log-probs to the loss alone; an"
+        " adaptive beta (algorithm.kl_target) needs them before"
     ),
     "--reference.reset_patience=2": (
-        "reference.reset_patience counts held-out evaluations and resets a reference: set eval.every > 0 and algorithm.beta > 0"
+        "reference.reset_patience counts held-out evaluations and resets a reference: set"
+        " eval.every > 0 and algorithm.beta > 0"
     ),
-    "--algorithm.beta=0.1 --reference.reset_patience=2 --eval.every=0": "reference.reset_patience counts held-out evaluations",
+    "--algorithm.beta=0.1 --reference.reset_patience=2 --eval.every=0": (
+        "reference.reset_patience counts held-out evaluations"
+    ),
 }
 
 FINE_TOGETHER = [
@@ -192,7 +362,11 @@ FINE_TOGETHER = [
     "--algorithm.name=ppo --critic.warmup_steps=5",
     "--algorithm.correction=truncated --run.precision=bfloat16",
     "--algorithm.correction=truncated --sync.mode=copy",
-    *(f"--algorithm.correction={rule} --sync.mode=int8" for rule in CORRECTION_BANDS if rule not in ("none", "negative-sequence")),
+    *(
+        f"--algorithm.correction={rule} --sync.mode=int8"
+        for rule in CORRECTION_BANDS
+        if rule not in ("none", "negative-sequence")
+    ),
     "--algorithm.name=ppo --algorithm.advantage=vtrace --sync.mode=fp8",
     "--algorithm.name=reinforce --algorithm.correction=decoupled --sync.mode=fp8 --sync.every=4",
     "--algorithm.name=opd --reference.path=teacher --reference.placement=worker",
@@ -211,7 +385,11 @@ def check(flags: str) -> None:
     check_algorithm(asked, resolve_algorithm(asked.algorithm))
 
 
-@pytest.mark.parametrize(("settings", "begins"), ALONE, ids=[" ".join(f"{k}={v}" for k, v in settings.items()) for settings, _ in ALONE])
+@pytest.mark.parametrize(
+    ("settings", "begins"),
+    ALONE,
+    ids=[" ".join(f"{k}={v}" for k, v in settings.items()) for settings, _ in ALONE],
+)
 def test_settings_that_contradict_each_other(settings: dict[str, object], begins: str) -> None:
     with pytest.raises(UserError) as caught:
         resolve_algorithm(AlgorithmConfig(**settings))  # type: ignore[arg-type]
@@ -240,15 +418,26 @@ def test_the_same_with_what_they_ask_for(flags: str) -> None:
     ("flags", "begins"),
     [
         ("--algorithm.name=grpoo", "algorithm.name: no algorithm 'grpoo'. Did you mean 'grpo'?"),
-        ("--algorithm.beta=0.1 --algorithm.kl=k1", "algorithm.kl = 'k1' with kl_in = 'loss' has zero expected gradient"),
+        (
+            "--algorithm.beta=0.1 --algorithm.kl=k1",
+            "algorithm.kl = 'k1' with kl_in = 'loss' has zero expected gradient",
+        ),
         ("--algorithm.clip_low=0", "algorithm.clip_low: expected a finite number > 0, got 0"),
         ("--algorithm.beta=-1", "algorithm.beta: expected a finite number >= 0, got -1"),
         ("--algorithm.name=ppo --critic.body=none", "ppo takes its advantage (gae) from a critic"),
-        ("--algorithm.correction=truncated", "algorithm.correction: 'truncated' corrects for samples of an older version"),
-        ("--algorithm.name=maxrl --algorithm.whiten=all", "algorithm.whiten = 'all' shapes rewards, and advantage 'maxrl'"),
+        (
+            "--algorithm.correction=truncated",
+            "algorithm.correction: 'truncated' corrects for samples of an older version",
+        ),
+        (
+            "--algorithm.name=maxrl --algorithm.whiten=all",
+            "algorithm.whiten = 'all' shapes rewards, and advantage 'maxrl'",
+        ),
     ],
 )
-def test_explain_refuses_in_one_line(flags: str, begins: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_refuses_in_one_line(
+    flags: str, begins: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["explain", "demo", *flags.split()]) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("\n") == 1
@@ -256,16 +445,24 @@ def test_explain_refuses_in_one_line(flags: str, begins: str, capsys: pytest.Cap
 
 
 def test_every_refusal_of_the_module_is_met_here() -> None:
-    """Each `raise UserError` of the file, as a pattern of the words that its message has whatever the settings, fits a message of a case above."""
+    """Each `raise UserError` of the file, as a pattern of the words that its message has whatever
+    the settings, fits a message of a case above.
+    """
     said = [message(resolve_algorithm, AlgorithmConfig(**settings)) for settings, _ in ALONE]  # type: ignore[arg-type]
     said += [message(check, flags) for flags in TOGETHER]
-    raised = [node.exc for node in ast.walk(ast.parse(Path(plan_algorithm.__file__).read_text(encoding="utf-8"))) if isinstance(node, ast.Raise)]
+    raised = [
+        node.exc
+        for node in ast.walk(ast.parse(Path(plan_algorithm.__file__).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Raise)
+    ]
     assert len(raised) >= 25
     for error in raised:
         assert isinstance(error, ast.Call)
         text = error.args[0]
         parts = text.values if isinstance(text, ast.JoinedStr) else [text]
-        pattern = "".join(re.escape(str(part.value)) if isinstance(part, ast.Constant) else ".*" for part in parts)
+        pattern = "".join(
+            re.escape(str(part.value)) if isinstance(part, ast.Constant) else ".*" for part in parts
+        )
         assert any(re.fullmatch(pattern, line) for line in said), ast.unparse(text)
 
 

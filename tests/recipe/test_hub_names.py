@@ -8,10 +8,44 @@ import pytest
 
 from sixfold.recipe.hub_names import not_a_hub_id
 
-HUB_IDS = ["gpt2", "openai/gsm8k", "Qwen/Qwen2.5-0.5B-Instruct", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "a_b/c.d-e_1.0", "_x/y"]
+HUB_IDS = [
+    "gpt2",
+    "openai/gsm8k",
+    "Qwen/Qwen2.5-0.5B-Instruct",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+    "a_b/c.d-e_1.0",
+    "_x/y",
+]
 PATHS = [
-    *("./x", "../x", "/x", "~/x", "x/", "a/b/c", "runs\\demo", "C:\\models\\a", ".", "..", "x.csv", "x.JSONL", "data/foo.jsonl"),
-    *("runs/nope", "data/foo", "models/a", "a b", "a/b--c", "a..b", "-x", "a/b.", "a?b", "https://huggingface.co/a/b", "x" * 97, "x" * 5000),
+    *(
+        "./x",
+        "../x",
+        "/x",
+        "~/x",
+        "x/",
+        "a/b/c",
+        "runs\\demo",
+        "C:\\models\\a",
+        ".",
+        "..",
+        "x.csv",
+        "x.JSONL",
+        "data/foo.jsonl",
+    ),
+    *(
+        "runs/nope",
+        "data/foo",
+        "models/a",
+        "a b",
+        "a/b--c",
+        "a..b",
+        "-x",
+        "a/b.",
+        "a?b",
+        "https://huggingface.co/a/b",
+        "x" * 97,
+        "x" * 5000,
+    ),
     *("tëst", "org/model.safetensors", "\n", "", " ", "a\0b", "gpt2\n"),
 ]
 
@@ -34,9 +68,15 @@ def test_paths_are_refused(name: str) -> None:
 def test_a_folder_that_exists_makes_a_path_of_what_begins_with_it(tmp_path: Path) -> None:
     assert not_a_hub_id("mine/model") == ""
     (tmp_path / "mine" / "models").mkdir(parents=True)
-    assert not_a_hub_id("mine/model") == f"no such folder (looked in {tmp_path}). Did you mean 'models'?"
+    assert (
+        not_a_hub_id("mine/model")
+        == f"no such folder (looked in {tmp_path}). Did you mean 'models'?"
+    )
 
 
 def test_a_file_is_called_a_file_and_its_neighbour_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.csv").touch()
-    assert not_a_hub_id("trian.csv") == f"no such file (looked in {tmp_path}). Did you mean 'train.csv'?"
+    assert (
+        not_a_hub_id("trian.csv")
+        == f"no such file (looked in {tmp_path}). Did you mean 'train.csv'?"
+    )

@@ -14,7 +14,13 @@ from sixfold.model.attention import NAME, register
 from sixfold.recipe import memory as memory_plan
 from sixfold.recipe import memory_text
 from sixfold.recipe.explain import explain
-from sixfold.recipe.memory import MemoryPlan, activation_bytes, kept_results, layer_bytes, layer_work_bytes
+from sixfold.recipe.memory import (
+    MemoryPlan,
+    activation_bytes,
+    kept_results,
+    layer_bytes,
+    layer_work_bytes,
+)
 from sixfold.recipe.memory_text import Device, memory_lines, memory_of, parse_devices, what_helps
 from sixfold.recipe.model_size import ModelSize, model_size
 from sixfold.recipe.plan import make_plan
@@ -24,7 +30,9 @@ from sixfold.trainer.checkpointing import Mode, apply_activation_checkpointing
 
 QWEN = Path(__file__).parents[1] / "data" / "configs" / "qwen2.5-0.5b"
 N = 494_032_768
-SIZE = ModelSize(parameters=1000, layers=3, hidden=8, intermediate=20, heads=2, queries=16, keys=4, vocabulary=50)
+SIZE = ModelSize(
+    parameters=1000, layers=3, hidden=8, intermediate=20, heads=2, queries=16, keys=4, vocabulary=50
+)
 
 
 def memory(*flags: str) -> MemoryPlan:
@@ -58,17 +66,23 @@ def test_weights_and_all_that_is_held_with_them_by_hand() -> None:
 
 
 def test_a_layer_by_hand() -> None:
-    """float32: two norms' inputs, their results, q, the result of attention, k and v, four of the MLP; lse and two inverse deviations."""
+    """float32: two norms' inputs, their results, q, the result of attention, k and v, four of the
+    MLP; lse and two inverse deviations.
+    """
     assert layer_bytes(SIZE, 4) == 4 * (4 * 8 + 2 * 16 + 2 * 4 + 4 * 20 + 2 + 2)
     assert layer_bytes(SIZE, 2) == 4 * (2 * 8 + 2 + 2) + 2 * (5 * 8 + 2 * 16 + 2 * 4 + 4 * 20)
     assert layer_bytes(SIZE, 2, keys=1.5) - layer_bytes(SIZE, 2) == 2 * 4
     assert kept_results(SIZE, 2) == 2 * (2 * 16 + 2 * 4 + 2 * 8 + 2 * 20) + 4 * 2
     assert activation_bytes(SIZE, 10, "none", 4) == 10 * (3 * layer_bytes(SIZE, 4) + 2 * 32)
     assert activation_bytes(SIZE, 10, "full", 4) == 10 * (3 * 32 + 2 * 32)
-    assert activation_bytes(SIZE, 10, "selective", 4) == 10 * (3 * (32 + kept_results(SIZE, 4)) + 2 * 32)
+    assert activation_bytes(SIZE, 10, "selective", 4) == 10 * (
+        3 * (32 + kept_results(SIZE, 4)) + 2 * 32
+    )
     assert layer_work_bytes(SIZE, 10, "none", 4) == 10 * 2 * 4 * 20
     assert layer_work_bytes(SIZE, 10, "full", 4) == 10 * (layer_bytes(SIZE, 4) + 2 * 4 * 20)
-    assert layer_work_bytes(SIZE, 10, "selective", 4) == 10 * (layer_bytes(SIZE, 4) - 4 * (2 * 20 + 16 + 4) + 2 * 4 * 20)
+    assert layer_work_bytes(SIZE, 10, "selective", 4) == 10 * (
+        layer_bytes(SIZE, 4) - 4 * (2 * 20 + 16 + 4) + 2 * 4 * 20
+    )
 
 
 TINY = Qwen2Config(
@@ -97,25 +111,49 @@ def test_a_forward_pass_keeps_what_the_formula_says(mode: Mode, precision: torch
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record, autocast:
         out = model.model(input_ids=ids, position_ids=places, use_cache=False)
     assert out.last_hidden_state.requires_grad
-    alive = sum(e.nbytes() for e in record.profiler.kineto_results.events() if e.name() == "[memory]")
+    alive = sum(
+        e.nbytes() for e in record.profiler.kineto_results.events() if e.name() == "[memory]"
+    )
     size = model_size(TINY.to_dict())
     assert size is not None
     width = precision.itemsize
-    cast = 2 * (size.parameters - 40 * 256 - 7 * 256 - 3 * 384) if width == 2 and mode == "none" else 0
+    cast = (
+        2 * (size.parameters - 40 * 256 - 7 * 256 - 3 * 384) if width == 2 and mode == "none" else 0
+    )
     planned = activation_bytes(size, tokens, mode, width) + cast
     assert planned == pytest.approx(alive, rel=0.1)
 
 
 def test_casts_last_as_long_as_something_reads_them() -> None:
-    """The embedding is not cast. Without checkpointing casts stay until the backward pass; with it they are gone when the loss has its tables."""
+    """The embedding is not cast. Without checkpointing casts stay until the backward pass; with it
+    they are gone when the loss has its tables.
+    """
     head = 151_936 * 896
-    assert sizes(memory("--trainer.activation_checkpointing=none"))["weights cast in a pass"] == 2 * (N - head)
+    assert sizes(memory("--trainer.activation_checkpointing=none"))[
+        "weights cast in a pass"
+    ] == 2 * (N - head)
     assert sizes(memory())["weights cast in a pass"] == 0
 
 
 def test_a_large_models_casts_are_the_peak_of_the_forward_pass() -> None:
-    recipe = load_recipe("gsm8k", ["--trainer.logprob_chunk=16", "--trainer.max_tokens_per_microbatch=16", "--rollout.max_new_tokens=16"])
-    size = ModelSize(parameters=10**9, layers=10, hidden=8, intermediate=20, heads=2, queries=16, keys=4, vocabulary=50)
+    recipe = load_recipe(
+        "gsm8k",
+        [
+            "--trainer.logprob_chunk=16",
+            "--trainer.max_tokens_per_microbatch=16",
+            "--rollout.max_new_tokens=16",
+        ],
+    )
+    size = ModelSize(
+        parameters=10**9,
+        layers=10,
+        hidden=8,
+        intermediate=20,
+        heads=2,
+        queries=16,
+        keys=4,
+        vocabulary=50,
+    )
     parts = {part.name: part.size for part in memory_plan.work_parts(recipe, size, 16)}
     later = parts["logits"] + parts["head's gradient"] + parts["backward pass of a layer"]
     assert parts["weights cast in a pass"] == 2 * (10**9 - 400) + 3 * 4 * 16 * 50 - later > 10**9
@@ -131,13 +169,19 @@ def test_logits_by_hand() -> None:
 def test_a_shared_prompt_is_kept_once_for_each_completion() -> None:
     recipe = load_recipe("gsm8k")
     assert memory_plan.keys_per_token(recipe, 512) == (512 + 8 * 1024) / (512 + 8 * 512)
-    alone = recipe.model_copy(update={"trainer": recipe.trainer.model_copy(update={"share_prefix": False})})
+    alone = recipe.model_copy(
+        update={"trainer": recipe.trainer.model_copy(update={"share_prefix": False})}
+    )
     assert memory_plan.keys_per_token(alone, 512) == 1
 
 
 def test_the_cache_is_what_is_left_and_one_sequence_at_least() -> None:
     plan = memory()
-    assert (plan.cache_wanted, plan.cache_least, plan.cache_token) == (256 * 1024, 1024, 2 * 24 * 2 * 64 * 2)
+    assert (plan.cache_wanted, plan.cache_least, plan.cache_token) == (
+        256 * 1024,
+        1024,
+        2 * 24 * 2 * 64 * 2,
+    )
     total = 10 * (plan.training + 1024 * plan.cache_token) // 9 + 10
     assert plan.cache_that_fits(total) == 1024
     assert plan.cache_that_fits(total - plan.cache_token * 2) is None
@@ -147,44 +191,79 @@ def test_the_cache_is_what_is_left_and_one_sequence_at_least() -> None:
     assert fixed.cache_least == fixed.cache_wanted == 100_000
     assert fixed.needed(100_000) == fixed.training + 100_000 * plan.cache_token
     released = memory("--engine.kv_tokens=100000", "--engine.release_kv=true")
-    assert released.needed(100_000) == max(released.training, released.sampling + 100_000 * plan.cache_token)
+    assert released.needed(100_000) == max(
+        released.training, released.sampling + 100_000 * plan.cache_token
+    )
 
 
 def test_explain_says_which_cards_hold_the_run() -> None:
     shown = lines()
-    assert "weights: 2.0 GB" in shown and "24 GB: fits" in shown and "80 GB: fits" in shown and "to fit on" not in shown
-    large = lines("--trainer.max_tokens_per_microbatch=65536", "--trainer.activation_checkpointing=none")
+    assert (
+        "weights: 2.0 GB" in shown
+        and "24 GB: fits" in shown
+        and "80 GB: fits" in shown
+        and "to fit on" not in shown
+    )
+    large = lines(
+        "--trainer.max_tokens_per_microbatch=65536", "--trainer.activation_checkpointing=none"
+    )
     assert "24 GB: does not fit; 40 GB: does not fit; 80 GB: does not fit" in large
     assert "to fit on 24 GB: trainer.activation_checkpointing = 'full'" in large
     here = lines(devices=[Device(0, 10**10, 24 * 10**9)])
     assert "GPU 0, 10.0 GB of 24.0 GB free: does not fit" in here and "to fit on GPU 0" in here
-    other = lines("--run.device=cuda:1", devices=[Device(0, 1, 2), Device(1, 80 * 10**9, 80 * 10**9)])
+    other = lines(
+        "--run.device=cuda:1", devices=[Device(0, 1, 2), Device(1, 80 * 10**9, 80 * 10**9)]
+    )
     assert "GPU 1" in other and "GPU 0" not in other
 
 
-@pytest.mark.parametrize(("visible", "described"), [("2,0", "GPU 2"), ("0", "GPU 0"), ("", None), ("GPU-8932", None)])
-def test_explain_describes_the_gpu_that_cuda_shows_the_run(visible: str, described: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("visible", "described"), [("2,0", "GPU 2"), ("0", "GPU 0"), ("", None), ("GPU-8932", None)]
+)
+def test_explain_describes_the_gpu_that_cuda_shows_the_run(
+    visible: str, described: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     shown = lines(devices=[Device(0, 10**10, 24 * 10**9), Device(2, 10**10, 24 * 10**9)])
     assert ([f"GPU {n}" for n in (0, 2) if f"GPU {n}," in shown] or [None]) == [described]
 
 
 def test_settings_that_help_come_largest_first_and_really_help() -> None:
-    flags = ["--run.precision=float32", "--sync.mode=copy", "--algorithm.name=ppo", "--trainer.activation_checkpointing=none"]
+    flags = [
+        "--run.precision=float32",
+        "--sync.mode=copy",
+        "--algorithm.name=ppo",
+        "--trainer.activation_checkpointing=none",
+    ]
     plan = make_plan(load_recipe("gsm8k", [f"--model.path={QWEN}", *flags]))
     before = memory_of(plan)
     assert before is not None
     helps = what_helps(plan, before)
     names, saved = [name.split(" = ")[0] for name, _ in helps], [size for _, size in helps]
     assert saved == sorted(saved, reverse=True) and min(saved) > 0
-    wanted = {"run.precision", "trainer.activation_checkpointing", "trainer.max_tokens_per_microbatch", "critic.body", "sync.mode"}
+    wanted = {
+        "run.precision",
+        "trainer.activation_checkpointing",
+        "trainer.max_tokens_per_microbatch",
+        "critic.body",
+        "sync.mode",
+    }
     assert wanted <= set(names)
 
 
-def test_a_model_without_known_sizes_is_said_to_be_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_model_without_known_sizes_is_said_to_be_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    assert "GPU memory" in explain(make_plan(load_recipe("gsm8k"))) and memory_of(make_plan(load_recipe("gsm8k"))) is None
-    teacher = make_plan(parse_recipe('run.name = "x"', "x.toml", ["--algorithm.beta=0.1", "--reference.path=owner/name"]))
+    assert (
+        "GPU memory" in explain(make_plan(load_recipe("gsm8k")))
+        and memory_of(make_plan(load_recipe("gsm8k"))) is None
+    )
+    teacher = make_plan(
+        parse_recipe(
+            'run.name = "x"', "x.toml", ["--algorithm.beta=0.1", "--reference.path=owner/name"]
+        )
+    )
     assert memory_of(teacher) is None
 
 
@@ -207,7 +286,9 @@ def test_the_list_of_nvidia_smi() -> None:
     ]
 
 
-def test_a_missing_or_failing_nvidia_smi_is_no_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_or_failing_nvidia_smi_is_no_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert memory_text.find_devices() == []
     tool = tmp_path / "nvidia-smi"
@@ -228,10 +309,19 @@ def documented() -> str:
         plan = memory_of(make_plan(load_recipe(name, flags)))
         assert plan is not None
         plans.append(plan)
-    columns = [sizes(p) | {"KV cache, as wanted": p.cache_wanted * p.cache_token, "peak": p.needed(p.cache_wanted)} for p in plans]
+    columns = [
+        sizes(p)
+        | {
+            "KV cache, as wanted": p.cache_wanted * p.cache_token,
+            "peak": p.needed(p.cache_wanted),
+        }
+        for p in plans
+    ]
     lines = ["| MB | " + " | ".join(RECIPES) + " |", "|---" * (len(columns) + 1) + "|"]
     for row in columns[0]:
-        lines.append(f"| {row} | " + " | ".join(f"{c.get(row, 0) / 1e6:,.1f}" for c in columns) + " |")
+        lines.append(
+            f"| {row} | " + " | ".join(f"{c.get(row, 0) / 1e6:,.1f}" for c in columns) + " |"
+        )
     return "\n".join(lines)
 
 

@@ -13,9 +13,21 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from sixfold.recipe.model_size import model_size
 
 COMMON: dict[str, Any] = dict(
-    vocab_size=50, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=64
+    vocab_size=50,
+    hidden_size=48,
+    intermediate_size=80,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
 )
-MOE = dict(head_dim=12, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=20, decoder_sparse_step=2)
+MOE = dict(
+    head_dim=12,
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=20,
+    decoder_sparse_step=2,
+)
 QWEN_05B = dict(
     model_type="qwen2",
     vocab_size=151_936,
@@ -55,9 +67,13 @@ def real_parameters(config: Any) -> int:
 
 
 @pytest.mark.parametrize(("kind", "sizes"), CASES)
-def test_parameters_are_those_of_the_real_module(kind: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+def test_parameters_are_those_of_the_real_module(
+    kind: str, sizes: dict[str, Any], tmp_path: Path
+) -> None:
     """Read from the file that transformers writes, which leaves defaults out."""
-    config = AutoConfig.for_model(kind, **(dict(vocab_size=50) if kind == "gpt2" else COMMON), **sizes)
+    config = AutoConfig.for_model(
+        kind, **(dict(vocab_size=50) if kind == "gpt2" else COMMON), **sizes
+    )
     config.save_pretrained(tmp_path)
     size = model_size(json.loads((tmp_path / "config.json").read_text()))
     assert size is not None and size.parameters == real_parameters(config)
@@ -66,7 +82,9 @@ def test_parameters_are_those_of_the_real_module(kind: str, sizes: dict[str, Any
 
 def test_a_real_model_has_its_published_number_of_parameters() -> None:
     size = model_size(QWEN_05B)
-    assert size is not None and size.parameters == 494_032_768 == real_parameters(AutoConfig.for_model(**QWEN_05B))
+    assert size is not None and size.parameters == 494_032_768 == real_parameters(
+        AutoConfig.for_model(**QWEN_05B)
+    )
     assert (size.queries, size.keys) == (896, 128)
 
 

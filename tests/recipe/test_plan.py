@@ -1,4 +1,6 @@
-"""The plan's numbers against hand counts, transformers' own model and the trainer's own packing; its refusals against exact lines."""
+"""The plan's numbers against hand counts, transformers' own model and the trainer's own packing;
+its refusals against exact lines.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def test_the_numbers_of_the_defaults_by_hand() -> None:
     plan = make_plan(Recipe())
     assert plan.trajectories == 8 * 8
     assert (plan.longest_tokens, plan.max_prompt_tokens) == (512, 448)
-    # 8 prompts of 448 and 64 completions of 64 are 7,680 tokens; a micro-batch closes with at least 4096 - 511 in it, one prompt of them
+    # 8 prompts of 448 and 64 completions of 64 are 7,680 tokens; a micro-batch closes with at least
+    # 4096 - 511 in it, one prompt of them
     # perhaps a repeat, so 3,137 new ones: two can be closed, and one more holds the rest
     assert plan.microbatches == 3
     assert plan.step_tokens == 7680
@@ -47,8 +50,18 @@ def test_the_numbers_of_the_defaults_by_hand() -> None:
 def test_scratch_parameters_are_those_of_the_real_model() -> None:
     from sixfold.model.scratch import scratch_model
 
-    flags = ["--model.scratch.hidden_size=48", "--model.scratch.layers=3", "--model.scratch.heads=6", "--model.scratch.kv_heads=2"]
-    asked = recipe(*flags, "--model.scratch.head_dim=10", "--model.scratch.intermediate_size=80", "--model.scratch.alphabet=abc")
+    flags = [
+        "--model.scratch.hidden_size=48",
+        "--model.scratch.layers=3",
+        "--model.scratch.heads=6",
+        "--model.scratch.kv_heads=2",
+    ]
+    asked = recipe(
+        *flags,
+        "--model.scratch.head_dim=10",
+        "--model.scratch.intermediate_size=80",
+        "--model.scratch.alphabet=abc",
+    )
     model, tokenizer = scratch_model(asked.model.scratch, seed=0)
     plan = make_plan(asked)
     assert plan.model.parameters == sum(p.numel() for p in model.parameters())
@@ -57,14 +70,24 @@ def test_scratch_parameters_are_those_of_the_real_model() -> None:
 
 def write_model(folder: Path, config: dict[str, object], tensors: dict[str, list[int]]) -> Path:
     """A model folder as transformers saves it, without the numbers."""
-    header = json.dumps({"__metadata__": {"format": "pt"}} | {n: {"dtype": "F32", "shape": s, "data_offsets": [0, 0]} for n, s in tensors.items()})
+    header = json.dumps(
+        {"__metadata__": {"format": "pt"}}
+        | {n: {"dtype": "F32", "shape": s, "data_offsets": [0, 0]} for n, s in tensors.items()}
+    )
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode())
     return folder
 
 
-QWEN = dict(model_type="qwen2", num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2, hidden_size=896, max_position_embeddings=1024)
+QWEN = dict(
+    model_type="qwen2",
+    num_hidden_layers=24,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+    hidden_size=896,
+    max_position_embeddings=1024,
+)
 
 
 def test_a_local_model_is_read_from_its_files(tmp_path: Path) -> None:
@@ -77,11 +100,18 @@ def test_a_local_model_is_read_from_its_files(tmp_path: Path) -> None:
 
 
 def test_what_a_model_does_not_say_stays_unknown(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "gpt2", dict(model_type="gpt2", n_positions=128, n_embd=8), {"w": [3, 3]})
+    folder = write_model(
+        tmp_path / "gpt2", dict(model_type="gpt2", n_positions=128, n_embd=8), {"w": [3, 3]}
+    )
     plan = make_plan(recipe(f"--model.path={folder}"))
     assert plan.longest_tokens == 128 and plan.kv_tokens == 256 * 128 and plan.kv_bytes is None
     hub = make_plan(recipe("--model.path=Qwen/Qwen2.5-0.5B"))
-    assert (hub.model.parameters, hub.longest_tokens, hub.kv_tokens, hub.step_tokens) == (None, None, None, None)
+    assert (hub.model.parameters, hub.longest_tokens, hub.kv_tokens, hub.step_tokens) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert hub.microbatches == hub.trajectories == 64
     bounded = make_plan(recipe("--model.path=Qwen/Qwen2.5-0.5B", "--data.max_prompt_tokens=36"))
     assert bounded.longest_tokens == 100 and bounded.kv_tokens == 256 * 112
@@ -90,45 +120,73 @@ def test_what_a_model_does_not_say_stays_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["vllm", "sglang:http://localhost:30000"])
 def test_what_only_the_embedded_engine_does_is_refused_with_another(backend: str) -> None:
     other = f"--rollout.backend={backend}"
-    assert refusal(other, "--engine.speculation=ngram").startswith("engine.speculation is the embedded engine's, and rollout.backend")
+    assert refusal(other, "--engine.speculation=ngram").startswith(
+        "engine.speculation is the embedded engine's, and rollout.backend"
+    )
     assert refusal(other, "--rollout.oversample=12").startswith(
         f"rollout.oversample gives up samples on the way, which rollout.backend = '{backend}'"
     )
     assert refusal(other, "--sync.mode=int8", "--algorithm.correction=truncated").startswith(
-        f"sync.mode = 'int8' rounds the embedded engine's weights, and rollout.backend = '{backend}' samples elsewhere"
+        "sync.mode = 'int8' rounds the embedded engine's weights, and rollout.backend ="
+        f" '{backend}' samples elsewhere"
     )
     for flag in ("top_p=0.9", "top_k=5", "min_p=0.1"):
-        assert refusal(other, f"--rollout.{flag}").startswith(f"rollout.top_p, top_k and min_p: rollout.backend = '{backend}' does not say which")
+        assert refusal(other, f"--rollout.{flag}").startswith(
+            f"rollout.top_p, top_k and min_p: rollout.backend = '{backend}' does not say which"
+        )
 
 
 def test_contradictions_are_refused_with_their_reason(tmp_path: Path) -> None:
-    assert refusal("--rollout.samples_per_prompt=1") == ("rollout.samples_per_prompt = 1 gives every sample zero advantage under grpo; use >= 2")
-    assert "under rloo" in refusal("--rollout.samples_per_prompt=1", "--algorithm.name=rloo")
-    assert refusal("--rollout.max_new_tokens=512") == (
-        "rollout.max_new_tokens = 512 leaves no room for a prompt in the model's context of 512 tokens (model.scratch.context)"
+    assert (
+        refusal("--rollout.samples_per_prompt=1")
+        == "rollout.samples_per_prompt = 1 gives every sample zero advantage under grpo; use >= 2"
     )
-    assert refusal("--rollout.max_new_tokens=112", "--data.max_prompt_tokens=401") == (
-        "data.max_prompt_tokens + rollout.max_new_tokens = 401 + 112 = 513 exceeds the model's context of 512 tokens (model.scratch.context)"
+    assert "under rloo" in refusal("--rollout.samples_per_prompt=1", "--algorithm.name=rloo")
+    assert (
+        refusal("--rollout.max_new_tokens=512")
+        == "rollout.max_new_tokens = 512 leaves no room for a prompt in the model's context of 512"
+        " tokens (model.scratch.context)"
+    )
+    assert (
+        refusal("--rollout.max_new_tokens=112", "--data.max_prompt_tokens=401")
+        == "data.max_prompt_tokens + rollout.max_new_tokens = 401 + 112 = 513 exceeds the model's"
+        " context of 512 tokens (model.scratch.context)"
     )
     make_plan(recipe("--rollout.max_new_tokens=112", "--data.max_prompt_tokens=400"))
-    assert refusal("--engine.kv_tokens=511").startswith("engine.kv_tokens = 511 cannot hold one sequence of up to 512 tokens; use >= 512")
+    assert refusal("--engine.kv_tokens=511").startswith(
+        "engine.kv_tokens = 511 cannot hold one sequence of up to 512 tokens; use >= 512"
+    )
     assert make_plan(recipe("--engine.kv_tokens=512")).kv_blocks == 32
     assert make_plan(recipe("--engine.kv_tokens=513")).kv_blocks == 33
-    assert refusal("--eval.samples=4").startswith("eval.samples = 4 at eval.temperature = 0 draws the same greedy answer each time")
-    assert refusal("--rollout.top_k=1").startswith("rollout.top_k = 1 leaves one token to draw: its log-prob is 0 whatever the weights are")
-    assert refusal("--rollout.top_k=4", "--algorithm.entropy_target=1.4") == (
-        "algorithm.entropy_target = 1.4 nats is out of reach: a choice of rollout.top_k = 4 tokens has an entropy of at most ln 4 = 1.39"
+    assert refusal("--eval.samples=4").startswith(
+        "eval.samples = 4 at eval.temperature = 0 draws the same greedy answer each time"
+    )
+    assert refusal("--rollout.top_k=1").startswith(
+        "rollout.top_k = 1 leaves one token to draw: its log-prob is 0 whatever the weights are"
+    )
+    assert (
+        refusal("--rollout.top_k=4", "--algorithm.entropy_target=1.4")
+        == "algorithm.entropy_target = 1.4 nats is out of reach: a choice of rollout.top_k = 4"
+        " tokens has an entropy of at most ln 4 = 1.39"
     )
     make_plan(recipe("--rollout.top_k=4", "--algorithm.entropy_target=1.3"))
     assert "alphabet has 'ab' more than once" in refusal("--model.scratch.alphabet=abcba")
     assert "head_dim = 33 is odd" in refusal("--model.scratch.head_dim=33")
     folder = write_model(tmp_path / "m", QWEN, {"w": [2]})
-    assert refusal(f"--model.path={folder}", "--rollout.max_new_tokens=1024").endswith("context of 1024 tokens (its config.json)")
+    assert refusal(f"--model.path={folder}", "--rollout.max_new_tokens=1024").endswith(
+        "context of 1024 tokens (its config.json)"
+    )
 
 
 def test_model_folders_that_are_none(tmp_path: Path) -> None:
-    assert refusal(f"--model.path={tmp_path}") == f"model.path: {tmp_path} holds no config.json: it is not a Hugging Face model folder"
-    assert refusal("--model.path=./no/such") == "model.path: no folder no/such, and './no/such' is not a hub id (owner/name)"
+    assert (
+        refusal(f"--model.path={tmp_path}")
+        == f"model.path: {tmp_path} holds no config.json: it is not a Hugging Face model folder"
+    )
+    assert (
+        refusal("--model.path=./no/such")
+        == "model.path: no folder no/such, and './no/such' is not a hub id (owner/name)"
+    )
     folder = write_model(tmp_path / "m", QWEN, {"w": [2]})
     assert "is a file; give the folder" in refusal(f"--model.path={folder}/config.json")
     (folder / "model.safetensors").write_bytes(b"\xff" * 20)
@@ -140,7 +198,13 @@ def test_model_folders_that_are_none(tmp_path: Path) -> None:
 def test_an_algorithm_is_its_row_with_the_recipe_laid_over() -> None:
     assert resolve_algorithm(AlgorithmConfig()) == ZOO["grpo"]
     changed = resolve_algorithm(AlgorithmConfig(beta=0.04, clip_high=0.28, aggregation="token"))
-    assert (changed.beta, changed.clip_low, changed.clip_high, changed.aggregation, changed.kl) == (0.04, 0.2, 0.28, "token", "k3")
+    assert (changed.beta, changed.clip_low, changed.clip_high, changed.aggregation, changed.kl) == (
+        0.04,
+        0.2,
+        0.28,
+        "token",
+        "k3",
+    )
     assert make_plan(recipe("--algorithm.beta=0.04")).keeps_reference
 
 
@@ -151,7 +215,9 @@ def test_no_step_needs_more_microbatches_than_the_bound(data: st.DataObject, sha
     import torch
 
     prompts, samples = data.draw(st.integers(1, 6)), data.draw(st.integers(2, 6))
-    prompt, new, budget = (data.draw(st.integers(*bounds)) for bounds in ((1, 60), (1, 60), (16, 300)))
+    prompt, new, budget = (
+        data.draw(st.integers(*bounds)) for bounds in ((1, 60), (1, 60), (16, 300))
+    )
     asked = recipe(
         f"--rollout.prompts_per_step={prompts}",
         f"--rollout.samples_per_prompt={samples}",
@@ -159,35 +225,62 @@ def test_no_step_needs_more_microbatches_than_the_bound(data: st.DataObject, sha
         f"--trainer.max_tokens_per_microbatch={budget}",
         f"--trainer.share_prefix={str(share).lower()}",
     )
-    of_group = [data.draw(st.one_of(st.just(prompt), st.integers(1, prompt))) for _ in range(prompts)]
+    of_group = [
+        data.draw(st.one_of(st.just(prompt), st.integers(1, prompt))) for _ in range(prompts)
+    ]
     prompt_lengths = [length for length in of_group for _ in range(samples)]
-    lengths = [length + data.draw(st.one_of(st.just(new), st.integers(1, new))) for length in prompt_lengths]
+    lengths = [
+        length + data.draw(st.one_of(st.just(new), st.integers(1, new)))
+        for length in prompt_lengths
+    ]
     group = [g for g in range(prompts) for _ in range(samples)]
     tokens = torch.zeros(len(lengths), prompt, dtype=torch.int64)
     columns = (torch.tensor(column) for column in (lengths, prompt_lengths, group))
-    batch = SimpleNamespace(tokens=tokens, **dict(zip(("lengths", "prompt_lengths", "group"), columns, strict=True)))
+    batch = SimpleNamespace(
+        tokens=tokens, **dict(zip(("lengths", "prompt_lengths", "group"), columns, strict=True))
+    )
     batch.at_host = lambda: batch
     parts = packing.microbatches(batch, range(len(lengths)), budget, share)
     assert len(parts) <= microbatch_bound(asked, prompt)
 
 
-@pytest.mark.parametrize(("steps", "every"), [(0, 0), (0, 5), (1, 1), (10, 0), (10, 5), (11, 5), (9, 5), (3, 10)])
+@pytest.mark.parametrize(
+    ("steps", "every"), [(0, 0), (0, 5), (1, 1), (10, 0), (10, 5), (11, 5), (9, 5), (3, 10)]
+)
 def test_evaluations_are_those_of_a_run_counted_one_by_one(steps: int, every: int) -> None:
-    counted = 1 + sum(step == steps or (every > 0 and step % every == 0) for step in range(1, steps + 1))
+    counted = 1 + sum(
+        step == steps or (every > 0 and step % every == 0) for step in range(1, steps + 1)
+    )
     assert make_plan(recipe(f"--run.steps={steps}", f"--eval.every={every}")).evaluations == counted
-    assert make_plan(recipe(f"--run.steps={steps}", f"--eval.every={every}", "--data.heldout=0")).evaluations == 0
+    assert (
+        make_plan(
+            recipe(f"--run.steps={steps}", f"--eval.every={every}", "--data.heldout=0")
+        ).evaluations
+        == 0
+    )
 
 
 def test_the_explanation_says_the_numbers_and_why() -> None:
-    text = explain(make_plan(recipe("--algorithm.beta=0.04", "--run.max_minutes=5", "--run.target_reward=0.9")))
+    text = explain(
+        make_plan(recipe("--algorithm.beta=0.04", "--run.max_minutes=5", "--run.target_reward=0.9"))
+    )
     for line in (
-        "8 prompts x 8 samples = 64 trajectories, 1 optimizer step, at most 3 micro-batches of <= 4096 tokens",
-        "because a trajectory has at most 512 tokens and is never split; a prompt counts once for its completions (trainer.share_prefix)",
+        (
+            "8 prompts x 8 samples = 64 trajectories, 1 optimizer step, at most 3 micro-batches of"
+            " <= 4096 tokens"
+        ),
+        (
+            "because a trajectory has at most 512 tokens and is never split; a prompt counts once"
+            " for its completions (trainer.share_prefix)"
+        ),
         "at most 131,072 tokens in 8,192 blocks of 16; 256 MiB",
         "because engine.kv_tokens = 0: room for engine.max_running = 256 sequences of 512 tokens",
         "a frozen copy is kept, scored in the loop; KL k3 in the loss, weight 0.04",
         "because beta = 0.04 (algorithm.beta in the recipe)",
-        "after 100 RL steps or after 5 minutes or once the moving average of the reward reaches 0.9, whichever is first",
+        (
+            "after 100 RL steps or after 5 minutes or once the moving average of the reward reaches"
+            " 0.9, whichever is first"
+        ),
         "training state: 12.1 MiB",
         "asked for (4 of ",
         "algorithm.beta     0.04  (default the algorithm's own)",
@@ -212,30 +305,50 @@ def says(topic: str, *flags: str) -> str:
 def test_the_explanation_says_how_the_engine_admits_and_what_it_computes_once() -> None:
     plain = says("prefill")
     assert plain.startswith(
-        "a prompt is computed once for its 8 samples; what prompts begin with in common is computed once too, found in a radix tree"
+        "a prompt is computed once for its 8 samples; what prompts begin with in common is computed"
+        " once too, found in a radix tree"
     )
     assert "at most 4096 prompt tokens in an engine step" in plain
-    assert "is computed for each; at most 100 prompt" in says("prefill", "--engine.prefix_cache=none", "--engine.prefill_tokens_per_step=100")
+    assert "is computed for each; at most 100 prompt" in says(
+        "prefill", "--engine.prefix_cache=none", "--engine.prefill_tokens_per_step=100"
+    )
     assert "by whole blocks" in says("prefill", "--engine.prefix_cache=hash")
-    assert says("prefill", "--rollout.samples_per_prompt=1", "--algorithm.name=reinforce").startswith("a prompt has one sample;")
-    assert says("prefill", "--rollout.oversample=12").startswith("a prompt is computed once for its 12 samples;")
+    assert says(
+        "prefill", "--rollout.samples_per_prompt=1", "--algorithm.name=reinforce"
+    ).startswith("a prompt has one sample;")
+    assert says("prefill", "--rollout.oversample=12").startswith(
+        "a prompt is computed once for its 12 samples;"
+    )
     assert "none has to stop" in says("admission")
-    assert "the last in line stops and goes on later, to the same tokens" in says("admission", "--engine.preemption=recompute")
+    assert "the last in line stops and goes on later, to the same tokens" in says(
+        "admission", "--engine.preemption=recompute"
+    )
     assert "waits in host memory" in says("admission", "--engine.preemption=swap")
-    assert says("KV cache", "--engine.kv_tokens=1000", "--engine.block_size=8").startswith("1,000 tokens in 125 blocks of 8; 1.95 MiB")
+    assert says("KV cache", "--engine.kv_tokens=1000", "--engine.block_size=8").startswith(
+        "1,000 tokens in 125 blocks of 8; 1.95 MiB"
+    )
 
 
 def test_the_explanation_counts_optimizer_steps() -> None:
-    assert "64 trajectories, 1 optimizer step, at most 3 micro-batches of <= 4096 tokens" in says("step")
+    assert "64 trajectories, 1 optimizer step, at most 3 micro-batches of <= 4096 tokens" in says(
+        "step"
+    )
     ppo = says("step", "--algorithm.name=ppo")
-    assert "2 epochs x 1 minibatch = 2 optimizer steps, at most 3 micro-batches of <= 4096 tokens in each epoch" in ppo
+    assert (
+        "2 epochs x 1 minibatch = 2 optimizer steps, at most 3 micro-batches of <= 4096 tokens in"
+        " each epoch" in ppo
+    )
     assert "computed a pass over the samples" in says("training", "--algorithm.name=ppo")
     # 4 minibatches: each of them closes a micro-batch of its own
-    assert "1 epoch x 4 minibatches = 4 optimizer steps, at most 6 micro-batches" in says("step", "--algorithm.minibatches=4")
+    assert "1 epoch x 4 minibatches = 4 optimizer steps, at most 6 micro-batches" in says(
+        "step", "--algorithm.minibatches=4"
+    )
 
 
 def test_the_explanation_says_what_the_algorithm_is() -> None:
-    assert says("algorithm", "--algorithm.name=cispo").startswith("cispo: baseline: group mean; ratio and clip: token, weight <= 5; token losses")
+    assert says("algorithm", "--algorithm.name=cispo").startswith(
+        "cispo: baseline: group mean; ratio and clip: token, weight <= 5; token losses"
+    )
     assert "no ratio, no clip" in says("algorithm", "--algorithm.name=reinforce")
     assert "ratio and clip: token, 0.8 to 1.3" in says("algorithm", "--algorithm.clip_high=0.3")
 
@@ -243,48 +356,86 @@ def test_the_explanation_says_what_the_algorithm_is() -> None:
 def test_the_explanation_says_what_else_is_kept() -> None:
     parameters = make_plan(Recipe()).model.parameters or 0
     critic = says("critic", "--algorithm.name=ppo", "--critic.warmup_steps=3")
-    assert f"training state: about {16 * parameters / 2**20:.3g} MiB more; learning rate 1e-05; trained alone in the first 3 steps" in critic
+    assert (
+        f"training state: about {16 * parameters / 2**20:.3g} MiB more; learning rate 1e-05;"
+        " trained alone in the first 3 steps" in critic
+    )
     assert "a value head on the policy's hidden states; training state: next to nothing" in says(
         "critic", "--algorithm.name=ppo", "--critic.body=policy"
     )
     assert fact("critic") is None
-    teacher = says("teacher", "--algorithm.name=opd", "--reference.path=org/teacher", "--reference.placement=worker")
-    assert teacher.startswith("org/teacher is kept, scored by a process of its own while answers are checked; its log-probs less the policy's")
-    adapted = says("reference", "--algorithm.beta=0.02", "--algorithm.kl_target=0.1", "--reference.reset_every=7")
-    assert adapted.endswith("KL k3 in the loss, weight 0.02, adapted until the KL is 0.1; copied anew every 7 steps")
+    teacher = says(
+        "teacher",
+        "--algorithm.name=opd",
+        "--reference.path=org/teacher",
+        "--reference.placement=worker",
+    )
+    assert teacher.startswith(
+        "org/teacher is kept, scored by a process of its own while answers are checked; its"
+        " log-probs less the policy's"
+    )
+    adapted = says(
+        "reference",
+        "--algorithm.beta=0.02",
+        "--algorithm.kl_target=0.1",
+        "--reference.reset_every=7",
+    )
+    assert adapted.endswith(
+        "KL k3 in the loss, weight 0.02, adapted until the KL is 0.1; copied anew every 7 steps"
+    )
 
 
 def test_the_explanation_says_what_is_kept_of_the_distribution() -> None:
     assert fact("sampling") is None
-    assert says("sampling", "--rollout.top_p=0.9").startswith("from the fewest that reach a probability of 0.9, renormalised; trainer and reference")
-    all_three = says("sampling", "--rollout.top_p=0.9", "--rollout.top_k=50", "--rollout.min_p=0.05")
-    assert "the 50 most probable tokens, of these the fewest that reach a probability of 0.9, of these those at least 0.05 times as pro" in all_three
+    assert says("sampling", "--rollout.top_p=0.9").startswith(
+        "from the fewest that reach a probability of 0.9, renormalised; trainer and reference"
+    )
+    all_three = says(
+        "sampling", "--rollout.top_p=0.9", "--rollout.top_k=50", "--rollout.min_p=0.05"
+    )
+    assert (
+        "the 50 most probable tokens, of these the fewest that reach a probability of 0.9, of these"
+        " those at least 0.05 times as pro" in all_three
+    )
     assert "costs at most 200 bytes a sampled token" in all_three
 
 
 def test_the_explanation_says_the_correction() -> None:
     stale = ("--sync.mode=copy", "--sync.every=4")
     found = fact("correction", "--algorithm.correction=masked", *stale)
-    assert found is not None and found.says.endswith("pi(start of the step) / pi(sampler), 0.5 to 5")
+    assert found is not None and found.says.endswith(
+        "pi(start of the step) / pi(sampler), 0.5 to 5"
+    )
     assert found.why == "algorithm.correction; sync.mode = copy, every = 4"
-    assert says("correction", "--algorithm.correction=truncated", "--algorithm.correction_high=4", *stale).endswith("up to 4")
+    assert says(
+        "correction", "--algorithm.correction=truncated", "--algorithm.correction_high=4", *stale
+    ).endswith("up to 4")
     assert "fallen by 0.5" in says("correction", "--algorithm.correction=negative-sequence", *stale)
     assert fact("correction") is None
 
 
 def test_the_explanation_says_whose_weights_sample() -> None:
     assert says("weights").startswith("engine and trainer share one set of weights; forward")
-    assert says("weights", "--sync.mode=copy").startswith("the engine has its own copy of the weights; forward")
+    assert says("weights", "--sync.mode=copy").startswith(
+        "the engine has its own copy of the weights; forward"
+    )
     rounded = says("weights", "--sync.mode=fp8", "--algorithm.correction=truncated")
-    assert rounded.startswith("the engine has its own copy of the weights, rounded as if in fp8 (simulated: nothing is saved); forward")
+    assert rounded.startswith(
+        "the engine has its own copy of the weights, rounded as if in fp8 (simulated: nothing is"
+        " saved); forward"
+    )
 
 
 def test_the_explanation_says_what_dynamic_sampling_will_cost() -> None:
     found = fact("refill", "--algorithm.dynamic_sampling=3", "--rollout.samples_per_prompt=4")
     assert found is not None
-    # q = p^4 + (1 - p)^4: 0.6562 for 0.1 and 0.9, 0.125 for 0.5; q + q^2 more groups, q^3 never mixed
+    # q = p^4 + (1 - p)^4: 0.6562 for 0.1 and 0.9, 0.125 for 0.5; q + q^2 more groups, q^3 never
+    # mixed
     costs = [(q + q**2, q**3) for q in (0.1**4 + 0.9**4, 2 * 0.5**4, 0.9**4 + 0.1**4)]
-    assert f"probability 0.1, 0.5, 0.9: {', '.join(f'{more:.2f}' for more, _ in costs)} groups more" in found.says
+    assert (
+        f"probability 0.1, 0.5, 0.9: {', '.join(f'{more:.2f}' for more, _ in costs)} groups more"
+        in found.says
+    )
     assert f"a share of {', '.join(f'{left:.3f}' for _, left in costs)} stays" in found.says
     assert "in 3 rounds a step at most" in found.says and "p^4 + (1 - p)^4" in found.why
     assert fact("refill") is None
@@ -302,11 +453,16 @@ def test_asked_and_resolved_are_two_things() -> None:
     plan = make_plan(recipe("--algorithm.clip_high=0.2"))
     assert plan.recipe.algorithm.clip_low is None and plan.algorithm.clip_low == 0.2
     # 0.2 is what grpo would have taken anyway; it was asked for all the same
-    assert asked_settings(plan.recipe) == [("run.name", '"x"', '"run"'), ("algorithm.clip_high", "0.2", "the algorithm's own")]
+    assert asked_settings(plan.recipe) == [
+        ("run.name", '"x"', '"run"'),
+        ("algorithm.clip_high", "0.2", "the algorithm's own"),
+    ]
 
 
 @pytest.mark.parametrize("name", ["demo", "gsm8k", "reasoning_gym"])
 def test_every_shipped_recipe_has_a_plan(name: str) -> None:
     plan = make_plan(load_recipe(name))
     assert name in explain(plan)
-    assert plan.longest_tokens is not None, "a shipped recipe bounds its lengths, so that its cache has a known size"
+    assert plan.longest_tokens is not None, (
+        "a shipped recipe bounds its lengths, so that its cache has a known size"
+    )

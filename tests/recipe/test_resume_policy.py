@@ -20,10 +20,15 @@ def test_changes_are_listed_or_refused() -> None:
     saved = settings_of(Recipe())
     assert allowed_changes(saved, Recipe(), warming_up=False) == []
     free = parse_recipe('run.steps = 7\nrun.name = "other"\nlog.to = ["csv"]', "test")
-    assert allowed_changes(saved, free, warming_up=False) == ["run.steps 100 -> 7", 'log.to [] -> ["csv"]']
+    assert allowed_changes(saved, free, warming_up=False) == [
+        "run.steps 100 -> 7",
+        'log.to [] -> ["csv"]',
+    ]
     warm = parse_recipe("sft.steps = 7", "test")
     assert allowed_changes(saved, warm, warming_up=True) == ["sft.steps 0 -> 7"]
-    with pytest.raises(UserError, match=r"sft\.steps cannot change from 0 to 7 on resume: the warm-up is over"):
+    with pytest.raises(
+        UserError, match=r"sft\.steps cannot change from 0 to 7 on resume: the warm-up is over"
+    ):
         allowed_changes(saved, warm, warming_up=False)
 
 

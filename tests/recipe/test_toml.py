@@ -37,19 +37,30 @@ def refusal(text: str, *flags: str) -> str:
 MISTAKES = {
     "unknown key": (
         "[run]\nseed = 1\n\n[trainer]\nlearning_rte = 1e-6",
-        "unknown key 'trainer.learning_rte'. Did you mean 'trainer.learning_rate'? (demo.toml, line 5)",
+        (
+            "unknown key 'trainer.learning_rte'. Did you mean 'trainer.learning_rate'? (demo.toml,"
+            " line 5)"
+        ),
     ),
     "unknown section": (
         "[run]\nseed = 1\n[traner]\nlearning_rate = 1e-6",
         "unknown key 'traner'. Did you mean 'trainer'? (demo.toml, line 3)",
     ),
-    "unknown nested section": ("model.scrach.layers = 1", "unknown key 'model.scrach'. Did you mean 'model.scratch'? (demo.toml, line 1)"),
+    "unknown nested section": (
+        "model.scrach.layers = 1",
+        "unknown key 'model.scrach'. Did you mean 'model.scratch'? (demo.toml, line 1)",
+    ),
     "nothing near": ("run.zzzz = 1", "unknown key 'run.zzzz'. (demo.toml, line 1)"),
-    "wrong section": ("\ngrad_clip = 1.0", "'grad_clip' belongs under 'trainer' (trainer.grad_clip) (demo.toml, line 2)"),
+    "wrong section": (
+        "\ngrad_clip = 1.0",
+        "'grad_clip' belongs under 'trainer' (trainer.grad_clip) (demo.toml, line 2)",
+    ),
     "two right sections": (
         "learning_rate = 1e-6",
-        "'learning_rate' belongs under 'critic' (critic.learning_rate) or 'trainer' (trainer.learning_rate) "
-        "or 'sft' (sft.learning_rate) (demo.toml, line 1)",
+        (
+            "'learning_rate' belongs under 'critic' (critic.learning_rate) or 'trainer'"
+            " (trainer.learning_rate) or 'sft' (sft.learning_rate) (demo.toml, line 1)"
+        ),
     ),
     "word for integer": (
         '[trainer]\nmax_skipped_steps = "ten"',
@@ -59,18 +70,39 @@ MISTAKES = {
         'trainer.learning_rate = "1e-6"',
         "trainer.learning_rate: expected a finite number > 0, got '1e-6' (demo.toml, line 1)",
     ),
-    "float for integer": ("run.seed = 1.5", "run.seed: expected an integer >= 0, got 1.5 (demo.toml, line 1)"),
-    "boolean for integer": ("run.seed = true", "run.seed: expected an integer >= 0, got true (demo.toml, line 1)"),
-    "boolean for choice": ("run.device = false", "run.device: expected one of 'auto', 'cpu', 'cuda', got false (demo.toml, line 1)"),
-    "table for value": ("[run.seed]\nx = 1", "run.seed: expected an integer >= 0, got a table (demo.toml, line 1)"),
-    "date for text": ("run.dir = 2024-01-01", "run.dir: expected text, got datetime.date(2024, 1, 1) (demo.toml, line 1)"),
+    "float for integer": (
+        "run.seed = 1.5",
+        "run.seed: expected an integer >= 0, got 1.5 (demo.toml, line 1)",
+    ),
+    "boolean for integer": (
+        "run.seed = true",
+        "run.seed: expected an integer >= 0, got true (demo.toml, line 1)",
+    ),
+    "boolean for choice": (
+        "run.device = false",
+        "run.device: expected one of 'auto', 'cpu', 'cuda', got false (demo.toml, line 1)",
+    ),
+    "table for value": (
+        "[run.seed]\nx = 1",
+        "run.seed: expected an integer >= 0, got a table (demo.toml, line 1)",
+    ),
+    "date for text": (
+        "run.dir = 2024-01-01",
+        "run.dir: expected text, got datetime.date(2024, 1, 1) (demo.toml, line 1)",
+    ),
     "value for section": (
         "trainer = 1",
-        "'trainer' is a section, not a setting; set what is in it, e.g. trainer.learning_rate (demo.toml, line 1)",
+        (
+            "'trainer' is a section, not a setting; set what is in it, e.g. trainer.learning_rate"
+            " (demo.toml, line 1)"
+        ),
     ),
     "array of tables": (
         "[[trainer]]\nseed = 1",
-        "'trainer' is a section, not a setting; set what is in it, e.g. trainer.learning_rate (demo.toml, line 1)",
+        (
+            "'trainer' is a section, not a setting; set what is in it, e.g. trainer.learning_rate"
+            " (demo.toml, line 1)"
+        ),
     ),
     "below the bound": (
         "[rollout]\nsamples_per_prompt = 0",
@@ -78,49 +110,112 @@ MISTAKES = {
     ),
     "at an open bound": (
         "algorithm.overlong_buffer = 1.0",
-        "algorithm.overlong_buffer: expected a finite number >= 0 and < 1, got 1.0 (demo.toml, line 1)",
+        (
+            "algorithm.overlong_buffer: expected a finite number >= 0 and < 1, got 1.0 (demo.toml,"
+            " line 1)"
+        ),
     ),
-    "inline table": ("[model]\nscratch = { layers = 0 }", "model.scratch.layers: expected an integer >= 1, got 0 (demo.toml, line 2)"),
+    "inline table": (
+        "[model]\nscratch = { layers = 0 }",
+        "model.scratch.layers: expected an integer >= 1, got 0 (demo.toml, line 2)",
+    ),
     "bad choice": (
         'run.device = "cpuu"',
-        "run.device: expected one of 'auto', 'cpu', 'cuda', got 'cpuu'. Did you mean 'cpu'? (demo.toml, line 1)",
+        (
+            "run.device: expected one of 'auto', 'cpu', 'cuda', got 'cpuu'. Did you mean 'cpu'?"
+            " (demo.toml, line 1)"
+        ),
     ),
     "bad optional choice": (
         'algorithm.kl = "x"',
-        "algorithm.kl: expected one of 'k1', 'k2', 'k3', 'k3+', 'k3-unbiased', got 'x' (demo.toml, line 1)",
+        (
+            "algorithm.kl: expected one of 'k1', 'k2', 'k3', 'k3+', 'k3-unbiased', got 'x'"
+            " (demo.toml, line 1)"
+        ),
     ),
-    "nan": ("trainer.learning_rate = nan", "trainer.learning_rate: expected a finite number > 0, got nan (demo.toml, line 1)"),
-    "inf in an optional": ("algorithm.beta = inf", "algorithm.beta: expected a finite number >= 0, got inf (demo.toml, line 1)"),
+    "nan": (
+        "trainer.learning_rate = nan",
+        "trainer.learning_rate: expected a finite number > 0, got nan (demo.toml, line 1)",
+    ),
+    "inf in an optional": (
+        "algorithm.beta = inf",
+        "algorithm.beta: expected a finite number >= 0, got inf (demo.toml, line 1)",
+    ),
     "nan in a list": (
         "environment.weights = [nan]",
         "environment.weights: expected a list of finite numbers, got [nan] (demo.toml, line 1)",
     ),
-    "one beta": ("trainer.betas = [0.9]", "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9] (demo.toml, line 1)"),
+    "one beta": (
+        "trainer.betas = [0.9]",
+        (
+            "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9] (demo.toml,"
+            " line 1)"
+        ),
+    ),
     "a beta that is text": (
         'trainer.betas = [0.9, "0.95"]',
-        "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9, '0.95'] (demo.toml, line 1)",
+        (
+            "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9, '0.95']"
+            " (demo.toml, line 1)"
+        ),
     ),
     "one logger as text": (
         'log.to = "csv"',
-        "log.to: expected a list out of 'csv', 'tensorboard', 'trackio', 'wandb', got 'csv' (demo.toml, line 1)",
+        (
+            "log.to: expected a list out of 'csv', 'tensorboard', 'trackio', 'wandb', got 'csv'"
+            " (demo.toml, line 1)"
+        ),
     ),
-    "an old name": ("[log]\nwandb = true", "unknown key 'log.wandb': 'wandb' is a value of log.to (demo.toml, line 2)"),
-    "another old name": ("trainer.beta2 = 0.95", "unknown key 'trainer.beta2'. Did you mean 'trainer.betas'? (demo.toml, line 1)"),
-    "duplicate key": ("[run]\nseed = 1\nname = 'x'\nseed = 2", "duplicate key 'run.seed' (demo.toml, lines 2 and 4)"),
-    "duplicate table": ("[run]\nseed = 1\n[run]\nname = 'x'", "duplicate key 'run' (demo.toml, lines 1 and 3)"),
+    "an old name": (
+        "[log]\nwandb = true",
+        "unknown key 'log.wandb': 'wandb' is a value of log.to (demo.toml, line 2)",
+    ),
+    "another old name": (
+        "trainer.beta2 = 0.95",
+        "unknown key 'trainer.beta2'. Did you mean 'trainer.betas'? (demo.toml, line 1)",
+    ),
+    "duplicate key": (
+        "[run]\nseed = 1\nname = 'x'\nseed = 2",
+        "duplicate key 'run.seed' (demo.toml, lines 2 and 4)",
+    ),
+    "duplicate table": (
+        "[run]\nseed = 1\n[run]\nname = 'x'",
+        "duplicate key 'run' (demo.toml, lines 1 and 3)",
+    ),
     "unquoted text": (
         "[run]\ndevice = cpu",
-        'demo.toml is not valid TOML: Invalid value (at line 2, column 10); text needs quotes: device = "cpu"',
+        (
+            "demo.toml is not valid TOML: Invalid value (at line 2, column 10); text needs quotes:"
+            ' device = "cpu"'
+        ),
     ),
     "Python's True": (
         "engine.release_kv = True",
-        "demo.toml is not valid TOML: Invalid value (at line 1, column 21); write engine.release_kv = true",
+        (
+            "demo.toml is not valid TOML: Invalid value (at line 1, column 21); write"
+            " engine.release_kv = true"
+        ),
     ),
-    "YAML": ("run:\n  seed: 1", "demo.toml is not valid TOML: Expected '=' after a key in a key/value pair (at line 1, column 4)"),
+    "YAML": (
+        "run:\n  seed: 1",
+        (
+            "demo.toml is not valid TOML: Expected '=' after a key in a key/value pair (at line 1,"
+            " column 4)"
+        ),
+    ),
     "deep nesting": ("a = " + "[" * 5000, "demo.toml is nested too deeply for a recipe"),
-    "endless integer": ("run.seed = " + "1" * 5000, "demo.toml holds an integer with too many digits"),
-    "empty": ("# nothing\n", 'demo.toml is empty; the smallest recipe is one line: run.name = "my-run"'),
-    "contradiction": ("sync.every = 2", "sync.every > 1 needs sync.mode = 'copy': a shared module is never stale (demo.toml)"),
+    "endless integer": (
+        "run.seed = " + "1" * 5000,
+        "demo.toml holds an integer with too many digits",
+    ),
+    "empty": (
+        "# nothing\n",
+        'demo.toml is empty; the smallest recipe is one line: run.name = "my-run"',
+    ),
+    "contradiction": (
+        "sync.every = 2",
+        "sync.every > 1 needs sync.mode = 'copy': a shared module is never stale (demo.toml)",
+    ),
     "object construction": ('environment._target_ = "builtins.exec"', None),
 }
 
@@ -130,36 +225,73 @@ def test_a_mistake_is_one_exact_line(case: str) -> None:
     text, expected = MISTAKES[case]
     message = refusal(text)
     assert "\n" not in message
-    assert message == expected or (expected is None and message.startswith("unknown key 'environment._target_'."))
+    assert message == expected or (
+        expected is None and message.startswith("unknown key 'environment._target_'.")
+    )
 
 
 FLAG_MISTAKES = {
     ("--stpes", "5"): "unknown key 'stpes'. Did you mean 'run.steps'? (--stpes)",
-    ("--trainer.learning_rte=1",): "unknown key 'trainer.learning_rte'. Did you mean 'trainer.learning_rate'? (--trainer.learning_rte)",
+    ("--trainer.learning_rte=1",): (
+        "unknown key 'trainer.learning_rte'. Did you mean 'trainer.learning_rate'?"
+        " (--trainer.learning_rte)"
+    ),
     ("--run.seed", "-1"): "run.seed: expected an integer >= 0, got -1 (--run.seed)",
     ("--run.steps", "ten"): "run.steps: expected an integer >= 0, got 'ten' (--run.steps)",
-    ("--run.seed",): "--run.seed needs a value: an integer >= 0 (one that starts with -- is written --run.seed=VALUE)",
-    ("--engine.release_kv", "--run.seed"): "--engine.release_kv needs a value: true or false "
-    "(one that starts with -- is written --engine.release_kv=VALUE)",
-    ("--engine.preemption", "true"): "engine.preemption: expected one of 'none', 'recompute', 'swap', got 'true' (--engine.preemption)",
-    ("--log.to", "tensorbord"): "log.to: expected a list out of 'csv', 'tensorboard', 'trackio', 'wandb', got ['tensorbord']. "
-    "Did you mean 'tensorboard'? (--log.to)",
-    ("--log.to=csv,tracki",): "log.to: expected a list out of 'csv', 'tensorboard', 'trackio', 'wandb', got ['csv', 'tracki']. "
-    "Did you mean 'trackio'? (--log.to)",
+    ("--run.seed",): (
+        "--run.seed needs a value: an integer >= 0 (one that starts with -- is written"
+        " --run.seed=VALUE)"
+    ),
+    ("--engine.release_kv", "--run.seed"): (
+        "--engine.release_kv needs a value: true or false "
+        "(one that starts with -- is written --engine.release_kv=VALUE)"
+    ),
+    ("--engine.preemption", "true"): (
+        "engine.preemption: expected one of 'none', 'recompute', 'swap', got 'true'"
+        " (--engine.preemption)"
+    ),
+    ("--log.to", "tensorbord"): (
+        "log.to: expected a list out of 'csv', 'tensorboard', 'trackio', 'wandb', got"
+        " ['tensorbord']. Did you mean 'tensorboard'? (--log.to)"
+    ),
+    ("--log.to=csv,tracki",): (
+        "log.to: expected a list out of 'csv', 'tensorboard', 'trackio', 'wandb', got ['csv',"
+        " 'tracki']. Did you mean 'trackio'? (--log.to)"
+    ),
     ("--log.csv", "true"): "unknown key 'log.csv': 'csv' is a value of log.to (--log.csv)",
-    ("--trainer.beta1", "0.9"): "unknown key 'trainer.beta1'. Did you mean 'trainer.betas'? (--trainer.beta1)",
-    ("--trainer.betas", "0.9"): "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9] (--trainer.betas)",
-    ("--trainer.betas=0.9,0.95,0.99",): "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9, 0.95, 0.99] (--trainer.betas)",
-    ("--trainer.betas=0.9,1",): "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9, 1.0] (--trainer.betas)",
-    ("--trainer.betas=0.9,nan",): "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9, nan] (--trainer.betas)",
+    (
+        "--trainer.beta1",
+        "0.9",
+    ): "unknown key 'trainer.beta1'. Did you mean 'trainer.betas'? (--trainer.beta1)",
+    ("--trainer.betas", "0.9"): (
+        "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9]"
+        " (--trainer.betas)"
+    ),
+    ("--trainer.betas=0.9,0.95,0.99",): (
+        "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9, 0.95, 0.99]"
+        " (--trainer.betas)"
+    ),
+    ("--trainer.betas=0.9,1",): (
+        "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9, 1.0]"
+        " (--trainer.betas)"
+    ),
+    ("--trainer.betas=0.9,nan",): (
+        "trainer.betas: expected a list of 2 finite numbers >= 0 and < 1, got [0.9, nan]"
+        " (--trainer.betas)"
+    ),
     ("--run.seed=1", "--run.seed=2"): "--run.seed is given twice",
     (
         "--trainer=1",
         "--trainer.betas=0.5,0.5",
-    ): "'trainer' is a section, not a setting; set what is in it, e.g. trainer.learning_rate (--trainer)",
+    ): (
+        "'trainer' is a section, not a setting; set what is in it, e.g. trainer.learning_rate"
+        " (--trainer)"
+    ),
     ("oops",): "unexpected argument 'oops'; settings are written --section.key value",
     ("--run.dir=\udcff",): "--run.dir: the value is not valid UTF-8",
-    ("--run.seed=1\nsteps = 2",): "run.seed: expected an integer >= 0, got '1\\nsteps = 2' (--run.seed)",
+    (
+        "--run.seed=1\nsteps = 2",
+    ): "run.seed: expected an integer >= 0, got '1\\nsteps = 2' (--run.seed)",
 }
 
 
@@ -168,19 +300,36 @@ def test_a_flag_mistake_names_the_flag(flags: tuple[str, ...]) -> None:
     assert refusal('run.name = "x"', *flags) == FLAG_MISTAKES[flags]
 
 
-@pytest.mark.parametrize("key", ["hf_token", "environment.api_key", "log.wandb_api_key", "password"])
+@pytest.mark.parametrize(
+    "key", ["hf_token", "environment.api_key", "log.wandb_api_key", "password"]
+)
 def test_a_secret_is_refused_and_never_echoed(key: str) -> None:
-    for message in (refusal(f'{key} = "hf_abcdefgh"'), refusal("run.seed = 1", f"--{key}", "hf_abcdefgh")):
+    for message in (
+        refusal(f'{key} = "hf_abcdefgh"'),
+        refusal("run.seed = 1", f"--{key}", "hf_abcdefgh"),
+    ):
         assert "looks like a secret" in message and "hf_abcdefgh" not in message
     assert "environment variable HF_TOKEN" in refusal('hf_token = "hf_abcdefgh"')
 
 
 def test_a_misspelt_token_count_is_not_taken_for_a_secret() -> None:
-    assert refusal("engine.kv_token = 4096").startswith("unknown key 'engine.kv_token'. Did you mean 'engine.kv_tokens'?")
+    assert refusal("engine.kv_token = 4096").startswith(
+        "unknown key 'engine.kv_token'. Did you mean 'engine.kv_tokens'?"
+    )
 
 
 def test_flags_are_laid_over_the_file_with_the_type_of_their_knob() -> None:
-    flags = ["--trainer.learning_rate", "1e-6", "--run.steps=7", "--run.name", "5", "--log.to", "tensorboard,csv", "--run.max_minutes", ".5"]
+    flags = [
+        "--trainer.learning_rate",
+        "1e-6",
+        "--run.steps=7",
+        "--run.name",
+        "5",
+        "--log.to",
+        "tensorboard,csv",
+        "--run.max_minutes",
+        ".5",
+    ]
     flags += [
         "--environment.rewards",
         "math, my.py:f",
@@ -190,14 +339,43 @@ def test_flags_are_laid_over_the_file_with_the_type_of_their_knob() -> None:
         "--data.prompt_suffix",
         r'"\n"',
     ]
-    flags += ["--data.reasoning_gym.tasks", '["chain_sum", "gcd"]', "--algorithm.beta=0.04", "--run.dir=--x", "--data.answer_after=####"]
-    recipe = parse_recipe('run.steps = 3\nrun.seed = 9\ntrainer = { betas = [0.8, 0] }\n[sync]\nmode = "copy"', "x.toml", flags)
-    assert (recipe.trainer.learning_rate, recipe.run.steps, recipe.run.name, recipe.run.seed) == (1e-6, 7, "5", 9)
-    assert recipe.log.to == ("tensorboard", "csv") and recipe.run.max_minutes == 0.5 and recipe.trainer.betas == (0.8, 0.0)
-    assert recipe.environment.rewards == ("math", "my.py:f") and recipe.environment.weights == (1.0, 0.5)
+    flags += [
+        "--data.reasoning_gym.tasks",
+        '["chain_sum", "gcd"]',
+        "--algorithm.beta=0.04",
+        "--run.dir=--x",
+        "--data.answer_after=####",
+    ]
+    recipe = parse_recipe(
+        'run.steps = 3\nrun.seed = 9\ntrainer = { betas = [0.8, 0] }\n[sync]\nmode = "copy"',
+        "x.toml",
+        flags,
+    )
+    assert (recipe.trainer.learning_rate, recipe.run.steps, recipe.run.name, recipe.run.seed) == (
+        1e-6,
+        7,
+        "5",
+        9,
+    )
+    assert (
+        recipe.log.to == ("tensorboard", "csv")
+        and recipe.run.max_minutes == 0.5
+        and recipe.trainer.betas == (0.8, 0.0)
+    )
+    assert recipe.environment.rewards == ("math", "my.py:f") and recipe.environment.weights == (
+        1.0,
+        0.5,
+    )
     assert recipe.trainer.grad_clip == 2.0 and isinstance(recipe.trainer.grad_clip, float)
-    assert recipe.data.prompt_suffix == "\n" and recipe.data.reasoning_gym.tasks == ("chain_sum", "gcd")
-    assert recipe.algorithm.beta == 0.04 and recipe.run.dir == "--x" and recipe.data.answer_after == "####"
+    assert recipe.data.prompt_suffix == "\n" and recipe.data.reasoning_gym.tasks == (
+        "chain_sum",
+        "gcd",
+    )
+    assert (
+        recipe.algorithm.beta == 0.04
+        and recipe.run.dir == "--x"
+        and recipe.data.answer_after == "####"
+    )
     assert recipe.sync.mode == "copy"
 
 
@@ -222,7 +400,10 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
     assert file_refusal(binary) == f"{binary} is not a UTF-8 TOML file (byte 12 is not text)"
     assert "zero byte" in file_refusal(wide)
     assert "larger than 1 MiB" in file_refusal(large)
-    assert file_refusal(Path("/dev/null")) == "/dev/null is not a regular file; a recipe is a .toml file"
+    assert (
+        file_refusal(Path("/dev/null"))
+        == "/dev/null is not a regular file; a recipe is a .toml file"
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
@@ -239,13 +420,20 @@ def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     assert load_recipe(str(path)).run.seed == 4
 
 
-def test_names_mean_shipped_recipes_and_local_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_mean_shipped_recipes_and_local_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert load_recipe("demo").run.name == "demo"
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "demo.toml").write_text('run.name = "mine"')
     assert load_recipe("demo").run.name == "mine"
-    with pytest.raises(UserError, match=r"^no recipe named 'dmo'\. Did you mean 'demo'\? Shipped: demo, gsm8k, reasoning_gym; "):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"^no recipe named 'dmo'\. Did you mean 'demo'\? Shipped: demo, gsm8k, reasoning_gym; "
+        ),
+    ):
         load_recipe("dmo")
 
 
@@ -276,7 +464,15 @@ def _values(knob: Knob) -> st.SearchStrategy[Any]:
 
 
 # tied to each other by the schema: drawn alone they contradict
-_TIED = {"sync.every", "environment.weights", "environment.rewards", "model.scratch.heads", "model.scratch.kv_heads", "data.source", "data.sources"}
+_TIED = {
+    "sync.every",
+    "environment.weights",
+    "environment.rewards",
+    "model.scratch.heads",
+    "model.scratch.kv_heads",
+    "data.source",
+    "data.sources",
+}
 
 
 @st.composite
@@ -309,9 +505,15 @@ def test_text_that_toml_must_escape_loads_back() -> None:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_valid_value_passes_as_a_flag(data: st.DataObject) -> None:
-    knob = data.draw(st.sampled_from([k for k in knobs().values() if k.key not in _TIED and k.kind != "string"]))
+    knob = data.draw(
+        st.sampled_from([k for k in knobs().values() if k.key not in _TIED and k.kind != "string"])
+    )
     value = data.draw(_values(knob))
-    recipe = parse_recipe("run.seed = 1", "x", [f"--{knob.key}={json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")])
+    recipe = parse_recipe(
+        "run.seed = 1",
+        "x",
+        [f"--{knob.key}={json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")],
+    )
     assert flat(recipe)[knob.key] == (tuple(value) if isinstance(value, list) else value)
 
 
@@ -333,21 +535,45 @@ answer_field = "reward_model.ground_truth"
 def test_a_list_of_tables_loads_dumps_and_passes_as_a_flag() -> None:
     recipe = parse_recipe(SOURCES, "x")
     first, second = recipe.data.sources
-    assert (first.source, first.weight, first.prompt_field, first.label) == ("a.jsonl", 3.0, None, "a.jsonl")
-    assert (second.label, second.weight, second.answer_field) == ("b", 1.0, "reward_model.ground_truth")
+    assert (first.source, first.weight, first.prompt_field, first.label) == (
+        "a.jsonl",
+        3.0,
+        None,
+        "a.jsonl",
+    )
+    assert (second.label, second.weight, second.answer_field) == (
+        "b",
+        1.0,
+        "reward_model.ground_truth",
+    )
     assert parse_recipe(dump_recipe(recipe), "dumped") == recipe
-    flag = '--data.sources=[{source = "a.jsonl", weight = 3}, {source = "org/b", name = "b", answer_field = "reward_model.ground_truth"}]'
+    flag = (
+        '--data.sources=[{source = "a.jsonl", weight = 3}, {source = "org/b", name = "b",'
+        ' answer_field = "reward_model.ground_truth"}]'
+    )
     assert parse_recipe("data.prompt_field = 'problem'", "x", [flag]) == recipe
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[data.sources]]\nsource = 'a'\nwieght = 2", r"unknown key 'wieght' in data.sources, entry 1. Did you mean 'weight'\? \(x, line 3\)"),
-        ("[[data.sources]]\nsource = 'a'\nweight = -1", r"data.sources, entry 1: weight: input should be greater than 0, got -1 \(x, line 3\)"),
+        (
+            "[[data.sources]]\nsource = 'a'\nwieght = 2",
+            r"unknown key 'wieght' in data.sources, entry 1. Did you mean 'weight'\? \(x, line 3\)",
+        ),
+        (
+            "[[data.sources]]\nsource = 'a'\nweight = -1",
+            r"data.sources, entry 1: weight: input should be greater than 0, got -1 \(x, line 3\)",
+        ),
         ("[[data.sources]]\nweight = 1", r"data.sources, entry 1: source: field required"),
-        ("[[data.sources]]\nsource = 'a'\n[[data.sources]]\nsource = 'a'", "data.sources: two are called 'a': give each a name"),
-        ("[data]\nsource = 'b'\n[[data.sources]]\nsource = 'a'", "data.source and data.sources are both set: put source into each table"),
+        (
+            "[[data.sources]]\nsource = 'a'\n[[data.sources]]\nsource = 'a'",
+            "data.sources: two are called 'a': give each a name",
+        ),
+        (
+            "[data]\nsource = 'b'\n[[data.sources]]\nsource = 'a'",
+            "data.source and data.sources are both set: put source into each table",
+        ),
         ("[[data.sources]]\nsource = 'reasoning_gym'", "data.reasoning_gym.tasks is empty"),
     ],
 )
@@ -365,13 +591,19 @@ def test_a_list_of_tables_holds_tables() -> None:
 def test_comments_are_the_descriptions_and_only_on_request() -> None:
     assert "#" not in dump_recipe(Recipe()).replace('"0123456789+-*/=()<>#;:', "")
     commented = dump_recipe(Recipe(), comments=True)
-    assert all(f"# {knob.description}\n{knob.name} = " in commented for knob in knobs().values() if knob.default is not None)
+    assert all(
+        f"# {knob.description}\n{knob.name} = " in commented
+        for knob in knobs().values()
+        if knob.default is not None
+    )
 
 
 def test_the_knob_table_is_the_schema() -> None:
     defaults = flat(Recipe())
     assert list(defaults) == list(knobs())
-    assert {key: list(v) if isinstance(v, tuple) else v for key, v in defaults.items()} == {k.key: k.default for k in knobs().values()}
+    assert {key: list(v) if isinstance(v, tuple) else v for key, v in defaults.items()} == {
+        k.key: k.default for k in knobs().values()
+    }
     assert all(knob.description and knob.accepts for knob in knobs().values())
     assert {"run", "model", "model.scratch", "data.reasoning_gym"} <= sections()
 
@@ -383,6 +615,17 @@ def test_every_shipped_recipe_parses() -> None:
 
 
 def test_nothing_here_imports_torch() -> None:
-    modules = "sixfold.recipe.toml, sixfold.recipe.plan, sixfold.recipe.explain, sixfold.evaluation.statistics, sixfold.cli.train, sixfold.cli.eval"
-    code = f"import sys, {modules}; print(sorted({{'torch', 'transformers', 'datasets'}} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    modules = (
+        "sixfold.recipe.toml, sixfold.recipe.plan, sixfold.recipe.explain,"
+        " sixfold.evaluation.statistics, sixfold.cli.train, sixfold.cli.eval"
+    )
+    code = (
+        f"import sys, {modules}; print(sorted({{'torch', 'transformers', 'datasets'}} &"
+        " set(sys.modules)))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )

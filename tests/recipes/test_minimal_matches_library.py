@@ -1,4 +1,6 @@
-"""The one-file loop and the library, ten steps on the same trajectories: the same losses, gradient norms and weights."""
+"""The one-file loop and the library, ten steps on the same trajectories: the same losses, gradient
+norms and weights.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from .test_minimal import minimal
 
 STEPS = 10
 STALE = 4
-"""Rollouts are drawn before the first step and used again, so that ratios leave 1 and the losses are not all zero."""
+"""Rollouts are drawn before the first step and used again, so that ratios leave 1 and the losses
+are not all zero.
+"""
 
 
 def as_groups(t: object, prompt_length: int) -> list[Group]:
@@ -51,10 +55,15 @@ def test_ten_steps_are_the_same(beta: float) -> None:
     settings = minimal.Settings(steps=STEPS, beta=beta, learning_rate=1e-3)
     theirs = minimal.make_model(seed=1)
     register()
-    ours = AutoModelForCausalLM.from_config(theirs.config, attn_implementation=NAME, dtype=torch.float32).eval()
+    ours = AutoModelForCausalLM.from_config(
+        theirs.config, attn_implementation=NAME, dtype=torch.float32
+    ).eval()
     ours.load_state_dict(theirs.state_dict())
     rng, generator = random.Random(0), torch.Generator().manual_seed(0)
-    batches = [minimal.rollout(theirs, [minimal.draw_task(rng) for _ in range(8)], settings, generator) for _ in range(STALE)]
+    batches = [
+        minimal.rollout(theirs, [minimal.draw_task(rng) for _ in range(8)], settings, generator)
+        for _ in range(STALE)
+    ]
 
     losses = minimal.train(theirs, settings, given=lambda step: batches[step % STALE])
 
@@ -63,7 +72,9 @@ def test_ten_steps_are_the_same(beta: float) -> None:
     reference = FrozenReference(ours, Scoring(), 64, True) if beta else NoReference()
     trainer = Trainer(ours, config, Scoring(), STEPS)
     for step in range(STEPS):
-        batch = algorithm.compute_advantages(reference.score(collate(as_groups(batches[step % STALE], len(minimal.encode("1+2="))))))
+        batch = algorithm.compute_advantages(
+            reference.score(collate(as_groups(batches[step % STALE], len(minimal.encode("1+2=")))))
+        )
         metrics = trainer.train_step(batch, algorithm.compute_loss)
         assert metrics["train/loss"] == pytest.approx(losses[step], abs=2e-6), f"step {step}"
         if step >= STALE:

@@ -1,4 +1,6 @@
-"""Every shipped recipe parses, has a plan and runs a few steps, scaled down; the GPU recipe on a local model and dataset of its form."""
+"""Every shipped recipe parses, has a plan and runs a few steps, scaled down; the GPU recipe on a
+local model and dataset of its form.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,18 @@ FEW = [
     "--rollout.samples_per_prompt",
     "2",
 ]
-SMALL = ["--model.scratch.hidden_size", "32", "--model.scratch.layers", "1", "--data.heldout", "6", "--sft.steps", "3", "--sft.stop_at_accuracy", "0"]
+SMALL = [
+    "--model.scratch.hidden_size",
+    "32",
+    "--model.scratch.layers",
+    "1",
+    "--data.heldout",
+    "6",
+    "--sft.steps",
+    "3",
+    "--sft.stop_at_accuracy",
+    "0",
+]
 GSM8K_FORM = Path(__file__).parents[1] / "data" / "gsm8k_form"
 
 
@@ -36,7 +49,10 @@ GSM8K_FORM = Path(__file__).parents[1] / "data" / "gsm8k_form"
 def test_it_parses_and_has_a_plan(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.run.name == name
-    assert make_plan(recipe).trajectories == recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+    assert (
+        make_plan(recipe).trajectories
+        == recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+    )
 
 
 @pytest.mark.parametrize("name", ["demo", "reasoning_gym"])
@@ -47,16 +63,49 @@ def test_it_runs_a_few_steps(name: str, tmp_path: Path) -> None:
 
 
 def test_gsm8k_runs_on_a_local_model_and_dataset_of_the_same_form(tmp_path: Path) -> None:
-    """The real loading path: a chat model folder by from_pretrained, a dataset folder by `datasets`, answers after ####, math-verify."""
+    """The real loading path: a chat model folder by from_pretrained, a dataset folder by
+    `datasets`, answers after ####, math-verify.
+    """
     alphabet = "".join(chr(c) for c in range(32, 127)) + "\n"
-    sizes = ScratchConfig(alphabet=alphabet, hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=32, context=1024)
+    sizes = ScratchConfig(
+        alphabet=alphabet,
+        hidden_size=16,
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        head_dim=8,
+        intermediate_size=32,
+        context=1024,
+    )
     load_policy(ModelConfig(scratch=sizes), seed=0, device="cpu").save(tmp_path / "model")
-    local = ["--model.path", str(tmp_path / "model"), "--data.source", str(GSM8K_FORM), "--data.subset", "", "--run.device", "cpu"]
-    short = ["--data.max_prompt_tokens", "900", "--rollout.max_new_tokens", "16", "--engine.max_running", "8", "--environment.workers", "1"]
-    recipe = load_recipe("gsm8k", [*local, *short, *FEW, "--run.dir", str(tmp_path), "--environment.preflight", "0"])
+    local = [
+        "--model.path",
+        str(tmp_path / "model"),
+        "--data.source",
+        str(GSM8K_FORM),
+        "--data.subset",
+        "",
+        "--run.device",
+        "cpu",
+    ]
+    short = [
+        "--data.max_prompt_tokens",
+        "900",
+        "--rollout.max_new_tokens",
+        "16",
+        "--engine.max_running",
+        "8",
+        "--environment.workers",
+        "1",
+    ]
+    recipe = load_recipe(
+        "gsm8k", [*local, *short, *FEW, "--run.dir", str(tmp_path), "--environment.preflight", "0"]
+    )
     assert train_run(recipe) == 0
     _check(tmp_path / "gsm8k")
-    records = [json.loads(line) for line in (tmp_path / "gsm8k" / "metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (tmp_path / "gsm8k" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert all(r["reward/error_frac"] == 0.0 for r in records)
 
 
@@ -65,7 +114,9 @@ def _check(run: Path) -> None:
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [s["step"] for s in steps] == [1, 2]
     assert all(
-        s["mismatch/max_abs_logp"] <= 1e-4 for s in steps if "mismatch/max_abs_logp" in s and "bfloat16" not in (run / "recipe.toml").read_text()
+        s["mismatch/max_abs_logp"] <= 1e-4
+        for s in steps
+        if "mismatch/max_abs_logp" in s and "bfloat16" not in (run / "recipe.toml").read_text()
     )
     summary = json.loads((run / "summary.json").read_text())
     assert 0 <= summary["heldout_after"] <= 1

@@ -27,7 +27,14 @@ SCORING = Scoring(temperature=0.8, chunk=16)
 def policy() -> PreTrainedModel:
     register()
     torch.manual_seed(0)
-    sizes = dict(vocab_size=23, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+    sizes = dict(
+        vocab_size=23,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
     model = LlamaForCausalLM(LlamaConfig(**sizes))
     for p in model.parameters():
         if p.ndim > 1:
@@ -47,7 +54,19 @@ def _batch(seed: int) -> Batch:
             mask = [False] * len(prompt) + [True] * n
             tokens = prompt + [rng.randrange(23) for _ in range(n)]
             logp, version = [-3.0 * m for m in mask], [0 if m else -1 for m in mask]
-            rows.append(Trajectory(f"t{g}", k, tokens, len(prompt), mask, logp, version, "stop", reward=Reward(float(k == g))))
+            rows.append(
+                Trajectory(
+                    f"t{g}",
+                    k,
+                    tokens,
+                    len(prompt),
+                    mask,
+                    logp,
+                    version,
+                    "stop",
+                    reward=Reward(float(k == g)),
+                )
+            )
         groups.append(Group(Task(f"t{g}", "?"), rows))
     return collate(groups)
 
@@ -57,13 +76,20 @@ def _reference(policy: PreTrainedModel, share_prefix: bool = True) -> FrozenRefe
 
 
 def _trainer(policy: PreTrainedModel) -> Trainer:
-    return Trainer(policy, TrainerConfig(learning_rate=1e-2, max_tokens_per_microbatch=32), SCORING, total_steps=5)
+    return Trainer(
+        policy,
+        TrainerConfig(learning_rate=1e-2, max_tokens_per_microbatch=32),
+        SCORING,
+        total_steps=5,
+    )
 
 
 def _train(trainer: Trainer, reference: FrozenReference, steps: int) -> None:
     algorithm = make_algorithm(ZOO["grpo"], 16)
     for step in range(steps):
-        trainer.train_step(algorithm.compute_advantages(reference.score(_batch(step))), algorithm.compute_loss)
+        trainer.train_step(
+            algorithm.compute_advantages(reference.score(_batch(step))), algorithm.compute_loss
+        )
 
 
 def test_it_is_frozen_in_evaluation_mode_and_shares_no_storage(policy: PreTrainedModel) -> None:
@@ -90,8 +116,12 @@ def test_it_is_bit_identical_after_training_and_in_no_optimizer(policy: PreTrain
 
 
 @pytest.mark.parametrize("share_prefix", [True, False])
-def test_it_scores_as_the_trainer_does_before_the_first_step(policy: PreTrainedModel, share_prefix: bool) -> None:
-    """Same weights, temperature and packing: equal log-probs, so the KL begins at zero. Masked positions are zero."""
+def test_it_scores_as_the_trainer_does_before_the_first_step(
+    policy: PreTrainedModel, share_prefix: bool
+) -> None:
+    """Same weights, temperature and packing: equal log-probs, so the KL begins at zero. Masked
+    positions are zero.
+    """
     reference, trainer = _reference(policy, share_prefix), _trainer(policy)
     batch = reference.score(_batch(0))
     assert batch.ref_logp is not None and not batch.ref_logp.requires_grad

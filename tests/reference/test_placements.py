@@ -1,4 +1,6 @@
-"""One reference, three places to score it: the same values, the same life of the weights, and no process left behind."""
+"""One reference, three places to score it: the same values, the same life of the weights, and no
+process left behind.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,22 @@ from sixfold.types import Group, Kept, Reward, Task, Trajectory
 
 torch.set_num_threads(1)
 SCORING = Scoring(temperature=0.8, chunk=16)
-SIZES = dict(vocab_size=23, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
+SIZES = dict(
+    vocab_size=23,
+    hidden_size=16,
+    intermediate_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+)
 BUDGET = 24
 
 
 def model(kind: str, seed: int = 0) -> PreTrainedModel:
-    """Random weights large enough for every token to matter. gemma2: a window, soft caps, tied weights; gpt2: learned positions."""
+    """Random weights large enough for every token to matter. gemma2: a window, soft caps, tied
+    weights; gpt2: learned positions.
+    """
     register()
     torch.manual_seed(seed)
     if kind == "gpt2":
@@ -86,7 +98,19 @@ def groups_of(seed: int) -> list[Group]:
             n = 2 + int(torch.randint(8, (1,), generator=generator))
             mask = [False] * len(prompt) + [True] * n
             logp, version = [-3.0 * m for m in mask], [0 if m else -1 for m in mask]
-            rows.append(Trajectory(f"t{g}", k, prompt + integers(n), len(prompt), mask, logp, version, "stop", reward=Reward(float(k == g))))
+            rows.append(
+                Trajectory(
+                    f"t{g}",
+                    k,
+                    prompt + integers(n),
+                    len(prompt),
+                    mask,
+                    logp,
+                    version,
+                    "stop",
+                    reward=Reward(float(k == g)),
+                )
+            )
         groups.append(Group(Task(f"t{g}", "?"), rows))
     return groups
 
@@ -97,7 +121,13 @@ def batch_of(seed: int) -> Batch:
 
 def unscored(groups: list[Group]) -> list[Group]:
     """The same trajectories before the environment has seen them."""
-    return [Group(g.task, [Trajectory.from_record({**t.to_record(), "reward": None}) for t in g.trajectories]) for g in groups]
+    return [
+        Group(
+            g.task,
+            [Trajectory.from_record({**t.to_record(), "reward": None}) for t in g.trajectories],
+        )
+        for g in groups
+    ]
 
 
 def scores(reference: KeptReference, batch: Batch) -> torch.Tensor:
@@ -120,8 +150,13 @@ class Patched(LlamaForCausalLM):
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[dict[str, WorkerReference]]:
-    """One for each kind of model, gpt2's with two threads, and one that cannot be; they load side by side."""
-    made = {kind: worker(model(kind), threads) for kind, threads in (("llama", 1), ("gemma2", 1), ("gpt2", 2))}
+    """One for each kind of model, gpt2's with two threads, and one that cannot be; they load side
+    by side.
+    """
+    made = {
+        kind: worker(model(kind), threads)
+        for kind, threads in (("llama", 1), ("gemma2", 1), ("gpt2", 2))
+    }
     policy = Patched(model("llama").config)
     policy.set_attn_implementation(NAME)
     made["patched"] = worker(policy)
@@ -130,7 +165,9 @@ def workers() -> Iterator[dict[str, WorkerReference]]:
         one.close()
 
 
-def test_a_worker_scores_over_the_sets_that_sampling_kept(workers: dict[str, WorkerReference]) -> None:
+def test_a_worker_scores_over_the_sets_that_sampling_kept(
+    workers: dict[str, WorkerReference],
+) -> None:
     """Begun on one set, asked about another: the answer is that of the batch it is asked about."""
     groups = groups_of(0)
     for t in (t for g in groups for t in g.trajectories):
@@ -147,54 +184,84 @@ def test_a_worker_scores_over_the_sets_that_sampling_kept(workers: dict[str, Wor
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_a_worker_gives_the_inline_values_bit_for_bit(workers: dict[str, WorkerReference], kind: str) -> None:
+def test_a_worker_gives_the_inline_values_bit_for_bit(
+    workers: dict[str, WorkerReference], kind: str
+) -> None:
     reference = inline(model(kind))
     for seed in range(3):
         batch, groups = batch_of(seed), unscored(groups_of(seed))
         workers[kind].start(groups)
         assert torch.equal(scores(workers[kind], batch), scores(reference, batch))
-        assert torch.equal(scores(workers[kind], batch), scores(reference, batch)), "without a start"
+        assert torch.equal(scores(workers[kind], batch), scores(reference, batch)), (
+            "without a start"
+        )
 
 
-def test_what_was_started_is_collected_and_not_scored_again(workers: dict[str, WorkerReference], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_started_is_collected_and_not_scored_again(
+    workers: dict[str, WorkerReference], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
     original = WorkerReference._ask
-    monkeypatch.setattr(WorkerReference, "_ask", lambda self, fields: (asked.append(len(fields["tokens"])), original(self, fields))[1])
+    monkeypatch.setattr(
+        WorkerReference,
+        "_ask",
+        lambda self, fields: (asked.append(len(fields["tokens"])), original(self, fields))[1],
+    )
     workers["llama"].start(groups_of(1))
     scores(workers["llama"], batch_of(1))
     assert asked == [6]
 
 
 def test_the_answer_is_of_the_batch_that_is_asked_for(workers: dict[str, WorkerReference]) -> None:
-    """Started with other groups, or with some that were dropped since, it scores what it is given."""
+    """Started with other groups, or with some that were dropped since, it scores what it
+    is given.
+    """
     reference, groups = inline(model("llama")), groups_of(2)
-    for started, asked in ((groups_of(3), groups), (groups, groups[1:]), (groups, list(reversed(groups)))):
+    for started, asked in (
+        (groups_of(3), groups),
+        (groups, groups[1:]),
+        (groups, list(reversed(groups))),
+    ):
         workers["llama"].start(started)
         workers["llama"].start(started)  # a second start takes the place of the first
-        assert torch.equal(scores(workers["llama"], collate(asked)), scores(reference, collate(asked)))
+        assert torch.equal(
+            scores(workers["llama"], collate(asked)), scores(reference, collate(asked))
+        )
 
 
-def test_reset_load_and_checkpoint_are_those_of_the_inline_copy(workers: dict[str, WorkerReference]) -> None:
+def test_reset_load_and_checkpoint_are_those_of_the_inline_copy(
+    workers: dict[str, WorkerReference],
+) -> None:
     policy, other, batch = model("gemma2"), model("gemma2", seed=1), batch_of(4)
     beside, reference = workers["gemma2"], inline(policy)
     saved = {name: t.clone() for name, t in beside.tensors().items()}
-    assert saved.keys() == reference.tensors().keys() and all(torch.equal(saved[n], t) for n, t in reference.tensors().items())
-    beside.start(groups_of(4))  # in the making while the weights change: must not be what comes next
+    assert saved.keys() == reference.tensors().keys() and all(
+        torch.equal(saved[n], t) for n, t in reference.tensors().items()
+    )
+    beside.start(
+        groups_of(4)
+    )  # in the making while the weights change: must not be what comes next
     beside.reset(other)
     reference.reset(other)
     moved = scores(beside, batch)
     assert torch.equal(moved, scores(reference, batch))
     beside.load(saved)
     reference.load(saved)
-    assert torch.equal(scores(beside, batch), scores(reference, batch)) and not torch.equal(scores(beside, batch), moved)
+    assert torch.equal(scores(beside, batch), scores(reference, batch)) and not torch.equal(
+        scores(beside, batch), moved
+    )
     with torch.no_grad():
         next(other.parameters()).add_(1.0)
-    assert torch.equal(scores(beside, batch), scores(reference, batch)), "the policy's training reached the reference"
+    assert torch.equal(scores(beside, batch), scores(reference, batch)), (
+        "the policy's training reached the reference"
+    )
 
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_fused_trains_as_inline_does(failed: bool) -> None:
-    """Every row has a weight: the same packing, bit for bit. One that has none is not packed: up to the rounding of sums."""
+    """Every row has a weight: the same packing, bit for bit. One that has none is not packed: up to
+    the rounding of sums.
+    """
     results = []
     for fused in (False, True):
         policy, frozen = model("llama"), model("llama", seed=1)
@@ -202,7 +269,12 @@ def test_fused_trains_as_inline_does(failed: bool) -> None:
         config = TrainerConfig(learning_rate=1e-2, max_tokens_per_microbatch=BUDGET)
         trainer = Trainer(policy, config, SCORING, total_steps=5, frozen=reference.scorer)
         reference.check_apart(trainer.optimizer)
-        kl = [trainer.train_step(reference.score(weighed(batch_of(seed), failed)), pull_back)["train/kl"] for seed in (0, 1)]
+        kl = [
+            trainer.train_step(reference.score(weighed(batch_of(seed), failed)), pull_back)[
+                "train/kl"
+            ]
+            for seed in (0, 1)
+        ]
         results.append((torch.cat([p.detach().flatten() for p in policy.parameters()]), kl))
     (ours, our_kl), (theirs, their_kl) = results
     assert min(our_kl) > 0.1
@@ -238,15 +310,24 @@ def test_no_weight_is_in_an_optimizer(workers: dict[str, WorkerReference]) -> No
         t.requires_grad_(False)
 
 
-def test_an_error_in_the_worker_is_an_error_of_the_run_and_the_worker_lives_on(workers: dict[str, WorkerReference]) -> None:
+def test_an_error_in_the_worker_is_an_error_of_the_run_and_the_worker_lives_on(
+    workers: dict[str, WorkerReference],
+) -> None:
     batch = batch_of(6)
     with pytest.raises(ReferenceFailed, match="index out of range"):
         workers["llama"].score(batch.with_(tokens=batch.tokens + 23))
     assert torch.equal(scores(workers["llama"], batch), scores(inline(model("llama")), batch))
 
 
-def test_more_threads_agree_up_to_rounding_and_a_closed_worker_ends(workers: dict[str, WorkerReference]) -> None:
-    torch.testing.assert_close(scores(workers["gpt2"], batch_of(5)), scores(inline(model("gpt2")), batch_of(5)), atol=1e-6, rtol=0.0)
+def test_more_threads_agree_up_to_rounding_and_a_closed_worker_ends(
+    workers: dict[str, WorkerReference],
+) -> None:
+    torch.testing.assert_close(
+        scores(workers["gpt2"], batch_of(5)),
+        scores(inline(model("gpt2")), batch_of(5)),
+        atol=1e-6,
+        rtol=0.0,
+    )
     workers["gpt2"].close(grace_s=30.0)
     assert workers["gpt2"]._process.returncode == 0, "it had to be killed"
 
@@ -255,7 +336,9 @@ def test_a_dead_worker_is_reported_with_its_exit_code() -> None:
     beside = worker(model("llama"))
     beside.start(groups_of(0))
     os.kill(beside._process.pid, signal.SIGKILL)
-    with pytest.raises(ReferenceFailed, match=r"exit code -9 \(SIGKILL\); the machine may be out of memory"):
+    with pytest.raises(
+        ReferenceFailed, match=r"exit code -9 \(SIGKILL\); the machine may be out of memory"
+    ):
         beside.score(batch_of(0))
     with pytest.raises(ReferenceFailed, match="exit code -9"):
         beside.start(groups_of(0))
@@ -263,7 +346,9 @@ def test_a_dead_worker_is_reported_with_its_exit_code() -> None:
     beside.close()
 
 
-def test_a_model_that_its_configuration_does_not_make_is_refused(workers: dict[str, WorkerReference]) -> None:
+def test_a_model_that_its_configuration_does_not_make_is_refused(
+    workers: dict[str, WorkerReference],
+) -> None:
     with pytest.raises(ReferenceFailed, match="Patched cannot be built from its configuration"):
         workers["patched"].score(batch_of(0))
 
@@ -301,11 +386,26 @@ def alive(pid: int) -> bool:
 
 def test_fused_is_refused_where_the_loss_is_not_the_first_to_ask() -> None:
     settings = ["--reference.placement", "fused", "--algorithm.beta", "0.1", "--algorithm.kl_in"]
-    with pytest.raises(UserError, match=r"reference\.placement = 'fused'.*use 'inline' or 'worker'"):
+    with pytest.raises(
+        UserError, match=r"reference\.placement = 'fused'.*use 'inline' or 'worker'"
+    ):
         make_plan(parse_recipe("run.seed = 0", "test", [*settings, "reward"]))
     make_plan(parse_recipe("run.seed = 0", "test", [*settings, "loss"]))
-    with pytest.raises(UserError, match=r"an adaptive beta \(algorithm.kl_target\) needs them before"):
-        make_plan(parse_recipe("run.seed = 0", "test", [*settings, "loss", "--algorithm.kl_target", "0.1"]))
-    teacher = ["--reference.placement", "fused", "--reference.path", "teacher", "--algorithm.name", "opd"]
+    with pytest.raises(
+        UserError, match=r"an adaptive beta \(algorithm.kl_target\) needs them before"
+    ):
+        make_plan(
+            parse_recipe(
+                "run.seed = 0", "test", [*settings, "loss", "--algorithm.kl_target", "0.1"]
+            )
+        )
+    teacher = [
+        "--reference.placement",
+        "fused",
+        "--reference.path",
+        "teacher",
+        "--algorithm.name",
+        "opd",
+    ]
     with pytest.raises(UserError, match="a teacher's opinion needs them before"):
         make_plan(parse_recipe("run.seed = 0", "test", teacher))

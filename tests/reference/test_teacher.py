@@ -1,4 +1,6 @@
-"""A teacher scores by its own weights, on the policy's samples; one that reads other tokens, or too few, is refused with what differs."""
+"""A teacher scores by its own weights, on the policy's samples; one that reads other tokens, or too
+few, is refused with what differs.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,24 @@ from sixfold.reference.teacher import load_teacher
 from sixfold.trainer.logprobs import Scoring
 from sixfold.types import Group, Reward, Task, Trajectory
 
-SMALL = ScratchConfig(alphabet="abcd", hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=16, context=64)
+SMALL = ScratchConfig(
+    alphabet="abcd",
+    hidden_size=16,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    head_dim=8,
+    intermediate_size=16,
+    context=64,
+)
 LARGER = dict(hidden_size=32, layers=2)
 TEMPERATURE = 0.7
 
 
 def _make(seed: int = 0, **changes: object) -> Policy:
-    return load_policy(ModelConfig(scratch=SMALL.model_copy(update=changes)), seed=seed, device="cpu")
+    return load_policy(
+        ModelConfig(scratch=SMALL.model_copy(update=changes)), seed=seed, device="cpu"
+    )
 
 
 def _saved(folder: Path, seed: int = 5, **changes: object) -> str:
@@ -45,7 +58,19 @@ def _batch() -> Batch:
     for k, length in enumerate((4, 7)):
         tokens = [4, 6, 7] + [6 + (3 * i + k) % 4 for i in range(length)]
         mask = [False] * 3 + [True] * length
-        rows.append(Trajectory("t", k, tokens, 3, mask, [-1.0 * m for m in mask], [0 if m else -1 for m in mask], "stop", reward=Reward(float(k))))
+        rows.append(
+            Trajectory(
+                "t",
+                k,
+                tokens,
+                3,
+                mask,
+                [-1.0 * m for m in mask],
+                [0 if m else -1 for m in mask],
+                "stop",
+                reward=Reward(float(k)),
+            )
+        )
     return collate([Group(Task("t", "?"), rows)])
 
 
@@ -54,12 +79,16 @@ def _by_softmax(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     out = torch.zeros(batch.tokens.shape)
     for b, length in enumerate(batch.lengths.tolist()):
         with torch.no_grad():
-            table = (model(input_ids=batch.tokens[b : b + 1, :length]).logits[0] / TEMPERATURE).log_softmax(-1)
+            table = (
+                model(input_ids=batch.tokens[b : b + 1, :length]).logits[0] / TEMPERATURE
+            ).log_softmax(-1)
         out[b, 1:length] = table[:-1].gather(-1, batch.tokens[b, 1:length, None])[:, 0]
     return torch.where(batch.mask, out, 0.0)
 
 
-def test_it_scores_by_its_own_weights_at_the_sampling_temperature(policy: Policy, tmp_path: Path) -> None:
+def test_it_scores_by_its_own_weights_at_the_sampling_temperature(
+    policy: Policy, tmp_path: Path
+) -> None:
     teacher = load_teacher(_saved(tmp_path, **LARGER), policy, longest=64)
     reference = FrozenReference(teacher, Scoring(TEMPERATURE, 16), 32, True, copy=False)
     batch = _batch()
@@ -80,7 +109,9 @@ def test_it_is_taken_over_frozen_and_not_copied(policy: Policy, tmp_path: Path) 
     teacher = load_teacher(_saved(tmp_path), policy, longest=64)
     reference = FrozenReference(teacher, Scoring(), 32, True, copy=False)
     assert reference.model is teacher
-    assert not any(p.requires_grad for p in teacher.parameters()) and not any(m.training for m in teacher.modules())
+    assert not any(p.requires_grad for p in teacher.parameters()) and not any(
+        m.training for m in teacher.modules()
+    )
     assert all(p.requires_grad for p in policy.model.parameters())
     reference.check_apart(torch.optim.AdamW(policy.model.parameters()))
     with pytest.raises(RuntimeError, match="would be trained"):
@@ -90,24 +121,51 @@ def test_it_is_taken_over_frozen_and_not_copied(policy: Policy, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"alphabet": "abdc"}, r"2 tokens have other ids, as 'c', 8 in the policy's and 9 in the teacher's$"),
-        ({"alphabet": "abce"}, r"1 tokens of the policy's are unknown to it, as 'd'; 1 of its tokens are unknown to the policy$"),
+        (
+            {"alphabet": "abdc"},
+            r"2 tokens have other ids, as 'c', 8 in the policy's and 9 in the teacher's$",
+        ),
+        (
+            {"alphabet": "abce"},
+            (
+                r"1 tokens of the policy's are unknown to it, as 'd'; 1 of its tokens are unknown"
+                r" to the policy$"
+            ),
+        ),
         ({"alphabet": "abcde"}, r"policy's: 1 of its tokens are unknown to the policy$"),
-        ({"context": 63}, r"its context of 63 tokens is too short for sequences of up to 64; lower rollout.max_new_tokens$"),
+        (
+            {"context": 63},
+            (
+                r"its context of 63 tokens is too short for sequences of up to 64; lower"
+                r" rollout.max_new_tokens$"
+            ),
+        ),
     ],
 )
-def test_one_that_reads_other_tokens_or_too_few_is_refused(changes: dict[str, object], words: str, policy: Policy, tmp_path: Path) -> None:
+def test_one_that_reads_other_tokens_or_too_few_is_refused(
+    changes: dict[str, object], words: str, policy: Policy, tmp_path: Path
+) -> None:
     path = _saved(tmp_path, **changes)
     with pytest.raises(UserError, match=words) as error:
         load_teacher(path, policy, longest=64)
-    assert str(error.value).startswith(f"reference.path = '{path}': ") and "\n" not in str(error.value)
+    assert str(error.value).startswith(f"reference.path = '{path}': ") and "\n" not in str(
+        error.value
+    )
 
 
 def test_a_vocabulary_padded_less_than_the_policys_is_refused(tmp_path: Path) -> None:
-    """Same tokenizer, but the policy's logits have rows for ids that no token has: it may sample them."""
+    """Same tokenizer, but the policy's logits have rows for ids that no token has: it may sample
+    them.
+    """
     policy, path = _make(), _saved(tmp_path)
     policy.model.resize_token_embeddings(16)
-    with pytest.raises(UserError, match=r"it gives probabilities to 10 token ids, the policy to 16; a teacher needs at least as many$"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"it gives probabilities to 10 token ids, the policy to 16; a teacher needs at least as"
+            r" many$"
+        ),
+    ):
         load_teacher(path, policy, longest=64)
     policy.save(tmp_path / "padded")
     load_teacher(str(tmp_path / "padded"), _make(), longest=64)

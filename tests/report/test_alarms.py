@@ -37,7 +37,9 @@ def after_baseline() -> Alarms:
         ({"mismatch/kl_k3": float("nan")}, "the sampler is nan nats of KL"),
     ],
 )
-def test_a_fault_rings_once_and_again_after_it_has_passed(fault: dict[str, float], said: str) -> None:
+def test_a_fault_rings_once_and_again_after_it_has_passed(
+    fault: dict[str, float], said: str
+) -> None:
     alarms = after_baseline()
     for _ in range(2):
         rung = [line for _ in range(2 * WINDOW) for line in alarms.look({**HEALTHY, **fault})]
@@ -50,19 +52,48 @@ def test_microseconds_are_not_a_fault() -> None:
     alarms = Alarms()
     for _ in range(WARM_UP + BASELINE + WINDOW):
         assert alarms.look({**HEALTHY, "time/check_p99_s": 5e-6}) == []
-    assert [line for _ in range(3 * WINDOW) for line in alarms.look({**HEALTHY, "time/check_p99_s": 1e-5})] == []
+    assert [
+        line
+        for _ in range(3 * WINDOW)
+        for line in alarms.look({**HEALTHY, "time/check_p99_s": 1e-5})
+    ] == []
 
 
 def test_less_than_a_fifth_is_not_a_fault() -> None:
     alarms = after_baseline()
-    assert [line for _ in range(3 * WINDOW) for line in alarms.look({**HEALTHY, "time/trainer_s": 1.35, "rollout/tok_s": 830.0})] == []
+    assert [
+        line
+        for _ in range(3 * WINDOW)
+        for line in alarms.look({**HEALTHY, "time/trainer_s": 1.35, "rollout/tok_s": 830.0})
+    ] == []
 
 
-@pytest.mark.parametrize("cut", [0, WARM_UP, WARM_UP + BASELINE, WARM_UP + BASELINE + WINDOW + 2, WARM_UP + BASELINE + 2 * WINDOW])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        0,
+        WARM_UP,
+        WARM_UP + BASELINE,
+        WARM_UP + BASELINE + WINDOW + 2,
+        WARM_UP + BASELINE + 2 * WINDOW,
+    ],
+)
 def test_a_resumed_run_raises_the_same_alarms(cut: int) -> None:
-    """State through JSON at any step, also with a number that was not finite, changes nothing of what is said after it."""
-    ill = {**HEALTHY, "time/trainer_s": 1.5, "mismatch/kl_k3": float("nan"), "group/degenerate_frac": 0.9}
-    steps = [HEALTHY] * (WARM_UP + BASELINE + WINDOW) + [ill] * WINDOW + [HEALTHY] * WINDOW + [ill] * WINDOW
+    """State through JSON at any step, also with a number that was not finite, changes nothing of
+    what is said after it.
+    """
+    ill = {
+        **HEALTHY,
+        "time/trainer_s": 1.5,
+        "mismatch/kl_k3": float("nan"),
+        "group/degenerate_frac": 0.9,
+    }
+    steps = (
+        [HEALTHY] * (WARM_UP + BASELINE + WINDOW)
+        + [ill] * WINDOW
+        + [HEALTHY] * WINDOW
+        + [ill] * WINDOW
+    )
     whole, first, second = Alarms(), Alarms(), Alarms()
     said = [whole.look(metrics) for metrics in steps]
     before = [first.look(metrics) for metrics in steps[:cut]]

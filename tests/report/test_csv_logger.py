@@ -41,13 +41,17 @@ def read(folder: Path) -> list[dict[str, str]]:
 
 def as_records(rows: list[dict[str, str]]) -> list[dict[str, float | None]]:
     """Cells as a data frame reads them: absent where empty; `nan` as JSON's null."""
-    return [{k: None if math.isnan(float(v)) else float(v) for k, v in row.items() if v} for row in rows]
+    return [
+        {k: None if math.isnan(float(v)) else float(v) for k, v in row.items() if v} for row in rows
+    ]
 
 
 def test_the_table_equals_the_lines(tmp_path: Path) -> None:
     write(tmp_path, range(1, 5))
     records = read_metrics(tmp_path / "metrics.jsonl")
-    assert as_records(read(tmp_path)) == [{k: v for k, v in r.items() if k != "train/ratio_hist"} for r in records]
+    assert as_records(read(tmp_path)) == [
+        {k: v for k, v in r.items() if k != "train/ratio_hist"} for r in records
+    ]
     first = read(tmp_path)[0]
     assert first["tokens_total"] == "7" and first["train/loss"] == "0.1" and first["train/kl"] == ""
     assert [row["train/kl"] for row in read(tmp_path)] == ["", "nan", "", ""]
@@ -65,21 +69,30 @@ def test_the_columns_are_the_schemas_and_parts_join_at_their_place(tmp_path: Pat
     assert "train/ratio_hist" not in header
 
 
-def test_rows_are_appended_and_not_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_appended_and_not_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[Path] = []
-    monkeypatch.setattr("sixfold.report.csv_logger.write_bytes_atomic", lambda path, data: (written.append(path), path.write_bytes(data)))
+    monkeypatch.setattr(
+        "sixfold.report.csv_logger.write_bytes_atomic",
+        lambda path, data: (written.append(path), path.write_bytes(data)),
+    )
     write(tmp_path, range(1, 5))
     assert len(written) == 3, "at the start, and for two parts that were new"
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3, 4])
-def test_a_resume_from_any_step_leaves_the_table_of_a_run_that_was_never_stopped(tmp_path: Path, kept: int) -> None:
+def test_a_resume_from_any_step_leaves_the_table_of_a_run_that_was_never_stopped(
+    tmp_path: Path, kept: int
+) -> None:
     (tmp_path / "whole").mkdir()
     write(tmp_path / "whole", range(1, 5))
     write(tmp_path, range(1, 5))
     truncate_after(tmp_path / "metrics.jsonl", kept)
     write(tmp_path, range(kept + 1, 5))
-    assert (tmp_path / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
+    assert (tmp_path / "metrics.csv").read_bytes() == (
+        tmp_path / "whole" / "metrics.csv"
+    ).read_bytes()
 
 
 def test_a_crash_at_any_byte_of_either_file_mends_itself(tmp_path: Path) -> None:
@@ -96,7 +109,10 @@ def test_a_crash_at_any_byte_of_either_file_mends_itself(tmp_path: Path) -> None
 
 
 def test_a_row_is_on_disk_before_the_next_step(tmp_path: Path) -> None:
-    lines, table = JsonlLogger(tmp_path / "metrics.jsonl"), CsvLogger(tmp_path / "metrics.csv", tmp_path / "metrics.jsonl")
+    lines, table = (
+        JsonlLogger(tmp_path / "metrics.jsonl"),
+        CsvLogger(tmp_path / "metrics.csv", tmp_path / "metrics.jsonl"),
+    )
     for step in (1, 2):
         lines.log(step, {"train/loss": 0.5})
         table.log(step, {"train/loss": 0.5})

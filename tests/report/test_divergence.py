@@ -16,7 +16,11 @@ def test_it_rings_only_when_heldout_fell_for_certain_while_the_reward_rose() -> 
     assert watch.look(30, 0.7, interval(0.42, 0.52)) is None, "intervals overlap"
     assert watch.look(40, 0.55, interval(0.3, 0.4)) is None, "the training reward fell too"
     said = watch.look(50, 0.8, interval(0.3, 0.4))
-    assert said is not None and "at most 40.0% and was at least 50.0% at step 20" in said and "0.600 to 0.800" in said
+    assert (
+        said is not None
+        and "at most 40.0% and was at least 50.0% at step 20" in said
+        and "0.600 to 0.800" in said
+    )
 
 
 def test_a_resumed_run_compares_with_the_same_best_evaluation() -> None:

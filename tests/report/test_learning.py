@@ -1,4 +1,6 @@
-"""The alarms for runs that learn the wrong thing, on synthetic series: they ring where they should and nowhere else."""
+"""The alarms for runs that learn the wrong thing, on synthetic series: they ring where they should
+and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ DEMO_BEGAN = (0.375, 0.318, 0.436)
 """Held-out accuracy of the recorded demo before RL."""
 
 
-def rung(reward: Series, solved: Series, steps: int = 150, seed: int = 0, watch: Learning | None = None) -> dict[int, str]:
+def rung(
+    reward: Series, solved: Series, steps: int = 150, seed: int = 0, watch: Learning | None = None
+) -> dict[int, str]:
     """Step -> the alarm that began there, where each step checks 128 answers."""
     noise, watch, said = random.Random(seed), watch or Learning(), {}
 
@@ -26,7 +30,9 @@ def rung(reward: Series, solved: Series, steps: int = 150, seed: int = 0, watch:
         return min(1.0, max(0.0, noise.gauss(mean, math.sqrt(max(mean * (1 - mean), 0.0) / 128))))
 
     for step in range(1, steps + 1):
-        for line in watch.look({"reward/mean": drawn(reward(step)), "reward/solved_frac": drawn(solved(step))}):
+        for line in watch.look(
+            {"reward/mean": drawn(reward(step)), "reward/solved_frac": drawn(solved(step))}
+        ):
             said[step] = line
     return said
 
@@ -50,7 +56,9 @@ def test_partial_credit_after_a_good_start_is_called_out_too() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_healthy_run_hears_nothing(seed: int) -> None:
-    """The demo's curve (a reward of 0 or 1, so reward and solved are one), a slower one, and one that begins nearly solved."""
+    """The demo's curve (a reward of 0 or 1, so reward and solved are one), a slower one, and one
+    that begins nearly solved.
+    """
 
     def same(series: Series) -> dict[int, str]:
         noise, watch, said = random.Random(seed), Learning(), {}
@@ -66,7 +74,9 @@ def test_a_healthy_run_hears_nothing(seed: int) -> None:
 
 
 def test_the_demo_as_it_was_recorded_hears_nothing() -> None:
-    """tests/data/demo_curve.jsonl: `sixfold train demo --data.heldout 256`, seed 0, 2 CPU cores, 2026-11-22."""
+    """tests/data/demo_curve.jsonl: `sixfold train demo --data.heldout 256`, seed 0, 2 CPU cores,
+    2026-11-22.
+    """
     watch = Learning(DEMO_BEGAN)
     for line in (Path(__file__).parents[1] / "data" / "demo_curve.jsonl").read_text().splitlines():
         assert watch.look(json.loads(line)) == []
@@ -79,7 +89,11 @@ def test_graded_rewards_that_rise_with_solved_tasks_are_healthy(seed: int) -> No
 
 def test_nothing_learned_is_said_once_after_its_patience() -> None:
     said = rung(lambda s: 0.1, lambda s: 0.1, steps=PATIENCE + 1)
-    assert list(said) == [PATIENCE] and "no clear gain" in said[PATIENCE] and "trainer.learning_rate" in said[PATIENCE]
+    assert (
+        list(said) == [PATIENCE]
+        and "no clear gain" in said[PATIENCE]
+        and "trainer.learning_rate" in said[PATIENCE]
+    )
     assert rung(lambda s: 0.1, lambda s: 0.1, steps=PATIENCE - 1) == {}
 
 
@@ -94,13 +108,17 @@ def heldout(accuracy: float, low: float, high: float) -> dict[str, float]:
 
 
 def test_heldout_below_the_start_is_called_out_beyond_both_intervals() -> None:
-    """The figures of the reasoning_gym recipe before it was mended: 22.7 % (18.8 to 26.5), then 17.6 % (14.0 to 21.2)."""
+    """The figures of the reasoning_gym recipe before it was mended: 22.7 % (18.8 to 26.5), then
+    17.6 % (14.0 to 21.2).
+    """
     watch = Learning((0.227, 0.188, 0.265))
     assert watch.look(heldout(0.20, 0.165, 0.24)) == [], "within the first interval"
     assert watch.look(heldout(0.18, 0.10, 0.30)) == [], "too uncertain itself"
     (line,) = watch.look(heldout(0.176, 0.140, 0.212))
     assert "17.6%" in line and "22.7%" in line and "Try" in line
-    assert watch.look({}) == [] and watch.look(heldout(0.17, 0.14, 0.20)) == [], "once, until it has passed"
+    assert watch.look({}) == [] and watch.look(heldout(0.17, 0.14, 0.20)) == [], (
+        "once, until it has passed"
+    )
     assert watch.look(heldout(0.23, 0.19, 0.27)) == []
     assert len(watch.look(heldout(0.17, 0.14, 0.20))) == 1
 
@@ -113,7 +131,12 @@ def test_without_an_evaluation_before_rl_the_first_one_stands_in() -> None:
 
 def test_a_replay_leaves_it_as_it_was() -> None:
     records = [
-        {"reward/mean": 0.1 + 0.001 * s * (s % 3), "reward/solved_frac": 0.1, **(heldout(0.3, 0.2, 0.4) if s % 9 == 0 else {})} for s in range(90)
+        {
+            "reward/mean": 0.1 + 0.001 * s * (s % 3),
+            "reward/solved_frac": 0.1,
+            **(heldout(0.3, 0.2, 0.4) if s % 9 == 0 else {}),
+        }
+        for s in range(90)
     ]
     whole, resumed = Learning(), Learning()
     said = [whole.look(record) for record in records]
@@ -129,7 +152,12 @@ def test_all_that_was_sampled_counts_under_dynamic_sampling() -> None:
         line
         for step in range(1, 61)
         for line in watch.look(
-            {"reward/mean": 0.5, "reward/solved_frac": 0.5, "dynamic/reward_mean": 0.01 * step, "dynamic/solved_frac": 0.01 * step}
+            {
+                "reward/mean": 0.5,
+                "reward/solved_frac": 0.5,
+                "dynamic/reward_mean": 0.01 * step,
+                "dynamic/solved_frac": 0.01 * step,
+            }
         )
     ]
     assert said == []
@@ -138,4 +166,9 @@ def test_all_that_was_sampled_counts_under_dynamic_sampling() -> None:
 def test_missing_and_broken_values_are_left_out() -> None:
     watch = Learning()
     for _ in range(3 * WINDOW):
-        assert watch.look({"reward/mean": float("nan")}) == watch.look({}) == watch.look({"reward/mean": None}) == []
+        assert (
+            watch.look({"reward/mean": float("nan")})
+            == watch.look({})
+            == watch.look({"reward/mean": None})
+            == []
+        )

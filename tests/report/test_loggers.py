@@ -1,4 +1,6 @@
-"""metrics.jsonl survives a crash at any byte; the other loggers pass on what they are given, and only where they may."""
+"""metrics.jsonl survives a crash at any byte; the other loggers pass on what they are given, and
+only where they may.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,15 @@ def write_steps(path: Path, steps: int) -> bytes:
 
 def test_a_line_is_step_first_then_sorted_keys(tmp_path: Path) -> None:
     logger = JsonlLogger(tmp_path / "metrics.jsonl")
-    logger.log(7, {"train/loss": 0.25, "step": 7, "reward/part/format": 1, "train/ratio_hist": [0, 2, 0]})
+    logger.log(
+        7, {"train/loss": 0.25, "step": 7, "reward/part/format": 1, "train/ratio_hist": [0, 2, 0]}
+    )
     logger.close()
-    assert (tmp_path / "metrics.jsonl").read_text() == ('{"step": 7, "reward/part/format": 1, "train/loss": 0.25, "train/ratio_hist": [0, 2, 0]}\n')
+    assert (
+        (tmp_path / "metrics.jsonl").read_text()
+        == '{"step": 7, "reward/part/format": 1, "train/loss": 0.25, '
+        '"train/ratio_hist": [0, 2, 0]}\n'
+    )
 
 
 def test_floats_come_back_bit_for_bit(tmp_path: Path) -> None:
@@ -57,22 +65,36 @@ def test_floats_come_back_bit_for_bit(tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
     logger = JsonlLogger(tmp_path / "metrics.jsonl")
-    logger.log(1, {"train/loss": math.nan, "train/kl": math.inf, "train/ratio_hist": [1.0, math.nan]})
+    logger.log(
+        1, {"train/loss": math.nan, "train/kl": math.inf, "train/ratio_hist": [1.0, math.nan]}
+    )
     logger.close()
     record = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
-    assert record == {"step": 1, "train/kl": None, "train/loss": None, "train/ratio_hist": [1.0, None]}
+    assert record == {
+        "step": 1,
+        "train/kl": None,
+        "train/loss": None,
+        "train/ratio_hist": [1.0, None],
+    }
 
 
 def test_a_line_is_on_disk_before_the_next_step(tmp_path: Path) -> None:
     """A process that is killed right after `log` has lost nothing."""
     path = tmp_path / "metrics.jsonl"
-    code = "import os, sys; from pathlib import Path; from sixfold.report.loggers import JsonlLogger\n"
-    code += "logger = JsonlLogger(Path(sys.argv[1])); logger.log(1, {'train/loss': 0.5}); os.kill(os.getpid(), 9)"
+    code = (
+        "import os, sys; from pathlib import Path; from sixfold.report.loggers import JsonlLogger\n"
+    )
+    code += (
+        "logger = JsonlLogger(Path(sys.argv[1])); logger.log(1, {'train/loss': 0.5});"
+        " os.kill(os.getpid(), 9)"
+    )
     subprocess.run([sys.executable, "-c", code, str(path)], check=False)
     assert read_metrics(path) == [{"step": 1, "train/loss": 0.5}]
 
 
-def test_a_line_is_synced_after_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_synced_after_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "metrics.jsonl"
     logger = JsonlLogger(path)
     sizes: list[int] = []
@@ -130,7 +152,9 @@ def test_truncation_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.M
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-@pytest.mark.parametrize("line", ["{not json}", "[1]", '{"train/loss": 1}', '{"step": true}', "\xff"])
+@pytest.mark.parametrize(
+    "line", ["{not json}", "[1]", '{"train/loss": 1}', '{"step": true}', "\xff"]
+)
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + line + '\n{"step": 2}\n', encoding="latin-1")
@@ -148,7 +172,10 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
     logger.log(2, {"reward/mean": 0.5})
     logger.close()
     events = EventAccumulator(str(tmp_path / "tb")).Reload()
-    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5)]
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [
+        (1, 0.25),
+        (2, 0.5),
+    ]
     assert events.Tags()["scalars"] == ["reward/mean"]
     histogram = events.Histograms("train/ratio_hist")[0].histogram_value
     assert histogram.bucket == counts
@@ -165,9 +192,18 @@ def test_a_resumed_run_replaces_its_tensorboard_steps(tmp_path: Path) -> None:
         for step in range(first_step, 5):
             logger.log(step, {"reward/mean": value})
         logger.close()
-        for file in tmp_path.iterdir():  # files are read in the order of their names, which hold the second they were made in
-            file.rename(tmp_path / f"events.out.tfevents.{first_step}") if file.name.count(".") > 3 else None
-    points = [(event.step, round(event.value, 3)) for event in EventAccumulator(str(tmp_path)).Reload().Scalars("reward/mean")]
+        for file in (
+            tmp_path.iterdir()
+        ):  # files are read in the order of their names, which hold the second they were made in
+            (
+                file.rename(tmp_path / f"events.out.tfevents.{first_step}")
+                if file.name.count(".") > 3
+                else None
+            )
+    points = [
+        (event.step, round(event.value, 3))
+        for event in EventAccumulator(str(tmp_path)).Reload().Scalars("reward/mean")
+    ]
     assert points == [(1, 0.1), (2, 0.1), (3, 0.9), (4, 0.9)]
 
 
@@ -197,8 +233,15 @@ def test_trackio_gets_the_metrics_and_no_address(monkeypatch: pytest.MonkeyPatch
     logger = TrackioLogger(TrackedRun("1a2b", "sixfold", "demo"), {"steps": 3})
     logger.log(2, {"train/loss": 0.5})
     logger.close()
-    assert not {"space_id", "server_url", "dataset_id", "bucket_id", "webhook_url"} & fake.started.keys()
-    assert (fake.started["project"], fake.started["name"], fake.started["config"]) == ("sixfold", "demo-1a2b", {"steps": 3})
+    assert (
+        not {"space_id", "server_url", "dataset_id", "bucket_id", "webhook_url"}
+        & fake.started.keys()
+    )
+    assert (fake.started["project"], fake.started["name"], fake.started["config"]) == (
+        "sixfold",
+        "demo-1a2b",
+        {"steps": 3},
+    )
     assert fake.logged == [(2, {"train/loss": 0.5})] and fake.finished
 
 
@@ -218,7 +261,15 @@ def test_wandb_knows_a_run_by_its_own_id(monkeypatch: pytest.MonkeyPatch, tmp_pa
     logger = WandbLogger(TrackedRun("1a2b", "maths", "demo", "team"), {}, tmp_path)
     logger.log(1, {"train/loss": 0.5})
     logger.close()
-    expected = {"id": "1a2b", "name": "demo", "project": "maths", "entity": "team", "resume": "allow", "config": {}, "dir": str(tmp_path)}
+    expected = {
+        "id": "1a2b",
+        "name": "demo",
+        "project": "maths",
+        "entity": "team",
+        "resume": "allow",
+        "config": {},
+        "dir": str(tmp_path),
+    }
     assert fake.started == expected
     assert fake.logged == [(1, {"train/loss": 0.5})] and fake.finished
     WandbLogger(TrackedRun("1a2b", "maths", "demo"), {}, tmp_path)
@@ -226,11 +277,18 @@ def test_wandb_knows_a_run_by_its_own_id(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "trackio"])
-def test_only_a_resumed_run_goes_on_with_a_history(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tracker: str) -> None:
-    """Two runs of one name, as --overwrite or another run.dir makes them, are two; a resume of the first is the first."""
+def test_only_a_resumed_run_goes_on_with_a_history(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tracker: str
+) -> None:
+    """Two runs of one name, as --overwrite or another run.dir makes them, are two; a resume of the
+    first is the first.
+    """
     fake = FakeTracker(tracker)
     monkeypatch.setitem(sys.modules, tracker, fake)
-    recipe = parse_recipe(f'run.name = "demo"\nlog = {{ to = ["{tracker}"], project = "maths", entity = "team" }}', "test")
+    recipe = parse_recipe(
+        f'run.name = "demo"\nlog = {{ to = ["{tracker}"], project = "maths", entity = "team" }}',
+        "test",
+    )
     seen = []
     for folder in ("first", "second", "first"):
         (tmp_path / folder).mkdir(exist_ok=True)
@@ -245,7 +303,9 @@ def test_no_id_is_made_where_nobody_tracks(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_extra_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("tensorboard", "tensorboard.summary.writer.event_file_writer", "trackio", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=r"pip install 'sixfold\[tensorboard\]'"):
@@ -264,7 +324,11 @@ socket.socket.__init__ = refuse
 socket.getaddrinfo = refuse
 from pathlib import Path
 from sixfold.report.loggers import JsonlLogger
-logger = JsonlLogger(Path(sys.argv[1]) / "metrics.jsonl"); logger.log(1, {"train/loss": 0.5}); logger.close()
+logger = JsonlLogger(Path(sys.argv[1]) / "metrics.jsonl")
+logger.log(1, {"train/loss": 0.5})
+logger.close()
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,12 @@ ROOT = Path(__file__).parents[2]
 
 def test_docs_page_is_what_the_module_prints() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    printed = subprocess.run([sys.executable, "-m", "sixfold.report.schema"], capture_output=True, encoding="utf-8", check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-m", "sixfold.report.schema"],
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    ).stdout
     assert page == printed, "run: python -m sixfold.report.schema > docs/metrics.md"
     for metric in schema.METRICS:
         assert f"| `{metric.key}` | {metric.unit} |" in page
@@ -65,25 +70,39 @@ def test_an_unknown_key_names_the_nearest() -> None:
 
 
 def test_role_seconds_add_up_to_the_step() -> None:
-    seconds = schema.role_seconds({"time/total_s": 2.0, "time/rollout_s": 1.2, "time/trainer_s": 0.5, "train/loss": 9.0})
+    seconds = schema.role_seconds(
+        {"time/total_s": 2.0, "time/rollout_s": 1.2, "time/trainer_s": 0.5, "train/loss": 9.0}
+    )
     assert seconds == pytest.approx({"rollout": 1.2, "trainer": 0.5, "other": 0.3})
 
 
 def test_the_room_needs_no_torch() -> None:
     code = (
-        "import sys; import sixfold.report.html, sixfold.report.loggers, sixfold.report.progress;"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'tensorboard', 'trackio', 'wandb', 'transformers')))"
+        "import sys; import sixfold.report.html, sixfold.report.loggers,"
+        " sixfold.report.progress;sys.exit(any(name in sys.modules for name in ('torch',"
+        " 'tensorboard', 'trackio', 'wandb', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_length_that_solved_tasks_need() -> None:
-    """Nearest rank: of 60 solved answers of lengths 1 to 60 the 59th; what was not solved, however long, says nothing."""
+    """Nearest rank: of 60 solved answers of lengths 1 to 60 the 59th; what was not solved, however
+    long, says nothing.
+    """
 
     def answer(length: int, solved: bool | None) -> Trajectory:
         reward = Reward(None, error="broken") if solved is None else Reward(0.9, solved=solved)
         return Trajectory(
-            "t", 0, [0] * (1 + length), 1, [False] + [True] * length, [0.0] * (1 + length), [0] * (1 + length), "stop", "", reward=reward
+            "t",
+            0,
+            [0] * (1 + length),
+            1,
+            [False] + [True] * length,
+            [0.0] * (1 + length),
+            [0] * (1 + length),
+            "stop",
+            "",
+            reward=reward,
         )
 
     solved = [answer(n, True) for n in range(1, 61)]
@@ -91,11 +110,19 @@ def test_the_length_that_solved_tasks_need() -> None:
     metrics = reward_metrics([group])
     assert metrics["rollout/solved_length_p98"] == 59
     assert metrics["reward/solved_frac"] == 60 / 61, "a failed check is not counted"
-    assert "rollout/solved_length_p98" not in reward_metrics([Group(Task("t", ""), [answer(5, False)])])
+    assert "rollout/solved_length_p98" not in reward_metrics(
+        [Group(Task("t", ""), [answer(5, False)])]
+    )
 
 
 def test_an_algorithms_own_keys_are_adopted_under_a_prefix() -> None:
-    metrics: dict[str, object] = {"train/loss": 1.0, "my_share": np.float32(0.5), "deep/er": torch.tensor(2), "odd": "x", "many": torch.zeros(2)}
+    metrics: dict[str, object] = {
+        "train/loss": 1.0,
+        "my_share": np.float32(0.5),
+        "deep/er": torch.tensor(2),
+        "odd": "x",
+        "many": torch.zeros(2),
+    }
     lines = adopt(metrics)
     assert metrics == {"train/loss": 1.0, "custom/my_share": 0.5, "custom/deep/er": 2.0}
     check(metrics)  # type: ignore[arg-type]

@@ -13,7 +13,10 @@ def test_notes_are_shown_and_kept(tmp_path: Path) -> None:
     notes.add(0, "pre-flight: fine")
     notes.add(7, "too \ud800 slow", warning=True)
     assert shown == ["pre-flight: fine", "step 7: too \ud800 slow"]
-    assert read_notes(tmp_path / "notes.jsonl") == [Note(0, "pre-flight: fine"), Note(7, "too \ud800 slow", True)]
+    assert read_notes(tmp_path / "notes.jsonl") == [
+        Note(0, "pre-flight: fine"),
+        Note(7, "too \ud800 slow", True),
+    ]
     assert read_notes(tmp_path / "absent.jsonl") == []
 
 

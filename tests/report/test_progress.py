@@ -30,7 +30,10 @@ def pipe(width: int = 60) -> tuple[Console, io.StringIO]:
 
 def terminal() -> tuple[Console, io.StringIO]:
     stream = io.StringIO()
-    return Console(file=stream, width=100, force_terminal=True, _environ={"TERM": "xterm-256color"}), stream
+    return (
+        Console(file=stream, width=100, force_terminal=True, _environ={"TERM": "xterm-256color"}),
+        stream,
+    )
 
 
 def step(number: int, **more: float) -> dict[str, float]:
@@ -44,26 +47,54 @@ def test_a_pipe_gets_one_plain_line_a_step(monkeypatch: pytest.MonkeyPatch) -> N
         shown.stage("RL", 3)
         for number in (1, 2, 3):
             clock.now += 10.0
-            shown.update(step(number) | {"time/total_s": 10.0, "time/rollout_s": 7.5, "mismatch/max_abs_logp": 2.1e-6})
-    common = "reward 0.400  (this step 0.500)  tokens/s 12 346  mismatch 2.1e-06  rollout 75% other 25%"
-    assert stream.getvalue().splitlines() == [f"RL 1/3  {common}  0:20 left", f"RL 2/3  {common}  0:10 left", f"RL 3/3  {common}"]
+            shown.update(
+                step(number)
+                | {
+                    "time/total_s": 10.0,
+                    "time/rollout_s": 7.5,
+                    "mismatch/max_abs_logp": 2.1e-6,
+                }
+            )
+    common = (
+        "reward 0.400  (this step 0.500)  tokens/s 12 346  mismatch 2.1e-06  rollout 75% other 25%"
+    )
+    assert stream.getvalue().splitlines() == [
+        f"RL 1/3  {common}  0:20 left",
+        f"RL 2/3  {common}  0:10 left",
+        f"RL 3/3  {common}",
+    ]
 
 
-def test_fast_steps_are_thinned_but_evaluations_and_the_last_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_steps_are_thinned_but_evaluations_and_the_last_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = Clock(monkeypatch)
     console, stream = pipe()
     with Progress(console, every_s=5.0) as shown:
         shown.stage("RL", 20)
         for number in range(1, 21):
             clock.now += 1.0
-            evaluated = {"heldout/accuracy": 0.75, "heldout/low": 0.7, "heldout/high": 0.8} if number == 9 else {}
+            evaluated = (
+                {"heldout/accuracy": 0.75, "heldout/low": 0.7, "heldout/high": 0.8}
+                if number == 9
+                else {}
+            )
             shown.update(step(number, **evaluated))
     lines = stream.getvalue().splitlines()
-    assert [line.split()[1] for line in lines] == ["1/20", "6/20", "9/20", "14/20", "19/20", "20/20"]
+    assert [line.split()[1] for line in lines] == [
+        "1/20",
+        "6/20",
+        "9/20",
+        "14/20",
+        "19/20",
+        "20/20",
+    ]
     assert "held-out" not in lines[1] and "held-out 75.0% [70.0%, 80.0%]" in lines[2]
 
 
-def test_a_resumed_stage_does_not_count_steps_it_did_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_stage_does_not_count_steps_it_did_not_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = Clock(monkeypatch)
     console, stream = pipe()
     with Progress(console) as shown:
@@ -82,7 +113,10 @@ def test_an_unfinished_stage_ends_with_the_step_it_reached(monkeypatch: pytest.M
             clock.now += 1.0
             shown.update({"step": number, "train/loss": 1.0 / number})
         shown.stage("RL", 5)
-    assert [line.split("  ")[:2] for line in stream.getvalue().splitlines()] == [["SFT 1/10", "loss 1.0000"], ["SFT 2/10", "loss 0.5000"]]
+    assert [line.split("  ")[:2] for line in stream.getvalue().splitlines()] == [
+        ["SFT 1/10", "loss 1.0000"],
+        ["SFT 2/10", "loss 0.5000"],
+    ]
 
 
 def test_the_panel_shows_the_state() -> None:
@@ -90,7 +124,15 @@ def test_the_panel_shows_the_state() -> None:
     shown = Progress(console)
     shown.stage("RL", 50)
     for number in (1, 2, 3):
-        shown.update(step(number) | {"reward/ema": number / 10, "time/total_s": 2.0, "time/rollout_s": 1.0, "time/trainer_s": 1.0})
+        shown.update(
+            step(number)
+            | {
+                "reward/ema": number / 10,
+                "time/total_s": 2.0,
+                "time/rollout_s": 1.0,
+                "time/trainer_s": 1.0,
+            }
+        )
     plain, stream = pipe()
     plain.print(shown._panel(), width=90)
     text = stream.getvalue()
@@ -117,7 +159,9 @@ def test_model_text_cannot_drive_the_terminal(place: str) -> None:
         if place == "note":
             shown.note(HOSTILE)
         elif place == "sample":
-            shown.samples([Sample(HOSTILE, HOSTILE, HOSTILE, 0.0)], [Sample(HOSTILE, HOSTILE, HOSTILE, None)])
+            shown.samples(
+                [Sample(HOSTILE, HOSTILE, HOSTILE, 0.0)], [Sample(HOSTILE, HOSTILE, HOSTILE, None)]
+            )
         elif place == "figure":
             shown.before_after([(HOSTILE, HOSTILE, HOSTILE)])
         else:

@@ -17,9 +17,28 @@ from sixfold.types import Group, Kept, Reward, Task, Trajectory
 
 
 def group(logp: float = -0.5) -> Group:
-    task = Task(id="t1", prompt=({"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2="}), answer=4, source="sums")
+    task = Task(
+        id="t1",
+        prompt=({"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2="}),
+        answer=4,
+        source="sums",
+    )
     mask, logps, versions = [False, False, True], [0.0, 0.0, logp], [-1, -1, 5]
-    trajectories = [Trajectory("t1", k, [7, 8, 9 + k], 2, mask, logps, versions, "stop", "4", reward=Reward(1.0 - k, {"c": 1.0})) for k in range(2)]
+    trajectories = [
+        Trajectory(
+            "t1",
+            k,
+            [7, 8, 9 + k],
+            2,
+            mask,
+            logps,
+            versions,
+            "stop",
+            "4",
+            reward=Reward(1.0 - k, {"c": 1.0}),
+        )
+        for k in range(2)
+    ]
     return Group(task, trajectories)
 
 
@@ -29,14 +48,21 @@ def test_round_trip(tmp_path: Path) -> None:
     records = read_rollouts(path)
     assert [Trajectory.from_record(record) for record in records] == written.trajectories
     assert [record["advantage"] for record in records] == [0.5, [0.0, 0.0, -0.5]]
-    assert [record["pieces"] for record in records] == [["<7>", "<8>", "<9>"], ["<7>", "<8>", "<10>"]]
-    assert {(record["prompt"], record["answer"], record["source"]) for record in records} == {("2+2=", 4, "sums")}
+    assert [record["pieces"] for record in records] == [
+        ["<7>", "<8>", "<9>"],
+        ["<7>", "<8>", "<10>"],
+    ]
+    assert {(record["prompt"], record["answer"], record["source"]) for record in records} == {
+        ("2+2=", 4, "sums")
+    }
 
 
 def test_what_truncated_sampling_kept_is_dumped_read_back_and_shown(tmp_path: Path) -> None:
     written = group()
     for trajectory in written.trajectories:
-        trajectory.kept = Kept(array("i", [3, trajectory.tokens[-1]]), array("i", [2]), array("d", [0.75]))
+        trajectory.kept = Kept(
+            array("i", [3, trajectory.tokens[-1]]), array("i", [2]), array("d", [0.75])
+        )
     write_rollouts(tmp_path / "d", [written], [[0.5, -0.5]])
     records = read_rollouts(tmp_path / "d")
     assert [Trajectory.from_record(record) for record in records] == written.trajectories
@@ -67,7 +93,13 @@ def test_advantages_must_match_the_groups(tmp_path: Path) -> None:
 
 
 def test_only_dumps_count_as_dumped_steps(tmp_path: Path) -> None:
-    for name in ("step-000012.jsonl.zst", "step-000003.jsonl.zst", "step-1000000.jsonl.zst", ".step-000004.jsonl.zst.tmp-9", "notes.txt"):
+    for name in (
+        "step-000012.jsonl.zst",
+        "step-000003.jsonl.zst",
+        "step-1000000.jsonl.zst",
+        ".step-000004.jsonl.zst.tmp-9",
+        "notes.txt",
+    ):
         (tmp_path / name).touch()
     assert dumped_steps(tmp_path) == [3, 12, 1000000]
     assert dumped_steps(tmp_path / "absent") == []
@@ -87,7 +119,13 @@ def test_json_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "d"
     write_rollouts(path, [group()], [[0.0, 0.0]])
     good = read_rollouts(path)[0]
-    for bad in ([], {}, {**good, "mask": [True]}, {**good, "reward": {"value": 1, "parts": []}}, {**good, "prompt_length": "2"}):
+    for bad in (
+        [],
+        {},
+        {**good, "mask": [True]},
+        {**good, "reward": {"value": 1, "parts": []}},
+        {**good, "prompt_length": "2"},
+    ):
         path.write_bytes(zstandard.ZstdCompressor().compress(json.dumps(bad).encode()))
         with pytest.raises(UserError, match="line 1 is not a trajectory"):
             read_rollouts(path)

@@ -30,13 +30,21 @@ from sixfold.report.svg import (
 def polylines(svg: str) -> list[list[tuple[float, float]]]:
     root = ElementTree.fromstring(svg)
     shapes = [element for element in root.iter() if element.tag in ("polyline", "polygon")]
-    return [[(float(x), float(y)) for x, y in re.findall(r"([-\d.]+),([-\d.]+)", shape.attrib["points"])] for shape in shapes]
+    return [
+        [
+            (float(x), float(y))
+            for x, y in re.findall(r"([-\d.]+),([-\d.]+)", shape.attrib["points"])
+        ]
+        for shape in shapes
+    ]
 
 
 def test_corners_of_the_data_are_corners_of_the_plot() -> None:
     svg = line_chart([Line("a", [(1, 0.0), (2, 0.5), (3, 1.0)])], limits=(0.0, 1.0))
     middle = (LEFT + WIDTH - RIGHT) / 2
-    assert polylines(svg) == [[(LEFT, HEIGHT - BOTTOM), (middle, (TOP + HEIGHT - BOTTOM) / 2), (WIDTH - RIGHT, TOP)]]
+    assert polylines(svg) == [
+        [(LEFT, HEIGHT - BOTTOM), (middle, (TOP + HEIGHT - BOTTOM) / 2), (WIDTH - RIGHT, TOP)]
+    ]
 
 
 def test_a_value_that_is_not_finite_breaks_the_curve() -> None:
@@ -64,12 +72,19 @@ def test_areas_stack() -> None:
 
 def test_bars_are_as_tall_as_their_counts() -> None:
     root = ElementTree.fromstring(histogram([1, 4, 0], (-1.0, 1.0)))
-    heights = [float(bar.attrib["height"]) for bar in root.iter("rect") if "fill" in bar.attrib["class"]]
-    assert heights == pytest.approx([(HEIGHT - TOP - BOTTOM) / 4, HEIGHT - TOP - BOTTOM, 0.0], abs=0.1)
+    heights = [
+        float(bar.attrib["height"]) for bar in root.iter("rect") if "fill" in bar.attrib["class"]
+    ]
+    assert heights == pytest.approx(
+        [(HEIGHT - TOP - BOTTOM) / 4, HEIGHT - TOP - BOTTOM, 0.0], abs=0.1
+    )
     assert "not measured" in histogram([], (-1.0, 1.0))
 
 
-@given(st.lists(st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True)), max_size=8), st.booleans())
+@given(
+    st.lists(st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True)), max_size=8),
+    st.booleans(),
+)
 def test_any_values_make_a_chart_within_its_plot(values: list[float | None], log: bool) -> None:
     svg = line_chart([Line("x", list(enumerate(values)))], log=log)
     for line in polylines(svg):
@@ -83,15 +98,31 @@ def test_labels_are_escaped() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (0.4131, "0.413"), (-0.02, "-0.02"), (1.05e-4, "1.05e-4"), (1e-5, "1e-5"), (1834.4, "1834"), (96e3, "96k"), (2.5e6, "2.5M")],
+    [
+        (0, "0"),
+        (0.4131, "0.413"),
+        (-0.02, "-0.02"),
+        (1.05e-4, "1.05e-4"),
+        (1e-5, "1e-5"),
+        (1834.4, "1834"),
+        (96e3, "96k"),
+        (2.5e6, "2.5M"),
+    ],
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert number(value) == text
 
 
-@pytest.mark.parametrize(("values", "lowest", "highest"), [([0.0, 0.0], "0%", "100%"), ([0.0, 0.25], "0%", "20%"), ([-0.5, 0.5], "-50%", "50%")])
-def test_an_axis_goes_below_zero_only_for_values_that_do(values: list[float], lowest: str, highest: str) -> None:
+@pytest.mark.parametrize(
+    ("values", "lowest", "highest"),
+    [([0.0, 0.0], "0%", "100%"), ([0.0, 0.25], "0%", "20%"), ([-0.5, 0.5], "-50%", "50%")],
+)
+def test_an_axis_goes_below_zero_only_for_values_that_do(
+    values: list[float], lowest: str, highest: str
+) -> None:
     """A constant 0 had an axis of -100 % to 100 %."""
-    root = ElementTree.fromstring(line_chart([Line("a", list(enumerate(values, start=1)))], percent))
+    root = ElementTree.fromstring(
+        line_chart([Line("a", list(enumerate(values, start=1)))], percent)
+    )
     labels = [node.text for node in root.iter() if node.get("text-anchor") == "end"]
     assert (labels[0], labels[-1]) == (lowest, highest)

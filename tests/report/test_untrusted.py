@@ -18,7 +18,12 @@ def test_no_control_reordering_or_surrogate_character_is_left(text: str) -> None
     shown = visible(text)
     left = {c for c in shown if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")} - {"\n", "\t"}
     assert not left
-    assert not {c for c in shown if unicodedata.bidirectional(c) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")}
+    assert not {
+        c
+        for c in shown
+        if unicodedata.bidirectional(c)
+        in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+    }
     shown.encode("utf-8")
 
 

@@ -53,10 +53,20 @@ def test_a_wrong_form_is_refused_before_anything_is_loaded() -> None:
 
 def test_the_plan_says_who_samples_and_how_weights_get_there() -> None:
     def said(backend: str) -> str:
-        return explain(make_plan(parse_recipe(f"[rollout]\nbackend = '{backend}'\n[engine]\nprefix_cache = 'none'", "test", [])))
+        return explain(
+            make_plan(
+                parse_recipe(
+                    f"[rollout]\nbackend = '{backend}'\n[engine]\nprefix_cache = 'none'", "test", []
+                )
+            )
+        )
 
     assert "engine and trainer share one set of weights" in said("engine")
     vllm = said("vllm:/opt/python")
-    assert "vLLM in a process of its own, under /opt/python" in vllm and "handed over after every step" in vllm and "share one set" not in vllm
+    assert (
+        "vLLM in a process of its own, under /opt/python" in vllm
+        and "handed over after every step" in vllm
+        and "share one set" not in vllm
+    )
     sglang = said("sglang:http://host:1")
     assert "SGLang at http://host:1, which must be running" in sglang and "KV cache" not in sglang

@@ -19,7 +19,9 @@ from sixfold.types import SamplingParams, Task
 TASKS = [Task(f"t{i}", f"{i}+{'7' * i}=") for i in (3, 0, 1, 12)]
 
 
-def make_rollout(policy: Policy, samples: int = 3, release_kv: bool = False, **sizes: object) -> EngineRollout:
+def make_rollout(
+    policy: Policy, samples: int = 3, release_kv: bool = False, **sizes: object
+) -> EngineRollout:
     engine = Engine(CausalLM(policy.model), **{"kv_tokens": 2000, **sizes})  # type: ignore[arg-type]
     params = SamplingParams(max_tokens=10, temperature=0.8, stop_token_ids=policy.stop_token_ids)
     return EngineRollout(engine, PromptCodec(policy.tokenizer), params, samples, release_kv)
@@ -30,7 +32,9 @@ def test_groups_come_in_task_order_and_trajectories_in_sample_order(policy: Poli
     groups = make_rollout(policy, max_running=2).generate(TASKS, seed=1)
     assert [g.task for g in groups] == TASKS
     for group in groups:
-        assert [(t.task_id, t.sample) for t in group.trajectories] == [(group.task.id, k) for k in range(3)]
+        assert [(t.task_id, t.sample) for t in group.trajectories] == [
+            (group.task.id, k) for k in range(3)
+        ]
         assert len({tuple(t.tokens) for t in group.trajectories}) == 3
 
 
@@ -42,11 +46,15 @@ def test_the_share_of_guesses_that_stood_is_of_the_call(policy: Policy) -> None:
         groups = rollout.generate(TASKS, seed=seed)
         now = rollout.engine.stats
         assert now.proposed_tokens > before.proposed_tokens
-        expected = (now.accepted_tokens - before.accepted_tokens) / (now.proposed_tokens - before.proposed_tokens)
+        expected = (now.accepted_tokens - before.accepted_tokens) / (
+            now.proposed_tokens - before.proposed_tokens
+        )
         assert rollout.stats()["rollout/accepted_frac"] == expected
         shares.append(expected)
         plain = make_rollout(policy)
-        assert [[t.tokens for t in g.trajectories] for g in groups] == [[t.tokens for t in g.trajectories] for g in plain.generate(TASKS, seed=seed)]
+        assert [[t.tokens for t in g.trajectories] for g in groups] == [
+            [t.tokens for t in g.trajectories] for g in plain.generate(TASKS, seed=seed)
+        ]
         assert "rollout/accepted_frac" not in plain.stats()
     assert min(shares) > 0.9  # the policy guesses for itself
 
@@ -63,23 +71,37 @@ def test_streams_speak_of_the_sampled_tokens_and_of_no_other(policy: Policy) -> 
             assert t.mask == [False] * p + [True] * (n - p)
             assert t.version == [-1] * p + [5] * (n - p)
             assert t.logp[:p] == [0.0] * p and all(x < 0 for x in t.logp[p:])
-            assert t.finish_reason == ("stop" if t.tokens[-1] in policy.stop_token_ids else "length")
+            assert t.finish_reason == (
+                "stop" if t.tokens[-1] in policy.stop_token_ids else "length"
+            )
             assert t.finish_reason == "stop" or n - p == 10
             assert t.reward is None and t.seconds > 0
-            assert t.text == policy.tokenizer.decode([x for x in t.tokens[p:] if x > 1])  # padding and end are left out
+            assert t.text == policy.tokenizer.decode(
+                [x for x in t.tokens[p:] if x > 1]
+            )  # padding and end are left out
 
 
-def test_recorded_log_probs_are_those_of_the_model_at_the_sampling_temperature(policy: Policy) -> None:
+def test_recorded_log_probs_are_those_of_the_model_at_the_sampling_temperature(
+    policy: Policy,
+) -> None:
     for group in make_rollout(policy).generate(TASKS, seed=1):
         for t in group.trajectories:
             with torch.no_grad():
                 logits = policy.model(torch.tensor([t.tokens]), use_cache=False).logits[0].float()
-            expected = (logits / 0.8).log_softmax(-1)[:-1].gather(-1, torch.tensor(t.tokens[1:])[:, None])[:, 0]
-            assert t.logp[t.prompt_length :] == pytest.approx(expected[t.prompt_length - 1 :].tolist(), abs=1e-5)
+            expected = (
+                (logits / 0.8)
+                .log_softmax(-1)[:-1]
+                .gather(-1, torch.tensor(t.tokens[1:])[:, None])[:, 0]
+            )
+            assert t.logp[t.prompt_length :] == pytest.approx(
+                expected[t.prompt_length - 1 :].tolist(), abs=1e-5
+            )
 
 
 def test_same_seed_same_trajectories_and_other_seed_others(policy: Policy) -> None:
-    def drawn(seed: int, tasks: list[Task], **sizes: int) -> dict[tuple[str, int], tuple[list[int], list[float]]]:
+    def drawn(
+        seed: int, tasks: list[Task], **sizes: int
+    ) -> dict[tuple[str, int], tuple[list[int], list[float]]]:
         groups = make_rollout(policy, **sizes).generate(tasks, seed)
         return {(t.task_id, t.sample): (t.tokens, t.logp) for g in groups for t in g.trajectories}
 
@@ -100,7 +122,9 @@ def test_one_task_twice_in_a_call_is_refused(policy: Policy) -> None:
 def test_memory_goes_back_between_calls_where_asked(policy: Policy) -> None:
     keeps, gives = make_rollout(policy), make_rollout(policy, release_kv=True)
     for _ in range(2):
-        tokens = [[t.tokens for g in r.generate(TASKS, 1) for t in g.trajectories] for r in (keeps, gives)]
+        tokens = [
+            [t.tokens for g in r.generate(TASKS, 1) for t in g.trajectories] for r in (keeps, gives)
+        ]
         assert tokens[0] == tokens[1]
         assert keeps.engine.runner.cache.tensors() != []
         assert gives.engine.runner.cache.tensors() == []
@@ -118,15 +142,27 @@ def test_metrics_count_one_call(policy: Policy) -> None:
         assert stats["rollout/reused_frac"] == pytest.approx(2 / 3)
         assert stats["rollout/length_mean"] == pytest.approx(sum(lengths) / len(lengths))
         assert stats["rollout/length_max"] == max(lengths)
-        assert stats["rollout/truncated_frac"] == sum(t.finish_reason == "length" for t in trajectories) / len(trajectories)
+        assert stats["rollout/truncated_frac"] == sum(
+            t.finish_reason == "length" for t in trajectories
+        ) / len(trajectories)
 
 
 SMALL = Task("a", "1=")
-"""4 tokens: one block of the tests below. Its two samples get 8 more each, so both need 1 + 2 + 2 blocks in the end."""
+"""4 tokens: one block of the tests below. Its two samples get 8 more each, so both need 1 + 2 + 2
+blocks in the end.
+"""
 
 
-def small_engine(policy: Policy, blocks: int, preemption: str, prefix_cache: str = "none") -> EngineRollout:
-    engine = Engine(CausalLM(policy.model), kv_tokens=4 * (blocks - 1), block_size=4, preemption=preemption, prefix_cache=prefix_cache)  # type: ignore[arg-type]
+def small_engine(
+    policy: Policy, blocks: int, preemption: str, prefix_cache: str = "none"
+) -> EngineRollout:
+    engine = Engine(
+        CausalLM(policy.model),
+        kv_tokens=4 * (blocks - 1),
+        block_size=4,
+        preemption=preemption,
+        prefix_cache=prefix_cache,
+    )  # type: ignore[arg-type]
     assert engine.scheduler.blocks.count == blocks  # the engine adds one
     return EngineRollout(engine, PromptCodec(policy.tokenizer), SamplingParams(max_tokens=8), 2)
 
@@ -134,16 +170,26 @@ def small_engine(policy: Policy, blocks: int, preemption: str, prefix_cache: str
 @pytest.mark.parametrize(
     ("blocks", "preemption", "prefix_cache", "expected"),
     [
-        # The ninth token of both wants a block and one is left: the second sample stops, to compute its 8 tokens again once the first has ended.
+        # The ninth token of both wants a block and one is left: the second sample stops, to compute
+        # its 8 tokens again once the first has ended.
         (4, "recompute", "none", (1, 8, 3 / 4, 1)),
-        (4, "recompute", "radix", (1, 0, 3 / 4, 1)),  # the cache has kept them: the first sample's end did not need their blocks
+        (
+            4,
+            "recompute",
+            "radix",
+            (1, 0, 3 / 4, 1),
+        ),  # the cache has kept them: the first sample's end did not need their blocks
         (4, "none", "none", (0, 0, 3 / 4, 1)),  # one after the other
         (4, "swap", "none", (1, 0, 3 / 4, 1)),
         (5, "recompute", "none", (0, 0, 1.0, 1)),
     ],
 )
 def test_preemptions_and_peaks_by_hand(
-    policy: Policy, blocks: int, preemption: str, prefix_cache: str, expected: tuple[float, float, float, float]
+    policy: Policy,
+    blocks: int,
+    preemption: str,
+    prefix_cache: str,
+    expected: tuple[float, float, float, float],
 ) -> None:
     rollout = small_engine(policy, blocks, preemption, prefix_cache)
     roomy = make_rollout(policy, samples=2)
@@ -161,9 +207,15 @@ def test_preemptions_and_peaks_by_hand(
 def test_the_peaks_are_of_the_last_call(policy: Policy) -> None:
     rollout = small_engine(policy, blocks=40, preemption="none")
     rollout.generate([SMALL, Task("b", "2="), Task("c", "3=")], seed=4)
-    assert (rollout.stats()["rollout/queue_peak"], rollout.stats()["rollout/kv_peak_frac"]) == (3, 15 / 40)
+    assert (rollout.stats()["rollout/queue_peak"], rollout.stats()["rollout/kv_peak_frac"]) == (
+        3,
+        15 / 40,
+    )
     rollout.generate([SMALL], seed=4)
-    assert (rollout.stats()["rollout/queue_peak"], rollout.stats()["rollout/kv_peak_frac"]) == (1, 5 / 40)
+    assert (rollout.stats()["rollout/queue_peak"], rollout.stats()["rollout/kv_peak_frac"]) == (
+        1,
+        5 / 40,
+    )
 
 
 def test_a_model_that_only_ends_gives_empty_texts_with_one_scored_token(policy: Policy) -> None:

@@ -1,4 +1,6 @@
-"""Why log-probs are recorded as tokens are sampled: computed again from the weights of the day, a stale batch looks fresh."""
+"""Why log-probs are recorded as tokens are sampled: computed again from the weights of the day, a
+stale batch looks fresh.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from sixfold.types import Reward, SamplingParams, Task
 
 def test_recomputed_old_log_probs_hide_staleness(policy: Policy) -> None:
     model = copy.deepcopy(policy.model)
-    rollout = EngineRollout(Engine(CausalLM(model), kv_tokens=2000), PromptCodec(policy.tokenizer), SamplingParams(max_tokens=8), 4)
+    rollout = EngineRollout(
+        Engine(CausalLM(model), kv_tokens=2000),
+        PromptCodec(policy.tokenizer),
+        SamplingParams(max_tokens=8),
+        4,
+    )
     groups = rollout.generate([Task("a", "1+1="), Task("b", "2+2=")], seed=0)
     for group in groups:
         for t in group.trajectories:
@@ -37,4 +44,7 @@ def test_recomputed_old_log_probs_hide_staleness(policy: Policy) -> None:
     assert abs(recorded["train/ratio_mean"] - 1) > 0.05 and recorded["train/clipped_frac"] > 0.2  # type: ignore[operator]
     again = batch.with_(old_logp=score_batch(model, batch, Scoring(), 4096, share_prefix=True))
     hidden = trainer.train_step(again, algorithm.compute_loss)
-    assert hidden["train/ratio_mean"] == pytest.approx(1, abs=1e-6) and hidden["train/clipped_frac"] == 0
+    assert (
+        hidden["train/ratio_mean"] == pytest.approx(1, abs=1e-6)
+        and hidden["train/clipped_frac"] == 0
+    )

@@ -26,7 +26,14 @@ def test_the_key_tells_text_from_chats_and_turns_apart() -> None:
         return Task("0", tuple(Message(role="user", content=c) for c in contents))
 
     cache = PromptCache()
-    prompts = [Task("0", "ab"), chat("ab"), chat("a", "b"), chat("b", "a"), Task("0", "userab"), Task("0", "a\ud800")]
+    prompts = [
+        Task("0", "ab"),
+        chat("ab"),
+        chat("a", "b"),
+        chat("b", "a"),
+        Task("0", "userab"),
+        Task("0", "a\ud800"),
+    ]
     for number, task in enumerate(prompts):
         assert cache.get([task], lambda _, n=number: [[n]]) == [[number]]  # type: ignore[misc]
     assert cache.get(prompts, lambda _: []) == [[n] for n in range(len(prompts))]
@@ -43,10 +50,17 @@ def test_the_least_recently_used_prompts_are_dropped_at_the_limit() -> None:
         assert cache.get([Task("0", prompt)], make) == [[ord(prompt[0])] * 4]
     assert made == ["aaaa", "bbbb", "cccc", "bbbb"]
     assert (len(cache), cache.tokens) == (2, 8)
-    assert len(cache.get([Task("0", "d" * 11)], make)[0]) == 11 and len(cache) == 0  # longer than the limit: given, not kept
+    assert (
+        len(cache.get([Task("0", "d" * 11)], make)[0]) == 11 and len(cache) == 0
+    )  # longer than the limit: given, not kept
     made.clear()
     many = [Task("0", prompt) for prompt in ("eee", "fff", "eee", "ggg", "hhh")]
-    assert cache.get(many, make) == [tokens(task) for task in many] and made == ["eee", "fff", "ggg", "hhh"]
+    assert cache.get(many, make) == [tokens(task) for task in many] and made == [
+        "eee",
+        "fff",
+        "ggg",
+        "hhh",
+    ]
     assert (len(cache), cache.tokens) == (3, 9)
 
 

@@ -20,8 +20,12 @@ def codec() -> PromptCodec:
 
 
 def test_overlong_prompts_are_dropped_and_counted_or_refused() -> None:
-    assert fitting_tasks(codec(), TASKS, limit=6, overlong="drop") == Fitting([TASKS[0], TASKS[2]], 1, 6)  # two tokens of template
-    with pytest.raises(UserError, match=r"task long: the prompt has 10 tokens and 6 fit.*data.overlong"):
+    assert fitting_tasks(codec(), TASKS, limit=6, overlong="drop") == Fitting(
+        [TASKS[0], TASKS[2]], 1, 6
+    )  # two tokens of template
+    with pytest.raises(
+        UserError, match=r"task long: the prompt has 10 tokens and 6 fit.*data.overlong"
+    ):
         fitting_tasks(codec(), TASKS, limit=6, overlong="error")
     assert fitting_tasks(codec(), TASKS, limit=10, overlong="error") == Fitting(TASKS, 0, 10)
 
@@ -33,12 +37,18 @@ def test_nothing_left_is_refused() -> None:
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_a_huge_prompt_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch, chat: bool) -> None:
+def test_a_huge_prompt_is_refused_before_it_is_tokenized(
+    monkeypatch: pytest.MonkeyPatch, chat: bool
+) -> None:
     c, text = codec(), "abcdefgh" * 1_000_000
     encoded: list[str] = []
     encode = c.encode_all
-    monkeypatch.setattr(c, "encode_all", lambda tasks: encoded.extend(t.id for t in tasks) or encode(tasks))
-    prompt: Any = (Message(role="system", content=text), Message(role="user", content="a")) if chat else text
+    monkeypatch.setattr(
+        c, "encode_all", lambda tasks: encoded.extend(t.id for t in tasks) or encode(tasks)
+    )
+    prompt: Any = (
+        (Message(role="system", content=text), Message(role="user", content="a")) if chat else text
+    )
     tasks = [Task("huge", prompt), Task("a", "a")]
     # No token stands for more characters than "<|assistant|>" has, 13.
     with pytest.raises(UserError, match=r"task huge: the prompt has at least 61538[5-9] tokens"):
@@ -51,5 +61,11 @@ def test_a_prompt_that_fits_is_never_refused_by_its_characters() -> None:
     """Blanks that a template trims, and text that it leaves out, are no tokens."""
     c = codec()
     c.tokenizer.chat_template = "{{ messages[-1]['content'] | trim }}"
-    tasks = [Task("blank", " " * 1000 + "abc"), Task("left out", (Message(role="system", content="a" * 9999), Message(role="user", content="abc")))]
+    tasks = [
+        Task("blank", " " * 1000 + "abc"),
+        Task(
+            "left out",
+            (Message(role="system", content="a" * 9999), Message(role="user", content="abc")),
+        ),
+    ]
     assert fitting_tasks(c, tasks, limit=3, overlong="error") == Fitting(tasks, 0, 3)

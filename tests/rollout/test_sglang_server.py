@@ -1,7 +1,8 @@
-"""SGLang by its HTTP interface, held to tests/data/sglang/contract.json: requests and replies in the form that its source code gives them.
+"""SGLang by its HTTP interface, held to tests/data/sglang/contract.json: requests and replies in
+the form that its source code gives them.
 
-SGLang itself does not run in these tests, nor was the contract recorded from it: a loopback server checks every request against the next of
-the contract and answers with the reply beside it.
+SGLang itself does not run in these tests, nor was the contract recorded from it: a loopback server
+checks every request against the next of the contract and answers with the reply beside it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ PARAMS = SamplingParams(max_tokens=4, temperature=0.8, stop_token_ids=(1,))
 
 
 class Recorded(ThreadingHTTPServer):
-    """Answers the exchanges of a contract in their order. wrong: what was asked otherwise. folder: files of the last weights handed over."""
+    """Answers the exchanges of a contract in their order. wrong: what was asked otherwise. folder:
+    files of the last weights handed over.
+    """
 
     def __init__(self, exchanges: list[dict[str, Any]]) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
@@ -101,15 +104,21 @@ def recorded() -> Iterator[Any]:
 
 
 def connect(server: Recorded, policy: Policy, dtype: torch.dtype = torch.float32) -> SglangServer:
-    return SglangServer(server.url, vllm_config(policy.model.config, type(policy.model).__name__), dtype)
+    return SglangServer(
+        server.url, vllm_config(policy.model.config, type(policy.model).__name__), dtype
+    )
 
 
 def changed(exchange: dict[str, Any], **reply: Any) -> dict[str, Any]:
     return {**exchange, "reply": {**exchange["reply"], **reply}}
 
 
-def test_the_whole_contract_in_order(recorded: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # of no concern to an address that was given
+def test_the_whole_contract_in_order(
+    recorded: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "http_proxy", "http://127.0.0.1:9"
+    )  # of no concern to an address that was given
     server = recorded(*CONTRACT)
     engine = connect(server, policy)
     assert engine.version == -1
@@ -119,26 +128,43 @@ def test_the_whole_contract_in_order(recorded: Any, policy: Policy, monkeypatch:
     assert server.wrong == [] and server.exchanges == []
 
     assert engine.version == 7
-    assert (stop.tokens, stop.logp, stop.version) == ([40, 41, 1], [-0.5, -1.25, -0.0625], [7, 7, 7])
+    assert (stop.tokens, stop.logp, stop.version) == (
+        [40, 41, 1],
+        [-0.5, -1.25, -0.0625],
+        [7, 7, 7],
+    )
     assert (stop.finish_reason, stop.reused, stop.seconds) == ("stop", 0, 0.21)
     # No spans in the reply, as of older servers: all tokens are of the one version.
-    assert (length.tokens, length.version, length.finish_reason, length.reused) == ([42, 43, 44, 45], [7] * 4, "length", 2)
+    assert (length.tokens, length.version, length.finish_reason, length.reused) == (
+        [42, 43, 44, 45],
+        [7] * 4,
+        "length",
+        2,
+    )
     assert scores == [-4.5, -0.75]
     expected = dict(policy.model.named_parameters())
-    assert server.weights.keys() == expected.keys() and all(torch.equal(server.weights[k], expected[k]) for k in expected)
+    assert server.weights.keys() == expected.keys() and all(
+        torch.equal(server.weights[k], expected[k]) for k in expected
+    )
     assert server.config["architectures"] == [type(policy.model).__name__]
 
 
 def test_spans_of_two_versions_are_kept_apart(recorded: Any, policy: Policy) -> None:
     exchange = copy.deepcopy(CONTRACT[3])
-    exchange["reply"]["body"][0]["meta_info"]["weight_versions"] = [{"version": "6", "start": 0, "end": 2}, {"version": "7", "start": 2, "end": 3}]
+    exchange["reply"]["body"][0]["meta_info"]["weight_versions"] = [
+        {"version": "6", "start": 0, "end": 2},
+        {"version": "7", "start": 2, "end": 3},
+    ]
     engine = connect(recorded(CONTRACT[0], exchange), policy)
     assert engine.generate([[5, 6, 7], [5, 6, 7]], PARAMS, [11, 12])[0].version == [6, 6, 7]
 
 
 def test_an_aborted_completion_is_data(recorded: Any, policy: Policy) -> None:
     exchange = copy.deepcopy(CONTRACT[3])
-    exchange["reply"]["body"][0]["meta_info"]["finish_reason"] = {"type": "abort", "message": "Abort in waiting queue"}
+    exchange["reply"]["body"][0]["meta_info"]["finish_reason"] = {
+        "type": "abort",
+        "message": "Abort in waiting queue",
+    }
     engine = connect(recorded(CONTRACT[0], exchange), policy)
     assert engine.generate([[5, 6, 7], [5, 6, 7]], PARAMS, [11, 12])[0].finish_reason == "aborted"
 
@@ -150,14 +176,31 @@ def test_weights_go_over_in_the_dtype_of_the_run(recorded: Any, policy: Policy) 
 
 
 def test_no_server_says_how_to_start_one(policy: Policy) -> None:
-    with pytest.raises(UserError, match=r"no SGLang server at http://127.0.0.1:9 \(.*\): start one with python -m sglang.launch_server"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"no SGLang server at http://127.0.0.1:9 \(.*\): start one with python -m"
+            r" sglang.launch_server"
+        ),
+    ):
         SglangServer("http://127.0.0.1:9", policy.model.config, torch.float32)
 
 
 def test_refusals_carry_what_the_server_said(recorded: Any, policy: Policy) -> None:
-    refused = changed(CONTRACT[1], status=400, body={"success": False, "message": "Failed to get weights iterator", "num_paused_requests": 0})
+    refused = changed(
+        CONTRACT[1],
+        status=400,
+        body={
+            "success": False,
+            "message": "Failed to get weights iterator",
+            "num_paused_requests": 0,
+        },
+    )
     engine = connect(recorded(CONTRACT[0], refused), policy)
-    with pytest.raises(UserError, match=r"answered POST /update_weights_from_disk with 400: .*Failed to get weights iterator"):
+    with pytest.raises(
+        UserError,
+        match=r"answered POST /update_weights_from_disk with 400: .*Failed to get weights iterator",
+    ):
         engine.load(dict(policy.model.named_parameters()), 7)
     assert engine.version == -1
 
@@ -175,7 +218,9 @@ def test_something_else_on_that_port_is_named(recorded: Any, policy: Policy) -> 
         connect(recorded(changed(CONTRACT[0], body="<html>")), policy)
 
 
-def test_an_answer_that_does_not_come_has_an_end(recorded: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_does_not_come_has_an_end(
+    recorded: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sglang_server, "SHORT_S", 0.2)
     with pytest.raises(UserError, match=r"has not answered GET /health within 0.2 s"):
         connect(recorded({**CONTRACT[0], "slow": True}), policy)

@@ -1,4 +1,6 @@
-"""A text's characters bound its tokens from below, for tokenizers of every kind, and a huge prompt is refused at once."""
+"""A text's characters bound its tokens from below, for tokenizers of every kind, and a huge prompt
+is refused at once.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,25 @@ def byte_level() -> Tokenizer:
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
+    tokenizer.train_from_iterator(
+        TEXTS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    )
     return tokenizer
 
 
 def unigram() -> Tokenizer:
     """As sentencepiece models are: NFKC, blanks joined, unknown characters as one token."""
     tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), "▁"), normalizers.Strip()])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), "▁"), normalizers.Strip()]
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.train_from_iterator(TEXTS, trainers.UnigramTrainer(vocab_size=80, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False))
+    tokenizer.train_from_iterator(
+        TEXTS,
+        trainers.UnigramTrainer(
+            vocab_size=80, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
+        ),
+    )
     return tokenizer
 
 
@@ -36,7 +47,10 @@ def word_piece() -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=120, special_tokens=["<unk>"], show_progress=False))
+    tokenizer.train_from_iterator(
+        TEXTS,
+        trainers.WordPieceTrainer(vocab_size=120, special_tokens=["<unk>"], show_progress=False),
+    )
     return tokenizer
 
 
@@ -49,7 +63,22 @@ TOKENIZERS = {
     "word pieces": fast(word_piece(), unk_token="<unk>"),
     "characters": character_tokenizer("abc 가나"),
 }
-WRITTEN = st.lists(st.sampled_from([*"helo abc é가나ガ!", "  ", "\u1100\u1161\u11a8", "e\u0301", "ｶﾞ", "\x00", "\u200b", "😀", "hello"]), max_size=60)
+WRITTEN = st.lists(
+    st.sampled_from(
+        [
+            *"helo abc é가나ガ!",
+            "  ",
+            "\u1100\u1161\u11a8",
+            "e\u0301",
+            "ｶﾞ",
+            "\x00",
+            "\u200b",
+            "😀",
+            "hello",
+        ]
+    ),
+    max_size=60,
+)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -58,7 +87,9 @@ def test_no_text_has_fewer_tokens(name: str, parts: list[str]) -> None:
     tokenizer, text = TOKENIZERS[name], "".join(parts)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert keeps_characters(tokenizer)
-    if tokenizer.unk_token_id is None or tokenizer.unk_token_id not in ids:  # else it is refused for that
+    if (
+        tokenizer.unk_token_id is None or tokenizer.unk_token_id not in ids
+    ):  # else it is refused for that
         assert ShortestEncoding(tokenizer).tokens(text) <= len(ids)
 
 
@@ -66,14 +97,18 @@ def test_the_bound_is_the_characters_by_the_longest_token() -> None:
     tokenizer = fast(byte_level())
     longest = max(map(len, tokenizer.get_vocab()))
     bound = ShortestEncoding(tokenizer)
-    assert [bound.tokens(text) for text in ("", "a" * longest, "a" * longest + "b", " " * 1000)] == [0, 1, 2, 0]
+    assert [
+        bound.tokens(text) for text in ("", "a" * longest, "a" * longest + "b", " " * 1000)
+    ] == [0, 1, 2, 0]
     assert bound.tokens("가" * 3 * longest) == 1
 
 
 def test_tokenizers_that_may_drop_text_have_no_bound() -> None:
     assert not keeps_characters(fast(unigram(), unk_token="<unk>"))  # it replaces a pattern
     removed, lost = byte_level(), Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
-    removed.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split("x", "removed"), removed.pre_tokenizer])
+    removed.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split("x", "removed"), removed.pre_tokenizer]
+    )
     assert not keeps_characters(fast(removed))
     assert not keeps_characters(fast(lost)) and len(fast(lost)("xxxa")["input_ids"]) == 1
     assert ShortestEncoding(fast(lost)).tokens("x" * 1000) == 0

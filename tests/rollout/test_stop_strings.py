@@ -1,4 +1,6 @@
-"""Stop strings: the same completions as without them, cut at the token that completes the first one, by every engine."""
+"""Stop strings: the same completions as without them, cut at the token that completes the first
+one, by every engine.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,20 @@ from sixfold.types import SamplingParams, Task, Trajectory
 TASKS = [Task(f"t{i}", f"{i}+{'7' * i}=") for i in range(6)]
 LONGEST = 10
 ENGINES: dict[str, dict[str, Any]] = {
-    "plain": {}, "two at a time": {"max_running": 2}, "preempted": {"kv_tokens": 96, "block_size": 4, "preemption": "recompute"}, "guesses": {},
+    "plain": {}, "two at a time": {"max_running": 2},
+    "preempted": {"kv_tokens": 96, "block_size": 4, "preemption": "recompute"}, "guesses": {},
 }  # fmt: skip
 
 
 def sample(policy: Policy, stops: Sequence[str], **sizes: Any) -> dict[tuple[str, int], Trajectory]:
     engine = Engine(CausalLM(policy.model), **{"kv_tokens": 2000, **sizes})
     params = SamplingParams(max_tokens=LONGEST, stop_token_ids=policy.stop_token_ids)
-    rollout = EngineRollout(engine, PromptCodec(policy.tokenizer, policy.stop_token_ids), params, 4, stops=stops)
-    found = {(t.task_id, t.sample): t for g in rollout.generate(TASKS, seed=1) for t in g.trajectories}
+    rollout = EngineRollout(
+        engine, PromptCodec(policy.tokenizer, policy.stop_token_ids), params, 4, stops=stops
+    )
+    found = {
+        (t.task_id, t.sample): t for g in rollout.generate(TASKS, seed=1) for t in g.trajectories
+    }
     assert engine.scheduler.blocks.used == 0
     assert rollout.stats()["rollout/tokens"] == sum(t.completion_length for t in found.values())
     return found
@@ -50,7 +57,11 @@ def test_completions_are_cut_and_otherwise_the_same(policy: Policy, engine: str)
     free = sample(policy, ())
     codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
     stops = [t.text[3:5] for t in list(free.values())[:6]] + [next(iter(free.values())).text[-1]]
-    guesses = {"speculation": Speculation(k=3, draft=CausalLM(policy.model))} if engine == "guesses" else {}
+    guesses = (
+        {"speculation": Speculation(k=3, draft=CausalLM(policy.model))}
+        if engine == "guesses"
+        else {}
+    )
     stopped = sample(policy, stops, **ENGINES[engine], **guesses)
     expected = {key: cut(t, codec, stops) for key, t in free.items()}
     assert sum(len(tokens) < LONGEST for tokens, _, _ in expected.values()) > 6
@@ -63,7 +74,9 @@ def test_completions_are_cut_and_otherwise_the_same(policy: Policy, engine: str)
 
 
 def test_stop_tokens_and_stop_strings_in_one_step(policy: Policy) -> None:
-    """A stop string that the last token completes counts, whatever else ends the completion there."""
+    """A stop string that the last token completes counts, whatever else ends the
+    completion there.
+    """
     whole = sample(policy, ())["t5", 0]
     assert whole.finish_reason == "length" and len(whole.text) > 2
     t = sample(policy, [whole.text[-2:]])["t5", 0]
@@ -79,9 +92,14 @@ class Repeats:
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
 
-    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Sampled]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
+    ) -> list[Sampled]:
         n = len(self.tokens)
-        return [Sampled(self.tokens, [-float(i) for i in range(n)], [0] * n, "length", 0, 0.0) for _ in prompts]
+        return [
+            Sampled(self.tokens, [-float(i) for i in range(n)], [0] * n, "length", 0, 0.0)
+            for _ in prompts
+        ]
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None: ...
 
@@ -102,4 +120,7 @@ def test_an_outside_engine_is_cut_by_the_same_rule(policy: Policy) -> None:
     assert t.logp[t.prompt_length :] == [-float(i) for i in range(7)]
     rollout = OutsideRollout(engine, codec, params, 1)
     (group,) = rollout.generate(TASKS[:1], 0)
-    assert (group.trajectories[0].text, group.trajectories[0].finish_reason) == ("1+2=3;q: 4", "length")
+    assert (group.trajectories[0].text, group.trajectories[0].finish_reason) == (
+        "1+2=3;q: 4",
+        "length",
+    )

@@ -1,4 +1,6 @@
-"""Text in pieces adds up to the text at once, wherever the pieces end: characters of several bytes, stop strings, tool calls."""
+"""Text in pieces adds up to the text at once, wherever the pieces end: characters of several bytes,
+stop strings, tool calls.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from sixfold.server.tool_calls import ToolCall, ToolCallParser
 def byte_tokenizer() -> Tokenizer:
     """One token a byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(alphabet)}, unk_token=alphabet[0]))
+    tokenizer = Tokenizer(
+        models.WordLevel({c: i for i, c in enumerate(alphabet)}, unk_token=alphabet[0])
+    )
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -48,27 +52,37 @@ def byte_level(text: str) -> tuple[Tokenizer, list[int]]:
 
 
 def byte_fallback(text: str) -> tuple[Tokenizer, list[int]]:
-    """A token a byte that shows a whole run of bytes as unreadable until its last character is complete."""
-    tokenizer = Tokenizer(models.WordLevel({f"<0x{i:02X}>": i for i in range(256)}, unk_token="<0x00>"))
+    """A token a byte that shows a whole run of bytes as unreadable until its last character is
+    complete.
+    """
+    tokenizer = Tokenizer(
+        models.WordLevel({f"<0x{i:02X}>": i for i in range(256)}, unk_token="<0x00>")
+    )
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer, list(text.encode())
 
 
 @pytest.mark.parametrize("kind", [byte_level, byte_fallback])
-def test_half_a_character_is_held_back_and_no_more_than_that(kind: Callable[[str], tuple[Tokenizer, list[int]]]) -> None:
+def test_half_a_character_is_held_back_and_no_more_than_that(
+    kind: Callable[[str], tuple[Tokenizer, list[int]]],
+) -> None:
     tokenizer, tokens = kind(TEXT)
     stream = TextStream(lambda ids: tokenizer.decode(list(ids)))
     seen, longest = "", 0
     for i, token in enumerate(tokens):
         seen += stream.push([token])
-        assert seen == TEXT.encode()[: i + 1].decode(errors="ignore"), "every whole character, and no part of one"
+        assert seen == TEXT.encode()[: i + 1].decode(errors="ignore"), (
+            "every whole character, and no part of one"
+        )
         longest = max(longest, len(stream._window))
     assert seen == TEXT and stream.finish() == ""
     assert longest < 100, "the window grows with the text"
 
 
 def test_a_character_after_bytes_that_are_none_is_whole() -> None:
-    """Bytes that never become a character may not be held for ever, nor let out half of the next one."""
+    """Bytes that never become a character may not be held for ever, nor let out half of the next
+    one.
+    """
     tokenizer, smile = byte_level("🙂")
     tokens = [BYTES.token_to_id("ÿ")] * 40 + smile  # 0xFF is in no character
     stream = TextStream(lambda ids: tokenizer.decode(list(ids)))
@@ -87,11 +101,22 @@ def stopped(text: str, stops: list[str], cuts: list[int]) -> tuple[str, bool]:
     return out + cutter.finish(), False
 
 
-@given(st.text("ab", max_size=20), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.lists(st.integers(0, 30), max_size=20))
+@given(
+    st.text("ab", max_size=20),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    st.lists(st.integers(0, 30), max_size=20),
+)
 @settings(max_examples=200)
-def test_the_stop_that_is_complete_first_cuts_whatever_the_pieces(text: str, stops: list[str], cuts: list[int]) -> None:
+def test_the_stop_that_is_complete_first_cuts_whatever_the_pieces(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
     """The slow way: look at every prefix of the text for one that ends in a stop string."""
-    ends = ((n, s) for n in range(len(text) + 1) for s in sorted(stops, key=len, reverse=True) if text[:n].endswith(s))
+    ends = (
+        (n, s)
+        for n in range(len(text) + 1)
+        for s in sorted(stops, key=len, reverse=True)
+        if text[:n].endswith(s)
+    )
     n, stop = next(ends, (0, ""))
     expected = (text[: n - len(stop)], True) if stop else (text, False)
     assert stopped(text, stops, cuts) == expected
@@ -113,18 +138,30 @@ CASES: list[tuple[str, str, list[ToolCall]]] = [
     (f"{CALL} then text ", " then text", [ADD]),
     ("<tool_call>not json</tool_call>", "<tool_call>not json</tool_call>", []),
     ('x <tool_call>{"name": 3}</tool_call>', 'x <tool_call>{"name": 3}</tool_call>', []),
-    ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', []),
+    (
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        [],
+    ),
     ('<tool_call>{"name": "f"}</tool_call>', "", [ToolCall("f", "{}")]),
     ('<tool_call>{"name": "f", "arg', '<tool_call>{"name": "f", "arg', []),
-    ("<tool_call>" + "[" * 100_000 + "</tool_call>", "<tool_call>" + "[" * 100_000 + "</tool_call>", []),
+    (
+        "<tool_call>" + "[" * 100_000 + "</tool_call>",
+        "<tool_call>" + "[" * 100_000 + "</tool_call>",
+        [],
+    ),
 ]
 
 
 @pytest.mark.parametrize(("said", "text", "calls"), CASES, ids=range(len(CASES)))
-def test_calls_and_text_come_apart_the_same_in_any_pieces(said: str, text: str, calls: list[ToolCall]) -> None:
+def test_calls_and_text_come_apart_the_same_in_any_pieces(
+    said: str, text: str, calls: list[ToolCall]
+) -> None:
     for size in (1, 2, 7, len(said)) if len(said) < 1000 else (len(said),):
         parser = ToolCallParser()
-        found = [item for i in range(0, len(said), size) for item in parser.push(said[i : i + size])] + parser.finish()
+        found = [
+            item for i in range(0, len(said), size) for item in parser.push(said[i : i + size])
+        ] + parser.finish()
         assert [item for item in found if isinstance(item, ToolCall)] == calls
         assert "".join(item for item in found if isinstance(item, str)) == text
     assert all(isinstance(json.loads(call.arguments), dict) for call in calls)

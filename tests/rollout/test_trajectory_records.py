@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from sixfold.types import Reward, Trajectory
 
 _finite = st.floats(allow_nan=False, allow_infinity=False)
-_rewards = st.builds(Reward, st.none() | _finite, st.dictionaries(st.text(), _finite, max_size=3), st.none() | st.text(), _finite)
+_rewards = st.builds(
+    Reward,
+    st.none() | _finite,
+    st.dictionaries(st.text(), _finite, max_size=3),
+    st.none() | st.text(),
+    _finite,
+)
 
 
 @st.composite

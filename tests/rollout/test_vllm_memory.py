@@ -1,4 +1,6 @@
-"""What a vLLM process asks for: its share of a GPU, which GPUs, and sleep. By arithmetic, and on the stand-in."""
+"""What a vLLM process asks for: its share of a GPU, which GPUs, and sleep. By arithmetic, and on
+the stand-in.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,36 @@ GB = 1_000_000_000
 
 
 def test_a_3b_model_beside_its_trainer_on_80_gb() -> None:
-    """3.09 billion parameters: 12.4 GB of float32 weights are there; gradients and moments take 37 GB later.
+    """3.09 billion parameters: 12.4 GB of float32 weights are there; gradients and moments take 37
+    GB later.
 
-    vLLM needs 6.2 GB of weights, 9.7 GB of KV cache and 2 GB besides: 17.9 of 80 GB. Its default asks for 72 GB, which are not free.
+    vLLM needs 6.2 GB of weights, 9.7 GB of KV cache and 2 GB besides: 17.9 of 80 GB. Its default
+    asks for 72 GB, which are not free.
     """
     parameters = 3.09e9
-    share = memory_share(int(67 * GB), 80 * GB, int(2 * parameters), int(9.7 * GB), int(12 * parameters))
+    share = memory_share(
+        int(67 * GB), 80 * GB, int(2 * parameters), int(9.7 * GB), int(12 * parameters)
+    )
     assert share == 0.23
     assert share * 80 * GB >= 2 * parameters + 9.7 * GB + CONTEXT
 
 
 def test_what_training_needs_later_counts() -> None:
-    """1.5 billion parameters on 24 GB: vLLM alone would fit, and AdamW would then run out of memory."""
+    """1.5 billion parameters on 24 GB: vLLM alone would fit, and AdamW would then run out of
+    memory.
+    """
     fits = dict(free=17 * GB, total=24 * GB, weights=3 * GB, kv=7 * GB)
     assert memory_share(**fits, training=0) == 0.5
     with pytest.raises(UserError, match=r"rollout\.backend = 'vllm' does not fit") as caught:
         memory_share(**fits, training=18 * GB)
-    for part in ("12.0 GB", "18.0 GB more", "17.0 of 24.0 GB", "rollout.vllm.devices", "rollout.vllm.sleep", "engine.max_running"):
+    for part in (
+        "12.0 GB",
+        "18.0 GB more",
+        "17.0 of 24.0 GB",
+        "rollout.vllm.devices",
+        "rollout.vllm.sleep",
+        "engine.max_running",
+    ):
         assert part in str(caught.value)
 
 
@@ -55,7 +70,9 @@ def test_what_training_needs_later_counts() -> None:
         ("0,1", "cuda:0", "GPU-aa, GPU-bb", "GPU-aa,GPU-bb"),
     ],
 )
-def test_gpus_are_numbered_as_the_trainer_sees_them(devices: str, policy: str, visible: str | None, expected: str | None) -> None:
+def test_gpus_are_numbered_as_the_trainer_sees_them(
+    devices: str, policy: str, visible: str | None, expected: str | None
+) -> None:
     assert visible_devices(devices, policy, visible) == expected
 
 
@@ -65,29 +82,55 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
     assert "leaves 2 GPUs" in str(caught.value)
 
 
-def arguments(policy: Policy, monkeypatch: pytest.MonkeyPatch, memory: tuple[int, int] | None, *flags: str) -> dict[str, Any]:
+def arguments(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, memory: tuple[int, int] | None, *flags: str
+) -> dict[str, Any]:
     monkeypatch.setattr(sixfold.run.outside, "free_memory", lambda device: memory)
     recipe = parse_recipe('run.name = "x"\nrollout.backend = "vllm"', "x.toml", list(flags))
     return _vllm_arguments(recipe, policy, 64, torch.bfloat16)
 
 
 def test_the_settings_reach_vllm(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "gpu_memory_utilization" not in arguments(policy, monkeypatch, None), "a CPU has no such share"
+    assert "gpu_memory_utilization" not in arguments(policy, monkeypatch, None), (
+        "a CPU has no such share"
+    )
     beside = arguments(policy, monkeypatch, (70 * GB, 80 * GB))
     assert beside["gpu_memory_utilization"] == 0.03, "2 GB for its context, and a tiny model"
-    assert arguments(policy, monkeypatch, None, "--rollout.vllm.memory", "0.4")["gpu_memory_utilization"] == 0.4
-    split = arguments(policy, monkeypatch, None, "--rollout.vllm.tensor_parallel", "2", "--rollout.vllm.sleep", "true")
+    assert (
+        arguments(policy, monkeypatch, None, "--rollout.vllm.memory", "0.4")[
+            "gpu_memory_utilization"
+        ]
+        == 0.4
+    )
+    split = arguments(
+        policy,
+        monkeypatch,
+        None,
+        "--rollout.vllm.tensor_parallel",
+        "2",
+        "--rollout.vllm.sleep",
+        "true",
+    )
     assert split["tensor_parallel_size"] == 2 and split["enable_sleep_mode"] is True
-    assert split["kv_cache_memory_bytes"] * 2 == beside["kv_cache_memory_bytes"], "each of two GPUs holds half of the heads"
+    assert split["kv_cache_memory_bytes"] * 2 == beside["kv_cache_memory_bytes"], (
+        "each of two GPUs holds half of the heads"
+    )
 
 
-def test_sleep_frees_memory_between_requests_and_changes_no_token(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sleep_frees_memory_between_requests_and_changes_no_token(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use_fake(monkeypatch)
     config = vllm_config(policy.model.config, type(policy.model).__name__)
     params = SamplingParams(max_tokens=6, stop_token_ids=policy.stop_token_ids)
     drawn = []
     for sleep in (False, True):
-        engine = VllmProcess(config, torch.float32, {**ARGUMENTS, **({"enable_sleep_mode": True} if sleep else {})}, sleep=sleep)
+        engine = VllmProcess(
+            config,
+            torch.float32,
+            {**ARGUMENTS, **({"enable_sleep_mode": True} if sleep else {})},
+            sleep=sleep,
+        )
         try:
             for version in (1, 2):
                 engine.load(weights(policy), version)
@@ -98,12 +141,16 @@ def test_sleep_frees_memory_between_requests_and_changes_no_token(policy: Policy
     assert drawn[0] == drawn[1] == drawn[2] == drawn[3]
 
 
-def test_the_process_sees_the_gpus_that_it_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_process_sees_the_gpus_that_it_is_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """An interpreter that prints its environment and ends stands in for vLLM's."""
     probe = tmp_path / "python"
     probe.write_text(f"#!/bin/sh\necho $CUDA_VISIBLE_DEVICES > {tmp_path}/seen\n")
     probe.chmod(0o755)
-    config = SimpleNamespace(save_pretrained=lambda folder: Path(folder, "config.json").write_text(json.dumps({})))
+    config = SimpleNamespace(
+        save_pretrained=lambda folder: Path(folder, "config.json").write_text(json.dumps({}))
+    )
     with pytest.raises(UserError):
         VllmProcess(config, torch.float32, {}, str(probe), devices="2,3")  # type: ignore[arg-type]
     assert (tmp_path / "seen").read_text() == "2,3\n"

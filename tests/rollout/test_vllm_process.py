@@ -1,4 +1,6 @@
-"""Our side of vLLM's process and the worker script itself, on a stand-in for vLLM: what goes over the pipe, and every way in which it can end."""
+"""Our side of vLLM's process and the worker script itself, on a stand-in for vLLM: what goes over
+the pipe, and every way in which it can end.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def make_rollout(policy: Policy, engine: VllmProcess, samples: int = 3) -> Outsi
     return OutsideRollout(engine, PromptCodec(policy.tokenizer), params, samples)
 
 
-def test_streams_are_those_of_the_policy_at_the_sampling_temperature(policy: Policy, engine: VllmProcess) -> None:
+def test_streams_are_those_of_the_policy_at_the_sampling_temperature(
+    policy: Policy, engine: VllmProcess
+) -> None:
     codec = PromptCodec(policy.tokenizer)
     groups = make_rollout(policy, engine).generate(TASKS, seed=1)
     assert [g.task for g in groups] == TASKS
@@ -59,15 +63,23 @@ def test_streams_are_those_of_the_policy_at_the_sampling_temperature(policy: Pol
         for t in group.trajectories:
             n, p = len(t.tokens), len(prompt)
             assert t.task_id == group.task.id and t.tokens[:p] == prompt and t.turns == [p]
-            assert t.mask == [False] * p + [True] * (n - p) and t.version == [-1] * p + [4] * (n - p)
-            assert t.finish_reason == ("stop" if t.tokens[-1] in policy.stop_token_ids else "length")
+            assert t.mask == [False] * p + [True] * (n - p) and t.version == [-1] * p + [4] * (
+                n - p
+            )
+            assert t.finish_reason == (
+                "stop" if t.tokens[-1] in policy.stop_token_ids else "length"
+            )
             assert t.finish_reason == "stop" or n - p == 10
-            assert t.logp[p:] == pytest.approx(log_probs(policy, t.tokens, 0.8)[p - 1 :].tolist(), abs=1e-5)
+            assert t.logp[p:] == pytest.approx(
+                log_probs(policy, t.tokens, 0.8)[p - 1 :].tolist(), abs=1e-5
+            )
             assert t.text == codec.decode(t.tokens[p:]) and t.seconds > 0
     assert {t.finish_reason for g in groups for t in g.trajectories} == {"stop", "length"}
 
 
-def test_a_sample_is_a_function_of_seed_task_and_index_alone(policy: Policy, engine: VllmProcess) -> None:
+def test_a_sample_is_a_function_of_seed_task_and_index_alone(
+    policy: Policy, engine: VllmProcess
+) -> None:
     def drawn(tasks: list[Task], seed: int, samples: int = 3) -> dict[tuple[str, int], list[int]]:
         groups = make_rollout(policy, engine, samples).generate(tasks, seed)
         return {(t.task_id, t.sample): t.tokens for g in groups for t in g.trajectories}
@@ -79,7 +91,9 @@ def test_a_sample_is_a_function_of_seed_task_and_index_alone(policy: Policy, eng
 
 
 def test_seeds_are_frozen_and_differ_in_every_argument() -> None:
-    """A change of the formula would change every run. The three values were computed once with hashlib alone."""
+    """A change of the formula would change every run. The three values were computed once with
+    hashlib alone.
+    """
     assert [sample_seed(*a) for a in ((0, "t", 0), (0, "t", 1), (7, "prompt", 15))] == SEEDS
     many = {sample_seed(s, f"{t}", k) for s in range(10) for t in range(10) for k in range(10)}
     assert len(many) == 1000 and max(many) < 1 << 48
@@ -94,7 +108,9 @@ def test_metrics_count_one_call(policy: Policy, engine: VllmProcess) -> None:
     stats = rollout.stats()
     assert stats["rollout/tokens"] == sum(t.completion_length for t in trajectories)
     assert stats["rollout/prompt_tokens"] == sum(t.prompt_length for t in trajectories)
-    assert stats["rollout/reused_frac"] == pytest.approx(12 / stats["rollout/prompt_tokens"])  # the stand-in says 1 token a request
+    assert stats["rollout/reused_frac"] == pytest.approx(
+        12 / stats["rollout/prompt_tokens"]
+    )  # the stand-in says 1 token a request
 
 
 def test_scores_are_at_temperature_one(policy: Policy, engine: VllmProcess) -> None:
@@ -107,7 +123,9 @@ def test_one_task_twice_in_a_call_is_refused(policy: Policy, engine: VllmProcess
         make_rollout(policy, engine).generate([TASKS[0], TASKS[0]], 1)
 
 
-def test_tokens_of_other_weights_than_those_handed_over_are_refused(policy: Policy, engine: VllmProcess) -> None:
+def test_tokens_of_other_weights_than_those_handed_over_are_refused(
+    policy: Policy, engine: VllmProcess
+) -> None:
     engine.version = 5  # on our side alone
     try:
         with pytest.raises(RuntimeError, match=r"sampled from weights \[4\], it was given 5"):
@@ -116,7 +134,9 @@ def test_tokens_of_other_weights_than_those_handed_over_are_refused(policy: Poli
         engine.version = 4
 
 
-def test_a_load_changes_what_is_computed_and_the_stamp_and_leaves_no_file(policy: Policy, engine: VllmProcess, tmp_path: Path) -> None:
+def test_a_load_changes_what_is_computed_and_the_stamp_and_leaves_no_file(
+    policy: Policy, engine: VllmProcess, tmp_path: Path
+) -> None:
     other = replace(policy, model=copy.deepcopy(policy.model))
     with torch.no_grad():
         for p in other.model.parameters():
@@ -127,7 +147,12 @@ def test_a_load_changes_what_is_computed_and_the_stamp_and_leaves_no_file(policy
         engine.load(weights(other), 9)
         assert engine.version == 9
         assert engine.score(tokens) == pytest.approx(log_probs(other, tokens).tolist(), abs=1e-5)
-        assert {v for g in make_rollout(other, engine).generate(TASKS, 1) for t in g.trajectories for v in t.version[t.prompt_length :]} == {9}
+        assert {
+            v
+            for g in make_rollout(other, engine).generate(TASKS, 1)
+            for t in g.trajectories
+            for v in t.version[t.prompt_length :]
+        } == {9}
     finally:
         engine.load(weights(policy), 4)
     assert set(Path("/dev/shm").glob("sixfold-*")) == before
@@ -143,13 +168,20 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Change:
 
 
 def test_an_interpreter_that_is_not_there_is_refused(policy: Policy) -> None:
-    with pytest.raises(UserError, match=r"rollout.backend = 'vllm:/no/such/python': no such interpreter"):
+    with pytest.raises(
+        UserError, match=r"rollout.backend = 'vllm:/no/such/python': no such interpreter"
+    ):
         start(policy, "/no/such/python")
 
 
-def test_an_interpreter_without_vllm_says_how_to_get_it(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_without_vllm_says_how_to_get_it(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    with pytest.raises(UserError, match=re.escape(f"{sys.executable} has no vllm: pip install 'sixfold[vllm]', or give")):
+    with pytest.raises(
+        UserError,
+        match=re.escape(f"{sys.executable} has no vllm: pip install 'sixfold[vllm]', or give"),
+    ):
         start(policy)
 
 
@@ -162,7 +194,13 @@ def test_a_vllm_that_cannot_be_imported_says_why(policy: Policy, fault: Change) 
 def test_a_death_is_told_with_its_last_words_and_is_final(policy: Policy, fault: Change) -> None:
     fault("die")
     engine = start(policy)
-    with pytest.raises(UserError, match=r"exit code 3: go on with --resume. It said last:\n(.*\n)*  MemoryError: no room for the cache"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"exit code 3: go on with --resume. It said last:\n(.*\n)*  MemoryError: no room for"
+            r" the cache"
+        ),
+    ):
         make_rollout(policy, engine).generate(TASKS, 1)
     with pytest.raises(UserError, match="has ended"):
         engine.score([1, 2])
@@ -173,11 +211,15 @@ def test_a_kill_is_named(policy: Policy, fake: None) -> None:
     engine = start(policy)
     engine._process.kill()
     engine._process.wait()
-    with pytest.raises(UserError, match=r"exit code -9 \(SIGKILL\); the machine may be out of memory"):
+    with pytest.raises(
+        UserError, match=r"exit code -9 \(SIGKILL\); the machine may be out of memory"
+    ):
         engine.score([1, 2])
 
 
-def test_silence_has_an_end_and_signs_of_life_put_it_off(policy: Policy, fault: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_has_an_end_and_signs_of_life_put_it_off(
+    policy: Policy, fault: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vllm_process, "SILENCE_S", 1.5)
     fault("hang")
     hung = start(policy)
@@ -203,7 +245,9 @@ def test_weights_that_do_not_fit_are_named(policy: Policy, fake: None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "hang"])
-def test_the_process_does_not_outlive_a_killed_parent(kind: str, policy: Policy, fault: Change) -> None:
+def test_the_process_does_not_outlive_a_killed_parent(
+    kind: str, policy: Policy, fault: Change
+) -> None:
     """Neither when it waits for a request, nor in the middle of one, where it reads no pipe."""
     fault(kind)
     told, tell = os.pipe()

@@ -1,4 +1,6 @@
-"""vLLM itself, under the interpreter that SIXFOLD_VLLM_PYTHON names (`make vllm`): its numbers against transformers' and a whole run."""
+"""vLLM itself, under the interpreter that SIXFOLD_VLLM_PYTHON names (`make vllm`): its numbers
+against transformers' and a whole run.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,22 @@ from sixfold.sync.versioned import VersionedSync
 from sixfold.types import SamplingParams, Task
 
 PYTHON = os.environ.get("SIXFOLD_VLLM_PYTHON", "")
-pytestmark = pytest.mark.skipif(not PYTHON, reason="SIXFOLD_VLLM_PYTHON names no interpreter with vllm: make vllm")
+pytestmark = pytest.mark.skipif(
+    not PYTHON, reason="SIXFOLD_VLLM_PYTHON names no interpreter with vllm: make vllm"
+)
 
 TASKS = [Task(f"t{i}", f"{i}+{'7' * i}=") for i in (3, 0, 1, 12)]
-SIZES = ScratchConfig(hidden_size=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate_size=64, context=64)
+SIZES = ScratchConfig(
+    hidden_size=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate_size=64, context=64
+)
 LIMIT = 1e-4
 
 
 @torch.no_grad()
 def sharpened(policy: Policy, by: float = 6.0) -> Policy:
-    """A copy whose distributions are far from flat: random weights as they are made give every token about the same chance."""
+    """A copy whose distributions are far from flat: random weights as they are made give every
+    token about the same chance.
+    """
     model = copy.deepcopy(policy.model)
     for p in model.parameters():
         if p.dim() > 1:
@@ -51,7 +59,9 @@ def sharpened(policy: Policy, by: float = 6.0) -> Policy:
 
 @pytest.fixture(scope="module")
 def scratch() -> Policy:
-    """Tied embeddings, as every model from scratch; heads of 32, the smallest that vLLM computes on a CPU."""
+    """Tied embeddings, as every model from scratch; heads of 32, the smallest that vLLM computes on
+    a CPU.
+    """
     return sharpened(load_policy(ModelConfig(scratch=SIZES), seed=3, device="cpu"))
 
 
@@ -64,7 +74,9 @@ def engine(scratch: Policy) -> Iterator[VllmProcess]:
 
 
 def make_rollout(policy: Policy, engine: VllmProcess, length: int = 12) -> OutsideRollout:
-    params = SamplingParams(max_tokens=length, temperature=0.7, stop_token_ids=policy.stop_token_ids)
+    params = SamplingParams(
+        max_tokens=length, temperature=0.7, stop_token_ids=policy.stop_token_ids
+    )
     return OutsideRollout(engine, PromptCodec(policy.tokenizer), params, 4)
 
 
@@ -75,19 +87,26 @@ def largest_gap(policy: Policy, engine: VllmProcess) -> float:
         for t in group.trajectories:
             ours = log_probs(policy, t.tokens, 0.7)[t.prompt_length - 1 :]
             gaps.append(float((torch.tensor(t.logp[t.prompt_length :]) - ours).abs().max()))
-            assert t.finish_reason == ("stop" if t.tokens[-1] in policy.stop_token_ids else "length")
+            assert t.finish_reason == (
+                "stop" if t.tokens[-1] in policy.stop_token_ids else "length"
+            )
             assert set(t.version[t.prompt_length :]) == {engine.version}
     return max(gaps)
 
 
-def test_log_probs_are_the_trainers_before_and_after_every_load(scratch: Policy, engine: VllmProcess) -> None:
+def test_log_probs_are_the_trainers_before_and_after_every_load(
+    scratch: Policy, engine: VllmProcess
+) -> None:
     assert engine.version == 0 and largest_gap(scratch, engine) < LIMIT
     before = engine.score([7, 9, 11, 6, 30, 8])
     other = sharpened(scratch, 1.2)
     sync = VersionedSync(other.model, engine, 1, LIMIT, 64)
     sync.sync(3)
     assert engine.version == 3 and largest_gap(other, engine) < LIMIT
-    assert max(abs(a - b) for a, b in zip(before, engine.score([7, 9, 11, 6, 30, 8]), strict=True)) > 0.1
+    assert (
+        max(abs(a - b) for a, b in zip(before, engine.score([7, 9, 11, 6, 30, 8]), strict=True))
+        > 0.1
+    )
     VersionedSync(scratch.model, engine, 1, LIMIT, 64).sync(4)
     assert engine.version == 4 and largest_gap(scratch, engine) < LIMIT
 
@@ -104,7 +123,11 @@ def test_a_tied_head_must_be_loaded_by_name(scratch: Policy, engine: VllmProcess
 
 def test_same_seed_same_tokens_in_any_company(scratch: Policy, engine: VllmProcess) -> None:
     def drawn(tasks: list[Task], seed: int) -> dict[tuple[str, int], list[int]]:
-        return {(t.task_id, t.sample): t.tokens for g in make_rollout(scratch, engine).generate(tasks, seed) for t in g.trajectories}
+        return {
+            (t.task_id, t.sample): t.tokens
+            for g in make_rollout(scratch, engine).generate(tasks, seed)
+            for t in g.trajectories
+        }
 
     first = drawn(TASKS, 1)
     assert drawn(TASKS[::-1], 1) == first
@@ -113,8 +136,12 @@ def test_same_seed_same_tokens_in_any_company(scratch: Policy, engine: VllmProce
 
 
 def test_experts_are_refused_where_vllm_loses_them(policy: Policy) -> None:
-    """On a CPU vLLM computes experts rightly as it loads them from a folder, and wrongly after its own reload of the same ones. The probe sees it."""
-    model: PreTrainedModel = make_tiny("qwen3_moe", head_dim=32, num_attention_heads=2, moe_intermediate_size=64)
+    """On a CPU vLLM computes experts rightly as it loads them from a folder, and wrongly after its
+    own reload of the same ones. The probe sees it.
+    """
+    model: PreTrainedModel = make_tiny(
+        "qwen3_moe", head_dim=32, num_attention_heads=2, moe_intermediate_size=64
+    )
     model.set_attn_implementation(NAME)
     process = start(replace(policy, model=model), PYTHON)
     with pytest.raises(SyncError, match="scores the probe otherwise than the trainer"):
@@ -155,33 +182,49 @@ def test_a_kill_in_the_middle_of_a_generation_is_named(scratch: Policy) -> None:
 
 
 def _recipe(folder: Path, steps: int) -> list[str]:
-    sizes = [part for key, value in SIZES.model_dump().items() if isinstance(value, int) for part in (f"--model.scratch.{key}", str(value))]
+    sizes = [
+        part
+        for key, value in SIZES.model_dump().items()
+        if isinstance(value, int)
+        for part in (f"--model.scratch.{key}", str(value))
+    ]
     file = folder / "tiny.toml"
     file.write_text(
-        f'[run]\nname = "tiny"\ndir = "{folder}"\nsteps = {steps}\nthreads = 1\n[data]\nheldout = 8\n[data.arithmetic]\ndigits = 1\n'
-        f'[environment]\npreflight = 16\n[sft]\nsteps = 60\n[rollout]\nmax_new_tokens = 16\nbackend = "vllm:{PYTHON}"\n'
-        "[trainer]\nlearning_rate = 1e-3\n"
+        f'[run]\nname = "tiny"\ndir = "{folder}"\nsteps = {steps}\nthreads = 1\n[data]\nheldout ='
+        " 8\n[data.arithmetic]\ndigits = 1\n[environment]\npreflight = 16\n[sft]\nsteps ="
+        f' 60\n[rollout]\nmax_new_tokens = 16\nbackend = "vllm:{PYTHON}"\n[trainer]\nlearning_rate'
+        " = 1e-3\n"
     )
     code = "import sys; from sixfold.cli import main; sys.exit(main())"
     return [sys.executable, "-c", code, "train", str(file), *sizes]
 
 
 def test_a_grpo_run_whose_mismatch_is_rounding(tmp_path: Path) -> None:
-    done = subprocess.run(_recipe(tmp_path, 4), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        _recipe(tmp_path, 4), capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
-    steps = [json.loads(line) for line in (tmp_path / "tiny/metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line) for line in (tmp_path / "tiny/metrics.jsonl").read_text().splitlines()
+    ]
     gaps = [m["mismatch/max_abs_logp"] for m in steps if "mismatch/max_abs_logp" in m]
     print("mismatch/max_abs_logp:", gaps, "time/sync_s:", [m["time/sync_s"] for m in steps])
     assert gaps and max(gaps) < LIMIT
-    assert steps[-1]["sync/version"] > steps[0]["sync/version"] and {m["sync/staleness"] for m in steps} == {0.0}
+    assert steps[-1]["sync/version"] > steps[0]["sync/version"] and {
+        m["sync/staleness"] for m in steps
+    } == {0.0}
 
 
 def test_a_killed_run_takes_vllm_with_it(tmp_path: Path) -> None:
-    run = subprocess.Popen(_recipe(tmp_path, 10_000), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = subprocess.Popen(
+        _recipe(tmp_path, 10_000), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     until = time.monotonic() + 200
     while not (tmp_path / "tiny/metrics.jsonl").exists() and time.monotonic() < until:
         time.sleep(0.2)
-    children = [int(p) for p in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
+    children = [
+        int(p) for p in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    ]
     workers = [p for p in children if b"vllm_worker.py" in Path(f"/proc/{p}/cmdline").read_bytes()]
     assert len(workers) == 1
     run.send_signal(signal.SIGKILL)

@@ -1,4 +1,6 @@
-"""vLLM processes for tests: the stand-in of `fake_vllm/` everywhere, the real one where SIXFOLD_VLLM_PYTHON names an interpreter that has it."""
+"""vLLM processes for tests: the stand-in of `fake_vllm/` everywhere, the real one where
+SIXFOLD_VLLM_PYTHON names an interpreter that has it.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,20 @@ ARGUMENTS = {
 
 
 def use_fake(patch: pytest.MonkeyPatch, fault: str = "") -> None:
-    """Make `import vllm` in a process started from now on find the stand-in, with a fault or none."""
-    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(FAKE), os.environ.get("PYTHONPATH", "")])))
+    """Make `import vllm` in a process started from now on find the stand-in, with a fault
+    or none.
+    """
+    patch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, [str(FAKE), os.environ.get("PYTHONPATH", "")]))
+    )
     patch.setenv("FAKE_VLLM", fault)
 
 
 def start(policy: Policy, python: str = "", dtype: torch.dtype = torch.float32) -> VllmProcess:
     """A process on the policy's architecture, with no weights of the policy yet."""
-    return VllmProcess(vllm_config(policy.model.config, type(policy.model).__name__), dtype, ARGUMENTS, python)
+    return VllmProcess(
+        vllm_config(policy.model.config, type(policy.model).__name__), dtype, ARGUMENTS, python
+    )
 
 
 def weights(policy: Policy) -> dict[str, Tensor]:
@@ -41,5 +49,7 @@ def weights(policy: Policy) -> dict[str, Tensor]:
 @torch.no_grad()
 def log_probs(policy: Policy, tokens: list[int], temperature: float = 1.0) -> Tensor:
     """[T - 1] of every token but the first, by transformers' own forward."""
-    logits = policy.model(torch.tensor([tokens]), use_cache=False).logits[0, :-1].float() / temperature
+    logits = (
+        policy.model(torch.tensor([tokens]), use_cache=False).logits[0, :-1].float() / temperature
+    )
     return logits.log_softmax(-1).gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0]

@@ -1,4 +1,6 @@
-"""Runs in processes of their own that can be killed: forked from a server that has imported everything, so a start costs milliseconds."""
+"""Runs in processes of their own that can be killed: forked from a server that has imported
+everything, so a start costs milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,19 @@ TINY = {
 
 
 def tiny_recipe(folder: Path, **overrides: Any) -> list[str]:
-    """Flags of a run that takes about a second, under `folder`/NAME. Overrides use __ for the dot."""
-    settings = {**TINY, "run.dir": str(folder), **{k.replace("__", "."): v for k, v in overrides.items()}}
-    return [part for key, value in settings.items() for part in (f"--{key}", str(value).lower() if isinstance(value, bool) else str(value))]
+    """Flags of a run that takes about a second, under `folder`/NAME. Overrides use __ for
+    the dot.
+    """
+    settings = {
+        **TINY,
+        "run.dir": str(folder),
+        **{k.replace("__", "."): v for k, v in overrides.items()},
+    }
+    return [
+        part
+        for key, value in settings.items()
+        for part in (f"--{key}", str(value).lower() if isinstance(value, bool) else str(value))
+    ]
 
 
 def _child(flags: list[str], resume: str | None, errors: str) -> None:
@@ -48,7 +60,10 @@ def _child(flags: list[str], resume: str | None, errors: str) -> None:
         from sixfold.run.start import train_run
 
         try:
-            code = train_run(parse_recipe('run.name = "run"', "test", flags), resume=Path(resume) if resume else None)
+            code = train_run(
+                parse_recipe('run.name = "run"', "test", flags),
+                resume=Path(resume) if resume else None,
+            )
         except UserError as error:
             print(error, file=sink, flush=True)
             code = 2
@@ -61,7 +76,9 @@ _context.set_forkserver_preload(["sixfold.run.start", "tests.run.processes"])
 
 def start(flags: list[str], errors: Path, resume: Path | None = None) -> BaseProcess:
     """Start a run; its standard error goes to `errors`."""
-    process = _context.Process(target=_child, args=(flags, str(resume) if resume else None, str(errors)))
+    process = _context.Process(
+        target=_child, args=(flags, str(resume) if resume else None, str(errors))
+    )
     process.start()
     return process
 
@@ -69,4 +86,7 @@ def start(flags: list[str], errors: Path, resume: Path | None = None) -> BasePro
 def metrics(run: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without the timings, which no two runs share."""
     timed = ("time/", "rollout/tok_s", "train/tok_s", "dynamic/check_s")
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith(timed)} for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in json.loads(line).items() if not k.startswith(timed)}
+        for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]

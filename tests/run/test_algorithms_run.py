@@ -1,4 +1,6 @@
-"""Every algorithm of the zoo through real runs: it trains, what it remembers survives a stop bit for bit, and PPO is whole."""
+"""Every algorithm of the zoo through real runs: it trains, what it remembers survives a stop bit
+for bit, and PPO is whole.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,24 @@ from sixfold.types import Task
 from . import processes
 from .processes import tiny_recipe
 
-TASKS = [Task(f"{a}+{b}", f"{a}+{b}=", answer=a + b, trace=f"#{a + b}", source="even" if a % 2 == 0 else "odd") for a in range(6) for b in range(6)]
+TASKS = [
+    Task(
+        f"{a}+{b}",
+        f"{a}+{b}=",
+        answer=a + b,
+        trace=f"#{a + b}",
+        source="even" if a % 2 == 0 else "odd",
+    )
+    for a in range(6)
+    for b in range(6)
+]
 Rewards = Callable[[str, Task], float]
 
 
 def graded(completion: str, task: Task) -> float:
-    """A reward that hardly any two answers share: every group is mixed, so every mini-batch has something to learn."""
+    """A reward that hardly any two answers share: every group is mixed, so every mini-batch has
+    something to learn.
+    """
     return sum((i + 1) * ord(c) for i, c in enumerate(completion)) % 97 / 97
 
 
@@ -40,12 +54,35 @@ def by_prompt(completion: str, task: Task) -> float:
     return float(task.prompt_text[0] >= "2")
 
 
-def train(folder: Path, name: str, reward: Rewards = arithmetic_reward, resume: bool = False, stop_after: Any = None, **overrides: Any) -> Path:
+def train(
+    folder: Path,
+    name: str,
+    reward: Rewards = arithmetic_reward,
+    resume: bool = False,
+    stop_after: Any = None,
+    **overrides: Any,
+) -> Path:
     """A run in this process on sums of two digits with answers of a few tokens. Its folder."""
-    settings = {"rollout__max_new_tokens": 5, "model__scratch__alphabet": "0123456789+=#", "checkpoint__keep": 99} | overrides
-    recipe = parse_recipe('run.name = "run"', "test", tiny_recipe(folder, run__name=name, **settings))
+    settings = {
+        "rollout__max_new_tokens": 5,
+        "model__scratch__alphabet": "0123456789+=#",
+        "checkpoint__keep": 99,
+    } | overrides
+    recipe = parse_recipe(
+        'run.name = "run"', "test", tiny_recipe(folder, run__name=name, **settings)
+    )
     resumed = folder / name if resume else None
-    assert train_run(recipe, resume=resumed, reward=reward, tasks=TASKS[:28], heldout=TASKS[28:], stop_after=stop_after) == 0
+    assert (
+        train_run(
+            recipe,
+            resume=resumed,
+            reward=reward,
+            tasks=TASKS[:28],
+            heldout=TASKS[28:],
+            stop_after=stop_after,
+        )
+        == 0
+    )
     return folder / name
 
 
@@ -61,13 +98,19 @@ def policy(run: Path, step: int) -> dict[str, Tensor]:
 
 
 def state(run: Path, step: int) -> dict[str, Any]:
-    """What else the checkpoint remembers, but for the wall time and the alarms, which watch timings."""
-    found: dict[str, Any] = json.loads((run / "checkpoints" / f"step-{step:06d}" / "state.json").read_text())
+    """What else the checkpoint remembers, but for the wall time and the alarms, which watch
+    timings.
+    """
+    found: dict[str, Any] = json.loads(
+        (run / "checkpoints" / f"step-{step:06d}" / "state.json").read_text()
+    )
     return {key: value for key, value in found.items() if key not in ("seconds", "alarms")}
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(a[name].numpy().tobytes() == b[name].numpy().tobytes() for name in a)
+    return a.keys() == b.keys() and all(
+        a[name].numpy().tobytes() == b[name].numpy().tobytes() for name in a
+    )
 
 
 def moved(run: Path, first: int, last: int) -> bool:
@@ -76,10 +119,15 @@ def moved(run: Path, first: int, last: int) -> bool:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Folders of two models after SFT: one that solves some sums, and a longer trained one to distil from."""
+    """Folders of two models after SFT: one that solves some sums, and a longer trained one to
+    distil from.
+    """
     folder = tmp_path_factory.mktemp("base")
     lengths = {"base": 60, "teacher": 150}
-    runs = {name: train(folder, name, stop_after="sft", sft__steps=steps, sft__learning_rate=1e-2) for name, steps in lengths.items()}
+    runs = {
+        name: train(folder, name, stop_after="sft", sft__steps=steps, sft__learning_rate=1e-2)
+        for name, steps in lengths.items()
+    }
     return {name: str(run / "checkpoints" / "step-000000" / "model") for name, run in runs.items()}
 
 
@@ -94,18 +142,30 @@ def test_every_row_trains(name: str, tmp_path: Path, models: dict[str, str]) -> 
     run = train(tmp_path, "run", run__steps=3, **needs(name, models))
     steps = metrics(run)
     assert [m["step"] for m in steps] == [1, 2, 3]
-    assert 0 < sum(m["reward/mean"] for m in steps) / 3 < 1, "the base solves all or nothing: nothing is tested"
+    assert 0 < sum(m["reward/mean"] for m in steps) / 3 < 1, (
+        "the base solves all or nothing: nothing is tested"
+    )
     assert sum(m["train/updates"] for m in steps) >= 2 and moved(run, 0, 3)
     for key, value in ((key, value) for m in steps for key, value in m.items()):
         assert find(key), key
-        assert all(v is not None and math.isfinite(v) for v in (value if isinstance(value, list) else [value])), key
+        assert all(
+            v is not None and math.isfinite(v)
+            for v in (value if isinstance(value, list) else [value])
+        ), key
     assert all(m["sync/staleness"] == 0 and m["train/skipped_total"] == 0 for m in steps)
     assert steps[-1]["sync/version"] == sum(m["train/updates"] for m in steps)
 
 
-def test_an_entropy_bonus_alone_raises_the_entropy_of_a_run(tmp_path: Path, models: dict[str, str]) -> None:
-    """All rewards are equal, so the bonus is all that moves the policy: its gradient must have come through the trainer."""
-    settings = needs("dr_grpo", models) | {"algorithm__entropy_bonus": 0.05, "trainer__learning_rate": 3e-3}
+def test_an_entropy_bonus_alone_raises_the_entropy_of_a_run(
+    tmp_path: Path, models: dict[str, str]
+) -> None:
+    """All rewards are equal, so the bonus is all that moves the policy: its gradient must have come
+    through the trainer.
+    """
+    settings = needs("dr_grpo", models) | {
+        "algorithm__entropy_bonus": 0.05,
+        "trainer__learning_rate": 3e-3,
+    }
     run = train(tmp_path, "run", lambda completion, task: 0.5, run__steps=6, **settings)
     entropy = [m["train/entropy"] for m in metrics(run)]
     assert moved(run, 0, 6) and sum(entropy[-2:]) > 1.1 * sum(entropy[:2]), entropy
@@ -115,26 +175,55 @@ STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("ppo", {"algorithm__minibatches": 2}),
     "ppo, a head on the policy": ("ppo", {"critic__body": "policy", "critic__learning_rate": 1e-2}),
     "ppo, stopped while only the critic learns": ("ppo", {"critic__warmup_steps": 3}),
-    "ppo with a KL in the reward": ("ppo", {"algorithm__beta": 0.05, "algorithm__kl": "k1", "algorithm__kl_in": "reward"}),
+    "ppo with a KL in the reward": (
+        "ppo",
+        {"algorithm__beta": 0.05, "algorithm__kl": "k1", "algorithm__kl_in": "reward"},
+    ),
     "v-trace": ("ppo", {"algorithm__advantage": "vtrace", "sync__mode": "copy", "sync__every": 2}),
     "steered": (
         "grpo",
-        {"algorithm__beta": 0.1, "algorithm__kl_target": 1e-4, "algorithm__entropy_target": 9.0, "algorithm__whiten": "source"},
+        {
+            "algorithm__beta": 0.1,
+            "algorithm__kl_target": 1e-4,
+            "algorithm__entropy_target": 9.0,
+            "algorithm__whiten": "source",
+        },
     ),
     "dynamic sampling": ("dapo", {}),
-    "corrected": ("grpo", {"algorithm__correction": "truncated", "sync__mode": "copy", "sync__every": 2}),
-    "decoupled": ("grpo", {"algorithm__correction": "decoupled", "algorithm__epochs": 2, "sync__mode": "copy", "sync__every": 3}),
+    "corrected": (
+        "grpo",
+        {"algorithm__correction": "truncated", "sync__mode": "copy", "sync__every": 2},
+    ),
+    "decoupled": (
+        "grpo",
+        {
+            "algorithm__correction": "decoupled",
+            "algorithm__epochs": 2,
+            "sync__mode": "copy",
+            "sync__every": 3,
+        },
+    ),
     "clip-cov": ("dr_grpo", {"algorithm__entropy_rule": "clip-cov"}),
     "kl-cov": ("dr_grpo", {"algorithm__entropy_rule": "kl-cov"}),
     "top-entropy": ("dr_grpo", {"algorithm__entropy_rule": "top-entropy"}),
     "distilled": ("opd", {}),
-    "reset on stagnation": ("grpo", {"algorithm__beta": 0.1, "reference__reset_patience": 2, "eval__every": 1, "trainer__learning_rate": 1e-5}),
+    "reset on stagnation": (
+        "grpo",
+        {
+            "algorithm__beta": 0.1,
+            "reference__reset_patience": 2,
+            "eval__every": 1,
+            "trainer__learning_rate": 1e-5,
+        },
+    ),
 }
 
 
 @pytest.mark.parametrize("case", STATEFUL)
 def test_a_stop_leaves_no_trace(case: str, tmp_path: Path, models: dict[str, str]) -> None:
-    """Stopped after step 2 and resumed to 4: weights, moments, critic, what is steered, and every metric, bit for bit."""
+    """Stopped after step 2 and resumed to 4: weights, moments, critic, what is steered, and every
+    metric, bit for bit.
+    """
     name, changes = STATEFUL[case]
     settings = needs(name, models) | changes
     whole = train(tmp_path, "whole", run__steps=4, **settings)
@@ -145,10 +234,19 @@ def test_a_stop_leaves_no_trace(case: str, tmp_path: Path, models: dict[str, str
     assert state(parts, 4) == state(whole, 4) and metrics(parts) == metrics(whole)
     remembered = state(whole, 2)["steered"]
     if case == "steered":
-        assert remembered["algorithm"]["beta"] != 0.1 and remembered["algorithm"]["entropy_bonus"] > 0 and len(remembered["algorithm"]["whiten"]) == 2
+        assert (
+            remembered["algorithm"]["beta"] != 0.1
+            and remembered["algorithm"]["entropy_bonus"] > 0
+            and len(remembered["algorithm"]["whiten"]) == 2
+        )
     if case == "reset on stagnation":
-        assert remembered["resets"]["stale"] == 1 and state(whole, 4)["steered"]["resets"]["stale"] < 2
-        assert not same(tensors(whole, 2), tensors(whole, 4)) and float(max(tensors(whole, 4)[k].max() for k in tensors(whole, 4) if "step" in k)) < 4
+        assert (
+            remembered["resets"]["stale"] == 1 and state(whole, 4)["steered"]["resets"]["stale"] < 2
+        )
+        assert (
+            not same(tensors(whole, 2), tensors(whole, 4))
+            and float(max(tensors(whole, 4)[k].max() for k in tensors(whole, 4) if "step" in k)) < 4
+        )
     if "critic" in case or name == "ppo":
         assert any(key.startswith("critic/weights/") for key in tensors(whole, 4))
 
@@ -159,7 +257,9 @@ def test_a_resume_with_another_beta_uses_it(tmp_path: Path, models: dict[str, st
     train(tmp_path, "run", graded, run__steps=2, algorithm__beta=0.1, **settings)
     run = train(tmp_path, "run", graded, resume=True, run__steps=4, algorithm__beta=0.7, **settings)
     last = metrics(run)[-1]
-    assert last["train/loss"] - last["train/pg_loss"] == pytest.approx(0.7 * last["train/kl"], rel=0.2)  # one mean by rows, the other by tokens
+    assert last["train/loss"] - last["train/pg_loss"] == pytest.approx(
+        0.7 * last["train/kl"], rel=0.2
+    )  # one mean by rows, the other by tokens
 
 
 # --- PPO
@@ -167,53 +267,109 @@ def test_a_resume_with_another_beta_uses_it(tmp_path: Path, models: dict[str, st
 
 def test_the_critic_comes_to_explain_the_returns(tmp_path: Path, models: dict[str, str]) -> None:
     """A reward that the question decides: V is 0 at first, and after 15 steps knows most of it."""
-    settings = needs("ppo", models) | {"critic__learning_rate": 1e-2, "critic__warmup_steps": 12, "trainer__learning_rate": 1e-5}
-    shape: dict[str, Any] = {"rollout__prompts_per_step": 8, "algorithm__epochs": 6, "algorithm__minibatches": 4, "log__rollouts_every": 0}
+    settings = needs("ppo", models) | {
+        "critic__learning_rate": 1e-2,
+        "critic__warmup_steps": 12,
+        "trainer__learning_rate": 1e-5,
+    }
+    shape: dict[str, Any] = {
+        "rollout__prompts_per_step": 8,
+        "algorithm__epochs": 6,
+        "algorithm__minibatches": 4,
+        "log__rollouts_every": 0,
+    }
     run = train(tmp_path, "run", by_prompt, run__steps=15, **settings, **shape)
     explained = [m["critic/explained_variance"] for m in metrics(run)]
     assert explained[0] == 0.0 and sum(explained[-4:]) / 4 > 0.5 > max(explained[:3]), explained
 
 
 def test_equal_returns_leave_nothing_to_explain(tmp_path: Path, models: dict[str, str]) -> None:
-    """Every reward is 0.5: returns are (A + V), equal up to float32, and the explained variance is 0, not minus 10^13."""
-    run = train(tmp_path, "run", lambda completion, task: 0.5, run__steps=5, critic__learning_rate=1e-3, **needs("ppo", models))
+    """Every reward is 0.5: returns are (A + V), equal up to float32, and the explained variance is
+    0, not minus 10^13.
+    """
+    run = train(
+        tmp_path,
+        "run",
+        lambda completion, task: 0.5,
+        run__steps=5,
+        critic__learning_rate=1e-3,
+        **needs("ppo", models),
+    )
     assert [m["critic/explained_variance"] for m in metrics(run)] == [0.0] * 5
 
 
-def test_the_warm_up_of_the_critic_leaves_the_policy_bit_for_bit(tmp_path: Path, models: dict[str, str]) -> None:
-    run = train(tmp_path, "run", graded, run__steps=4, checkpoint__every=1, critic__warmup_steps=3, **needs("ppo", models))
+def test_the_warm_up_of_the_critic_leaves_the_policy_bit_for_bit(
+    tmp_path: Path, models: dict[str, str]
+) -> None:
+    run = train(
+        tmp_path,
+        "run",
+        graded,
+        run__steps=4,
+        checkpoint__every=1,
+        critic__warmup_steps=3,
+        **needs("ppo", models),
+    )
     assert not moved(run, 0, 3) and moved(run, 3, 4)
-    critic = [{k: v for k, v in tensors(run, step).items() if k.startswith("critic/weights/")} for step in (0, 1, 3)]
+    critic = [
+        {k: v for k, v in tensors(run, step).items() if k.startswith("critic/weights/")}
+        for step in (0, 1, 3)
+    ]
     assert not same(critic[0], critic[1]) and not same(critic[1], critic[2])
-    assert [m["train/updates"] for m in metrics(run)] == [0, 0, 0, 2] and [m["sync/version"] for m in metrics(run)] == [0, 0, 0, 2]
+    assert [m["train/updates"] for m in metrics(run)] == [0, 0, 0, 2] and [
+        m["sync/version"] for m in metrics(run)
+    ] == [0, 0, 0, 2]
 
 
-def test_the_critic_of_a_run_is_a_transformers_model(tmp_path: Path, models: dict[str, str]) -> None:
+def test_the_critic_of_a_run_is_a_transformers_model(
+    tmp_path: Path, models: dict[str, str]
+) -> None:
     run = train(tmp_path, "run", run__steps=2, **needs("ppo", models))
     model = AutoModelForTokenClassification.from_pretrained(run / "critic")
-    kept = {k.removeprefix("critic/weights/"): v for k, v in tensors(run, 2).items() if k.startswith("critic/weights/")}
-    assert model.config.num_labels == 1 and same({name: p.detach() for name, p in model.named_parameters()}, kept)
-    assert any(bool(p.any()) for name, p in kept.items() if name.startswith("score")), "the head never learnt"
+    kept = {
+        k.removeprefix("critic/weights/"): v
+        for k, v in tensors(run, 2).items()
+        if k.startswith("critic/weights/")
+    }
+    assert model.config.num_labels == 1 and same(
+        {name: p.detach() for name, p in model.named_parameters()}, kept
+    )
+    assert any(bool(p.any()) for name, p in kept.items() if name.startswith("score")), (
+        "the head never learnt"
+    )
 
 
 # --- several updates a step
 
 
 @pytest.mark.parametrize("sync", ["shared", "copy"])
-def test_four_updates_a_step_count_four_versions(sync: str, tmp_path: Path, models: dict[str, str]) -> None:
+def test_four_updates_a_step_count_four_versions(
+    sync: str, tmp_path: Path, models: dict[str, str]
+) -> None:
     every = 2 if sync == "copy" else 1
-    settings = needs("grpo", models) | {"algorithm__epochs": 2, "algorithm__minibatches": 2, "sync__mode": sync, "sync__every": every}
+    settings = needs("grpo", models) | {
+        "algorithm__epochs": 2,
+        "algorithm__minibatches": 2,
+        "sync__mode": sync,
+        "sync__every": every,
+    }
     steps = metrics(train(tmp_path, "run", graded, run__steps=3, **settings))
     assert [m["train/updates"] for m in steps] == [4, 4, 4]
     assert [m["sync/version"] for m in steps] == ([4, 8, 12] if sync == "shared" else [0, 8, 8])
     assert [m["sync/staleness"] for m in steps] == ([0, 0, 0] if sync == "shared" else [0, 4, 0])
     assert ["mismatch/max_abs_logp" in m for m in steps] == [True, sync == "shared", True]
-    assert all(m["mismatch/max_abs_logp"] < 1e-4 for m in steps if "mismatch/max_abs_logp" in m), "only the first update's weights are the sampler's"
+    assert all(m["mismatch/max_abs_logp"] < 1e-4 for m in steps if "mismatch/max_abs_logp" in m), (
+        "only the first update's weights are the sampler's"
+    )
     assert all(abs(m["train/ratio_mean"] - 1) > 1e-5 for m in steps)
 
 
-def test_old_log_probs_stay_and_the_ratio_moves(tmp_path: Path, models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two passes of two updates (R-122): each trajectory is seen twice with one old log-prob, by two policies; the first is the sampler."""
+def test_old_log_probs_stay_and_the_ratio_moves(
+    tmp_path: Path, models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two passes of two updates (R-122): each trajectory is seen twice with one old log-prob, by
+    two policies; the first is the sampler.
+    """
     seen: list[tuple[Batch, Tensor]] = []
     plain = Composed.compute_loss
 
@@ -224,9 +380,17 @@ def test_old_log_probs_stay_and_the_ratio_moves(tmp_path: Path, models: dict[str
     monkeypatch.setattr(Composed, "compute_loss", spy)
     settings = needs("grpo", models) | {"algorithm__epochs": 2, "algorithm__minibatches": 2}
     train(tmp_path, "run", graded, run__steps=1, **settings)
-    assert len(seen) == 4 and [b.minibatch.unique().tolist() for b, _ in seen] == [[0], [1], [0], [1]]  # type: ignore[union-attr]
+    assert len(seen) == 4 and [b.minibatch.unique().tolist() for b, _ in seen] == [
+        [0],
+        [1],
+        [0],
+        [1],
+    ]  # type: ignore[union-attr]
     gaps = [float((logp - b.old_logp)[b.mask].abs().max()) for b, logp in seen]
     assert gaps[0] < 1e-5 and all(gap > 1e-3 for gap in gaps[1:]), gaps
     for first, second in ((0, 2), (1, 3)):
         before, after = seen[first][0], seen[second][0]
-        assert all(torch.equal(getattr(before, n), getattr(after, n)) for n in ("tokens", "old_logp", "advantages", "weights"))
+        assert all(
+            torch.equal(getattr(before, n), getattr(after, n))
+            for n in ("tokens", "old_logp", "advantages", "weights")
+        )

@@ -1,4 +1,6 @@
-"""Checkpoints under kills at every point, full disks and damaged files: what loads is always the old one or the new one, intact."""
+"""Checkpoints under kills at every point, full disks and damaged files: what loads is always the
+old one or the new one, intact.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,27 @@ from sixfold.run.manifest import damage
 from sixfold.trainer.optimizer_state import load_optimizer_tensors, optimizer_tensors
 
 KILLED = 137
-FILES = ["manifest.json", "model/config.json", "model/model.safetensors", "state.json", "trainer.safetensors"]
+FILES = [
+    "manifest.json",
+    "model/config.json",
+    "model/model.safetensors",
+    "state.json",
+    "trainer.safetensors",
+]
 
 
 def content(step: int) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
     """Tensors and state that tell the steps apart."""
-    tensors = {"optimizer/step/w": torch.tensor(float(step)), "optimizer/exp_avg/w": torch.arange(6.0).reshape(2, 3) / 7 + step}
-    return tensors, {"step": step, "weight_version": step, "ema": 0.1 + step, "rng": [3, [1, 2**64 + step], None]}
+    tensors = {
+        "optimizer/step/w": torch.tensor(float(step)),
+        "optimizer/exp_avg/w": torch.arange(6.0).reshape(2, 3) / 7 + step,
+    }
+    return tensors, {
+        "step": step,
+        "weight_version": step,
+        "ema": 0.1 + step,
+        "rng": [3, [1, 2**64 + step], None],
+    }
 
 
 def save(folder: Path, step: int, model: Callable[[Path], None] | None = None) -> Path:
@@ -50,7 +66,14 @@ def save(folder: Path, step: int, model: Callable[[Path], None] | None = None) -
         save_file({"w": torch.full((4, 4), float(step))}, path / "model.safetensors")
 
     tensors, state = content(step)
-    return save_checkpoint(folder, step, write_model=model or write_model, model_bytes=100, tensors=tensors, state=state)
+    return save_checkpoint(
+        folder,
+        step,
+        write_model=model or write_model,
+        model_bytes=100,
+        tensors=tensors,
+        state=state,
+    )
 
 
 def assert_is(path: Path, step: int) -> None:
@@ -58,7 +81,9 @@ def assert_is(path: Path, step: int) -> None:
     loaded = load_checkpoint(path)
     tensors, state = content(step)
     assert (loaded.path, loaded.step, loaded.state) == (path, step, state)
-    assert loaded.tensors.keys() == tensors.keys() and all(torch.equal(loaded.tensors[k], v) for k, v in tensors.items())
+    assert loaded.tensors.keys() == tensors.keys() and all(
+        torch.equal(loaded.tensors[k], v) for k, v in tensors.items()
+    )
     assert json.loads((loaded.model_path / "config.json").read_text()) == {"step": step}
 
 
@@ -67,7 +92,9 @@ def names(folder: Path) -> list[str]:
 
 
 def killed_at(point: int, action: Callable[[], object]) -> bool:
-    """Run `action` in a forked child that dies, as by kill -9, at its point-th fault point; False if it ended before."""
+    """Run `action` in a forked child that dies, as by kill -9, at its point-th fault point; False
+    if it ended before.
+    """
     pid = os.fork()
     if pid == 0:
         arrivals = iter(range(1, point + 1))
@@ -98,17 +125,24 @@ def test_a_kill_at_every_point_of_a_save_and_prune_leaves_old_or_new_intact(tmp_
         alive = not killed_at(point, lambda folder=folder: (save(folder, 9), prune(folder, keep=1)))
         newest, warnings = newest_checkpoint(folder)
         assert newest is not None and warnings == [], f"point {point}: {warnings}"
-        assert [damage(path) for path in list_checkpoints(folder)] in ([None], [None, None]), f"point {point}: one is half deleted"
+        assert [damage(path) for path in list_checkpoints(folder)] in (
+            [None],
+            [None, None],
+        ), f"point {point}: one is half deleted"
         step = int(newest.name[-1])
         assert_is(newest, step)
         seen["old" if step == 8 else "new"] += 1
         save(folder, 10)
-        assert all(name.startswith("step-") for name in names(folder)), f"point {point} left {names(folder)}"
+        assert all(name.startswith("step-") for name in names(folder)), (
+            f"point {point} left {names(folder)}"
+        )
         assert_is(folder / "step-000010", 10)
     assert point >= 18 and seen["old"] >= 10 and seen["new"] >= 5, (point, seen)
 
 
-def test_a_kill_at_every_point_of_replacing_a_damaged_checkpoint_keeps_the_older_one(tmp_path: Path) -> None:
+def test_a_kill_at_every_point_of_replacing_a_damaged_checkpoint_keeps_the_older_one(
+    tmp_path: Path,
+) -> None:
     point, alive = 0, False
     while not alive:
         point += 1
@@ -125,11 +159,18 @@ def test_a_kill_at_every_point_of_replacing_a_damaged_checkpoint_keeps_the_older
 def test_the_environment_variable_kills_at_the_counted_point(tmp_path: Path) -> None:
     loop = "for i in range(9): print(i, flush=True); faultpoint('other'); faultpoint('save.fsync')"
     code = f"from sixfold.run.durable import faultpoint\n{loop}"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "SIXFOLD_FAULT": "save:3"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "SIXFOLD_FAULT": "save:3"},
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout.split()) == (KILLED, ["0", "1", "2"])
 
 
-def test_every_byte_is_synced_before_the_rename_and_the_name_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_byte_is_synced_before_the_rename_and_the_name_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log: list[tuple[str, str]] = []
     fsync, rename = os.fsync, os.rename
 
@@ -147,36 +188,59 @@ def test_every_byte_is_synced_before_the_rename_and_the_name_after(tmp_path: Pat
     published = log.index(("rename", "c/step-000001"))
     before = [path for _, path in log[:published]]
     staging = "c/.saving-step-000001"
-    assert {f"{staging}/{name}" for name in FILES} | {f"{staging}/model", staging, "."} == set(before)
-    assert before.index(f"{staging}/manifest.json") > max(before.index(f"{staging}/{name}") for name in FILES[1:])
+    assert {f"{staging}/{name}" for name in FILES} | {f"{staging}/model", staging, "."} == set(
+        before
+    )
+    assert before.index(f"{staging}/manifest.json") > max(
+        before.index(f"{staging}/{name}") for name in FILES[1:]
+    )
     assert before[-1] == staging
     assert log[published + 1 :] == [("fsync", "c")]
 
 
-def test_too_little_space_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(tmp_path, 8)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**12, 0, 400_000_000))
-    with pytest.raises(UserError, match=r"step-000009 needs 3\.2 GB, 0\.4 GB free in .*checkpoint\.keep"):
-        save_checkpoint(tmp_path, 9, write_model=pytest.fail, model_bytes=3_200_000_000, tensors={}, state={})
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**12, 0, 400_000_000)
+    )
+    with pytest.raises(
+        UserError, match=r"step-000009 needs 3\.2 GB, 0\.4 GB free in .*checkpoint\.keep"
+    ):
+        save_checkpoint(
+            tmp_path, 9, write_model=pytest.fail, model_bytes=3_200_000_000, tensors={}, state={}
+        )
     assert names(tmp_path) == ["step-000008"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_a_disk_that_fails_midway_leaves_only_the_earlier_checkpoint(tmp_path: Path, number: int) -> None:
+def test_a_disk_that_fails_midway_leaves_only_the_earlier_checkpoint(
+    tmp_path: Path, number: int
+) -> None:
     def write_model(path: Path) -> None:
         (path / "config.json").write_text("{")
         raise OSError(number, os.strerror(number))
 
     save(tmp_path, 8)
-    with pytest.raises(UserError, match=r"cannot save checkpoint .*step-000009: (no space left: free some|not writable: choose)"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"cannot save checkpoint .*step-000009: (no space left: free some|not writable: choose)"
+        ),
+    ):
         save(tmp_path, 9, write_model)
     assert names(tmp_path) == ["step-000008"]
     assert_is(tmp_path / "step-000008", 8)
 
 
-def test_a_full_disk_inside_safetensors_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_inside_safetensors_is_told_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
-        raise ckpt.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise ckpt.SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
 
     monkeypatch.setattr(ckpt, "save_file", full)
     with pytest.raises(UserError, match="no space left: free some"):
@@ -188,15 +252,28 @@ def test_a_full_disk_inside_safetensors_is_told_as_one(tmp_path: Path, monkeypat
 def test_a_disk_that_is_really_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True
+    ).returncode:
         pytest.skip("mounting is not allowed here")
     try:
         monkeypatch.setattr(ckpt, "_require_space", lambda *_: None)
         save(disk, 8)
         with pytest.raises(UserError, match="no space left: free some"):
-            save(disk, 9, lambda path: save_file({"w": torch.zeros(10**6)}, path / "model.safetensors"))
+            save(
+                disk,
+                9,
+                lambda path: save_file({"w": torch.zeros(10**6)}, path / "model.safetensors"),
+            )
         with pytest.raises(UserError, match="no space left: free some"):
-            save_checkpoint(disk, 9, write_model=lambda _: None, model_bytes=0, tensors={"m": torch.zeros(10**6)}, state={})
+            save_checkpoint(
+                disk,
+                9,
+                write_model=lambda _: None,
+                model_bytes=0,
+                tensors={"m": torch.zeros(10**6)},
+                state={},
+            )
         assert names(disk) == ["step-000008"]
         assert_is(disk / "step-000008", 8)
     finally:
@@ -210,7 +287,14 @@ def test_an_error_in_the_model_is_not_hidden_and_leaves_nothing(tmp_path: Path) 
     with pytest.raises(RuntimeError, match="tied weights"):
         save(tmp_path, 9, write_model)
     with pytest.raises(ValueError, match="JSON compliant"):
-        save_checkpoint(tmp_path, 9, write_model=pytest.fail, model_bytes=0, tensors={}, state={"ema": float("nan")})
+        save_checkpoint(
+            tmp_path,
+            9,
+            write_model=pytest.fail,
+            model_bytes=0,
+            tensors={},
+            state={"ema": float("nan")},
+        )
     assert names(tmp_path) == []
 
 
@@ -219,7 +303,9 @@ def test_one_flipped_bit_anywhere_is_found_and_named(tmp_path: Path, name: str) 
     save(tmp_path, 8)
     file = save(tmp_path, 9) / name
     original = file.read_bytes()
-    for position in range(0, len(original), 1 if name == "manifest.json" else max(1, len(original) // 40)):
+    for position in range(
+        0, len(original), 1 if name == "manifest.json" else max(1, len(original) // 40)
+    ):
         altered = bytearray(original)
         altered[position] ^= 1 << (position % 8)
         file.write_bytes(altered)
@@ -251,7 +337,9 @@ def test_missing_and_truncated_files_are_named(tmp_path: Path, name: str, how: s
     }
     with pytest.raises(UserError) as error:
         load_checkpoint(path)
-    assert str(error.value) == expected.get((how, name == "manifest.json")) or str(error.value).startswith(f"{path / name} is damaged")
+    assert str(error.value) == expected.get((how, name == "manifest.json")) or str(
+        error.value
+    ).startswith(f"{path / name} is damaged")
     assert newest_checkpoint(tmp_path)[0] is None
 
 
@@ -265,19 +353,26 @@ def test_foreign_directories_and_newer_formats(tmp_path: Path) -> None:
     save(tmp_path, 8)
     sealed = save(tmp_path, 9) / "manifest.json"
     sealed.write_text(json.dumps({**json.loads(sealed.read_text()), "format": 99}))
-    message = r"format 99 is newer than this release \(max 2\); upgrade sixfold; newest intact checkpoint: .*step-000008"
+    message = (
+        r"format 99 is newer than this release \(max 2\); upgrade sixfold; newest intact"
+        r" checkpoint: .*step-000008"
+    )
     with pytest.raises(UserError, match=message):
         load_checkpoint(tmp_path / "step-000009")
 
 
-def test_a_well_sealed_file_that_is_no_safetensors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_well_sealed_file_that_is_no_safetensors_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ckpt, "save_file", lambda _, path: path.write_bytes(b"\xff" * 40))
     path = save(tmp_path, 9, lambda _: None)
     with pytest.raises(UserError, match=f"^{path} is damaged: .*header"):
         load_checkpoint(path)
 
 
-def test_an_intact_checkpoint_is_never_overwritten_and_a_damaged_one_is_replaced(tmp_path: Path) -> None:
+def test_an_intact_checkpoint_is_never_overwritten_and_a_damaged_one_is_replaced(
+    tmp_path: Path,
+) -> None:
     path = save(tmp_path, 9)
     assert save(tmp_path, 9, pytest.fail) == path
     assert_is(path, 9)
@@ -314,16 +409,28 @@ def test_checkpoints_after_the_one_in_use_are_set_aside_and_not_deleted(tmp_path
     for step in (1, 2, 3):
         save(tmp_path, step)
     (tmp_path / "damaged-step-000003").mkdir()
-    assert set_aside_after(tmp_path, tmp_path / "step-000001") == [tmp_path / "damaged-step-000002", tmp_path / "damaged-step-000003-2"]
-    assert names(tmp_path) == ["damaged-step-000002", "damaged-step-000003", "damaged-step-000003-2", "step-000001"]
+    assert set_aside_after(tmp_path, tmp_path / "step-000001") == [
+        tmp_path / "damaged-step-000002",
+        tmp_path / "damaged-step-000003-2",
+    ]
+    assert names(tmp_path) == [
+        "damaged-step-000002",
+        "damaged-step-000003",
+        "damaged-step-000003-2",
+        "step-000001",
+    ]
     assert set_aside_after(tmp_path, tmp_path / "step-000001") == []
     assert set_aside_after(tmp_path, None) == [tmp_path / "damaged-step-000001"]
 
 
 def test_a_checkpoint_of_the_warm_up_is_older_than_every_one_of_rl(tmp_path: Path) -> None:
     save(tmp_path, 0)
-    late = save_checkpoint(tmp_path, 900, write_model=lambda _: None, model_bytes=0, tensors={}, state={}, stage="sft")
-    early = save_checkpoint(tmp_path, 20, write_model=lambda _: None, model_bytes=0, tensors={}, state={}, stage="sft")
+    late = save_checkpoint(
+        tmp_path, 900, write_model=lambda _: None, model_bytes=0, tensors={}, state={}, stage="sft"
+    )
+    early = save_checkpoint(
+        tmp_path, 20, write_model=lambda _: None, model_bytes=0, tensors={}, state={}, stage="sft"
+    )
     assert list_checkpoints(tmp_path) == [early, late, tmp_path / "step-000000"]
     assert prune(tmp_path, keep=1) == [late, early]
 
@@ -332,7 +439,13 @@ def test_where_none_can_be_read_nothing_is_chosen_or_deleted(tmp_path: Path) -> 
     assert load_newest(tmp_path) == (None, [])
     for step in (1, 2):
         (save(tmp_path, step) / "state.json").write_text("{}")
-    with pytest.raises(UserError, match=r"no checkpoint in .* can be read, and none was deleted; .*step-000002/state.json is truncated"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"no checkpoint in .* can be read, and none was deleted; .*step-000002/state.json is"
+            r" truncated"
+        ),
+    ):
         load_newest(tmp_path)
     save(tmp_path, 0)
     checkpoint, warnings = load_newest(tmp_path)
@@ -355,7 +468,13 @@ def test_a_file_that_was_added_is_damage(tmp_path: Path) -> None:
     save(tmp_path, 8)
     added = save(tmp_path, 9) / "model" / "adapter_config.json"
     added.write_text("{}")
-    with pytest.raises(UserError, match=r"step-000009 holds files that were not saved with it \(model/adapter_config.json\): move them"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"step-000009 holds files that were not saved with it \(model/adapter_config.json\):"
+            r" move them"
+        ),
+    ):
         load_checkpoint(tmp_path / "step-000009")
     assert newest_checkpoint(tmp_path)[0] == tmp_path / "step-000008"
     added.unlink()
@@ -373,7 +492,9 @@ def test_a_save_hashes_each_byte_once(tmp_path: Path, monkeypatch: pytest.Monkey
         hashed.clear()
         save(tmp_path, step)
         assert len(prune(tmp_path, keep=2)) == (step > 2)
-        assert len(hashed) == 4 and {path.parts[len(tmp_path.parts)] for path in hashed} == {f".saving-step-{step:06d}"}
+        assert len(hashed) == 4 and {path.parts[len(tmp_path.parts)] for path in hashed} == {
+            f".saving-step-{step:06d}"
+        }
     (tmp_path / "step-000004" / "state.json").write_text("{}")
     assert prune(tmp_path, keep=1) == [], "what was touched since is verified again"
 
@@ -381,17 +502,36 @@ def test_a_save_hashes_each_byte_once(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_clean_removes_our_temporary_names_and_nothing_else(tmp_path: Path) -> None:
     precious = tmp_path / "elsewhere"
     precious.mkdir()
-    for name in (".saving-step-000009", ".deleting-step-000003", ".saving-mine", ".git", "step-000001", "saving-step-000001"):
+    for name in (
+        ".saving-step-000009",
+        ".deleting-step-000003",
+        ".saving-mine",
+        ".git",
+        "step-000001",
+        "saving-step-000001",
+    ):
         (tmp_path / name).mkdir()
     (tmp_path / ".saving-step-000004").symlink_to(precious)
     assert [p.name for p in clean(tmp_path)] == [".deleting-step-000003", ".saving-step-000009"]
-    assert names(tmp_path) == [".git", ".saving-mine", ".saving-step-000004", "elsewhere", "saving-step-000001", "step-000001"]
-    assert clean(tmp_path / "nowhere") == [] and newest_checkpoint(tmp_path / "nowhere") == (None, [])
+    assert names(tmp_path) == [
+        ".git",
+        ".saving-mine",
+        ".saving-step-000004",
+        "elsewhere",
+        "saving-step-000001",
+        "step-000001",
+    ]
+    assert clean(tmp_path / "nowhere") == [] and newest_checkpoint(tmp_path / "nowhere") == (
+        None,
+        [],
+    )
 
 
 def tiny(width: int = 4) -> tuple[nn.Module, torch.optim.AdamW]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2), nn.Linear(5, 5))  # `train` uses the last one from step 4 on
+    model = nn.Sequential(
+        nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2), nn.Linear(5, 5)
+    )  # `train` uses the last one from step 4 on
     weights = [p for n, p in model.named_parameters() if n.endswith("weight")]
     biases = [p for n, p in model.named_parameters() if n.endswith("bias")]
     groups = [{"params": biases, "weight_decay": 0.0}, {"params": weights, "weight_decay": 0.1}]
@@ -415,26 +555,44 @@ def test_the_optimizer_continues_bit_for_bit(tmp_path: Path) -> None:
     path = save_checkpoint(
         tmp_path,
         3,
-        write_model=lambda directory: save_file(model.state_dict(), directory / "model.safetensors"),
+        write_model=lambda directory: save_file(
+            model.state_dict(), directory / "model.safetensors"
+        ),
         model_bytes=1000,
         tensors=optimizer_tensors(optimizer, model),
         state={},
     )
     loaded = load_checkpoint(path)
-    of_first_bias = {name.removesuffix("/0.bias") for name in loaded.tensors if name.endswith("/0.bias")}
+    of_first_bias = {
+        name.removesuffix("/0.bias") for name in loaded.tensors if name.endswith("/0.bias")
+    }
     assert of_first_bias == {"optimizer/step", "optimizer/exp_avg", "optimizer/exp_avg_sq"}
-    assert loaded.tensors["optimizer/step/2.weight"] == 3.0 and loaded.tensors["optimizer/step/3.weight"] == 0.0
+    assert (
+        loaded.tensors["optimizer/step/2.weight"] == 3.0
+        and loaded.tensors["optimizer/step/3.weight"] == 0.0
+    )
 
     resumed, resumed_optimizer = tiny()
     resumed.load_state_dict({k: v.clone() for k, v in model.state_dict().items()})
-    load_optimizer_tensors(resumed_optimizer, resumed, {**loaded.tensors, "sampler": torch.zeros(1)})
+    load_optimizer_tensors(
+        resumed_optimizer, resumed, {**loaded.tensors, "sampler": torch.zeros(1)}
+    )
     before = {name: tensor.clone() for name, tensor in loaded.tensors.items()}
     train(model, optimizer, range(3, 6))
     train(resumed, resumed_optimizer, range(3, 6))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
-    after, resumed_after = optimizer_tensors(optimizer, model), optimizer_tensors(resumed_optimizer, resumed)
-    assert after.keys() == resumed_after.keys() and all(torch.equal(after[k], resumed_after[k]) for k in after)
-    assert all(torch.equal(before[k], loaded.tensors[k]) for k in before), "training on must not write into the loaded tensors"
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True)
+    )
+    after, resumed_after = (
+        optimizer_tensors(optimizer, model),
+        optimizer_tensors(resumed_optimizer, resumed),
+    )
+    assert after.keys() == resumed_after.keys() and all(
+        torch.equal(after[k], resumed_after[k]) for k in after
+    )
+    assert all(torch.equal(before[k], loaded.tensors[k]) for k in before), (
+        "training on must not write into the loaded tensors"
+    )
 
 
 def test_moments_of_a_transposed_parameter_survive(tmp_path: Path) -> None:
@@ -445,8 +603,13 @@ def test_moments_of_a_transposed_parameter_survive(tmp_path: Path) -> None:
     optimizer.step()
     tensors = optimizer_tensors(optimizer, model)
     assert not tensors["optimizer/exp_avg/w"].is_contiguous()
-    save_checkpoint(tmp_path, 1, write_model=lambda _: None, model_bytes=0, tensors=tensors, state={})
-    assert torch.equal(load_checkpoint(tmp_path / "step-000001").tensors["optimizer/exp_avg/w"], tensors["optimizer/exp_avg/w"])
+    save_checkpoint(
+        tmp_path, 1, write_model=lambda _: None, model_bytes=0, tensors=tensors, state={}
+    )
+    assert torch.equal(
+        load_checkpoint(tmp_path / "step-000001").tensors["optimizer/exp_avg/w"],
+        tensors["optimizer/exp_avg/w"],
+    )
 
 
 def test_another_model_is_refused_before_anything_changes() -> None:
@@ -454,19 +617,29 @@ def test_another_model_is_refused_before_anything_changes() -> None:
     train(model, optimizer, range(1))
     tensors = optimizer_tensors(optimizer, model)
     wide, wide_optimizer = tiny(width=8)
-    with pytest.raises(UserError, match=r"^checkpoint is for a different model: 0\.bias \(4\) vs \(8\)$"):
+    with pytest.raises(
+        UserError, match=r"^checkpoint is for a different model: 0\.bias \(4\) vs \(8\)$"
+    ):
         load_optimizer_tensors(wide_optimizer, wide, tensors)
     assert not wide_optimizer.state
     without = {k: v for k, v in tensors.items() if not k.endswith("/2.bias")}
-    with pytest.raises(UserError, match=r"different model: 2\.bias is in the model but not in the checkpoint"):
+    with pytest.raises(
+        UserError, match=r"different model: 2\.bias is in the model but not in the checkpoint"
+    ):
         load_optimizer_tensors(optimizer, model, without)
-    with pytest.raises(UserError, match=r"different model: 9\.bias is in the checkpoint but not in the model"):
-        load_optimizer_tensors(optimizer, model, {**tensors, "optimizer/exp_avg/9.bias": torch.zeros(2)})
+    with pytest.raises(
+        UserError, match=r"different model: 9\.bias is in the checkpoint but not in the model"
+    ):
+        load_optimizer_tensors(
+            optimizer, model, {**tensors, "optimizer/exp_avg/9.bias": torch.zeros(2)}
+        )
 
 
 def test_pickle_is_never_touched() -> None:
     source = Path(ckpt.__file__).read_text()
-    assert "torch.load" not in source and "torch.save" not in source and "import pickle" not in source
+    assert (
+        "torch.load" not in source and "torch.save" not in source and "import pickle" not in source
+    )
 
 
 def test_damage_of_an_unreadable_name_is_text_not_an_exception(tmp_path: Path) -> None:

@@ -23,15 +23,25 @@ def group(source: str, *solved: bool) -> Group:
 
     def trajectory(ok: bool) -> Trajectory:
         reward = Reward(float(ok), {}, score=float(ok), solved=ok)
-        return Trajectory("t", 0, [1, 2], 1, [False, True], [0.0, 0.0], [-1, 0], "stop", reward=reward)
+        return Trajectory(
+            "t", 0, [1, 2], 1, [False, True], [0.0, 0.0], [-1, 0], "stop", reward=reward
+        )
 
     return Group(Task("t", "", source=source), [trajectory(ok) for ok in solved])
 
 
 def sums_and_words() -> Evaluation:
-    """16 sums of which 12 are solved, 16 words solved in one of two samples, and one task of a third source."""
+    """16 sums of which 12 are solved, 16 words solved in one of two samples, and one task of a
+    third source.
+    """
     sums = [group("sums", n < 12, n < 12) for n in range(SOURCE_TASKS)]
-    return Evaluation([*sums, *(group("words", True, False) for _ in range(SOURCE_TASKS)), group("one task", True, True)])
+    return Evaluation(
+        [
+            *sums,
+            *(group("words", True, False) for _ in range(SOURCE_TASKS)),
+            group("one task", True, True),
+        ]
+    )
 
 
 def test_shares_are_means_over_the_tasks_of_a_source() -> None:
@@ -47,14 +57,21 @@ def test_one_source_has_no_figures_of_its_own() -> None:
 def test_screen_and_summary_name_the_sources() -> None:
     found = record(sums_and_words())
     assert "sums 75.0%, words 50.0%" in shown(found)
-    assert summary_entries("heldout_after", found)["heldout_after_sources"] == {"sums": 0.75, "words": 0.5}
+    assert summary_entries("heldout_after", found)["heldout_after_sources"] == {
+        "sums": 0.75,
+        "words": 0.5,
+    }
 
 
 def test_the_report_draws_every_evaluation_of_a_source_the_first_and_last_included() -> None:
     run = RunRecord(
         Path("r"),
         metrics=[{"step": 1}, {"step": 2, "heldout/source/sums": 0.5}, {"step": 3}],
-        summary={"steps": 3, "heldout_after_sft_sources": {"sums": 0.25}, "heldout_after_sources": {"sums": 0.75}},
+        summary={
+            "steps": 3,
+            "heldout_after_sft_sources": {"sums": 0.25},
+            "heldout_after_sources": {"sums": 0.75},
+        },
     )
     assert run.sources() == {"sums": [(0, 0.25), (2, 0.5), (3, 0.75)]}
 
@@ -64,11 +81,29 @@ def solved_if_of(source: str) -> Any:
 
 
 @pytest.mark.parametrize(("of_words", "steps"), [(0, 10), (SOURCE_TASKS, 20)])
-def test_the_warm_up_waits_for_the_weakest_source(tmp_path: Path, of_words: int, steps: int) -> None:
-    """Sums are always solved and words never: SFT may end at its first look at step 10 without words, and not with them."""
+def test_the_warm_up_waits_for_the_weakest_source(
+    tmp_path: Path, of_words: int, steps: int
+) -> None:
+    """Sums are always solved and words never: SFT may end at its first look at step 10 without
+    words, and not with them.
+    """
     tasks = [Task(f"s{n}", f"{n}+1=", answer=n + 1, source="sums") for n in range(40)]
     tasks += [Task(f"w{n}", f"{n}-1=", answer=n, source="words") for n in range(of_words)]
-    settings = tiny_recipe(tmp_path, run__name="r", run__steps=0, sft__steps=20, sft__stop_at_accuracy=0.5, data__heldout=0)
-    assert train_run(parse_recipe('run.name = "r"', "test", settings), tasks=tasks, reward=solved_if_of("sums")) == 0
+    settings = tiny_recipe(
+        tmp_path,
+        run__name="r",
+        run__steps=0,
+        sft__steps=20,
+        sft__stop_at_accuracy=0.5,
+        data__heldout=0,
+    )
+    assert (
+        train_run(
+            parse_recipe('run.name = "r"', "test", settings),
+            tasks=tasks,
+            reward=solved_if_of("sums"),
+        )
+        == 0
+    )
     log = [json.loads(line) for line in (tmp_path / "r" / "sft.jsonl").read_text().splitlines()]
     assert len(log) == steps

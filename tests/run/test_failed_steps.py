@@ -1,4 +1,6 @@
-"""A step that fails costs that step alone: what was done before it is saved, and a resume gives what the whole run gives."""
+"""A step that fails costs that step alone: what was done before it is saved, and a resume gives
+what the whole run gives.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,30 @@ from sixfold.types import Task
 from .processes import metrics, tiny_recipe
 
 STEPS = 5
-SETTINGS: dict[str, Any] = {"run__name": "r", "run__steps": STEPS, "sft__steps": 4, "checkpoint__every": 0, "eval__every": 2, "data__heldout": 4}
+SETTINGS: dict[str, Any] = {
+    "run__name": "r",
+    "run__steps": STEPS,
+    "sft__steps": 4,
+    "checkpoint__every": 0,
+    "eval__every": 2,
+    "data__heldout": 4,
+}
 
 
 def reward(completion: str, task: Task) -> float:
     return float(len(completion) % 3)
 
 
-def train(folder: Path, *, resume: bool = False, check: Callable[[str, Task], float] = reward, **overrides: Any) -> int:
-    recipe = parse_recipe('run.name = "r"', "test", tiny_recipe(folder, **{**SETTINGS, **overrides}))
+def train(
+    folder: Path,
+    *,
+    resume: bool = False,
+    check: Callable[[str, Task], float] = reward,
+    **overrides: Any,
+) -> int:
+    recipe = parse_recipe(
+        'run.name = "r"', "test", tiny_recipe(folder, **{**SETTINGS, **overrides})
+    )
     return train_run(recipe, resume=folder / "r" if resume else None, reward=check)
 
 
@@ -57,7 +74,10 @@ def sft_lines(run: Path) -> list[str]:
 
 def assert_goes_on_exactly(folder: Path, whole: Path) -> None:
     assert train(folder, resume=True) == 0
-    ours, theirs = (load_file(run / "checkpoints" / f"step-{STEPS:06d}" / "model" / "model.safetensors") for run in (folder / "r", whole))
+    ours, theirs = (
+        load_file(run / "checkpoints" / f"step-{STEPS:06d}" / "model" / "model.safetensors")
+        for run in (folder / "r", whole)
+    )
     assert all(ours[name].equal(theirs[name]) for name in theirs)
     assert metrics(folder / "r") == metrics(whole)
     assert sft_lines(folder / "r") == sft_lines(whole)
@@ -65,7 +85,9 @@ def assert_goes_on_exactly(folder: Path, whole: Path) -> None:
 
 
 @contextmanager
-def at_call(monkeypatch: pytest.MonkeyPatch, where: str, number: int, action: Callable[[], None]) -> Iterator[None]:
+def at_call(
+    monkeypatch: pytest.MonkeyPatch, where: str, number: int, action: Callable[[], None]
+) -> Iterator[None]:
     """Do `action` before the call of that number (from 1) to the function named `where`."""
     module, _, name = where.rpartition(".")
     owner: Any = resolve_name(module)
@@ -88,63 +110,114 @@ def raises(error: BaseException) -> Callable[[], None]:
     return action
 
 
-OUT_OF_MEMORY = [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    MemoryError(),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+]
 TRAINER = "sixfold.trainer.trainer.Trainer"
 PLACES = [
     # where, number of the call, checkpoint that is left, phase, a setting that is named
     (f"{TRAINER}._accumulate", 3, "sft-000002", "SFT", "trainer.max_tokens_per_microbatch"),
-    ("sixfold.rollout.engine_rollout.EngineRollout.generate", 1, "sft-000004", "pre-flight", "engine.kv_tokens"),
+    (
+        "sixfold.rollout.engine_rollout.EngineRollout.generate",
+        1,
+        "sft-000004",
+        "pre-flight",
+        "engine.kv_tokens",
+    ),
     (f"{TRAINER}._accumulate", 7, "step-000002", "trainer", "trainer.activation_checkpointing"),
     ("sixfold.controller.loop.collate", 4, "step-000003", "batch", "trainer.logprob_chunk"),
-    ("sixfold.rollout.engine_rollout.EngineRollout.generate", 5, "step-000002", "evaluation", "rollout.max_new_tokens"),
+    (
+        "sixfold.rollout.engine_rollout.EngineRollout.generate",
+        5,
+        "step-000002",
+        "evaluation",
+        "rollout.max_new_tokens",
+    ),
 ]
 
 
-CASES = [(place, OUT_OF_MEMORY[0]) for place in PLACES] + [(PLACES[2], error) for error in OUT_OF_MEMORY[1:]]
+CASES = [(place, OUT_OF_MEMORY[0]) for place in PLACES] + [
+    (PLACES[2], error) for error in OUT_OF_MEMORY[1:]
+]
 
 
-@pytest.mark.parametrize(("place", "error"), CASES, ids=[f"{place[3]} {place[2]} {type(error).__name__}" for place, error in CASES])
+@pytest.mark.parametrize(
+    ("place", "error"),
+    CASES,
+    ids=[f"{place[3]} {place[2]} {type(error).__name__}" for place, error in CASES],
+)
 def test_out_of_memory_leaves_the_last_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, place: tuple[str, int, str, str, str], error: Exception
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whole: Path,
+    place: tuple[str, int, str, str, str],
+    error: Exception,
 ) -> None:
     where, number, left, phase, setting = place
     with at_call(monkeypatch, where, number, raises(error)), pytest.raises(RunFailed) as failed:
         train(tmp_path)
     said = str(failed.value)
-    assert said.startswith(f"out of memory in {phase}: lower ") and setting in said and f"The last good state is {left}" in said
+    assert (
+        said.startswith(f"out of memory in {phase}: lower ")
+        and setting in said
+        and f"The last good state is {left}" in said
+    )
     assert newest(tmp_path / "r") == left
     assert_goes_on_exactly(tmp_path, whole)
 
 
-def test_out_of_memory_in_the_middle_of_an_update_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path) -> None:
+def test_out_of_memory_in_the_middle_of_an_update_falls_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
+) -> None:
     """Some weights may be new and some old: nothing of this moment may be saved."""
-    with at_call(monkeypatch, "torch.optim.AdamW.step", 7, raises(torch.OutOfMemoryError("x"))), pytest.raises(RunFailed, match=r"step-000000"):
+    with (
+        at_call(monkeypatch, "torch.optim.AdamW.step", 7, raises(torch.OutOfMemoryError("x"))),
+        pytest.raises(RunFailed, match=r"step-000000"),
+    ):
         train(tmp_path)
     assert_goes_on_exactly(tmp_path, whole)
 
 
-def test_out_of_memory_while_the_model_loads_names_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with at_call(monkeypatch, "sixfold.run.assemble.load_policy", 1, raises(MemoryError())), pytest.raises(RunFailed, match=r"model\.path"):
+def test_out_of_memory_while_the_model_loads_names_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        at_call(monkeypatch, "sixfold.run.assemble.load_policy", 1, raises(MemoryError())),
+        pytest.raises(RunFailed, match=r"model\.path"),
+    ):
         train(tmp_path)
     assert not (tmp_path / "r").exists()
 
 
-def test_the_command_line_exits_3_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_exits_3_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "r.toml").write_text('run.name = "r"\n')
     with at_call(monkeypatch, f"{TRAINER}._accumulate", 1, raises(MemoryError())):
         assert main(["train", str(tmp_path / "r.toml"), *tiny_recipe(tmp_path, **SETTINGS)]) == 3
     assert "sixfold: error: out of memory in SFT" in capsys.readouterr().err
 
 
-def test_another_runtime_error_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with at_call(monkeypatch, f"{TRAINER}._accumulate", 7, raises(RuntimeError("a bug"))), pytest.raises(RuntimeError, match="a bug"):
+def test_another_runtime_error_stays_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        at_call(monkeypatch, f"{TRAINER}._accumulate", 7, raises(RuntimeError("a bug"))),
+        pytest.raises(RuntimeError, match="a bug"),
+    ):
         train(tmp_path)
     assert newest(tmp_path / "r") == "step-000002", "what was done is saved all the same"
 
 
 @pytest.mark.parametrize(("first", "left"), [(2, "sft-000001"), (7, "step-000002")])
-def test_divergence_leaves_the_last_good_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, first: int, left: str) -> None:
-    """Loss not finite from one update on: skipped, skipped, raised. The checkpoint is of the step before the first of them."""
+def test_divergence_leaves_the_last_good_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, first: int, left: str
+) -> None:
+    """Loss not finite from one update on: skipped, skipped, raised. The checkpoint is of the step
+    before the first of them.
+    """
     calls, original = count(1), torch.nn.utils.get_total_norm
 
     def norm(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -152,14 +225,21 @@ def test_divergence_leaves_the_last_good_step(tmp_path: Path, monkeypatch: pytes
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.nn.utils, "get_total_norm", norm)
-        with pytest.raises(RunFailed, match=f"training has diverged: .*trainer.learning_rate.*The last good state is {left}"):
+        with pytest.raises(
+            RunFailed,
+            match=f"training has diverged: .*trainer.learning_rate.*The last good state is {left}",
+        ):
             train(tmp_path)
     assert newest(tmp_path / "r") == left
     assert_goes_on_exactly(tmp_path, whole)
 
 
-def test_an_engine_that_begins_to_disagree_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path) -> None:
-    """From the rollout of step 3 on the engine computes other logits than the trainer. No update learns from them."""
+def test_an_engine_that_begins_to_disagree_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
+) -> None:
+    """From the rollout of step 3 on the engine computes other logits than the trainer. No update
+    learns from them.
+    """
     calls, generate, logits = count(1), EngineRollout.generate, ModelRunner._logits
     wrong = False
 
@@ -170,8 +250,17 @@ def test_an_engine_that_begins_to_disagree_ends_the_run(tmp_path: Path, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(EngineRollout, "generate", generated)
-        patch.setattr(ModelRunner, "_logits", lambda self, hidden: logits(self, hidden) * (8.0 if wrong else 1.0))
-        with pytest.raises(RunFailed, match=r"engine and trainer disagree by .*limit 0\.05.*The last good state is step-000002"):
+        patch.setattr(
+            ModelRunner,
+            "_logits",
+            lambda self, hidden: logits(self, hidden) * (8.0 if wrong else 1.0),
+        )
+        with pytest.raises(
+            RunFailed,
+            match=(
+                r"engine and trainer disagree by .*limit 0\.05.*The last good state is step-000002"
+            ),
+        ):
             train(tmp_path)
     assert newest(tmp_path / "r") == "step-000002"
     assert_goes_on_exactly(tmp_path, whole)
@@ -183,17 +272,34 @@ def interrupt() -> None:
 
 INTERRUPTED = [
     (f"{TRAINER}._accumulate", 2, "sft-000002", "stopped after SFT step 2"),
-    ("sixfold.rollout.engine_rollout.EngineRollout.generate", 1, "sft-000004", "stopped after SFT step 4"),
+    (
+        "sixfold.rollout.engine_rollout.EngineRollout.generate",
+        1,
+        "sft-000004",
+        "stopped after SFT step 4",
+    ),
     ("sixfold.engine.engine.Engine.step", 3, "sft-000004", "stopped after SFT step 4"),
     ("sixfold.controller.loop.collate", 3, "step-000002", "stopped after step 2"),
     (f"{TRAINER}._accumulate", 7, "step-000003", "stopped after step 3"),
-    ("sixfold.rollout.engine_rollout.EngineRollout.generate", 5, "step-000002", "stopped after step 2"),
+    (
+        "sixfold.rollout.engine_rollout.EngineRollout.generate",
+        5,
+        "step-000002",
+        "stopped after step 2",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("where", "number", "left", "said"), INTERRUPTED)
 def test_a_signal_stops_at_once_where_nothing_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], whole: Path, where: str, number: int, left: str, said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    whole: Path,
+    where: str,
+    number: int,
+    left: str,
+    said: str,
 ) -> None:
     with at_call(monkeypatch, where, number, interrupt):
         assert train(tmp_path) == 130
@@ -201,10 +307,15 @@ def test_a_signal_stops_at_once_where_nothing_is_lost(
     assert_goes_on_exactly(tmp_path, whole)
 
 
-def test_a_signal_while_the_model_loads_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_while_the_model_loads_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with at_call(monkeypatch, "sixfold.run.assemble.load_policy", 1, interrupt):
         assert train(tmp_path) == 130
-    assert not (tmp_path / "r").exists() and "stopped before anything was trained" in capsys.readouterr().err
+    assert (
+        not (tmp_path / "r").exists()
+        and "stopped before anything was trained" in capsys.readouterr().err
+    )
 
 
 def test_a_signal_inside_a_reward_is_no_failed_check(tmp_path: Path, whole: Path) -> None:
@@ -220,10 +331,17 @@ def test_a_signal_inside_a_reward_is_no_failed_check(tmp_path: Path, whole: Path
     assert_goes_on_exactly(tmp_path, whole)
 
 
-def test_a_signal_in_the_last_evaluation_leaves_that_alone_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path) -> None:
-    with at_call(monkeypatch, "sixfold.rollout.engine_rollout.EngineRollout.generate", 10, interrupt):
+def test_a_signal_in_the_last_evaluation_leaves_that_alone_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
+) -> None:
+    with at_call(
+        monkeypatch, "sixfold.rollout.engine_rollout.EngineRollout.generate", 10, interrupt
+    ):
         assert train(tmp_path) == 130
-    assert newest(tmp_path / "r") == f"step-{STEPS:06d}" and not (tmp_path / "r" / "summary.json").exists()
+    assert (
+        newest(tmp_path / "r") == f"step-{STEPS:06d}"
+        and not (tmp_path / "r" / "summary.json").exists()
+    )
     assert_goes_on_exactly(tmp_path, whole)
     assert (tmp_path / "r" / "summary.json").exists()
 

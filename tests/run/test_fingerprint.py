@@ -23,7 +23,9 @@ from sixfold.run.fingerprint import (
 )
 from sixfold.types import Task
 
-TASKS = [Task(f"t{i}", f"{i}+1=", answer=i + 1, trace=f"#{i}", columns={"level": i}) for i in range(4)]
+TASKS = [
+    Task(f"t{i}", f"{i}+1=", answer=i + 1, trace=f"#{i}", columns={"level": i}) for i in range(4)
+]
 
 
 def encode(task: Task) -> list[int]:
@@ -37,7 +39,13 @@ def difference(tasks: Sequence[Task], shift: int = 0) -> str:
 
 @pytest.mark.parametrize(
     ("field", "value", "part"),
-    [("id", "x", "ids"), ("answer", None, "answers"), ("trace", None, "traces"), ("columns", {"level": 9}, "columns"), ("prompt", "9", "prompts")],
+    [
+        ("id", "x", "ids"),
+        ("answer", None, "answers"),
+        ("trace", None, "traces"),
+        ("columns", {"level": 9}, "columns"),
+        ("prompt", "9", "prompts"),
+    ],
 )
 def test_the_part_that_differs_is_named_and_no_other(field: str, value: object, part: str) -> None:
     assert difference([*TASKS[:3], replace(TASKS[3], **{field: value})]) == f"{PARTS[part]} differ"  # type: ignore[arg-type]
@@ -55,7 +63,10 @@ def test_order_and_number_count() -> None:
 def test_neighbours_do_not_run_into_each_other() -> None:
     """["1", "12"] and ["11", "2"] are other lists of ids."""
     a, b = ([Task(i, "p") for i in ids] for ids in (("1", "12"), ("11", "2")))
-    assert tasks_difference(tasks_fingerprint(a, encode), tasks_fingerprint(b, encode)) == "their ids differ"
+    assert (
+        tasks_difference(tasks_fingerprint(a, encode), tasks_fingerprint(b, encode))
+        == "their ids differ"
+    )
 
 
 class Odd:
@@ -63,23 +74,37 @@ class Odd:
 
 
 def test_objects_in_a_row_are_the_same_in_every_process() -> None:
-    first, second = ([Task("a", "p", columns={"odd": Odd(), "also": {3}, "raw": b"x"})] for _ in range(2))
-    assert tasks_difference(tasks_fingerprint(first, encode), tasks_fingerprint(second, encode)) == ""
+    first, second = (
+        [Task("a", "p", columns={"odd": Odd(), "also": {3}, "raw": b"x"})] for _ in range(2)
+    )
+    assert (
+        tasks_difference(tasks_fingerprint(first, encode), tasks_fingerprint(second, encode)) == ""
+    )
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_fingerprint as t; print(t.tasks_fingerprint(t.TASKS, t.encode))"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_fingerprint"
+        " as t; print(t.tasks_fingerprint(t.TASKS, t.encode))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(tasks_fingerprint(TASKS, encode))
 
 
 def test_sets_and_keys_of_any_type_are_the_same_in_every_process() -> None:
-    """The order of a set of texts differs from process to process, and JSON has no order for mixed keys."""
+    """The order of a set of texts differs from process to process, and JSON has no order for mixed
+    keys.
+    """
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_fingerprint as t; from sixfold.types import Task; "
-        "print(t.tasks_fingerprint([Task('a', 'p', columns={'s': set('abcdef'), 'm': {1: 2, 'b': 3, (4, 5): 6}})], t.encode))"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_fingerprint"
+        " as t; from sixfold.types import Task; print(t.tasks_fingerprint([Task('a', 'p',"
+        " columns={'s': set('abcdef'), 'm': {1: 2, 'b': 3, (4, 5): 6}})], t.encode))"
     )
     outputs = {
-        subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         for seed in ("1", "2")
     }
     assert len(outputs) == 1
@@ -89,7 +114,10 @@ def test_sets_and_keys_of_any_type_are_the_same_in_every_process() -> None:
 def test_the_middle_of_a_long_array_counts(make: Callable[[int], Any]) -> None:
     first, second = make(3000), make(3000)
     second[1500] = 1
-    prints = [tasks_fingerprint([Task("a", "p", columns={"x": array})], encode) for array in (first, second)]
+    prints = [
+        tasks_fingerprint([Task("a", "p", columns={"x": array})], encode)
+        for array in (first, second)
+    ]
     assert tasks_difference(*prints) == f"{PARTS['columns']} differ"
 
 
@@ -97,11 +125,18 @@ def test_rewards_are_known_by_their_code(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def f(completion, task):\n    return 1.0\n")
     before = rewards_fingerprint([f"{file}:f", "math", encode])
-    assert [name for name, _ in before] == [f"{file}:f", "math", "encode"] and all(digest for _, digest in before)
+    assert [name for name, _ in before] == [f"{file}:f", "math", "encode"] and all(
+        digest for _, digest in before
+    )
     file.write_text("def f(completion, task):\n    return 2.0\n")
     moved = file.rename(tmp_path / "moved.py")
-    assert rewards_difference(before, rewards_fingerprint([f"{moved}:f", "math", encode])) == [f"{moved}:f"]
-    assert rewards_difference(before, rewards_fingerprint([f"{moved}:f", "math", Odd()])) == [f"{moved}:f", "Odd"]
+    assert rewards_difference(before, rewards_fingerprint([f"{moved}:f", "math", encode])) == [
+        f"{moved}:f"
+    ]
+    assert rewards_difference(before, rewards_fingerprint([f"{moved}:f", "math", Odd()])) == [
+        f"{moved}:f",
+        "Odd",
+    ]
 
 
 def test_a_reward_without_a_source_is_never_called_changed() -> None:

@@ -26,14 +26,21 @@ def test_held_out_tasks_get_their_own_prompts_and_noise_whatever_their_ids(tmp_p
     train = [Task(str(n), f"{n}+1=", n + 1) for n in range(3)]
     heldout = [Task(str(n), f"{n}+5=", n + 5) for n in range(3)]
     recipe = parse_recipe('run.name = "r"', "test", tiny_recipe(tmp_path, eval__temperature=1.0))
-    world = build_world(recipe, reward=lambda completion, task: 0.0, tasks=given_tasks(train, heldout))
+    world = build_world(
+        recipe, reward=lambda completion, task: 0.0, tasks=given_tasks(train, heldout)
+    )
     try:
         world.codec.encode(world.tasks.train[0])
         groups = evaluate(world.evaluator(), world.environment, world.tasks.heldout, seed=0).groups
-        assert len({t.id for t in [*world.tasks.train, *world.tasks.heldout]}) == 6  # noise is keyed by id
+        assert (
+            len({t.id for t in [*world.tasks.train, *world.tasks.heldout]}) == 6
+        )  # noise is keyed by id
         for group, given in zip(groups, heldout, strict=True):
             (sampled,) = group.trajectories
-            assert world.codec.shown(sampled.tokens[: sampled.prompt_length]) == f"<|user|>{given.prompt}<|assistant|>"
+            assert (
+                world.codec.shown(sampled.tokens[: sampled.prompt_length])
+                == f"<|user|>{given.prompt}<|assistant|>"
+            )
             assert group.task.answer == given.answer
     finally:
         world.close()
@@ -54,27 +61,51 @@ def test_subsets_are_drawn_by_seed_and_stay_the_same(tmp_path: Path) -> None:
         seen.append(task.id)
         return float(len(seen) % 2)
 
-    settings = {**TINY, "run.dir": str(tmp_path), "sft.steps": 0, "environment.preflight": 8, "run.steps": 2, "eval.every": 1, "eval.tasks": 10}
+    settings = {
+        **TINY,
+        "run.dir": str(tmp_path),
+        "sft.steps": 0,
+        "environment.preflight": 8,
+        "run.steps": 2,
+        "eval.every": 1,
+        "eval.tasks": 10,
+    }
     sixfold.train(tasks=train, heldout=heldout, reward=reward, settings=settings)
     evaluated = Counter(i for i in seen if i.startswith("h"))
-    subset = {i for i, times in evaluated.items() if times == 4}  # before, after, and between steps twice
-    assert len(evaluated) == 40 and subset == {t.id for t in drawn_tasks(heldout, 10, seed=0)} != {t.id for t in heldout[:10]}
+    subset = {
+        i for i, times in evaluated.items() if times == 4
+    }  # before, after, and between steps twice
+    assert len(evaluated) == 40 and subset == {t.id for t in drawn_tasks(heldout, 10, seed=0)} != {
+        t.id for t in heldout[:10]
+    }
     first = list(dict.fromkeys(i for i in seen if i.startswith("t")))
-    assert {t.id for t in drawn_tasks(train, 2, seed=0)} <= set(first[:20]) and "t000" not in first[:2]
+    assert {t.id for t in drawn_tasks(train, 2, seed=0)} <= set(first[:20]) and "t000" not in first[
+        :2
+    ]
 
 
 def test_a_mixture_resumes_bit_for_bit(tmp_path: Path) -> None:
     for name, count in (("one", 9), ("two", 20)):
         rows = [{"question": f"{n}+{len(name)}=", "answer": n + 3} for n in range(count)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = "".join(f"[[data.sources]]\nsource = '{tmp_path / name}.jsonl'\nname = '{name}'\nweight = {w}\n" for name, w in (("one", 3), ("two", 1)))
+    text = "".join(
+        f"[[data.sources]]\nsource = '{tmp_path / name}.jsonl'\nname = '{name}'\nweight = {w}\n"
+        for name, w in (("one", 3), ("two", 1))
+    )
     flags = tiny_recipe(tmp_path, sft__steps=0, data__heldout=4, rollout__prompts_per_step=3)
     for name, steps in (("whole", 4), ("halved", 2)):
-        assert train_run(parse_recipe(text, "test", [*flags, f"--run.name={name}", f"--run.steps={steps}"])) == 0
+        assert (
+            train_run(
+                parse_recipe(text, "test", [*flags, f"--run.name={name}", f"--run.steps={steps}"])
+            )
+            == 0
+        )
     run = tmp_path / "halved"
     assert train_run(load_recipe(str(run / "recipe.toml"), ["--run.steps=4"]), resume=run) == 0
     assert metrics(run) == metrics(tmp_path / "whole")
     records = [r for step in range(1, 5) for r in read_rollouts(RunFolder(run).rollout_file(step))]
-    asked = {(r["task_id"], number // 12): r["source"] for number, r in enumerate(records)}  # 3 tasks x 4 samples a step
+    asked = {
+        (r["task_id"], number // 12): r["source"] for number, r in enumerate(records)
+    }  # 3 tasks x 4 samples a step
     assert Counter(asked.values()) == {"one": 9, "two": 3}
     assert all(i.startswith(source) for (i, _), source in asked.items())

@@ -42,8 +42,14 @@ def test_a_cpu_holds_what_is_wanted(policy: Policy) -> None:
     assert kv_size.kv_tokens(recipe(), policy, LONGEST, notes) == 256 * 112 and notes == []
 
 
-def test_a_gpu_holds_what_fits_and_the_user_is_told(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = recipe("--engine.max_running=8", "--trainer.max_tokens_per_microbatch=64", "--trainer.logprob_chunk=16")
+def test_a_gpu_holds_what_fits_and_the_user_is_told(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = recipe(
+        "--engine.max_running=8",
+        "--trainer.max_tokens_per_microbatch=64",
+        "--trainer.logprob_chunk=16",
+    )
     config = policy.model.config.to_dict()
     reserved = kv_size.reserved_bytes(asked, policy, config, LONGEST)
     assert reserved > 12 * sum(p.numel() for p in policy.model.parameters())
@@ -54,16 +60,27 @@ def test_a_gpu_holds_what_fits_and_the_user_is_told(policy: Policy, monkeypatch:
     gpu(monkeypatch, reserved + total // 10 + 300 * PER_TOKEN, total)
     assert kv_size.kv_tokens(asked, policy, LONGEST, notes) == 288, "whole blocks of 16"
     (note,) = notes
-    assert "288 tokens" in note and "896" in note and "engine.max_running = 8" in note and "engine.preemption" in note
+    assert (
+        "288 tokens" in note
+        and "896" in note
+        and "engine.max_running = 8" in note
+        and "engine.preemption" in note
+    )
     engine = assembly.make_engine(asked, policy, LONGEST, None, notes)
     assert engine.scheduler.blocks.count == 288 // 16 + 1 and len(notes) == 2
     given = assembly.make_engine(recipe("--engine.kv_tokens=4000"), policy, LONGEST, None, notes)
-    assert given.scheduler.blocks.count == 4000 // 16 + 1, "a size that the user gives is the user's"
+    assert given.scheduler.blocks.count == 4000 // 16 + 1, (
+        "a size that the user gives is the user's"
+    )
 
 
-def test_no_room_for_one_sequence_is_said_before_anything_runs(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_one_sequence_is_said_before_anything_runs(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpu(monkeypatch, 1000, 2000)
-    with pytest.raises(UserError, match=r"engine\.kv_tokens.*rollout\.max_new_tokens.*engine\.release_kv"):
+    with pytest.raises(
+        UserError, match=r"engine\.kv_tokens.*rollout\.max_new_tokens.*engine\.release_kv"
+    ):
         kv_size.kv_tokens(recipe(), policy, LONGEST, [])
 
 
@@ -81,14 +98,18 @@ def test_models_beside_the_policy_and_released_memory_count(policy: Policy) -> N
 
 
 def test_explain_states_the_rule() -> None:
-    assert "on a GPU no more than is free there, less what training needs" in explain(make_plan(recipe()))
+    assert "on a GPU no more than is free there, less what training needs" in explain(
+        make_plan(recipe())
+    )
 
 
 def test_cuda_graphs_as_the_recipe_says(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"engine\.cuda_graphs = 'on' needs a GPU.*auto"):
         assembly.make_engine(recipe("--engine.cuda_graphs=on"), policy, LONGEST, None)
     given: list[bool | None] = []
-    monkeypatch.setattr(assembly, "Engine", lambda *args, cuda_graphs, **settings: given.append(cuda_graphs))
+    monkeypatch.setattr(
+        assembly, "Engine", lambda *args, cuda_graphs, **settings: given.append(cuda_graphs)
+    )
     for asked in ("auto", "off"):
         assembly.make_engine(recipe(f"--engine.cuda_graphs={asked}"), policy, LONGEST, None)
     there = copy.copy(policy.model)
@@ -100,9 +121,22 @@ def test_cuda_graphs_as_the_recipe_says(policy: Policy, monkeypatch: pytest.Monk
 
 def test_released_memory_is_released_after_every_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training, evaluations and the probes of SFT share the GPU with the trainer alike."""
-    sizes = ["layers=1", "hidden_size=16", "heads=2", "kv_heads=1", "head_dim=8", "intermediate_size=16", "context=64"]
+    sizes = [
+        "layers=1",
+        "hidden_size=16",
+        "heads=2",
+        "kv_heads=1",
+        "head_dim=8",
+        "intermediate_size=16",
+        "context=64",
+    ]
     flags = [f"--model.scratch.{size}" for size in sizes]
-    flags += ["--data.heldout=4", "--data.limit=8", "--rollout.max_new_tokens=4", "--engine.kv_tokens=512"]
+    flags += [
+        "--data.heldout=4",
+        "--data.limit=8",
+        "--rollout.max_new_tokens=4",
+        "--engine.kv_tokens=512",
+    ]
     for released in ("true", "false"):
         world = assembly.build_world(recipe(*flags, f"--engine.release_kv={released}"))
         try:

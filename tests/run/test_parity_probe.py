@@ -30,4 +30,6 @@ def test_gspo_in_bfloat16_is_warned_with_the_measured_share() -> None:
 def test_no_warning_where_noise_is_inside_the_band_or_is_not_clipped() -> None:
     assert warning("gspo", 1e-5) == "", "float32"
     assert warning("grpo", 2e-3) == "", "its band is a thousand times wider"
-    assert warning("gspo", 2e-3, correction="decoupled") == "", "ratios are against the trainer's own log-probs"
+    assert warning("gspo", 2e-3, correction="decoupled") == "", (
+        "ratios are against the trainer's own log-probs"
+    )

@@ -1,4 +1,6 @@
-"""`sixfold train` with a sampler of rounded weights: the drift is measured, samples are scored again with the trainer's, a resume repeats it."""
+"""`sixfold train` with a sampler of rounded weights: the drift is measured, samples are scored
+again with the trainer's, a resume repeats it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ forms = pytest.mark.parametrize("form", ["int8", "fp8"])
 
 
 def flags(folder: Path, form: str, **overrides: object) -> list[str]:
-    return tiny_recipe(folder, **{"run__steps": 4, "sync__mode": form, "algorithm__correction": "truncated", **overrides})
+    return tiny_recipe(
+        folder,
+        **{"run__steps": 4, "sync__mode": form, "algorithm__correction": "truncated", **overrides},
+    )
 
 
 def train(folder: Path, form: str, **overrides: object) -> Path:
@@ -43,8 +48,15 @@ def train(folder: Path, form: str, **overrides: object) -> Path:
     folder.mkdir(exist_ok=True)
     recipe, rewards = folder / "recipe.toml", folder / "rewards.py"
     recipe.write_text('run.name = "run"\n')
-    rewards.write_text("def odd(completion, task):\n    return float(sum(map(ord, completion)) % 2)\n")
-    more = {"environment__rewards": f'["{rewards}:odd"]', "checkpoint__every": 1, "checkpoint__keep": 9, **overrides}
+    rewards.write_text(
+        "def odd(completion, task):\n    return float(sum(map(ord, completion)) % 2)\n"
+    )
+    more = {
+        "environment__rewards": f'["{rewards}:odd"]',
+        "checkpoint__every": 1,
+        "checkpoint__keep": 9,
+        **overrides,
+    }
     assert main(["train", str(recipe), *flags(folder, form, **more)]) == 0
     return folder / "run"
 
@@ -52,12 +64,18 @@ def train(folder: Path, form: str, **overrides: object) -> Path:
 def tensors(run: Path, step: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """(the trainer's weights, the engine's) in a checkpoint."""
     folder = run / "checkpoints" / f"step-{step:06d}"
-    engine = {k.removeprefix("engine/"): v for k, v in load_file(folder / "trainer.safetensors").items() if k.startswith("engine/")}
+    engine = {
+        k.removeprefix("engine/"): v
+        for k, v in load_file(folder / "trainer.safetensors").items()
+        if k.startswith("engine/")
+    }
     return load_file(folder / "model" / "model.safetensors"), engine
 
 
 @forms
-def test_a_run_says_how_far_its_sampler_is(tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_says_how_far_its_sampler_is(
+    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = train(tmp_path, form)
     said = capsys.readouterr().err
     assert f"of the weights rounded as if in {form}: neither memory nor time is saved" in said
@@ -65,24 +83,38 @@ def test_a_run_says_how_far_its_sampler_is(tmp_path: Path, form: str, capsys: py
     steps = metrics(run)
     assert len(steps) == 4
     for m in steps:
-        assert all(math.isfinite(m[f"mismatch/{key}"]) for key in ("max_abs_logp", "mean_abs_logp", "kl_k3", "prob_error"))
-        assert parity_limits("float32", "cpu", outside=False).worst / 20 < m["mismatch/max_abs_logp"] < 1, (
-            "rounded weights are further off than another kernel, and not far"
+        assert all(
+            math.isfinite(m[f"mismatch/{key}"])
+            for key in ("max_abs_logp", "mean_abs_logp", "kl_k3", "prob_error")
         )
+        assert (
+            parity_limits("float32", "cpu", outside=False).worst / 20
+            < m["mismatch/max_abs_logp"]
+            < 1
+        ), "rounded weights are further off than another kernel, and not far"
         assert 0 < m["mismatch/kl_k3"] < KL_DRIFT and m["mismatch/mean_abs_logp"] < QUANTISED_LIMIT
         assert m["correction/ess_frac"] < 1
         assert m["sync/staleness"] == 0
     exact = metrics(train(tmp_path / "exact", "copy"))
-    assert all(m["mismatch/max_abs_logp"] < e["mismatch/max_abs_logp"] / 10 for m, e in zip(exact, steps, strict=True))
+    assert all(
+        m["mismatch/max_abs_logp"] < e["mismatch/max_abs_logp"] / 10
+        for m, e in zip(exact, steps, strict=True)
+    )
     for step in (1, 4):
         policy, engine = tensors(run, step)
         rounded = [k for k in policy if not torch.equal(policy[k], engine[k])]
-        assert len(rounded) == 7 and all("_proj" in k for k in rounded), "the policy that is saved is not the rounded one"
+        assert len(rounded) == 7 and all("_proj" in k for k in rounded), (
+            "the policy that is saved is not the rounded one"
+        )
 
 
 def scored(folder: Path, form: str) -> tuple[World, Learners, Batch]:
-    """A step's samples as the loop has them before the update, of a model with more of an opinion than a fresh one has."""
-    recipe = parse_recipe('run.name = "x"', "x.toml", flags(folder, form, sft__steps=0, trainer__learning_rate=1e-2))
+    """A step's samples as the loop has them before the update, of a model with more of an opinion
+    than a fresh one has.
+    """
+    recipe = parse_recipe(
+        'run.name = "x"', "x.toml", flags(folder, form, sft__steps=0, trainer__learning_rate=1e-2)
+    )
     world = build_world(recipe)
     with torch.no_grad():
         for p in world.policy.model.parameters():
@@ -93,34 +125,52 @@ def scored(folder: Path, form: str) -> tuple[World, Learners, Batch]:
     for group in groups:
         for t in group.trajectories:
             t.reward = Reward(float(t.sample % 2))
-    return world, learners, learners.algorithm.compute_advantages(learners.scorers.score(collate(groups)))
+    return (
+        world,
+        learners,
+        learners.algorithm.compute_advantages(learners.scorers.score(collate(groups))),
+    )
 
 
 @forms
 def test_old_log_probs_are_the_trainers_own_computed_again(tmp_path: Path, form: str) -> None:
-    """Ratios begin at 1 for the trainer's log-probs, and the loss is weighed by trainer over sampler, to the last digits."""
+    """Ratios begin at 1 for the trainer's log-probs, and the loss is weighed by trainer over
+    sampler, to the last digits.
+    """
     world, learners, batch = scored(tmp_path, form)
     try:
         policy, m = world.policy.model, batch.mask
-        assert batch.prox_logp is not None and batch.weights is not None and batch.advantages is not None
+        assert (
+            batch.prox_logp is not None
+            and batch.weights is not None
+            and batch.advantages is not None
+        )
         own = score_batch(policy, batch, world.scoring, 4096, share_prefix=True)
         assert torch.equal(batch.prox_logp[m], own[m])
         assert float((own - batch.old_logp)[m].abs().max()) > 1e-4, "the sampler's are others"
-        assert torch.allclose(score_batch(world.sampler, batch, world.scoring, 4096, True)[m], batch.old_logp[m], atol=1e-5)
+        assert torch.allclose(
+            score_batch(world.sampler, batch, world.scoring, 4096, True)[m],
+            batch.old_logp[m],
+            atol=1e-5,
+        )
         u = (own - batch.old_logp).exp().clamp_max(2.0)
         by_hand = -float((batch.weights * u * batch.advantages)[m].sum())
         if_taken_for_its_own = -float((batch.weights * batch.advantages)[m].sum())
         step = learners.trainer.train_step(batch, learners.algorithm.compute_loss)
         assert step["train/pg_loss"] == pytest.approx(by_hand, abs=1e-7)
         assert abs(by_hand - if_taken_for_its_own) > 1e-5
-        assert step["mismatch/max_abs_logp"] == pytest.approx(float((own - batch.old_logp)[m].abs().max()), rel=1e-3)
+        assert step["mismatch/max_abs_logp"] == pytest.approx(
+            float((own - batch.old_logp)[m].abs().max()), rel=1e-3
+        )
     finally:
         world.close()
 
 
 @forms
 def test_a_resumed_run_repeats_it_bit_for_bit(tmp_path: Path, form: str) -> None:
-    """Synced every second step, so at step 3 the engine holds what it got after step 2 and no trainer has any more."""
+    """Synced every second step, so at step 3 the engine holds what it got after step 2 and no
+    trainer has any more.
+    """
     whole = train(tmp_path, form, sync__every=2)
     before, ended = metrics(whole), tensors(whole, 4)
     assert [m["sync/version"] for m in before] == [0, 2, 2, 4]
@@ -128,11 +178,18 @@ def test_a_resumed_run_repeats_it_bit_for_bit(tmp_path: Path, form: str) -> None
     assert main(["train", "--resume", str(whole)]) == 0
     assert metrics(whole) == before
     for mine, theirs in zip(tensors(whole, 4), ended, strict=True):
-        assert mine.keys() == theirs.keys() and all(mine[k].numpy().tobytes() == theirs[k].numpy().tobytes() for k in mine)
-    trained = build_world(parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, form)), str(whole / "checkpoints" / "step-000002" / "model"))
+        assert mine.keys() == theirs.keys() and all(
+            mine[k].numpy().tobytes() == theirs[k].numpy().tobytes() for k in mine
+        )
+    trained = build_world(
+        parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, form)),
+        str(whole / "checkpoints" / "step-000002" / "model"),
+    )
     try:
         held, seen = tensors(whole, 3)[1], quantised_weights(trained.policy.model, form)
-        assert all(torch.equal(seen[k], held[k]) for k in seen), "what step 3 saved is not the rounded policy of step 2"
+        assert all(torch.equal(seen[k], held[k]) for k in seen), (
+            "what step 3 saved is not the rounded policy of step 2"
+        )
     finally:
         trained.close()
 
@@ -140,25 +197,50 @@ def test_a_resumed_run_repeats_it_bit_for_bit(tmp_path: Path, form: str) -> None
 @forms
 def test_the_engine_is_rounded_before_anything_is_sampled(tmp_path: Path, form: str) -> None:
     """Without a warm-up nothing is synced before the first step."""
-    world = build_world(parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, form, sft__steps=0)))
+    world = build_world(
+        parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, form, sft__steps=0))
+    )
     try:
-        seen, held = quantised_weights(world.policy.model, form), dict(world.sampler.named_parameters())
-        assert world.sampler is not world.policy.model and all(torch.equal(seen[k], held[k]) for k in seen)
+        seen, held = (
+            quantised_weights(world.policy.model, form),
+            dict(world.sampler.named_parameters()),
+        )
+        assert world.sampler is not world.policy.model and all(
+            torch.equal(seen[k], held[k]) for k in seen
+        )
     finally:
         world.close()
 
 
 def test_weights_too_far_off_do_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sixfold.run.parity_probe, "QUANTISED_LIMIT", 1e-5)
-    with pytest.raises(UserError, match=r"sync.mode = 'fp8': rounded weights move log-probs by 0.00\d+ nats in the mean \(limit 1e-05\), too far"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"sync.mode = 'fp8': rounded weights move log-probs by 0.00\d+ nats in the mean \(limit"
+            r" 1e-05\), too far"
+        ),
+    ):
         train_run(parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, "fp8")))
-    train_run(parse_recipe('run.name = "y"', "y.toml", flags(tmp_path, "copy", run__name="y", run__steps=1)))
+    train_run(
+        parse_recipe(
+            'run.name = "y"', "y.toml", flags(tmp_path, "copy", run__name="y", run__steps=1)
+        )
+    )
 
 
-def test_the_parity_of_engine_and_trainer_is_asked_as_strictly_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under the engine's own rounded weights: what rounding does to them excuses no other difference."""
+def test_the_parity_of_engine_and_trainer_is_asked_as_strictly_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the engine's own rounded weights: what rounding does to them excuses no other
+    difference.
+    """
     recipe = parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, "int8"))
-    monkeypatch.setattr(sixfold.run.parity_probe, "parity_limits", lambda *a, **k: ParityLimits(mean=1e-5, worst=1e-5))
+    monkeypatch.setattr(
+        sixfold.run.parity_probe,
+        "parity_limits",
+        lambda *a, **k: ParityLimits(mean=1e-5, worst=1e-5),
+    )
     train_run(recipe)
     score = sixfold.run.parity_probe.score_batch
     monkeypatch.setattr(sixfold.run.parity_probe, "score_batch", lambda *a: score(*a) + 2e-5)
@@ -168,8 +250,16 @@ def test_the_parity_of_engine_and_trainer_is_asked_as_strictly_as_ever(tmp_path:
 
 def test_a_row_of_ones_own_without_a_correction_is_refused(tmp_path: Path) -> None:
     recipe = parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, "int8"))
-    plain = make_algorithm(resolve_algorithm(recipe.algorithm.model_copy(update={"correction": "none"})), 12)
-    with pytest.raises(UserError, match=r"sync.mode = 'int8' samples from rounded weights, whose log-probs 'grpo' would take for the policy's own"):
+    plain = make_algorithm(
+        resolve_algorithm(recipe.algorithm.model_copy(update={"correction": "none"})), 12
+    )
+    with pytest.raises(
+        UserError,
+        match=(
+            r"sync.mode = 'int8' samples from rounded weights, whose log-probs 'grpo' would take"
+            r" for the policy's own"
+        ),
+    ):
         train_run(recipe, algorithm=plain)
     assert not (tmp_path / "x").exists()
 

@@ -1,4 +1,6 @@
-"""A run with the reference in each of its places: the same training, exact resumes, and a process that ends with the run however that ends."""
+"""A run with the reference in each of its places: the same training, exact resumes, and a process
+that ends with the run however that ends.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,18 @@ from safetensors.torch import load_file
 
 from .processes import metrics, start, tiny_recipe
 
-SETTINGS = {"algorithm__beta": 0.1, "reference__reset_every": 4, "sft__steps": 5, "data__heldout": 2}
+SETTINGS = {
+    "algorithm__beta": 0.1,
+    "reference__reset_every": 4,
+    "sft__steps": 5,
+    "data__heldout": 2,
+}
 
 
 def finish(folder: Path, name: str, placement: str, steps: int, resume: bool = False) -> Path:
-    flags = tiny_recipe(folder, run__name=name, run__steps=steps, reference__placement=placement, **SETTINGS)
+    flags = tiny_recipe(
+        folder, run__name=name, run__steps=steps, reference__placement=placement, **SETTINGS
+    )
     process = start(flags, folder / "errors", resume=folder / name if resume else None)
     process.join(180)
     assert process.exitcode == 0, (folder / "errors").read_text()
@@ -35,16 +44,24 @@ def inline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("placement", ["inline", "worker", "fused"])
-def test_a_resumed_run_in_any_placement_is_the_inline_run(inline: Path, tmp_path: Path, placement: str) -> None:
-    """A stop in the middle, before and after the reset: weights, moments and the reference itself, bit for bit, and every metric."""
+def test_a_resumed_run_in_any_placement_is_the_inline_run(
+    inline: Path, tmp_path: Path, placement: str
+) -> None:
+    """A stop in the middle, before and after the reset: weights, moments and the reference itself,
+    bit for bit, and every metric.
+    """
     finish(tmp_path, "run", placement, 3)
     run = finish(tmp_path, "run", placement, 6, resume=True)
     for file in ("model/model.safetensors", "trainer.safetensors"):
         ours, theirs = weights(run, file), weights(inline, file)
-        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs), file
+        assert ours.keys() == theirs.keys() and all(
+            torch.equal(ours[name], theirs[name]) for name in theirs
+        ), file
     assert any(name.startswith("reference/") for name in weights(run, "trainer.safetensors"))
     assert metrics(run) == metrics(inline)
-    assert any(m.get("train/kl", 0.0) for m in metrics(run)), "the policy never left the reference: nothing was compared"
+    assert any(m.get("train/kl", 0.0) for m in metrics(run)), (
+        "the policy never left the reference: nothing was compared"
+    )
 
 
 def test_a_checkpoint_of_one_placement_is_resumed_in_another(inline: Path, tmp_path: Path) -> None:
@@ -55,29 +72,66 @@ def test_a_checkpoint_of_one_placement_is_resumed_in_another(inline: Path, tmp_p
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_the_worker_ends_with_the_run(tmp_path: Path, sent: signal.Signals) -> None:
-    flags = tiny_recipe(tmp_path, run__name="run", run__steps=100_000, reference__placement="worker", log__rollouts_every=0, **SETTINGS)
+    flags = tiny_recipe(
+        tmp_path,
+        run__name="run",
+        run__steps=100_000,
+        reference__placement="worker",
+        log__rollouts_every=0,
+        **SETTINGS,
+    )
     process = start(flags, tmp_path / "errors")
-    wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists() and len(metrics(tmp_path / "run")) >= 2, 90)
-    (worker,) = [pid for pid in children(process.pid or 0) if "sixfold.reference.worker" in command(pid)]
+    wait_until(
+        lambda: (
+            (tmp_path / "run" / "metrics.jsonl").exists() and len(metrics(tmp_path / "run")) >= 2
+        ),
+        90,
+    )
+    (worker,) = [
+        pid for pid in children(process.pid or 0) if "sixfold.reference.worker" in command(pid)
+    ]
     os.kill(process.pid or 0, sent)
     process.join(60)
-    assert process.exitcode == (130 if sent == signal.SIGINT else -signal.SIGKILL), (tmp_path / "errors").read_text()
+    assert process.exitcode == (130 if sent == signal.SIGINT else -signal.SIGKILL), (
+        tmp_path / "errors"
+    ).read_text()
     wait_until(lambda: "sixfold.reference.worker" not in command(worker), 10)
 
 
 def test_a_worker_that_dies_ends_the_run_with_its_exit_code(tmp_path: Path) -> None:
-    flags = tiny_recipe(tmp_path, run__name="run", run__steps=100_000, reference__placement="worker", log__rollouts_every=0, **SETTINGS)
+    flags = tiny_recipe(
+        tmp_path,
+        run__name="run",
+        run__steps=100_000,
+        reference__placement="worker",
+        log__rollouts_every=0,
+        **SETTINGS,
+    )
     process = start(flags, tmp_path / "errors")
-    wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists() and len(metrics(tmp_path / "run")) >= 1, 90)
-    (worker,) = [pid for pid in children(process.pid or 0) if "sixfold.reference.worker" in command(pid)]
+    wait_until(
+        lambda: (
+            (tmp_path / "run" / "metrics.jsonl").exists() and len(metrics(tmp_path / "run")) >= 1
+        ),
+        90,
+    )
+    (worker,) = [
+        pid for pid in children(process.pid or 0) if "sixfold.reference.worker" in command(pid)
+    ]
     os.kill(worker, signal.SIGKILL)
     process.join(60)
     assert process.exitcode == 1
-    assert "the reference's process ended with exit code -9 (SIGKILL)" in (tmp_path / "errors").read_text()
+    assert (
+        "the reference's process ended with exit code -9 (SIGKILL)"
+        in (tmp_path / "errors").read_text()
+    )
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    return [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
 
 
 def command(pid: int) -> str:

@@ -1,4 +1,6 @@
-"""`kill -9` at any moment, then --resume: the run ends as if nothing had happened. And the ways in which a resume is refused."""
+"""`kill -9` at any moment, then --resume: the run ends as if nothing had happened. And the ways in
+which a resume is refused.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ STEPS = 24
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     """A finished run, and how long its process took."""
     folder = tmp_path_factory.mktemp("whole")
-    first = start(tiny_recipe(folder, run__name="first", run__steps=1, sft__steps=0), folder / "errors")  # the server imports everything once
+    first = start(
+        tiny_recipe(folder, run__name="first", run__steps=1, sft__steps=0), folder / "errors"
+    )  # the server imports everything once
     first.join(120)
     began = time.monotonic()
     process = start(tiny_recipe(folder, run__name="whole", run__steps=STEPS), folder / "errors")
@@ -44,14 +48,18 @@ def test_ten_kills_leave_no_trace(tmp_path: Path, uninterrupted: tuple[Path, flo
     run = tmp_path / "killed"
     kills = resumed_late = 0
     for _ in range(10 * KILLS):
-        process = start(flags, tmp_path / "errors", resume=run if (run / "recipe.toml").exists() else None)
+        process = start(
+            flags, tmp_path / "errors", resume=run if (run / "recipe.toml").exists() else None
+        )
         process.join(rng.uniform(0.1, 0.8) * seconds if kills < KILLS else 120)
         if process.exitcode is None:
             os.kill(process.pid or 0, signal.SIGKILL)
             process.join()
             kills += 1
             resumed_late += bool(list_checkpoints(run / "checkpoints"))
-            for checkpoint in list_checkpoints(run / "checkpoints"):  # never half-written: what is listed, verifies
+            for checkpoint in list_checkpoints(
+                run / "checkpoints"
+            ):  # never half-written: what is listed, verifies
                 load_checkpoint(checkpoint)
         elif kills < KILLS:  # it finished between kills: start over, so that ten really happen
             shutil.rmtree(run)
@@ -71,23 +79,37 @@ def test_ten_kills_leave_no_trace(tmp_path: Path, uninterrupted: tuple[Path, flo
 
 
 def test_resume_with_a_reference_is_exact(tmp_path: Path) -> None:
-    flags = tiny_recipe(tmp_path, run__name="a", run__steps=6, algorithm__beta=0.1, reference__reset_every=4)
+    flags = tiny_recipe(
+        tmp_path, run__name="a", run__steps=6, algorithm__beta=0.1, reference__reset_every=4
+    )
     process = start(flags, tmp_path / "errors")
     process.join(120)
-    half = tiny_recipe(tmp_path, run__name="b", run__steps=3, algorithm__beta=0.1, reference__reset_every=4)
+    half = tiny_recipe(
+        tmp_path, run__name="b", run__steps=3, algorithm__beta=0.1, reference__reset_every=4
+    )
     for steps, resume in (
         (half, None),
-        (tiny_recipe(tmp_path, run__name="b", run__steps=6, algorithm__beta=0.1, reference__reset_every=4), tmp_path / "b"),
+        (
+            tiny_recipe(
+                tmp_path, run__name="b", run__steps=6, algorithm__beta=0.1, reference__reset_every=4
+            ),
+            tmp_path / "b",
+        ),
     ):
         process = start(steps, tmp_path / "errors", resume=resume)
         process.join(120)
         assert process.exitcode == 0, (tmp_path / "errors").read_text()
-    weights = [load_file(tmp_path / name / "checkpoints" / "step-000006" / "model" / "model.safetensors") for name in "ab"]
+    weights = [
+        load_file(tmp_path / name / "checkpoints" / "step-000006" / "model" / "model.safetensors")
+        for name in "ab"
+    ]
     assert all(weights[0][k].equal(weights[1][k]) for k in weights[0])
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
 
 
-def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(tmp_path: Path, uninterrupted: tuple[Path, float]) -> None:
+def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(
+    tmp_path: Path, uninterrupted: tuple[Path, float]
+) -> None:
     whole, _ = uninterrupted
     flags = tiny_recipe(tmp_path, run__name="stopped", run__steps=STEPS, checkpoint__every=0)
     run = tmp_path / "stopped"
@@ -99,7 +121,9 @@ def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(tmp_path: Path, unint
     assert process.exitcode == 130, said
     stopped_at = len(metrics(run))
     assert stopped_at < STEPS
-    assert newest_checkpoint(run / "checkpoints")[0] == run / "checkpoints" / f"step-{stopped_at:06d}"
+    assert (
+        newest_checkpoint(run / "checkpoints")[0] == run / "checkpoints" / f"step-{stopped_at:06d}"
+    )
     assert f"stopped after step {stopped_at}; go on with: sixfold train --resume {run}" in said
     process = start(flags, tmp_path / "errors", resume=run)
     process.join(60)
@@ -107,16 +131,22 @@ def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(tmp_path: Path, unint
     assert metrics(run) == metrics(whole)
 
 
-def test_a_finished_run_resumes_to_nothing(uninterrupted: tuple[Path, float], tmp_path: Path) -> None:
+def test_a_finished_run_resumes_to_nothing(
+    uninterrupted: tuple[Path, float], tmp_path: Path
+) -> None:
     run = tmp_path / "whole"
     shutil.copytree(uninterrupted[0], run)
     before = metrics(run)
-    process = start(tiny_recipe(tmp_path, run__name="whole", run__steps=STEPS), tmp_path / "errors", resume=run)
+    process = start(
+        tiny_recipe(tmp_path, run__name="whole", run__steps=STEPS), tmp_path / "errors", resume=run
+    )
     process.join(60)
     assert process.exitcode == 0 and metrics(run) == before
 
 
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(uninterrupted: tuple[Path, float], tmp_path: Path) -> None:
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
+    uninterrupted: tuple[Path, float], tmp_path: Path
+) -> None:
     run = tmp_path / "whole"
     shutil.copytree(uninterrupted[0], run)
     before = metrics(run)
@@ -124,10 +154,16 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(uninterrupted:
     raw = bytearray(newest.read_bytes())
     raw[-5] ^= 1
     newest.write_bytes(raw)
-    process = start(tiny_recipe(tmp_path, run__name="whole", run__steps=STEPS), tmp_path / "errors", resume=run)
+    process = start(
+        tiny_recipe(tmp_path, run__name="whole", run__steps=STEPS), tmp_path / "errors", resume=run
+    )
     process.join(60)
     said = (tmp_path / "errors").read_text()
-    assert process.exitcode == 0 and "passing over a damaged checkpoint" in said and f"resuming {run} from step-{STEPS - 2:06d}" in said
+    assert (
+        process.exitcode == 0
+        and "passing over a damaged checkpoint" in said
+        and f"resuming {run} from step-{STEPS - 2:06d}" in said
+    )
     kept = run / "checkpoints" / f"damaged-step-{STEPS:06d}" / "model" / "model.safetensors"
     assert kept.read_bytes() == bytes(raw) and f"damaged-step-{STEPS:06d}" in said
     assert metrics(run) == before
@@ -142,7 +178,10 @@ def test_the_run_folder_holds_what_it_should(uninterrupted: tuple[Path, float]) 
     records = read_rollouts(run / "rollouts" / "step-000001.jsonl.zst")
     assert len(records) == 16
     for record in records:
-        assert re.sub(r"<\|(end|pad)\|>", "", "".join(record["pieces"][record["prompt_length"] :])) == record["text"]
+        assert (
+            re.sub(r"<\|(end|pad)\|>", "", "".join(record["pieces"][record["prompt_length"] :]))
+            == record["text"]
+        )
         assert abs(sum(record["advantage"] for record in records)) < 1e-4
     assert (run / "report.html").read_text().startswith("<!")
 
@@ -150,7 +189,9 @@ def test_the_run_folder_holds_what_it_should(uninterrupted: tuple[Path, float]) 
 def _wait_for_step(run: Path, step: int) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        if (run / "metrics.jsonl").exists() and len((run / "metrics.jsonl").read_text().splitlines()) >= step:
+        if (run / "metrics.jsonl").exists() and len(
+            (run / "metrics.jsonl").read_text().splitlines()
+        ) >= step:
             return
         time.sleep(0.02)
     raise AssertionError(f"no step {step} within 60 s")
@@ -158,12 +199,18 @@ def _wait_for_step(run: Path, step: int) -> None:
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_run_with_an_engine_of_its_own_resumes_exactly(tmp_path: Path, every: int) -> None:
-    """With sync.every = 2 the engine's weights are older than the trainer's at every odd step: they must come back as they were."""
+    """With sync.every = 2 the engine's weights are older than the trainer's at every odd step: they
+    must come back as they were.
+    """
     settings = {"sync__mode": "copy", "sync__every": every, "checkpoint__every": 3}
     for name, parts in (("a", [7]), ("b", [3, 7])):
         for steps in parts:
             resume = tmp_path / name if steps != parts[0] else None
-            process = start(tiny_recipe(tmp_path, run__name=name, run__steps=steps, **settings), tmp_path / "errors", resume=resume)
+            process = start(
+                tiny_recipe(tmp_path, run__name=name, run__steps=steps, **settings),
+                tmp_path / "errors",
+                resume=resume,
+            )
             process.join(120)
             assert process.exitcode == 0, (tmp_path / "errors").read_text()
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
@@ -182,4 +229,6 @@ def test_sigterm_during_the_warm_up_exits_143(tmp_path: Path) -> None:
     process.join(60)
     assert process.exitcode == 143
     assert "stopped after SFT step" in (tmp_path / "errors").read_text()
-    assert [path.name[:4] for path in (tmp_path / "early" / "checkpoints").iterdir()].count("sft-") >= 1
+    assert [path.name[:4] for path in (tmp_path / "early" / "checkpoints").iterdir()].count(
+        "sft-"
+    ) >= 1

@@ -18,7 +18,9 @@ from sixfold.run.start import train_run
 
 from .processes import tiny_recipe
 
-ROWS = [{"question": f"{i}+{j}=", "answer": i + j, "hint": f"h{i}"} for i in range(6) for j in range(6)]
+ROWS = [
+    {"question": f"{i}+{j}=", "answer": i + j, "hint": f"h{i}"} for i in range(6) for j in range(6)
+]
 REWARD = "def mine(completion, task):\n    return float(str(task.answer) in completion)\n"
 
 
@@ -28,8 +30,17 @@ def write_inputs(folder: Path, *, rows: list[dict[str, Any]] = ROWS, reward: str
 
 
 def train(folder: Path, *, resume: bool = False, **overrides: Any) -> int:
-    settings = {"run__name": "r", "run__steps": 2, "sft__steps": 1, "data__source": folder / "data.jsonl"}
-    settings |= {"environment__rewards": f"{folder}/rewards.py:mine", "run__target_reward": 9.0, **overrides}
+    settings = {
+        "run__name": "r",
+        "run__steps": 2,
+        "sft__steps": 1,
+        "data__source": folder / "data.jsonl",
+    }
+    settings |= {
+        "environment__rewards": f"{folder}/rewards.py:mine",
+        "run__target_reward": 9.0,
+        **overrides,
+    }
     recipe = parse_recipe('run.name = "r"', "test", tiny_recipe(folder, **settings))
     return train_run(recipe, resume=folder / "r" if resume else None)
 
@@ -51,7 +62,11 @@ def folder(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name != ".sixfold-run"}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name != ".sixfold-run"
+    }
 
 
 def refusal(folder: Path, **overrides: Any) -> str:
@@ -73,9 +88,16 @@ def make_newer(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"), [(spoil_state, "state.json is truncated"), (make_newer, "upgrade sixfold"), (shutil.rmtree, "put it back")]
+    ("spoil", "said"),
+    [
+        (spoil_state, "state.json is truncated"),
+        (make_newer, "upgrade sixfold"),
+        (shutil.rmtree, "put it back"),
+    ],
 )
-def test_where_no_checkpoint_can_be_used_the_run_is_left_as_it_is(folder: Path, spoil: Callable[[Path], None], said: str) -> None:
+def test_where_no_checkpoint_can_be_used_the_run_is_left_as_it_is(
+    folder: Path, spoil: Callable[[Path], None], said: str
+) -> None:
     for checkpoint in (folder / "r" / "checkpoints").iterdir():
         spoil(checkpoint)
     assert said in refusal(folder)
@@ -100,25 +122,39 @@ def test_a_run_of_a_newer_release_is_not_taken_back_to_an_older_checkpoint(folde
         ({"algorithm__name": "ppo"}, "algorithm.name"),
     ],
 )
-def test_a_setting_that_cannot_take_effect_is_refused_by_name(folder: Path, overrides: dict[str, Any], key: str) -> None:
+def test_a_setting_that_cannot_take_effect_is_refused_by_name(
+    folder: Path, overrides: dict[str, Any], key: str
+) -> None:
     said = refusal(folder, **overrides)
     assert said.startswith(f"{key} cannot change from ") and "start a new run" in said
 
 
-def test_a_recipe_edited_by_hand_is_compared_with_the_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_edited_by_hand_is_compared_with_the_checkpoint(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = folder / "r" / "recipe.toml"
     text = recipe.read_text()
-    recipe.write_text(text.replace("[model]\n", '[model]\npath = "elsewhere"\n').replace('path = ""\n', "", 1))
+    recipe.write_text(
+        text.replace("[model]\n", '[model]\npath = "elsewhere"\n').replace('path = ""\n', "", 1)
+    )
     before = contents(folder)
     assert main(["train", "--resume", str(folder / "r")]) == 2
     assert "model.path cannot change" in capsys.readouterr().err and contents(folder) == before
-    recipe.write_text(text.replace("learning_rate = 0.001\nschedule", "learning_rate = 0.002\nschedule"))
+    recipe.write_text(
+        text.replace("learning_rate = 0.001\nschedule", "learning_rate = 0.002\nschedule")
+    )
     assert main(["train", "--resume", str(folder / "r")]) == 0
-    assert "resuming with changed settings: trainer.learning_rate 0.001 -> 0.002" in capsys.readouterr().err
+    assert (
+        "resuming with changed settings: trainer.learning_rate 0.001 -> 0.002"
+        in capsys.readouterr().err
+    )
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
-    "a column that only the reward reads": (lambda row: {**row, "hint": "other"}, "other columns of their rows differ"),
+    "a column that only the reward reads": (
+        lambda row: {**row, "hint": "other"},
+        "other columns of their rows differ",
+    ),
     "answers": (lambda row: {**row, "answer": row["answer"] + 1}, "their answers"),
     "prompts": (lambda row: {**row, "question": "1" + row["question"]}, "their prompts"),
 }
@@ -147,8 +183,8 @@ def test_heldout_tasks_alone_count_too(tmp_path: Path) -> None:
 
 
 TEMPLATE = (
-    "{% if day is not defined %}{% set day = strftime_now('%d') %}{% endif %}"
-    "{{ day }}{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+    "{% if day is not defined %}{% set day = strftime_now('%d') %}{% endif %}{{ day }}{% for m in"
+    " messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
 )
 """Writes the date as Llama 3.2 does, in the letters of the tiny model."""
 
@@ -171,20 +207,35 @@ def test_a_template_with_todays_date_is_refused_on_another_day_unless_it_is_give
     assert train(tmp_path, resume=True, **same) == 0  # on the same day
     today = datetime(2026, 11, 4)
     message = refusal(tmp_path, **same)
-    assert "the tokens of their prompts differ" in message and "model.template_args" in message and "restore the dataset" not in message
-    assert "the tokens of their prompts differ" in refusal(tmp_path, **same, model__template_args="day=04")
-    assert train(tmp_path, resume=True, **{**same, "run__steps": 2}, model__template_args='day="03"') == 0
+    assert (
+        "the tokens of their prompts differ" in message
+        and "model.template_args" in message
+        and "restore the dataset" not in message
+    )
+    assert "the tokens of their prompts differ" in refusal(
+        tmp_path, **same, model__template_args="day=04"
+    )
+    assert (
+        train(tmp_path, resume=True, **{**same, "run__steps": 2}, model__template_args='day="03"')
+        == 0
+    )
     assert "resuming with changed settings: " in capsys.readouterr().err
     today = datetime(2026, 11, 5)
-    assert main(["train", "--resume", str(tmp_path / "r"), "--run.steps", "3"]) == 0  # the run keeps what it was given
+    assert (
+        main(["train", "--resume", str(tmp_path / "r"), "--run.steps", "3"]) == 0
+    )  # the run keeps what it was given
 
 
 def test_another_template_is_refused_for_what_it_writes(folder: Path) -> None:
     (folder / "t.jinja").write_text("{% for m in messages %}{{ m.content }}+{% endfor %}")
-    assert "the tokens of their prompts differ" in refusal(folder, model__chat_template=folder / "t.jinja")
+    assert "the tokens of their prompts differ" in refusal(
+        folder, model__chat_template=folder / "t.jinja"
+    )
 
 
-def test_another_rewards_code_is_said_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_rewards_code_is_said_once(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_inputs(folder, reward=REWARD + "# a comment\n")
     assert train(folder, resume=True, run__steps=3) == 0
     assert "WARNING: the code of reward" in capsys.readouterr().err
@@ -192,7 +243,9 @@ def test_another_rewards_code_is_said_once(folder: Path, capsys: pytest.CaptureF
     assert "WARNING" not in capsys.readouterr().err
 
 
-def test_metrics_cut_before_the_checkpoint_are_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_cut_before_the_checkpoint_are_said(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     metrics = folder / "r" / "metrics.jsonl"
     metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
     assert train(folder, resume=True, run__steps=3) == 0
@@ -205,22 +258,35 @@ def test_metrics_that_are_gone_are_said(folder: Path, capsys: pytest.CaptureFixt
     assert "ends at step 0 and the checkpoint is of step 2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("change", [{"eval__solved_at": 0.5}, {"eval__metric": "reward", "environment__weights": "[2.0]"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"eval__solved_at": 0.5}, {"eval__metric": "reward", "environment__weights": "[2.0]"}],
+)
 def test_another_measure_of_heldout_tasks_is_refused(folder: Path, change: dict[str, Any]) -> None:
-    """summary.json would compare a share of answers with mine >= 1 to one with mine >= 0.5, and call both the second."""
+    """summary.json would compare a share of answers with mine >= 1 to one with mine >= 0.5, and
+    call both the second.
+    """
     message = refusal(folder, run__steps=3, **change)
     assert "mine >= 1" in message and "eval.metric" in message and "sixfold eval" in message
 
 
-def test_a_folder_with_an_added_adapter_falls_back(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_an_added_adapter_falls_back(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     newest = max((folder / "r" / "checkpoints").iterdir())
     (newest / "model" / "adapter_config.json").write_text("{}")
     assert train(folder, resume=True) == 0
     said = capsys.readouterr().err
-    assert "adapter_config.json" in said and "from step-000000" in said and (newest.parent / f"damaged-{newest.name}").is_dir()
+    assert (
+        "adapter_config.json" in said
+        and "from step-000000" in said
+        and (newest.parent / f"damaged-{newest.name}").is_dir()
+    )
 
 
-def test_a_run_without_any_checkpoint_yet_starts_over_with_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_any_checkpoint_yet_starts_over_with_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_inputs(tmp_path)
     assert train(tmp_path) == 0
     for path in ("checkpoints", "rollouts"):
@@ -231,7 +297,9 @@ def test_a_run_without_any_checkpoint_yet_starts_over_with_words(tmp_path: Path,
     assert "from the start: it has no checkpoint yet" in capsys.readouterr().err
 
 
-def test_eval_of_a_damaged_checkpoint_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_of_a_damaged_checkpoint_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     newest = max((folder / "r" / "checkpoints").iterdir())
     weights = newest / "model" / "model.safetensors"
     raw = bytearray(weights.read_bytes())

@@ -28,21 +28,39 @@ def recipe(folder: Path, **overrides: object) -> Recipe:
     return parse_recipe('run.name = "r"', "test", tiny_recipe(folder, run__name="r", **overrides))
 
 
-def test_it_ends_at_the_reward_aimed_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A reward that is always the same: the average is there from the first step, and counts from the tenth. All groups are degenerate."""
-    assert train_run(recipe(tmp_path, run__steps=50, run__target_reward=0.5), reward=lambda completion, task: 0.5) == 0
+def test_it_ends_at_the_reward_aimed_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reward that is always the same: the average is there from the first step, and counts from
+    the tenth. All groups are degenerate.
+    """
+    assert (
+        train_run(
+            recipe(tmp_path, run__steps=50, run__target_reward=0.5),
+            reward=lambda completion, task: 0.5,
+        )
+        == 0
+    )
     steps = metrics(tmp_path / "r")
     assert len(steps) == TARGET_AFTER and {step["reward/ema"] for step in steps} == {0.5}
     assert {step["group/degenerate_frac"] for step in steps} == {1.0}
-    assert all(step["train/skipped"] == 1.0 and step["sync/version"] == 0.0 for step in steps), "no signal: no forward, no update, no new version"
+    assert all(step["train/skipped"] == 1.0 and step["sync/version"] == 0.0 for step in steps), (
+        "no signal: no forward, no update, no new version"
+    )
     assert (tmp_path / "r" / "checkpoints" / "step-000010" / "manifest.json").exists()
     ended = json.loads((tmp_path / "r" / "summary.json").read_text())["ended"]
-    assert ended["reason"] == "target_reward" and ended["step"] == TARGET_AFTER and "run.target_reward = 0.5" in ended["text"]
+    assert (
+        ended["reason"] == "target_reward"
+        and ended["step"] == TARGET_AFTER
+        and "run.target_reward = 0.5" in ended["text"]
+    )
     assert f"the run has ended: {ended['text']}" in capsys.readouterr().err
 
 
 def test_one_lucky_step_does_not_end_a_run(tmp_path: Path) -> None:
-    """The first value of the moving average is that of one step: with a target, a first step of 1.0 used to end a run of 50."""
+    """The first value of the moving average is that of one step: with a target, a first step of 1.0
+    used to end a run of 50.
+    """
     calls = count(1)
 
     def lucky(completion: str, task: Task) -> float:
@@ -57,20 +75,36 @@ def test_it_ends_when_the_time_is_up(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert train_run(recipe(tmp_path, **limited)) == 0
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["steps"] < 100_000 and summary["seconds"] >= 3
-    assert summary["ended"]["reason"] == "max_minutes" and summary["ended"]["step"] == summary["steps"]
+    assert (
+        summary["ended"]["reason"] == "max_minutes" and summary["ended"]["step"] == summary["steps"]
+    )
     capsys.readouterr()
-    before = {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file() and p.name not in ("environment.json", ".sixfold-run")}
+    before = {
+        p: p.read_bytes()
+        for p in (tmp_path / "r").rglob("*")
+        if p.is_file() and p.name not in ("environment.json", ".sixfold-run")
+    }
     assert train_run(recipe(tmp_path, **limited), resume=tmp_path / "r") == 0
     said = capsys.readouterr().err
-    assert "this run has ended: run.max_minutes = 0.05 have passed" in said and "a larger --run.max_minutes" in said
+    assert (
+        "this run has ended: run.max_minutes = 0.05 have passed" in said
+        and "a larger --run.max_minutes" in said
+    )
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
 def test_only_the_warm_up(tmp_path: Path) -> None:
     assert train_run(recipe(tmp_path), stop_after="sft") == 0
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
-    assert "heldout_after_sft" in summary and "heldout_after" not in summary and summary["sft_steps"] == 15
-    assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == ["sft-000015", "step-000000"]
+    assert (
+        "heldout_after_sft" in summary
+        and "heldout_after" not in summary
+        and summary["sft_steps"] == 15
+    )
+    assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == [
+        "sft-000015",
+        "step-000000",
+    ]
 
 
 def test_too_many_failing_checks_stop_the_run(tmp_path: Path) -> None:
@@ -85,9 +119,14 @@ def test_from_python_with_own_tasks_and_a_reward_in_trl_form(tmp_path: Path) -> 
     def rewards(completions: list[str], answer: list[int], **kwargs: object) -> list[float]:
         return [float(str(a) in c) for c, a in zip(completions, answer, strict=True)]
 
-    tasks = [Task(f"t{i}", f"{i}+{i}=", answer=2 * i, trace=f"#{2 * i}", columns={"answer": 2 * i}) for i in range(30)]
+    tasks = [
+        Task(f"t{i}", f"{i}+{i}=", answer=2 * i, trace=f"#{2 * i}", columns={"answer": 2 * i})
+        for i in range(30)
+    ]
     flags = tiny_recipe(tmp_path, run__name="mine", run__steps=2)
-    settings = {flag.removeprefix("--"): value for flag, value in zip(flags[::2], flags[1::2], strict=True)}
+    settings = {
+        flag.removeprefix("--"): value for flag, value in zip(flags[::2], flags[1::2], strict=True)
+    }
     folder = sixfold.train(reward=rewards, tasks=tasks[:24], heldout=tasks[24:], settings=settings)
     assert folder == tmp_path / "mine" and [m["step"] for m in metrics(folder)] == [1, 2]
     with pytest.raises(UserError, match="already holds a run"):
@@ -109,26 +148,55 @@ def test_from_python_with_an_algorithm_of_ones_own(tmp_path: Path) -> None:
 
         def compute_loss(self, batch: Batch, logp: Tensor) -> LossOutput:
             output = self.inner.compute_loss(batch, logp)
-            return replace(output, sums={**output.sums, "my_share": output.loss.detach()}) if self.measures else output
+            return (
+                replace(output, sums={**output.sums, "my_share": output.loss.detach()})
+                if self.measures
+                else output
+            )
 
     def settings(name: str, **more: object) -> dict[str, object]:
         flags = tiny_recipe(tmp_path, run__name=name, run__steps=4, algorithm__beta=0.1, **more)
-        return {flag.removeprefix("--"): value for flag, value in zip(flags[::2], flags[1::2], strict=True)}
+        return {
+            flag.removeprefix("--"): value
+            for flag, value in zip(flags[::2], flags[1::2], strict=True)
+        }
 
-    row = sixfold.train(algorithm=make_algorithm(replace(ZOO["ppo"], minibatches=2), 12), settings=settings("row"))
-    same = sixfold.train(settings=settings("same", algorithm__name="ppo", algorithm__minibatches=2) | {"algorithm.beta": "0"})
-    assert metrics(row) == metrics(same) and "critic/loss" in metrics(row)[-1], "a row made by replace gets its critic, passes and mini-batches"
+    row = sixfold.train(
+        algorithm=make_algorithm(replace(ZOO["ppo"], minibatches=2), 12), settings=settings("row")
+    )
+    same = sixfold.train(
+        settings=settings("same", algorithm__name="ppo", algorithm__minibatches=2)
+        | {"algorithm.beta": "0"}
+    )
+    assert metrics(row) == metrics(same) and "critic/loss" in metrics(row)[-1], (
+        "a row made by replace gets its critic, passes and mini-batches"
+    )
     own = sixfold.train(algorithm=Mine(), settings=settings("own"))
-    named = sixfold.train(settings=settings("named", algorithm__name="dr_grpo") | {"algorithm.beta": "0"})
+    named = sixfold.train(
+        settings=settings("named", algorithm__name="dr_grpo") | {"algorithm.beta": "0"}
+    )
     assert metrics(own) == metrics(named) and any(m["train/updates"] for m in metrics(own))
-    more = metrics(sixfold.train(algorithm=Mine(measures=True), settings=settings("more", log__to="csv")))
-    assert [m.pop("custom/my_share", None) for m in more] == [m.get("train/loss") for m in metrics(own)], "a key of its own is logged under custom/"
-    assert more == metrics(own) and "custom/my_share" in (tmp_path / "more" / "metrics.csv").read_text()
+    more = metrics(
+        sixfold.train(algorithm=Mine(measures=True), settings=settings("more", log__to="csv"))
+    )
+    assert [m.pop("custom/my_share", None) for m in more] == [
+        m.get("train/loss") for m in metrics(own)
+    ], "a key of its own is logged under custom/"
+    assert (
+        more == metrics(own)
+        and "custom/my_share" in (tmp_path / "more" / "metrics.csv").read_text()
+    )
 
 
 def test_one_heldout_task_with_a_real_valued_reward_has_a_wide_interval(tmp_path: Path) -> None:
     """Partial credit is not accuracy, and one task proves next to nothing."""
-    assert train_run(recipe(tmp_path, run__steps=1, data__heldout=1), reward=lambda completion, task: 0.25 + min(len(completion), 50) / 100) == 0
+    assert (
+        train_run(
+            recipe(tmp_path, run__steps=1, data__heldout=1),
+            reward=lambda completion, task: 0.25 + min(len(completion), 50) / 100,
+        )
+        == 0
+    )
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["heldout_after"] == 0.0 and summary["heldout_after_score"] >= 0.25
     low, high = summary["heldout_after_interval"]

@@ -1,4 +1,6 @@
-"""--overwrite: whatever happens, the new run has a checkpoint or the earlier one is whole; nothing is left lying about."""
+"""--overwrite: whatever happens, the new run has a checkpoint or the earlier one is whole; nothing
+is left lying about.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def names(directory: Path) -> list[str]:
 
 def replace_in_child(directory: Path, how: str, fault: str = "") -> int:
     environment = {**os.environ, **({"SIXFOLD_FAULT": fault} if fault else {})}
-    return subprocess.run([sys.executable, "-c", REPLACE, str(directory), how], env=environment, check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-c", REPLACE, str(directory), how], env=environment, check=False
+    ).returncode
 
 
 @pytest.mark.parametrize("how", ["finishes", "fails"])
@@ -56,12 +60,18 @@ def test_a_kill_anywhere_leaves_the_old_run_or_the_new_one(tmp_path: Path, how: 
             assert run.last_step() == 7 and names(run.checkpoints) == ["step-000007"]
         else:
             kept = directory / ".demo.replaced"
-            assert names(run.checkpoints) == ["step-000001"] or (kept / "recipe.toml").read_text() == "old"
+            assert (
+                names(run.checkpoints) == ["step-000001"]
+                or (kept / "recipe.toml").read_text() == "old"
+            )
         with create_run(directory, "demo", overwrite=True) as run:
             run.recipe.write_text("third")
             (run.checkpoints / "step-000001").mkdir()
             run.end()
-        assert names(directory) == ["demo"] and (directory / "demo" / "recipe.toml").read_text() == "third"
+        assert (
+            names(directory) == ["demo"]
+            and (directory / "demo" / "recipe.toml").read_text() == "third"
+        )
         if code == 0:
             break
     assert arrival > 5
@@ -86,7 +96,10 @@ def test_a_run_with_a_checkpoint_keeps_the_earlier_one_until_it_has_ended(tmp_pa
         assert f"kept in {tmp_path / '.demo.replaced'}" in run.says_of_earlier()
         raise ZeroDivisionError
     assert names(tmp_path) == [".demo.replaced", "demo"]
-    with pytest.raises(UserError, match=r"already holds a run .*the run that it was to replace is in .*\.demo\.replaced"):
+    with pytest.raises(
+        UserError,
+        match=r"already holds a run .*the run that it was to replace is in .*\.demo\.replaced",
+    ):
         check_free(tmp_path, "demo")
     with open_run(tmp_path / "demo") as resumed:
         resumed.end()
@@ -94,7 +107,9 @@ def test_a_run_with_a_checkpoint_keeps_the_earlier_one_until_it_has_ended(tmp_pa
 
 
 @pytest.mark.parametrize(("checkpoint", "kept"), [(True, "second"), (False, "first")])
-def test_of_two_runs_the_one_with_something_to_lose_is_kept(tmp_path: Path, checkpoint: bool, kept: str) -> None:
+def test_of_two_runs_the_one_with_something_to_lose_is_kept(
+    tmp_path: Path, checkpoint: bool, kept: str
+) -> None:
     make_run(tmp_path, "first")
     (tmp_path / "demo").rename(tmp_path / ".demo.replaced")
     (tmp_path / "demo").mkdir()
@@ -130,4 +145,6 @@ def test_a_link_to_a_run_stays_a_link(tmp_path: Path) -> None:
         (run.checkpoints / "step-000001").mkdir()
         run.end()
     assert (tmp_path / "demo").is_symlink() and names(tmp_path / "disk") == ["demo"]
-    assert (tmp_path / "disk" / "demo" / "recipe.toml").read_text() == "new" and (tmp_path / "disk" / "demo" / MARKER).is_file()
+    assert (tmp_path / "disk" / "demo" / "recipe.toml").read_text() == "new" and (
+        tmp_path / "disk" / "demo" / MARKER
+    ).is_file()

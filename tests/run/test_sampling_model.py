@@ -1,5 +1,5 @@
-"""Models that are only sampled from: which device and dtype they get, and that bfloat16 weights compute
-what transformers computes with them."""
+"""Models that are only sampled from: which device and dtype they get, and that bfloat16 weights
+compute what transformers computes with them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def test_a_run_says_its_precision_and_else_config_json_does(saved: Path, tmp_pat
 
 
 def test_bfloat16_weights_compute_what_transformers_computes(saved: Path) -> None:
-    """Greedy, and each log-prob to bfloat16's rounding. No weight stays in float32; the rotary angles do."""
+    """Greedy, and each log-prob to bfloat16's rounding. No weight stays in float32; the rotary
+    angles do.
+    """
     policy = load_for_sampling(str(saved), "cpu", "bfloat16", "MODEL")
     assert {p.dtype for p in policy.model.parameters()} == {torch.bfloat16}
     assert {b.dtype for b in policy.model.buffers()} == {torch.float32}
@@ -71,9 +73,16 @@ def test_bfloat16_weights_compute_what_transformers_computes(saved: Path) -> Non
     engine.add("t", PROMPT, SamplingParams(max_tokens=12, temperature=0.0), [0])
     (ours,) = engine.run()
     assert {side.dtype for side in engine.runner.cache.tensors()} == {torch.bfloat16}
-    theirs = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.bfloat16, attn_implementation="eager")
+    theirs = AutoModelForCausalLM.from_pretrained(
+        saved, dtype=torch.bfloat16, attn_implementation="eager"
+    )
     with torch.no_grad():
-        logp = theirs(torch.tensor([ours.tokens])).logits[0].float().log_softmax(-1)[len(PROMPT) - 1 : -1]
+        logp = (
+            theirs(torch.tensor([ours.tokens]))
+            .logits[0]
+            .float()
+            .log_softmax(-1)[len(PROMPT) - 1 : -1]
+        )
     drawn = logp.gather(-1, torch.tensor(ours.tokens[len(PROMPT) :])[:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(ours.logp), drawn, rtol=0, atol=0.05)
 
@@ -84,7 +93,9 @@ def test_float32_is_the_module_as_it_was(saved: Path, policy: Policy) -> None:
         assert p.dtype == torch.float32 and torch.equal(p.cpu(), q)
 
 
-def test_generate_takes_a_device_and_a_precision(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_takes_a_device_and_a_precision(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[str, torch.dtype]] = []
 
     def loading(config: ModelConfig, *, device: str, dtype: torch.dtype, **rest: object) -> Policy:
@@ -105,7 +116,9 @@ def test_a_gpu_that_is_not_there(saved: Path, monkeypatch: pytest.MonkeyPatch) -
         generate(str(saved), "12+7=", **ASKED, device="cuda:3")
 
 
-def test_a_shorter_context_is_said_once_on_loading(saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shorter_context_is_said_once_on_loading(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And not on standard output, which holds the completions of `generate`."""
     note = "Qwen3ForCausalLM turns positions otherwise in texts of more than 64 tokens"
     monkeypatch.setattr("sixfold.model.loading.check_split", lambda model: Context(64, note))

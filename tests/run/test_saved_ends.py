@@ -1,4 +1,6 @@
-"""What ends a completion by the recipe is saved with the model, and a resumed run goes by its own recipe."""
+"""What ends a completion by the recipe is saved with the model, and a resumed run goes by its own
+recipe.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +18,40 @@ from .processes import tiny_recipe
 ASKED: dict[str, Any] = dict(n=8, temperature=1.0, max_tokens=20, seed=1, device="cpu")
 
 
-def train(folder: Path, steps: int, stop: str, tokens: str = "auto", *, resume: bool = False) -> None:
-    settings = {"run__name": "r", "run__steps": steps, "sft__steps": 1, "rollout__stop": stop, "rollout__stop_tokens": tokens}
-    recipe = parse_recipe('run.name = "r"', "test", tiny_recipe(folder, run__target_reward=9.0, **settings))
+def train(
+    folder: Path, steps: int, stop: str, tokens: str = "auto", *, resume: bool = False
+) -> None:
+    settings = {
+        "run__name": "r",
+        "run__steps": steps,
+        "sft__steps": 1,
+        "rollout__stop": stop,
+        "rollout__stop_tokens": tokens,
+    }
+    recipe = parse_recipe(
+        'run.name = "r"', "test", tiny_recipe(folder, run__target_reward=9.0, **settings)
+    )
     assert train_run(recipe, resume=folder / "r" if resume else None) == 0
 
 
 def saved(folder: Path, step: int) -> dict[str, Any]:
     """The generation settings of a checkpoint's model."""
-    settings: dict[str, Any] = json.loads((folder / f"r/checkpoints/step-{step:06}/model/generation_config.json").read_text())
+    settings: dict[str, Any] = json.loads(
+        (folder / f"r/checkpoints/step-{step:06}/model/generation_config.json").read_text()
+    )
     return settings
 
 
-def test_generate_stops_where_the_run_stopped_and_resume_where_it_is_told_to(tmp_path: Path) -> None:
+def test_generate_stops_where_the_run_stopped_and_resume_where_it_is_told_to(
+    tmp_path: Path,
+) -> None:
     train(tmp_path, 1, "=")
     assert saved(tmp_path, 1)["stop_strings"] == ["="]
     free = tmp_path / "free"
     shutil.copytree(tmp_path / "r/checkpoints/step-000001/model", free)
-    (free / "generation_config.json").write_text(json.dumps({k: v for k, v in saved(tmp_path, 1).items() if k != "stop_strings"}))
+    (free / "generation_config.json").write_text(
+        json.dumps({k: v for k, v in saved(tmp_path, 1).items() if k != "stop_strings"})
+    )
     whole, cut = (generate(str(path), "1+2=", **ASKED) for path in (free, tmp_path / "r"))
     assert any("=" in text for text in whole)
     assert cut == [text.partition("=")[0] for text in whole]

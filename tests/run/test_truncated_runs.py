@@ -1,4 +1,6 @@
-"""`sixfold train` on truncated samples: engine and trainer agree, dumps hold what was kept, and a resumed run repeats it bit for bit."""
+"""`sixfold train` on truncated samples: engine and trainer agree, dumps hold what was kept, and a
+resumed run repeats it bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,18 @@ def train(folder: Path, **overrides: object) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("more", [{}, {"rollout__top_k": 6, "rollout__min_p": 0.05, "reference__placement": "fused", "algorithm__minibatches": 2}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {
+            "rollout__top_k": 6,
+            "rollout__min_p": 0.05,
+            "reference__placement": "fused",
+            "algorithm__minibatches": 2,
+        },
+    ],
+)
 def test_a_run_trains_on_what_it_sampled(tmp_path: Path, more: dict[str, object]) -> None:
     """The reference is the policy at first, so over the same sets the first KL is 0."""
     run = train(tmp_path, **more)
@@ -33,12 +46,18 @@ def test_a_run_trains_on_what_it_sampled(tmp_path: Path, more: dict[str, object]
     assert all(m["mismatch/max_abs_logp"] <= 1e-4 for m in steps)
     assert more or abs(steps[0]["train/kl"]) < 1e-6
     assert steps[-1]["train/kl"] > 1e-6
-    assert all((0.0 if more else 0.9) < m["rollout/kept_mass_frac"] < 1.0 < m["rollout/kept_mean"] for m in steps)
+    assert all(
+        (0.0 if more else 0.9) < m["rollout/kept_mass_frac"] < 1.0 < m["rollout/kept_mean"]
+        for m in steps
+    )
     for step in range(1, 5):
         for record in read_rollouts(run / "rollouts" / f"step-{step:06d}.jsonl.zst"):
             t = Trajectory.from_record(record)
             assert t.kept is not None and len(t.kept) == sum(t.mask)
-            assert all(n == 1 or x < 0.0 for n, x in zip(t.kept.counts, t.logp[t.prompt_length :], strict=True))
+            assert all(
+                n == 1 or x < 0.0
+                for n, x in zip(t.kept.counts, t.logp[t.prompt_length :], strict=True)
+            )
             assert max(t.kept.counts) <= (6 if more else 10**6)
             assert more or min(t.kept.mass) >= 0.9 - 1e-9
     assert "kept (p" in (run / "report.html").read_text()
@@ -52,7 +71,13 @@ def test_a_resumed_run_repeats_it_bit_for_bit(tmp_path: Path) -> None:
                 path.rmdir() if path.is_dir() else path.unlink()
             folder.rmdir()
     before = metrics(whole)
-    dumps = {path.name: [Trajectory.from_record(r).kept for r in read_rollouts(path)] for path in (whole / "rollouts").iterdir()}
+    dumps = {
+        path.name: [Trajectory.from_record(r).kept for r in read_rollouts(path)]
+        for path in (whole / "rollouts").iterdir()
+    }
     assert main(["train", "--resume", str(whole)]) == 0
     assert metrics(whole) == before
-    assert {path.name: [Trajectory.from_record(r).kept for r in read_rollouts(path)] for path in (whole / "rollouts").iterdir()} == dumps
+    assert {
+        path.name: [Trajectory.from_record(r).kept for r in read_rollouts(path)]
+        for path in (whole / "rollouts").iterdir()
+    } == dumps

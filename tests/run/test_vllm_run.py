@@ -1,4 +1,6 @@
-"""A whole run that samples through vLLM's process (the stand-in): from SFT to the report, stale on purpose, and resumed."""
+"""A whole run that samples through vLLM's process (the stand-in): from SFT to the report, stale on
+purpose, and resumed.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,22 @@ def length(completion: str, task: Task) -> float:
 
 
 def run(folder: Path, name: str, steps: int, resume: bool = False, **more: object) -> Path:
-    flags = tiny_recipe(folder, run__steps=steps, rollout__backend=f"vllm:{sys.executable}", checkpoint__every=1, checkpoint__keep=9, **more)
-    assert train_run(parse_recipe(f"run.name = '{name}'", "test", flags), resume=folder / name if resume else None, reward=length) == 0
+    flags = tiny_recipe(
+        folder,
+        run__steps=steps,
+        rollout__backend=f"vllm:{sys.executable}",
+        checkpoint__every=1,
+        checkpoint__keep=9,
+        **more,
+    )
+    assert (
+        train_run(
+            parse_recipe(f"run.name = '{name}'", "test", flags),
+            resume=folder / name if resume else None,
+            reward=length,
+        )
+        == 0
+    )
     return folder / name
 
 
@@ -38,7 +54,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stale_run_resumes_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    """With sync.every = 2 the checkpoint of step 3 holds weights that the sampler has and the trainer no longer has."""
+    """With sync.every = 2 the checkpoint of step 3 holds weights that the sampler has and the
+    trainer no longer has.
+    """
     stale = dict(sync__mode="copy", sync__every=2)
     whole = run(tmp_path, "whole", 4, **stale)
     steps, halved = metrics(whole), Path(shutil.copytree(whole, tmp_path / "halved"))
@@ -53,7 +71,9 @@ def test_a_stale_run_resumes_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     assert "heldout_after" in json.loads((whole / "summary.json").read_text())
 
 
-def test_a_sampler_that_keeps_its_old_weights_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_that_keeps_its_old_weights_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_VLLM", "stale")
     with pytest.raises(RuntimeError, match="scores the probe otherwise than the trainer"):
         run(tmp_path, "stale", 2, trainer__learning_rate=0.01)

@@ -1,4 +1,6 @@
-"""SFT is never lost: it is saved during it and at its end, goes on bit for bit, and rewards are tried before it begins."""
+"""SFT is never lost: it is saved during it and at its end, goes on bit for bit, and rewards are
+tried before it begins.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,15 @@ from sixfold.types import Task
 
 from .processes import tiny_recipe
 
-# 1000 sums, so that there is a probe set; stop_at_accuracy out of reach, so that it is looked at and never ends SFT
-SETTINGS: dict[str, Any] = {"run__name": "r", "run__steps": 0, "sft__steps": 12, "sft__stop_at_accuracy": 1.0, "data__arithmetic__digits": 2}
+# 1000 sums, so that there is a probe set; stop_at_accuracy out of reach, so that it is looked at
+# and never ends SFT
+SETTINGS: dict[str, Any] = {
+    "run__name": "r",
+    "run__steps": 0,
+    "sft__steps": 12,
+    "sft__stop_at_accuracy": 1.0,
+    "data__arithmetic__digits": 2,
+}
 
 
 class Killed(BaseException):
@@ -28,7 +37,14 @@ class Killed(BaseException):
 
 
 def recipe(folder: Path, **overrides: Any) -> Recipe:
-    settings = {**SETTINGS, "data__limit": 400, "checkpoint__every": 5, "checkpoint__keep": 9, "run__max_minutes": 9.0, **overrides}
+    settings = {
+        **SETTINGS,
+        "data__limit": 400,
+        "checkpoint__every": 5,
+        "checkpoint__keep": 9,
+        "run__max_minutes": 9.0,
+        **overrides,
+    }
     return parse_recipe('run.name = "r"', "test", tiny_recipe(folder, **settings))
 
 
@@ -48,12 +64,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_is_saved_during_sft_and_at_its_end(whole: Path) -> None:
-    assert sorted(p.name for p in (whole / "checkpoints").iterdir()) == ["sft-000005", "sft-000010", "sft-000012", "step-000000"]
+    assert sorted(p.name for p in (whole / "checkpoints").iterdir()) == [
+        "sft-000005",
+        "sft-000010",
+        "sft-000012",
+        "step-000000",
+    ]
     assert any("heldout/accuracy" in line for line in sft_log(whole))
 
 
 @pytest.mark.parametrize("from_checkpoint", ["sft-000005", "sft-000010", "sft-000012"])
-def test_it_goes_on_bit_for_bit_from_each_checkpoint(whole: Path, tmp_path: Path, from_checkpoint: str) -> None:
+def test_it_goes_on_bit_for_bit_from_each_checkpoint(
+    whole: Path, tmp_path: Path, from_checkpoint: str
+) -> None:
     run = tmp_path / "r"
     shutil.copytree(whole, run)
     for checkpoint in (run / "checkpoints").iterdir():
@@ -85,14 +108,21 @@ def test_a_kill_at_any_point_of_its_saves_loses_nothing(whole: Path, tmp_path: P
         assert sft_log(folder / "r") == sft_log(whole)
 
 
-def test_a_failure_after_sft_does_not_cost_sft(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_after_sft_does_not_cost_sft(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("sixfold.run.start.Run._preflight", lambda self: (_ for _ in ()).throw(UserError("parity")))
+        patch.setattr(
+            "sixfold.run.start.Run._preflight",
+            lambda self: (_ for _ in ()).throw(UserError("parity")),
+        )
         with pytest.raises(UserError, match="parity"):
             train_run(recipe(tmp_path))
     before = sft_log(tmp_path / "r")
     assert len(before) == 12
-    monkeypatch.setattr("sixfold.run.sft.SftStage.run", lambda *a: pytest.fail("SFT was made again"))
+    monkeypatch.setattr(
+        "sixfold.run.sft.SftStage.run", lambda *a: pytest.fail("SFT was made again")
+    )
     assert train_run(recipe(tmp_path), resume=tmp_path / "r") == 0
     assert sft_log(tmp_path / "r") == before
 
@@ -105,18 +135,31 @@ def gives_text(completion: str, task: Task) -> str:
     return "good"
 
 
-@pytest.mark.parametrize(("reward", "said"), [(always_fails, "KeyError: 'reward_model'"), (gives_text, "returned str, not a number")])
-def test_a_broken_reward_stops_the_run_before_anything(tmp_path: Path, reward: Callable[..., Any], said: str) -> None:
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [(always_fails, "KeyError: 'reward_model'"), (gives_text, "returned str, not a number")],
+)
+def test_a_broken_reward_stops_the_run_before_anything(
+    tmp_path: Path, reward: Callable[..., Any], said: str
+) -> None:
     with pytest.raises(UserError, match="the rewards fail on all") as error:
         train_run(recipe(tmp_path), reward=reward)
     assert said in str(error.value) and not (tmp_path / "r").exists()
 
 
-def test_a_reward_that_fails_on_some_answers_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reward_that_fails_on_some_answers_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def wants_digits(completion: str, task: Task) -> float:
         return float(int(completion.split("#")[-1]) == task.answer)
 
-    assert train_run(recipe(tmp_path, sft__steps=1, sft__stop_at_accuracy=0.0, data__heldout=0), reward=wants_digits) == 0
+    assert (
+        train_run(
+            recipe(tmp_path, sft__steps=1, sft__stop_at_accuracy=0.0, data__heldout=0),
+            reward=wants_digits,
+        )
+        == 0
+    )
     assert "the rewards fail on " in capsys.readouterr().err
 
 
@@ -132,7 +175,9 @@ def test_sft_may_be_shortened_while_it_lasts_and_not_after(whole: Path, tmp_path
 
 
 def test_few_tasks_are_looked_at_too(tmp_path: Path) -> None:
-    """They used to get no probe set, so that SFT learned all of them by heart and left nothing to RL."""
+    """They used to get no probe set, so that SFT learned all of them by heart and left nothing to
+    RL.
+    """
     tasks = [Task(f"t{n}", f"{n}+1=", answer=n + 1) for n in range(40)]
     few = recipe(tmp_path, sft__steps=30, sft__stop_at_accuracy=0.0001)
     assert train_run(few, tasks=tasks, reward=lambda completion, task: 1.0) == 0

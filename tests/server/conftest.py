@@ -14,7 +14,13 @@ from sixfold.recipe.schema import ModelConfig, ScratchConfig
 @pytest.fixture(scope="session")
 def chat_policy(scratch_config: ScratchConfig) -> Policy:
     """A scratch model whose alphabet holds JSON and whose template knows tools."""
-    made = load_policy(ModelConfig(scratch=scratch_config.model_copy(update={"alphabet": ALPHABET, "context": 512})), seed=3, device="cpu")
+    made = load_policy(
+        ModelConfig(
+            scratch=scratch_config.model_copy(update={"alphabet": ALPHABET, "context": 512})
+        ),
+        seed=3,
+        device="cpu",
+    )
     made.tokenizer.chat_template = TEMPLATE
     return made
 

@@ -1,4 +1,6 @@
-"""A real server on a loopback port, on a scratch model, in a thread of the test's process: uvicorn, the engine's thread, the `openai` client."""
+"""A real server on a loopback port, on a scratch model, in a thread of the test's process: uvicorn,
+the engine's thread, the `openai` client.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,19 @@ from sixfold.model.loading import Policy
 from sixfold.run.serve import ServeOptions, listen, make_served, uvicorn_config
 from sixfold.server.app import Served
 
-ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-*/=()<>#;:,.? \n\"'{}[]_|&"
+ALPHABET = (
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-*/=()<>#;:,.? \n\"'{}[]_|&"
+)
 TEMPLATE = (
-    "{% if tools %}<|system|>{{ tools | tojson }}{% endif %}"
-    "{% for m in messages %}{{ '<|' + (m.role if m.role in ('system', 'assistant') else 'user') + '|>' + m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ '<tool_call>' + c.function.name + (c.function.arguments | tojson) + '</tool_call>' }}{% endfor %}"
-    "{% if m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% if tools %}<|system|>{{ tools | tojson }}{% endif %}{% for m in messages %}{{ '<|' +"
+    " (m.role if m.role in ('system', 'assistant') else 'user') + '|>' + m.content }}{% for c in"
+    " m.tool_calls or [] %}{{ '<tool_call>' + c.function.name + (c.function.arguments | tojson) +"
+    " '</tool_call>' }}{% endfor %}{% if m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}{%"
+    " if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 OPTIONS = ServeOptions(
-    model="", host="127.0.0.1", port=0, name="tiny", key="", max_queue=256, record=None, max_tokens=16, kv_tokens=4096, max_running=64,
+    model="", host="127.0.0.1", port=0, name="tiny", key="", max_queue=256, record=None,
+    max_tokens=16, kv_tokens=4096, max_running=64,
     kv_dtype="auto", speculation="none", draft="", device="cpu", grace=3,
 )  # fmt: skip
 
@@ -51,17 +57,25 @@ class Running:
     def idle(self, seconds: float = 10.0) -> None:
         """Wait until nothing waits or runs, then check that not a block is missing."""
         until = time.monotonic() + seconds
-        while (self.engine.busy or self.served.engine.waiting or self.served.engine._choices) and time.monotonic() < until:
+        while (
+            self.engine.busy or self.served.engine.waiting or self.served.engine._choices
+        ) and time.monotonic() < until:
             time.sleep(0.01)
         scheduler = self.engine.scheduler
-        assert not self.engine.busy and self.served.engine.waiting == 0 and not self.served.engine._choices
+        assert (
+            not self.engine.busy
+            and self.served.engine.waiting == 0
+            and not self.served.engine._choices
+        )
         assert (scheduler.blocks.used, scheduler.reservation.reserved) == (0, 0)
         assert scheduler.blocks.free + scheduler.blocks.idle == scheduler.blocks.count
 
     def metric(self, name: str) -> float:
         """One number of /metrics."""
         lines = httpx.get(f"{self.url}/metrics").text.splitlines()
-        return float(next(line.split()[-1] for line in lines if line.startswith(f"sixfold_{name} ")))
+        return float(
+            next(line.split()[-1] for line in lines if line.startswith(f"sixfold_{name} "))
+        )
 
 
 def slowed(seconds: float) -> Callable[[Engine], None]:
@@ -80,8 +94,12 @@ def slowed(seconds: float) -> Callable[[Engine], None]:
 
 
 @contextmanager
-def running(policy: Policy, prepare: Callable[[Engine], None] = lambda engine: None, **changes: object) -> Iterator[Running]:
-    """A server with these options, ended afterwards. prepare: is given the engine before it starts."""
+def running(
+    policy: Policy, prepare: Callable[[Engine], None] = lambda engine: None, **changes: object
+) -> Iterator[Running]:
+    """A server with these options, ended afterwards. prepare: is given the engine before
+    it starts.
+    """
     served = make_served(copy.copy(policy), replace(OPTIONS, **changes))  # type: ignore[arg-type]
     prepare(served.engine.engine)
     listener = listen("127.0.0.1", 0)

@@ -1,4 +1,6 @@
-"""What a client of `sixfold serve` gets from models whose turn ends elsewhere than their generation settings say."""
+"""What a client of `sixfold serve` gets from models whose turn ends elsewhere than their generation
+settings say.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,27 @@ from sixfold.recipe.schema import ModelConfig
 
 
 def load(name: str, folder: Path) -> Policy:
-    return load_policy(ModelConfig(path=str(save_family(BY_NAME[name], folder))), seed=0, device="cpu")
+    return load_policy(
+        ModelConfig(path=str(save_family(BY_NAME[name], folder))), seed=0, device="cpu"
+    )
 
 
 @pytest.mark.parametrize(("name", "said"), [("qwen2.5-base", "42"), ("r1-distill", "hm</think>42")])
 def test_a_chat_ends_with_its_turn(name: str, said: str, tmp_path: Path) -> None:
     policy = load(name, tmp_path / "model")
     with running(policy, record=tmp_path / "record") as server:
-        answer = server.client().chat.completions.create(model="tiny", messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=12)
+        answer = server.client().chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": QUESTION}],
+            temperature=0,
+            max_tokens=12,
+        )
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (said, "stop")
     (line,) = next((tmp_path / "record").iterdir()).read_text().splitlines()
     record = json.loads(line)
-    assert record.get("opened", "") + record["text"] == ("<think>\n" if "think" in said else "") + said
+    assert (
+        record.get("opened", "") + record["text"] == ("<think>\n" if "think" in said else "") + said
+    )
 
 
 def test_a_stop_token_that_only_the_request_names_is_no_text(tmp_path: Path) -> None:
@@ -36,10 +47,25 @@ def test_a_stop_token_that_only_the_request_names_is_no_text(tmp_path: Path) -> 
     with running(replace(policy, stop_token_ids=())) as server:
         create = server.client().chat.completions.create
         answer = create(
-            model="tiny", messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=12, extra_body={"stop_token_ids": [end]}
+            model="tiny",
+            messages=[{"role": "user", "content": QUESTION}],
+            temperature=0,
+            max_tokens=12,
+            extra_body={"stop_token_ids": [end]},
         )
-        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("42", "stop")
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (
+            "42",
+            "stop",
+        )
     with running(replace(policy, stop_token_ids=(), stop_strings=("<|im_end|>",))) as server:
         create = server.client().chat.completions.create
-        answer = create(model="tiny", messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=12)
-        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("42", "stop")
+        answer = create(
+            model="tiny",
+            messages=[{"role": "user", "content": QUESTION}],
+            temperature=0,
+            max_tokens=12,
+        )
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (
+            "42",
+            "stop",
+        )

@@ -30,7 +30,12 @@ def server(chat_policy: Policy) -> Iterator[Running]:
 
 def post(server: Running, path: str, body: Any, **headers: str) -> httpx.Response:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return httpx.post(server.url + path, content=raw, headers={"content-type": "application/json", **headers}, timeout=60)
+    return httpx.post(
+        server.url + path,
+        content=raw,
+        headers={"content-type": "application/json", **headers},
+        timeout=60,
+    )
 
 
 def chat(**more: Any) -> dict[str, Any]:
@@ -53,7 +58,10 @@ BIG: dict[str, tuple[str, dict[str, Any] | bytes]] = {
     "wrong parts": (CHAT, chat(messages=[{"role": "user", "content": [{}] * 200_000}])),
     "messages": (CHAT, chat(messages=SAY * 60_000)),
     "keys": (CHAT, chat(**{f"key{i}": 1 for i in range(100_000)})),
-    "keys of a message": (CHAT, chat(messages=[{"role": "user", "content": "a"} | {f"key{i}": 1 for i in range(100_000)}])),
+    "keys of a message": (
+        CHAT,
+        chat(messages=[{"role": "user", "content": "a"} | {f"key{i}": 1 for i in range(100_000)}]),
+    ),
     "stops": (CHAT, chat(stop=["a"] * 250_000)),
     "stop tokens": (CHAT, chat(stop_token_ids=["a"] * 250_000)),
     "bias": (CHAT, chat(logit_bias={str(i): 1 for i in range(100_000)})),
@@ -70,8 +78,12 @@ BIG: dict[str, tuple[str, dict[str, Any] | bytes]] = {
 
 
 @pytest.mark.parametrize("case", BIG)
-def test_a_large_request_is_refused_at_once_while_others_are_answered(server: Running, case: str) -> None:
-    """The event loop answers /health meanwhile. CPU time is counted, which other work on the machine does not change."""
+def test_a_large_request_is_refused_at_once_while_others_are_answered(
+    server: Running, case: str
+) -> None:
+    """The event loop answers /health meanwhile. CPU time is counted, which other work on the
+    machine does not change.
+    """
     path, body = BIG[case]
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     assert len(raw) < 4 << 20
@@ -104,7 +116,9 @@ def test_a_large_request_is_refused_at_once_while_others_are_answered(server: Ru
 
 
 def test_a_large_request_takes_little_memory(server: Running) -> None:
-    """500,000 items of all kinds took 1.9 GB, as pydantic complained of each item once for each form of a prompt."""
+    """500,000 items of all kinds took 1.9 GB, as pydantic complained of each item once for each
+    form of a prompt.
+    """
     raw = json.dumps(text(prompt=[x for x in MIXED[:4]] * 60_000)).encode()
     tracemalloc.start()
     try:
@@ -116,7 +130,9 @@ def test_a_large_request_takes_little_memory(server: Running) -> None:
 
 @pytest.mark.parametrize("value", [1e-39, 1e-45, 1e-300, 5e-324])
 @pytest.mark.parametrize("field", ["temperature", "repetition_penalty"])
-def test_numbers_that_divide_logits_to_infinity_are_refused(server: Running, field: str, value: float) -> None:
+def test_numbers_that_divide_logits_to_infinity_are_refused(
+    server: Running, field: str, value: float
+) -> None:
     answer = post(server, CHAT, chat(**{field: value}))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
@@ -128,7 +144,10 @@ def test_temperatures_that_can_be_computed_are_taken(server: Running, value: flo
     assert all(t["logprob"] <= 0 for t in answer.json()["choices"][0]["logprobs"]["content"])
 
 
-@pytest.mark.parametrize("path", ["a" * 900, "a" * 5000, "a/" * 2500, "x\0y", "\n", "~", "/", "/etc", "/dev/null", "/proc/self"])
+@pytest.mark.parametrize(
+    "path",
+    ["a" * 900, "a" * 5000, "a/" * 2500, "x\0y", "\n", "~", "/", "/etc", "/dev/null", "/proc/self"],
+)
 def test_a_path_to_no_weights_is_a_400_that_lists_nothing(server: Running, path: str) -> None:
     answer = post(server, WEIGHTS, {"path": path, "version": 1})
     assert answer.status_code == 400
@@ -144,7 +163,9 @@ def test_the_entries_of_a_folder_stay_private(server: Running, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("version", [10**40, 2**63, 2**52])
-def test_a_version_that_leaves_no_room_for_later_ones_is_refused(server: Running, version: int, chat_policy: Policy, tmp_path: Path) -> None:
+def test_a_version_that_leaves_no_room_for_later_ones_is_refused(
+    server: Running, version: int, chat_policy: Policy, tmp_path: Path
+) -> None:
     chat_policy.save(tmp_path)
     answer = post(server, WEIGHTS, {"path": str(tmp_path), "version": version})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "version")
@@ -152,13 +173,18 @@ def test_a_version_that_leaves_no_room_for_later_ones_is_refused(server: Running
     assert post(server, WEIGHTS, {"path": str(tmp_path), "version": after}).status_code == 200
 
 
-@pytest.mark.parametrize("more", [dict(n=128, max_tokens=10**9), dict(max_tokens=10**30), dict(n=10**30), dict(seed=10**30)])
+@pytest.mark.parametrize(
+    "more",
+    [dict(n=128, max_tokens=10**9), dict(max_tokens=10**30), dict(n=10**30), dict(seed=10**30)],
+)
 def test_enormous_counts_are_400(server: Running, more: dict[str, Any]) -> None:
     assert post(server, CHAT, chat(**more)).status_code == 400
 
 
 def test_noise_of_many_long_completions_is_bounded(chat_policy: Policy) -> None:
-    """The engine draws the noise of n completions at once: 128 of 100,000 tokens would be 400 MB."""
+    """The engine draws the noise of n completions at once: 128 of 100,000 tokens would be
+    400 MB.
+    """
     from sixfold.server.requests import MAX_TOKENS, Limits, TextAsk, parse_ask
 
     limits = Limits(vocabulary=100, context=1 << 24, default_tokens=16, characters_per_token=8)
@@ -184,7 +210,9 @@ HOSTS = {
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_page_cannot_reach_a_loopback_server_by_a_name_of_its_own(server: Running, host: str) -> None:
+def test_a_page_cannot_reach_a_loopback_server_by_a_name_of_its_own(
+    server: Running, host: str
+) -> None:
     for path in ("/v1/models", "/health", "/metrics"):
         answer = httpx.get(server.url + path, headers={"host": host})
         assert answer.status_code == (200 if HOSTS[host] else 403), host
@@ -193,11 +221,19 @@ def test_a_page_cannot_reach_a_loopback_server_by_a_name_of_its_own(server: Runn
 
 def test_a_proxy_may_ask_by_a_name_that_is_allowed(chat_policy: Policy) -> None:
     with running(chat_policy, allow_hosts=("models.example",)) as server:
-        assert httpx.get(server.url + "/v1/models", headers={"host": "Models.example:443"}).status_code == 200
-        assert httpx.get(server.url + "/v1/models", headers={"host": "other.example"}).status_code == 403
+        assert (
+            httpx.get(server.url + "/v1/models", headers={"host": "Models.example:443"}).status_code
+            == 200
+        )
+        assert (
+            httpx.get(server.url + "/v1/models", headers={"host": "other.example"}).status_code
+            == 403
+        )
 
 
-def test_headers_that_do_not_come_end_the_connection(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_that_do_not_come_end_the_connection(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sixfold.server.connections.HEADER_SECONDS", 0.3)
     address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
     whole, part = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET /health HTTP/1.1\r\n"
@@ -211,7 +247,9 @@ def test_headers_that_do_not_come_end_the_connection(server: Running, monkeypatc
                 pass
 
 
-def test_a_connection_that_asks_again_is_kept(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_asks_again_is_kept(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sixfold.server.connections.HEADER_SECONDS", 0.2)
     with httpx.Client(base_url=server.url) as client:
         for _ in range(3):
@@ -219,11 +257,19 @@ def test_a_connection_that_asks_again_is_kept(server: Running, monkeypatch: pyte
             time.sleep(0.1)
 
 
-def test_bodies_that_arrive_together_are_bounded(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_that_arrive_together_are_bounded(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sixfold.server.bounds.MAX_BODIES", 3000)
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 5000\r\n\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type:"
+        b" application/json\r\ncontent-length: 5000\r\n\r\n"
+    )
     address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
-    with socket.create_connection(address, timeout=10) as first, socket.create_connection(address, timeout=10) as second:
+    with (
+        socket.create_connection(address, timeout=10) as first,
+        socket.create_connection(address, timeout=10) as second,
+    ):
         first.sendall(head + b" " * 2000)
         time.sleep(0.1)
         second.sendall(head + b" " * 2000)
@@ -231,13 +277,23 @@ def test_bodies_that_arrive_together_are_bounded(server: Running, monkeypatch: p
     assert post(server, TEXT, text()).status_code == 200
 
 
-@pytest.mark.parametrize("raw", [b"\xff", b'{"model": "\xed\xa0\x80"}', b'{"model": "\xc3"}', json.dumps(chat()).encode("utf-16")])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\xff",
+        b'{"model": "\xed\xa0\x80"}',
+        b'{"model": "\xc3"}',
+        json.dumps(chat()).encode("utf-16"),
+    ],
+)
 def test_bytes_that_are_no_utf8_are_400(server: Running, raw: bytes) -> None:
     assert post(server, CHAT, raw).status_code == 400
 
 
 def test_a_header_flood_is_refused(server: Running) -> None:
-    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=10) as connection:
+    with socket.create_connection(
+        ("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=10
+    ) as connection:
         try:
             connection.sendall(b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 50_000 + b"\r\n")
             status = connection.recv(4096).split(b"\r\n")[0]
@@ -262,7 +318,11 @@ def test_a_header_flood_is_refused(server: Running) -> None:
     ],
 )
 def test_an_address_that_cannot_be_had_is_one_line(
-    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("SIXFOLD_API_KEY", raising=False)
     assert main(["serve", str(tmp_path), *arguments]) == 2
@@ -270,7 +330,9 @@ def test_an_address_that_cannot_be_had_is_one_line(
     assert words in error and error.count("\n") == 1
 
 
-def test_with_a_key_or_insecure_other_machines_may_come(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_key_or_insecure_other_machines_may_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both come as far as the model, which is not there."""
     monkeypatch.delenv("SIXFOLD_API_KEY", raising=False)
     for more in (["--insecure"], ["--api-key", "k"]):

@@ -13,20 +13,34 @@ from sixfold.model.loading import Policy
 from sixfold.run.serve import ServeOptions, make_served
 
 
-def test_it_serves_from_an_int8_cache_and_says_what_that_costs(chat_policy: Policy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_serves_from_an_int8_cache_and_says_what_that_costs(
+    chat_policy: Policy, capsys: pytest.CaptureFixture[str]
+) -> None:
     body = {"model": "tiny", "prompt": "one two", "max_tokens": 5, "logprobs": 0, "seed": 3}
     answers = []
     for kv_dtype in ("auto", "int8"):
         with running(chat_policy, kv_dtype=kv_dtype) as server:
-            answers.append(httpx.post(f"{server.url}/v1/completions", json=body).json()["choices"][0]["logprobs"]["token_logprobs"])
+            answers.append(
+                httpx.post(f"{server.url}/v1/completions", json=body).json()["choices"][0][
+                    "logprobs"
+                ]["token_logprobs"]
+            )
             assert isinstance(server.engine.runner.cache, Int8KVCache) == (kv_dtype == "int8")
-            assert server.engine.stats.decoded_tokens == 5  # the trial is not part of the server's numbers
-        assert ("int8 KV cache: log-probs move by at most" in capsys.readouterr().out) == (kv_dtype == "int8")
+            assert (
+                server.engine.stats.decoded_tokens == 5
+            )  # the trial is not part of the server's numbers
+        assert ("int8 KV cache: log-probs move by at most" in capsys.readouterr().out) == (
+            kv_dtype == "int8"
+        )
     assert answers[0] != answers[1] == pytest.approx(answers[0], abs=0.1)
 
 
-def test_it_refuses_where_log_probs_would_move_too_far(chat_policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_refuses_where_log_probs_would_move_too_far(
+    chat_policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kv_probe, "kv_deviation", lambda *_, **__: 0.7)
     options = ServeOptions(**(vars(OPTIONS) | {"kv_dtype": "int8"}))
-    with pytest.raises(UserError, match=r"--kv-dtype int8: .*0.7 nats \(limit 0.2\): use kv_dtype auto"):
+    with pytest.raises(
+        UserError, match=r"--kv-dtype int8: .*0.7 nats \(limit 0.2\): use kv_dtype auto"
+    ):
         make_served(chat_policy, options)

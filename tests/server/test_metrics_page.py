@@ -1,4 +1,6 @@
-"""/metrics as a strict reader of Prometheus' text format sees it, and its numbers against requests whose counts are known."""
+"""/metrics as a strict reader of Prometheus' text format sees it, and its numbers against requests
+whose counts are known.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Family:
 
 
 def parse(page: str) -> dict[str, Family]:
-    """By name. Refuses what the exposition format forbids: a sample without its TYPE or away from its family, a name or series twice, a bad value."""
+    """By name. Refuses what the exposition format forbids: a sample without its TYPE or away from
+    its family, a name or series twice, a bad value.
+    """
     assert page.endswith("\n") and "\r" not in page
     families: dict[str, Family] = {}
     name = ""
@@ -42,14 +46,23 @@ def parse(page: str) -> dict[str, Family]:
             families[name] = Family(help=words)
         elif line.startswith("# TYPE "):
             _, _, typed, kind = line.split(" ")
-            assert typed == name and kind in ("counter", "gauge", "summary") and not families[name].kind and not families[name].samples
+            assert (
+                typed == name
+                and kind in ("counter", "gauge", "summary")
+                and not families[name].kind
+                and not families[name].samples
+            )
             families[name].kind = kind
         else:
             found = SAMPLE.fullmatch(line)
-            assert found and name and families[name].kind, f"not a sample of a metric with a type: {line!r}"
+            assert found and name and families[name].kind, (
+                f"not a sample of a metric with a type: {line!r}"
+            )
             series, value = line.rsplit(" ", 1)
             endings = ("_sum", "_count") if families[name].kind == "summary" else ("",)
-            assert found[1] in [name + ending for ending in endings], f"{line!r} stands under {name}"
+            assert found[1] in [name + ending for ending in endings], (
+                f"{line!r} stands under {name}"
+            )
             assert series not in families[name].samples, f"{series} twice"
             assert math.isfinite(float(value))
             families[name].samples[series] = float(value)
@@ -64,7 +77,9 @@ def read(server: Running) -> dict[str, Family]:
 
 def growing(families: dict[str, Family]) -> dict[str, float]:
     """Every series that may only grow."""
-    return {series: v for f in families.values() if f.kind != "gauge" for series, v in f.samples.items()}
+    return {
+        series: v for f in families.values() if f.kind != "gauge" for series, v in f.samples.items()
+    }
 
 
 def value(families: dict[str, Family], name: str) -> float:
@@ -98,43 +113,67 @@ def test_the_reader_is_strict(page: str) -> None:
 
 def test_the_page_is_well_formed_and_counters_only_grow(server: Running) -> None:
     pages = [read(server)]
-    for status, changes in ((200, {}), (200, {"n": 3, "stream": True}), (400, {"top_p": 7}), (200, {"prompt": ["abc", "xyz"]})):
+    for status, changes in (
+        (200, {}),
+        (200, {"n": 3, "stream": True}),
+        (400, {"top_p": 7}),
+        (200, {"prompt": ["abc", "xyz"]}),
+    ):
         assert ask(server, **changes) == status
         server.idle()
         pages.append(read(server))
     for families in pages:
-        assert all(f.kind and f.help and name.startswith("sixfold_") for name, f in families.items())
+        assert all(
+            f.kind and f.help and name.startswith("sixfold_") for name, f in families.items()
+        )
         assert all((f.kind == "counter") == name.endswith("_total") for name, f in families.items())
     for before, after in zip(map(growing, pages), map(growing, pages[1:]), strict=False):
         assert set(before) <= set(after) and all(after[series] >= v for series, v in before.items())
     assert value(pages[-1], "decoded_tokens_total") > value(pages[0], "decoded_tokens_total")
     needed = ("decoded", "prefill", "reused", "recomputed")
-    assert {f"sixfold_{n}_tokens_total" for n in needed} | {"sixfold_preemptions_total", "sixfold_aborted_total"} <= set(pages[0])
+    assert {f"sixfold_{n}_tokens_total" for n in needed} | {
+        "sixfold_preemptions_total",
+        "sixfold_aborted_total",
+    } <= set(pages[0])
 
 
 def test_the_numbers_are_those_of_the_requests(chat_policy: Policy) -> None:
-    """A prompt of 40 tokens for 3 samples, twice: 40 computed, then its last one alone, for the logits. The other 199 of 240 are shared or found."""
+    """A prompt of 40 tokens for 3 samples, twice: 40 computed, then its last one alone, for the
+    logits. The other 199 of 240 are shared or found.
+    """
     with running(chat_policy, max_queue=7) as server:
         tokens = [list(range(5, 45))]
         for _ in range(2):
             assert ask(server, prompt=tokens, n=3, max_tokens=5, stop_token_ids=[]) == 200
         server.idle()
         page = read(server)
-        assert (value(page, "prefill_tokens_total"), value(page, "reused_tokens_total")) == (41, 199)
+        assert (value(page, "prefill_tokens_total"), value(page, "reused_tokens_total")) == (
+            41,
+            199,
+        )
         assert value(page, "prefix_hit_ratio") == pytest.approx(199 / 240)
         assert 6 <= value(page, "decoded_tokens_total") == server.engine.stats.decoded_tokens <= 30
         summary = page["sixfold_generation_seconds"].samples
-        assert summary["sixfold_generation_seconds_count"] == 2 and 0 < summary["sixfold_generation_seconds_sum"] < 30
+        assert (
+            summary["sixfold_generation_seconds_count"] == 2
+            and 0 < summary["sixfold_generation_seconds_sum"] < 30
+        )
         answers = page["sixfold_http_answers_total"].samples
         assert answers['sixfold_http_answers_total{path="/v1/completions",status="200"}'] == 2
         assert value(page, "queue_prompts") == 7
         assert value(page, "kv_blocks_used") == 0 < value(page, "kv_blocks_idle")
-        assert value(page, "kv_blocks_idle") + value(page, "kv_blocks_free") == value(page, "kv_blocks") == server.engine.scheduler.blocks.count
+        assert (
+            value(page, "kv_blocks_idle") + value(page, "kv_blocks_free")
+            == value(page, "kv_blocks")
+            == server.engine.scheduler.blocks.count
+        )
         assert value(page, "tokens_per_second") > 0
 
 
 def test_the_gauges_of_a_running_request(chat_policy: Policy) -> None:
-    """One completion held in its second step: a prompt of 20 tokens and one sampled fill 21 slots of 2 blocks; the newest is not computed yet."""
+    """One completion held in its second step: a prompt of 20 tokens and one sampled fill 21 slots
+    of 2 blocks; the newest is not computed yet.
+    """
     gate, reached = threading.Event(), threading.Event()
 
     def hold(engine: Engine) -> None:
@@ -149,7 +188,9 @@ def test_the_gauges_of_a_running_request(chat_policy: Policy) -> None:
         engine.step = held  # type: ignore[method-assign]
 
     with running(chat_policy, hold) as server:
-        asking = threading.Thread(target=ask, args=(server,), kwargs={"prompt": list(range(5, 25)), "max_tokens": 4})
+        asking = threading.Thread(
+            target=ask, args=(server,), kwargs={"prompt": list(range(5, 25)), "max_tokens": 4}
+        )
         asking.start()
         assert reached.wait(20)
         page = read(server)
@@ -163,7 +204,13 @@ def test_the_gauges_of_a_running_request(chat_policy: Policy) -> None:
 
 def test_a_client_that_leaves_is_counted_once(chat_policy: Policy) -> None:
     with running(chat_policy, slowed(0.02)) as server:
-        asked = {"model": "tiny", "prompt": "q", "max_tokens": 400, "stream": True, "stop_token_ids": []}
+        asked = {
+            "model": "tiny",
+            "prompt": "q",
+            "max_tokens": 400,
+            "stream": True,
+            "stop_token_ids": [],
+        }
         with httpx.stream("POST", server.url + TEXT, json=asked, timeout=30) as answer:
             next(answer.iter_lines())
         server.idle()

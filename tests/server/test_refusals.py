@@ -1,4 +1,6 @@
-"""Bad requests: each is a 4xx in OpenAI's form that names the field, none a 5xx, and the server answers the next good one."""
+"""Bad requests: each is a 4xx in OpenAI's form that names the field, none a 5xx, and the server
+answers the next good one.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,13 @@ BAD: list[tuple[str, dict[str, Any] | bytes, int, str | None, str]] = [
     (CHAT, b"[" * 200_000, 400, None, "not valid JSON"),
     (CHAT, b'{"model": "tiny", "temperature": NaN}', 400, None, "NaN is not a JSON number"),
     (CHAT, b'{"model": "tiny", "seed": ' + b"9" * 6000 + b"}", 400, None, "not valid JSON"),
-    (CHAT, b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}]}', 400, None, "not valid JSON"),
+    (
+        CHAT,
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        400,
+        None,
+        "not valid JSON",
+    ),
     (CHAT, b'{"model": "tiny", "temperature": 1e999}', 400, "temperature", "finite number"),
     (CHAT, {}, 400, "model", "missing parameter 'model'"),
     (CHAT, without(chat(), "messages"), 400, "messages", "missing parameter 'messages'"),
@@ -67,20 +75,74 @@ BAD: list[tuple[str, dict[str, Any] | bytes, int, str | None, str]] = [
     (CHAT, chat(messages=["hi"]), 400, "messages[0]", "valid dictionary"),
     (CHAT, chat(messages=[{"role": "user"}]), 400, "messages[0].content", "content is missing"),
     (CHAT, chat(messages=[{"content": "x"}]), 400, "messages[0].role", "missing parameter"),
-    (CHAT, said(role="wizard", content="x"), 400, "messages[1].role", "'system', 'developer', 'user', 'assistant' or 'tool'"),
+    (
+        CHAT,
+        said(role="wizard", content="x"),
+        400,
+        "messages[1].role",
+        "'system', 'developer', 'user', 'assistant' or 'tool'",
+    ),
     (CHAT, said(role="user", content=7), 400, "messages[1].content", "valid string"),
-    (CHAT, said(role="user", content=[{"type": "image_url", "image_url": {"url": "x"}}]), 400, "messages[1].content[0].type", "'text'"),
-    (CHAT, said(role="user", content="x", mood="good"), 400, "messages[1].mood", "unknown parameter"),
-    (CHAT, said(role="user", content="\u4f60"), 400, "messages", "characters that the model's tokenizer lacks"),
+    (
+        CHAT,
+        said(role="user", content=[{"type": "image_url", "image_url": {"url": "x"}}]),
+        400,
+        "messages[1].content[0].type",
+        "'text'",
+    ),
+    (
+        CHAT,
+        said(role="user", content="x", mood="good"),
+        400,
+        "messages[1].mood",
+        "unknown parameter",
+    ),
+    (
+        CHAT,
+        said(role="user", content="\u4f60"),
+        400,
+        "messages",
+        "characters that the model's tokenizer lacks",
+    ),
     (CHAT, said(role="tool", content="x"), 400, "messages[1].tool_call_id", "missing"),
-    (CHAT, said(role="user", content="x", tool_calls=call("{}")), 400, "messages[1].tool_calls", "only the assistant"),
-    (CHAT, said(role="assistant", tool_calls=call("{")), 400, "messages[1].tool_calls[0].function.arguments", "JSON of an object"),
-    (CHAT, said(role="assistant", tool_calls=call("[1]")), 400, "messages[1].tool_calls[0].function.arguments", "JSON of an object"),
-    (CHAT, said(role="assistant", tool_calls=[{"id": "c"}]), 400, "messages[1].tool_calls[0].function", "missing parameter"),
+    (
+        CHAT,
+        said(role="user", content="x", tool_calls=call("{}")),
+        400,
+        "messages[1].tool_calls",
+        "only the assistant",
+    ),
+    (
+        CHAT,
+        said(role="assistant", tool_calls=call("{")),
+        400,
+        "messages[1].tool_calls[0].function.arguments",
+        "JSON of an object",
+    ),
+    (
+        CHAT,
+        said(role="assistant", tool_calls=call("[1]")),
+        400,
+        "messages[1].tool_calls[0].function.arguments",
+        "JSON of an object",
+    ),
+    (
+        CHAT,
+        said(role="assistant", tool_calls=[{"id": "c"}]),
+        400,
+        "messages[1].tool_calls[0].function",
+        "missing parameter",
+    ),
     (CHAT, chat(temperature=-1), 400, "temperature", "greater than or equal to 0"),
     (CHAT, chat(temperature=2.5), 400, "temperature", "less than or equal to 2"),
     (CHAT, chat(temperature="hot"), 400, "temperature", "valid number"),
-    (CHAT, chat(temprature=1), 400, "temprature", "unknown parameter 'temprature'. Did you mean 'temperature'?"),
+    (
+        CHAT,
+        chat(temprature=1),
+        400,
+        "temprature",
+        "unknown parameter 'temprature'. Did you mean 'temperature'?",
+    ),
     (CHAT, chat(top_p=0), 400, "top_p", "greater than 0"),
     (CHAT, chat(top_p=1.5), 400, "top_p", "less than or equal to 1"),
     (CHAT, chat(top_k=-2), 400, "top_k", "greater than or equal to -1"),
@@ -105,7 +167,13 @@ BAD: list[tuple[str, dict[str, Any] | bytes, int, str | None, str]] = [
     (CHAT, chat(stop_token_ids=[10**6]), 400, "stop_token_ids", "vocabulary"),
     (CHAT, chat(stream="yes"), 400, "stream", "valid boolean"),
     (CHAT, chat(stream_options={"include_usage": True}), 400, "stream_options", "stream = true"),
-    (CHAT, chat(stream=True, stream_options={"x": 1}), 400, "stream_options.x", "unknown parameter"),
+    (
+        CHAT,
+        chat(stream=True, stream_options={"x": 1}),
+        400,
+        "stream_options.x",
+        "unknown parameter",
+    ),
     (CHAT, chat(logprobs=3), 400, "logprobs", "valid boolean"),
     (CHAT, chat(logprobs=True, top_logprobs=21), 400, "top_logprobs", "less than or equal to 20"),
     (CHAT, chat(logprobs=True, top_logprobs=-1), 400, "top_logprobs", "greater than or equal to 0"),
@@ -114,17 +182,53 @@ BAD: list[tuple[str, dict[str, Any] | bytes, int, str | None, str]] = [
     (CHAT, chat(logit_bias={"5": 100}), 400, "logit_bias", "not supported here"),
     (CHAT, chat(presence_penalty=2.5), 400, "presence_penalty", "less than or equal to 2"),
     (CHAT, chat(frequency_penalty=-2.5), 400, "frequency_penalty", "greater than or equal to -2"),
-    (CHAT, chat(response_format={"type": "xml"}), 400, "response_format.type", "'text', 'json_object' or 'json_schema'"),
-    (CHAT, chat(response_format={"type": "json_schema"}), 400, "response_format.json_schema", "missing"),
+    (
+        CHAT,
+        chat(response_format={"type": "xml"}),
+        400,
+        "response_format.type",
+        "'text', 'json_object' or 'json_schema'",
+    ),
+    (
+        CHAT,
+        chat(response_format={"type": "json_schema"}),
+        400,
+        "response_format.json_schema",
+        "missing",
+    ),
     (CHAT, chat(echo=True), 400, "echo", "not supported here"),
     (CHAT, chat(min_tokens=3), 400, "min_tokens", "not supported here"),
     (CHAT, chat(skip_special_tokens=False), 400, "skip_special_tokens", "not supported here"),
     (CHAT, chat(tool_choice="required"), 400, "tool_choice", "no tools are given"),
-    (CHAT, chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}), 400, "tool_choice", "no tool 'g'"),
-    ("/v1/responses", {"model": "tiny", "input": "hi", "previous_response_id": "resp_1"}, 400, "previous_response_id", "not supported here"),
+    (
+        CHAT,
+        chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}),
+        400,
+        "tool_choice",
+        "no tool 'g'",
+    ),
+    (
+        "/v1/responses",
+        {"model": "tiny", "input": "hi", "previous_response_id": "resp_1"},
+        400,
+        "previous_response_id",
+        "not supported here",
+    ),
     ("/v1/responses", {"model": "tiny", "input": []}, 400, "input", "expected a text, or a list"),
-    ("/v1/responses", {"model": "tiny", "input": "hi", "tools": [{"type": "web_search"}]}, 400, "tools", "'web_search' is not supported here"),
-    ("/v1/responses", {"model": "tiny", "input": "hi", "top_p": 7}, 400, "top_p", "less than or equal to 1"),
+    (
+        "/v1/responses",
+        {"model": "tiny", "input": "hi", "tools": [{"type": "web_search"}]},
+        400,
+        "tools",
+        "'web_search' is not supported here",
+    ),
+    (
+        "/v1/responses",
+        {"model": "tiny", "input": "hi", "top_p": 7},
+        400,
+        "top_p",
+        "less than or equal to 1",
+    ),
     ("/chat/completions", chat(), 404, None, "Did you mean /v1/chat/completions?"),
     (CHAT, chat(tools=[{"type": "function"}]), 400, "tools[0].function", "missing parameter"),
     (CHAT, chat(tools=[TOOL], tool_choice="always"), 400, "tool_choice", "expected 'auto'"),
@@ -140,7 +244,10 @@ BAD: list[tuple[str, dict[str, Any] | bytes, int, str | None, str]] = [
         text(prompt="a" * 600),
         400,
         "prompt",
-        "maximum context length is 512 tokens. However, you requested 4 tokens for the completion and your prompt has 600",
+        (
+            "maximum context length is 512 tokens. However, you requested 4 tokens for the"
+            " completion and your prompt has 600"
+        ),
     ),
     (TEXT, text(prompt=["a"] * 300), 400, "prompt", "the queue holds 256"),
     (TEXT, text(prompt=["a"] * 200, n=100), 400, "n", "over 1024 completions"),
@@ -172,10 +279,23 @@ def check(answer: httpx.Response, status: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("path", "body", "status", "param", "words"), BAD, ids=range(len(BAD)))
 def test_a_bad_request_is_refused_in_openais_form(
-    server: Running, path: str, body: dict[str, Any] | bytes, status: int, param: str | None, words: str
+    server: Running,
+    path: str,
+    body: dict[str, Any] | bytes,
+    status: int,
+    param: str | None,
+    words: str,
 ) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    error = check(httpx.post(server.url + path, content=content, headers={"content-type": "application/json"}, timeout=30), status)
+    error = check(
+        httpx.post(
+            server.url + path,
+            content=content,
+            headers={"content-type": "application/json"},
+            timeout=30,
+        ),
+        status,
+    )
     assert error["param"] == param
     assert words in error["message"]
     assert httpx.post(server.url + TEXT, json=text(max_tokens=1), timeout=30).status_code == 200
@@ -185,7 +305,10 @@ def test_there_are_sixty_and_the_server_still_serves(server: Running) -> None:
     assert len({(path, repr(body)) for path, body, *_ in BAD}) == len(BAD) >= 60
     server.idle()
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
-    assert server.client().completions.create(model="tiny", prompt="a", max_tokens=3, seed=0).usage is not None
+    assert (
+        server.client().completions.create(model="tiny", prompt="a", max_tokens=3, seed=0).usage
+        is not None
+    )
     page = httpx.get(f"{server.url}/metrics").text
     assert 'status="5' not in page
 
@@ -199,25 +322,55 @@ def test_the_client_library_reads_the_refusals(server: Running) -> None:
 
 
 def test_only_json_is_taken(server: Running) -> None:
-    """A web page can make a browser post text or a form to a loopback address unasked; JSON it cannot."""
+    """A web page can make a browser post text or a form to a loopback address unasked; JSON it
+    cannot.
+    """
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
-        check(httpx.post(server.url + CHAT, content=json.dumps(chat()), headers={"content-type": kind}), 415)
-    assert httpx.post(server.url + CHAT, content=json.dumps(chat()), headers={"content-type": "application/json; charset=utf-8"}).status_code == 200
+        check(
+            httpx.post(
+                server.url + CHAT, content=json.dumps(chat()), headers={"content-type": kind}
+            ),
+            415,
+        )
+    assert (
+        httpx.post(
+            server.url + CHAT,
+            content=json.dumps(chat()),
+            headers={"content-type": "application/json; charset=utf-8"},
+        ).status_code
+        == 200
+    )
 
 
 def test_what_is_null_or_changes_nothing_is_taken(server: Running) -> None:
-    """As clients send it: every field that they know, most of them empty; an answer of ours as a turn of the next request."""
+    """As clients send it: every field that they know, most of them empty; an answer of ours as a
+    turn of the next request.
+    """
     client = server.client()
-    first = client.chat.completions.create(model="tiny", messages=SAY, max_tokens=4, user="me", presence_penalty=0, n=None, stop=None)  # type: ignore[arg-type]
-    again: list[Any] = [*SAY, first.choices[0].message, {"role": "user", "content": [{"type": "text", "text": "and"}], "name": "bob"}]
-    client.chat.completions.create(model="tiny", messages=again, max_tokens=4, response_format={"type": "text"}, store=False)
+    first = client.chat.completions.create(
+        model="tiny", messages=SAY, max_tokens=4, user="me", presence_penalty=0, n=None, stop=None
+    )  # type: ignore[arg-type]
+    again: list[Any] = [
+        *SAY,
+        first.choices[0].message,
+        {"role": "user", "content": [{"type": "text", "text": "and"}], "name": "bob"},
+    ]
+    client.chat.completions.create(
+        model="tiny", messages=again, max_tokens=4, response_format={"type": "text"}, store=False
+    )
 
 
 def test_the_key(chat_policy: Policy) -> None:
     with running(chat_policy, key="s3cret") as server:
         for key in ("s", "wrong", "s3cret.", "S3CRET"):
             for path in ("/v1/models", "/metrics", CHAT):
-                assert check(httpx.get(server.url + path, headers={"authorization": f"Bearer {key}"}), 401)["code"] == "invalid_api_key"
+                assert (
+                    check(
+                        httpx.get(server.url + path, headers={"authorization": f"Bearer {key}"}),
+                        401,
+                    )["code"]
+                    == "invalid_api_key"
+                )
         check(httpx.post(server.url + CHAT, json=chat()), 401)
         check(httpx.get(server.url + "/v1/models", headers={"authorization": b"Bearer \xe9"}), 401)
         with pytest.raises(openai.AuthenticationError):
@@ -227,7 +380,9 @@ def test_the_key(chat_policy: Policy) -> None:
 
 
 def test_a_full_queue_is_429_and_empties(chat_policy: Policy) -> None:
-    """The engine is held in a step: one prompt runs, two wait, the next is refused; then all three are answered."""
+    """The engine is held in a step: one prompt runs, two wait, the next is refused; then all three
+    are answered.
+    """
     gate = threading.Event()
 
     def hold(engine: Engine) -> None:
@@ -267,7 +422,9 @@ def test_a_prompt_that_can_never_fit_the_cache_is_a_400(chat_policy: Policy) -> 
     with running(chat_policy, kv_tokens=64) as server:
         assert (
             "maximum context length is 64 tokens"
-            in check(httpx.post(server.url + TEXT, json=text(prompt=["a", "b" * 90], max_tokens=8)), 400)["message"]
+            in check(
+                httpx.post(server.url + TEXT, json=text(prompt=["a", "b" * 90], max_tokens=8)), 400
+            )["message"]
         )
         server.idle()
         assert httpx.post(server.url + TEXT, json=text(prompt="b" * 30)).status_code == 200
@@ -277,6 +434,8 @@ def test_an_address_in_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["serve", str(tmp_path), "--port", str(port)]) == 2
-        assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
+        assert (
+            f"cannot listen on 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
+        )
     assert main(["serve", str(tmp_path / "none"), "--port", "0"]) == 2
     assert "no checkpoint, run or model at" in capsys.readouterr().err

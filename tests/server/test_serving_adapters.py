@@ -32,7 +32,10 @@ def folders(chat_policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> di
     root = tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate(NAMES):
         torch.manual_seed(seed)
-        made = get_peft_model(copy.deepcopy(chat_policy.model), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "up_proj"]))
+        made = get_peft_model(
+            copy.deepcopy(chat_policy.model),
+            LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "up_proj"]),
+        )
         with torch.no_grad():
             for key, p in made.named_parameters():
                 if "lora_B" in key:
@@ -42,13 +45,17 @@ def folders(chat_policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 @pytest.fixture(scope="module")
-def serving(chat_policy: Policy, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def serving(
+    chat_policy: Policy, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     adapters = tuple((name, str(folder)) for name, folder in folders.items())
     with running(chat_policy, adapters=adapters, record=tmp_path_factory.mktemp("record")) as it:
         yield it
 
 
-def test_the_model_of_a_request_chooses_the_adapter(serving: Running, folders: dict[str, Path]) -> None:
+def test_the_model_of_a_request_chooses_the_adapter(
+    serving: Running, folders: dict[str, Path]
+) -> None:
     prompt = [5, 6, 7, 8]
     module = serving.engine.runner.model.module
     direct = Engine(CausalLM(module), kv_tokens=500)  # type: ignore[arg-type]
@@ -59,25 +66,36 @@ def test_the_model_of_a_request_chooses_the_adapter(serving: Running, folders: d
         params = SamplingParams(max_tokens=12, seed=3, stop_token_ids=serving.served.stop_token_ids)
         direct.add(noise_key(prompt), prompt, params, [0], adapter=None if name == "tiny" else name)
         (expected,) = direct.run()
-        answer = serving.client().completions.create(model=name, prompt=prompt, max_tokens=12, seed=3, extra_body={"return_token_ids": True})
+        answer = serving.client().completions.create(
+            model=name, prompt=prompt, max_tokens=12, seed=3, extra_body={"return_token_ids": True}
+        )
         extra = answer.choices[0].model_extra or {}
         assert (extra["token_ids"], extra["token_logprobs"]) == (expected.tokens[4:], expected.logp)
         assert answer.model == name
         texts.add(tuple(extra["token_ids"]))
     assert len(texts) == 3
     served = serving.served.engine._recorder
-    assert served is not None and {tuple(t.tokens[4:]) for t in read_trajectories(served.path)} >= texts
+    assert (
+        served is not None
+        and {tuple(t.tokens[4:]) for t in read_trajectories(served.path)} >= texts
+    )
 
 
 def test_models_are_listed_with_their_parent(serving: Running) -> None:
     cards = serving.client().models.list().data
-    assert [(card.id, (card.model_extra or {}).get("parent")) for card in cards] == [("tiny", None), ("poet", "tiny"), ("clerk", "tiny")]
+    assert [(card.id, (card.model_extra or {}).get("parent")) for card in cards] == [
+        ("tiny", None),
+        ("poet", "tiny"),
+        ("clerk", "tiny"),
+    ]
     assert serving.client().models.retrieve("clerk").id == "clerk"
 
 
 def test_an_unknown_name_is_a_404_in_openais_form(serving: Running) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        serving.client().chat.completions.create(model="poets", messages=[{"role": "user", "content": "hi"}])
+        serving.client().chat.completions.create(
+            model="poets", messages=[{"role": "user", "content": "hi"}]
+        )
     assert caught.value.body == {
         "message": "the model 'poets' does not exist here; 'tiny', 'poet', 'clerk' are served",
         "type": "invalid_request_error",
@@ -87,7 +105,9 @@ def test_an_unknown_name_is_a_404_in_openais_form(serving: Running) -> None:
     assert httpx.get(f"{serving.url}/v1/models/poets").status_code == 404
 
 
-def test_names_and_folders_are_checked_before_serving(chat_policy: Policy, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_names_and_folders_are_checked_before_serving(
+    chat_policy: Policy, folders: dict[str, Path], tmp_path: Path
+) -> None:
     poet = str(folders["poet"])
     for adapters, message in (
         ((("tiny", poet),), "the name 'tiny' is taken"),

@@ -1,4 +1,6 @@
-"""A server that speculates: the same answers, stop strings that end within a step's tokens, and drafts that are refused."""
+"""A server that speculates: the same answers, stop strings that end within a step's tokens, and
+drafts that are refused.
+"""
 
 from __future__ import annotations
 
@@ -23,31 +25,62 @@ def saved(policy: Policy, folder: Path) -> str:
 
 
 def ask(server: Running, seed: int, **more: Any) -> Any:
-    return server.client().chat.completions.create(model="tiny", messages=HELLO, seed=seed, max_tokens=40, extra_body=OURS, **more).choices[0]
+    return (
+        server.client()
+        .chat.completions.create(
+            model="tiny", messages=HELLO, seed=seed, max_tokens=40, extra_body=OURS, **more
+        )
+        .choices[0]
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_stop_strings_cut_at_the_very_token_that_ends_them(chat_policy: Policy, tmp_path: Path, stream: bool) -> None:
-    """The draft is the model itself: five tokens a step, and the stop strings end at each place of one."""
-    with running(chat_policy, draft=saved(chat_policy, tmp_path / "draft"), record=tmp_path / "record") as server:
+def test_stop_strings_cut_at_the_very_token_that_ends_them(
+    chat_policy: Policy, tmp_path: Path, stream: bool
+) -> None:
+    """The draft is the model itself: five tokens a step, and the stop strings end at each place of
+    one.
+    """
+    with running(
+        chat_policy, draft=saved(chat_policy, tmp_path / "draft"), record=tmp_path / "record"
+    ) as server:
         prompt = chat_tokens(server)
-        seed, free = next((seed, s) for seed in range(50) for s in direct(server, prompt, 1, max_tokens=40, seed=seed) if len(s.logp) > 30)
+        seed, free = next(
+            (seed, s)
+            for seed in range(50)
+            for s in direct(server, prompt, 1, max_tokens=40, seed=seed)
+            if len(s.logp) > 30
+        )
         completion = free.tokens[len(prompt) :]
         text, ends = codec(server).decode(completion), []
         for at in range(10, 20):
             stop = text[at : at + 3]
             cut = text.index(stop)
-            ends.append(next(n for n in range(len(completion)) if stop in codec(server).decode(completion[:n])))
+            ends.append(
+                next(
+                    n
+                    for n in range(len(completion))
+                    if stop in codec(server).decode(completion[:n])
+                )
+            )
             if stream:
                 chunks = list(server.client().chat.completions.create(
-                    model="tiny", messages=HELLO, seed=seed, max_tokens=40, extra_body=OURS, stop=stop, stream=True
+                    model="tiny", messages=HELLO, seed=seed, max_tokens=40, extra_body=OURS,
+                    stop=stop, stream=True
                 ))  # fmt: skip
                 deltas = [c for chunk in chunks for c in chunk.choices]
-                content, reason = "".join(c.delta.content or "" for c in deltas), deltas[-1].finish_reason
+                content, reason = (
+                    "".join(c.delta.content or "" for c in deltas),
+                    deltas[-1].finish_reason,
+                )
                 sampled = [t for c in deltas for t in (c.model_extra or {}).get("token_ids", [])]
             else:
                 choice = ask(server, seed, stop=stop)
-                content, reason, sampled = choice.message.content or "", choice.finish_reason, choice.model_extra["token_ids"]
+                content, reason, sampled = (
+                    choice.message.content or "",
+                    choice.finish_reason,
+                    choice.model_extra["token_ids"],
+                )
             assert (content, reason) == (text[:cut], "stop")
             assert sampled == completion[: ends[-1]]
         assert len({end % 5 for end in ends}) == 5
@@ -65,19 +98,34 @@ def test_ngrams_change_no_answer(chat_policy: Policy) -> None:
         for seed in range(2):
             (expected,) = direct(server, prompt, 1, max_tokens=40, seed=seed, temperature=0.0)
             extra = ask(server, seed, temperature=0.0).model_extra
-            assert (extra["token_ids"], extra["token_logprobs"]) == (expected.tokens[len(prompt) :], expected.logp)
+            assert (extra["token_ids"], extra["token_logprobs"]) == (
+                expected.tokens[len(prompt) :],
+                expected.logp,
+            )
         assert server.metric("proposed_tokens_total") > 10
         assert 0 < server.metric("acceptance_ratio") <= 1
         server.idle()
 
 
-def test_a_draft_that_speaks_of_other_tokens_or_shorter_texts_is_refused(chat_policy: Policy, scratch_config: ScratchConfig, tmp_path: Path) -> None:
+def test_a_draft_that_speaks_of_other_tokens_or_shorter_texts_is_refused(
+    chat_policy: Policy, scratch_config: ScratchConfig, tmp_path: Path
+) -> None:
     for changes, words in (
-        (dict(alphabet=ALPHABET[::-1], context=512), "its vocabulary is not the model's; a draft needs the same tokenizer"),
+        (
+            dict(alphabet=ALPHABET[::-1], context=512),
+            "its vocabulary is not the model's; a draft needs the same tokenizer",
+        ),
         (dict(alphabet=ALPHABET[:-1], context=512), "its vocabulary is not the model's"),
-        (dict(alphabet=ALPHABET, context=256), "its context of 256 tokens is shorter than the model's, 512"),
+        (
+            dict(alphabet=ALPHABET, context=256),
+            "its context of 256 tokens is shorter than the model's, 512",
+        ),
     ):
-        other = load_policy(ModelConfig(scratch=scratch_config.model_copy(update=changes)), seed=1, device="cpu")
-        options = OPTIONS.__class__(**{**vars(OPTIONS), "draft": saved(other, tmp_path / str(len(words)))})
+        other = load_policy(
+            ModelConfig(scratch=scratch_config.model_copy(update=changes)), seed=1, device="cpu"
+        )
+        options = OPTIONS.__class__(
+            **{**vars(OPTIONS), "draft": saved(other, tmp_path / str(len(words)))}
+        )
         with pytest.raises(UserError, match=words):
             make_served(chat_policy, options)

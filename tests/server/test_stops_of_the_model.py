@@ -12,7 +12,10 @@ from sixfold.model.loading import Policy
 from sixfold.run.sampling_model import load_for_sampling
 
 ASK = {"model": "tiny", "prompt": "one two", "seed": 3, "max_tokens": 60, "temperature": 1.0}
-CHAT = {**{k: v for k, v in ASK.items() if k != "prompt"}, "messages": [{"role": "user", "content": "one two"}]}
+CHAT = {
+    **{k: v for k, v in ASK.items() if k != "prompt"},
+    "messages": [{"role": "user", "content": "one two"}],
+}
 
 
 def until(text: str, *stops: str) -> str:
@@ -20,13 +23,19 @@ def until(text: str, *stops: str) -> str:
     return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 
-def test_stop_strings_of_the_model_end_every_kind_of_answer(chat_policy: Policy, tmp_path: Path) -> None:
+def test_stop_strings_of_the_model_end_every_kind_of_answer(
+    chat_policy: Policy, tmp_path: Path
+) -> None:
     chat_policy.save(tmp_path)
 
     def answers(stop: list[str]) -> tuple[str, str]:
         with running(load_for_sampling(str(tmp_path), "cpu", "float32", "MODEL")) as server:
-            text = httpx.post(server.url + "/v1/completions", json={**ASK, "stop": stop}, timeout=60).json()["choices"][0]["text"]
-            chat = httpx.post(server.url + "/v1/chat/completions", json={**CHAT, "stop": stop}, timeout=60).json()["choices"][0]
+            text = httpx.post(
+                server.url + "/v1/completions", json={**ASK, "stop": stop}, timeout=60
+            ).json()["choices"][0]["text"]
+            chat = httpx.post(
+                server.url + "/v1/chat/completions", json={**CHAT, "stop": stop}, timeout=60
+            ).json()["choices"][0]
             return text, chat["message"]["content"]
 
     whole, chat = answers([])

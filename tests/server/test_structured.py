@@ -1,4 +1,6 @@
-"""JSON modes and forced tool calls on random models: whatever they would say, the answer has the form that was asked for."""
+"""JSON modes and forced tool calls on random models: whatever they would say, the answer has the
+form that was asked for.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,39 @@ from sixfold.server.structured import Form, Grammars, lark_grammar
 SAY: list[Any] = [{"role": "user", "content": "say something"}]
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"enum": ["ada", "bob"]}, "age": {"type": "integer", "minimum": 0, "maximum": 99}, "ok": {"type": "boolean"}},
+    "properties": {
+        "name": {"enum": ["ada", "bob"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "ok": {"type": "boolean"},
+    },
     "required": ["name", "age", "ok"],
     "additionalProperties": False,
 }
-ONE = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
-NODE = {"type": "object", "properties": {"v": {"enum": [1, 2]}}, "required": ["v"], "additionalProperties": False}
-SHARED = {"$defs": {"v": {"enum": [1, 2]}}, "type": "object", "properties": {"v": {"$ref": "#/$defs/v"}}, "required": ["v"]}
+ONE = {
+    "type": "object",
+    "properties": {"a": {"enum": [1]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+NODE = {
+    "type": "object",
+    "properties": {"v": {"enum": [1, 2]}},
+    "required": ["v"],
+    "additionalProperties": False,
+}
+SHARED = {
+    "$defs": {"v": {"enum": [1, 2]}},
+    "type": "object",
+    "properties": {"v": {"$ref": "#/$defs/v"}},
+    "required": ["v"],
+}
 
 
 def tool(name: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name} | ({"parameters": parameters} if parameters else {})}
+    return {
+        "type": "function",
+        "function": {"name": name} | ({"parameters": parameters} if parameters else {}),
+    }
 
 
 @pytest.fixture
@@ -41,14 +65,27 @@ def llguidance() -> None:
 @pytest.mark.usefixtures("llguidance")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("speculation", ["none", "ngram"])
-def test_json_of_a_schema(server: Running, chat_policy: Policy, seed: int, speculation: str) -> None:
-    asked: dict[str, Any] = dict(model="tiny", messages=SAY, seed=seed, max_tokens=200, logprobs=True)
-    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+def test_json_of_a_schema(
+    server: Running, chat_policy: Policy, seed: int, speculation: str
+) -> None:
+    asked: dict[str, Any] = dict(
+        model="tiny", messages=SAY, seed=seed, max_tokens=200, logprobs=True
+    )
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "person", "schema": SCHEMA, "strict": True},
+    }
     choice = server.client().chat.completions.create(**asked, response_format=form).choices[0]
     person = json.loads(choice.message.content or "")
     assert choice.finish_reason == "stop"
-    assert person["name"] in ("ada", "bob") and person["age"] in range(100) and person["ok"] in (True, False)
-    assert choice.logprobs is not None and all(t.logprob <= 0 for t in choice.logprobs.content or ())
+    assert (
+        person["name"] in ("ada", "bob")
+        and person["age"] in range(100)
+        and person["ok"] in (True, False)
+    )
+    assert choice.logprobs is not None and all(
+        t.logprob <= 0 for t in choice.logprobs.content or ()
+    )
     if speculation == "ngram":
         with running(chat_policy, speculation="ngram") as other:
             again = other.client().chat.completions.create(**asked, response_format=form).choices[0]
@@ -57,13 +94,17 @@ def test_json_of_a_schema(server: Running, chat_policy: Policy, seed: int, specu
 
 @pytest.mark.usefixtures("llguidance")
 def test_json_of_an_object_with_other_samples_beside(server: Running) -> None:
-    """A random model writes on inside a text until the limit, so what there is must be the beginning of an object."""
+    """A random model writes on inside a text until the limit, so what there is must be the
+    beginning of an object.
+    """
     create = server.client().chat.completions.create
     asked: dict[str, Any] = dict(model="tiny", messages=SAY, n=3, seed=2, max_tokens=60)
     free = create(**asked)
     bound = create(**asked, response_format={"type": "json_object"})
     assert all((choice.message.content or "").lstrip().startswith("{") for choice in bound.choices)
-    assert [c.message.content for c in create(**asked).choices] == [c.message.content for c in free.choices]
+    assert [c.message.content for c in create(**asked).choices] == [
+        c.message.content for c in free.choices
+    ]
 
 
 @pytest.mark.usefixtures("llguidance")
@@ -72,43 +113,75 @@ def test_json_of_an_object_with_other_samples_beside(server: Running) -> None:
 def test_tool_choice(server: Running, choice: str, stream: bool) -> None:
     named = {"type": "function", "function": {"name": "node"}}
     asked: dict[str, Any] = dict(
-        model="tiny", messages=SAY, seed=5, max_tokens=150, tools=[tool("one", ONE), tool("node", NODE)], parallel_tool_calls=False,
+        model="tiny", messages=SAY, seed=5, max_tokens=150,
+        tools=[tool("one", ONE), tool("node", NODE)], parallel_tool_calls=False,
         tool_choice=named if choice == "named" else choice,
     )  # fmt: skip
     if stream:
-        parts = [c for chunk in server.client().chat.completions.create(**asked, stream=True) for c in chunk.choices]
-        calls = [(call.function.name, call.function.arguments) for c in parts for call in c.delta.tool_calls or ()]
+        parts = [
+            c
+            for chunk in server.client().chat.completions.create(**asked, stream=True)
+            for c in chunk.choices
+        ]
+        calls = [
+            (call.function.name, call.function.arguments)
+            for c in parts
+            for call in c.delta.tool_calls or ()
+        ]
         reason = parts[-1].finish_reason
     else:
         (answer,) = server.client().chat.completions.create(**asked).choices
-        calls = [(call.function.name, call.function.arguments) for call in answer.message.tool_calls or ()]  # type: ignore[union-attr]
+        calls = [
+            (call.function.name, call.function.arguments)
+            for call in answer.message.tool_calls or ()
+        ]  # type: ignore[union-attr]
         reason = answer.finish_reason
     if choice == "auto":
         assert not calls, "a random model calls nothing by itself"
         return
     ((name, arguments),) = calls
     assert reason == "tool_calls" and (choice != "named" or name == "node")
-    assert json.loads(arguments)["v"] in (1, 2) if name == "node" else json.loads(arguments) == {"a": 1}
+    assert (
+        json.loads(arguments)["v"] in (1, 2)
+        if name == "node"
+        else json.loads(arguments) == {"a": 1}
+    )
 
 
 @pytest.mark.usefixtures("llguidance")
-@pytest.mark.parametrize("schema", [{"type": "wish"}, {"$ref": "#/nowhere"}, {"minimum": "x", "type": "integer"}])
-def test_a_schema_that_cannot_be_followed_is_refused(server: Running, schema: dict[str, Any]) -> None:
-    body = {"model": "tiny", "messages": SAY, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+@pytest.mark.parametrize(
+    "schema", [{"type": "wish"}, {"$ref": "#/nowhere"}, {"minimum": "x", "type": "integer"}]
+)
+def test_a_schema_that_cannot_be_followed_is_refused(
+    server: Running, schema: dict[str, Any]
+) -> None:
+    body = {
+        "model": "tiny",
+        "messages": SAY,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    }
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
 
 
 @pytest.mark.usefixtures("llguidance")
 def test_a_tokenizer_that_cannot_write_json_is_refused(policy: Policy) -> None:
-    """The default alphabet has no braces: the answer used to begin with <|unknown|>, with status 200."""
+    """The default alphabet has no braces: the answer used to begin with <|unknown|>, with status
+    200.
+    """
     with running(policy) as plain:
         body = {"model": "tiny", "messages": SAY, "response_format": {"type": "json_object"}}
         answer = httpx.post(f"{plain.url}/v1/chat/completions", json=body)
-    assert answer.status_code == 400 and "tokenizer" in answer.json()["error"]["message"] and "{" in answer.json()["error"]["message"]
+    assert (
+        answer.status_code == 400
+        and "tokenizer" in answer.json()["error"]["message"]
+        and "{" in answer.json()["error"]["message"]
+    )
 
 
-def test_without_the_library_it_is_refused_by_name(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_it_is_refused_by_name(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(structured, "find_spec", lambda name: None)
     body = {"model": "tiny", "messages": SAY, "response_format": {"type": "json_object"}}
     error = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()["error"]
@@ -129,7 +202,9 @@ def test_each_tool_has_definitions_of_its_own() -> None:
 def test_a_grammar_of_calls_or_text() -> None:
     free = Form(tools=(("f", {}),))
     assert free.is_free
-    both = lark_grammar(Form(schema={"type": "object"}, tools=(('say "x"', {"type": "object"}),), many=False))
+    both = lark_grammar(
+        Form(schema={"type": "object"}, tools=(('say "x"', {"type": "object"}),), many=False)
+    )
     assert both.startswith("start: calls | text\n") and "calls: call\n" in both
     assert r'"{\"name\": \"say \\\"x\\\"\", \"arguments\": "' in both
 
@@ -146,9 +221,16 @@ def byte_level() -> PreTrainedTokenizerFast:
 
 def byte_fallback() -> PreTrainedTokenizerFast:
     """Llama 2's form: words with a mark for the space, and bytes as <0xE4>."""
-    vocabulary = {"<unk>": 0, "</s>": 1, "\u2581a": 2, "b": 3} | {f"<0x{b:02X}>": 4 + b for b in range(256)}
+    vocabulary = {"<unk>": 0, "</s>": 1, "\u2581a": 2, "b": 3} | {
+        f"<0x{b:02X}>": 4 + b for b in range(256)
+    }
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
-    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    steps = [
+        decoders.Replace("\u2581", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     tokenizer.decoder = decoders.Sequence(steps)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
 
@@ -167,18 +249,30 @@ def test_bytes_of_partial_characters() -> None:
 @pytest.mark.usefixtures("llguidance")
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
 def test_grammars_speak_in_bytes(make: Any) -> None:
-    """A text of a character that is three tokens is allowed byte by byte, and the end only where the grammar ends."""
+    """A text of a character that is three tokens is allowed byte by byte, and the end only where
+    the grammar ends.
+    """
     tokenizer = make()
     (end,) = [tokenizer.eos_token_id]
     vocabulary = len(tokenizer) + 5  # a head wider than the tokenizer
-    matcher = Grammars(tokenizer, vocabulary, (end,)).compile(Form(schema={"const": "\u4f60"})).start()
+    matcher = (
+        Grammars(tokenizer, vocabulary, (end,)).compile(Form(schema={"const": "\u4f60"})).start()
+    )
     token_of = {TokenBytes(tokenizer)(i): i for i in reversed(range(len(tokenizer)))}
     completion: list[int] = []
     for byte in '"\u4f60"'.encode():
         allowed = matcher.allowed(completion)
-        assert allowed.shape == (vocabulary,) and not allowed[end] and not allowed[len(tokenizer) :].any()
+        assert (
+            allowed.shape == (vocabulary,)
+            and not allowed[end]
+            and not allowed[len(tokenizer) :].any()
+        )
         completion.append(token_of[bytes([byte])])
         assert allowed[completion[-1]]
     assert matcher.allowed(completion).nonzero()[:, 0].tolist() == [end]
-    assert torch.equal(matcher.allowed(completion[:2]), matcher.allowed(completion[:2])), "it goes back"
-    assert matcher.allowed([token_of.get(b"b", 3)]).all(), "behind what is not allowed, nothing is drawn"
+    assert torch.equal(matcher.allowed(completion[:2]), matcher.allowed(completion[:2])), (
+        "it goes back"
+    )
+    assert matcher.allowed([token_of.get(b"b", 3)]).all(), (
+        "behind what is not allowed, nothing is drawn"
+    )

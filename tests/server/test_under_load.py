@@ -1,4 +1,6 @@
-"""Many clients at once, some of which leave in the middle: every answer is right, every block comes back, nothing hangs; and how a server ends."""
+"""Many clients at once, some of which leave in the middle: every answer is right, every block comes
+back, nothing hangs; and how a server ends.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ CLIENTS, SECONDS, ASKED = 32, 4.0, 3
 
 
 def body(i: int, **more: Any) -> dict[str, Any]:
-    return {"model": "tiny", "prompt": f"prompt {i % 5}", "seed": i % 7, "max_tokens": 20 + i % 3, "n": 1 + i % 2} | more
+    return {
+        "model": "tiny",
+        "prompt": f"prompt {i % 5}",
+        "seed": i % 7,
+        "max_tokens": 20 + i % 3,
+        "n": 1 + i % 2,
+    } | more
 
 
 def texts(answer: dict[str, Any]) -> list[str]:
@@ -38,7 +46,9 @@ def texts(answer: dict[str, Any]) -> list[str]:
 
 
 class Client(threading.Thread):
-    """Asks without pause for some seconds, and at least `ASKED` times; leaves some answers in the middle. It notes what is wrong."""
+    """Asks without pause for some seconds, and at least `ASKED` times; leaves some answers in the
+    middle. It notes what is wrong.
+    """
 
     def __init__(self, number: int, url: str, expected: dict[int, list[str]], until: float) -> None:
         super().__init__(daemon=True)
@@ -64,7 +74,11 @@ class Client(threading.Thread):
         if kind == "whole":
             self.check(i, texts(client.post(TEXT, json=body(i)).json()))
         elif kind == "leave whole":
-            client.post(TEXT, json=body(i, max_tokens=200, prompt="long"), timeout=self.chance.uniform(0.001, 0.1))
+            client.post(
+                TEXT,
+                json=body(i, max_tokens=200, prompt="long"),
+                timeout=self.chance.uniform(0.001, 0.1),
+            )
         else:
             self.stream(client, i, leaves=kind == "leave stream")
 
@@ -88,8 +102,13 @@ class Client(threading.Thread):
 
 def test_clients_that_come_and_go_leak_nothing_and_get_right_answers(chat_policy: Policy) -> None:
     with running(chat_policy, max_running=16, kv_tokens=2048) as server:
-        expected = {i: texts(httpx.post(server.url + TEXT, json=body(i), timeout=30).json()) for i in range(20)}
-        clients = [Client(k, server.url, expected, time.monotonic() + SECONDS) for k in range(CLIENTS)]
+        expected = {
+            i: texts(httpx.post(server.url + TEXT, json=body(i), timeout=30).json())
+            for i in range(20)
+        }
+        clients = [
+            Client(k, server.url, expected, time.monotonic() + SECONDS) for k in range(CLIENTS)
+        ]
         for client in clients:
             client.start()
         for client in clients:
@@ -102,14 +121,26 @@ def test_clients_that_come_and_go_leak_nothing_and_get_right_answers(chat_policy
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_blocks_at_once(chat_policy: Policy, tmp_path: Path, stream: bool) -> None:
-    """While another goes on. The rest of the long completion is never sampled, and the record says that it was aborted."""
+def test_a_client_that_leaves_frees_its_blocks_at_once(
+    chat_policy: Policy, tmp_path: Path, stream: bool
+) -> None:
+    """While another goes on. The rest of the long completion is never sampled, and the record says
+    that it was aborted.
+    """
     with running(chat_policy, slowed(0.02), record=tmp_path) as server:
         stays: list[httpx.Response] = []
-        stayer = threading.Thread(target=lambda: stays.append(httpx.post(server.url + TEXT, json=body(0, n=1, max_tokens=60), timeout=30)))
+        stayer = threading.Thread(
+            target=lambda: stays.append(
+                httpx.post(server.url + TEXT, json=body(0, n=1, max_tokens=60), timeout=30)
+            )
+        )
         ask = body(1, n=4, max_tokens=200, stream=stream, stop=["~~never~~"])
         with httpx.Client(timeout=30) as client:
-            held = client.send(client.build_request("POST", server.url + TEXT, json=ask), stream=True) if stream else None
+            held = (
+                client.send(client.build_request("POST", server.url + TEXT, json=ask), stream=True)
+                if stream
+                else None
+            )
             if held is None:
                 with pytest.raises(httpx.ReadTimeout):
                     client.post(server.url + TEXT, json=ask, timeout=0.4)
@@ -128,8 +159,12 @@ def test_a_client_that_leaves_frees_its_blocks_at_once(chat_policy: Policy, tmp_
         assert server.engine.stats.decoded_tokens < 4 * 200
         recorder = server.served.engine._recorder
         assert recorder is not None
-        reasons = [json.loads(line)["finish_reason"] for line in recorder.path.read_bytes().splitlines()]
-        assert reasons.count("aborted") >= 1 and len(read_trajectories(recorder.path)) == len(reasons) - reasons.count("aborted")
+        reasons = [
+            json.loads(line)["finish_reason"] for line in recorder.path.read_bytes().splitlines()
+        ]
+        assert reasons.count("aborted") >= 1 and len(read_trajectories(recorder.path)) == len(
+            reasons
+        ) - reasons.count("aborted")
 
 
 def test_an_engine_that_fails_says_so_to_everybody(chat_policy: Policy) -> None:
@@ -146,7 +181,9 @@ def test_an_engine_that_fails_says_so_to_everybody(chat_policy: Policy) -> None:
         assert httpx.get(server.url + "/health").status_code == 503
 
 
-def test_a_record_that_cannot_be_written_fails_the_exchange_and_not_the_server(chat_policy: Policy, tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_written_fails_the_exchange_and_not_the_server(
+    chat_policy: Policy, tmp_path: Path
+) -> None:
     with running(chat_policy, record=tmp_path) as server:
         recorder: Any = server.served.engine._recorder
         write = recorder.write
@@ -173,11 +210,32 @@ def wait_for(url: str, process: subprocess.Popen[str]) -> None:
     raise AssertionError("the server did not start")
 
 
-def test_the_command_serves_and_a_signal_ends_it_within_its_grace(chat_policy: Policy, tmp_path: Path) -> None:
-    """A long answer runs when SIGTERM comes: it is given up after the grace, its record is on the disk, and the process is gone."""
+def test_the_command_serves_and_a_signal_ends_it_within_its_grace(
+    chat_policy: Policy, tmp_path: Path
+) -> None:
+    """A long answer runs when SIGTERM comes: it is given up after the grace, its record is on the
+    disk, and the process is gone.
+    """
     chat_policy.save(tmp_path / "model")
-    command = [sys.executable, "-c", "import sys; from sixfold.cli import main; sys.exit(main())", "serve", str(tmp_path / "model")]
-    command += ["--name", "tiny", "--port", "0", "--record", str(tmp_path / "record"), "--grace", "1", "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from sixfold.cli import main; sys.exit(main())",
+        "serve",
+        str(tmp_path / "model"),
+    ]
+    command += [
+        "--name",
+        "tiny",
+        "--port",
+        "0",
+        "--record",
+        str(tmp_path / "record"),
+        "--grace",
+        "1",
+        "--device",
+        "cpu",
+    ]
     environment = os.environ | {"SIXFOLD_API_KEY": "k", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
@@ -201,7 +259,12 @@ def test_a_stop_in_the_middle_ends_running_requests_within_the_grace(chat_policy
 
         def ask() -> None:
             try:
-                with httpx.stream("POST", server.url + TEXT, json=body(0, max_tokens=200, n=1, stream=True), timeout=30) as answer:
+                with httpx.stream(
+                    "POST",
+                    server.url + TEXT,
+                    json=body(0, max_tokens=200, n=1, stream=True),
+                    timeout=30,
+                ) as answer:
                     got.extend(answer.iter_lines())
             except httpx.TransportError as error:
                 got.append(type(error).__name__)
@@ -214,18 +277,26 @@ def test_a_stop_in_the_middle_ends_running_requests_within_the_grace(chat_policy
         server.uvicorn.should_exit = True
         server.thread.join(60)
         assert not server.thread.is_alive()
-        assert server.engine.stats.decoded_tokens < 200, "the whole answer was sampled: it was not given up"
+        assert server.engine.stats.decoded_tokens < 200, (
+            "the whole answer was sampled: it was not given up"
+        )
         asking.join(60)
         assert got and not asking.is_alive()
         assert not server.served.engine._thread.is_alive()
         assert server.engine.scheduler.blocks.used == 0
 
 
-def test_no_look_through_all_that_was_imported_stops_the_streams(chat_policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full garbage collection visits every object that is not set aside: a quarter of a second with PyTorch and transformers loaded."""
+def test_no_look_through_all_that_was_imported_stops_the_streams(
+    chat_policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full garbage collection visits every object that is not set aside: a quarter of a second
+    with PyTorch and transformers loaded.
+    """
     chat_policy.save(tmp_path)
     visited: list[int] = []
-    monkeypatch.setattr(uvicorn.Server, "run", lambda *_args, **_options: visited.append(len(gc.get_objects())))
+    monkeypatch.setattr(
+        uvicorn.Server, "run", lambda *_args, **_options: visited.append(len(gc.get_objects()))
+    )
     loaded = len(gc.get_objects())
     try:
         serve_command(replace(OPTIONS, model=str(tmp_path)))

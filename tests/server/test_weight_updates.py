@@ -1,4 +1,6 @@
-"""`POST /v1/weights`: another checkpoint under running requests, off unless asked for, and harmless when it fails."""
+"""`POST /v1/weights`: another checkpoint under running requests, off unless asked for, and harmless
+when it fails.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def serving(base: Policy) -> Iterator[Running]:
         step = engine.step
 
         def slowly() -> Any:
-            time.sleep(0.005 if engine.version == 0 else 0.0)  # so that an update comes before the end
+            time.sleep(
+                0.005 if engine.version == 0 else 0.0
+            )  # so that an update comes before the end
             return step()
 
         engine.step = slowly  # type: ignore[method-assign]
@@ -72,22 +76,40 @@ def post(serving: Running, **body: Any) -> httpx.Response:
 
 
 def ask(serving: Running, tokens: int = 12) -> dict[str, Any]:
-    answer = serving.client().completions.create(model="tiny", prompt=PROMPT, max_tokens=tokens, seed=3, extra_body={"return_token_ids": True})
+    answer = serving.client().completions.create(
+        model="tiny",
+        prompt=PROMPT,
+        max_tokens=tokens,
+        seed=3,
+        extra_body={"return_token_ids": True},
+    )
     return answer.choices[0].model_extra or {}
 
 
 def direct(policy: Policy, tokens: int = 12) -> tuple[list[int], list[float]]:
     engine = Engine(CausalLM(policy.model), kv_tokens=500)
-    engine.add(noise_key(PROMPT), PROMPT, SamplingParams(max_tokens=tokens, seed=3, stop_token_ids=policy.stop_token_ids), [0])
+    engine.add(
+        noise_key(PROMPT),
+        PROMPT,
+        SamplingParams(max_tokens=tokens, seed=3, stop_token_ids=policy.stop_token_ids),
+        [0],
+    )
     (s,) = engine.run()
     return s.tokens[len(PROMPT) :], s.logp
 
 
-def test_weights_change_under_a_running_request(serving: Running, base: Policy, other: Policy, checkpoint: Path) -> None:
+def test_weights_change_under_a_running_request(
+    serving: Running, base: Policy, other: Policy, checkpoint: Path
+) -> None:
     versions: list[int] = []
     tokens: list[int] = []
     stream = serving.client().completions.create(
-        model="tiny", prompt=PROMPT, max_tokens=400, seed=3, stream=True, extra_body={"return_token_ids": True}
+        model="tiny",
+        prompt=PROMPT,
+        max_tokens=400,
+        seed=3,
+        stream=True,
+        extra_body={"return_token_ids": True},
     )
     posted = None
     for chunk in stream:
@@ -108,10 +130,17 @@ def test_weights_change_under_a_running_request(serving: Running, base: Policy, 
     assert serving.metric("weight_version") == 5
 
 
-def test_what_fails_leaves_the_old_weights(serving: Running, base: Policy, checkpoint: Path, scratch_config: ScratchConfig, tmp_path: Path) -> None:
+def test_what_fails_leaves_the_old_weights(
+    serving: Running, base: Policy, checkpoint: Path, scratch_config: ScratchConfig, tmp_path: Path
+) -> None:
     wider, foreign, broken = (tmp_path / name for name in ("wider", "foreign", "broken"))
-    for folder, change in ((wider, dict(alphabet=ALPHABET, intermediate_size=96)), (foreign, dict(alphabet=ALPHABET + "~"))):
-        load_policy(ModelConfig(scratch=scratch_config.model_copy(update=change)), seed=3, device="cpu").save(folder)
+    for folder, change in (
+        (wider, dict(alphabet=ALPHABET, intermediate_size=96)),
+        (foreign, dict(alphabet=ALPHABET + "~")),
+    ):
+        load_policy(
+            ModelConfig(scratch=scratch_config.model_copy(update=change)), seed=3, device="cpu"
+        ).save(folder)
     bad = replace(base, model=copy.deepcopy(base.model))
     with torch.no_grad():
         bad.model.model.norm.weight[3] = torch.inf
@@ -129,21 +158,37 @@ def test_what_fails_leaves_the_old_weights(serving: Running, base: Policy, check
     ):
         answer = post(serving, **body)
         error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (status, param) and words in error["message"], answer.text
-    assert all(torch.equal(a, b) for a, b in zip(before, serving.engine.runner.model.module.parameters(), strict=True))
+        assert (answer.status_code, error["param"]) == (status, param) and words in error[
+            "message"
+        ], answer.text
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before, serving.engine.runner.model.module.parameters(), strict=True)
+    )
     served = ask(serving)
-    assert (served["token_ids"], served["token_logprobs"]) == direct(base) and set(served["weight_versions"]) == {0}
+    assert (served["token_ids"], served["token_logprobs"]) == direct(base) and set(
+        served["weight_versions"]
+    ) == {0}
 
 
 def test_a_version_must_grow(serving: Running, checkpoint: Path) -> None:
-    assert post(serving, path=str(checkpoint), version=2).json() == {"object": "weights", "version": 2, "in_flight": 0}
+    assert post(serving, path=str(checkpoint), version=2).json() == {
+        "object": "weights",
+        "version": 2,
+        "in_flight": 0,
+    }
     for version in (1, 2):
         answer = post(serving, path=str(checkpoint), version=version)
-        assert answer.status_code == 409 and f"have version 2: {version} is not newer" in answer.json()["error"]["message"]
+        assert (
+            answer.status_code == 409
+            and f"have version 2: {version} is not newer" in answer.json()["error"]["message"]
+        )
     assert post(serving, path=str(checkpoint), version=3).status_code == 200
 
 
-def test_an_error_in_the_middle_does_not_end_the_server(serving: Running, base: Policy, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_middle_does_not_end_the_server(
+    serving: Running, base: Policy, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, calls = weights._copy, [0]
 
     def failing(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -156,11 +201,15 @@ def test_an_error_in_the_middle_does_not_end_the_server(serving: Running, base: 
         patch.setattr(weights, "_copy", failing)
         assert post(serving, path=str(checkpoint), version=1).status_code == 500
     served = ask(serving)
-    assert (served["token_ids"], served["token_logprobs"]) == direct(base) and set(served["weight_versions"]) == {0}
+    assert (served["token_ids"], served["token_logprobs"]) == direct(base) and set(
+        served["weight_versions"]
+    ) == {0}
     assert post(serving, path=str(checkpoint), version=1).status_code == 200
 
 
-def test_torn_weights_end_it(serving: Running, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torn_weights_end_it(
+    serving: Running, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(target: torch.Tensor, source: torch.Tensor) -> None:
         raise RuntimeError("the device is gone")
 
@@ -177,5 +226,7 @@ def test_it_is_off_unless_asked_for(chat_policy: Policy, checkpoint: Path) -> No
 
 
 def test_beyond_this_machine_it_needs_a_key() -> None:
-    with pytest.raises(UserError, match=r"--allow-weight-updates on 0\.0\.0\.0: anyone .* set an --api-key"):
+    with pytest.raises(
+        UserError, match=r"--allow-weight-updates on 0\.0\.0\.0: anyone .* set an --api-key"
+    ):
         serve_command(replace(OPTIONS, model="/nowhere", host="0.0.0.0", allow_weight_updates=True))

@@ -20,7 +20,8 @@ def modules() -> Iterator[tuple[str, Path, ast.Module]]:
 
 
 def imports(name: str, path: Path, tree: ast.Module) -> set[str]:
-    """Dotted names that a module imports wherever it does so, ours without the package's name and with a leading dot.
+    """Dotted names that a module imports wherever it does so, ours without the package's name and
+    with a leading dot.
 
     What stands under `if __name__ == "__main__"` is left out: there the file is a program.
     """
@@ -33,12 +34,20 @@ def imports(name: str, path: Path, tree: ast.Module) -> set[str]:
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *((node.module or "").split(".") if node.module else [])])
             full = "." + module if node.level else _ours(module)
-            found |= {full} | {f"{full.rstrip('.')}.{alias.name}" for alias in node.names if _is_module(full, alias.name)}
+            found |= {full} | {
+                f"{full.rstrip('.')}.{alias.name}"
+                for alias in node.names
+                if _is_module(full, alias.name)
+            }
     return found - {"."}
 
 
 def _ours(module: str) -> str:
-    return "." + module.removeprefix("sixfold").lstrip(".") if module.split(".")[0] == "sixfold" else module
+    return (
+        "." + module.removeprefix("sixfold").lstrip(".")
+        if module.split(".")[0] == "sixfold"
+        else module
+    )
 
 
 def _is_module(parent: str, child: str) -> bool:

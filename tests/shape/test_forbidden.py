@@ -1,4 +1,6 @@
-"""What may not be called anywhere in the package: it would run code that came with data, or with a model."""
+"""What may not be called anywhere in the package: it would run code that came with data, or with a
+model.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,25 @@ import pytest
 from source import modules
 
 ALLOWED: dict[tuple[str, str], str] = {
-    ("environment.pool", "pickle"): "a private pipe from the parent to its own worker: only the parent writes what the worker unpickles",
+    ("environment.pool", "pickle"): (
+        "a private pipe from the parent to its own worker: only the parent writes what the worker"
+        " unpickles"
+    ),
     ("environment.worker", "pickle"): "the other end of that pipe",
 }
 """(module, what) -> why it is safe there."""
 
 MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 BUILTINS = {"eval", "exec", "compile", "__import__"}
-ATTRIBUTES = {"torch.load", "os.system", "os.popen", "yaml.load", "numpy.load", "np.load", "pandas.read_pickle"}
+ATTRIBUTES = {
+    "torch.load",
+    "os.system",
+    "os.popen",
+    "yaml.load",
+    "numpy.load",
+    "np.load",
+    "pandas.read_pickle",
+}
 
 
 def offences(tree: ast.Module) -> set[str]:
@@ -30,7 +43,11 @@ def offences(tree: ast.Module) -> set[str]:
             if isinstance(node.func, ast.Name):
                 found |= {node.func.id} & BUILTINS
             found |= {ast.unparse(node.func)} & ATTRIBUTES
-            found |= {k.arg for k in node.keywords if k.arg in ("shell", "trust_remote_code") and not _is_false(k.value)}
+            found |= {
+                k.arg
+                for k in node.keywords
+                if k.arg in ("shell", "trust_remote_code") and not _is_false(k.value)
+            }
     return found
 
 
@@ -67,4 +84,12 @@ def test_the_lint_sees_it(code: str, what: str) -> None:
 
 
 def test_the_lint_lets_pass_what_is_harmless() -> None:
-    assert offences(ast.parse("model.eval()\nre.compile('x')\nrun(['ls'], shell=False)\nf(trust_remote_code=False)")) == set()
+    assert (
+        offences(
+            ast.parse(
+                "model.eval()\nre.compile('x')\nrun(['ls'],"
+                " shell=False)\nf(trust_remote_code=False)"
+            )
+        )
+        == set()
+    )

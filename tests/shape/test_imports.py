@@ -1,4 +1,6 @@
-"""Who may import whom. The rules are the house's walls: breaking one is a change of design, not of code."""
+"""Who may import whom. The rules are the house's walls: breaking one is a change of design, not of
+code.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,23 @@ import pytest
 from source import imports, modules
 
 IMPORTS = {name: imports(name, path, tree) for name, path, tree in modules()}
-OURS = {name: {i[1:] for i in found if i.startswith(".") and i != "."} for name, found in IMPORTS.items()}
+OURS = {
+    name: {i[1:] for i in found if i.startswith(".") and i != "."}
+    for name, found in IMPORTS.items()
+}
 
 ANYONES = {"run.durable", "run.folder"}
-"""Modules of `run` that anyone may import: which files a run has, and how they are written. They import `errors` alone, of ours."""
+"""Modules of `run` that anyone may import: which files a run has, and how they are written. They
+import `errors` alone, of ours.
+"""
 
 ALGORITHMS = {
-    name for name, _, tree in modules() if any(isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "Method" for node in tree.body)
+    name
+    for name, _, tree in modules()
+    if any(
+        isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "Method"
+        for node in tree.body
+    )
 }
 """The files of named algorithms: those that hold a row."""
 
@@ -43,9 +55,20 @@ ALLOWED = {
     "server": {"chat", "engine", "errors", "rollout", "types"},
     "evaluation": {"environment", "errors", "report", "rollout", "types"},
     "report": {"errors", "recipe", "types"},
-    "controller": {"algorithm", "batch", "environment", "reference", "rollout", "sync", "trainer", "types"},
+    "controller": {
+        "algorithm",
+        "batch",
+        "environment",
+        "reference",
+        "rollout",
+        "sync",
+        "trainer",
+        "types",
+    },
 }
-"""Package or leaf module -> what of ours it may import besides itself. `run`, `api` and `cli` put packages together and may import any."""
+"""Package or leaf module -> what of ours it may import besides itself. `run`, `api` and `cli` put
+packages together and may import any.
+"""
 
 CONTRACTS = {("engine", "model"): {"model.base"}, ("rollout", "model"): {"model.base"}}
 """Of these packages the contracts alone."""
@@ -73,7 +96,9 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
 
 def _may(room: str, imported: str) -> bool:
     other = _room(imported)
-    return other == room or (other in ALLOWED[room] and imported in CONTRACTS.get((room, other), {imported}))
+    return other == room or (
+        other in ALLOWED[room] and imported in CONTRACTS.get((room, other), {imported})
+    )
 
 
 @pytest.mark.parametrize("name", sorted(ANYONES))
@@ -82,10 +107,18 @@ def test_what_anyone_imports_needs_nothing_itself(name: str) -> None:
 
 
 def test_every_package_has_a_rule() -> None:
-    assert {_room(name) for name in OURS} - {"", "sixfold"} == {*ALLOWED, "run", "api", "cli", "__main__"}
+    assert {_room(name) for name in OURS} - {"", "sixfold"} == {
+        *ALLOWED,
+        "run",
+        "api",
+        "cli",
+        "__main__",
+    }
 
 
-@pytest.mark.parametrize("room", ["trainer", "rollout", "controller", "sync", "reference", "critic"])
+@pytest.mark.parametrize(
+    "room", ["trainer", "rollout", "controller", "sync", "reference", "critic"]
+)
 def test_no_role_knows_a_concrete_algorithm(room: str) -> None:
     for name in (n for n in OURS if _room(n) == room):
         assert not OURS[name] & CONCRETE, name
@@ -94,7 +127,11 @@ def test_no_role_knows_a_concrete_algorithm(room: str) -> None:
 def test_the_controller_knows_roles_not_players() -> None:
     """Of every role only its Protocol, so that six fakes will do."""
     for name in (n for n in OURS if _room(n) == "controller"):
-        players = {i for i in OURS[name] if "." in i and not i.endswith(".base") and _room(i) != "controller"}
+        players = {
+            i
+            for i in OURS[name]
+            if "." in i and not i.endswith(".base") and _room(i) != "controller"
+        }
         assert not players, name
 
 
@@ -102,14 +139,19 @@ def test_every_row_of_the_zoo_has_a_file_of_its_own_name_or_of_its_predecessors(
     """And the rule above sees it."""
     from sixfold.algorithm.zoo import ZOO
 
-    assert {f"algorithm.{name}" for name in ZOO} - ALGORITHMS == {"algorithm.gspo_token", "algorithm.reinforce_pp_baseline"}
+    assert {f"algorithm.{name}" for name in ZOO} - ALGORITHMS == {
+        "algorithm.gspo_token",
+        "algorithm.reinforce_pp_baseline",
+    }
     assert {f"algorithm.{name}" for name in ZOO} >= ALGORITHMS
 
 
 def test_nobody_imports_controller_run_api_or_cli() -> None:
     for name, found in OURS.items():
         if _room(name) not in ("controller", "run", "api", "cli", "__main__", ""):
-            assert not {i for i in found - ANYONES if _room(i) in ("controller", "run", "api", "cli")}, name
+            assert not {
+                i for i in found - ANYONES if _room(i) in ("controller", "run", "api", "cli")
+            }, name
     for name in (n for n in OURS if _room(n) == "run"):
         assert not {i for i in OURS[name] if _room(i) in ("api", "cli")}, name
 
@@ -120,16 +162,27 @@ LEAVES = [
     *sorted(name for name in OURS if _room(name) == "recipe" and name not in NEEDS_ENVIRONMENT),
 ]
 
-WITHOUT_TORCH = [*LEAVES, "recipe.explain", "run.durable", "run.folder", "evaluation.statistics"] + [
-    name for name in OURS if _room(name) in ("cli", "data", "environment", "interop", "report")
-]
+WITHOUT_TORCH = [
+    *LEAVES,
+    "recipe.explain",
+    "run.durable",
+    "run.folder",
+    "evaluation.statistics",
+] + [name for name in OURS if _room(name) in ("cli", "data", "environment", "interop", "report")]
 
 
 def test_what_only_parses_checks_or_reports_imports_no_torch() -> None:
-    """All of them in one fresh interpreter; a failure names the first module that brings torch in."""
-    code = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module('sixfold.' + name)\n"
+    """All of them in one fresh interpreter; a failure names the first module that brings
+    torch in.
+    """
+    code = (
+        "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module('sixfold.' +"
+        " name)\n"
+    )
     code += "    if 'torch' in sys.modules: sys.exit(name)\n"
-    done = subprocess.run([sys.executable, "-c", code, *WITHOUT_TORCH], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *WITHOUT_TORCH], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, f"torch came in with sixfold.{done.stderr.strip()}"
 
 

@@ -1,4 +1,6 @@
-"""The engine gets what quantising makes of the trainer's weights: exactly, in place, whole or not at all; the trainer's own stay as they are."""
+"""The engine gets what quantising makes of the trainer's weights: exactly, in place, whole or not
+at all; the trainer's own stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def trained(tiny: Callable[[str], PreTrainedModel]) -> PreTrainedModel:
 
 @pytest.fixture
 def engine(trained: PreTrainedModel) -> Engine:
-    return Engine(CausalLM(copy.deepcopy(trained).requires_grad_(False)), kv_tokens=200, block_size=8)
+    return Engine(
+        CausalLM(copy.deepcopy(trained).requires_grad_(False)), kv_tokens=200, block_size=8
+    )
 
 
 def sampler(engine: Engine) -> dict[str, Tensor]:
@@ -39,13 +43,18 @@ def copied(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name].view(torch.int32), b[name].view(torch.int32)) for name in a)
+    return a.keys() == b.keys() and all(
+        torch.equal(a[name].view(torch.int32), b[name].view(torch.int32)) for name in a
+    )
 
 
 def expected(model: PreTrainedModel, form: str) -> dict[str, Tensor]:
     """By the layers' names, not by how the sync finds them."""
     quantise = to_int8 if form == "int8" else to_fp8
-    return {name: quantise(p.detach()).values() if "_proj" in name else p.detach() for name, p in model.named_parameters()}
+    return {
+        name: quantise(p.detach()).values() if "_proj" in name else p.detach()
+        for name, p in model.named_parameters()
+    }
 
 
 @torch.no_grad()
@@ -54,8 +63,13 @@ def learn(model: PreTrainedModel) -> None:
         p.add_(0.01 * torch.randn_like(p))
 
 
-def test_after_each_sync_the_engine_has_them_in_its_own_buffers(trained: PreTrainedModel, engine: Engine, form: str) -> None:
-    sync, at = CopySync(trained, engine, every=2, form=form), [p.data_ptr() for p in sampler(engine).values()]
+def test_after_each_sync_the_engine_has_them_in_its_own_buffers(
+    trained: PreTrainedModel, engine: Engine, form: str
+) -> None:
+    sync, at = (
+        CopySync(trained, engine, every=2, form=form),
+        [p.data_ptr() for p in sampler(engine).values()],
+    )
     assert not set(at) & {p.data_ptr() for p in trained.parameters()}
     sync.refresh()
     held = copied(expected(trained, form))
@@ -66,15 +80,21 @@ def test_after_each_sync_the_engine_has_them_in_its_own_buffers(trained: PreTrai
         if version % 2 == 0:
             held = copied(expected(trained, form))
         assert same_bits(sampler(engine), held)
-        assert same_bits(dict(trained.named_parameters()), before), "the trainer's own weights were altered"
+        assert same_bits(dict(trained.named_parameters()), before), (
+            "the trainer's own weights were altered"
+        )
     assert [p.data_ptr() for p in sampler(engine).values()] == at
     engine.add("t", [2, 3], SamplingParams(max_tokens=2), [0])
     assert engine.run()[0].version == [4, 4]
 
 
 @torch.no_grad()
-def test_updates_smaller_than_a_rounding_step_add_up(trained: PreTrainedModel, engine: Engine, form: str) -> None:
-    """Quantised anew from the trainer's numbers at each sync; rounding what is rounded already would lose every one of them."""
+def test_updates_smaller_than_a_rounding_step_add_up(
+    trained: PreTrainedModel, engine: Engine, form: str
+) -> None:
+    """Quantised anew from the trainer's numbers at each sync; rounding what is rounded already
+    would lose every one of them.
+    """
     sync, name = CopySync(trained, engine, every=1, form=form), "model.layers.0.mlp.up_proj.weight"
     sync.refresh()
     weight, first = trained.get_parameter(name), sampler(engine)[name].clone()
@@ -87,19 +107,25 @@ def test_updates_smaller_than_a_rounding_step_add_up(trained: PreTrainedModel, e
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.down_proj.weight", "model.norm.weight"])
-def test_weights_that_are_not_finite_leave_the_engine_as_it_was(trained: PreTrainedModel, engine: Engine, form: str, bad: float, name: str) -> None:
+def test_weights_that_are_not_finite_leave_the_engine_as_it_was(
+    trained: PreTrainedModel, engine: Engine, form: str, bad: float, name: str
+) -> None:
     sync = CopySync(trained, engine, every=1, form=form)
     sync.refresh()
     before = copied(sampler(engine))
     learn(trained)
     with torch.no_grad():
         trained.get_parameter(name).view(-1)[7] = bad
-    with pytest.raises(SyncError, match=rf"weight '{name}' is not finite .*: not handed to the engine"):
+    with pytest.raises(
+        SyncError, match=rf"weight '{name}' is not finite .*: not handed to the engine"
+    ):
         sync.sync(1)
     assert same_bits(sampler(engine), before) and engine.version == 0
 
 
-def test_an_error_in_the_middle_puts_the_old_ones_back(trained: PreTrainedModel, engine: Engine, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_middle_puts_the_old_ones_back(
+    trained: PreTrainedModel, engine: Engine, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sync = CopySync(trained, engine, every=1, form=form)
     sync.refresh()
     before, writes, write = copied(sampler(engine)), [], engine_weights._copy
@@ -117,10 +143,19 @@ def test_an_error_in_the_middle_puts_the_old_ones_back(trained: PreTrainedModel,
     assert len(writes) > 5 and same_bits(sampler(engine), before) and engine.version == 0
 
 
-def test_the_copy_is_proven_for_the_rounded_weights(trained: PreTrainedModel, engine: Engine, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy that brings the trainer's exact weights, as if nothing had been rounded, is not what was handed over."""
-    sync, own = CopySync(trained, engine, every=1, form=form), {p.shape: p for p in trained.parameters()}
-    monkeypatch.setattr(engine_weights, "_copy", lambda target, source: target.copy_(own[target.shape]))
+def test_the_copy_is_proven_for_the_rounded_weights(
+    trained: PreTrainedModel, engine: Engine, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that brings the trainer's exact weights, as if nothing had been rounded, is not what
+    was handed over.
+    """
+    sync, own = (
+        CopySync(trained, engine, every=1, form=form),
+        {p.shape: p for p in trained.parameters()},
+    )
+    monkeypatch.setattr(
+        engine_weights, "_copy", lambda target, source: target.copy_(own[target.shape])
+    )
     with pytest.raises(RuntimeError, match="did not come out equal to what was given"):
         sync.refresh()
 
@@ -132,7 +167,9 @@ def test_they_go_through_a_checkpoint(trained: PreTrainedModel, engine: Engine, 
         learn(trained)
         sync.sync(version)
     saved = copied(sync.tensors())
-    resumed = Engine(CausalLM(copy.deepcopy(trained).requires_grad_(False)), kv_tokens=200, block_size=8)
+    resumed = Engine(
+        CausalLM(copy.deepcopy(trained).requires_grad_(False)), kv_tokens=200, block_size=8
+    )
     again = CopySync(trained, resumed, every=2, form=form)
     again.refresh()
     assert not same_bits(sampler(resumed), sampler(engine))

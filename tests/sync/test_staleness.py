@@ -27,7 +27,9 @@ def clipped_fractions(policy: Policy, every: int, steps: int = 8) -> tuple[list[
     """train/clipped_frac and the staleness in versions of each step."""
     model = copy.deepcopy(policy.model)
     engine = Engine(CausalLM(copy.deepcopy(model).requires_grad_(False)), kv_tokens=1000)
-    rollout = EngineRollout(engine, PromptCodec(policy.tokenizer), SamplingParams(max_tokens=8), samples=4)
+    rollout = EngineRollout(
+        engine, PromptCodec(policy.tokenizer), SamplingParams(max_tokens=8), samples=4
+    )
     algorithm = make_algorithm(resolve_algorithm(AlgorithmConfig(name="grpo")), 8)
     trainer = Trainer(model, TrainerConfig(learning_rate=3e-3), Scoring(), steps)
     sync = CopySync(model, engine, every)
@@ -36,9 +38,13 @@ def clipped_fractions(policy: Policy, every: int, steps: int = 8) -> tuple[list[
         groups = rollout.generate(TASKS, seed=step)
         for group in groups:
             for t in group.trajectories:  # even tokens are good ones: something to learn
-                t.reward = Reward(sum(x % 2 == 0 for x in t.tokens[t.prompt_length :]) / 8 + 0.01 * t.sample)
+                t.reward = Reward(
+                    sum(x % 2 == 0 for x in t.tokens[t.prompt_length :]) / 8 + 0.01 * t.sample
+                )
         stale.append(trainer.version - groups[0].trajectories[0].version[-1])
-        metrics = trainer.train_step(algorithm.compute_advantages(collate(groups)), algorithm.compute_loss)
+        metrics = trainer.train_step(
+            algorithm.compute_advantages(collate(groups)), algorithm.compute_loss
+        )
         clipped.append(metrics["train/clipped_frac"])
         assert ("mismatch/max_abs_logp" in metrics) == (stale[-1] == 0)
         sync.sync(trainer.version)
@@ -50,7 +56,9 @@ def runs(policy: Policy) -> dict[int, tuple[list[float], list[int]]]:
     return {every: clipped_fractions(policy, every) for every in (1, 2, 4)}
 
 
-def test_staleness_counts_the_updates_since_the_last_sync(runs: dict[int, tuple[list[float], list[int]]]) -> None:
+def test_staleness_counts_the_updates_since_the_last_sync(
+    runs: dict[int, tuple[list[float], list[int]]],
+) -> None:
     assert {every: stale for every, (_, stale) in runs.items()} == {
         1: [0] * 8,
         2: [0, 1] * 4,
@@ -58,7 +66,9 @@ def test_staleness_counts_the_updates_since_the_last_sync(runs: dict[int, tuple[
     }
 
 
-def test_clipping_rises_with_the_syncs_apart(runs: dict[int, tuple[list[float], list[int]]]) -> None:
+def test_clipping_rises_with_the_syncs_apart(
+    runs: dict[int, tuple[list[float], list[int]]],
+) -> None:
     means = {every: sum(clipped) / len(clipped) for every, (clipped, _) in runs.items()}
     assert means[1] == 0
     assert 0.01 < means[2] < means[4]

@@ -1,4 +1,6 @@
-"""After a sync the engine has the trainer's weights, provably, and stamps what it samples with their version."""
+"""After a sync the engine has the trainer's weights, provably, and stamps what it samples with
+their version.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,12 @@ class TestSharedSync:
         engine = make_engine(twin)
         sync = SharedSync(trained, engine)
         sync.sync(1)
-        trained.model.layers[1].mlp.up_proj.weight = nn.Parameter(trained.model.layers[1].mlp.up_proj.weight.detach().clone())
-        with pytest.raises(SyncError, match=r"'model.layers.1.mlp.up_proj.weight' is no longer shared"):
+        trained.model.layers[1].mlp.up_proj.weight = nn.Parameter(
+            trained.model.layers[1].mlp.up_proj.weight.detach().clone()
+        )
+        with pytest.raises(
+            SyncError, match=r"'model.layers.1.mlp.up_proj.weight' is no longer shared"
+        ):
             sync.sync(2)
         assert engine.version == 1
 
@@ -77,7 +83,9 @@ class TestCopySync:
     def engine(self, trained: PreTrainedModel) -> Engine:
         return make_engine(copy.deepcopy(trained).requires_grad_(False))
 
-    def test_weights_are_copied_bit_for_bit_into_the_same_storage(self, trained: PreTrainedModel, engine: Engine) -> None:
+    def test_weights_are_copied_bit_for_bit_into_the_same_storage(
+        self, trained: PreTrainedModel, engine: Engine
+    ) -> None:
         sampler = engine.runner.model.module
         storage = [p.data_ptr() for p in sampler.parameters()]
         assert not set(storage) & {p.data_ptr() for p in trained.parameters()}
@@ -102,19 +110,28 @@ class TestCopySync:
         expected = logp[2:-1].gather(-1, torch.tensor(sequence.tokens[3:])[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(sequence.logp), expected, rtol=0, atol=1e-5)
 
-    def test_between_syncs_the_engine_keeps_its_weights_and_their_version(self, trained: PreTrainedModel, engine: Engine) -> None:
+    def test_between_syncs_the_engine_keeps_its_weights_and_their_version(
+        self, trained: PreTrainedModel, engine: Engine
+    ) -> None:
         sync, seen, old = CopySync(trained, engine, every=3), [], weights(trained)
         for version in range(1, 8):
             nudge(trained)
             sync.sync(version)
             if version in (3, 6):
                 old = weights(trained)
-            assert all(torch.equal(p, old[name]) for name, p in engine.runner.model.module.named_parameters())
+            assert all(
+                torch.equal(p, old[name])
+                for name, p in engine.runner.model.module.named_parameters()
+            )
             seen.append(versions(engine)[0])
         assert seen == [0, 0, 3, 3, 3, 6, 6]
 
-    def test_it_counts_steps_whatever_number_of_updates_each_makes(self, trained: PreTrainedModel, engine: Engine) -> None:
-        """Four updates a step, then none, then four: a copy every second step, none where nothing has changed since."""
+    def test_it_counts_steps_whatever_number_of_updates_each_makes(
+        self, trained: PreTrainedModel, engine: Engine
+    ) -> None:
+        """Four updates a step, then none, then four: a copy every second step, none where nothing
+        has changed since.
+        """
         sync, seen = CopySync(trained, engine, every=2), []
         for version in (4, 8, 8, 8, 12, 16):
             nudge(trained)
@@ -122,10 +139,14 @@ class TestCopySync:
             seen.append(versions(engine)[0])
         assert seen == [0, 8, 8, 8, 12, 12]
 
-    def test_a_refresh_copies_under_the_number_that_is(self, trained: PreTrainedModel, engine: Engine) -> None:
+    def test_a_refresh_copies_under_the_number_that_is(
+        self, trained: PreTrainedModel, engine: Engine
+    ) -> None:
         nudge(trained)
         CopySync(trained, engine, every=5).refresh()
-        for (name, p), q in zip(trained.named_parameters(), engine.runner.model.module.parameters(), strict=True):
+        for (name, p), q in zip(
+            trained.named_parameters(), engine.runner.model.module.parameters(), strict=True
+        ):
             assert torch.equal(p, q), name
         assert engine.version == 0
 
@@ -143,20 +164,28 @@ class TestCopySync:
             before, held, waited = engine.version, weights(sampler), sync.waited
             with sync.policy_weights(version):
                 assert engine.version == version
-                assert all(torch.equal(p, weights(trained)[name]) for name, p in sampler.named_parameters())
+                assert all(
+                    torch.equal(p, weights(trained)[name]) for name, p in sampler.named_parameters()
+                )
             assert (engine.version, sync.waited) == (before, waited)
             assert all(torch.equal(p, held[name]) for name, p in sampler.named_parameters())
 
-    def test_an_evaluation_that_fails_leaves_them_too(self, trained: PreTrainedModel, engine: Engine) -> None:
+    def test_an_evaluation_that_fails_leaves_them_too(
+        self, trained: PreTrainedModel, engine: Engine
+    ) -> None:
         sync, held = CopySync(trained, engine, every=3), weights(engine.runner.model.module)
         nudge(trained)
         sync.sync(1)
         with pytest.raises(RuntimeError, match="in between"), sync.policy_weights(1):
             raise RuntimeError("in between")
         assert engine.version == 0
-        assert all(torch.equal(p, held[name]) for name, p in engine.runner.model.module.named_parameters())
+        assert all(
+            torch.equal(p, held[name]) for name, p in engine.runner.model.module.named_parameters()
+        )
 
-    def test_a_checkpoint_has_them_where_a_signal_left_sequences_in_flight(self, trained: PreTrainedModel, engine: Engine) -> None:
+    def test_a_checkpoint_has_them_where_a_signal_left_sequences_in_flight(
+        self, trained: PreTrainedModel, engine: Engine
+    ) -> None:
         sync, held = CopySync(trained, engine, every=3), weights(engine.runner.model.module)
         nudge(trained)
         sync.sync(1)
@@ -164,10 +193,17 @@ class TestCopySync:
             engine.add("t", [1, 2, 3], SamplingParams(4, 1.0), [0])
             engine.step()
             raise KeyboardInterrupt
-        assert engine.busy and all(torch.equal(tensor, held[name.removeprefix("engine/")]) for name, tensor in sync.tensors().items())
+        assert engine.busy and all(
+            torch.equal(tensor, held[name.removeprefix("engine/")])
+            for name, tensor in sync.tensors().items()
+        )
 
-    def test_stale_weights_go_through_a_checkpoint(self, trained: PreTrainedModel, engine: Engine) -> None:
-        """A resumed run samples from the weights that the stopped one would have sampled from: those of the last sync."""
+    def test_stale_weights_go_through_a_checkpoint(
+        self, trained: PreTrainedModel, engine: Engine
+    ) -> None:
+        """A resumed run samples from the weights that the stopped one would have sampled from:
+        those of the last sync.
+        """
         sync = CopySync(trained, engine, every=2)
         for version in (1, 2, 3):
             nudge(trained)
@@ -176,7 +212,11 @@ class TestCopySync:
         resumed = make_engine(copy.deepcopy(trained).requires_grad_(False))
         again = CopySync(trained, resumed, every=2)
         again.load(saved, 2, sync.waited)
-        for p, q in zip(resumed.runner.model.module.parameters(), engine.runner.model.module.parameters(), strict=True):
+        for p, q in zip(
+            resumed.runner.model.module.parameters(),
+            engine.runner.model.module.parameters(),
+            strict=True,
+        ):
             assert torch.equal(p, q)
         assert versions(resumed) == [2, 2]
         nudge(trained)
@@ -184,14 +224,21 @@ class TestCopySync:
         assert versions(resumed) == [4, 4], "one of the two steps was before the checkpoint"
 
     @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-    def test_weights_that_are_not_finite_leave_the_engine_as_it_was(self, trained: PreTrainedModel, engine: Engine, bad: float) -> None:
+    def test_weights_that_are_not_finite_leave_the_engine_as_it_was(
+        self, trained: PreTrainedModel, engine: Engine, bad: float
+    ) -> None:
         before = weights(engine.runner.model.module)
         nudge(trained)
         with torch.no_grad():
-            trained.model.norm.weight[7] = bad  # the last one: all others could be copied before it is met
+            trained.model.norm.weight[7] = (
+                bad  # the last one: all others could be copied before it is met
+            )
         with pytest.raises(SyncError, match=r"'model\.norm.weight' is not finite"):
             CopySync(trained, engine, every=1).sync(1)
-        assert all(torch.equal(p, before[name]) for name, p in engine.runner.model.module.named_parameters())
+        assert all(
+            torch.equal(p, before[name])
+            for name, p in engine.runner.model.module.named_parameters()
+        )
         assert engine.version == 0
 
     def test_an_engine_in_bfloat16_gets_the_rounded_weights(self, trained: PreTrainedModel) -> None:

@@ -1,4 +1,6 @@
-"""Sync to an engine in another process, here one in this process that shares nothing: what is handed over, when, and what a wrong one costs."""
+"""Sync to an engine in another process, here one in this process that shares nothing: what is
+handed over, when, and what a wrong one costs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Elsewhere:
         self.loads: list[dict[str, Tensor]] = []
         self.deaf = False
 
-    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Sampled]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
+    ) -> list[Sampled]:
         raise NotImplementedError
 
     @torch.no_grad()
@@ -45,7 +49,9 @@ class Elsewhere:
 
     @torch.no_grad()
     def score(self, tokens: Sequence[int]) -> list[float]:
-        logits = self.model(torch.tensor([list(tokens)]), use_cache=False).logits[0, :-1].log_softmax(-1)
+        logits = (
+            self.model(torch.tensor([list(tokens)]), use_cache=False).logits[0, :-1].log_softmax(-1)
+        )
         return logits.gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
 
     def close(self) -> None:
@@ -71,7 +77,9 @@ def names(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def test_the_first_weights_are_number_0_and_later_ones_the_trainers(trained: PreTrainedModel) -> None:
+def test_the_first_weights_are_number_0_and_later_ones_the_trainers(
+    trained: PreTrainedModel,
+) -> None:
     engine = Elsewhere(trained)
     sync = VersionedSync(trained, engine, 1, LIMIT, 64)
     sync.refresh()
@@ -97,7 +105,9 @@ def test_every_second_step_counts_steps_and_not_versions(trained: PreTrainedMode
     assert seen == [(0, 1), (8, 0), (8, 1), (16, 0), (16, 1)]
 
 
-def test_an_evaluation_gets_the_policy_and_training_its_stale_weights_again(trained: PreTrainedModel) -> None:
+def test_an_evaluation_gets_the_policy_and_training_its_stale_weights_again(
+    trained: PreTrainedModel,
+) -> None:
     engine = Elsewhere(trained)
     sync = VersionedSync(trained, engine, 3, LIMIT, 64)
     sync.refresh()
@@ -107,7 +117,9 @@ def test_an_evaluation_gets_the_policy_and_training_its_stale_weights_again(trai
     with sync.policy_weights(1):
         assert engine.version == 1 and same(names(engine.model), names(trained))
     assert (engine.version, sync.waited) == (0, 1) and same(names(engine.model), old)
-    assert same({name.removeprefix("engine/"): t for name, t in sync.tensors().items()}, old), "a checkpoint holds the stale ones"
+    assert same({name.removeprefix("engine/"): t for name, t in sync.tensors().items()}, old), (
+        "a checkpoint holds the stale ones"
+    )
     for version in (2, 3):
         nudge(trained)
         sync.sync(version)
@@ -132,7 +144,13 @@ def test_an_engine_that_did_not_load_is_found_out(trained: PreTrainedModel) -> N
     sync.refresh()
     engine.deaf = True
     nudge(trained)
-    with pytest.raises(SyncError, match=r"scores the probe otherwise than the trainer, by 0\.\d+ nats in the mean \(limit 0.0001\)"):
+    with pytest.raises(
+        SyncError,
+        match=(
+            r"scores the probe otherwise than the trainer, by 0\.\d+ nats in the mean \(limit"
+            r" 0.0001\)"
+        ),
+    ):
         sync.sync(1)
 
 
@@ -185,7 +203,9 @@ def test_a_checkpoint_brings_back_what_the_engine_had(trained: PreTrainedModel, 
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe", "gemma2", "gpt2"])
-def test_weights_go_over_as_save_pretrained_writes_them(architecture: str, tiny: Callable[[str], PreTrainedModel], tmp_path: Path) -> None:
+def test_weights_go_over_as_save_pretrained_writes_them(
+    architecture: str, tiny: Callable[[str], PreTrainedModel], tmp_path: Path
+) -> None:
     """The oracle is the file that transformers writes: experts apart, tied weights once."""
     model = tiny(architecture)
     handed: dict[str, Tensor] = {}

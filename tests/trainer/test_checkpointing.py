@@ -1,4 +1,6 @@
-"""Activation checkpointing: the same gradients from fewer kept bytes, and nothing else about the model changes."""
+"""Activation checkpointing: the same gradients from fewer kept bytes, and nothing else about the
+model changes.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_gradients_are_bitwise_those_without(kind: str, mode: str) -> None:
 
 
 def _kept_bytes(mode: str) -> int:
-    """Storage still alive between forward and backward, on a model deep enough for its layers to outweigh the rest."""
+    """Storage still alive between forward and backward, on a model deep enough for its layers to
+    outweigh the rest.
+    """
     model = tiny_model(num_hidden_layers=6, intermediate_size=96)
     apply_activation_checkpointing(model, mode)  # type: ignore[arg-type]
     row = pack(ragged_batch(1, longest=30), range(12), True)
@@ -70,14 +74,18 @@ def test_dropout_stays_off_and_the_flag_is_on_the_layers_alone() -> None:
     apply_activation_checkpointing(model, "full")
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     assert len(layers) == 2 and all(layer.training for layer in layers)
-    assert not any(m.training for m in model.modules() if not isinstance(m, GradientCheckpointingLayer))
+    assert not any(
+        m.training for m in model.modules() if not isinstance(m, GradientCheckpointingLayer)
+    )
     apply_activation_checkpointing(model, "none")
     assert not any(m.training for m in model.modules())
     assert not any(layer.gradient_checkpointing for layer in layers)
 
 
 def test_a_copy_runs_its_own_layers() -> None:
-    """A frozen reference or an engine copied from a checkpointed policy must not follow the policy's weights."""
+    """A frozen reference or an engine copied from a checkpointed policy must not follow the
+    policy's weights.
+    """
     model = tiny_model()
     apply_activation_checkpointing(model, "full")
     twin = copy.deepcopy(model)

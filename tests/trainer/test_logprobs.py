@@ -1,4 +1,6 @@
-"""Chunked log-probs: equal to the full softmax, in bounded memory, float32 whatever the forward runs in."""
+"""Chunked log-probs: equal to the full softmax, in bounded memory, float32 whatever the forward
+runs in.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,18 @@ import math
 
 import pytest
 import torch
-from tiny import VOCABULARY, Allocations, grpo, make_trainer, plain_logits, plain_logp, ragged_batch, relative, step_gradient, tiny_model
+from tiny import (
+    VOCABULARY,
+    Allocations,
+    grpo,
+    make_trainer,
+    plain_logits,
+    plain_logp,
+    ragged_batch,
+    relative,
+    step_gradient,
+    tiny_model,
+)
 from torch import nn
 
 from sixfold.model.causal_lm import head_logits
@@ -32,7 +45,10 @@ def test_any_chunk_equals_the_naive_softmax(chunk: int, temperature: float) -> N
 def test_gradients_do_not_depend_on_the_chunk(chunk: int) -> None:
     model, batch = tiny_model(), ragged_batch(0)
     whole = step_gradient(model, batch, grpo().compute_loss, Scoring(0.8, 10**6))
-    assert relative(step_gradient(model, batch, grpo().compute_loss, Scoring(0.8, chunk)), whole) < 1e-6
+    assert (
+        relative(step_gradient(model, batch, grpo().compute_loss, Scoring(0.8, chunk)), whole)
+        < 1e-6
+    )
 
 
 def test_entropy_is_exact_and_carries_no_gradient() -> None:
@@ -60,7 +76,9 @@ def test_entropy_of_a_certain_token_is_zero_not_nan() -> None:
 
 
 def test_logits_exist_for_one_chunk_at_a_time_forward_and_backward() -> None:
-    """Vocabulary 509, chunks of 16 positions, some 250 scored: no tensor of all logits, and never two chunks' worth kept between passes."""
+    """Vocabulary 509, chunks of 16 positions, some 250 scored: no tensor of all logits, and never
+    two chunks' worth kept between passes.
+    """
     model, batch = tiny_model(vocab_size=509), ragged_batch(0, groups=12, longest=30)
     scored = int(batch.mask.sum())
     assert scored > 12 * 16
@@ -68,7 +86,9 @@ def test_logits_exist_for_one_chunk_at_a_time_forward_and_backward() -> None:
     with Allocations(width=509) as seen:
         trainer.train_step(batch, grpo().compute_loss)
     assert 0 < seen.wide <= 16 * 509
-    assert seen.peak <= 4 * 16 * 509  # logits, log-softmax, their gradients and the entropy's temporaries, of one chunk
+    assert (
+        seen.peak <= 4 * 16 * 509
+    )  # logits, log-softmax, their gradients and the entropy's temporaries, of one chunk
     with Allocations(width=509) as naive:
         plain_logp(copy.deepcopy(model), batch).sum().backward()
     assert naive.wide >= batch.tokens.numel() * 509
@@ -88,7 +108,9 @@ def test_under_bf16_log_probs_and_gradients_stay_float32() -> None:
 
 
 def test_small_gradients_survive_accumulation_under_bf16() -> None:
-    """Micro-batches add up in float32: in bfloat16 256 + 1 is 256, so a row at a time would lose what all rows at once keep."""
+    """Micro-batches add up in float32: in bfloat16 256 + 1 is 256, so a row at a time would lose
+    what all rows at once keep.
+    """
     model, batch = tiny_model(), ragged_batch(0, groups=6)
     scoring = Scoring(autocast=torch.bfloat16)
     at_once = step_gradient(model, batch, grpo().compute_loss, scoring)
@@ -106,7 +128,9 @@ def test_soft_cap_and_scaled_logits_reach_the_log_probs() -> None:
     batch = ragged_batch(0)
     with torch.no_grad():
         expected = plain_logp(copy.deepcopy(model), batch)
-    torch.testing.assert_close(score_batch(model, batch, Scoring(), 64, True), expected, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        score_batch(model, batch, Scoring(), 64, True), expected, atol=2e-5, rtol=1e-5
+    )
 
 
 def test_scoring_a_batch_without_sampled_tokens_is_all_zeros() -> None:
@@ -116,9 +140,15 @@ def test_scoring_a_batch_without_sampled_tokens_is_all_zeros() -> None:
 
 
 def test_a_large_vocabulary_makes_chunks_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At 152,000 words a table of 1,024 positions would be 0.6 GB, and several are alive at once. Small vocabularies keep their chunk."""
+    """At 152,000 words a table of 1,024 positions would be 0.6 GB, and several are alive at once.
+    Small vocabularies keep their chunk.
+    """
     assert chunk_size(1024, 152_000) * 152_000 <= TABLE < (chunk_size(1024, 152_000) + 1) * 152_000
-    assert chunk_size(1024, 32_000) == 1024 and chunk_size(16, 152_000) == 16 and chunk_size(1024, 10**9) == 1
+    assert (
+        chunk_size(1024, 32_000) == 1024
+        and chunk_size(16, 152_000) == 16
+        and chunk_size(1024, 10**9) == 1
+    )
     model, row = tiny_model(), pack(ragged_batch(1), range(12), True)
     whole = score_row(model, row, Scoring())
     monkeypatch.setattr("sixfold.trainer.logprobs.TABLE", 20 * VOCABULARY)

@@ -12,12 +12,19 @@ import torch
 from sixfold.trainer.mismatch import RATIO_EDGES, log_ratio_metrics, mismatch_metrics, outside_share
 
 torch.set_num_threads(1)
-CASE = json.loads((Path(__file__).parents[1] / "data" / "golden_loop.json").read_text())["mismatch_metrics"]
+CASE = json.loads((Path(__file__).parents[1] / "data" / "golden_loop.json").read_text())[
+    "mismatch_metrics"
+]
 
 
 def test_golden() -> None:
-    """Between the engine's log-probs and the trainer's; the file's `old_logp` is the trainer's own at the time of sampling."""
-    tables = {name: torch.tensor(CASE["inputs"][name], dtype=torch.float64) for name in ("mask", "old_logp", "rollout_logp")}
+    """Between the engine's log-probs and the trainer's; the file's `old_logp` is the trainer's own
+    at the time of sampling.
+    """
+    tables = {
+        name: torch.tensor(CASE["inputs"][name], dtype=torch.float64)
+        for name in ("mask", "old_logp", "rollout_logp")
+    }
     mask, expected = tables["mask"].bool(), CASE["expected"]
     trainer, engine = tables["old_logp"][mask], tables["rollout_logp"][mask]
     got = mismatch_metrics(trainer, engine)
@@ -26,7 +33,9 @@ def test_golden() -> None:
     assert got["mismatch/max_abs_logp"] == pytest.approx(expected["max_abs_dlogp"], abs=1e-6)
     ratios = log_ratio_metrics(trainer, engine)
     assert ratios["train/ratio_mean"] == pytest.approx(expected["sampling_is_mean"], abs=1e-6)
-    assert ratios["train/log_ratio_mean"] == pytest.approx(-expected["k1_rollout_to_train"], abs=1e-6)
+    assert ratios["train/log_ratio_mean"] == pytest.approx(
+        -expected["k1_rollout_to_train"], abs=1e-6
+    )
 
 
 def test_by_hand() -> None:
@@ -59,7 +68,9 @@ def test_every_bin_of_the_histogram() -> None:
 def test_a_wild_token_does_not_make_the_mean_infinite() -> None:
     got = log_ratio_metrics(torch.tensor([0.0, 0.0]), torch.tensor([-500.0, 0.0]))
     assert math.isfinite(got["train/ratio_mean"])  # type: ignore[arg-type]
-    assert math.isfinite(mismatch_metrics(torch.tensor([0.0]), torch.tensor([-500.0]))["mismatch/prob_error"])  # type: ignore[arg-type]
+    assert math.isfinite(
+        mismatch_metrics(torch.tensor([0.0]), torch.tensor([-500.0]))["mismatch/prob_error"]
+    )  # type: ignore[arg-type]
 
 
 def test_report_and_trainer_agree_on_the_edges() -> None:
@@ -69,7 +80,13 @@ def test_report_and_trainer_agree_on_the_edges() -> None:
 
 
 def test_the_share_of_sequences_outside_a_band_by_hand() -> None:
-    """Means over scored tokens: 0.001 (outside), 0.0001 (inside), -0.0004 (outside); the last row has no scored token."""
+    """Means over scored tokens: 0.001 (outside), 0.0001 (inside), -0.0004 (outside); the last row
+    has no scored token.
+    """
     mask = torch.tensor([[0, 1, 1], [0, 1, 1], [0, 1, 0], [0, 0, 0]], dtype=torch.bool)
-    gap = torch.tensor([[9.0, 0.0015, 0.0005], [9.0, 0.0003, -0.0001], [9.0, -0.0004, 9.0], [9.0, 9.0, 9.0]])
-    assert outside_share(gap, torch.zeros(4, 3), mask, low=math.log1p(-3e-4), high=math.log1p(4e-4)) == pytest.approx(2 / 3)
+    gap = torch.tensor(
+        [[9.0, 0.0015, 0.0005], [9.0, 0.0003, -0.0001], [9.0, -0.0004, 9.0], [9.0, 9.0, 9.0]]
+    )
+    assert outside_share(
+        gap, torch.zeros(4, 3), mask, low=math.log1p(-3e-4), high=math.log1p(4e-4)
+    ) == pytest.approx(2 / 3)

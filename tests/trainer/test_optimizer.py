@@ -18,7 +18,12 @@ torch.set_num_threads(1)
 def test_defaults_of_reinforcement_learning_and_of_sft() -> None:
     """No weight decay in RL: the KL cannot see the drift it causes. SFT decays."""
     (group,) = make_optimizer(nn.Linear(2, 2), TrainerConfig()).param_groups
-    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (1e-6, (0.9, 0.95), 1e-8, 0.0)
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (
+        1e-6,
+        (0.9, 0.95),
+        1e-8,
+        0.0,
+    )
     assert TrainerConfig().grad_clip == 1.0
     assert SftConfig().weight_decay == 0.1
 
@@ -45,7 +50,9 @@ def test_two_steps_by_hand() -> None:
 
 
 def test_after_a_reset_the_next_step_is_that_of_a_new_optimizer() -> None:
-    """Bit for bit, three steps long; without the reset the moments tell. The same tensors are kept."""
+    """Bit for bit, three steps long; without the reset the moments tell. The same tensors
+    are kept.
+    """
     worn, kept, fresh = (nn.Linear(3, 2) for _ in range(3))
     config = settings(learning_rate=0.1, weight_decay=0.01)
     optimizers = [make_optimizer(model, config) for model in (worn, kept)]
@@ -77,16 +84,37 @@ def _step(model: nn.Module, optimizer: torch.optim.AdamW, seed: int) -> None:
     [
         ("constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
         ("linear", [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0, 0.0]),
-        ("cosine", [0.25, 0.5, 0.75, 1.0, 1.0, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0.0, 0.0, 0.0]),
+        (
+            "cosine",
+            [
+                0.25,
+                0.5,
+                0.75,
+                1.0,
+                1.0,
+                (1 + math.sqrt(0.5)) / 2,
+                0.5,
+                (1 - math.sqrt(0.5)) / 2,
+                0.0,
+                0.0,
+                0.0,
+            ],
+        ),
     ],
 )
 def test_learning_rate_by_hand(schedule: str, expected: list[float]) -> None:
     """Four steps of warm-up, then four of decay; past the end it stays at the end."""
     config = settings(learning_rate=2.0, schedule=schedule, warmup_steps=4)
-    assert [learning_rate(config, step, 8) / 2.0 for step in range(11)] == pytest.approx(expected, abs=1e-12)
+    assert [learning_rate(config, step, 8) / 2.0 for step in range(11)] == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_warm_up_longer_than_the_run_and_none_at_all() -> None:
-    assert learning_rate(settings(learning_rate=1.0, warmup_steps=10, schedule="linear"), 4, 5) == 0.5
-    assert learning_rate(settings(learning_rate=1.0, warmup_steps=5, schedule="linear"), 5, 5) == 1.0
+    assert (
+        learning_rate(settings(learning_rate=1.0, warmup_steps=10, schedule="linear"), 4, 5) == 0.5
+    )
+    assert (
+        learning_rate(settings(learning_rate=1.0, warmup_steps=5, schedule="linear"), 5, 5) == 1.0
+    )
     assert learning_rate(settings(learning_rate=1.0, schedule="linear"), 0, 5) == 1.0

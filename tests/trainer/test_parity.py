@@ -45,11 +45,15 @@ def test_a_wrong_model_in_bfloat16_is_refused(gaps: list[float], where: str) -> 
 def test_in_float32_on_a_cpu_every_token_must_agree() -> None:
     off = parity([0.0] * 9999 + [2e-3])
     assert "at worst" in parity_limits("float32", "cpu", outside=False).exceeded(off)
-    assert parity_limits("float32", "cuda", outside=False).exceeded(off) == "", "its kernels add up in other orders"
+    assert parity_limits("float32", "cuda", outside=False).exceeded(off) == "", (
+        "its kernels add up in other orders"
+    )
 
 
 def test_another_program_may_differ_more_in_bfloat16_and_not_in_float32() -> None:
     between = parity([0.07] * 100)
     assert parity_limits("bfloat16", "cuda", outside=True).exceeded(between) == ""
     assert parity_limits("bfloat16", "cuda", outside=False).exceeded(between) != ""
-    assert parity_limits("float32", "cpu", outside=True) == parity_limits("float32", "cpu", outside=False)
+    assert parity_limits("float32", "cpu", outside=True) == parity_limits(
+        "float32", "cpu", outside=False
+    )

@@ -1,4 +1,6 @@
-"""SFT as a loss: the solution's tokens and no other, averaged over all tokens, by the trainer that RL uses."""
+"""SFT as a loss: the solution's tokens and no other, averaged over all tokens, by the trainer that
+RL uses.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,15 @@ import copy
 
 import pytest
 import torch
-from tiny import make_trainer, plain_gradient, plain_logits, plain_logp, relative, step_gradient, tiny_model
+from tiny import (
+    make_trainer,
+    plain_gradient,
+    plain_logits,
+    plain_logp,
+    relative,
+    step_gradient,
+    tiny_model,
+)
 from torch import Tensor
 
 from sixfold.batch import Batch
@@ -23,7 +33,9 @@ def _batch(examples: list[tuple[list[int], list[int]]]) -> Batch:
 
 
 def _cross_entropy(batch: Batch, prompts: list[int]) -> Tensor:
-    """The textbook form: labels shifted by one, everything before `prompts[i]` ignored, mean over the rest."""
+    """The textbook form: labels shifted by one, everything before `prompts[i]` ignored, mean over
+    the rest.
+    """
     model = tiny_model()
     logits = plain_logits(model, batch)[:, :-1]
     labels = batch.tokens.clone()
@@ -36,7 +48,9 @@ def _cross_entropy(batch: Batch, prompts: list[int]) -> Tensor:
 def test_the_mask_begins_at_the_first_token_of_the_solution() -> None:
     batch = _batch(EXAMPLES)
     assert batch.mask.int().tolist() == [[0, 0, 0, 1, 1, 1], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 1]]
-    assert batch.weights is not None and batch.weights[batch.mask].tolist() == pytest.approx([1 / 6] * 6)
+    assert batch.weights is not None and batch.weights[batch.mask].tolist() == pytest.approx(
+        [1 / 6] * 6
+    )
 
 
 def test_loss_is_the_cross_entropy_with_the_prompt_ignored() -> None:
@@ -61,10 +75,14 @@ def test_the_trainers_gradient_is_that_of_the_plain_forward(most: int) -> None:
 
 
 def test_a_prompt_token_moves_nothing_but_through_attention() -> None:
-    """The logits at prompt positions have no gradient, except the last one: it predicts the solution's first token."""
+    """The logits at prompt positions have no gradient, except the last one: it predicts the
+    solution's first token.
+    """
     batch = _batch(EXAMPLES[:1])
     logits = plain_logits(tiny_model(), batch).detach().requires_grad_()
-    logp = torch.nn.functional.pad(logits[:, :-1].log_softmax(-1).gather(-1, batch.tokens[:, 1:, None])[:, :, 0], (1, 0))
+    logp = torch.nn.functional.pad(
+        logits[:, :-1].log_softmax(-1).gather(-1, batch.tokens[:, 1:, None])[:, :, 0], (1, 0)
+    )
     sft_loss(batch, logp).loss.backward()
     assert logits.grad is not None
     assert logits.grad.abs().sum(-1)[0].bool().tolist() == [False, False, True, True, True, False]

@@ -1,4 +1,6 @@
-"""One optimizer step: what it leaves alone when something is not finite, what it skips, what it counts, and that it comes out the same twice."""
+"""One optimizer step: what it leaves alone when something is not finite, what it skips, what it
+counts, and that it comes out the same twice.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ def at(table: Tensor | None, batch: Batch, value: float) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("where", "bad"), [(w, b) for w in ("advantages", "weights") for b in (NAN, INF, -INF)] + [("old_logp", NAN)]
+    ("where", "bad"),
+    [(w, b) for w in ("advantages", "weights") for b in (NAN, INF, -INF)] + [("old_logp", NAN)],
 )  # an infinite log-ratio is clamped before exp, so that the loss stays finite
 def test_a_bad_number_in_the_batch_leaves_the_weights_alone(where: str, bad: float) -> None:
     model, batch = tiny_model(), ragged_batch(0)
@@ -88,7 +91,10 @@ def test_a_bad_number_in_the_batch_leaves_the_weights_alone(where: str, bad: flo
 def test_a_bad_loss_is_named_by_its_rows(bad: float) -> None:
     """Row 9's micro-batch alone is bad; the reason names that one and the weights stay."""
     model, batch = tiny_model(), ragged_batch(0)
-    trainer, before = make_trainer(model, max_tokens_per_microbatch=16, share_prefix=False), weights_of(model)
+    trainer, before = (
+        make_trainer(model, max_tokens_per_microbatch=16, share_prefix=False),
+        weights_of(model),
+    )
     ninth = batch.tokens[9]
 
     def loss(local: Batch, logp: Tensor) -> LossOutput:
@@ -119,7 +125,9 @@ def test_one_bad_gradient_element_is_named_by_its_tensor(bad: float) -> None:
     clean = make_trainer(copy.deepcopy(model))
     clean.train_step(batch, grpo().compute_loss)
     assert trainer.train_step(batch, grpo().compute_loss)["train/skipped"] == 0.0
-    assert trainer.skip_reason == "" and same(weights_of(model), weights_of(clean.model)), "the bad step left something behind"
+    assert trainer.skip_reason == "" and same(weights_of(model), weights_of(clean.model)), (
+        "the bad step left something behind"
+    )
 
 
 def test_several_bad_steps_in_a_row_end_the_run_and_a_good_one_starts_the_count_anew() -> None:
@@ -139,7 +147,9 @@ def test_several_bad_steps_in_a_row_end_the_run_and_a_good_one_starts_the_count_
 
 def _count_forwards(model: PreTrainedModel) -> list[int]:
     sizes: list[int] = []
-    model.base_model.register_forward_pre_hook(lambda m, a, k: sizes.append(k["input_ids"].shape[1]), with_kwargs=True)
+    model.base_model.register_forward_pre_hook(
+        lambda m, a, k: sizes.append(k["input_ids"].shape[1]), with_kwargs=True
+    )
     return sizes
 
 
@@ -152,7 +162,11 @@ def test_a_batch_of_degenerate_groups_makes_no_forward_and_no_step() -> None:
             t.reward = Reward(1.0)
     metrics = trainer.train_step(grpo().compute_advantages(collate(groups)), grpo().compute_loss)
     assert forwards == [] and same(weights_of(model), before)
-    assert (metrics["train/skipped"], metrics["train/tokens"], metrics["train/microbatches"]) == (1.0, 0.0, 0.0)
+    assert (metrics["train/skipped"], metrics["train/tokens"], metrics["train/microbatches"]) == (
+        1.0,
+        0.0,
+        0.0,
+    )
     assert (trainer.version, trainer.skipped_total, trainer.skipped_in_a_row) == (0, 0, 0)
     assert "no trajectory carries a signal" in trainer.skip_reason
 
@@ -206,7 +220,10 @@ def test_version_counts_updates_and_the_learning_rate_follows_attempts() -> None
     batch = ragged_batch(0)
     trainer = make_trainer(tiny_model(), learning_rate=1e-2, warmup_steps=4)
     broken = batch.with_(advantages=at(batch.advantages, batch, NAN))
-    rates = [trainer.train_step(b, grpo().compute_loss)["train/learning_rate"] for b in (batch, broken, batch)]
+    rates = [
+        trainer.train_step(b, grpo().compute_loss)["train/learning_rate"]
+        for b in (batch, broken, batch)
+    ]
     assert rates == pytest.approx([0.0025, 0.005, 0.0075])
     assert (trainer.version, trainer.steps) == (2, 3)
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.0075)
@@ -233,7 +250,10 @@ def test_junk_in_the_padding_trains_nothing() -> None:
     algorithm, batch = grpo(beta=0.1), ragged_batch(0, grpo(beta=0.1))
     ends = []
     for junk in (0.0, NAN, 77.0):
-        tables = {n: torch.where(batch.mask, getattr(batch, n), junk) for n in ("old_logp", "ref_logp", "advantages")}
+        tables = {
+            n: torch.where(batch.mask, getattr(batch, n), junk)
+            for n in ("old_logp", "ref_logp", "advantages")
+        }
         padding = torch.arange(batch.tokens.shape[1]) >= batch.lengths[:, None]
         tokens = torch.where(padding, 0 if junk == 0.0 else VOCABULARY + 5, batch.tokens)
         trainer = make_trainer(tiny_model(), learning_rate=1e-2)
@@ -253,13 +273,17 @@ def test_advantages_first() -> None:
 
 @pytest.mark.parametrize("most", [10**6, 30])
 def test_metrics_by_hand(most: int) -> None:
-    """Against the plain forward's tables, for one micro-batch and for many; groups 0 and 1 sampled by these weights, group 2 by older ones."""
+    """Against the plain forward's tables, for one micro-batch and for many; groups 0 and 1 sampled
+    by these weights, group 2 by older ones.
+    """
     model = tiny_model()
     algorithm = make_algorithm(replace(ZOO["grpo"], clip_low=0.1, clip_high=0.3, beta=0.02), 16)
     batch = on_policy(model, ragged_batch(0))
     noise = torch.randn(batch.tokens.shape, generator=torch.Generator().manual_seed(3)) * 0.4
     version = torch.where(batch.group[:, None] == 2, 0, 1)
-    batch = batch.with_(old_logp=batch.old_logp + noise * batch.mask, version=torch.where(batch.mask, version, -1))
+    batch = batch.with_(
+        old_logp=batch.old_logp + noise * batch.mask, version=torch.where(batch.mask, version, -1)
+    )
     trainer = make_trainer(model, max_tokens_per_microbatch=most)
     trainer.version = 1
     plain = copy.deepcopy(model)
@@ -293,7 +317,9 @@ def test_metrics_by_hand(most: int) -> None:
     assert 0.0 < expected["train/clip_active_frac"] < expected["train/clipped_frac"] < 1.0
     for name, value in expected.items():
         assert got[name] == pytest.approx(value, rel=2e-4, abs=1e-6), name
-    assert got["train/ratio_hist"] == [float(((log_ratio > low) & (log_ratio <= high)).sum()) for low, high in pairwise(edges)]
+    assert got["train/ratio_hist"] == [
+        float(((log_ratio > low) & (log_ratio <= high)).sum()) for low, high in pairwise(edges)
+    ]
     assert got["train/skipped"] == 0.0 and (got["train/microbatches"] == 1.0) == (most > 30)
 
 
@@ -302,23 +328,34 @@ def test_first_step_on_policy_has_ratio_one() -> None:
     algorithm = make_algorithm(ZOO["grpo"], 16)
     got = make_trainer(model).train_step(on_policy(model, ragged_batch(0)), algorithm.compute_loss)
     assert got["train/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
-    assert got["train/clipped_frac"] == 0.0 and got["mismatch/max_abs_logp"] == pytest.approx(0.0, abs=1e-5)
+    assert got["train/clipped_frac"] == 0.0 and got["mismatch/max_abs_logp"] == pytest.approx(
+        0.0, abs=1e-5
+    )
 
 
 def _second_step(recompute: bool) -> dict[str, object]:
-    """Two steps on one batch; with `recompute`, old_logp is taken anew from the updated weights in between, which is the bug."""
+    """Two steps on one batch; with `recompute`, old_logp is taken anew from the updated weights in
+    between, which is the bug.
+    """
     model = tiny_model()
     algorithm = make_algorithm(ZOO["grpo"], 16)
     batch = on_policy(model, ragged_batch(0))
     trainer = make_trainer(model, learning_rate=2e-2)
     trainer.train_step(batch, algorithm.compute_loss)
-    return dict(trainer.train_step(on_policy(model, batch) if recompute else batch, algorithm.compute_loss))
+    return dict(
+        trainer.train_step(on_policy(model, batch) if recompute else batch, algorithm.compute_loss)
+    )
 
 
 def test_old_logp_recomputed_after_the_update_is_seen_in_the_metrics() -> None:
-    """With the sampled log-probs the second step shows that the policy moved; with recomputed ones the ratio is one and the clip never acts."""
+    """With the sampled log-probs the second step shows that the policy moved; with recomputed ones
+    the ratio is one and the clip never acts.
+    """
     right, wrong = _second_step(recompute=False), _second_step(recompute=True)
-    assert float(right["train/clipped_frac"]) > 0.05 and abs(float(right["train/log_ratio_mean"])) > 1e-3  # type: ignore[arg-type]
+    assert (
+        float(right["train/clipped_frac"]) > 0.05
+        and abs(float(right["train/log_ratio_mean"])) > 1e-3
+    )  # type: ignore[arg-type]
     assert wrong["train/clipped_frac"] == 0.0
     assert wrong["train/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
 
@@ -330,7 +367,16 @@ def _rollout(engine: Engine, step: int) -> list[Group]:
         task = Task(f"{step}/{g}", "?")
         engine.add(task.id, prompt, SamplingParams(8, seed=step), list(range(4)))
         done = sorted(engine.run(), key=lambda s: s.sample)
-        rows = [trajectory(g, s.sample, prompt, s.tokens[len(prompt) :], reward=-float(sum(s.tokens[len(prompt) :]))) for s in done]
+        rows = [
+            trajectory(
+                g,
+                s.sample,
+                prompt,
+                s.tokens[len(prompt) :],
+                reward=-float(sum(s.tokens[len(prompt) :])),
+            )
+            for s in done
+        ]
         for row, s in zip(rows, done, strict=True):
             row.logp, row.version = [0.0] * len(prompt) + s.logp, [-1] * len(prompt) + s.version
         groups.append(Group(task, rows))
@@ -338,8 +384,12 @@ def _rollout(engine: Engine, step: int) -> list[Group]:
 
 
 @pytest.mark.parametrize(("every", "low", "high"), [(1, 0.0, 0.0), (4, 0.02, 1.0)])
-def test_clipping_rises_with_the_staleness_of_the_sampler(every: int, low: float, high: float) -> None:
-    """Engine with weights of its own, brought over every step or every fourth: fresh rollouts are never clipped, stale ones are."""
+def test_clipping_rises_with_the_staleness_of_the_sampler(
+    every: int, low: float, high: float
+) -> None:
+    """Engine with weights of its own, brought over every step or every fourth: fresh rollouts are
+    never clipped, stale ones are.
+    """
     policy = tiny_model()
     engine = Engine(CausalLM(copy.deepcopy(policy).requires_grad_(False)), kv_tokens=1024)
     trainer, sync = make_trainer(policy, learning_rate=1e-2), CopySync(policy, engine, every)
@@ -347,7 +397,9 @@ def test_clipping_rises_with_the_staleness_of_the_sampler(every: int, low: float
     clipped = []
     for step in range(8):
         batch = algorithm.compute_advantages(collate(_rollout(engine, step)))
-        clipped.append(float(trainer.train_step(batch, algorithm.compute_loss)["train/clipped_frac"]))  # type: ignore[arg-type]
+        clipped.append(
+            float(trainer.train_step(batch, algorithm.compute_loss)["train/clipped_frac"])
+        )  # type: ignore[arg-type]
         sync.sync(trainer.version)
     assert low <= sum(clipped) / 8 <= high
     assert clipped[0] == clipped[every % 8 if every > 1 else 1] == 0.0
@@ -362,12 +414,18 @@ def test_backward_runs_in_one_place() -> None:
         str(path.relative_to(root))
         for path in sorted(root.rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "backward"
     ]
     assert calls == ["trainer/trainer.py"]
 
 
 def test_one_long_trajectory_alone_over_the_budget_still_trains() -> None:
-    long = Group(Task("t", "?"), [trajectory(0, k, [1, 2], [3 + k] * 40, reward=float(k)) for k in range(2)])
-    metrics = make_trainer(tiny_model(), max_tokens_per_microbatch=16).train_step(grpo().compute_advantages(collate([long])), grpo().compute_loss)
+    long = Group(
+        Task("t", "?"), [trajectory(0, k, [1, 2], [3 + k] * 40, reward=float(k)) for k in range(2)]
+    )
+    metrics = make_trainer(tiny_model(), max_tokens_per_microbatch=16).train_step(
+        grpo().compute_advantages(collate([long])), grpo().compute_loss
+    )
     assert (metrics["train/microbatches"], metrics["train/skipped"]) == (2.0, 0.0)

@@ -1,4 +1,6 @@
-"""Log-probs over the sampler's kept sets, against a dense version that takes each token's set from a Python list; values, gradients, entropies."""
+"""Log-probs over the sampler's kept sets, against a dense version that takes each token's set from
+a Python list; values, gradients, entropies.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,17 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from tiny import VOCABULARY, Allocations, grpo, make_trainer, plain_logits, ragged_groups, relative, step_gradient, tiny_model
+from tiny import (
+    VOCABULARY,
+    Allocations,
+    grpo,
+    make_trainer,
+    plain_logits,
+    ragged_groups,
+    relative,
+    step_gradient,
+    tiny_model,
+)
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -31,7 +43,9 @@ Sets = dict[tuple[int, int], list[int]]
 
 
 def truncated_groups(seed: int, rows: int = 12, truncates: float = 1.0) -> tuple[list[Group], Sets]:
-    """Ragged groups with made-up kept sets, each with its token in it; a share of the rows drew from everything."""
+    """Ragged groups with made-up kept sets, each with its token in it; a share of the rows drew
+    from everything.
+    """
     rng, groups, sets = random.Random(seed), ragged_groups(seed), Sets()
     for b, t in enumerate(t for g in groups for t in g.trajectories):
         if b >= rows or rng.random() >= truncates:
@@ -44,9 +58,14 @@ def truncated_groups(seed: int, rows: int = 12, truncates: float = 1.0) -> tuple
     return groups, sets
 
 
-def dense(logits: Tensor, batch: Batch, sets: Sets, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def dense(
+    logits: Tensor, batch: Batch, sets: Sets, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """(log-probs, entropies) [B, T] from logits [B, T, V], token by token, by the definition."""
-    logp, entropy = torch.zeros(batch.tokens.shape, dtype=logits.dtype), torch.zeros(batch.tokens.shape, dtype=logits.dtype)
+    logp, entropy = (
+        torch.zeros(batch.tokens.shape, dtype=logits.dtype),
+        torch.zeros(batch.tokens.shape, dtype=logits.dtype),
+    )
     for b, column in batch.mask.nonzero().tolist():
         kept = sets.get((b, column), list(range(logits.shape[-1])))
         z = logits[b, column - 1, kept] / temperature
@@ -56,7 +75,9 @@ def dense(logits: Tensor, batch: Batch, sets: Sets, temperature: float = 1.0) ->
     return logp, entropy
 
 
-def oracle(model: PreTrainedModel, batch: Batch, sets: Sets, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def oracle(
+    model: PreTrainedModel, batch: Batch, sets: Sets, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         return dense(plain_logits(copy.deepcopy(model), batch).double(), batch, sets, temperature)
 
@@ -64,7 +85,9 @@ def oracle(model: PreTrainedModel, batch: Batch, sets: Sets, temperature: float 
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_entropies_equal_the_dense_version(kind: str, share_prefix: bool) -> None:
-    """Prompts shared or not, micro-batches cut anywhere, chunks of 16 positions; some rows drew from everything."""
+    """Prompts shared or not, micro-batches cut anywhere, chunks of 16 positions; some rows drew
+    from everything.
+    """
     model = tiny_model(kind)
     groups, sets = truncated_groups(1, truncates=0.7)
     batch = collate(groups)
@@ -87,7 +110,14 @@ def test_a_steps_gradient_equals_the_dense_version(kind: str, share_prefix: bool
     algorithm.compute_loss(batch, dense(plain_logits(plain, batch), batch, sets)[0]).loss.backward()
     expected = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
     for most, chunk in ((10**6, 1024), (33, 16)):
-        got = step_gradient(model, batch, algorithm.compute_loss, Scoring(1.0, chunk), share_prefix=share_prefix, max_tokens_per_microbatch=most)
+        got = step_gradient(
+            model,
+            batch,
+            algorithm.compute_loss,
+            Scoring(1.0, chunk),
+            share_prefix=share_prefix,
+            max_tokens_per_microbatch=most,
+        )
         assert relative(got, expected) < 1e-5
 
 
@@ -100,28 +130,41 @@ class Identity(nn.Module):
 
 @contextmanager
 def in_float64() -> Iterator[None]:
-    """The head's logits as they come, where they are otherwise made float32. For models with a plain head."""
+    """The head's logits as they come, where they are otherwise made float32. For models with a
+    plain head.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sixfold.trainer.logprobs.head_logits", lambda model, hidden: model.get_output_embeddings()(hidden))
+        patch.setattr(
+            "sixfold.trainer.logprobs.head_logits",
+            lambda model, hidden: model.get_output_embeddings()(hidden),
+        )
         yield
 
 
 def kept_sets(*sets: list[int]) -> KeptSets:
     count = torch.tensor([len(s) for s in sets])
-    return KeptSets(torch.tensor([i for s in sets for i in s], dtype=torch.int32), count.cumsum(0) - count, count)
+    return KeptSets(
+        torch.tensor([i for s in sets for i in s], dtype=torch.int32),
+        count.cumsum(0) - count,
+        count,
+    )
 
 
 @hypothesis_settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_exact_gradients_of_log_prob_and_entropy_in_float64(data: st.DataObject) -> None:
-    """Finite differences, and the formulas: d log pi(a) = 1[a] - pi over the set, and 0 outside it."""
+    """Finite differences, and the formulas: d log pi(a) = 1[a] - pi over the set, and 0
+    outside it.
+    """
     model = tiny_model()
     model.set_output_embeddings(Identity())
     rng = random.Random(data.draw(st.integers(0, 10**6)))
     sets = [sorted(rng.sample(range(6), rng.randint(1, 6))) for _ in range(4)]
     target = torch.tensor([rng.choice(s) for s in sets])
     kept = kept_sets(*sets[:3], [])  # the last drew from everything
-    logits = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(rng.randrange(99))).requires_grad_()
+    logits = torch.randn(
+        4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(rng.randrange(99))
+    ).requires_grad_()
     with in_float64():
         torch.autograd.gradcheck(lambda z: score_chunk(model, z, target, 0.7, True, kept), logits)
         logp, _ = score_chunk(model, logits, target, 1.0, False, kept)
@@ -134,11 +177,15 @@ def test_exact_gradients_of_log_prob_and_entropy_in_float64(data: st.DataObject)
 
 
 def test_gradients_of_every_weight_in_float64() -> None:
-    """The whole way, packed, in chunks that are computed again. GPT-2: transformers' RMSNorm and rotary angles are float32 whatever the weights."""
+    """The whole way, packed, in chunks that are computed again. GPT-2: transformers' RMSNorm and
+    rotary angles are float32 whatever the weights.
+    """
     model = tiny_model("gpt2").double()
     groups, sets = truncated_groups(3)
     batch = collate(groups)
-    weight = torch.rand(batch.tokens.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weight = torch.rand(
+        batch.tokens.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     gradients = []
     for packed in (True, False):
         twin = copy.deepcopy(model)
@@ -146,15 +193,21 @@ def test_gradients_of_every_weight_in_float64() -> None:
             row = pack(batch, range(12), True)
             with in_float64():
                 logp, entropy = score_row(twin, row, Scoring(0.9, 16, entropy_gradient=True))
-                (weight[row.row, row.column] * (logp + 0.3 * entropy)).sum().backward()  # which scores the chunks again
+                (
+                    weight[row.row, row.column] * (logp + 0.3 * entropy)
+                ).sum().backward()  # which scores the chunks again
         else:
             logp, entropy = dense(plain_logits(twin, batch), batch, sets, 0.9)
             (weight * (logp + 0.3 * entropy))[batch.mask].sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in twin.parameters() if p.grad is not None]))
+        gradients.append(
+            torch.cat([p.grad.flatten() for p in twin.parameters() if p.grad is not None])
+        )
     assert relative(gradients[0], gradients[1]) < 1e-10
 
 
-def test_the_expected_gradient_without_an_advantage_is_zero_and_by_the_full_softmax_is_not() -> None:
+def test_the_expected_gradient_without_an_advantage_is_zero_and_by_the_full_softmax_is_not() -> (
+    None
+):
     """sum over the set of pi(a) d log pi(a) = 0: what makes a baseline free of bias."""
     model = tiny_model()
     model.set_output_embeddings(Identity())
@@ -176,7 +229,10 @@ def test_without_kept_sets_nothing_changes_by_a_bit() -> None:
     groups, _ = truncated_groups(4, rows=4)
     mixed = collate(groups)
     assert plain.kept is None and mixed.kept is not None and not mixed.kept.count[4:].any()
-    a, b = score_batch(model, plain, Scoring(), 10**6, True), score_batch(model, mixed, Scoring(), 10**6, True)
+    a, b = (
+        score_batch(model, plain, Scoring(), 10**6, True),
+        score_batch(model, mixed, Scoring(), 10**6, True),
+    )
     assert torch.equal(a[4:], b[4:]) and not torch.equal(a[:4], b[:4])
     whole = ragged_groups(4)
     for t in (t for g in whole for t in g.trajectories):
@@ -201,10 +257,14 @@ def scorers(model: PreTrainedModel) -> Iterator[Tensor]:
     groups, _ = truncated_groups(6)
     batch = collate(groups)
     yield score_batch(model, batch, Scoring(0.9, 16), 40, True)
-    yield filled(FrozenReference(model, Scoring(0.9, 16), 40, True).score(batch).ref_logp, "ref_logp")
+    yield filled(
+        FrozenReference(model, Scoring(0.9, 16), 40, True).score(batch).ref_logp, "ref_logp"
+    )
     yield filled(Proximal(model, Scoring(0.9, 16), 40, True).score(batch).prox_logp, "prox_logp")
     row = pack(batch, range(12), True)
-    yield torch.zeros(batch.tokens.shape).index_put((row.row, row.column), FusedReference(model, Scoring(0.9, 16)).scorer(row))
+    yield torch.zeros(batch.tokens.shape).index_put(
+        (row.row, row.column), FusedReference(model, Scoring(0.9, 16)).scorer(row)
+    )
 
 
 def test_reference_and_proximal_policy_are_scored_over_the_same_sets() -> None:

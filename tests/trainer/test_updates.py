@@ -1,4 +1,6 @@
-"""Several updates a step: the same as so many steps by hand, what is said of them, and an entropy that carries its gradient."""
+"""Several updates a step: the same as so many steps by hand, what is said of them, and an entropy
+that carries its gradient.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,24 @@ EPOCHS, PARTS = 2, 3
 
 def trainer_of(epochs: int = 1, total_steps: int = 100, **values: object) -> Trainer:
     """A trainer on a model of its own, always the same one."""
-    return Trainer(tiny_model(), settings(learning_rate=1e-2, **values), Scoring(), total_steps, epochs=epochs)
+    return Trainer(
+        tiny_model(), settings(learning_rate=1e-2, **values), Scoring(), total_steps, epochs=epochs
+    )
 
 
 def three_parts() -> Batch:
-    """Four groups in three mini-batches, the second of them the largest; their rows are not in order."""
+    """Four groups in three mini-batches, the second of them the largest; their rows are not in
+    order.
+    """
     batch = ragged_batch(0, groups=4)
     part = torch.tensor([2, 0, 1, 1])[batch.group]
     return batch.with_(minibatch=part)
 
 
 def rows_of(batch: Batch, number: int) -> Batch:
-    return replace(batch.rows((filled(batch.minibatch, "minibatch") == number).nonzero()[:, 0]), minibatch=None)
+    return replace(
+        batch.rows((filled(batch.minibatch, "minibatch") == number).nonzero()[:, 0]), minibatch=None
+    )
 
 
 def weights_of(trainer: Trainer) -> Tensor:
@@ -51,12 +59,20 @@ def faulty(calls: set[int]) -> Loss:
 
 
 def test_passes_and_mini_batches_are_steps_by_hand() -> None:
-    """Bit for bit the weights, and the metrics are those of the six steps, merged; the numbering of the mini-batches decides the order."""
+    """Bit for bit the weights, and the metrics are those of the six steps, merged; the numbering of
+    the mini-batches decides the order.
+    """
     batch = three_parts()
     ours, hand = trainer_of(EPOCHS), trainer_of()
     merged = ours.train_step(batch, grpo().compute_loss)
-    steps = [hand.train_step(rows_of(batch, number), grpo().compute_loss) for _ in range(EPOCHS) for number in range(PARTS)]
-    assert torch.equal(weights_of(ours), weights_of(hand)) and not torch.equal(weights_of(ours), weights_of(trainer_of()))
+    steps = [
+        hand.train_step(rows_of(batch, number), grpo().compute_loss)
+        for _ in range(EPOCHS)
+        for number in range(PARTS)
+    ]
+    assert torch.equal(weights_of(ours), weights_of(hand)) and not torch.equal(
+        weights_of(ours), weights_of(trainer_of())
+    )
     assert (ours.version, ours.steps) == (hand.version, hand.steps) == (6, 6)
     assert merged == merge_updates(steps)
     other = trainer_of()
@@ -64,12 +80,20 @@ def test_passes_and_mini_batches_are_steps_by_hand() -> None:
         other.train_step(rows_of(batch, number), grpo().compute_loss)
     one_pass = trainer_of()
     one_pass.train_step(batch, grpo().compute_loss)
-    assert not torch.equal(weights_of(other), weights_of(one_pass)), "the order makes no difference here: it was not tested"
+    assert not torch.equal(weights_of(other), weights_of(one_pass)), (
+        "the order makes no difference here: it was not tested"
+    )
 
 
 def test_a_mini_batch_without_a_signal_makes_no_update() -> None:
     batch = three_parts()
-    mute = batch.with_(weights=torch.where(filled(batch.minibatch, "minibatch")[:, None] == 1, 0.0, filled(batch.weights, "weights")))
+    mute = batch.with_(
+        weights=torch.where(
+            filled(batch.minibatch, "minibatch")[:, None] == 1,
+            0.0,
+            filled(batch.weights, "weights"),
+        )
+    )
     ours, hand = trainer_of(EPOCHS), trainer_of()
     metrics = ours.train_step(mute, grpo().compute_loss)
     for number in (0, 2, 0, 2):
@@ -79,7 +103,13 @@ def test_a_mini_batch_without_a_signal_makes_no_update() -> None:
 
 
 def test_what_merging_does_with_each_kind_of_number() -> None:
-    first = {"train/loss": 1.0, "train/updates": 1.0, "train/tokens": 10.0, "train/microbatches": 2.0, "train/skipped": 0.0}
+    first = {
+        "train/loss": 1.0,
+        "train/updates": 1.0,
+        "train/tokens": 10.0,
+        "train/microbatches": 2.0,
+        "train/skipped": 0.0,
+    }
     first |= {"train/skipped_total": 3.0, "train/learning_rate": 0.1, "mismatch/kl_k3": 0.5}
     second = {key: 2 * value for key, value in first.items() if not key.startswith("mismatch")}
     hist = {"train/ratio_hist": [1.0, 2.0, 0.0]}, {"train/ratio_hist": [0.0, 5.0, 1.0]}
@@ -97,14 +127,20 @@ def test_what_merging_does_with_each_kind_of_number() -> None:
 
 
 def test_one_skipped_update_counts_once_and_the_others_are_made() -> None:
-    """The second of six has no finite loss. Each mini-batch is one micro-batch, so calls of the loss are updates."""
+    """The second of six has no finite loss. Each mini-batch is one micro-batch, so calls of the
+    loss are updates.
+    """
     batch = three_parts()
     ours, hand = trainer_of(EPOCHS), trainer_of()
     metrics = ours.train_step(batch, faulty({1}))
     for number in (0, 2, 0, 1, 2):
         hand.train_step(rows_of(batch, number), grpo().compute_loss)
     assert torch.equal(weights_of(ours), weights_of(hand))
-    assert (metrics["train/updates"], metrics["train/skipped"], metrics["train/skipped_total"]) == (5.0, 1.0, 1.0)
+    assert (metrics["train/updates"], metrics["train/skipped"], metrics["train/skipped_total"]) == (
+        5.0,
+        1.0,
+        1.0,
+    )
     assert (ours.version, ours.steps, ours.skipped_total, ours.skipped_in_a_row) == (5, 6, 1, 0)
     assert ours.skip_reason.startswith("loss not finite in rows [8, 9, 10")
     ours.train_step(batch, grpo().compute_loss)
@@ -112,10 +148,17 @@ def test_one_skipped_update_counts_once_and_the_others_are_made() -> None:
 
 
 def test_the_learning_rate_counts_updates() -> None:
-    """Warm-up over two updates, then down a line to 0 at the twelfth: two steps of six updates each, the skipped one among them."""
+    """Warm-up over two updates, then down a line to 0 at the twelfth: two steps of six updates
+    each, the skipped one among them.
+    """
     trainer, rates = trainer_of(EPOCHS, total_steps=12, warmup_steps=2, schedule="linear"), []
-    trainer.optimizer.register_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
-    logged = [trainer.train_step(three_parts(), loss)["train/learning_rate"] for loss in (faulty({3}), grpo().compute_loss)]
+    trainer.optimizer.register_step_pre_hook(
+        lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
+    )
+    logged = [
+        trainer.train_step(three_parts(), loss)["train/learning_rate"]
+        for loss in (faulty({3}), grpo().compute_loss)
+    ]
     expected = [0.005, 0.01] + [0.01 * (1 - k / 10) for k in range(10)]
     assert logged == pytest.approx([expected[5], expected[11]])
     assert rates == pytest.approx(expected[:3] + expected[4:])
@@ -126,25 +169,45 @@ def test_the_learning_rate_counts_updates() -> None:
 
 def entropy_loss(batch: Batch, logp: Tensor) -> LossOutput:
     """The mean entropy over the step's sampled tokens, and nothing else."""
-    return LossOutput((filled(batch.weights, "weights") * filled(batch.entropy, "entropy")).sum() + 0.0 * logp.sum())
+    return LossOutput(
+        (filled(batch.weights, "weights") * filled(batch.entropy, "entropy")).sum()
+        + 0.0 * logp.sum()
+    )
 
 
 @pytest.mark.parametrize("chunk", [1024, 7])
 @pytest.mark.parametrize(("most", "temperature"), [(10**6, 1.0), (40, 0.7)])
-def test_the_gradient_of_the_entropy_is_that_of_the_full_softmax(chunk: int, most: int, temperature: float) -> None:
-    """Packed, in chunks that are checkpointed, in micro-batches: against an ordinary padded forward."""
+def test_the_gradient_of_the_entropy_is_that_of_the_full_softmax(
+    chunk: int, most: int, temperature: float
+) -> None:
+    """Packed, in chunks that are checkpointed, in micro-batches: against an ordinary padded
+    forward.
+    """
     model, batch = tiny_model(), ragged_batch(0)
     batch = batch.with_(weights=batch.mask / batch.mask.sum())
     plain = copy.deepcopy(model)
     logp = (plain_logits(plain, batch) / temperature).log_softmax(-1)
     entropy = torch.nn.functional.pad(-(logp.exp() * logp).sum(-1)[:, :-1], (1, 0))
     torch.where(batch.mask, entropy, 0.0).sum().div(batch.mask.sum()).backward()
-    expected = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in plain.parameters()])
+    expected = torch.cat(
+        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in plain.parameters()]
+    )
     scoring = Scoring(temperature, chunk, entropy_gradient=True)
-    assert relative(step_gradient(model, batch, entropy_loss, scoring, max_tokens_per_microbatch=most), expected) < 1e-5
+    assert (
+        relative(
+            step_gradient(model, batch, entropy_loss, scoring, max_tokens_per_microbatch=most),
+            expected,
+        )
+        < 1e-5
+    )
 
 
 def test_without_the_flag_the_entropy_is_a_constant() -> None:
     batch = ragged_batch(0)
-    gradient = step_gradient(tiny_model(), batch.with_(weights=batch.mask / batch.mask.sum()), entropy_loss, Scoring(chunk=7))
+    gradient = step_gradient(
+        tiny_model(),
+        batch.with_(weights=batch.mask / batch.mask.sum()),
+        entropy_loss,
+        Scoring(chunk=7),
+    )
     assert not gradient.any()

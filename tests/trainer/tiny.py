@@ -1,4 +1,6 @@
-"""Tiny models and ragged batches for the tests of this folder, and the slow, obvious way to score them."""
+"""Tiny models and ragged batches for the tests of this folder, and the slow, obvious way to score
+them.
+"""
 
 from __future__ import annotations
 
@@ -59,10 +61,20 @@ def tiny_model(kind: str = "qwen3", **sizes: Any) -> PreTrainedModel:
         model: PreTrainedModel = GPT2LMHeadModel(config)
     elif kind == "mistral":
         model = MistralForCausalLM(MistralConfig(**_SIZES | {"sliding_window": 5} | sizes))
-    elif kind == "gemma2":  # one layer with a window and one without, soft caps in attention and head
-        model = Gemma2ForCausalLM(Gemma2Config(**_SIZES | {"sliding_window": 5, "query_pre_attn_scalar": 8} | sizes))
+    elif (
+        kind == "gemma2"
+    ):  # one layer with a window and one without, soft caps in attention and head
+        model = Gemma2ForCausalLM(
+            Gemma2Config(**_SIZES | {"sliding_window": 5, "query_pre_attn_scalar": 8} | sizes)
+        )
     elif kind == "gpt_oss":  # sinks, and the same layers
-        model = GptOssForCausalLM(GptOssConfig(**_SIZES | {"sliding_window": 5, "num_local_experts": 2, "num_experts_per_tok": 2} | sizes))
+        model = GptOssForCausalLM(
+            GptOssConfig(
+                **_SIZES
+                | {"sliding_window": 5, "num_local_experts": 2, "num_experts_per_tok": 2}
+                | sizes
+            )
+        )
     else:
         model = Qwen3ForCausalLM(Qwen3Config(**_SIZES | {"tie_word_embeddings": True} | sizes))
     for name, p in model.named_parameters():
@@ -74,8 +86,12 @@ def tiny_model(kind: str = "qwen3", **sizes: Any) -> PreTrainedModel:
     return model.eval()
 
 
-def trajectory(group: int, sample: int, prompt: Sequence[int], completion: Sequence[int], **fields: Any) -> Trajectory:
-    """A trajectory of random behaviour log-probs, all of its completion sampled unless `sampled` says otherwise."""
+def trajectory(
+    group: int, sample: int, prompt: Sequence[int], completion: Sequence[int], **fields: Any
+) -> Trajectory:
+    """A trajectory of random behaviour log-probs, all of its completion sampled unless `sampled`
+    says otherwise.
+    """
     rng = random.Random(f"{group}/{sample}")
     sampled: Sequence[bool] = fields.pop("sampled", [True] * len(completion))
     reward = fields.pop("reward", rng.choice([0.0, 0.25, 1.0]))
@@ -93,8 +109,12 @@ def trajectory(group: int, sample: int, prompt: Sequence[int], completion: Seque
     )
 
 
-def ragged_groups(seed: int = 0, groups: int = 3, samples: int = 4, longest: int = 14) -> list[Group]:
-    """Groups of unlike prompts: one of one token, one completion of one token, and tool output inside some completions."""
+def ragged_groups(
+    seed: int = 0, groups: int = 3, samples: int = 4, longest: int = 14
+) -> list[Group]:
+    """Groups of unlike prompts: one of one token, one completion of one token, and tool output
+    inside some completions.
+    """
     rng = random.Random(seed)
     made = []
     for g in range(groups):
@@ -106,14 +126,36 @@ def ragged_groups(seed: int = 0, groups: int = 3, samples: int = 4, longest: int
             if k % 2 and n > 3:
                 sampled[1 : n - 1] = [rng.random() < 0.5 for _ in range(n - 2)]
             reward = float(k % 3 == g % 3)  # no group is degenerate
-            trajectories.append(trajectory(g, k, prompt, [rng.randrange(VOCABULARY) for _ in range(n)], sampled=sampled, reward=reward))
+            trajectories.append(
+                trajectory(
+                    g,
+                    k,
+                    prompt,
+                    [rng.randrange(VOCABULARY) for _ in range(n)],
+                    sampled=sampled,
+                    reward=reward,
+                )
+            )
         made.append(Group(Task(f"task-{g}", "?"), trajectories))
     return made
 
 
-def grpo(aggregation: str = "sequence", beta: float = 0.0, kl: str = "k3", kl_in: str = "loss") -> Composed:
+def grpo(
+    aggregation: str = "sequence", beta: float = 0.0, kl: str = "k3", kl_in: str = "loss"
+) -> Composed:
     """GRPO with a band so wide that few tokens are clipped."""
-    return Composed(replace(ZOO["grpo"], clip_low=0.9, clip_high=9.0, beta=beta, kl=kl, kl_in=kl_in, aggregation=aggregation), horizon=16)
+    return Composed(
+        replace(
+            ZOO["grpo"],
+            clip_low=0.9,
+            clip_high=9.0,
+            beta=beta,
+            kl=kl,
+            kl_in=kl_in,
+            aggregation=aggregation,
+        ),
+        horizon=16,
+    )
 
 
 def ragged_batch(seed: int = 0, algorithm: Composed | None = None, **sizes: int) -> Batch:
@@ -133,17 +175,25 @@ def make_trainer(model: PreTrainedModel, scoring: Scoring | None = None, **value
     return Trainer(model, settings(**values), scoring or Scoring(), total_steps=10)
 
 
-def step_gradient(model: PreTrainedModel, batch: Batch, loss: Loss, scoring: Scoring | None = None, **values: Any) -> Tensor:
-    """Gradient of one step of the trainer on a copy of the model, flat: AdamW's first moment after its first step is (1 - beta 1) times it."""
+def step_gradient(
+    model: PreTrainedModel, batch: Batch, loss: Loss, scoring: Scoring | None = None, **values: Any
+) -> Tensor:
+    """Gradient of one step of the trainer on a copy of the model, flat: AdamW's first moment after
+    its first step is (1 - beta 1) times it.
+    """
     trainer = make_trainer(copy.deepcopy(model), scoring, **values)
     metrics = trainer.train_step(batch, loss)
     assert metrics["train/skipped"] == 0.0, trainer.skip_reason
     state = trainer.optimizer.state
-    return torch.cat([state[p]["exp_avg"].flatten() for p in trainer.model.parameters()]) / (1 - trainer.config.betas[0])
+    return torch.cat([state[p]["exp_avg"].flatten() for p in trainer.model.parameters()]) / (
+        1 - trainer.config.betas[0]
+    )
 
 
 def plain_logits(model: PreTrainedModel, batch: Batch, implementation: str = "eager") -> Tensor:
-    """Logits [B, T, V] of an ordinary padded forward with the attention and masks of transformers itself."""
+    """Logits [B, T, V] of an ordinary padded forward with the attention and masks of transformers
+    itself.
+    """
     model.set_attn_implementation(implementation)
     columns = torch.arange(batch.tokens.shape[1])
     real = columns < batch.lengths[:, None]
@@ -151,18 +201,24 @@ def plain_logits(model: PreTrainedModel, batch: Batch, implementation: str = "ea
     return torch.where(real[:, :, None], logits, 0.0)
 
 
-def plain_logp(model: PreTrainedModel, batch: Batch, temperature: float = 1.0, implementation: str = "eager") -> Tensor:
+def plain_logp(
+    model: PreTrainedModel, batch: Batch, temperature: float = 1.0, implementation: str = "eager"
+) -> Tensor:
     """Log-probs [B, T] by the full softmax, 0 where mask is False."""
     table = (plain_logits(model, batch, implementation).float() / temperature).log_softmax(-1)
     logp = table[:, :-1].gather(-1, batch.tokens[:, 1:, None])[:, :, 0]
     return torch.where(batch.mask, torch.nn.functional.pad(logp, (1, 0)), 0.0)
 
 
-def plain_gradient(model: PreTrainedModel, batch: Batch, loss: Loss, temperature: float = 1.0) -> Tensor:
+def plain_gradient(
+    model: PreTrainedModel, batch: Batch, loss: Loss, temperature: float = 1.0
+) -> Tensor:
     """Gradient of the loss on the whole batch through the plain forward, flat."""
     model = copy.deepcopy(model)
     loss(batch, plain_logp(model, batch, temperature)).loss.backward()
-    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()])
+    return torch.cat(
+        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()]
+    )
 
 
 def relative(a: Tensor, b: Tensor) -> float:
@@ -173,8 +229,8 @@ def relative(a: Tensor, b: Tensor) -> float:
 class Allocations(TorchDispatchMode):
     """Watches every tensor an operation makes, in forward and backward.
 
-    wide: entries of the largest tensor that is `width` wide. peak: most entries of such tensors alive at one time. live(): bytes of all
-    storages made here that are still alive.
+    wide: entries of the largest tensor that is `width` wide. peak: most entries of such tensors
+    alive at one time. live(): bytes of all storages made here that are still alive.
     """
 
     def __init__(self, width: int = 0) -> None:

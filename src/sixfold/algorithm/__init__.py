@@ -1,1 +1,3 @@
-"""Algorithms: advantages, losses, aggregation. `method`, `zoo` and `lineage` import no torch; the rest does."""
+"""Algorithms: advantages, losses, aggregation. `method`, `zoo` and `lineage` import no torch; the
+rest does.
+"""

@@ -1,7 +1,10 @@
-"""Advantages from rewards, group by group. Pure functions on [B]: rewards and the number of each row's group in, advantages out.
+"""Advantages from rewards, group by group. Pure functions on [B]: rewards and the number of each
+row's group in, advantages out.
 
-A row whose checker failed has a reward that is not finite: it takes no part in any mean, deviation or count and gets advantage 0. A group whose
-known rewards are all equal is degenerate: exactly 0. Below, sums, means and K are over the known rows of the row's group.
+A row whose checker failed has a reward that is not finite: it takes no part in any mean, deviation
+or count and gets advantage 0. A group whose
+known rewards are all equal is degenerate: exactly 0. Below, sums, means and K are over the known
+rows of the row's group.
 """
 
 from __future__ import annotations
@@ -168,13 +171,18 @@ def pass_at_k(rewards: Tensor, group: Tensor, k: int) -> Tensor:
     if bool((known & (rewards != 0) & (rewards != 1)).any()):
         raise ValueError("pass_at_k needs rewards that are 0 (wrong) or 1 (right)")
     if not 1 <= k <= int(_group_size(group).min()):
-        raise ValueError(f"pass_at_k needs 1 <= k <= samples of every prompt, got k={k} and a group of {int(_group_size(group).min())}")
+        raise ValueError(
+            f"pass_at_k needs 1 <= k <= samples of every prompt, got k={k} and a group of"
+            f" {int(_group_size(group).min())}"
+        )
     wrong = known & (rewards == 0)
     samples, misses = _group_sum(known.double(), group), _group_sum(wrong.double(), group)
     fail = _all_among(misses, samples, k)
     fail_with_me = torch.where(wrong, _all_among(misses - 1, samples - 1, k - 1), 0.0)
     deviation = (fail * (1.0 - fail)).sqrt()
-    return torch.where(known & (deviation > 0), (fail - fail_with_me) / deviation, 0.0).to(rewards.dtype)
+    return torch.where(known & (deviation > 0), (fail - fail_with_me) / deviation, 0.0).to(
+        rewards.dtype
+    )
 
 
 def top_gap(rewards: Tensor, group: Tensor) -> Tensor:
@@ -220,10 +228,15 @@ def normalise_then_sum(parts: Tensor, weights: Tensor, group: Tensor, eps: float
         [B] advantages.
     """
     if parts.ndim != 2 or weights.shape != parts.shape[1:]:
-        raise ValueError(f"parts must be [B, R] and weights [R]: got {tuple(parts.shape)} and {tuple(weights.shape)}")
+        raise ValueError(
+            f"parts must be [B, R] and weights [R]: got {tuple(parts.shape)} and"
+            f" {tuple(weights.shape)}"
+        )
     rows_known = parts.isfinite().all(-1)
     known = torch.where(rows_known[:, None], parts, torch.nan)
-    total = torch.stack([group_zscore(part, group, eps) for part in known.unbind(-1)], -1) @ weights.to(parts.dtype)
+    total = torch.stack(
+        [group_zscore(part, group, eps) for part in known.unbind(-1)], -1
+    ) @ weights.to(parts.dtype)
     across = group_zscore(torch.where(rows_known, total, torch.nan), torch.zeros_like(group), eps)
     # Every group's z-scores sum to 0, and so does the batch. Without this line, the rounding error
     # of the batch mean would become the advantage of a row with total 0.
@@ -264,4 +277,6 @@ def _cleaned(advantages: Tensor, rewards: Tensor, group: Tensor) -> Tensor:
 def _check(*vectors: Tensor) -> None:
     shapes = [tuple(v.shape) for v in vectors]
     if vectors[0].ndim != 1 or len(set(shapes)) != 1:
-        raise ValueError(f"advantages take [B] tensors of one length (rewards, group, ...), got {shapes}")
+        raise ValueError(
+            f"advantages take [B] tensors of one length (rewards, group, ...), got {shapes}"
+        )

@@ -1,7 +1,9 @@
-"""How token losses become one number: a weight for every token, decided once for the whole step, so that the loss is (weights * token_loss).sum().
+"""How token losses become one number: a weight for every token, decided once for the whole step, so
+that the loss is (weights * token_loss).sum().
 
-The denominators are the step's, never a micro-batch's. A row without a scored token weighs nothing and is not counted. Each function takes
-mask [B, T] bool, group [B] and the horizon (most tokens a completion may have), and gives weights [B, T], zero where the mask is.
+The denominators are the step's, never a micro-batch's. A row without a scored token weighs nothing
+and is not counted. Each function takes mask [B, T] bool, group [B] and the horizon (most tokens a
+completion may have), and gives weights [B, T], zero where the mask is.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def constant(mask: Tensor, group: Tensor, horizon: int) -> Tensor:
 
 def prompt_mean(mask: Tensor, group: Tensor, horizon: int) -> Tensor:
     """Mean over prompts of the token mean inside the prompt's group (ScaleRL, arXiv:2510.13786)."""
-    tokens = torch.zeros(int(group.max()) + 1, dtype=torch.int64, device=mask.device).index_add(0, group, mask.sum(-1))
+    tokens = torch.zeros(int(group.max()) + 1, dtype=torch.int64, device=mask.device).index_add(
+        0, group, mask.sum(-1)
+    )
     return mask / tokens.clamp_min(1)[group][:, None] / (tokens > 0).sum().clamp_min(1)
 
 

@@ -1,4 +1,6 @@
-"""The contract of an algorithm: advantages and weights from rewards, a loss from log-probs. Tensors in, tensors out; no model, no task."""
+"""The contract of an algorithm: advantages and weights from rewards, a loss from log-probs. Tensors
+in, tensors out; no model, no task.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,17 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     """What can be said of a step's batch before it is trained on."""
     metrics = {"group/degenerate_frac": degenerate_fraction(batch)}
     if batch.prox_logp is not None:
-        ratio = exp_clamped(batch.prox_logp - batch.old_logp)  # as it is: a correction hides what these two are about
+        ratio = exp_clamped(
+            batch.prox_logp - batch.old_logp
+        )  # as it is: a correction hides what these two are about
         metrics["correction/ess_frac"] = float(effective_sample_size(ratio, batch.mask))
         metrics["correction/chi2"] = float(chi2(ratio, batch.mask))
     return metrics
 
 
 def degenerate_fraction(batch: Batch) -> float:
-    """Share of groups whose known rewards are all equal: they teach a group baseline nothing. Reads the raw rewards."""
+    """Share of groups whose known rewards are all equal: they teach a group baseline nothing. Reads
+    the raw rewards.
+    """
     flat = degenerate(batch.scores, batch.group)
     return len(batch.group[flat].unique()) / len(batch.group.unique())

@@ -1,10 +1,13 @@
-"""A row of the zoo as the two methods that the loop calls: `compute_advantages` before the first update, `compute_loss` in every one.
+"""A row of the zoo as the two methods that the loop calls: `compute_advantages` before the first
+update, `compute_loss` in every one.
 
-    rewards -> shaped -> advantages [B, T] -> entropy rule, importance weights -> weights [B, T]      once, over all rows of the step
-    token loss -> held-back tokens -> entropy, KL -> (weights * loss).sum()                            for any rows of it
+    rewards -> shaped -> advantages [B, T] -> entropy rule, importance weights -> weights [B, T]
+    once, over all rows of the step token loss -> held-back tokens -> entropy, KL -> (weights *
+    loss).sum()                            for any rows of it
 
-Everything that looks across rows (group statistics, denominators, which tokens a rule picks) happens in the first, so that the second gives the same
-gradient for any split of the rows into micro-batches or ranks.
+Everything that looks across rows (group statistics, denominators, which tokens a rule picks)
+happens in the first, so that the second gives the same gradient for any split of the rows into
+micro-batches or ranks.
 """
 
 from __future__ import annotations
@@ -86,7 +89,9 @@ class Composed:
         advantages = torch.where(known(step) | (m.needs_teacher & batch.mask), advantages, 0.0)
         batch = batch.with_(advantages=advantages)
         if m.correction in CORRECTIONS:
-            batch = batch.with_(correction=CORRECTIONS[m.correction](log_rho(batch), batch.mask, *m.band))
+            batch = batch.with_(
+                correction=CORRECTIONS[m.correction](log_rho(batch), batch.mask, *m.band)
+            )
         batch = self._entropy_rule(batch)
         return self._weigh(batch.with_(minibatch=_minibatches(batch.group, m.minibatches)))
 
@@ -94,18 +99,30 @@ class Composed:
         """Loss of the method for some rows of that batch. logp: [B, T]."""
         m, mask = self.method, batch.mask
         weights = torch.where(mask, filled(batch.weights, "weights"), 0.0)
-        trained, old, advantages = (torch.where(mask, t, 0.0) for t in (logp, old_policy(batch, m), filled(batch.advantages, "advantages")))
+        trained, old, advantages = (
+            torch.where(mask, t, 0.0)
+            for t in (logp, old_policy(batch, m), filled(batch.advantages, "advantages"))
+        )
         s = LOSSES[m.loss](Terms(trained, old, advantages, mask), m)
         token_loss, means = s.loss, dict[str, Tensor]()
         if batch.marked is not None:
             gap = trained - old
-            penalised = KL_COV_BETA * (gap.abs() - KL_COV_DEAD_ZONE).clamp_min(0.0) - exp_clamped(gap) * advantages
+            penalised = (
+                KL_COV_BETA * (gap.abs() - KL_COV_DEAD_ZONE).clamp_min(0.0)
+                - exp_clamped(gap) * advantages
+            )
             token_loss = torch.where(batch.marked, penalised, token_loss)
         if (importance := self._importance(batch, trained)) is not None:
             token_loss = token_loss * importance
-            means |= {"correction/weight": importance, "correction/dropped_frac": (importance == 0).to(logp.dtype)}
+            means |= {
+                "correction/weight": importance,
+                "correction/dropped_frac": (importance == 0).to(logp.dtype),
+            }
         if m.clip_low is not None or m.clip_high is not None:
-            means |= {"train/clipped_frac": s.outside.to(logp.dtype), "train/clip_active_frac": s.active.to(logp.dtype)}
+            means |= {
+                "train/clipped_frac": s.outside.to(logp.dtype),
+                "train/clip_active_frac": s.active.to(logp.dtype),
+            }
         policy_loss = loss = (weights * token_loss).sum()
         if self.needs_reference:
             kl = self._kl(trained, batch)
@@ -113,9 +130,17 @@ class Composed:
             if m.kl_in_loss:
                 loss = loss + self.steering.beta * (weights * kl).sum()
         if m.entropy_in_loss:
-            loss = loss - self.steering.entropy_bonus * (weights * torch.where(mask, filled(batch.entropy, "entropy"), 0.0)).sum()
-        means |= {key: torch.full_like(weights, value) for key, value in self.steering.metrics().items()}
-        return LossOutput(loss, {"train/pg_loss": policy_loss.detach(), "train/loss": loss.detach()}, means)
+            loss = (
+                loss
+                - self.steering.entropy_bonus
+                * (weights * torch.where(mask, filled(batch.entropy, "entropy"), 0.0)).sum()
+            )
+        means |= {
+            key: torch.full_like(weights, value) for key, value in self.steering.metrics().items()
+        }
+        return LossOutput(
+            loss, {"train/pg_loss": policy_loss.detach(), "train/loss": loss.detach()}, means
+        )
 
     def value_batch(self, batch: Batch) -> Batch:
         """The batch with the critic's weights.
@@ -123,7 +148,11 @@ class Composed:
         Every scored token weighs the same. Rows whose checker failed have weight 0.
         """
         mask = batch.mask & batch.scores.isfinite()[:, None]
-        return batch.with_(weights=_per_minibatch(lambda rows: token_mean(mask[rows], batch.group[rows], self.horizon), batch, mask))
+        return batch.with_(
+            weights=_per_minibatch(
+                lambda rows: token_mean(mask[rows], batch.group[rows], self.horizon), batch, mask
+            )
+        )
 
     def compute_value_loss(self, batch: Batch, values: Tensor) -> LossOutput:
         """Clipped squared error of the critic for some rows of `value_batch`. values: [B, T].
@@ -145,10 +174,15 @@ class Composed:
         shift = torch.where(scores.isfinite(), scores - batch.scores, 0.0)
         rewards = batch.rewards + final_rewards(shift, batch.mask)
         if m.beta > 0 and m.kl_in == "reward":
-            kl = torch.where(batch.mask, KL[m.kl](old_policy(batch, m), filled(batch.ref_logp, "ref_logp")), 0.0)
+            kl = torch.where(
+                batch.mask, KL[m.kl](old_policy(batch, m), filled(batch.ref_logp, "ref_logp")), 0.0
+            )
             # Otherwise it would pass for a failed check, and the row be dropped silently.
             if not bool(kl.isfinite().all()):
-                raise ValueError("the KL to the reference is not finite on a sampled token: old_logp or ref_logp holds NaN or inf")
+                raise ValueError(
+                    "the KL to the reference is not finite on a sampled token: old_logp or ref_logp"
+                    " holds NaN or inf"
+                )
             rewards = rewards - self.steering.beta * kl
         return rewards
 
@@ -164,10 +198,19 @@ class Composed:
         # A share of a small batch may be less than one token: then use one.
         one = 1.0 / max(int(mask.sum()), 1)
         if rule == "kl-cov":
-            return batch.with_(marked=kl_cov_tokens(advantages, filled(batch.prox_logp, "prox_logp"), mask, max(KL_COV_FRACTION, one)))
+            return batch.with_(
+                marked=kl_cov_tokens(
+                    advantages,
+                    filled(batch.prox_logp, "prox_logp"),
+                    mask,
+                    max(KL_COV_FRACTION, one),
+                )
+            )
         if rule == "clip-cov":
             share, logp = max(CLIP_COV_FRACTION, one), filled(batch.prox_logp, "prox_logp")
-            kept = ~clip_cov_tokens(advantages, logp, mask, share, *CLIP_COV_BAND, seed=self.steering.steps)
+            kept = ~clip_cov_tokens(
+                advantages, logp, mask, share, *CLIP_COV_BAND, seed=self.steering.steps
+            )
         else:
             kept = top_entropy_tokens(filled(batch.entropy, "entropy"), mask, TOP_ENTROPY_QUANTILE)
         importance = torch.ones_like(advantages) if batch.correction is None else batch.correction
@@ -178,12 +221,27 @@ class Composed:
         if self.method.correction != "negative-sequence":
             return batch.correction
         # Always against the sampler: the rule measures how far samples are from the current policy.
-        keep = negative_sequence_mask(logp.detach(), batch.old_logp, filled(batch.advantages, "advantages"), batch.mask, self.method.band[1] or 0.0)
-        return keep[:, None] * (torch.ones_like(logp) if batch.correction is None else batch.correction)
+        keep = negative_sequence_mask(
+            logp.detach(),
+            batch.old_logp,
+            filled(batch.advantages, "advantages"),
+            batch.mask,
+            self.method.band[1] or 0.0,
+        )
+        return keep[:, None] * (
+            torch.ones_like(logp) if batch.correction is None else batch.correction
+        )
 
     def _kl(self, logp: Tensor, batch: Batch) -> Tensor:
-        sampler, ref_logp = (torch.where(batch.mask, t, 0.0) for t in (batch.old_logp, filled(batch.ref_logp, "ref_logp")))
-        return unbiased(logp, sampler, ref_logp) if self.method.kl == "k3-unbiased" else KL[self.method.kl](logp, ref_logp)
+        sampler, ref_logp = (
+            torch.where(batch.mask, t, 0.0)
+            for t in (batch.old_logp, filled(batch.ref_logp, "ref_logp"))
+        )
+        return (
+            unbiased(logp, sampler, ref_logp)
+            if self.method.kl == "k3-unbiased"
+            else KL[self.method.kl](logp, ref_logp)
+        )
 
     def _weigh(self, batch: Batch) -> Batch:
         """Add the aggregation's weights.
@@ -193,7 +251,11 @@ class Composed:
         not compute them.
         """
         aggregate = AGGREGATIONS[self.method.aggregation]
-        weights = _per_minibatch(lambda rows: aggregate(batch.mask[rows], batch.group[rows], self.horizon), batch, batch.mask)
+        weights = _per_minibatch(
+            lambda rows: aggregate(batch.mask[rows], batch.group[rows], self.horizon),
+            batch,
+            batch.mask,
+        )
         signal = filled(batch.advantages, "advantages")
         if batch.correction is not None:
             signal = signal * batch.correction

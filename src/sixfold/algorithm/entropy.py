@@ -1,7 +1,9 @@
-"""Entropy of the policy: how it is measured, and the rules that keep it from collapsing. Nats. Tables are [B, T], mask bool.
+"""Entropy of the policy: how it is measured, and the rules that keep it from collapsing. Nats.
+Tables are [B, T], mask bool.
 
-Where advantage and log-prob go together, entropy falls (arXiv:2505.22617): Clip-Cov and KL-Cov hold back the few tokens where the covariance is
-largest. What a rule selects is decided once over the whole step, never a micro-batch: the means and the count are the step's.
+Where advantage and log-prob go together, entropy falls (arXiv:2505.22617): Clip-Cov and KL-Cov hold
+back the few tokens where the covariance is largest. What a rule selects is decided once over the
+whole step, never a micro-batch: the means and the count are the step's.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class AdaptiveEntropy:
     def __post_init__(self) -> None:
         if not 0 <= self.coefficient <= self.highest or not self.delta > 0:
             raise ValueError(
-                f"the coefficient must be in [0, highest] and delta positive: got {self.coefficient}, highest {self.highest}, delta {self.delta}"
+                "the coefficient must be in [0, highest] and delta positive: got"
+                f" {self.coefficient}, highest {self.highest}, delta {self.delta}"
             )
 
     def applied(self, entropy: float) -> float:
@@ -102,7 +105,15 @@ def covariance(advantages: Tensor, logp: Tensor, mask: Tensor) -> Tensor:
     return centred(advantages) * centred(logp)
 
 
-def clip_cov_tokens(advantages: Tensor, logp: Tensor, mask: Tensor, fraction: float, low: float, high: float, seed: int) -> Tensor:
+def clip_cov_tokens(
+    advantages: Tensor,
+    logp: Tensor,
+    mask: Tensor,
+    fraction: float,
+    low: float,
+    high: float,
+    seed: int,
+) -> Tensor:
     """Clip-Cov: tokens that lose their gradient (arXiv:2505.22617 eq. 11-12).
 
     At most floor(fraction N) of the N sampled tokens with low < covariance < high. If more qualify,
@@ -126,7 +137,9 @@ def clip_cov_tokens(advantages: Tensor, logp: Tensor, mask: Tensor, fraction: fl
     candidates = mask & (cov > low) & (cov < high)
     index = candidates.flatten().nonzero().squeeze(-1)
     index = index[cov.flatten()[index].argsort(stable=True)]
-    shuffled = torch.randperm(len(index), generator=torch.Generator().manual_seed(seed)).to(index.device)
+    shuffled = torch.randperm(len(index), generator=torch.Generator().manual_seed(seed)).to(
+        index.device
+    )
     return _marked(mask, index[shuffled][: _share(fraction, mask)])
 
 
@@ -146,7 +159,9 @@ def kl_cov_tokens(advantages: Tensor, logp: Tensor, mask: Tensor, fraction: floa
         bool [B, T].
     """
     cov = torch.where(mask, covariance(advantages, logp, mask), -torch.inf)
-    return _marked(mask, cov.flatten().argsort(descending=True, stable=True)[: _share(fraction, mask)])
+    return _marked(
+        mask, cov.flatten().argsort(descending=True, stable=True)[: _share(fraction, mask)]
+    )
 
 
 @torch.no_grad()
@@ -193,4 +208,7 @@ def _marked(mask: Tensor, index: Tensor) -> Tensor:
 def _check(mask: Tensor, *tables: Tensor) -> None:
     shapes = {tuple(t.shape) for t in (mask, *tables)}
     if len(shapes) != 1 or mask.ndim != 2 or mask.dtype != torch.bool:
-        raise ValueError(f"tables and a bool mask must be [B, T] of one shape: got {sorted(shapes)}, mask {mask.dtype}")
+        raise ValueError(
+            f"tables and a bool mask must be [B, T] of one shape: got {sorted(shapes)}, mask"
+            f" {mask.dtype}"
+        )

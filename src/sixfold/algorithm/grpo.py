@@ -3,12 +3,14 @@
     A_i  = (r_i - mean) / (std + 1e-6) over the group, population std
     loss = mean_i mean_t -min(rho_it A_i, clip(rho_it, 1 - eps, 1 + eps) A_i) + beta k3(pi, ref)
 
-Patches PPO in advantage, aggregation, kl, kl_in and epochs. The mean and std of K samples of the prompt stand in for the critic, which halves the
-memory. It costs K samples a prompt, gives nothing on a group whose rewards are all equal, and its mean over each sequence weighs a token by
-1 / |o_i|: right answers are pulled towards being short, wrong ones are let off for being long (Dr. GRPO).
+Patches PPO in advantage, aggregation, kl, kl_in and epochs. The mean and std of K samples of the
+prompt stand in for the critic, which halves the memory. It costs K samples a prompt, gives nothing
+on a group whose rewards are all equal, and its mean over each sequence weighs a token by 1 / |o_i|:
+right answers are pulled towards being short, wrong ones are let off for being long (Dr. GRPO).
 
-The paper trains with beta = 0.04. The default here is 0: a verifier is not a reward model that one drifts away from, and without the KL no
-reference is kept. Ratio and clip are PPO's; the KL moves from the reward into the loss, as k3; one pass over the samples instead of two.
+The paper trains with beta = 0.04. The default here is 0: a verifier is not a reward model that one
+drifts away from, and without the KL no reference is kept. Ratio and clip are PPO's; the KL moves
+from the reward into the loss, as k3; one pass over the samples instead of two.
 
 Runs alone on the shared task: python -m sixfold.algorithm.grpo
 """

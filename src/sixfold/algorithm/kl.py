@@ -1,10 +1,14 @@
-"""Estimators of KL(policy || reference) from one sampled token (Schulman 2020, joschu.net/blog/kl-approx.html). r = logp - ref_logp, on [B, T].
+"""Estimators of KL(policy || reference) from one sampled token (Schulman 2020,
+joschu.net/blog/kl-approx.html). r = logp - ref_logp, on [B, T].
 
-Values: k1 and k3 are unbiased, k2 is biased; k3 is never negative. As loss terms their gradients differ from what their values mean: k1 has zero
-expected gradient, k2 gives the gradient of KL(policy || reference), k3 that of KL(reference || policy) (arXiv:2510.01555). In the reward, k1
-is right; in the loss, k2, "k3+" or `unbiased`: each token's own KL, for in the loss no token answers for where it leads the later ones.
+Values: k1 and k3 are unbiased, k2 is biased; k3 is never negative. As loss terms their gradients
+differ from what their values mean: k1 has zero expected gradient, k2 gives the gradient of
+KL(policy || reference), k3 that of KL(reference || policy) (arXiv:2510.01555). In the reward, k1 is
+right; in the loss, k2, "k3+" or `unbiased`: each token's own KL, for in the loss no token answers
+for where it leads the later ones.
 
-Peers clamp more: verl k3 to +-10, OpenRLHF every estimator to +-10. Here only what is exponentiated is clamped, r to +-20.
+Peers clamp more: verl k3 to +-10, OpenRLHF every estimator to +-10. Here only what is exponentiated
+is clamped, r to +-20.
 """
 
 from __future__ import annotations
@@ -89,7 +93,10 @@ class AdaptiveBeta:
 
     def __post_init__(self) -> None:
         if not min(self.beta, self.target, self.horizon) > 0:
-            raise ValueError(f"beta, target and horizon must be positive: got {self.beta}, {self.target}, {self.horizon}")
+            raise ValueError(
+                f"beta, target and horizon must be positive: got {self.beta}, {self.target},"
+                f" {self.horizon}"
+            )
 
     def update(self, kl: float, n: int) -> None:
         """Adapt to one step's mean KL, measured on n samples.

@@ -1,4 +1,6 @@
-"""The zoo as a table: what each row is made of, and what it changes of its predecessor. Everything is read off the rows; no torch."""
+"""The zoo as a table: what each row is made of, and what it changes of its predecessor. Everything
+is read off the rows; no torch.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def cells(m: Method) -> dict[str, str]:
         "std/scale": advantage.scale,
         "ratio and clip": _ratio(m),
         "aggregation": m.aggregation,
-        "KL": f"{m.kl} in the {m.kl_in}, beta {m.beta:g}" if not m.needs_teacher else "to the teacher",
+        "KL": (
+            f"{m.kl} in the {m.kl_in}, beta {m.beta:g}" if not m.needs_teacher else "to the teacher"
+        ),
         "critic": "yes" if m.needs_critic else "no",
         "models in memory": m.models,
         "samples": "K >= 2" if m.group_baseline or m.dynamic_sampling else "1",
@@ -62,13 +66,19 @@ def changes(m: Method) -> list[Change]:
         return []
     before = ZOO[m.patches]
     choices = [field.name for field in fields(m) if field.name not in NAMING]
-    return [Change(name, getattr(before, name), getattr(m, name)) for name in choices if getattr(before, name) != getattr(m, name)]
+    return [
+        Change(name, getattr(before, name), getattr(m, name))
+        for name in choices
+        if getattr(before, name) != getattr(m, name)
+    ]
 
 
 def home(name: str) -> Path:
     """The file that holds the row: `reinforce_pp_baseline` is in `reinforce_pp.py`."""
     folder = Path(__file__).parent
-    return next(folder / f"{stem}.py" for stem in _shorter(name) if (folder / f"{stem}.py").is_file())
+    return next(
+        folder / f"{stem}.py" for stem in _shorter(name) if (folder / f"{stem}.py").is_file()
+    )
 
 
 def docstring(name: str) -> str:

@@ -1,8 +1,11 @@
-"""Token losses: pure functions on [B, T], per-token values out. Nothing here averages: the weights do (`aggregation.py`).
+"""Token losses: pure functions on [B, T], per-token values out. Nothing here averages: the weights
+do (`aggregation.py`).
 
-logp: log-probs under the policy being trained (the only table that gets a gradient); old_logp: under the policy before the update; advantages:
-constants. There is no mask here: callers hand in tables already cleaned under it (zeros where nothing was sampled), because NaN there would
-reach the gradient as NaN * 0. Losses that read a whole row take the mask: `sequence_losses.py`.
+logp: log-probs under the policy being trained (the only table that gets a gradient); old_logp:
+under the policy before the update; advantages:
+constants. There is no mask here: callers hand in tables already cleaned under it (zeros where
+nothing was sampled), because NaN there would reach the gradient as NaN * 0. Losses that read a
+whole row take the mask: `sequence_losses.py`.
 """
 
 from __future__ import annotations
@@ -82,12 +85,21 @@ def clipped_surrogate(
     free = ratio if delta is None else ratio.clamp(max=delta)
     objective = torch.minimum(free * advantages, clipped * advantages)
     if dual_clip is not None:
-        objective = torch.where(advantages < 0, torch.maximum(objective, dual_clip * advantages), objective)
+        objective = torch.where(
+            advantages < 0, torch.maximum(objective, dual_clip * advantages), objective
+        )
     # The objective is r A wherever the gradient flows, and a constant times A elsewhere.
-    return Surrogate(-objective, ratio.detach(), (ratio != clipped).detach(), (objective != ratio * advantages).detach())
+    return Surrogate(
+        -objective,
+        ratio.detach(),
+        (ratio != clipped).detach(),
+        (objective != ratio * advantages).detach(),
+    )
 
 
-def clipped_weight(logp: Tensor, old_logp: Tensor, advantages: Tensor, cap_low: float | None, cap_high: float) -> Surrogate:
+def clipped_weight(
+    logp: Tensor, old_logp: Tensor, advantages: Tensor, cap_low: float | None, cap_high: float
+) -> Surrogate:
     """CISPO (arXiv:2506.13585 eq. 4-5); sg stops the gradient.
 
     -sg(clip(r, 1 - cap_low, 1 + cap_high)) A log pi
@@ -106,10 +118,17 @@ def clipped_weight(logp: Tensor, old_logp: Tensor, advantages: Tensor, cap_low: 
     check_shapes(logp, old_logp, advantages)
     ratio = exp_clamped(logp - old_logp).detach()
     weight = ratio.clamp(0.0 if cap_low is None else 1.0 - cap_low, 1.0 + cap_high)
-    return Surrogate(-weight * advantages * logp, ratio, ratio != weight, torch.zeros_like(ratio, dtype=torch.bool))
+    return Surrogate(
+        -weight * advantages * logp,
+        ratio,
+        ratio != weight,
+        torch.zeros_like(ratio, dtype=torch.bool),
+    )
 
 
-def soft_gate(logp: Tensor, old_logp: Tensor, advantages: Tensor, tau: float, tau_negative: float) -> Surrogate:
+def soft_gate(
+    logp: Tensor, old_logp: Tensor, advantages: Tensor, tau: float, tau_negative: float
+) -> Surrogate:
     """SAPO (arXiv:2511.20347 eq. 5-6).
 
     -(4 / t) sigmoid(t (r - 1)) A, t = tau where A > 0 else tau_negative

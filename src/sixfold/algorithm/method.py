@@ -1,12 +1,15 @@
-"""An algorithm as data: a row of choices, each the name of a function or a number. No torch, so the command line can read the whole zoo.
+"""An algorithm as data: a row of choices, each the name of a function or a number. No torch, so the
+command line can read the whole zoo.
 
-    advantage     functions of `advantages.py` and `returns.py`    how rewards become a signal for each token
-    loss          functions of `losses.py`                         what a token's signal does to its log-prob
-    aggregation   functions of `aggregation.py`                    how token losses become one number
-    the rest      clip, KL, entropy, correction, shaping           numbers and names of the same kind
+    advantage     functions of `advantages.py` and `returns.py`    how rewards become a signal for
+    each token loss          functions of `losses.py`                         what a token's signal
+    does to its log-prob aggregation   functions of `aggregation.py`                    how token
+    losses become one number the rest      clip, KL, entropy, correction, shaping           numbers
+    and names of the same kind
 
-A named algorithm is its predecessor with some choices changed (`dataclasses.replace`), so the zoo is also the account of who patched whom.
-`composed.py` turns a row into the two methods that the loop calls.
+A named algorithm is its predecessor with some choices changed (`dataclasses.replace`), so the zoo
+is also the account of who patched whom. `composed.py` turns a row into the two methods that the
+loop calls.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from typing import NamedTuple
 
 
 class AdvantageKind(NamedTuple):
-    """What an advantage function stands on. baseline, scale: in words, for the table. needs: group (K >= 2), critic, teacher, or nothing."""
+    """What an advantage function stands on. baseline, scale: in words, for the table. needs: group
+    (K >= 2), critic, teacher, or nothing.
+    """
 
     baseline: str
     scale: str
@@ -44,7 +49,9 @@ ADVANTAGES: dict[str, AdvantageKind] = {
 
 
 class LossKind(NamedTuple):
-    """What a token loss looks at. ratio: token, sequence or none. clips: how it holds the ratio back, in words; None: it takes no clip."""
+    """What a token loss looks at. ratio: token, sequence or none. clips: how it holds the ratio
+    back, in words; None: it takes no clip.
+    """
 
     ratio: str
     clips: str | None
@@ -81,18 +88,25 @@ CORRECTION_BANDS: dict[str, tuple[float | None, float | None]] = {
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the zoo: the vetted defaults of a named algorithm, or those with a recipe's overrides laid over them.
+    """One row of the zoo: the vetted defaults of a named algorithm, or those with a recipe's
+    overrides laid over them.
 
     name, patches (the predecessor), paper. advantage, loss, aggregation: see the module.
-    clip_low, clip_high: the ratio is held to [1 - clip_low, 1 + clip_high]; None: that side is open. dual_clip: where A < 0 the loss is capped at
-    -dual_clip * A; 0: off. tau, tau_negative: of a soft gate, or the mirror step.
-    beta: weight of the KL to the reference. kl: its estimator. kl_in: "loss" or "reward". kl_target: beta follows the KL; 0: fixed.
-    gamma, lam, value_clip: of GAE and the critic. whiten: rewards standardised by what the run has seen (none, all, source).
-    entropy_bonus, entropy_target: weight of the entropy, and what it is steered to; 0: off. entropy_rule: none, clip-cov, kl-cov, top-entropy.
+    clip_low, clip_high: the ratio is held to [1 - clip_low, 1 + clip_high]; None: that side is
+    open. dual_clip: where A < 0 the loss is capped at -dual_clip * A; 0: off. tau, tau_negative: of
+    a soft gate, or the mirror step.
+    beta: weight of the KL to the reference. kl: its estimator. kl_in: "loss" or "reward".
+    kl_target: beta follows the KL; 0: fixed.
+    gamma, lam, value_clip: of GAE and the critic. whiten: rewards standardised by what the run has
+    seen (none, all, source).
+    entropy_bonus, entropy_target: weight of the entropy, and what it is steered to; 0: off.
+    entropy_rule: none, clip-cov, kl-cov, top-entropy.
     correction: an importance-sampling rule, with the band it lets through; None: the rule's own.
-    overlong_buffer: share of the completion limit over which the reward falls by overlong_penalty, of all answers or only of those cut off; 0: off.
+    overlong_buffer: share of the completion limit over which the reward falls by overlong_penalty,
+    of all answers or only of those cut off; 0: off.
     length_penalty: none, kimi, cosine, stop-properly.
-    dynamic_sampling: most rounds of sampling in a step; 0: off. epochs, minibatches: passes over a step's samples, optimizer steps in a pass.
+    dynamic_sampling: most rounds of sampling in a step; 0: off. epochs, minibatches: passes over a
+    step's samples, optimizer steps in a pass.
     """
 
     name: str
@@ -155,12 +169,16 @@ class Method:
 
     @property
     def ratio_from_trainer(self) -> bool:
-        """Ratios are against the trainer's own log-probs when the step began; what led there from the sampler is an importance weight."""
+        """Ratios are against the trainer's own log-probs when the step began; what led there from
+        the sampler is an importance weight.
+        """
         return self.correction not in ("none", "negative-sequence") or self.advantage == "vtrace"
 
     @property
     def needs_proximal(self) -> bool:
-        """A pass over the samples with the trainer's weights before the first update: what corrections and entropy rules are computed from."""
+        """A pass over the samples with the trainer's weights before the first update: what
+        corrections and entropy rules are computed from.
+        """
         return self.ratio_from_trainer or self.entropy_rule != "none"
 
     @property
@@ -170,7 +188,9 @@ class Method:
 
     @property
     def regularised(self) -> bool:
-        """Samples without an advantage still move the weights: by the KL, the entropy, or the mirror step."""
+        """Samples without an advantage still move the weights: by the KL, the entropy, or the
+        mirror step.
+        """
         return self.kl_in_loss or self.entropy_in_loss or self.loss == "mirror_descent"
 
     @property
@@ -182,10 +202,16 @@ class Method:
     def band(self) -> tuple[float | None, float | None]:
         """(lowest, highest) importance weight of the correction."""
         low, high = CORRECTION_BANDS[self.correction]
-        return (low if self.correction_low is None else self.correction_low), (high if self.correction_high is None else self.correction_high)
+        return (low if self.correction_low is None else self.correction_low), (
+            high if self.correction_high is None else self.correction_high
+        )
 
     @property
     def models(self) -> str:
         """Models in memory."""
-        other = ["critic"] * self.needs_critic + ["teacher"] * self.needs_teacher + ["reference"] * (self.beta > 0 and not self.needs_teacher)
+        other = (
+            ["critic"] * self.needs_critic
+            + ["teacher"] * self.needs_teacher
+            + ["reference"] * (self.beta > 0 and not self.needs_teacher)
+        )
         return " + ".join(["policy", *other])

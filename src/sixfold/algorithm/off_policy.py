@@ -1,11 +1,15 @@
-"""Corrections for tokens that another policy sampled: weights that multiply the policy loss, rho = pi_prox / pi_sampler.
+"""Corrections for tokens that another policy sampled: weights that multiply the policy loss, rho =
+pi_prox / pi_sampler.
 
-log_rho = prox_logp - old_logp [B, T]: the trainer's log-probs when the step began, less those of the sampler. With the ratio of the loss taken
-against prox_logp, the weight is the other half of the importance ratio pi / pi_sampler (decoupled PPO). Weights are constants [B, T]: 0 drops a
-token, 1 stands where there is nothing to correct, outside the mask too, and everywhere where the sampler was the proximal policy.
+log_rho = prox_logp - old_logp [B, T]: the trainer's log-probs when the step began, less those of
+the sampler. With the ratio of the loss taken against prox_logp, the weight is the other half of the
+importance ratio pi / pi_sampler (decoupled PPO). Weights are constants [B, T]: 0 drops a token, 1
+stands where there is nothing to correct, outside the mask too, and everywhere where the sampler was
+the proximal policy.
 
-A dropped token still counts in the denominators of `aggregation.py`, as in verl, TRL and OpenRLHF. Bounds are on rho; verl's token_k1 and
-seq_mean_k1 bound its inverse, so that unequal bounds are mirrored there.
+A dropped token still counts in the denominators of `aggregation.py`, as in verl, TRL and OpenRLHF.
+Bounds are on rho; verl's token_k1 and seq_mean_k1 bound its inverse, so that unequal bounds are
+mirrored there.
 """
 
 from __future__ import annotations
@@ -90,7 +94,9 @@ def geometric_mask(log_rho: Tensor, mask: Tensor, low: float, high: float) -> Te
     """
     _check(log_rho, mask, low, high)
     mean = _scored(log_rho, mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp_min(1)
-    return torch.where(mask & _outside(exp_clamped(mean), low, high), 0.0, _token_rho(log_rho, mask))
+    return torch.where(
+        mask & _outside(exp_clamped(mean), low, high), 0.0, _token_rho(log_rho, mask)
+    )
 
 
 def token_ratio(log_rho: Tensor, mask: Tensor, cap: float | None = None) -> Tensor:
@@ -111,11 +117,21 @@ def token_ratio(log_rho: Tensor, mask: Tensor, cap: float | None = None) -> Tens
 
 
 CORRECTIONS: dict[str, Correction] = {
-    "truncated": lambda log_rho, mask, low, high: truncated_token(log_rho, mask, _given(high, "high")),
-    "truncated-sequence": lambda log_rho, mask, low, high: truncated_sequence(log_rho, mask, _given(high, "high")),
-    "masked": lambda log_rho, mask, low, high: masked_token(log_rho, mask, _given(low, "low"), _given(high, "high")),
-    "masked-sequence": lambda log_rho, mask, low, high: masked_sequence(log_rho, mask, low, _given(high, "high")),
-    "geometric": lambda log_rho, mask, low, high: geometric_mask(log_rho, mask, _given(low, "low"), _given(high, "high")),
+    "truncated": lambda log_rho, mask, low, high: truncated_token(
+        log_rho, mask, _given(high, "high")
+    ),
+    "truncated-sequence": lambda log_rho, mask, low, high: truncated_sequence(
+        log_rho, mask, _given(high, "high")
+    ),
+    "masked": lambda log_rho, mask, low, high: masked_token(
+        log_rho, mask, _given(low, "low"), _given(high, "high")
+    ),
+    "masked-sequence": lambda log_rho, mask, low, high: masked_sequence(
+        log_rho, mask, low, _given(high, "high")
+    ),
+    "geometric": lambda log_rho, mask, low, high: geometric_mask(
+        log_rho, mask, _given(low, "low"), _given(high, "high")
+    ),
     "decoupled": lambda log_rho, mask, low, high: token_ratio(log_rho, mask, high),
 }
 """Corrections by name, all with the arguments (log_rho, mask, low, high). For the truncated
@@ -124,7 +140,9 @@ corrections and for decoupled, `high` is the cap.
 
 
 @torch.no_grad()
-def negative_sequence_mask(logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, delta: float) -> Tensor:
+def negative_sequence_mask(
+    logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, delta: float
+) -> Tensor:
     """Rows to keep: all but those with A < 0 and mean_t (old_logp - logp) > delta.
 
     DeepSeek-V3.2 (arXiv:2512.02556 eq. 9). Samples that the policy has already moved away from need
@@ -202,6 +220,12 @@ def _given(bound: float | None, name: str) -> float:
 
 def _check(table: Tensor, mask: Tensor, low: float | None = None, high: float = torch.inf) -> None:
     if table.shape != mask.shape or mask.ndim != 2 or mask.dtype != torch.bool:
-        raise ValueError(f"a table and its bool mask must be [B, T] of one shape: got {tuple(table.shape)}, {tuple(mask.shape)}, mask {mask.dtype}")
+        raise ValueError(
+            f"a table and its bool mask must be [B, T] of one shape: got {tuple(table.shape)},"
+            f" {tuple(mask.shape)}, mask {mask.dtype}"
+        )
     if not (low is None or 0 <= low <= 1) or not high >= 1:
-        raise ValueError(f"the bounds of a ratio must have 1, the ratio on-policy, between them: got {low} and {high}")
+        raise ValueError(
+            f"the bounds of a ratio must have 1, the ratio on-policy, between them: got {low} and"
+            f" {high}"
+        )

@@ -1,11 +1,14 @@
-"""On-policy distillation (arXiv:2306.13649; as a policy gradient: Thinking Machines Lab 2025, "On-Policy Distillation"; Qwen3, arXiv:2505.09388).
+"""On-policy distillation (arXiv:2306.13649; as a policy gradient: Thinking Machines Lab 2025,
+"On-Policy Distillation"; Qwen3, arXiv:2505.09388).
 
-    A_t = -(log pi_old(o_t) - log teacher(o_t))          loss = mean_t -rho_t A_t, clipped as PPO does
+    A_t = -(log pi_old(o_t) - log teacher(o_t))          loss = mean_t -rho_t A_t, clipped as PPO
+    does
 
-Patches REINFORCE in advantage, loss, aggregation, clip_low and clip_high. The reward is a teacher's opinion of every token that the student itself
-wrote, the sampled reverse KL with no discount; the clip is PPO's. As dense as supervised learning and on the student's own states, so there is
-nothing to verify and no group. It costs a second model that shares the tokenizer (`reference.path`), and cannot go beyond it. The task's reward is
-logged, not trained on.
+Patches REINFORCE in advantage, loss, aggregation, clip_low and clip_high. The reward is a teacher's
+opinion of every token that the student itself wrote, the sampled reverse KL with no discount; the
+clip is PPO's. As dense as supervised learning and on the student's own states, so there is nothing
+to verify and no group. It costs a second model that shares the tokenizer (`reference.path`), and
+cannot go beyond it. The task's reward is logged, not trained on.
 
 Runs alone on the shared task: python -m sixfold.algorithm.opd
 """

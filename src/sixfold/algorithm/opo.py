@@ -2,8 +2,10 @@
 
     A_i = r_i - sum_j l_j r_j / sum_j l_j          loss = - (1 / B) sum_i A_i sum_t log pi(o_it)
 
-Patches REINFORCE in advantage. The baseline that takes most variance off the gradient weighs each reward by the squared norm of its gradient, which
-grows about as the length l of the answer. Exactly on-policy: one update a step, no ratio, no KL, no entropy bonus. It costs K samples a prompt.
+Patches REINFORCE in advantage. The baseline that takes most variance off the gradient weighs each
+reward by the squared norm of its gradient, which
+grows about as the length l of the answer. Exactly on-policy: one update a step, no ratio, no KL, no
+entropy bonus. It costs K samples a prompt.
 
 Runs alone on the shared task: python -m sixfold.algorithm.opo
 """

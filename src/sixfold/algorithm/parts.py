@@ -1,7 +1,9 @@
-"""What the names in a row stand for: advantages and token losses by name, each bound to the settings that it reads.
+"""What the names in a row stand for: advantages and token losses by name, each bound to the
+settings that it reads.
 
-The functions themselves, pure and on plain tensors, are in `advantages.py`, `returns.py`, `losses.py`, `sequence_losses.py`, `distillation.py`. One
-more way to make an advantage or a loss is one more line here, and one in `method.py`.
+The functions themselves, pure and on plain tensors, are in `advantages.py`, `returns.py`,
+`losses.py`, `sequence_losses.py`, `distillation.py`. One more way to make an advantage or a loss is
+one more line here, and one in `method.py`.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ def _no_baseline(s: Step) -> Tensor:
 
 
 def _process(s: Step) -> Tensor:
-    return ret.process_returns(s.rewards, filled(s.batch.step_ends, "step_ends"), s.batch.group, s.batch.mask)
+    return ret.process_returns(
+        s.rewards, filled(s.batch.step_ends, "step_ends"), s.batch.group, s.batch.mask
+    )
 
 
 def _whitened_return(s: Step) -> Tensor:
@@ -78,7 +82,9 @@ def _whitened_group_mean(s: Step) -> Tensor:
 
 
 def _teacher(s: Step) -> Tensor:
-    return per_token_advantage(old_policy(s.batch, s.method), filled(s.batch.ref_logp, "ref_logp"), s.batch.mask)
+    return per_token_advantage(
+        old_policy(s.batch, s.method), filled(s.batch.ref_logp, "ref_logp"), s.batch.mask
+    )
 
 
 def known(s: Step) -> Tensor:
@@ -112,7 +118,9 @@ def shaped_scores(batch: Batch, method: Method, horizon: int) -> Tensor:
     if m.overlong_buffer:
         buffer = max(1, round(m.overlong_buffer * horizon))
         cut_off = filled(batch.truncated, "truncated") if m.overlong_truncated_only else None
-        shaped = shaped + shaping.overlong_penalty(lengths, horizon, buffer, m.overlong_penalty, cut_off)
+        shaped = shaped + shaping.overlong_penalty(
+            lengths, horizon, buffer, m.overlong_penalty, cut_off
+        )
     return torch.where(batch.scores.isfinite(), shaped, batch.scores)
 
 
@@ -136,16 +144,22 @@ ADVANTAGES: dict[str, Callable[[Step], Tensor]] = {
 
 CRITICS: dict[str, Callable[[Step], tuple[Tensor, Tensor]]] = {
     "gae": lambda s: ret.gae(s.rewards, s.values, s.batch.mask, s.method.gamma, s.method.lam),
-    "vtrace": lambda s: ret.vtrace(s.rewards, s.values, log_rho(s.batch), s.batch.mask, s.method.gamma, s.method.lam, 1.0, 1.0),
+    "vtrace": lambda s: ret.vtrace(
+        s.rewards, s.values, log_rho(s.batch), s.batch.mask, s.method.gamma, s.method.lam, 1.0, 1.0
+    ),
 }
 """Advantages from a critic, by name: (advantages, returns), [B, T] each."""
 
 LOSSES: dict[str, Callable[[Terms, Method], Surrogate]] = {
     "policy_gradient": lambda t, m: _unclipped(policy_gradient(t.logp, t.advantages)),
-    "clipped_surrogate": lambda t, m: clipped_surrogate(*t[:3], *_clip(m), dual_clip=m.dual_clip or None),
+    "clipped_surrogate": lambda t, m: clipped_surrogate(
+        *t[:3], *_clip(m), dual_clip=m.dual_clip or None
+    ),
     "sequence_surrogate": lambda t, m: sequence_surrogate(*t, *_clip(m)),
     "sequence_token_surrogate": lambda t, m: sequence_token_surrogate(*t, *_clip(m)),
-    "length_scaled_sequence_surrogate": lambda t, m: length_scaled_sequence_surrogate(*t, *_clip(m)),
+    "length_scaled_sequence_surrogate": lambda t, m: length_scaled_sequence_surrogate(
+        *t, *_clip(m)
+    ),
     "clipped_weight": lambda t, m: clipped_weight(*t[:3], m.clip_low, _clip_high(m)),
     "soft_gate": lambda t, m: soft_gate(*t[:3], m.tau or 1.0, m.tau_negative or 1.05),
     "geometric_surrogate": lambda t, m: geometric_surrogate(*t, *_clip(m)),

@@ -1,8 +1,10 @@
 """What follows a token: returns and advantages along a row. Pure functions on [B, T].
 
-Index t speaks of token t: its reward, and the value of the state before it. A token that the policy did not sample (mask False: prompt, tool output,
-padding) is skipped: the token after it follows the token before it directly, at one factor of gamma and lam. What lies under the mask is never
-read. A row with a reward that is not finite on a sampled token (its checker failed) gets advantage 0.
+Index t speaks of token t: its reward, and the value of the state before it. A token that the policy
+did not sample (mask False: prompt, tool output,
+padding) is skipped: the token after it follows the token before it directly, at one factor of gamma
+and lam. What lies under the mask is never read. A row with a reward that is not finite on a sampled
+token (its checker failed) gets advantage 0.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def rewards_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     return _sum_from(torch.where(scored, rewards, 0.0), torch.full_like(rewards, gamma), scored)
 
 
-def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+def gae(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (arXiv:1506.02438, eq. 16; arXiv:1707.06347, eq. 11).
 
     delta_t = r_t + gamma V_(t+1) - V_t, A_t = delta_t + gamma lam A_(t+1), returns = A + V
@@ -69,7 +73,14 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 
 
 def vtrace(
-    rewards: Tensor, values: Tensor, log_rho: Tensor, mask: Tensor, gamma: float, lam: float, rho_bar: float, c_bar: float
+    rewards: Tensor,
+    values: Tensor,
+    log_rho: Tensor,
+    mask: Tensor,
+    gamma: float,
+    lam: float,
+    rho_bar: float,
+    c_bar: float,
 ) -> tuple[Tensor, Tensor]:
     """V-trace: GAE for tokens that another policy sampled (arXiv:1802.01561).
 
@@ -129,7 +140,9 @@ def whiten(table: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     return torch.where(flat, 0.0, centred * (centred.square().sum() / count + eps).rsqrt())
 
 
-def process_returns(step_rewards: Tensor, step_mask: Tensor, group: Tensor, mask: Tensor, eps: float = 1e-6) -> Tensor:
+def process_returns(
+    step_rewards: Tensor, step_mask: Tensor, group: Tensor, mask: Tensor, eps: float = 1e-6
+) -> Tensor:
     """A_t = sum of the normalised rewards of the steps that end at t or later; [B, T].
 
     GRPO with process rewards (arXiv:2402.03300, 4.1.3). All step rewards of a group are normalised
@@ -147,7 +160,9 @@ def process_returns(step_rewards: Tensor, step_mask: Tensor, group: Tensor, mask
         raise ValueError(f"group must be [B] with B = {mask.shape[0]}, got {tuple(group.shape)}")
     known = known_tokens(step_rewards, step_mask)
     rewards = torch.where(known, step_rewards, torch.nan)
-    normalised = group_zscore(rewards.flatten(), group[:, None].expand_as(rewards).flatten(), eps).view_as(rewards)
+    normalised = group_zscore(
+        rewards.flatten(), group[:, None].expand_as(rewards).flatten(), eps
+    ).view_as(rewards)
     return torch.where(mask, normalised.flip(-1).cumsum(-1).flip(-1), 0.0)
 
 
@@ -168,7 +183,10 @@ def scatter_turn_rewards(turn_rewards: Tensor, turn_ends: Tensor, width: int) ->
     _check(turn_ends, turn_rewards)
     there = turn_ends >= 0
     if bool(((turn_ends < -1) | (turn_ends >= width)).any()):
-        raise ValueError(f"turn_ends must be -1 (no turn) or an index below {width}, got {int(turn_ends.min())} to {int(turn_ends.max())}")
+        raise ValueError(
+            f"turn_ends must be -1 (no turn) or an index below {width}, got {int(turn_ends.min())}"
+            f" to {int(turn_ends.max())}"
+        )
     rewards = torch.where(there, turn_rewards, 0.0)
     return rewards.new_zeros(len(rewards), width).scatter_add(1, turn_ends.clamp_min(0), rewards)
 
@@ -191,7 +209,9 @@ def _sum_from(terms: Tensor, decay: Tensor, mask: Tensor) -> Tensor:
 
     Values of `terms` and `decay` off the mask are not read.
     """
-    return sum_by_columns(terms, decay, mask) if terms.is_cpu else sum_by_doubling(terms, decay, mask)
+    return (
+        sum_by_columns(terms, decay, mask) if terms.is_cpu else sum_by_doubling(terms, decay, mask)
+    )
 
 
 def sum_by_columns(terms: Tensor, decay: Tensor, mask: Tensor) -> Tensor:

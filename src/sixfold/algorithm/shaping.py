@@ -1,4 +1,5 @@
-"""Rewards reshaped before they become advantages. Everything is [B]; lengths count completion tokens.
+"""Rewards reshaped before they become advantages. Everything is [B]; lengths count completion
+tokens.
 
 A reward that is NaN (the checker failed) stays NaN.
 """
@@ -12,7 +13,13 @@ import torch
 from torch import Tensor
 
 
-def overlong_penalty(lengths: Tensor, longest: int, buffer: int, penalty: float = 1.0, truncated: Tensor | None = None) -> Tensor:
+def overlong_penalty(
+    lengths: Tensor,
+    longest: int,
+    buffer: int,
+    penalty: float = 1.0,
+    truncated: Tensor | None = None,
+) -> Tensor:
     """Penalty for long completions, to be added to the reward (DAPO, arXiv:2503.14476 eq. 13).
 
     It is 0 up to longest - buffer, then falls linearly to -penalty at longest, and stays there.
@@ -57,8 +64,12 @@ def kimi_length_reward(lengths: Tensor, correct: Tensor, group: Tensor) -> Tenso
     _check(lengths, correct, group)
     size = lengths if lengths.is_floating_point() else lengths.to(torch.get_default_dtype())
     groups = int(group.max()) + 1
-    longest = size.new_zeros(groups).scatter_reduce(0, group, size, "amax", include_self=False)[group]
-    shortest = size.new_zeros(groups).scatter_reduce(0, group, size, "amin", include_self=False)[group]
+    longest = size.new_zeros(groups).scatter_reduce(0, group, size, "amax", include_self=False)[
+        group
+    ]
+    shortest = size.new_zeros(groups).scatter_reduce(0, group, size, "amin", include_self=False)[
+        group
+    ]
     x = 0.5 - (size - shortest) / (longest - shortest).clamp_min(1)
     return torch.where(longest == shortest, 0.0, torch.where(correct.bool(), x, x.clamp_max(0.0)))
 
@@ -118,8 +129,15 @@ def stop_properly(rewards: Tensor, truncated: Tensor, coefficient: float) -> Ten
     """
     _check(rewards, truncated)
     if not coefficient <= 1:
-        raise ValueError(f"stop_properly multiplies by 0 to 1 or replaces by a negative number, got {coefficient}")
-    shaped = rewards * coefficient if coefficient >= 0 else torch.where(rewards.isnan(), rewards, coefficient)
+        raise ValueError(
+            "stop_properly multiplies by 0 to 1 or replaces by a negative number, got"
+            f" {coefficient}"
+        )
+    shaped = (
+        rewards * coefficient
+        if coefficient >= 0
+        else torch.where(rewards.isnan(), rewards, coefficient)
+    )
     return torch.where(truncated, shaped, rewards)
 
 
@@ -146,7 +164,11 @@ class Moments(NamedTuple):
         seen = max(self.seen + other.seen, 1.0)
         gap = other.mean - self.mean
         mean = self.mean + gap * other.seen / seen
-        return Moments(self.seen + other.seen, mean, self.squares + other.squares + gap**2 * self.seen * other.seen / seen)
+        return Moments(
+            self.seen + other.seen,
+            mean,
+            self.squares + other.squares + gap**2 * self.seen * other.seen / seen,
+        )
 
 
 class RunningWhiten:

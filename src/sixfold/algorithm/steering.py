@@ -1,6 +1,8 @@
-"""What an algorithm adapts from step to step: the weight of the KL, that of the entropy, and the statistics that whiten rewards.
+"""What an algorithm adapts from step to step: the weight of the KL, that of the entropy, and the
+statistics that whiten rewards.
 
-Everything here is measured on the samples as they were drawn, before any update, so a step's numbers do not depend on how it is split.
+Everything here is measured on the samples as they were drawn, before any update, so a step's
+numbers do not depend on how it is split.
 """
 
 from __future__ import annotations
@@ -40,7 +42,11 @@ class Steering:
         self.beta, self.entropy_bonus = m.beta, m.entropy_bonus
         self._beta = AdaptiveBeta(m.beta, m.kl_target) if m.kl_target else None
         highest = max(HIGHEST_ENTROPY_BONUS, m.entropy_bonus)
-        self._bonus = AdaptiveEntropy(m.entropy_bonus, m.entropy_target, ENTROPY_STEP, highest) if m.entropy_target else None
+        self._bonus = (
+            AdaptiveEntropy(m.entropy_bonus, m.entropy_target, ENTROPY_STEP, highest)
+            if m.entropy_target
+            else None
+        )
         self._whiten = RunningWhiten(WHITEN_CLIP) if m.whiten != "none" else None
         self._per_source = m.whiten == "source"
 
@@ -48,7 +54,9 @@ class Steering:
         """Adapt to the samples of a step. scores: [B] their shaped rewards."""
         self.steps += 1
         if self._beta:
-            gap = torch.where(batch.mask, k1(batch.old_logp, filled(batch.ref_logp, "ref_logp")), 0.0)
+            gap = torch.where(
+                batch.mask, k1(batch.old_logp, filled(batch.ref_logp, "ref_logp")), 0.0
+            )
             self._beta.update(float(gap.sum() / batch.mask.sum().clamp_min(1)), len(batch.tokens))
             self.beta = self._beta.beta
         if self._bonus:
@@ -64,12 +72,19 @@ class Steering:
 
     def metrics(self) -> dict[str, float]:
         """The steered values, for the log."""
-        return ({"algorithm/beta": self.beta} if self._beta else {}) | ({"algorithm/entropy_bonus": self.entropy_bonus} if self._bonus else {})
+        return ({"algorithm/beta": self.beta} if self._beta else {}) | (
+            {"algorithm/entropy_bonus": self.entropy_bonus} if self._bonus else {}
+        )
 
     def state(self) -> dict[str, Any]:
         """State that a resumed run needs, JSON-serialisable."""
         seen = self._whiten.state() if self._whiten else {}
-        return {"steps": self.steps, "beta": self.beta, "entropy_bonus": self._bonus.coefficient if self._bonus else 0.0, "whiten": seen}
+        return {
+            "steps": self.steps,
+            "beta": self.beta,
+            "entropy_bonus": self._bonus.coefficient if self._bonus else 0.0,
+            "whiten": seen,
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""

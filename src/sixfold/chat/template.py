@@ -54,8 +54,19 @@ def render(
             add_generation_prompt=generation,
         )
     except TemplateSyntaxError as error:
-        raise UserError(f"the model's chat template does not parse (line {error.lineno}: {error.message}); {_REMEDY}") from error
-    except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"the model's chat template does not parse (line {error.lineno}: {error.message});"
+            f" {_REMEDY}"
+        ) from error
+    except (
+        TemplateError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:
         # A template is a program: it may raise any of these errors on an unexpected message.
         raise TemplateRefusal(" ".join(str(error).split()) or type(error).__name__) from error
     return str(rendered)
@@ -78,7 +89,10 @@ def set_template(tokenizer: PreTrainedTokenizerBase, choice: str, arguments: Seq
     """
     template = _chosen(tokenizer.chat_template, choice)
     if template is None and arguments:
-        raise UserError(f"model.template_args = {list(arguments)}: there is no chat template to take them; leave it empty")
+        raise UserError(
+            f"model.template_args = {list(arguments)}: there is no chat template to take them;"
+            " leave it empty"
+        )
     if template is not None and arguments:
         defaults = "".join(map(_default, arguments))
         template = template if template.startswith(defaults) else defaults + template
@@ -104,13 +118,19 @@ def _chosen(own: Any, choice: str) -> str | None:
         if name in own:
             return str(own[name])
         if choice == "auto":
-            raise UserError(f"model.chat_template = 'auto': the tokenizer has several templates and none is the default; name one of {sorted(own)}")
+            raise UserError(
+                "model.chat_template = 'auto': the tokenizer has several templates and none is the"
+                f" default; name one of {sorted(own)}"
+            )
     if choice == "auto":
         return None if not own else str(own)
     try:
         return Path(choice).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UserError(f"model.chat_template = '{choice}': cannot be read ({error}); use 'auto', 'none' or the path of a Jinja file") from error
+        raise UserError(
+            f"model.chat_template = '{choice}': cannot be read ({error}); use 'auto', 'none' or the"
+            " path of a Jinja file"
+        ) from error
 
 
 def _default(argument: str) -> str:
@@ -120,7 +140,11 @@ def _default(argument: str) -> str:
         value = json.loads({"True": "true", "False": "false"}.get(raw, raw))
     except ValueError:
         value = raw
-    literal = re.sub(r"\bnull\b", "none", json.dumps(value)) if not isinstance(value, str) else json.dumps(value)
+    literal = (
+        re.sub(r"\bnull\b", "none", json.dumps(value))
+        if not isinstance(value, str)
+        else json.dumps(value)
+    )
     return f"{{%- if {name} is not defined %}}{{%- set {name} = {literal} %}}{{%- endif %}}"
 
 
@@ -131,4 +155,6 @@ def _check(tokenizer: PreTrainedTokenizerBase) -> None:
     except TemplateRefusal:
         return  # it may need a system message, which only the tasks can provide
     if PROBE not in text:
-        raise UserError(f"the model's chat template does not show the text of a user's message; {_REMEDY}")
+        raise UserError(
+            f"the model's chat template does not show the text of a user's message; {_REMEDY}"
+        )

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 
-_OPENED = re.compile(r"(?:<think>|<thinking>|<reasoning>|<thought>|\[THINK\]|<\|START_THINKING\|>|<seed:think>)\s*\Z")
+_OPENED = re.compile(
+    r"(?:<think>|<thinking>|<reasoning>|<thought>|\[THINK\]|<\|START_THINKING\|>|<seed:think>)\s*\Z"
+)
 
 
 def opened_block(prompt: str) -> str:
@@ -32,5 +34,7 @@ def continued_block(opened: str, text: str) -> str:
         return text
     closing = tag.replace("START", "END") if "START" in tag else f"{tag[0]}/{tag[1:]}"
     if closing in text:
-        return text.lstrip().removeprefix(tag).lstrip("\n") if text.lstrip().startswith(tag) else text
+        return (
+            text.lstrip().removeprefix(tag).lstrip("\n") if text.lstrip().startswith(tag) else text
+        )
     return f"\n{closing}\n\n{text}"

@@ -44,7 +44,9 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> TurnEnd:
         return TurnEnd()
     asked = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": _ANSWER}]
     last = _after_answer(tokenizer, asked)
-    between, found, _ = _after_answer(tokenizer, [*asked, {"role": "user", "content": _NEXT}]).partition(_NEXT)
+    between, found, _ = _after_answer(
+        tokenizer, [*asked, {"role": "user", "content": _NEXT}]
+    ).partition(_NEXT)
     for text in (last, between if found else ""):
         if (token := first_added_token(tokenizer, text)) is not None:
             return TurnEnd(tokens=(token,))
@@ -57,7 +59,11 @@ def first_added_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int | No
 
     If several match at one place, the longest.
     """
-    found = [(at, -len(t.content), i) for i, t in tokenizer.added_tokens_decoder.items() if (at := text.find(t.content)) >= 0]
+    found = [
+        (at, -len(t.content), i)
+        for i, t in tokenizer.added_tokens_decoder.items()
+        if (at := text.find(t.content)) >= 0
+    ]
     return min(found)[2] if found else None
 
 

@@ -1,7 +1,8 @@
-"""The command line: `sixfold VERB ...`. One module a verb, imported only once the verb is known, so that --help never waits for torch.
+"""The command line: `sixfold VERB ...`. One module a verb, imported only once the verb is known, so
+that --help never waits for torch.
 
-Exit codes: 0 done, 1 a bug (with its traceback), 2 a mistake of the user's (one line), 3 training cannot go on (one line),
-130 interrupted.
+Exit codes: 0 done, 1 a bug (with its traceback), 2 a mistake of the user's (one line), 3 training
+cannot go on (one line), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ HELP = f"""usage: sixfold VERB [ARGUMENTS] [--section.key VALUE ...]
   --version             print the version
 """
 
-# what the machine refuses, as against what we got wrong: no space, over quota, no permission, read-only
+# what the machine refuses, as against what we got wrong: no space, over quota, no permission,
+# read-only
 _REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS}
 
 
@@ -56,12 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _refuse(str(error), 3)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left (| head); Python flushes once more at exit
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the reader left (| head); Python flushes once more at exit
         return 1
     except OSError as error:
         if debug or error.errno not in _REFUSED:
             raise
-        return _refuse(f"{os.strerror(error.errno or 0).lower()}: {error.filename or 'while writing'}")
+        return _refuse(
+            f"{os.strerror(error.errno or 0).lower()}: {error.filename or 'while writing'}"
+        )
     except KeyboardInterrupt:
         print("sixfold: interrupted", file=sys.stderr)
         return 130
@@ -82,11 +88,16 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if verb not in VERBS:
         kind = "option" if verb.startswith("-") else "command"
-        raise UserError(f"unknown {kind} '{verb}'.{nearest(verb, list(VERBS))} Commands: {', '.join(VERBS)}")
+        raise UserError(
+            f"unknown {kind} '{verb}'.{nearest(verb, list(VERBS))} Commands: {', '.join(VERBS)}"
+        )
     check_platform(os.name)
     kernels = os.environ.get("SIXFOLD_KERNELS", "")
     if kernels not in ("", "torch"):
-        raise UserError(f"SIXFOLD_KERNELS = '{kernels}': unset it for the compiled kernels, or 'torch' for PyTorch's operations alone")
+        raise UserError(
+            f"SIXFOLD_KERNELS = '{kernels}': unset it for the compiled kernels, or 'torch' for"
+            " PyTorch's operations alone"
+        )
     code: int = importlib.import_module(f"sixfold.cli.{verb}").run(rest)
     return code
 

@@ -1,4 +1,6 @@
-"""`sixfold algorithms [NAME] [--convert FRAMEWORK]`: the lineage table, one algorithm in full, or what to set elsewhere for the same numbers."""
+"""`sixfold algorithms [NAME] [--convert FRAMEWORK]`: the lineage table, one algorithm in full, or
+what to set elsewhere for the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,30 @@ _SHELL = set(" $[]{}()\"'*?&|<>;")
 
 def parser() -> VerbParser:
     """Arguments of the verb."""
-    arguments = VerbParser("algorithms", "The algorithms: who patches whom, one in full, and what to set in another framework for the same numbers.")
-    arguments.add_argument("name", metavar="NAME", nargs="?", help="one algorithm: its formula, its patch, every choice, the lines of a recipe")
-    arguments.add_argument("--convert", metavar="FRAMEWORK", choices=list(FRAMEWORKS), help="verl, trl or openrlhf: settings for the same numbers")
-    arguments.add_argument("--format", metavar="FORMAT", choices=["text", "markdown", "json"], default="text", help="text, markdown or json")
+    arguments = VerbParser(
+        "algorithms",
+        "The algorithms: who patches whom, one in full, and what to set in another framework for"
+        " the same numbers.",
+    )
+    arguments.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="one algorithm: its formula, its patch, every choice, the lines of a recipe",
+    )
+    arguments.add_argument(
+        "--convert",
+        metavar="FRAMEWORK",
+        choices=list(FRAMEWORKS),
+        help="verl, trl or openrlhf: settings for the same numbers",
+    )
+    arguments.add_argument(
+        "--format",
+        metavar="FORMAT",
+        choices=["text", "markdown", "json"],
+        default="text",
+        help="text, markdown or json",
+    )
     return arguments
 
 
@@ -42,13 +64,22 @@ def run(argv: Sequence[str]) -> int:
     """Parse and print."""
     given, _ = parser().parse(argv)
     if given.name is not None and given.name not in ZOO:
-        raise UserError(f"no algorithm '{given.name}'.{nearest(given.name, list(ZOO))} Known: {', '.join(ZOO)}")
+        raise UserError(
+            f"no algorithm '{given.name}'.{nearest(given.name, list(ZOO))} Known: {', '.join(ZOO)}"
+        )
     rows = [ZOO[given.name]] if given.name else list(ZOO.values())
     if given.format == "markdown" and (given.name or given.convert):
-        raise UserError("sixfold algorithms: --format markdown is of the table alone; use text or json with NAME or --convert")
+        raise UserError(
+            "sixfold algorithms: --format markdown is of the table alone; use text or json with"
+            " NAME or --convert"
+        )
     if given.convert:
         conversions = [convert(given.convert, row, default_sizes()) for row in rows]
-        print(_json([c.as_dict() for c in conversions]) if given.format == "json" else conversion_text(given.convert, conversions, _width()))
+        print(
+            _json([c.as_dict() for c in conversions])
+            if given.format == "json"
+            else conversion_text(given.convert, conversions, _width())
+        )
     elif given.format == "json":
         print(_json([_as_dict(row) for row in rows]))
     elif given.name:
@@ -67,13 +98,19 @@ def _json(value: object) -> str:
 
 
 def _as_dict(row: Method) -> dict[str, object]:
-    return {**cells(row), "choices": {name: getattr(row, name) for name in _choices(row)}, "changes": [c._asdict() for c in changes(row)]}
+    return {
+        **cells(row),
+        "choices": {name: getattr(row, name) for name in _choices(row)},
+        "changes": [c._asdict() for c in changes(row)],
+    }
 
 
 def text_table(rows: Sequence[Method], width: int) -> str:
     """The table in as many blocks as the width asks for, each beginning with the names."""
     table = [cells(row) for row in rows]
-    widths = {column: max(len(column), *(len(line[column]) for line in table)) for column in table[0]}
+    widths = {
+        column: max(len(column), *(len(line[column]) for line in table)) for column in table[0]
+    }
     blocks: list[list[str]] = [["name"]]
     for column in list(widths)[1:]:
         if sum(widths[c] + 2 for c in [*blocks[-1], column]) - 2 > width and len(blocks[-1]) > 1:
@@ -81,14 +118,24 @@ def text_table(rows: Sequence[Method], width: int) -> str:
         blocks[-1].append(column)
     head = {column: column for column in widths}
     rule = {column: "-" * widths[column] for column in widths}
-    lines = ["\n".join("  ".join(line[c].ljust(widths[c]) for c in block).rstrip() for line in (head, rule, *table)) for block in blocks]
+    lines = [
+        "\n".join(
+            "  ".join(line[c].ljust(widths[c]) for c in block).rstrip()
+            for line in (head, rule, *table)
+        )
+        for block in blocks
+    ]
     return "\n\n".join(lines)
 
 
 def markdown_table(rows: Sequence[Method]) -> str:
     """The table for docs/algorithms/README.md, each name a link to the page of its file."""
     table = [cells(row) for row in rows]
-    lines = [list(table[0]), ["---"] * len(table[0]), *([_linked(line["name"]), *list(line.values())[1:]] for line in table)]
+    lines = [
+        list(table[0]),
+        ["---"] * len(table[0]),
+        *([_linked(line["name"]), *list(line.values())[1:]] for line in table),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -97,14 +144,23 @@ def _linked(name: str) -> str:
 
 
 def one(row: Method, width: int) -> str:
-    """One algorithm: its file's account, its patch, every choice with what it means, and the lines of a recipe."""
-    parts = [docstring(row.name), *_patch_text(row), _choices_text(row, width), "in a recipe\n" + indent("\n".join(recipe_lines(row)), "  ")]
+    """One algorithm: its file's account, its patch, every choice with what it means, and the lines
+    of a recipe.
+    """
+    parts = [
+        docstring(row.name),
+        *_patch_text(row),
+        _choices_text(row, width),
+        "in a recipe\n" + indent("\n".join(recipe_lines(row)), "  "),
+    ]
     return "\n\n".join(parts)
 
 
 def _patch_text(row: Method) -> Iterator[str]:
     if row.patches:
-        lines = [f"  {c.field:<18}{_literal(c.before)} -> {_literal(c.after)}" for c in changes(row)]
+        lines = [
+            f"  {c.field:<18}{_literal(c.before)} -> {_literal(c.after)}" for c in changes(row)
+        ]
         yield "\n".join([f"what it changes of {row.patches}", *lines])
 
 
@@ -120,13 +176,22 @@ def meaning(field: str) -> str:
 
 def _choices_text(row: Method, width: int) -> str:
     extra = {
-        "advantage": "; baseline: {0.baseline}, divided by: {0.scale}".format(ADVANTAGES[row.advantage]),
+        "advantage": "; baseline: {0.baseline}, divided by: {0.scale}".format(
+            ADVANTAGES[row.advantage]
+        ),
         "loss": f"; ratio: {LOSSES[row.loss].ratio}",
     }
     lines = ["every choice"]
     for name in _choices(row):
         start = f"  {name + ' = ' + _literal(getattr(row, name)):<42}"
-        lines.append(fill(meaning(name) + extra.get(name, ""), max(width, 80), initial_indent=start, subsequent_indent=" " * 44))
+        lines.append(
+            fill(
+                meaning(name) + extra.get(name, ""),
+                max(width, 80),
+                initial_indent=start,
+                subsequent_indent=" " * 44,
+            )
+        )
     return "\n".join(lines)
 
 
@@ -136,7 +201,14 @@ def recipe_lines(row: Method) -> list[str]:
     if row.group_baseline or row.dynamic_sampling:
         lines += ["", "[rollout]", f"samples_per_prompt = {default_sizes().samples}  # at least 2"]
     if row.needs_critic:
-        lines += ["", "[critic]", f'body = "{Recipe().critic.body}"  # or "policy": a value head on the policy\'s features']
+        lines += [
+            "",
+            "[critic]",
+            (
+                f'body = "{Recipe().critic.body}"  # or "policy": a value head on the policy\'s'
+                " features"
+            ),
+        ]
     if row.needs_teacher:
         lines += ["", "[reference]", 'path = "..."  # the teacher']
     return lines
@@ -157,7 +229,12 @@ def conversion_text(framework: str, conversions: Sequence[Conversion], width: in
     peer, sizes = FRAMEWORKS[framework], default_sizes()
     size = f"{sizes.prompts} prompts x {sizes.samples} samples a step, {sizes.horizon} tokens"
     head = [f"{peer.title}, beside a recipe of {size}.", *peer.notes]
-    return "\n\n".join(["\n".join(fill(line, width, subsequent_indent="  ") for line in head), *(_conversion(c, width) for c in conversions)])
+    return "\n\n".join(
+        [
+            "\n".join(fill(line, width, subsequent_indent="  ") for line in head),
+            *(_conversion(c, width) for c in conversions),
+        ]
+    )
 
 
 def _conversion(c: Conversion, width: int) -> str:
@@ -165,7 +242,16 @@ def _conversion(c: Conversion, width: int) -> str:
     lines = [f"{c.row} in {c.framework}", "", *write(c.entry, c.changed), *c.also]
     if c.kept:
         kept = ", ".join(f"{key} = {value!r}" for key, value in c.kept.items())
-        lines += ["", fill(f"counted on, and so by default: {kept}", width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)]
+        lines += [
+            "",
+            fill(
+                f"counted on, and so by default: {kept}",
+                width,
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            ),
+        ]
     for title, notes in (("what differs", c.differs), ("no setting gives this", c.lacks)):
         lines += [fill(f"{title}: {note}", width, subsequent_indent="  ") for note in notes]
     return "\n".join(lines)
@@ -184,8 +270,13 @@ def _hydra(value: object) -> str:
 
 
 def _flag_lines(entry: str, settings: Mapping[str, object]) -> list[str]:
-    words = {key: value if isinstance(value, tuple) else () if value is True else (value,) for key, value in settings.items()}
-    return _command(entry, [" ".join([f"--{key}", *map(str, values)]) for key, values in words.items()])
+    words = {
+        key: value if isinstance(value, tuple) else () if value is True else (value,)
+        for key, value in settings.items()
+    }
+    return _command(
+        entry, [" ".join([f"--{key}", *map(str, values)]) for key, values in words.items()]
+    )
 
 
 def _python_lines(entry: str, settings: Mapping[str, object]) -> list[str]:
@@ -193,7 +284,9 @@ def _python_lines(entry: str, settings: Mapping[str, object]) -> list[str]:
 
 
 def _command(entry: str, words: Sequence[str]) -> list[str]:
-    return [f"{line} \\" for line in [entry, *(f"  {word}" for word in words)][:-1]] + [f"  {words[-1]}"]
+    return [f"{line} \\" for line in [entry, *(f"  {word}" for word in words)][:-1]] + [
+        f"  {words[-1]}"
+    ]
 
 
 def _quoted(word: str) -> str:

@@ -1,4 +1,6 @@
-"""`sixfold diff RUN_A RUN_B`: settings, versions, code and final numbers of two runs, side by side where they differ."""
+"""`sixfold diff RUN_A RUN_B`: settings, versions, code and final numbers of two runs, side by side
+where they differ.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _ABSENT = "-"
 
 def parser() -> VerbParser:
     """Arguments of the verb."""
-    arguments = VerbParser("diff", "What differs between two runs: settings, versions, code and final numbers.")
+    arguments = VerbParser(
+        "diff", "What differs between two runs: settings, versions, code and final numbers."
+    )
     arguments.add_argument("run_a", metavar="RUN_A", help="a run's folder")
     arguments.add_argument("run_b", metavar="RUN_B", help="another run's folder")
     return arguments
@@ -30,8 +34,13 @@ def run(argv: Sequence[str]) -> int:
 
 
 def compare_runs(a: Path, b: Path) -> str:
-    """The comparison as text. A run of an older release may have settings that this one does not know: they are compared as they stand."""
-    numbers = [{**_flatten(_json(run / "summary.json")), **_last_metrics(run / "metrics.jsonl")} for run in (a, b)]
+    """The comparison as text. A run of an older release may have settings that this one does not
+    know: they are compared as they stand.
+    """
+    numbers = [
+        {**_flatten(_json(run / "summary.json")), **_last_metrics(run / "metrics.jsonl")}
+        for run in (a, b)
+    ]
     parts = [
         _table("settings that differ", _differing(_settings(a), _settings(b))),
         _table("environment that differs", _differing(_environment(a), _environment(b))),
@@ -50,7 +59,11 @@ def _settings(run: Path) -> dict[str, Any]:
 
 def _environment(run: Path) -> dict[str, Any]:
     """Versions, revision, machine, command; not the start time, in which any two runs differ."""
-    return {key: value for key, value in _flatten(_json(run / "environment.json")).items() if key != "started"}
+    return {
+        key: value
+        for key, value in _flatten(_json(run / "environment.json")).items()
+        if key != "started"
+    }
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -65,7 +78,9 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _last_metrics(path: Path) -> dict[str, Any]:
-    """The newest value of every number in metrics.jsonl; not every key is in every line. A last line cut short by a kill is left out."""
+    """The newest value of every number in metrics.jsonl; not every key is in every line. A last
+    line cut short by a kill is left out.
+    """
     newest: dict[str, Any] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
@@ -78,7 +93,9 @@ def _last_metrics(path: Path) -> dict[str, Any]:
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        flat |= (
+            _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
     return flat
 
 
@@ -89,11 +106,15 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, st
 
 
 def _shown_apart(a: object, b: object) -> tuple[str, str]:
-    """Two values that differ as two texts that differ: in full, or from where they part, if their short forms are equal."""
+    """Two values that differ as two texts that differ: in full, or from where they part, if their
+    short forms are equal.
+    """
     if _shown(a) != _shown(b):
         return _shown(a), _shown(b)
     texts = json.dumps(a), json.dumps(b)
-    start = next((i for i, (x, y) in enumerate(zip(*texts, strict=False)) if x != y), min(map(len, texts)))
+    start = next(
+        (i for i, (x, y) in enumerate(zip(*texts, strict=False)) if x != y), min(map(len, texts))
+    )
     if start <= 24 or isinstance(a, float):
         return texts
     return tuple("..." + text[start - 12 : start + 30] for text in texts)  # type: ignore[return-value]
@@ -111,5 +132,8 @@ def _table(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
     if not rows:
         return f"{title}: none"
     widths = [max(len(row[i]) for row in [*rows, ("", "A", "B")]) for i in range(3)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [("", "A", "B"), *rows]]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [("", "A", "B"), *rows]
+    ]
     return "\n  ".join([title, *lines])

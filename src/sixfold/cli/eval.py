@@ -14,13 +14,27 @@ from .parsing import RECIPE_HELP, VerbParser
 
 def parser() -> VerbParser:
     """Arguments of the verb."""
-    text = "Share of the recipe's held-out tasks that checkpoints solve, pass@k and mean score, with 95 % intervals."
+    text = (
+        "Share of the recipe's held-out tasks that checkpoints solve, pass@k and mean score, with"
+        " 95 % intervals."
+    )
     arguments = VerbParser("eval", text, takes_recipe=True)
     arguments.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
     what = "checkpoints, runs or Hugging Face models: a row of the table each"
-    arguments.add_argument("--checkpoint", metavar="DIR", nargs="+", action="extend", required=True, help=what)
-    arguments.add_argument("--against", metavar="DIR", help="one more, to compare the others with: paired test on the same tasks")
-    arguments.add_argument("--out", metavar="DIR", type=Path, help="where results.json and completions go (default: a new folder in DIR/evaluations)")
+    arguments.add_argument(
+        "--checkpoint", metavar="DIR", nargs="+", action="extend", required=True, help=what
+    )
+    arguments.add_argument(
+        "--against",
+        metavar="DIR",
+        help="one more, to compare the others with: paired test on the same tasks",
+    )
+    arguments.add_argument(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="where results.json and completions go (default: a new folder in DIR/evaluations)",
+    )
     return arguments
 
 
@@ -29,7 +43,10 @@ def run(argv: Sequence[str]) -> int:
     given, settings = parser().parse(argv)
     recipe = with_model_folders(load_recipe(given.recipe, settings))
     if not make_plan(recipe).evaluations:
-        raise UserError("nothing to evaluate on: data.heldout = 0 and data.heldout_split is empty; set one of them")
+        raise UserError(
+            "nothing to evaluate on: data.heldout = 0 and data.heldout_split is empty; set one of"
+            " them"
+        )
     from ..run.evaluate import evaluate_command
 
     return evaluate_command(recipe, given.checkpoint, given.against, given.out)

@@ -14,12 +14,19 @@ from .parsing import RECIPE_HELP, VerbParser
 
 def parser() -> VerbParser:
     """Arguments of the verb."""
-    arguments = VerbParser("explain", "What a recipe resolves to, in plain words, with the reason for each number.", takes_recipe=True)
+    arguments = VerbParser(
+        "explain",
+        "What a recipe resolves to, in plain words, with the reason for each number.",
+        takes_recipe=True,
+    )
     arguments.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
     arguments.add_argument(
         "--render",
         action="store_true",
-        help="also load the tokenizer and the tasks, and show the first prompt with its special tokens and what ends a completion",
+        help=(
+            "also load the tokenizer and the tasks, and show the first prompt with its special"
+            " tokens and what ends a completion"
+        ),
     )
     return arguments
 

@@ -11,14 +11,35 @@ from .parsing import VerbParser, add_device, at_least, temperature
 def parser() -> VerbParser:
     """Arguments of the verb."""
     arguments = VerbParser("generate", "Sample completions of one prompt.")
-    arguments.add_argument("model", metavar="MODEL_OR_RUN", help="a run, a checkpoint, or a Hugging Face model")
-    arguments.add_argument("--prompt", metavar="TEXT", required=True, help="what to complete, or to say to a chat model")
-    arguments.add_argument("--n", metavar="N", type=at_least(1), default=1, help="completions (default 1)")
-    arguments.add_argument("--temperature", metavar="T", type=temperature, default=1.0, help="0: greedy (default 1)")
-    arguments.add_argument("--max-tokens", metavar="N", type=at_least(1), help="longest completion in tokens (default 256, or what fits)")
-    arguments.add_argument("--seed", metavar="N", type=at_least(0), default=0, help="of the sampling noise (default 0)")
     arguments.add_argument(
-        "--speculation", choices=("none", "ngram"), default="none", help="guess tokens from what the text repeats; same tokens (default none)"
+        "model", metavar="MODEL_OR_RUN", help="a run, a checkpoint, or a Hugging Face model"
+    )
+    arguments.add_argument(
+        "--prompt",
+        metavar="TEXT",
+        required=True,
+        help="what to complete, or to say to a chat model",
+    )
+    arguments.add_argument(
+        "--n", metavar="N", type=at_least(1), default=1, help="completions (default 1)"
+    )
+    arguments.add_argument(
+        "--temperature", metavar="T", type=temperature, default=1.0, help="0: greedy (default 1)"
+    )
+    arguments.add_argument(
+        "--max-tokens",
+        metavar="N",
+        type=at_least(1),
+        help="longest completion in tokens (default 256, or what fits)",
+    )
+    arguments.add_argument(
+        "--seed", metavar="N", type=at_least(0), default=0, help="of the sampling noise (default 0)"
+    )
+    arguments.add_argument(
+        "--speculation",
+        choices=("none", "ngram"),
+        default="none",
+        help="guess tokens from what the text repeats; same tokens (default none)",
     )
     add_device(arguments)
     return arguments

@@ -1,4 +1,6 @@
-"""How every verb reads its arguments: argparse for the verb's own, `--section.key` settings kept apart for the recipe."""
+"""How every verb reads its arguments: argparse for the verb's own, `--section.key` settings kept
+apart for the recipe.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ RECIPE_HELP = "a .toml file, or the name of a shipped recipe, e.g. demo"
 
 
 class VerbParser(argparse.ArgumentParser):
-    """Arguments of one verb. With takes_recipe, settings are allowed and listed by --help. Mistakes are UserErrors."""
+    """Arguments of one verb. With takes_recipe, settings are allowed and listed by --help. Mistakes
+    are UserErrors.
+    """
 
     def __init__(self, verb: str, description: str, *, takes_recipe: bool = False) -> None:
         super().__init__(
@@ -29,33 +33,48 @@ class VerbParser(argparse.ArgumentParser):
 
     def options(self) -> list[str]:
         """The verb's own arguments as the user writes them: positionals in capitals, then flags."""
-        return [action.option_strings[-1] if action.option_strings else str(action.metavar) for action in self._actions]
+        return [
+            action.option_strings[-1] if action.option_strings else str(action.metavar)
+            for action in self._actions
+        ]
 
     def parse(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """(the verb's own arguments, the settings as flags for `recipe_io`)."""
         own, settings = self._split(arguments)
         parsed, unknown = self.parse_known_args(own)
         if unknown:
-            raise UserError(f"sixfold {self.verb}: unexpected argument '{unknown[0]}'. See sixfold {self.verb} --help")
+            raise UserError(
+                f"sixfold {self.verb}: unexpected argument '{unknown[0]}'. See sixfold {self.verb}"
+                " --help"
+            )
         return parsed, settings
 
     def _split(self, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Keep apart the verb's own words and, for a recipe, `--key value` and `--key=value` of everything that is not the verb's own.
+        """Keep apart the verb's own words and, for a recipe, `--key value` and `--key=value` of
+        everything that is not the verb's own.
 
-        argparse cannot: given `--trainer.learning_rate 1e-6 demo` it would take 1e-6 for the recipe; and for a misspelt option it
-        complains of the one that is then missing.
+        argparse cannot: given `--trainer.learning_rate 1e-6 demo` it would take 1e-6 for the
+        recipe; and for a misspelt option it complains of the one that is then missing.
         """
         own: list[str] = []
         settings: list[str] = []
         words = iter(arguments)
         for word in words:
             name, equals, _ = word.partition("=")
-            if not name.startswith("--") or name == "--" or " " in name or name in self._option_string_actions:
+            if (
+                not name.startswith("--")
+                or name == "--"
+                or " " in name
+                or name in self._option_string_actions
+            ):
                 own.append(word)
                 continue
             near = "" if "." in name else nearest(name, list(self._option_string_actions))
             if near or not self.takes_recipe:
-                raise UserError(f"sixfold {self.verb}: unknown option '{name}'.{near} See sixfold {self.verb} --help")
+                raise UserError(
+                    f"sixfold {self.verb}: unknown option '{name}'.{near} See sixfold {self.verb}"
+                    " --help"
+                )
             settings.append(word)
             if not equals:
                 settings += [value for value in [next(words, None)] if value is not None]
@@ -102,13 +121,17 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def temperature(text: str) -> float:
-    """An argparse type: 0, or a finite number from 1e-20; logits divided by less overflow float32."""
+    """An argparse type: 0, or a finite number from 1e-20; logits divided by less overflow
+    float32.
+    """
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and (value == 0 or value >= 1e-20)):
-        raise argparse.ArgumentTypeError(f"expected 0 (greedy) or a finite number >= 1e-20, got '{text}'")
+        raise argparse.ArgumentTypeError(
+            f"expected 0 (greedy) or a finite number >= 1e-20, got '{text}'"
+        )
     return value
 
 
@@ -117,17 +140,28 @@ def device(text: str) -> str:
     try:
         return device_name(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"'{text}': use auto, cpu, cuda, or cuda:N for GPU number N") from error
+        raise argparse.ArgumentTypeError(
+            f"'{text}': use auto, cpu, cuda, or cuda:N for GPU number N"
+        ) from error
 
 
 def add_device(arguments: argparse.ArgumentParser) -> None:
     """The options that say where a model runs, and in which precision."""
-    arguments.add_argument("--device", metavar="DEVICE", type=device, default="auto", help="auto, cpu, cuda or cuda:N (default auto)")
+    arguments.add_argument(
+        "--device",
+        metavar="DEVICE",
+        type=device,
+        default="auto",
+        help="auto, cpu, cuda or cuda:N (default auto)",
+    )
     arguments.add_argument(
         "--precision",
         choices=("auto", "float32", "bfloat16"),
         default="auto",
-        help="of weights and computation; auto: on a GPU bfloat16 where the run or config.json says 16 bits, else float32 (default auto)",
+        help=(
+            "of weights and computation; auto: on a GPU bfloat16 where the run or config.json says"
+            " 16 bits, else float32 (default auto)"
+        ),
     )
 
 
@@ -135,7 +169,12 @@ def run_folder(text: str) -> Path:
     """A folder that holds a run. UserError when it does not."""
     folder = Path(text).expanduser()
     if not folder.is_dir():
-        raise UserError(f"no run at {folder}: {'it is a file' if folder.exists() else 'no such folder'}; a run is a folder such as runs/demo")
+        raise UserError(
+            f"no run at {folder}: {'it is a file' if folder.exists() else 'no such folder'}; a run"
+            " is a folder such as runs/demo"
+        )
     if not (folder / "recipe.toml").is_file():
-        raise UserError(f"{folder} is not a run: it holds no recipe.toml; a run is a folder such as runs/demo")
+        raise UserError(
+            f"{folder} is not a run: it holds no recipe.toml; a run is a folder such as runs/demo"
+        )
     return folder

@@ -9,7 +9,9 @@ from .parsing import VerbParser, run_folder
 
 def parser() -> VerbParser:
     """Arguments of the verb."""
-    arguments = VerbParser("report", "Write a run's report.html: curves, where the time went, samples.")
+    arguments = VerbParser(
+        "report", "Write a run's report.html: curves, where the time went, samples."
+    )
     arguments.add_argument("run", metavar="RUN", help="the run's folder, e.g. runs/demo")
     return arguments
 

@@ -14,7 +14,11 @@ def parser() -> VerbParser:
     """Arguments of the verb."""
     arguments = VerbParser("sft", "Only the supervised warm-up of a recipe.", takes_recipe=True)
     arguments.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
-    arguments.add_argument("--overwrite", action="store_true", help="replace an earlier run of the same name; it is deleted when this one has ended")
+    arguments.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace an earlier run of the same name; it is deleted when this one has ended",
+    )
     return arguments
 
 
@@ -23,5 +27,8 @@ def run(argv: Sequence[str]) -> int:
     given, settings = parser().parse(argv)
     recipe = load_recipe(given.recipe, settings)
     if recipe.sft.steps == 0:
-        raise UserError(f"sft.steps = 0 in {given.recipe}: there is no warm-up to run; set it, e.g. --sft.steps 200")
+        raise UserError(
+            f"sft.steps = 0 in {given.recipe}: there is no warm-up to run; set it, e.g."
+            " --sft.steps 200"
+        )
     return start(recipe, resume=None, overwrite=given.overwrite, stop_after="sft")

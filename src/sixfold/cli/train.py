@@ -18,10 +18,20 @@ from .parsing import RECIPE_HELP, VerbParser, run_folder
 
 def parser() -> VerbParser:
     """Arguments of the verb."""
-    arguments = VerbParser("train", "Train a model by reinforcement learning, or resume a run.", takes_recipe=True)
+    arguments = VerbParser(
+        "train", "Train a model by reinforcement learning, or resume a run.", takes_recipe=True
+    )
     arguments.add_argument("recipe", metavar="RECIPE", nargs="?", help=RECIPE_HELP)
-    arguments.add_argument("--resume", metavar="RUN", help="go on from a run's newest checkpoint, with the run's own recipe")
-    arguments.add_argument("--overwrite", action="store_true", help="replace an earlier run of the same name; it is deleted when this one has ended")
+    arguments.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="go on from a run's newest checkpoint, with the run's own recipe",
+    )
+    arguments.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace an earlier run of the same name; it is deleted when this one has ended",
+    )
     return arguments
 
 
@@ -29,14 +39,25 @@ def run(argv: Sequence[str]) -> int:
     """Parse, check what can be checked without torch, train."""
     given, settings = parser().parse(argv)
     if (given.recipe is None) == (given.resume is None):
-        raise UserError("sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two")
+        raise UserError(
+            "sixfold train: give a recipe (sixfold train demo) or --resume RUN, one of the two"
+        )
     if given.resume is None:
-        return start(load_recipe(given.recipe, settings), resume=None, overwrite=given.overwrite, stop_after=None)
+        return start(
+            load_recipe(given.recipe, settings),
+            resume=None,
+            overwrite=given.overwrite,
+            stop_after=None,
+        )
     if given.overwrite:
-        raise UserError("sixfold train: --resume keeps the run and --overwrite deletes it; give one of them")
+        raise UserError(
+            "sixfold train: --resume keeps the run and --overwrite deletes it; give one of them"
+        )
     for name in NAMES:
         if any(word.partition("=")[0] == f"--{name}" for word in settings):
-            raise UserError(f"{name} cannot change on resume: the run stays in its folder; leave out --{name}")
+            raise UserError(
+                f"{name} cannot change on resume: the run stays in its folder; leave out --{name}"
+            )
     from ..run.folder import recover
 
     recover(Path(given.resume).expanduser())
@@ -45,8 +66,12 @@ def run(argv: Sequence[str]) -> int:
     return start(recipe, resume=folder, overwrite=False, stop_after=None)
 
 
-def start(recipe: Recipe, *, resume: Path | None, overwrite: bool, stop_after: Literal["sft"] | None) -> int:
-    """Refuse what the plan refuses, then import torch and run. A full disk is the user's to mend, so it says how to go on."""
+def start(
+    recipe: Recipe, *, resume: Path | None, overwrite: bool, stop_after: Literal["sft"] | None
+) -> int:
+    """Refuse what the plan refuses, then import torch and run. A full disk is the user's to mend,
+    so it says how to go on.
+    """
     recipe = with_model_folders(recipe)
     make_plan(recipe)
     folder = resume or Path(recipe.run.dir) / recipe.run.name
@@ -57,4 +82,7 @@ def start(recipe: Recipe, *, resume: Path | None, overwrite: bool, stop_after: L
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise UserError(f"no space left on {error.filename or folder}: free some and `sixfold train --resume {folder}`") from error
+        raise UserError(
+            f"no space left on {error.filename or folder}: free some and `sixfold train --resume"
+            f" {folder}`"
+        ) from error

@@ -84,7 +84,12 @@ class Controller:
         with self._phase("sync"):
             self.sync.sync(self.trainer.version)
         self.steps_done = number
-        metrics: Metrics = {**self.rollout.stats(), **trained, **self._seconds, "time/total_s": time.perf_counter() - started}
+        metrics: Metrics = {
+            **self.rollout.stats(),
+            **trained,
+            **self._seconds,
+            "time/total_s": time.perf_counter() - started,
+        }
         self.on_phase("log")
         self.log(number, groups, batch, metrics)
         return metrics

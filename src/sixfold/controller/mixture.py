@@ -75,7 +75,9 @@ class MixtureStream:
         ValueError: if there are no tasks, or if the source of a task has no weight.
     """
 
-    def __init__(self, tasks: Sequence[Task], per_step: int, seed: int, weights: Mapping[str, float]) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], per_step: int, seed: int, weights: Mapping[str, float]
+    ) -> None:
         self._per_step = per_step
         self._seed = seed
         self._by_name = _by_source(tasks, weights)
@@ -91,9 +93,14 @@ class MixtureStream:
             self._restart()
         while self._step < step:
             self._step += 1
-            taken = [source.take(count) for source, count in zip(self._sources, self._shares(self._step), strict=True)]
+            taken = [
+                source.take(count)
+                for source, count in zip(self._sources, self._shares(self._step), strict=True)
+            ]
         chosen = [
-            task for source, (epoch, start, end) in zip(self._sources, taken, strict=True) for task in source.read(self._seed, epoch, start, end)
+            task
+            for source, (epoch, start, end) in zip(self._sources, taken, strict=True)
+            for task in source.read(self._seed, epoch, start, end)
         ]
         random.Random(f"{self._seed}/step/{step}").shuffle(chosen)
         return chosen
@@ -105,11 +112,17 @@ class MixtureStream:
     def _shares(self, step: int) -> list[int]:
         """Prompts per source in a step. Systematic sampling makes them add up to `per_step`."""
         offset = (self._offset + step * _GOLDEN) % 1.0
-        marks = [0, *(min(math.floor(end + offset), self._per_step) for end in self._ends), self._per_step]
+        marks = [
+            0,
+            *(min(math.floor(end + offset), self._per_step) for end in self._ends),
+            self._per_step,
+        ]
         return [high - low for low, high in pairwise(marks)]
 
 
-def weighted_order(tasks: Sequence[Task], count: int, seed: str, weights: Mapping[str, float]) -> list[int]:
+def weighted_order(
+    tasks: Sequence[Task], count: int, seed: str, weights: Mapping[str, float]
+) -> list[int]:
     """Indices of `count` tasks, drawn without replacement.
 
     A task is drawn with weight w / n: w is the weight of its source, n the number of tasks in it.
@@ -126,7 +139,9 @@ def weighted_order(tasks: Sequence[Task], count: int, seed: str, weights: Mappin
     if not weights:
         return rng.sample(range(len(tasks)), count)
     sizes = {name: len(found) for name, found in _by_source(tasks, weights).items()}
-    keys = [math.log(1 - rng.random()) * sizes[task.source] / weights[task.source] for task in tasks]
+    keys = [
+        math.log(1 - rng.random()) * sizes[task.source] / weights[task.source] for task in tasks
+    ]
     return sorted(range(len(tasks)), key=keys.__getitem__, reverse=True)[:count]
 
 

@@ -32,7 +32,10 @@ class Oversample:
 
     def __init__(self, inner: StoppableRollout, environment: EnvironmentRole, keep: int) -> None:
         if not 2 <= keep < inner.samples:
-            raise ValueError(f"to keep {keep} samples of a task that differ takes keep >= 2 and more than that started; got {inner.samples}")
+            raise ValueError(
+                f"to keep {keep} samples of a task that differ takes keep >= 2 and more than that"
+                f" started; got {inner.samples}"
+            )
         self._inner = inner
         self._environment = environment
         self._keep = keep
@@ -81,5 +84,13 @@ def _first(count: int, task: Task, ended: Sequence[Trajectory]) -> list[Trajecto
     """
     first = list(ended[:count])
     pairs = ([a, b] for i, b in enumerate(ended) for a in ended[:i])
-    pair = None if mixed(Group(task, first)) else next((p for p in pairs if mixed(Group(task, p))), None)
-    return first if pair is None else [*pair, *(t for t in ended if t is not pair[0] and t is not pair[1])][:count]
+    pair = (
+        None
+        if mixed(Group(task, first))
+        else next((p for p in pairs if mixed(Group(task, p))), None)
+    )
+    return (
+        first
+        if pair is None
+        else [*pair, *(t for t in ended if t is not pair[0] and t is not pair[1])][:count]
+    )

@@ -71,7 +71,12 @@ class Refill:
     """
 
     def __init__(
-        self, inner: Rollout, environment: EnvironmentRole, tasks: Sequence[Task], max_rounds: int, weights: Mapping[str, float] | None = None
+        self,
+        inner: Rollout,
+        environment: EnvironmentRole,
+        tasks: Sequence[Task],
+        max_rounds: int,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         if max_rounds < 1:
             raise ValueError(f"max_rounds must be at least 1, got {max_rounds}")
@@ -92,7 +97,11 @@ class Refill:
         slots = list(rounds[0].groups)
         open_slots = deque(i for i, group in enumerate(slots) if not mixed(group))
         further = self._further(tasks, seed)
-        while open_slots and len(rounds) < self._max_rounds and (chosen := list(islice(further, len(open_slots)))):
+        while (
+            open_slots
+            and len(rounds) < self._max_rounds
+            and (chosen := list(islice(further, len(open_slots))))
+        ):
             rounds.append(self._round(rounds, chosen, step_seed(seed, len(rounds) + 1)))
             for group in filter(mixed, rounds[-1].groups):
                 slots[open_slots.popleft()] = group
@@ -129,7 +138,16 @@ class Refill:
 
 def mixed(group: Group) -> bool:
     """True if two known rewards of the group differ. Failed checks have no reward."""
-    return len({(t.reward.value, t.reward.steps) for t in group.trajectories if t.reward and t.reward.value is not None}) > 1
+    return (
+        len(
+            {
+                (t.reward.value, t.reward.steps)
+                for t in group.trajectories
+                if t.reward and t.reward.value is not None
+            }
+        )
+        > 1
+    )
 
 
 def _all_groups(rounds: Sequence[_Round]) -> list[Group]:
@@ -148,15 +166,26 @@ def _rollout_stats(rounds: Sequence[_Round]) -> dict[str, float]:
     merged: dict[str, float] = {}
     for key in rounds[0].stats:
         values = [r.stats[key] for r in rounds]
-        if key in ("rollout/tokens", "rollout/prompt_tokens", "rollout/preemptions", "rollout/recomputed_tokens"):
+        if key in (
+            "rollout/tokens",
+            "rollout/prompt_tokens",
+            "rollout/preemptions",
+            "rollout/recomputed_tokens",
+        ):
             merged[key] = sum(values)
         elif key in ("rollout/length_max", "rollout/kv_peak_frac", "rollout/queue_peak"):
             merged[key] = max(values)
         elif key == "rollout/tok_s":
-            merged[key] = sum(r.stats["rollout/tokens"] for r in rounds) / max(sum(r.sample_s for r in rounds), 1e-9)
+            merged[key] = sum(r.stats["rollout/tokens"] for r in rounds) / max(
+                sum(r.sample_s for r in rounds), 1e-9
+            )
         else:
-            weights = [r.stats[_MEAN_OVER[key]] if key in _MEAN_OVER else r.trajectories for r in rounds]
-            merged[key] = sum(w * v for w, v in zip(weights, values, strict=True)) / max(sum(weights), 1)
+            weights = [
+                r.stats[_MEAN_OVER[key]] if key in _MEAN_OVER else r.trajectories for r in rounds
+            ]
+            merged[key] = sum(w * v for w, v in zip(weights, values, strict=True)) / max(
+                sum(weights), 1
+            )
     return merged
 
 
@@ -164,7 +193,11 @@ def _dynamic_stats(rounds: Sequence[_Round], kept: Sequence[Group]) -> dict[str,
     groups = _all_groups(rounds)
     kept_trajectories = sum(len(g.trajectories) for g in kept)
     begun = sum(r.trajectories / r.stats.get("rollout/kept_frac", 1.0) for r in rounds)
-    dropped = _tokens(groups) - _tokens(kept) + sum(r.stats.get("rollout/dropped_tokens", 0.0) for r in rounds)
+    dropped = (
+        _tokens(groups)
+        - _tokens(kept)
+        + sum(r.stats.get("rollout/dropped_tokens", 0.0) for r in rounds)
+    )
     stats = {
         "rollout/kept_frac": kept_trajectories / begun,
         "rollout/dropped_tokens": dropped,
@@ -175,6 +208,11 @@ def _dynamic_stats(rounds: Sequence[_Round], kept: Sequence[Group]) -> dict[str,
         "dynamic/check_s": sum(r.check_s for r in rounds),
     }
     known = [value for g in groups for value in g.rewards if value is not None]
-    judged = [t.reward.solved for g in groups for t in g.trajectories if t.reward and t.reward.solved is not None]
+    judged = [
+        t.reward.solved
+        for g in groups
+        for t in g.trajectories
+        if t.reward and t.reward.solved is not None
+    ]
     stats |= {"dynamic/reward_mean": sum(known) / len(known)} if known else {}
     return stats | ({"dynamic/solved_frac": sum(judged) / len(judged)} if judged else {})

@@ -50,7 +50,9 @@ class TaskStream:
         return [self._tasks[i] for i in chosen]
 
 
-def task_stream(tasks: Sequence[Task], per_step: int, seed: int, weights: Mapping[str, float]) -> Callable[[int], list[Task]]:
+def task_stream(
+    tasks: Sequence[Task], per_step: int, seed: int, weights: Mapping[str, float]
+) -> Callable[[int], list[Task]]:
     """Function from step number to the tasks of the step.
 
     Args:
@@ -59,7 +61,11 @@ def task_stream(tasks: Sequence[Task], per_step: int, seed: int, weights: Mappin
         seed: seed of the task orders.
         weights: source name to weight. Empty: all tasks have the same chance.
     """
-    return MixtureStream(tasks, per_step, seed, weights) if weights else TaskStream(tasks, per_step, seed)
+    return (
+        MixtureStream(tasks, per_step, seed, weights)
+        if weights
+        else TaskStream(tasks, per_step, seed)
+    )
 
 
 def step_seed(seed: int, step: int) -> int:

@@ -43,7 +43,9 @@ class ActorCritic:
             and its checkpoint holds the count.
     """
 
-    def __init__(self, actor: Trainer, critic: Critic, objective: ValueObjective, warmup_steps: int) -> None:
+    def __init__(
+        self, actor: Trainer, critic: Critic, objective: ValueObjective, warmup_steps: int
+    ) -> None:
         self.actor = actor
         self.critic = critic
         self.objective = objective
@@ -61,11 +63,17 @@ class ActorCritic:
         Raises:
             TrainingDiverged: if either had no finite gradient for several updates in a row.
         """
-        learned = self.critic.update(self.objective.value_batch(batch), self.objective.compute_value_loss)
+        learned = self.critic.update(
+            self.objective.value_batch(batch), self.objective.compute_value_loss
+        )
         if self.critic.batches <= self.warmup_steps:
             # With all weights zero the policy's trainer makes no update but reports its metrics.
-            metrics = self.actor.train_step(batch.with_(weights=torch.zeros_like(filled(batch.weights, "weights"))), loss)
-            self.skip_reason = f"only the critic learns, warm-up step {self.critic.batches} of {self.warmup_steps}"
+            metrics = self.actor.train_step(
+                batch.with_(weights=torch.zeros_like(filled(batch.weights, "weights"))), loss
+            )
+            self.skip_reason = (
+                f"only the critic learns, warm-up step {self.critic.batches} of {self.warmup_steps}"
+            )
         else:
             metrics = self.actor.train_step(batch, loss)
             self.skip_reason = self.actor.skip_reason

@@ -48,7 +48,14 @@ class Critic:
     """
 
     def __init__(
-        self, policy: PreTrainedModel, config: CriticConfig, trainer: TrainerConfig, scoring: Scoring, total_steps: int, *, epochs: int = 1
+        self,
+        policy: PreTrainedModel,
+        config: CriticConfig,
+        trainer: TrainerConfig,
+        scoring: Scoring,
+        total_steps: int,
+        *,
+        epochs: int = 1,
     ) -> None:
         if config.body == "none":
             raise ValueError("critic.body = 'none': there is no critic to make")
@@ -58,7 +65,14 @@ class Critic:
             # A head has no layers, and the policy's trainer sets those of the policy.
             changed["activation_checkpointing"] = "none"
         settings = trainer.model_copy(update=changed)
-        self.trainer = Trainer(self.model, settings, scoring, total_steps, epochs=epochs, score=score_values)  # type: ignore[arg-type]
+        self.trainer = Trainer(
+            self.model,  # type: ignore[arg-type]
+            settings,
+            scoring,
+            total_steps,
+            epochs=epochs,
+            score=score_values,
+        )
         self.batches = 0
 
     def score(self, batch: Batch) -> Batch:
@@ -67,7 +81,14 @@ class Critic:
         The value of token t is V of the state before t; it is 0 where mask is False.
         """
         t = self.trainer
-        values, _ = score_tables(t.model, batch, t.scoring, t.config.max_tokens_per_microbatch, t.config.share_prefix, score=t.score)
+        values, _ = score_tables(
+            t.model,
+            batch,
+            t.scoring,
+            t.config.max_tokens_per_microbatch,
+            t.config.share_prefix,
+            score=t.score,
+        )
         return batch.with_(values=values)
 
     def update(self, batch: Batch, loss: ValueLoss) -> Metrics:
@@ -91,12 +112,21 @@ class Critic:
 
         def named(local: Batch, values: Tensor) -> LossOutput:
             output = loss(local, values)
-            return LossOutput(output.loss, {**output.sums, "critic/loss": output.loss.detach()}, output.means)
+            return LossOutput(
+                output.loss, {**output.sums, "critic/loss": output.loss.detach()}, output.means
+            )
 
         learned = self.trainer.train_step(batch, named)
-        metrics = {RENAMED.get(key, key): value for key, value in learned.items() if key.startswith(PREFIX) or key in RENAMED}
+        metrics = {
+            RENAMED.get(key, key): value
+            for key, value in learned.items()
+            if key.startswith(PREFIX) or key in RENAMED
+        }
         known = batch.mask & batch.scores.isfinite()[:, None]
-        values, returns = filled(batch.values, "values")[known], filled(batch.returns, "returns")[known]
+        values, returns = (
+            filled(batch.values, "values")[known],
+            filled(batch.returns, "returns")[known],
+        )
         return metrics | {
             "critic/explained_variance": explained_variance(values, returns),
             "critic/value_mean": float(values.double().mean()) if len(values) else 0.0,
@@ -135,8 +165,14 @@ class Critic:
                 changed then.
         """
         if not any(name.startswith(PREFIX) for name in tensors):
-            raise UserError("the checkpoint holds no critic: it was made with an algorithm that has none")
-        own = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
+            raise UserError(
+                "the checkpoint holds no critic: it was made with an algorithm that has none"
+            )
+        own = {
+            name.removeprefix(PREFIX): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(PREFIX)
+        }
         # First: it refuses names and shapes of another model.
         load_optimizer_tensors(self.trainer.optimizer, self.model, own)
         for name, p in self.model.named_parameters():
@@ -144,7 +180,10 @@ class Critic:
         self.batches = counters["critic_batches"]
         t = self.trainer
         t.version, t.steps = counters["critic_version"], counters["critic_steps"]
-        t.skipped_total, t.skipped_in_a_row = counters["critic_skipped_total"], counters["critic_skipped_in_a_row"]
+        t.skipped_total, t.skipped_in_a_row = (
+            counters["critic_skipped_total"],
+            counters["critic_skipped_in_a_row"],
+        )
 
     def save(self, folder: Path) -> None:
         """Write a critic with its own body in Hugging Face form.
@@ -166,6 +205,8 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
         0 if there are no returns, or if they are all equal up to rounding.
     """
     values, returns = values.double(), returns.double()
-    if len(returns) == 0 or float(returns.std(correction=0)) <= 1e-6 * max(1.0, float(returns.abs().max())):
+    if len(returns) == 0 or float(returns.std(correction=0)) <= 1e-6 * max(
+        1.0, float(returns.abs().max())
+    ):
         return 0.0
     return float(1.0 - (returns - values).var(correction=0) / returns.var(correction=0))

@@ -17,7 +17,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTokenClassification, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from ..errors import UserError
 from ..model.attention import NAME
@@ -34,7 +39,9 @@ class PolicyValueHead(nn.Module):
         # In a tuple: as a submodule, the whole policy would be in parameters() and the critic's
         # optimizer would update it.
         self._policy = (policy,)
-        self.score = nn.Linear(policy.get_output_embeddings().weight.shape[-1], 1, device=policy.device)
+        self.score = nn.Linear(
+            policy.get_output_embeddings().weight.shape[-1], 1, device=policy.device
+        )
         _zero(self.score)
 
     @torch.no_grad()
@@ -71,8 +78,16 @@ def score_values(model: ValueModel, row: PackedRow, scoring: Scoring) -> tuple[T
         (values, zeros), each [S] float32, in the order of row.target. The zeros stand for the
         entropies, which a critic does not have.
     """
-    with torch.autocast(row.tokens.device.type, scoring.autocast or torch.bfloat16, enabled=scoring.autocast is not None):
-        hidden = model.features(row) if isinstance(model, PolicyValueHead) else hidden_states(model, row.tokens, row.positions, row)
+    with torch.autocast(
+        row.tokens.device.type,
+        scoring.autocast or torch.bfloat16,
+        enabled=scoring.autocast is not None,
+    ):
+        hidden = (
+            model.features(row)
+            if isinstance(model, PolicyValueHead)
+            else hidden_states(model, row.tokens, row.positions, row)
+        )
     values = value_head(model)(hidden.index_select(0, row.predictor).float())[:, 0]
     return values, torch.zeros_like(values)
 
@@ -98,10 +113,20 @@ def _own_value_model(policy: PreTrainedModel) -> PreTrainedModel:
         raise _unsupported(policy, "transformers has no token-classification class for it")
     # The random weights are all overwritten, so the run's random state must not advance.
     with torch.random.fork_rng(devices=[]):
-        model = AutoModelForTokenClassification.from_config(config, dtype=policy.dtype, attn_implementation=NAME)
-    between = [child for child in model.children() if child is not model.base_model and not isinstance(child, nn.Dropout)]
-    if type(model.base_model) is not type(policy.base_model) or [type(child) for child in between] != [nn.Linear]:
-        raise _unsupported(policy, f"{type(model).__name__} is not the same body under one linear head")
+        model = AutoModelForTokenClassification.from_config(
+            config, dtype=policy.dtype, attn_implementation=NAME
+        )
+    between = [
+        child
+        for child in model.children()
+        if child is not model.base_model and not isinstance(child, nn.Dropout)
+    ]
+    if type(model.base_model) is not type(policy.base_model) or [
+        type(child) for child in between
+    ] != [nn.Linear]:
+        raise _unsupported(
+            policy, f"{type(model).__name__} is not the same body under one linear head"
+        )
     model.base_model.load_state_dict(policy.base_model.state_dict())
     _zero(value_head(model))
     return model.to(policy.device).eval()
@@ -121,7 +146,10 @@ def _one_value_without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _unsupported(policy: PreTrainedModel, why: str) -> UserError:
-    return UserError(f"critic.body = 'own': no value model for {type(policy).__name__} ({why}); use critic.body = 'policy'")
+    return UserError(
+        f"critic.body = 'own': no value model for {type(policy).__name__} ({why}); use critic.body"
+        " = 'policy'"
+    )
 
 
 @torch.no_grad()

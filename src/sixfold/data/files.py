@@ -64,12 +64,19 @@ def read_file(path: Path, limit: int, seed: int) -> list[Row]:
     """
     suffix = path.suffix.lower()
     if path.is_dir():
-        raise UserError(f"{path} is a folder: name it without the suffix of a file, or give a file in it")
+        raise UserError(
+            f"{path} is a folder: name it without the suffix of a file, or give a file in it"
+        )
     if not path.is_file():
         names = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UserError(f"{path}: no such file (looked in {Path.cwd()}).{nearest(path.name, names)}")
+        raise UserError(
+            f"{path}: no such file (looked in {Path.cwd()}).{nearest(path.name, names)}"
+        )
     if suffix not in FILE_TYPES:
-        raise UserError(f"{path}: cannot read {path.suffix or 'a file without a suffix'}; want {', '.join(FILE_TYPES)}")
+        raise UserError(
+            f"{path}: cannot read {path.suffix or 'a file without a suffix'}; want"
+            f" {', '.join(FILE_TYPES)}"
+        )
     try:
         if suffix == ".parquet":
             return _read_parquet(path, limit, seed)
@@ -112,7 +119,9 @@ def _read_jsonl(path: Path) -> Iterator[_Unread]:
 
 def _json_line(where: str, line: bytes, number: int) -> Row:
     hint = "" if line.endswith(b"\n") else " (file truncated?)"
-    return _object_row(where, parse_json(where, _decoded(where, line.rstrip(b"\r\n")), hint), number)
+    return _object_row(
+        where, parse_json(where, _decoded(where, line.rstrip(b"\r\n")), hint), number
+    )
 
 
 def _read_json(path: Path) -> Iterator[_Unread]:
@@ -120,7 +129,9 @@ def _read_json(path: Path) -> Iterator[_Unread]:
     if not text.strip():
         raise UserError(f"{path}: the file is empty; want a list of objects")
     lines = text.count("\n{") and text.lstrip().startswith("{")
-    rows = parse_json(str(path), text, " (one object per line? then name the file .jsonl)" if lines else "")
+    rows = parse_json(
+        str(path), text, " (one object per line? then name the file .jsonl)" if lines else ""
+    )
     if not isinstance(rows, list):
         raise UserError(f"{path}: want a list of objects, got {json_type(rows)}")
     for number, fields in enumerate(rows):
@@ -133,7 +144,11 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[_Unread]:
     Every value is text. A row that spans lines is named by its first line.
     """
     with path.open("rb") as raw:
-        lines = csv.reader((_decoded(f"{path}:{n}", line) for n, line in enumerate(raw, start=1)), delimiter=delimiter, strict=True)
+        lines = csv.reader(
+            (_decoded(f"{path}:{n}", line) for n, line in enumerate(raw, start=1)),
+            delimiter=delimiter,
+            strict=True,
+        )
         # The module's default, 131,072 characters, is shorter than some prompts.
         limit = csv.field_size_limit(_LONGEST_CELL)
         try:
@@ -147,7 +162,9 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[_Unread]:
 def _csv_rows(path: Path, lines: Any) -> Iterator[_Unread]:
     header: list[str] = next(lines, [])
     if not header:
-        raise UserError(f"{path}: the file is empty; want a first line with the names of the columns")
+        raise UserError(
+            f"{path}: the file is empty; want a first line with the names of the columns"
+        )
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
         raise UserError(f"{path}:1: duplicate column {repeated[0]!r}")
@@ -155,7 +172,10 @@ def _csv_rows(path: Path, lines: Any) -> Iterator[_Unread]:
     for cells in lines:
         where, start = f"{path}:{start}", lines.line_num + 1
         if cells and len(cells) != len(header):
-            raise UserError(f"{where}: {len(cells)} values for {len(header)} columns ({', '.join(header[:5])}); quote values that hold a separator")
+            raise UserError(
+                f"{where}: {len(cells)} values for {len(header)} columns ({', '.join(header[:5])});"
+                " quote values that hold a separator"
+            )
         if cells:
             yield partial(Row, where, dict(zip(header, cells, strict=True)), next(numbers))
 
@@ -167,13 +187,18 @@ def _read_parquet(path: Path, limit: int, seed: int) -> list[Row]:
     try:
         table = parquet.ParquetFile(path).read()
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{path}: not a readable parquet file: {str(error).splitlines()[0]}") from error
+        raise UserError(
+            f"{path}: not a readable parquet file: {str(error).splitlines()[0]}"
+        ) from error
     repeated = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
     if repeated:
         raise UserError(f"{path}: duplicate column {repeated[0]!r}")
     numbers = drawn(range(table.num_rows), limit, seed)
     table = table.take(numbers) if limit else table
-    return [Row(f"{path}: row {n + 1}", fields, n) for n, fields in zip(numbers, _arrow_rows(path, table, numbers), strict=True)]
+    return [
+        Row(f"{path}: row {n + 1}", fields, n)
+        for n, fields in zip(numbers, _arrow_rows(path, table, numbers), strict=True)
+    ]
 
 
 def _arrow_rows(path: Path, table: Any, numbers: list[int]) -> list[dict[str, Any]]:
@@ -187,7 +212,10 @@ def _arrow_rows(path: Path, table: Any, numbers: list[int]) -> list[dict[str, An
             try:
                 rows += table.slice(len(rows), 1).to_pylist()
             except (ValueError, OverflowError) as error:
-                raise UserError(f"{path}: row {number + 1}: a value has no form in Python: {str(error).splitlines()[0]}") from error
+                raise UserError(
+                    f"{path}: row {number + 1}: a value has no form in Python:"
+                    f" {str(error).splitlines()[0]}"
+                ) from error
         return rows
 
 
@@ -201,7 +229,11 @@ def _decoded(where: str, data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        other = "; the file is UTF-16: save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+        other = (
+            "; the file is UTF-16: save it as UTF-8"
+            if data[:2] in (b"\xff\xfe", b"\xfe\xff")
+            else ""
+        )
         raise UserError(f"{where}: invalid UTF-8 at byte {error.start}{other}") from error
 
 

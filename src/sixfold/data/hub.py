@@ -18,7 +18,9 @@ from .files import Row, drawn
 _ADDRESS = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/")
 
 
-def read_dataset(data: DataConfig, splits: list[str], seed: int) -> tuple[dict[str, list[Row]], str]:
+def read_dataset(
+    data: DataConfig, splits: list[str], seed: int
+) -> tuple[dict[str, list[Row]], str]:
     """Rows of the named splits of a dataset.
 
     Args:
@@ -34,17 +36,25 @@ def read_dataset(data: DataConfig, splits: list[str], seed: int) -> tuple[dict[s
         UserError: if the source cannot be loaded, or lacks a split.
     """
     dataset = _load(data)
-    return {split: _rows(dataset, split, data, seed) for split in splits}, _commit(dataset[splits[0]].info)
+    return {split: _rows(dataset, split, data, seed) for split in splits}, _commit(
+        dataset[splits[0]].info
+    )
 
 
 def _rows(dataset: Mapping[str, Any], split: str, data: DataConfig, seed: int) -> list[Row]:
     if split not in dataset:
-        raise UserError(f"dataset {data.source!r} has no split {split!r}; it has {', '.join(dataset)}.{nearest(split, list(dataset))}")
+        raise UserError(
+            f"dataset {data.source!r} has no split {split!r}; it has"
+            f" {', '.join(dataset)}.{nearest(split, list(dataset))}"
+        )
     # A folder may have been saved to return numpy arrays or tensors.
     rows = dataset[split].with_format(None)
     numbers = drawn(range(len(rows)), data.limit, seed)
     rows = rows.select(numbers) if data.limit else rows
-    return [Row(f"{data.source} ({split}), row {n + 1}", dict(fields), n) for n, fields in zip(numbers, rows, strict=True)]
+    return [
+        Row(f"{data.source} ({split}), row {n + 1}", dict(fields), n)
+        for n, fields in zip(numbers, rows, strict=True)
+    ]
 
 
 def _commit(info: Any) -> str:
@@ -59,7 +69,10 @@ def _load(data: DataConfig) -> Mapping[str, Any]:
     if not folder.exists() and (reason := not_a_hub_id(data.source)):
         raise UserError(f"data.source = {data.source!r}: {reason}")
     if folder.exists() and data.revision:
-        raise UserError(f"data.revision = {data.revision!r} pins a hub dataset, and {data.source!r} is a folder here: leave it empty")
+        raise UserError(
+            f"data.revision = {data.revision!r} pins a hub dataset, and {data.source!r} is a folder"
+            " here: leave it empty"
+        )
     import datasets
 
     try:
@@ -67,12 +80,16 @@ def _load(data: DataConfig) -> Mapping[str, Any]:
             return datasets.load_from_disk(data.source)
         if (folder / "state.json").is_file():
             return {data.split: datasets.load_from_disk(data.source)}
-        return datasets.load_dataset(data.source, data.subset or None, revision=data.revision or None)
+        return datasets.load_dataset(
+            data.source, data.subset or None, revision=data.revision or None
+        )
     except RuntimeError as error:
         # `datasets` does not run a repository's code, and raises this error if the code is needed.
         if "script" not in str(error):
             raise UserError(_unloadable(data, folder, error)) from error
-        raise UserError(f"dataset {data.source!r} requires executing repository code; not supported") from error
+        raise UserError(
+            f"dataset {data.source!r} requires executing repository code; not supported"
+        ) from error
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         # Unreachable, unknown, gated or malformed: the user can fix all of these.
         raise UserError(_unloadable(data, folder, error)) from error
@@ -85,4 +102,7 @@ def _unloadable(data: DataConfig, folder: Path, error: Exception) -> str:
         return f"cannot load the dataset folder {data.source!r}: {reason}"
     hint = nearest(data.source, ["arithmetic", "reasoning_gym"])
     pinned = f" at revision {data.revision!r}" if data.revision else ""
-    return f"cannot load dataset {data.source!r}{pinned}: no such folder in {Path.cwd()}, and the hub gave {reason}.{hint}"
+    return (
+        f"cannot load dataset {data.source!r}{pinned}: no such folder in {Path.cwd()}, and the hub"
+        f" gave {reason}.{hint}"
+    )

@@ -36,7 +36,9 @@ def parse_json(where: str, text: str, hint: str = "") -> Any:
         return _DECODER.decode(text)
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise UserError(f"{where}: invalid JSON at {line}column {error.colno}{hint}: {error.msg}") from error
+        raise UserError(
+            f"{where}: invalid JSON at {line}column {error.colno}{hint}: {error.msg}"
+        ) from error
     except _Refused as error:
         raise UserError(f"{where}: {error}") from error
     except RecursionError as error:
@@ -59,7 +61,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _integer(digits: str) -> int:
     if len(digits) > LONGEST_INTEGER:
-        raise _Refused(f"an integer of {len(digits):,} digits (at most {LONGEST_INTEGER:,}); write it as text")
+        raise _Refused(
+            f"an integer of {len(digits):,} digits (at most {LONGEST_INTEGER:,}); write it as text"
+        )
     return int(digits)
 
 
@@ -75,4 +79,6 @@ def _constant(name: str) -> float:
 
 
 # One decoder for all lines: json.loads builds a new one for every call with hooks.
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_float=_real, parse_constant=_constant)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_integer, parse_float=_real, parse_constant=_constant
+)

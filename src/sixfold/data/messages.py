@@ -46,7 +46,10 @@ def check_turns(where: str, messages: Sequence[Message]) -> None:
 def _message(where: str, message: Any) -> Message:
     content = _text(where, message.get("content")) if isinstance(message, Mapping) else None
     if content is None or not isinstance(message.get("role"), str):
-        raise UserError(f"{where}: a message is an object with text in 'role' and 'content', got {str(message)[:60]}")
+        raise UserError(
+            f"{where}: a message is an object with text in 'role' and 'content', got"
+            f" {str(message)[:60]}"
+        )
     if message["role"] not in ROLES:
         raise UserError(f"{where}: unknown role {message['role']!r}; want {', '.join(ROLES)}")
     if not content.strip():
@@ -61,5 +64,7 @@ def _text(where: str, content: Any) -> str | None:
     for part in content:
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, Mapping) else json_type(part)
-            raise UserError(f"{where}: a message has a part of type {str(kind)[:40]!r}; only text is supported")
+            raise UserError(
+                f"{where}: a message has a part of type {str(kind)[:40]!r}; only text is supported"
+            )
     return "".join(part["text"] for part in content)

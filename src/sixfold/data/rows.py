@@ -31,7 +31,9 @@ _DEFAULT_ID_FIELD = DataConfig.model_fields["id_field"].default
 _DEFAULT_ANSWER_FIELD = DataConfig.model_fields["answer_field"].default
 
 
-def rows_to_tasks(rows: Sequence[Row], data: DataConfig, *, name: str, rewards: Sequence[str]) -> tuple[list[Task], list[str]]:
+def rows_to_tasks(
+    rows: Sequence[Row], data: DataConfig, *, name: str, rewards: Sequence[str]
+) -> tuple[list[Task], list[str]]:
     """The tasks of `rows`, and notes for the user.
 
     Args:
@@ -45,16 +47,23 @@ def rows_to_tasks(rows: Sequence[Row], data: DataConfig, *, name: str, rewards: 
     """
     needs_answer = any(reward in NEED_ANSWER for reward in rewards)
     # A user's reward may need no answer, so the column must exist only if it is needed or named.
-    answer_asked = needs_answer or data.answer_field != _DEFAULT_ANSWER_FIELD or bool(data.answer_after)
+    answer_asked = (
+        needs_answer or data.answer_field != _DEFAULT_ANSWER_FIELD or bool(data.answer_after)
+    )
     _require(rows, "data.prompt_field", data.prompt_field)
     if answer_asked:
-        _require(rows, "data.answer_field", data.answer_field, [r for r in rewards if r in NEED_ANSWER])
+        _require(
+            rows, "data.answer_field", data.answer_field, [r for r in rewards if r in NEED_ANSWER]
+        )
     if data.trace_field:
         _require(rows, "data.trace_field", data.trace_field)
     tasks = [_task(row, f"{name}-{row.number}", data, needs_answer) for row in rows]
     for task, row in zip(tasks, rows, strict=True):
         if "arithmetic" in rewards and not str(task.answer).strip().lstrip("-").isdigit():
-            raise UserError(f"{row.where}: reward 'arithmetic' needs an integer in {data.answer_field!r}, got {str(task.answer)[:40]!r}")
+            raise UserError(
+                f"{row.where}: reward 'arithmetic' needs an integer in {data.answer_field!r}, got"
+                f" {str(task.answer)[:40]!r}"
+            )
     _check_ids(tasks, rows, data.id_field)
     return tasks, _answer_notes(tasks, rows, data, name)
 
@@ -64,20 +73,35 @@ def _require(rows: Sequence[Row], setting: str, field: str, rewards: Sequence[st
     if not missing:
         return
     keys = list(paths(missing[0].fields))
-    more = f"; {len(missing) - 1} more rows lack it ({', '.join(row.where for row in missing[1:5])})" if len(missing) > 1 else ""
+    more = (
+        f"; {len(missing) - 1} more rows lack it ({', '.join(row.where for row in missing[1:5])})"
+        if len(missing) > 1
+        else ""
+    )
     reason = f", which reward {rewards[0]!r} checks against" if rewards else f" ({setting})"
     shown = [key for key in keys if "." not in key or "." in field]
-    raise UserError(f"{missing[0].where}: missing field {field!r}{reason} (row keys: {shown}){more}.{nearest(field, keys)}")
+    raise UserError(
+        f"{missing[0].where}: missing field {field!r}{reason} (row keys:"
+        f" {shown}){more}.{nearest(field, keys)}"
+    )
 
 
-def _answer_notes(tasks: Sequence[Task], rows: Sequence[Row], data: DataConfig, name: str) -> list[str]:
+def _answer_notes(
+    tasks: Sequence[Task], rows: Sequence[Row], data: DataConfig, name: str
+) -> list[str]:
     unknown = sum(task.answer is None for task in tasks)
     if not unknown:
         return []
     if all(lookup(row.fields, data.answer_field) is MISSING for row in rows):
         hint = nearest(data.answer_field, list(paths(rows[0].fields)))
-        return [f"split '{name}' has no column {data.answer_field!r} (data.answer_field): its tasks have no reference answer.{hint}"]
-    return [f"split '{name}': {unknown} of {len(tasks)} rows have no answer in {data.answer_field!r} (data.answer_field)"]
+        return [
+            f"split '{name}' has no column {data.answer_field!r} (data.answer_field): its tasks"
+            f" have no reference answer.{hint}"
+        ]
+    return [
+        f"split '{name}': {unknown} of {len(tasks)} rows have no answer in {data.answer_field!r}"
+        " (data.answer_field)"
+    ]
 
 
 def _task(row: Row, default_id: str, data: DataConfig, needs_answer: bool) -> Task:
@@ -85,7 +109,10 @@ def _task(row: Row, default_id: str, data: DataConfig, needs_answer: bool) -> Ta
         check_value(row.where, field, value)
     trace = lookup(row.fields, data.trace_field) if data.trace_field else None
     if data.trace_field and not (isinstance(trace, str) and trace):
-        raise UserError(f"{row.where}: {data.trace_field!r} must be text, got {json_type(trace) if trace is None or trace else 'nothing'}")
+        raise UserError(
+            f"{row.where}: {data.trace_field!r} must be text, got"
+            f" {json_type(trace) if trace is None or trace else 'nothing'}"
+        )
     return Task(
         id=_id(row, data.id_field) or default_id,
         prompt=_prompt(row, data),
@@ -102,7 +129,10 @@ def _id(row: Row, field: str) -> str:
     if identity is MISSING and field not in ("", _DEFAULT_ID_FIELD):
         _require([row], "data.id_field", field)
     if isinstance(identity, list | dict):
-        raise UserError(f"{row.where}: {field!r} must be text or a number, got {json_type(identity)}; data.id_field names another column")
+        raise UserError(
+            f"{row.where}: {field!r} must be text or a number, got {json_type(identity)};"
+            " data.id_field names another column"
+        )
     return "" if identity is None or identity is MISSING else str(identity)
 
 
@@ -114,13 +144,20 @@ def _answer(row: Row, data: DataConfig, needed: bool) -> Any:
     found = lookup(row.fields, data.answer_field)
     answer = None if found is MISSING else str(found) if isinstance(found, Decimal) else found
     if needed and (isinstance(answer, bool) or not isinstance(answer, str | int | float)):
-        raise UserError(f"{row.where}: {data.answer_field!r} must be text or a number, got {json_type(answer)}")
+        raise UserError(
+            f"{row.where}: {data.answer_field!r} must be text or a number, got {json_type(answer)}"
+        )
     if needed and isinstance(answer, float) and not math.isfinite(answer):
-        raise UserError(f"{row.where}: {data.answer_field!r} must be text or a finite number, got {answer}")
+        raise UserError(
+            f"{row.where}: {data.answer_field!r} must be text or a finite number, got {answer}"
+        )
     if data.answer_after and isinstance(answer, str):
         _, marker, answer = answer.rpartition(data.answer_after)
         if not marker:
-            raise UserError(f"{row.where}: no {data.answer_after!r} in {data.answer_field!r} (data.answer_after)")
+            raise UserError(
+                f"{row.where}: no {data.answer_after!r} in {data.answer_field!r}"
+                " (data.answer_after)"
+            )
         answer = answer.strip()
     if needed and isinstance(answer, str) and not answer.strip():
         raise UserError(f"{row.where}: empty answer in {data.answer_field!r}")
@@ -136,13 +173,22 @@ def _prompt(row: Row, data: DataConfig) -> str | tuple[Message, ...]:
         text = value + data.prompt_suffix
         if not data.system_prompt:
             return text
-        return (Message(role="system", content=data.system_prompt), Message(role="user", content=text))
+        return (
+            Message(role="system", content=data.system_prompt),
+            Message(role="user", content=text),
+        )
     if not isinstance(value, list):
-        raise UserError(f"{row.where}: {data.prompt_field!r} must be text or a list of messages, got {json_type(value)}")
+        raise UserError(
+            f"{row.where}: {data.prompt_field!r} must be text or a list of messages, got"
+            f" {json_type(value)}"
+        )
     messages = chat_messages(row.where, value)
     if data.system_prompt:
         if messages[0]["role"] == "system":
-            raise UserError(f"{row.where}: the row has a system message of its own: leave data.system_prompt empty")
+            raise UserError(
+                f"{row.where}: the row has a system message of its own: leave data.system_prompt"
+                " empty"
+            )
         messages.insert(0, Message(role="system", content=data.system_prompt))
     check_turns(row.where, messages)
     messages[-1] = Message(role="user", content=messages[-1]["content"] + data.prompt_suffix)
@@ -167,13 +213,22 @@ def check_value(where: str, field: str, value: Any) -> None:
         if isinstance(part, str):
             _check_text(where, field, part)
         elif isinstance(part, bytes) and part.startswith(b"\x80") and part.endswith(b"."):
-            raise UserError(f"{where}: column {field!r} is a pickle (unpickling is disabled): convert it to JSON")
+            raise UserError(
+                f"{where}: column {field!r} is a pickle (unpickling is disabled): convert it to"
+                " JSON"
+            )
         elif isinstance(part, int) and abs(part) >= _TOO_LARGE:
-            raise UserError(f"{where}: {field!r} holds an integer of more than {LONGEST_INTEGER:,} digits; write it as text")
+            raise UserError(
+                f"{where}: {field!r} holds an integer of more than {LONGEST_INTEGER:,} digits;"
+                " write it as text"
+            )
         elif isinstance(part, list | tuple | Mapping):
             if depth > DEEPEST:
                 raise UserError(f"{where}: {field!r} is nested more than {DEEPEST} levels deep")
-            rest += [(inner, depth + 1) for inner in (part.values() if isinstance(part, Mapping) else part)]
+            rest += [
+                (inner, depth + 1)
+                for inner in (part.values() if isinstance(part, Mapping) else part)
+            ]
 
 
 def _check_text(where: str, field: str, text: str) -> None:
@@ -181,9 +236,14 @@ def _check_text(where: str, field: str, text: str) -> None:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise UserError(f"{where}: {field!r} holds a lone surrogate at character {error.start}: invalid UTF-8") from error
+            raise UserError(
+                f"{where}: {field!r} holds a lone surrogate at character {error.start}: invalid"
+                " UTF-8"
+            ) from error
     if text.startswith(("eJ", "gAS")) and _is_encoded_pickle(text):
-        raise UserError(f"{where}: column {field!r} is a pickle (unpickling is disabled): convert it to JSON")
+        raise UserError(
+            f"{where}: column {field!r} is a pickle (unpickling is disabled): convert it to JSON"
+        )
 
 
 def _is_encoded_pickle(text: str) -> bool:
@@ -205,7 +265,8 @@ def _check_ids(tasks: Sequence[Task], rows: Sequence[Row], field: str) -> None:
     for task, row in zip(tasks, rows, strict=True):
         if task.id in seen:
             raise UserError(
-                f"duplicate id {task.id!r} ({seen[task.id]} and {row.where}): sampling noise and resume need unique ids; "
-                f"name another column, or set data.id_field = '' to number the rows (now {field!r})"
+                f"duplicate id {task.id!r} ({seen[task.id]} and {row.where}): sampling noise and"
+                " resume need unique ids; name another column, or set data.id_field = '' to number"
+                f" the rows (now {field!r})"
             )
         seen[task.id] = row.where

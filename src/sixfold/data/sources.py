@@ -58,7 +58,10 @@ def load_tasks(data: DataConfig, *, seed: int, rewards: tuple[str, ...]) -> Task
     others = [name for name in data.names if name != "reasoning_gym"]
     gym_rewards = [name for name in ("reasoning_gym", "reasoning_gym_solved") if name in rewards]
     if gym_rewards and others:
-        raise UserError(f"reward {gym_rewards[0]!r} scores tasks of data.source = 'reasoning_gym' only, not of {others[0]!r}")
+        raise UserError(
+            f"reward {gym_rewards[0]!r} scores tasks of data.source = 'reasoning_gym' only, not of"
+            f" {others[0]!r}"
+        )
     if data.sources:
         return _mixture(data, seed, rewards)
     found = _read(data, seed, rewards)
@@ -76,7 +79,9 @@ def _mixture(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> TaskSet:
     for source in data.sources:
         found = _read(_resolved(source, data), seed, rewards)
         for tasks, into in ((found.train, everything.train), (found.heldout, everything.heldout)):
-            into += [replace(task, id=f"{source.label}/{task.id}", source=source.label) for task in tasks]
+            into += [
+                replace(task, id=f"{source.label}/{task.id}", source=source.label) for task in tasks
+            ]
         everything.notes += [f"{source.label}: {note}" for note in found.notes]
         if found.commit:
             commits[source.label] = found.commit
@@ -86,18 +91,29 @@ def _mixture(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> TaskSet:
     left = {task.source for task in made.train}
     for source in data.sources:
         if source.label not in left:
-            raise UserError(f"data.sources: no task of {source.label!r} is left to train on: all of its prompts are held out")
+            raise UserError(
+                f"data.sources: no task of {source.label!r} is left to train on: all of its prompts"
+                " are held out"
+            )
     return made
 
 
 def _resolved(source: SourceConfig, data: DataConfig) -> DataConfig:
     """The [data] section as if it had only this source."""
-    own = {name: value for name, value in source if value is not None and name in DataConfig.model_fields}
+    own = {
+        name: value
+        for name, value in source
+        if value is not None and name in DataConfig.model_fields
+    }
     return data.model_copy(update={**own, "sources": ()})
 
 
 def _halves(found: _Found, data: DataConfig, seed: int) -> TaskSet:
-    made = _disjoint(found.train, found.heldout) if found.heldout else _set_aside(found.train, data.heldout, seed)
+    made = (
+        _disjoint(found.train, found.heldout)
+        if found.heldout
+        else _set_aside(found.train, data.heldout, seed)
+    )
     made.notes = [*found.notes, *made.notes]
     return made
 
@@ -133,7 +149,9 @@ def _set_aside(tasks: list[Task], count: int, seed: int) -> TaskSet:
     The order of the list does not matter.
     """
     if count >= len(tasks):
-        raise UserError(f"data.heldout = {count} of {len(tasks)} tasks leaves none to train on: lower it")
+        raise UserError(
+            f"data.heldout = {count} of {len(tasks)} tasks leaves none to train on: lower it"
+        )
     heldout = drawn_tasks(tasks, count, seed) if count else []
     chosen = {task.id for task in heldout}
     return _disjoint([task for task in tasks if task.id not in chosen], heldout)
@@ -145,8 +163,15 @@ def _disjoint(train: list[Task], heldout: list[Task]) -> TaskSet:
     kept = [task for task in train if prompt_key(task) not in prompts]
     dropped = len(train) - len(kept)
     if not kept:
-        raise UserError(f"dataset has 0 usable rows ({len(train)} read, {dropped} dropped: their prompts are held out)")
-    notes = [f"{dropped} training rows dropped: their prompts also occur in the held-out tasks"] if dropped else []
+        raise UserError(
+            f"dataset has 0 usable rows ({len(train)} read, {dropped} dropped: their prompts are"
+            " held out)"
+        )
+    notes = (
+        [f"{dropped} training rows dropped: their prompts also occur in the held-out tasks"]
+        if dropped
+        else []
+    )
     return TaskSet(kept, heldout, notes)
 
 
@@ -158,16 +183,23 @@ def _read_splits(data: DataConfig, seed: int) -> tuple[Mapping[str, Sequence[Row
     """
     splits = [split for split in (data.split, data.heldout_split) if split]
     if len(set(splits)) < len(splits):
-        raise UserError(f"data.split and data.heldout_split are both {data.split!r}: nothing would be left to train on")
+        raise UserError(
+            f"data.split and data.heldout_split are both {data.split!r}: nothing would be left to"
+            " train on"
+        )
     if not is_file_name(data.source) and not Path(data.source).is_file():
         return read_dataset(data, splits, seed)
     if unused := data.subset or data.revision:
-        raise UserError(f"{data.source} is a file: data.subset and data.revision are for hub datasets; leave out {unused!r}")
+        raise UserError(
+            f"{data.source} is a file: data.subset and data.revision are for hub datasets; leave"
+            f" out {unused!r}"
+        )
     found = {data.split: read_file(Path(data.source), data.limit, seed)}
     if data.heldout_split:
         if not is_file_name(data.heldout_split):
             raise UserError(
-                f"{data.source} has no splits: data.heldout_split is another file ({', '.join(FILE_TYPES)}), or empty, not {data.heldout_split!r}"
+                f"{data.source} has no splits: data.heldout_split is another file"
+                f" ({', '.join(FILE_TYPES)}), or empty, not {data.heldout_split!r}"
             )
         found[data.heldout_split] = read_file(Path(data.heldout_split), data.limit, seed)
     return found, ""

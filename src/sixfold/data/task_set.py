@@ -64,11 +64,16 @@ def given_tasks(tasks: Iterable[Any], heldout: Iterable[Any]) -> TaskSet:
     """
     task_set = TaskSet(_checked("tasks", tasks), _checked("heldout", heldout))
     if not task_set.train:
-        raise UserError("tasks is empty: give at least one, or leave it out for the recipe's dataset")
+        raise UserError(
+            "tasks is empty: give at least one, or leave it out for the recipe's dataset"
+        )
     prompts = {prompt_key(task) for task in task_set.train}
     shared = sum(prompt_key(task) in prompts for task in task_set.heldout)
     if shared:
-        task_set.notes.append(f"{shared} of {len(task_set.heldout)} held-out prompts are also trained on: held-out figures will be too high")
+        task_set.notes.append(
+            f"{shared} of {len(task_set.heldout)} held-out prompts are also trained on: held-out"
+            " figures will be too high"
+        )
     return task_set
 
 
@@ -85,7 +90,9 @@ def drawn_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
     """
     if not count:
         return list(tasks)
-    return nsmallest(count, tasks, key=lambda task: blake2b(f"{seed}:{task.id}".encode(), digest_size=8).digest())
+    return nsmallest(
+        count, tasks, key=lambda task: blake2b(f"{seed}:{task.id}".encode(), digest_size=8).digest()
+    )
 
 
 def few_tasks_notes(tasks: TaskSet, per_step: int) -> list[str]:
@@ -93,7 +100,10 @@ def few_tasks_notes(tasks: TaskSet, per_step: int) -> list[str]:
     if not tasks.weights:
         count = len(tasks.train)
         return (
-            [f"rollout.prompts_per_step = {per_step}, and there are {count} training tasks: every step trains on all of them"]
+            [
+                f"rollout.prompts_per_step = {per_step}, and there are {count} training tasks:"
+                " every step trains on all of them"
+            ]
             if count < per_step
             else []
         )
@@ -103,21 +113,29 @@ def few_tasks_notes(tasks: TaskSet, per_step: int) -> list[str]:
         count, share = sum(task.source == name for task in tasks.train), per_step * weight / total
         if count < share:
             notes.append(
-                f"data.sources: {name!r} has {count} training tasks and a share of {share:.1f} prompts per step: steps are smaller than asked"
+                f"data.sources: {name!r} has {count} training tasks and a share of {share:.1f}"
+                " prompts per step: steps are smaller than asked"
             )
     return notes
 
 
 def prompt_key(task: Task) -> str:
     """A key that is equal for two tasks exactly if their prompts are equal."""
-    return task.prompt if isinstance(task.prompt, str) else "\0".join(f"{m['role']}\0{m['content']}" for m in task.prompt)
+    return (
+        task.prompt
+        if isinstance(task.prompt, str)
+        else "\0".join(f"{m['role']}\0{m['content']}" for m in task.prompt)
+    )
 
 
 def _checked(argument: str, given: Iterable[Any]) -> list[Task]:
     tasks = list(given)
     for number, task in enumerate(tasks):
         if not isinstance(task, Task):
-            raise UserError(f"{argument}[{number}] is of type {type(task).__name__}: give sixfold.Task(id=..., prompt=..., answer=...) objects")
+            raise UserError(
+                f"{argument}[{number}] is of type {type(task).__name__}: give sixfold.Task(id=...,"
+                " prompt=..., answer=...) objects"
+            )
     return [_given_task(f"{argument}[{number}]", task) for number, task in enumerate(tasks)]
 
 
@@ -131,17 +149,28 @@ def _given_task(where: str, task: Task) -> Task:
     if isinstance(task.id, Integral) and not isinstance(task.id, bool):
         identity = str(task.id)
     if not identity.strip():
-        raise UserError(f"{where} has the id {task.id!r}: give every task a text of its own, e.g. id='{where}'")
+        raise UserError(
+            f"{where} has the id {task.id!r}: give every task a text of its own, e.g. id='{where}'"
+        )
     if isinstance(prompt, list | tuple):
         for message in prompt:
-            if not (isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)):
-                raise UserError(f"{where}.prompt: a message is {{'role': 'user', 'content': text}}, got {str(message)[:60]}")
+            if not (
+                isinstance(message, dict)
+                and isinstance(message.get("role"), str)
+                and isinstance(message.get("content"), str)
+            ):
+                raise UserError(
+                    f"{where}.prompt: a message is {{'role': 'user', 'content': text}}, got"
+                    f" {str(message)[:60]}"
+                )
         prompt = tuple(prompt)
         empty = not prompt or not all(message["content"].strip() for message in prompt)
     elif isinstance(prompt, str):
         empty = not prompt.strip()
     else:
-        raise UserError(f"{where}.prompt is of type {type(prompt).__name__}: give text, or a list of messages")
+        raise UserError(
+            f"{where}.prompt is of type {type(prompt).__name__}: give text, or a list of messages"
+        )
     if empty:
         raise UserError(f"{where} has an empty prompt")
     for name, text in (("id", identity), ("prompt", prompt_key(replace(task, prompt=prompt)))):
@@ -157,7 +186,10 @@ def _check_unique(tasks: Sequence[Task], which: str) -> None:
     first: dict[str, int] = {}
     for number, task in enumerate(tasks):
         if task.id in first:
-            raise UserError(f"duplicate id {task.id!r}: {which} tasks {first[task.id]} and {number} both have it; give every task an id of its own")
+            raise UserError(
+                f"duplicate id {task.id!r}: {which} tasks {first[task.id]} and {number} both have"
+                " it; give every task an id of its own"
+            )
         first[task.id] = number
 
 

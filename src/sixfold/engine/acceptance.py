@@ -14,7 +14,9 @@ from .proposer import Draft
 from .sampler import inverse_transform
 
 
-def reject(logp: Tensor, draft: Draft, greedy: Tensor, accept_noise: Tensor, residual_noise: Tensor) -> tuple[Tensor, Tensor]:
+def reject(
+    logp: Tensor, draft: Draft, greedy: Tensor, accept_noise: Tensor, residual_noise: Tensor
+) -> tuple[Tensor, Tensor]:
     """Speculative rejection sampling.
 
     A token x drawn from q is accepted with probability min(1, p(x) / q(x)). Otherwise a token is

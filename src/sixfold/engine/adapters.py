@@ -65,12 +65,18 @@ class Adapters:
             ValueError: if the name is empty or taken.
         """
         if not name or name in self._loaded:
-            raise ValueError(f"adapter '{name}' is loaded already: unload it first" if name else "an adapter needs a name")
+            raise ValueError(
+                f"adapter '{name}' is loaded already: unload it first"
+                if name
+                else "an adapter needs a name"
+            )
         layers = {}
         for layer, (down, up) in adapter.layers.items():
             short = -len(down) % MIN_ROWS
             padded = F.pad(down, (0, 0, 0, short)), F.pad(up, (0, short))
-            layers[layer] = (padded[0].to(self._dtype), padded[1].to(self._dtype)) if self._dtype else padded
+            layers[layer] = (
+                (padded[0].to(self._dtype), padded[1].to(self._dtype)) if self._dtype else padded
+            )
         self._loaded[name] = LoadedAdapter(name, next(self._numbers), layers)
 
     def unload(self, name: str) -> None:
@@ -88,7 +94,9 @@ class Adapters:
             ValueError: if no adapter of this name is loaded.
         """
         if name not in self._loaded:
-            hint = "".join(f" Did you mean '{close}'?" for close in get_close_matches(name, self._loaded, n=1))
+            hint = "".join(
+                f" Did you mean '{close}'?" for close in get_close_matches(name, self._loaded, n=1)
+            )
             raise ValueError(f"no adapter '{name}' is loaded.{hint}")
         return self._loaded[name]
 
@@ -160,9 +168,14 @@ class Additions:
         """
         for part in self._parts.get(layer, ()):
             if len(x) != self._tokens:
-                raise RuntimeError(f"layer '{layer}' was given {len(x)} of {self._tokens} rows: whose they are is not known")
+                raise RuntimeError(
+                    f"layer '{layer}' was given {len(x)} of {self._tokens} rows: whose they are is"
+                    " not known"
+                )
             whole = len(part.rows) == self._tokens >= MIN_ROWS
-            difference = F.linear(F.linear(x if whole else x[part.padded], part.down), part.up).to(y.dtype)
+            difference = F.linear(F.linear(x if whole else x[part.padded], part.down), part.up).to(
+                y.dtype
+            )
             if whole:
                 y.add_(difference)
             else:

@@ -69,15 +69,21 @@ class Asked(list[SamplingParams]):
 
     def greedy(self, device: torch.device) -> Tensor:
         """[B] bool, True for greedy rows."""
-        return self.column("greedy", device, lambda: torch.tensor([p.temperature == 0 for p in self]))
+        return self.column(
+            "greedy", device, lambda: torch.tensor([p.temperature == 0 for p in self])
+        )
 
     def temperatures(self, device: torch.device) -> Tensor:
         """Temperatures [B]; 0 for greedy rows."""
-        return self.column("temperature", device, lambda: torch.tensor([p.temperature for p in self]))
+        return self.column(
+            "temperature", device, lambda: torch.tensor([p.temperature for p in self])
+        )
 
     def divisors(self, device: torch.device) -> Tensor:
         """Divisors of the logits [B, 1]: the temperature, or 1 for greedy rows."""
-        return self.column("divisor", device, lambda: torch.tensor([p.temperature or 1.0 for p in self])[:, None])
+        return self.column(
+            "divisor", device, lambda: torch.tensor([p.temperature or 1.0 for p in self])[:, None]
+        )
 
     def limits(self, vocabulary: int, device: torch.device) -> Limits:
         """Truncation parameters of all rows, for a vocabulary of this size."""
@@ -85,8 +91,12 @@ class Asked(list[SamplingParams]):
         wide = torch.float64
         return Limits(
             self.column("top_k", device, lambda: torch.tensor(tops)[:, None]),
-            self.column("top_p", device, lambda: torch.tensor([p.top_p for p in self], dtype=wide)[:, None]),
-            self.column("min_p", device, lambda: torch.tensor([p.min_p for p in self], dtype=wide)[:, None]),
+            self.column(
+                "top_p", device, lambda: torch.tensor([p.top_p for p in self], dtype=wide)[:, None]
+            ),
+            self.column(
+                "min_p", device, lambda: torch.tensor([p.min_p for p in self], dtype=wide)[:, None]
+            ),
             max((k for k in tops if k < vocabulary), default=0),
         )
 

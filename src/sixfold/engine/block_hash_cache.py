@@ -35,7 +35,9 @@ class BlockHashCache:
         """Find the longest cached prefix in full blocks, and mark it as used now."""
         known = list(takewhile(self._block_of.__contains__, self._chain(tokens, space)))
         self._touch(known)
-        return Prefix([self._block_of[digest] for digest in known], len(known) * self._blocks.block_size)
+        return Prefix(
+            [self._block_of[digest] for digest in known], len(known) * self._blocks.block_size
+        )
 
     def insert(self, tokens: Sequence[int], blocks: Sequence[int], space: int = 0) -> None:
         """Cache the full blocks of `tokens`. Tokens that are already cached keep their blocks."""
@@ -63,7 +65,9 @@ class BlockHashCache:
         size = self._blocks.block_size
         digest = self._epoch.to_bytes(8, "little") + space.to_bytes(8, "little")
         for i in range(0, len(tokens) - size + 1, size):
-            digest = blake2b(digest + array("q", tokens[i : i + size]).tobytes(), digest_size=16).digest()
+            digest = blake2b(
+                digest + array("q", tokens[i : i + size]).tobytes(), digest_size=16
+            ).digest()
             yield digest
 
     def _touch(self, chain: list[bytes]) -> None:

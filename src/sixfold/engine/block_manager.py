@@ -43,7 +43,9 @@ class BlockManager:
             RuntimeError: if fewer blocks are free. The scheduler must check before it allocates.
         """
         if count > len(self._free):
-            raise RuntimeError(f"KV cache: {count} blocks wanted, {len(self._free)} of {self.count} free")
+            raise RuntimeError(
+                f"KV cache: {count} blocks wanted, {len(self._free)} of {self.count} free"
+            )
         taken = [self._free.pop() for _ in range(count)]
         for block in taken:
             self._owners[block] = 1

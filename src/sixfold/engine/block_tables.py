@@ -55,7 +55,9 @@ class DecodeTable:
             return self.array
         if not (batch is self._batch and self._asked[1] == rows and self._appended(shape)):
             self._batch, self._lists = batch, [s.blocks for s in batch]
-            self.array = block_table(self._lists, shape(rows, max(map(len, self._lists))), self._scratch)
+            self.array = block_table(
+                self._lists, shape(rows, max(map(len, self._lists))), self._scratch
+            )
             self._counts = list(map(len, self._lists))
             self.key = object()
         self._asked = (revision, rows)
@@ -68,7 +70,9 @@ class DecodeTable:
             False if a block list changed in any other way.
         """
         counts = [len(s.blocks) for s in self._batch]
-        for s, known, before, now in zip(self._batch, self._lists, self._counts, counts, strict=True):
+        for s, known, before, now in zip(
+            self._batch, self._lists, self._counts, counts, strict=True
+        ):
             # A preempted sequence resumes with a new list of blocks.
             if s.blocks is not known or now < before:
                 return False

@@ -58,7 +58,10 @@ class Columns:
     def noise(self) -> np.ndarray:
         """Sampling noise [B] for the next token of each sequence."""
         if self._at == len(self._noise):
-            ahead = [s.noise[len(logps) : len(logps) + self._ahead] for s, logps in zip(self.sequences, self._logps, strict=True)]
+            ahead = [
+                s.noise[len(logps) : len(logps) + self._ahead]
+                for s, logps in zip(self.sequences, self._logps, strict=True)
+            ]
             # Sequences near their limit have less noise left: fill up with 0, which is never used.
             self._noise = np.array([*zip_longest(*ahead, fillvalue=0.0)])
             self._at, self._ahead = 0, NOISE_AHEAD

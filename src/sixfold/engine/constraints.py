@@ -23,7 +23,9 @@ class Constraints:
     def __init__(self) -> None:
         self._matchers: WeakKeyDictionary[EngineSequence, Matcher] = WeakKeyDictionary()
 
-    def apply(self, logits: Tensor, rows: Iterable[tuple[int, EngineSequence, list[int]]]) -> Tensor:
+    def apply(
+        self, logits: Tensor, rows: Iterable[tuple[int, EngineSequence, list[int]]]
+    ) -> Tensor:
         """Set the logits of tokens that are not allowed to -inf.
 
         Args:
@@ -33,14 +35,18 @@ class Constraints:
         Returns:
             [B, V]; a copy if any row is constrained.
         """
-        found = [(row, self._matcher(sequence).allowed(completion)) for row, sequence, completion in rows]
+        found = [
+            (row, self._matcher(sequence).allowed(completion)) for row, sequence, completion in rows
+        ]
         if not found:
             return logits
         allowed = torch.zeros(len(found), logits.shape[-1], dtype=torch.bool)
         for line, (_, mask) in zip(allowed, found, strict=True):
             line[: len(mask)] = mask[: len(line)]
         at = torch.tensor([row for row, _ in found], device=logits.device)
-        return logits.index_copy(0, at, logits[at].masked_fill(~allowed.to(logits.device), -torch.inf))
+        return logits.index_copy(
+            0, at, logits[at].masked_fill(~allowed.to(logits.device), -torch.inf)
+        )
 
     def _matcher(self, sequence: EngineSequence) -> Matcher:
         if sequence not in self._matchers:

@@ -52,7 +52,9 @@ class CUDACapture:
             raise ValueError(f"CUDA graphs need a model on a CUDA device; this one is on {device}")
         self._stream = torch.cuda.Stream(device)
 
-    def __call__(self, run: Callable[[], Tensor], beside: torch.cuda.CUDAGraph | None) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def __call__(
+        self, run: Callable[[], Tensor], beside: torch.cuda.CUDAGraph | None
+    ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Capture one graph.
 
         Args:
@@ -67,7 +69,9 @@ class CUDACapture:
             run()
         graph, pool = torch.cuda.CUDAGraph(), None if beside is None else beside.pool()
         # "thread_local": in the default mode, GPU calls of other threads would break the capture.
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
             result = run()
         return graph, result
 
@@ -78,7 +82,9 @@ class DecodeGraphs:
     At most MOST_GRAPHS are kept. The least recently used graph is dropped first.
     """
 
-    def __init__(self, device: torch.device, cache: KVCache, stats: EngineStats, may_fail: bool = False) -> None:
+    def __init__(
+        self, device: torch.device, cache: KVCache, stats: EngineStats, may_fail: bool = False
+    ) -> None:
         """Create an empty set of graphs.
 
         Args:
@@ -93,7 +99,9 @@ class DecodeGraphs:
         self._stats = stats
         self._device = device
         self._capture = CUDACapture(self._device)
-        self._graphs: OrderedDict[tuple[tuple[int, ...], ...], tuple[Tensor, torch.cuda.CUDAGraph, Tensor]] = OrderedDict()
+        self._graphs: OrderedDict[
+            tuple[tuple[int, ...], ...], tuple[Tensor, torch.cuda.CUDAGraph, Tensor]
+        ] = OrderedDict()
         """Input shapes -> static buffer of all inputs, the graph, and the tensor of its result."""
         self._held: object = None
 
@@ -142,7 +150,12 @@ class DecodeGraphs:
         self._stats.graph_replays += 1
         return hidden
 
-    def _add(self, key: tuple[tuple[int, ...], ...], static: Tensor, forward: Callable[[list[Tensor]], Tensor]) -> bool:
+    def _add(
+        self,
+        key: tuple[tuple[int, ...], ...],
+        static: Tensor,
+        forward: Callable[[list[Tensor]], Tensor],
+    ) -> bool:
         """Capture a graph for inputs of these shapes.
 
         Returns:
@@ -150,7 +163,12 @@ class DecodeGraphs:
         """
         if len(self._graphs) == MOST_GRAPHS:
             self._graphs.popitem(last=False)
-        views = [part.view(shape) for part, shape in zip(static.split([int(np.prod(shape)) for shape in key]), key, strict=True)]
+        views = [
+            part.view(shape)
+            for part, shape in zip(
+                static.split([int(np.prod(shape)) for shape in key]), key, strict=True
+            )
+        ]
         beside = next(iter(self._graphs.values()))[1] if self._graphs else None
         try:
             self._graphs[key] = (static, *self._capture(partial(forward, views), beside))
@@ -160,7 +178,8 @@ class DecodeGraphs:
             self.failure = str(error).strip() or type(error).__name__
             self.clear()
             warnings.warn(
-                f"CUDA graphs are off from here on: a capture failed ({self.failure.splitlines()[0]}); engine.cuda_graphs = 'off' avoids the try",
+                "CUDA graphs are off from here on: a capture failed"
+                f" ({self.failure.splitlines()[0]}); engine.cuda_graphs = 'off' avoids the try",
                 stacklevel=2,
             )
             return False

@@ -53,9 +53,14 @@ class DraftProposer:
                 guesses[i].append(token)
             drawn.append((alive, tokens, logp))
         first = np.cumsum([0, *(count + 1 for count in counts)])[:-1]
-        rows = torch.from_numpy(np.argsort(np.concatenate([first[alive] + j for j, (alive, _, _) in enumerate(drawn)])))
+        rows = torch.from_numpy(
+            np.argsort(np.concatenate([first[alive] + j for j, (alive, _, _) in enumerate(drawn)]))
+        )
         rows = on(rows, tokens.device)
-        draft = Draft(torch.cat([tokens for _, tokens, _ in drawn])[rows], torch.cat([logp for _, _, logp in drawn])[rows])
+        draft = Draft(
+            torch.cat([tokens for _, tokens, _ in drawn])[rows],
+            torch.cat([logp for _, _, logp in drawn])[rows],
+        )
         return Proposals([guess[:-1] for guess in guesses], draft)
 
     def release_memory(self) -> None:
@@ -67,7 +72,9 @@ class DraftProposer:
         pairs = list(zip(sequences, guesses, strict=True))
         tokens = np.array([guess[-1] if guess else s.tokens[-1] for s, guess in pairs])
         positions = np.array([s.length - 1 + len(guess) for s, guess in pairs])
-        logits = self.runner.decode_rows([s.blocks for s in sequences], np.arange(len(sequences)), tokens, positions)
+        logits = self.runner.decode_rows(
+            [s.blocks for s in sequences], np.arange(len(sequences)), tokens, positions
+        )
         params = [s.request.params for s in sequences]
         logp, _ = distribution(logits, params, [tokens_seen(s, guess) for s, guess in pairs])
         return draw(logp, params, [s.noise[len(s.logp) + len(guess)] for s, guess in pairs]), logp
@@ -81,7 +88,10 @@ def check_vocabulary(target: LanguageModel, draft: LanguageModel) -> None:
     """
     ours, theirs = _vocabulary(target), _vocabulary(draft)
     if ours != theirs:
-        raise ValueError(f"the draft model has {theirs} tokens, the model {ours}: a draft needs the same tokenizer and vocabulary")
+        raise ValueError(
+            f"the draft model has {theirs} tokens, the model {ours}: a draft needs the same"
+            " tokenizer and vocabulary"
+        )
 
 
 @torch.inference_mode()

@@ -91,7 +91,14 @@ class Engine:
         preempt = preemption != "none"
         self.prefixes = make_prefix_cache(prefix_cache, manager)
         self.scheduler = Scheduler(
-            manager, max_running, prefill_tokens, cache=self.prefixes, continuous=continuous, chunked=chunked_prefill, preempt=preempt, host=host
+            manager,
+            max_running,
+            prefill_tokens,
+            cache=self.prefixes,
+            continuous=continuous,
+            chunked=chunked_prefill,
+            preempt=preempt,
+            host=host,
         )
         self.stats = self.scheduler.stats
         cache = Int8KVCache if kv_dtype == "int8" else KVCache
@@ -100,7 +107,11 @@ class Engine:
             self.runner.use_graphs(self.stats, may_fail=cuda_graphs is None)
         self._device = self.runner.device
         self.weights = Weights(model.module)
-        self.speculator = make_speculator(speculation, self.scheduler, self.runner, autocast) if speculation else None
+        self.speculator = (
+            make_speculator(speculation, self.scheduler, self.runner, autocast)
+            if speculation
+            else None
+        )
         self.adapters = Adapters(autocast)
         self.version = 0
         self._batch = Columns([])
@@ -134,15 +145,21 @@ class Engine:
         if not prompt:
             raise ValueError("empty prompt: the model needs at least one token to continue")
         if params.max_tokens < 1 or not samples:
-            raise ValueError(f"nothing to generate: max_tokens={params.max_tokens}, samples={samples}")
+            raise ValueError(
+                f"nothing to generate: max_tokens={params.max_tokens}, samples={samples}"
+            )
         if params.counts_tokens or constraint is not None:
             params = replace(params, counted_from=len(prompt), constrained=constraint is not None)
         loaded = None if adapter is None else self.adapters.get(adapter)
-        request = Request(key, prompt, params, list(samples), priority, adapter=loaded, constraint=constraint)
+        request = Request(
+            key, prompt, params, list(samples), priority, adapter=loaded, constraint=constraint
+        )
         self.scheduler.add(request)
         return request
 
-    def score(self, prompts: list[list[int]], temperature: float, top: int, adapter: str | None = None) -> Iterator[PromptScore | None]:
+    def score(
+        self, prompts: list[list[int]], temperature: float, top: int, adapter: str | None = None
+    ) -> Iterator[PromptScore | None]:
         """Log-probs of the tokens of each prompt.
 
         Args:
@@ -160,7 +177,10 @@ class Engine:
             RuntimeError: if the weights are torn.
         """
         if self.weights.torn:
-            raise RuntimeError("the weights are torn: an update was broken off, and the old weights could not be put back")
+            raise RuntimeError(
+                "the weights are torn: an update was broken off, and the old weights could not be"
+                " put back"
+            )
         loaded = None if adapter is None else self.adapters.get(adapter)
         yield from PromptScorer(self.runner).scores(prompts, temperature, top, loaded)
 
@@ -305,7 +325,9 @@ class Engine:
             size = self.scheduler.blocks.block_size
             # A sequence that waits or has ended has no blocks.
             filled = sequence.blocks[: (sequence.length - 1) // size]
-            self.prefixes.insert(sequence.tokens[: len(filled) * size], filled, sequence.request.space)
+            self.prefixes.insert(
+                sequence.tokens[: len(filled) * size], filled, sequence.request.space
+            )
 
     def abort(self, request: Request) -> list[Sequence]:
         """Abort a request and free its blocks immediately.
@@ -323,9 +345,19 @@ class Engine:
         """Current occupancy of the queue, the batch and the KV cache."""
         blocks, running = self.scheduler.blocks, self.scheduler.running
         wasted = sum(len(s.blocks) * blocks.block_size - (s.length - 1) for s in running)
-        wasted += sum(len(t.blocks) * blocks.block_size - t.computed for t in self.scheduler.waiting)
+        wasted += sum(
+            len(t.blocks) * blocks.block_size - t.computed for t in self.scheduler.waiting
+        )
         share = wasted / max(1, blocks.used * blocks.block_size)
-        return Usage(len(self.scheduler.waiting), len(running), blocks.used, blocks.idle, blocks.free, wasted, share)
+        return Usage(
+            len(self.scheduler.waiting),
+            len(running),
+            blocks.used,
+            blocks.idle,
+            blocks.free,
+            wasted,
+            share,
+        )
 
     def release_memory(self) -> None:
         """Free the KV cache and the copies of weights. The next step allocates them again.
@@ -348,7 +380,10 @@ class Engine:
     def _forward(self, work: Work) -> list[Forward]:
         """Run the model for the starting and the decoding sequences, if there are any."""
         if self.weights.torn:
-            raise RuntimeError("the weights are torn: an update was broken off, and the old weights could not be put back")
+            raise RuntimeError(
+                "the weights are torn: an update was broken off, and the old weights could not be"
+                " put back"
+            )
         for chunk, row in fill(self.runner, work):
             chunk.ticket.logits, chunk.ticket.version = row, self.version
         self.stats.taken_out_bytes = self.runner.host.taken_out
@@ -357,7 +392,13 @@ class Engine:
         # Versions are per ticket: a prompt's logits may have waited while the weights changed.
         if work.starting:
             rows = [ticket.logits for ticket in work.tickets if ticket.logits is not None]
-            forwards.append((Columns(work.starting), torch.stack(rows), [ticket.version for ticket in work.tickets]))
+            forwards.append(
+                (
+                    Columns(work.starting),
+                    torch.stack(rows),
+                    [ticket.version for ticket in work.tickets],
+                )
+            )
         if work.decoding:
             if work.decoding != self._batch.sequences:
                 self._batch = Columns(work.decoding)

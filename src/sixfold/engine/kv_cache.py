@@ -44,7 +44,11 @@ def zeros(like: Tensor, *shape: int) -> Tensor:
     """
     if not like.is_cpu or not hasattr(mmap, "MADV_HUGEPAGE"):
         return like.new_zeros(shape)
-    room = mmap.mmap(-1, torch.Size(shape).numel() * like.element_size(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    room = mmap.mmap(
+        -1,
+        torch.Size(shape).numel() * like.element_size(),
+        flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+    )
     with suppress(OSError):  # Linux kernels without huge pages
         room.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(room, dtype=like.dtype).view(shape)
@@ -97,7 +101,13 @@ class KVCache:
 
     def kernels(self, q: Tensor, k: Tensor, v: Tensor) -> CPUKernels | None:
         """The compiled paged attention, or None if it does not support q, k, v [..., D]."""
-        fits = self.exact and q.dtype == k.dtype == v.dtype == torch.float32 and v.is_cpu and k.shape[-1] == v.shape[-1] and v.shape[-1] % 16 == 0
+        fits = (
+            self.exact
+            and q.dtype == k.dtype == v.dtype == torch.float32
+            and v.is_cpu
+            and k.shape[-1] == v.shape[-1]
+            and v.shape[-1] % 16 == 0
+        )
         return cpu_kernels() if fits else None
 
     @property
@@ -106,7 +116,9 @@ class KVCache:
 
         The bits of a row then do not depend on the number of rows.
         """
-        return bool(self.pools) and all(self.kernels(k, k, v) is not None for k, v in self.pools.values())
+        return bool(self.pools) and all(
+            self.kernels(k, k, v) is not None for k, v in self.pools.values()
+        )
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy (from, to) blocks in every layer."""
@@ -205,7 +217,9 @@ class DecodeLayout:
         sinks = None if kernel.sinks is None else kernel.sinks.float().contiguous()
         return kernels.paged_attention(qkv, self._attention(kernels, q, k, v, kernel, sinks))[None]
 
-    def compiled(self, q: Tensor, k: Tensor, v: Tensor, layers: Sequence[AttentionLayer]) -> CompiledAttention | None:
+    def compiled(
+        self, q: Tensor, k: Tensor, v: Tensor, layers: Sequence[AttentionLayer]
+    ) -> CompiledAttention | None:
         """The compiled function that `attend` would call, with its arguments for all layers.
 
         Args:
@@ -221,7 +235,11 @@ class DecodeLayout:
         # With sinks, the arguments would point to a copy that nothing keeps alive.
         if kernels is None or any(layer.sinks is not None for layer in layers):
             return None
-        return kernels.attend, array(*(self._attention(kernels, q, k, v, layer) for layer in layers)), self.apart
+        return (
+            kernels.attend,
+            array(*(self._attention(kernels, q, k, v, layer) for layer in layers)),
+            self.apart,
+        )
 
     def _attention(
         self,
@@ -232,9 +250,18 @@ class DecodeLayout:
         kernel: AttentionLayer,
         sinks: Tensor | None = None,
     ) -> Attention:
-        pools, where = self.cache.layer_pools(kernel.layer, k[0], v[0]), (self.slots, self.table, self.positions)
+        pools, where = (
+            self.cache.layer_pools(kernel.layer, k[0], v[0]),
+            (
+                self.slots,
+                self.table,
+                self.positions,
+            ),
+        )
         scale = q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale
-        return kernels.attention(pools, where, q.shape[1], scale, kernel.window, kernel.softcap, sinks)
+        return kernels.attention(
+            pools, where, q.shape[1], scale, kernel.window, kernel.softcap, sinks
+        )
 
     def _reference(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """`attend` in plain PyTorch."""
@@ -264,7 +291,9 @@ class DecodeLayout:
             hidden = at > self.positions[:, None]
             if window is not None:
                 hidden |= self.positions[:, None] - at >= window
-            bias = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))
+            bias = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(
+                hidden, float("-inf")
+            )
             self._biases[window] = bias[:, None, None]
         return self._biases[window]
 
@@ -308,15 +337,33 @@ class PrefillLayout:
         out = q.new_zeros(q.shape[2], q.shape[1], v.shape[3], dtype=v.dtype)
         for tile in self.tiles():
             (n, width), size = tile.keys.shape, tile.rows.shape[1]
-            queries = q[0].index_select(1, tile.rows.view(-1)).view(q.shape[1], n, size, -1).transpose(0, 1)
+            queries = (
+                q[0]
+                .index_select(1, tile.rows.view(-1))
+                .view(q.shape[1], n, size, -1)
+                .transpose(0, 1)
+            )
             keys, values = self.cache.read(kernel.layer, partial(_take, slots=tile.keys))
-            seen = kernel.attend(queries.to(keys.dtype), keys, values, self._mask(size, width, kernel.window))
-            out.index_copy_(0, tile.to, seen.transpose(1, 2).reshape(n * size, q.shape[1], -1).index_select(0, tile.at).to(out.dtype))
+            seen = kernel.attend(
+                queries.to(keys.dtype), keys, values, self._mask(size, width, kernel.window)
+            )
+            out.index_copy_(
+                0,
+                tile.to,
+                seen.transpose(1, 2)
+                .reshape(n * size, q.shape[1], -1)
+                .index_select(0, tile.at)
+                .to(out.dtype),
+            )
         return out[None]
 
-    def compiled(self, q: Tensor, k: Tensor, v: Tensor, layers: Sequence[AttentionLayer]) -> CompiledAttention | None:
+    def compiled(
+        self, q: Tensor, k: Tensor, v: Tensor, layers: Sequence[AttentionLayer]
+    ) -> CompiledAttention | None:
         """See `DecodeLayout.compiled`."""
-        return None if self.cache.kernels(q, k, v) is None else self.by_row().compiled(q, k, v, layers)
+        return (
+            None if self.cache.kernels(q, k, v) is None else self.by_row().compiled(q, k, v, layers)
+        )
 
     def _mask(self, size: int, width: int, window: int | None) -> Tensor:
         """Causal mask [size, width] of the last `size` of `width` positions; True = visible."""
@@ -324,5 +371,7 @@ class PrefillLayout:
             keys = torch.arange(width, device=self.slots.device)
             queries = keys[-size:, None]
             seen = keys <= queries
-            self._masks[size, width, window] = seen if window is None else seen & (queries - keys < window)
+            self._masks[size, width, window] = (
+                seen if window is None else seen & (queries - keys < window)
+            )
         return self._masks[size, width, window]

@@ -59,19 +59,32 @@ class ModelRunner:
         adapted: True if the requests' adapters belong to this model. False for a draft model.
     """
 
-    def __init__(self, model: LanguageModel, cache: KVCache, autocast: torch.dtype | None, *, adapted: bool = True) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        cache: KVCache,
+        autocast: torch.dtype | None,
+        *,
+        adapted: bool = True,
+    ) -> None:
         self.model = model
         self.cache = cache
         self.device = next(model.module.parameters()).device
         self._autocast = autocast
         self.host = HostPools(cache)
         self._adapted = adapted
-        self._body = model.body(compiled if cpu_kernels() is not None else None) if autocast is None else model.lowered(autocast)
+        self._body = (
+            model.body(compiled if cpu_kernels() is not None else None)
+            if autocast is None
+            else model.lowered(autocast)
+        )
         self._ready = self._body
         self._table = DecodeTable(cache.blocks)
         self._shared: tuple[object, tuple[np.ndarray, ...]] = (None, ())
         self._graphs: DecodeGraphs | None = None
-        self._tile_rows, self._tile_keys = (TILE, TILE_KEYS) if self.device.type == "cpu" else (DEVICE_TILE, DEVICE_TILE_KEYS)
+        self._tile_rows, self._tile_keys = (
+            (TILE, TILE_KEYS) if self.device.type == "cpu" else (DEVICE_TILE, DEVICE_TILE_KEYS)
+        )
 
     def use_graphs(self, stats: EngineStats, may_fail: bool = False) -> None:
         """Run later decode forward passes as CUDA graphs where possible.
@@ -132,20 +145,40 @@ class ModelRunner:
         sizes = [stop - start for _, start, stop in pieces]
         owner = np.repeat(np.arange(len(pieces)), sizes)
         short = max(0, self._least_rows() - len(tokens))
-        slots = np.concatenate([*(self._slots(c.blocks, start, stop, c.known) for c, start, stop in pieces), self._slots([], 0, short)])
+        slots = np.concatenate(
+            [
+                *(self._slots(c.blocks, start, stop, c.known) for c, start, stop in pieces),
+                self._slots([], 0, short),
+            ]
+        )
         to, at = self._tensor(slots), self._tensor(positions + [0] * short)
         tables = [c.blocks for c, _, _ in pieces]
         if triton_serves(self.device.type):
-            layout: Layout = self._triton_layout(to, at, np.array(positions, dtype=np.int64), tables, owner, short)
+            layout: Layout = self._triton_layout(
+                to, at, np.array(positions, dtype=np.int64), tables, owner, short
+            )
         else:
-            by_row = cache(lambda: DecodeLayout(self.cache, to, self._tensor(self._rows_table(tables, owner)), at))
+            by_row = cache(
+                lambda: DecodeLayout(
+                    self.cache, to, self._tensor(self._rows_table(tables, owner)), at
+                )
+            )
             layout = PrefillLayout(self.cache, to, by_row, cache(lambda: self._tiles(pieces)))
-        additions = self._additions(zip([c.ticket.request.adapter for c, _, _ in pieces], sizes, strict=True), len(tokens) + short)
+        additions = self._additions(
+            zip([c.ticket.request.adapter for c, _, _ in pieces], sizes, strict=True),
+            len(tokens) + short,
+        )
         return self._hidden(self._tensor(tokens + [0] * short), at, layout, additions)
 
     def _triton_layout(
-        self, slots: Tensor, positions: Tensor, places: np.ndarray, tables: list[list[int]], owner: np.ndarray, short: int
-    ) -> Layout:  # fmt: skip
+        self,
+        slots: Tensor,
+        positions: Tensor,
+        places: np.ndarray,
+        tables: list[list[int]],
+        owner: np.ndarray,
+        short: int,
+    ) -> Layout:
         """Layout that computes prompts with the GPU's decode kernel.
 
         Neighbouring queries of one prompt read its keys together.
@@ -162,7 +195,9 @@ class ModelRunner:
         from .triton_layout import TritonDecodeLayout
 
         columns = int(places.max()) // self.cache.block_size + 1
-        table = block_table([blocks[:columns] for blocks in tables], (len(tables) + 1, columns), self.cache.blocks)
+        table = block_table(
+            [blocks[:columns] for blocks in tables], (len(tables) + 1, columns), self.cache.blocks
+        )
         owners = np.append(owner, np.full(short, len(tables)))
         members, ends = neighbours(places, owner, short)
         expanded = self._tensor(table).index_select(0, self._tensor(owners))
@@ -208,8 +243,18 @@ class ModelRunner:
         for line, (first, count, row, _) in zip(rows, cut, strict=True):
             line[first : first + count] = np.arange(row, row + count)
         keys = np.stack([self._slots(chunk.blocks, 0, width) for *_, chunk in cut])
-        at = np.concatenate([np.arange(i * size + first, i * size + first + count) for i, (first, count, _, _) in enumerate(cut)])
-        return Tiles(self._tensor(rows), self._tensor(keys), self._tensor(at), self._tensor(rows.reshape(-1)[at]))
+        at = np.concatenate(
+            [
+                np.arange(i * size + first, i * size + first + count)
+                for i, (first, count, _, _) in enumerate(cut)
+            ]
+        )
+        return Tiles(
+            self._tensor(rows),
+            self._tensor(keys),
+            self._tensor(at),
+            self._tensor(rows.reshape(-1)[at]),
+        )
 
     def decode(self, batch: Columns, revision: int, at_least: int) -> Tensor:
         """Compute the newest token of every sequence.
@@ -225,7 +270,9 @@ class ModelRunner:
         self._ready = self._body.ready()
         rows = max(len(batch), at_least, self._least_rows())
         table = self._table.update(batch.sequences, revision, rows, self._shape)
-        return self._logits(self._decode(batch.newest, batch.lengths - 1, table, batch.owners, self._table.key))[: len(batch)]
+        return self._logits(
+            self._decode(batch.newest, batch.lengths - 1, table, batch.owners, self._table.key)
+        )[: len(batch)]
 
     def replay(self, chunks: list[Chunk]) -> None:
         """Recompute the sampled tokens of each chunk, after a preemption.
@@ -242,15 +289,24 @@ class ModelRunner:
             for start in range(chunk.prompt_stop, chunk.stop, REPLAY_ROWS):
                 stop = min(chunk.stop, start + REPLAY_ROWS)
                 table = self._rows_table([chunk.blocks], np.zeros(stop - start, dtype=np.int64))
-                self._decode(chunk.ticket.tokens[start:stop], range(start, stop), table, [(chunk.ticket.request.adapter, stop - start)])
+                self._decode(
+                    chunk.ticket.tokens[start:stop],
+                    range(start, stop),
+                    table,
+                    [(chunk.ticket.request.adapter, stop - start)],
+                )
 
     def _replay_as_prompts(self, chunks: list[Chunk]) -> None:
         pieces = [
-            (c, start, min(c.stop, start + DEVICE_REPLAY)) for c in chunks for start in range(c.prompt_stop, c.stop, DEVICE_REPLAY)
-        ]  # fmt: skip
+            (c, start, min(c.stop, start + DEVICE_REPLAY))
+            for c in chunks
+            for start in range(c.prompt_stop, c.stop, DEVICE_REPLAY)
+        ]
         while pieces:
             total, many = 0, 0
-            while many < len(pieces) and (not many or total + pieces[many][2] - pieces[many][1] <= DEVICE_REPLAY):
+            while many < len(pieces) and (
+                not many or total + pieces[many][2] - pieces[many][1] <= DEVICE_REPLAY
+            ):
                 total += pieces[many][2] - pieces[many][1]
                 many += 1
             self._ready = self._body.ready()
@@ -258,7 +314,12 @@ class ModelRunner:
             pieces = pieces[many:]
 
     def decode_rows(
-        self, tables: list[list[int]], owner: np.ndarray, tokens: np.ndarray, positions: np.ndarray, adapters: Chosen | None = None
+        self,
+        tables: list[list[int]],
+        owner: np.ndarray,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        adapters: Chosen | None = None,
     ) -> Tensor:
         """Compute any number of tokens per sequence, each as a decode row.
 
@@ -276,9 +337,13 @@ class ModelRunner:
         """
         self._ready = self._body.ready()
         owners = [(adapters[i], 1) for i in owner] if adapters is not None else []
-        return self._logits(self._decode(tokens, positions, self._rows_table(tables, owner), owners))[: len(tokens)]
+        return self._logits(
+            self._decode(tokens, positions, self._rows_table(tables, owner), owners)
+        )[: len(tokens)]
 
-    def _decode(self, tokens: Rows, positions: Rows, table: np.ndarray, owners: Owners, batch: object = None) -> Tensor:
+    def _decode(
+        self, tokens: Rows, positions: Rows, table: np.ndarray, owners: Owners, batch: object = None
+    ) -> Tensor:
         """Compute tokens as decode rows.
 
         Args:
@@ -297,10 +362,22 @@ class ModelRunner:
         slots = table[np.arange(len(table)), rows[1] // size] * size + rows[1] % size
         inputs = [*rows, slots, table, *self._shared_prefixes(table, rows[1], batch)]
         additions = self._additions(owners, len(table))
-        hidden = None if self._graphs is None else self._graphs.run(inputs, self._decode_hidden, self._ready.footing, additions is None)
-        return self._decode_hidden([self._tensor(x) for x in inputs], additions, batch is not None) if hidden is None else hidden
+        hidden = (
+            None
+            if self._graphs is None
+            else self._graphs.run(
+                inputs, self._decode_hidden, self._ready.footing, additions is None
+            )
+        )
+        return (
+            self._decode_hidden([self._tensor(x) for x in inputs], additions, batch is not None)
+            if hidden is None
+            else hidden
+        )
 
-    def _decode_hidden(self, inputs: list[Tensor], additions: Additions | None = None, apart: bool = False) -> Tensor:
+    def _decode_hidden(
+        self, inputs: list[Tensor], additions: Additions | None = None, apart: bool = False
+    ) -> Tensor:
         """Forward pass of decode rows, which a CUDA graph may capture.
 
         It must not read anything else that changes: the graph is replayed with other inputs.
@@ -320,10 +397,14 @@ class ModelRunner:
             from ..kernels.triton.attention import units_of
             from .triton_layout import TritonDecodeLayout
 
-            layout = TritonDecodeLayout(self.cache, slots, table, positions, units_of(positions, *shared))
+            layout = TritonDecodeLayout(
+                self.cache, slots, table, positions, units_of(positions, *shared)
+            )
         return self._hidden(tokens, positions, layout, additions)
 
-    def _shared_prefixes(self, table: np.ndarray, positions: np.ndarray, batch: object) -> tuple[np.ndarray, ...]:
+    def _shared_prefixes(
+        self, table: np.ndarray, positions: np.ndarray, batch: object
+    ) -> tuple[np.ndarray, ...]:
         """Arrays of `SharedPrefixes` for GPU kernels; empty for other kernels.
 
         They are computed once per batch: while a batch runs, its table only gets blocks after the
@@ -332,7 +413,10 @@ class ModelRunner:
         if not triton_serves(self.device.type):
             return ()
         if batch is None or batch is not self._shared[0]:
-            self._shared = (batch, find_shared_prefixes(table, positions, self.cache.block_size).padded())
+            self._shared = (
+                batch,
+                find_shared_prefixes(table, positions, self.cache.block_size).padded(),
+            )
         return self._shared[1]
 
     def _rows_table(self, tables: list[list[int]], owner: np.ndarray) -> np.ndarray:
@@ -361,10 +445,16 @@ class ModelRunner:
         return 1 if self.cache.steady and self._ready.steady else MIN_ROWS
 
     def _additions(self, owners: Owners, rows: int) -> Additions | None:
-        owned = [(adapter, self._tensor(own)) for adapter, own in rows_by_adapter(owners)] if self._adapted else []
+        owned = (
+            [(adapter, self._tensor(own)) for adapter, own in rows_by_adapter(owners)]
+            if self._adapted
+            else []
+        )
         return Additions(owned, rows) if owned else None
 
-    def _hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: Additions | None) -> Tensor:
+    def _hidden(
+        self, tokens: Tensor, positions: Tensor, layout: Layout, additions: Additions | None
+    ) -> Tensor:
         with self._precision():
             return self._ready.hidden(tokens, positions, layout, additions)
 
@@ -375,7 +465,12 @@ class ModelRunner:
     def _precision(self) -> torch.autocast:
         """Autocast context without its weight cache: a CUDA graph would read cast weights that the
         context frees at its end."""
-        return torch.autocast(self.device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None, cache_enabled=False)
+        return torch.autocast(
+            self.device.type,
+            self._autocast or torch.bfloat16,
+            enabled=self._autocast is not None,
+            cache_enabled=False,
+        )
 
     def _tensor(self, values: object) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)

@@ -56,7 +56,12 @@ class NGramProposer:
 
     def propose(self, sequences: Many[Sequence], counts: Many[int]) -> Proposals:
         """Propose tokens. A sequence whose end does not occur earlier gets none."""
-        return Proposals([self._continue(s, count) if count else [] for s, count in zip(sequences, counts, strict=True)])
+        return Proposals(
+            [
+                self._continue(s, count) if count else []
+                for s, count in zip(sequences, counts, strict=True)
+            ]
+        )
 
     def release_memory(self) -> None:
         """Does nothing: the proposer holds no tensors."""

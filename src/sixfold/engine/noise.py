@@ -31,12 +31,19 @@ def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     k0, k1 = key
     for _ in range(10):
         p0, p1 = _M0 * c0, _M1 * c2
-        c0, c1, c2, c3 = (p1 >> _HALF) ^ c1 ^ np.uint64(k0), p1 & _LOW, (p0 >> _HALF) ^ c3 ^ np.uint64(k1), p0 & _LOW
+        c0, c1, c2, c3 = (
+            (p1 >> _HALF) ^ c1 ^ np.uint64(k0),
+            p1 & _LOW,
+            (p0 >> _HALF) ^ c3 ^ np.uint64(k1),
+            p0 & _LOW,
+        )
         k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
     return np.stack([c0, c1, c2, c3], axis=1)
 
 
-def uniforms(seed: int, task: str, sample: int | list[int], positions: int, purpose: str = "") -> np.ndarray:
+def uniforms(
+    seed: int, task: str, sample: int | list[int], positions: int, purpose: str = ""
+) -> np.ndarray:
     """Noise of completion positions 0, 1, ... of one or several samples of a task.
 
     Args:
@@ -58,4 +65,6 @@ def uniforms(seed: int, task: str, sample: int | list[int], positions: int, purp
     counter[..., 2] = word2
     counter[..., 3] = word3
     words = philox(counter.reshape(-1, 4), (k0, k1)).reshape(counter.shape)
-    return ((words[..., 0] << np.uint64(21)) ^ (words[..., 1] >> np.uint64(11))).astype(np.float64) * 2.0**-53
+    return ((words[..., 0] << np.uint64(21)) ^ (words[..., 1] >> np.uint64(11))).astype(
+        np.float64
+    ) * 2.0**-53

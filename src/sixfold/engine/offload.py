@@ -63,7 +63,12 @@ class HostBlocks:
         The blocks found are marked as used now.
         """
         wanted = self._blocks(sequence)[first:]
-        found = [key for key, _ in takewhile(lambda block: self._held.get(block[0], (-1, 0))[1] == block[1], wanted)]
+        found = [
+            key
+            for key, _ in takewhile(
+                lambda block: self._held.get(block[0], (-1, 0))[1] == block[1], wanted
+            )
+        ]
         for key in reversed(found):
             self._held.move_to_end(key)
         return [self._held[key][0] for key in found]
@@ -82,8 +87,15 @@ class HostBlocks:
 
     def _blocks(self, sequence: Sequence) -> list[tuple[tuple[Request | Sequence, int], int]]:
         """Key and token count of each computed block: those of all tokens but the newest."""
-        cached, size, full = sequence.length - 1, self._size, len(sequence.request.prompt) // self._size
-        return [((sequence.request if i < full else sequence, i), min(size, cached - i * size)) for i in range(-(-cached // size))]
+        cached, size, full = (
+            sequence.length - 1,
+            self._size,
+            len(sequence.request.prompt) // self._size,
+        )
+        return [
+            ((sequence.request if i < full else sequence, i), min(size, cached - i * size))
+            for i in range(-(-cached // size))
+        ]
 
 
 class HostPools:
@@ -108,10 +120,14 @@ class HostPools:
         if not copies:
             return
         sides = self._cache.tensors()
-        self._pools = self._pools or [side.new_empty(side.shape[0], slots, *side.shape[2:], device="cpu") for side in sides]
+        self._pools = self._pools or [
+            side.new_empty(side.shape[0], slots, *side.shape[2:], device="cpu") for side in sides
+        ]
         to, blocks = torch.tensor(list(copies)), torch.tensor(list(copies.values()))
         there = blocks.to(sides[0].device, non_blocking=True)
-        for pool, part in zip(self._pools, _to_host([side.index_select(1, there) for side in sides]), strict=True):
+        for pool, part in zip(
+            self._pools, _to_host([side.index_select(1, there) for side in sides]), strict=True
+        ):
             pool.index_copy_(1, to, part)
             self.taken_out += part.nbytes
 
@@ -143,7 +159,12 @@ def _to_device(parts: list[Tensor], device: torch.device) -> list[Tensor]:
     """Copy tensors to the device. To a GPU this takes one copy per dtype."""
     if device.type == "cpu":
         return parts
-    return _together(parts, lambda flat: (_staging(flat).copy_(flat) if device.type == "cuda" else flat).to(device, non_blocking=True))
+    return _together(
+        parts,
+        lambda flat: (_staging(flat).copy_(flat) if device.type == "cuda" else flat).to(
+            device, non_blocking=True
+        ),
+    )
 
 
 def _together(parts: list[Tensor], move: Callable[[Tensor], Tensor]) -> list[Tensor]:

@@ -18,7 +18,9 @@ from ..types import SamplingParams
 from .asked import index, on
 
 
-def penalise(logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]]) -> Tensor:
+def penalise(
+    logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]]
+) -> Tensor:
     """Apply the penalties of each row. The repetition penalty comes first.
 
     Args:
@@ -36,21 +38,30 @@ def penalise(logits: Tensor, params: Sequence[SamplingParams], history: Sequence
     return _counted(logits, rows, params, history) if rows else logits
 
 
-def _repeated(logits: Tensor, rows: list[int], params: Sequence[SamplingParams], history: Sequence[list[int]]) -> Tensor:
+def _repeated(
+    logits: Tensor, rows: list[int], params: Sequence[SamplingParams], history: Sequence[list[int]]
+) -> Tensor:
     """Repetition penalty (arXiv:1909.05858) for tokens that occur in the history.
 
     Positive logits are divided by the row's penalty, and negative ones are multiplied by it.
     """
     lengths = torch.tensor([len(history[b]) for b in rows])
     row = on(torch.tensor(rows).repeat_interleave(lengths), logits.device)
-    penalty = on(torch.tensor([params[b].repetition_penalty for b in rows]).repeat_interleave(lengths), logits.device)
+    penalty = on(
+        torch.tensor([params[b].repetition_penalty for b in rows]).repeat_interleave(lengths),
+        logits.device,
+    )
     token = index(list(chain.from_iterable(history[b] for b in rows)), logits.device)
     before = logits[row, token]
     # A token that occurs twice is written twice, with the same value: both come from the old logit.
-    return logits.index_put((row, token), torch.where(before > 0, before / penalty, before * penalty))
+    return logits.index_put(
+        (row, token), torch.where(before > 0, before / penalty, before * penalty)
+    )
 
 
-def _counted(logits: Tensor, rows: list[int], params: Sequence[SamplingParams], history: Sequence[list[int]]) -> Tensor:
+def _counted(
+    logits: Tensor, rows: list[int], params: Sequence[SamplingParams], history: Sequence[list[int]]
+) -> Tensor:
     """OpenAI's penalties: logit - presence_penalty - frequency_penalty * count.
 
     Only tokens of the completion count.
@@ -62,6 +73,10 @@ def _counted(logits: Tensor, rows: list[int], params: Sequence[SamplingParams], 
         counts = Counter(history[b][params[b].counted_from :])
         row += [b] * len(counts)
         token += counts.keys()
-        charge += [params[b].presence_penalty + params[b].frequency_penalty * n for n in counts.values()]
+        charge += [
+            params[b].presence_penalty + params[b].frequency_penalty * n for n in counts.values()
+        ]
     at = (index(row, logits.device), index(token, logits.device))
-    return logits.index_put(at, logits[at] - on(torch.tensor(charge, dtype=logits.dtype), logits.device))
+    return logits.index_put(
+        at, logits[at] - on(torch.tensor(charge, dtype=logits.dtype), logits.device)
+    )

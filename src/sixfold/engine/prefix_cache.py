@@ -84,7 +84,11 @@ def make_prefix_cache(kind: str, blocks: BlockManager) -> PrefixCache:
     from .block_hash_cache import BlockHashCache
     from .radix_cache import RadixCache
 
-    kinds: dict[str, Callable[[BlockManager], PrefixCache]] = {"none": lambda _: NoCache(), "radix": RadixCache, "hash": BlockHashCache}
+    kinds: dict[str, Callable[[BlockManager], PrefixCache]] = {
+        "none": lambda _: NoCache(),
+        "radix": RadixCache,
+        "hash": BlockHashCache,
+    }
     if kind not in kinds:
         raise ValueError(f"unknown prefix cache '{kind}': none, radix or hash")
     return kinds[kind](blocks)

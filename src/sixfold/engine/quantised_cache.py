@@ -59,7 +59,9 @@ class Int8KVCache(KVCache):
         """
         if layer not in self.pools:
             shape = (k.shape[0], self.blocks + 1, self.block_size)
-            self.pools[layer] = tuple(x.new_zeros(*shape, x.shape[-1], dtype=torch.int8) for x in (k, v))  # type: ignore[assignment]
+            self.pools[layer] = tuple(
+                x.new_zeros(*shape, x.shape[-1], dtype=torch.int8) for x in (k, v)
+            )  # type: ignore[assignment]
             self.scales[layer] = tuple(x.new_zeros(*shape, 1, dtype=torch.float32) for x in (k, v))  # type: ignore[assignment]
             self._dtype[layer] = v.dtype
         return self.pools[layer]
@@ -84,5 +86,7 @@ class Int8KVCache(KVCache):
     def read(self, layer: int, select: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Apply `select` to the layer's keys and values, dequantised to the original dtype."""
         pools = zip(self.pools[layer], self.scales[layer], strict=True)
-        k, v = (dequantise(select(pool), select(scales), self._dtype[layer]) for pool, scales in pools)
+        k, v = (
+            dequantise(select(pool), select(scales), self._dtype[layer]) for pool, scales in pools
+        )
         return k, v

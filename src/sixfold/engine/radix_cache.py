@@ -81,7 +81,10 @@ class RadixCache:
         keys, fresh = keys[len(found) :], list(blocks[len(found) : len(keys)])
         if keys and within < len(node.keys):
             node = self._split(node, within)
-        if keys and not (len(keys[0]) < self._blocks.block_size and self._closest(keys[0], node, len(node.keys))[0] == len(keys[0])):
+        if keys and not (
+            len(keys[0]) < self._blocks.block_size
+            and self._closest(keys[0], node, len(node.keys))[0] == len(keys[0])
+        ):
             self._blocks.keep(fresh)
             leaf = _Node(keys, fresh, node)
             node.children[keys[0]] = leaf
@@ -152,7 +155,10 @@ class RadixCache:
         # In sorted order, the key with the longest common prefix is next to the place of `tokens`.
         place = bisect_left(node.order, tuple(tokens[: self._blocks.block_size]))
         beside = node.order[max(0, place - 1) : place + 1]
-        return max(((_common(tokens, key), node.children[key].blocks[0]) for key in beside), default=(0, -1))
+        return max(
+            ((_common(tokens, key), node.children[key].blocks[0]) for key in beside),
+            default=(0, -1),
+        )
 
     def _split(self, node: _Node, at: int) -> _Node:
         """Split an edge after `at` blocks. Returns the upper node, which takes the old node's
@@ -175,7 +181,11 @@ class RadixCache:
             heapq.heappush(self._leaves, (now, now, end))
         # Rebuild the heap when most entries are stale. There are at most as many leaves as blocks.
         if len(self._leaves) > 2 * self._blocks.count + 64:
-            self._leaves = [(n.touched, next(self._clock), n) for n in self._nodes() if n.blocks and not n.children]
+            self._leaves = [
+                (n.touched, next(self._clock), n)
+                for n in self._nodes()
+                if n.blocks and not n.children
+            ]
             heapq.heapify(self._leaves)
 
     def _shorten(self, leaf: _Node, wanted: int) -> int:
@@ -210,4 +220,6 @@ class RadixCache:
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the common prefix."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )

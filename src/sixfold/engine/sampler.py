@@ -41,7 +41,9 @@ class Draw(NamedTuple):
 Noise = Sequence[float] | np.ndarray
 
 
-def sample(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, history: Sequence[list[int]]) -> Draw:
+def sample(
+    logits: Tensor, params: Sequence[SamplingParams], noise: Noise, history: Sequence[list[int]]
+) -> Draw:
     """Draw one token from each row.
 
     A greedy row (temperature 0) takes its most probable token; its log-prob is at temperature 1.
@@ -69,7 +71,9 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, histo
     rows = asked.column("others", logits.device, lambda: torch.tensor(others))
     slow = _sample(logits[rows], slower, [noise[b] for b in others], [history[b] for b in others])
     token[rows], logp[rows] = slow.token, slow.logp
-    cut = None if slow.cut is None else replace(slow.cut, rows=[others[row] for row in slow.cut.rows])
+    cut = (
+        None if slow.cut is None else replace(slow.cut, rows=[others[row] for row in slow.cut.rows])
+    )
     return Draw(token, logp, cut)
 
 
@@ -82,7 +86,9 @@ def _on(noise: Noise, device: torch.device) -> Tensor:
     return on(torch.as_tensor(noise, dtype=torch.float64), device)
 
 
-def _fast_sampler(logits: Tensor) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+def _fast_sampler(
+    logits: Tensor,
+) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None:
     """Kernel that samples plain rows (no truncation, no penalties), or None if there is none.
 
     The kernel maps logits [B, V], temperatures [B] and noise [B] to tokens [B] and log-probs [B].
@@ -91,18 +97,26 @@ def _fast_sampler(logits: Tensor) -> Callable[[Tensor, Tensor, Tensor], tuple[Te
         from ..kernels.triton.attention import fused_sample
 
         return fused_sample
-    kernels = cpu_kernels() if logits.is_cpu and logits.dtype == torch.float32 and logits.stride(-1) == 1 else None
+    kernels = (
+        cpu_kernels()
+        if logits.is_cpu and logits.dtype == torch.float32 and logits.stride(-1) == 1
+        else None
+    )
     return None if kernels is None else kernels.sample
 
 
-def _sample(logits: Tensor, params: Sequence[SamplingParams], noise: Noise, history: Sequence[list[int]]) -> Draw:
+def _sample(
+    logits: Tensor, params: Sequence[SamplingParams], noise: Noise, history: Sequence[list[int]]
+) -> Draw:
     """`sample` in plain PyTorch."""
     logp, cut = distribution(logits, params, history)
     token = draw(logp, params, noise)
     return Draw(token, logp.gather(-1, token[:, None])[:, 0], cut)
 
 
-def distribution(logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]]) -> tuple[Tensor, Truncation | None]:
+def distribution(
+    logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]]
+) -> tuple[Tensor, Truncation | None]:
     """Distribution that tokens are sampled from.
 
     Args:
@@ -116,7 +130,11 @@ def distribution(logits: Tensor, params: Sequence[SamplingParams], history: Sequ
     """
     asked = _asked(params)
     logits = _adjust(logits, asked, history)
-    cut = truncate(logits, asked) if any(p.truncates for p in (asked[:1] if asked.alike else asked)) else None
+    cut = (
+        truncate(logits, asked)
+        if any(p.truncates for p in (asked[:1] if asked.alike else asked))
+        else None
+    )
     return (logits if cut is None else cut.apply(logits)).log_softmax(-1), cut
 
 
@@ -132,7 +150,11 @@ def draw(logp: Tensor, params: Sequence[SamplingParams], noise: Noise) -> Tensor
         Tokens [B].
     """
     asked, token = _asked(params), inverse_transform(logp.exp(), _on(noise, logp.device))
-    return torch.where(asked.greedy(logp.device), logp.argmax(-1), token) if asked.any_greedy else token
+    return (
+        torch.where(asked.greedy(logp.device), logp.argmax(-1), token)
+        if asked.any_greedy
+        else token
+    )
 
 
 def inverse_transform(mass: Tensor, noise: Tensor) -> Tensor:
@@ -152,7 +174,11 @@ def inverse_transform(mass: Tensor, noise: Tensor) -> Tensor:
 
 
 def likeliest(
-    logits: Tensor, params: Sequence[SamplingParams], history: Sequence[list[int]], tokens: Tensor, logps: Tensor
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    history: Sequence[list[int]],
+    tokens: Tensor,
+    logps: Tensor,
 ) -> dict[int, dict[int, float]]:
     """Most likely tokens of each row that requests them (`top_logprobs`).
 
@@ -178,8 +204,14 @@ def likeliest(
     logp.scatter_(1, tokens[at][:, None], logps[at][:, None])
     best = logp.topk(min(max(p.top_logprobs for p in asking), logp.shape[-1]), dim=-1)
     top = {}
-    for b, p, ids, values in zip(rows, asking, best.indices.tolist(), best.values.tolist(), strict=True):
-        top[b] = {token: value for token, value in zip(ids[: p.top_logprobs], values, strict=False) if value > -torch.inf}
+    for b, p, ids, values in zip(
+        rows, asking, best.indices.tolist(), best.values.tolist(), strict=True
+    ):
+        top[b] = {
+            token: value
+            for token, value in zip(ids[: p.top_logprobs], values, strict=False)
+            if value > -torch.inf
+        }
     return top
 
 

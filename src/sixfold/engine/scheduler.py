@@ -134,7 +134,8 @@ class Scheduler:
         worst = self.reservation.worst(request)
         if worst > self.blocks.count:
             raise ValueError(
-                f"a sequence of {request.limit} tokens needs {worst} blocks, the KV cache has {self.blocks.count}: raise engine.kv_tokens"
+                f"a sequence of {request.limit} tokens needs {worst} blocks, the KV cache has"
+                f" {self.blocks.count}: raise engine.kv_tokens"
             )
         request.arrival, self._arrivals = self._arrivals, self._arrivals + 1
         self._queue(Ticket(request, request.prompt))
@@ -152,7 +153,9 @@ class Scheduler:
                     self._drop(ticket)
                 self._admit(work)
                 if not work.admits:
-                    raise RuntimeError("the engine's queue is stuck: its head does not fit an empty cache")
+                    raise RuntimeError(
+                        "the engine's queue is stuck: its head does not fit an empty cache"
+                    )
         if self.chunked or not work.admits:
             work.decoding = self.running.copy()
             self._slots = 0 if self.continuous else max(self._slots, len(self.running))
@@ -242,7 +245,9 @@ class Scheduler:
                 sequence.blocks += self.blocks.allocate(1)
         self.revision += len(short)
         self._grown_at = self.revision
-        self._steps_to_grow = min((len(s.blocks) * size - len(s.tokens) for s in self.running), default=0)
+        self._steps_to_grow = min(
+            (len(s.blocks) * size - len(s.tokens) for s in self.running), default=0
+        )
         return self.stats.preemptions == before
 
     def _make_room(self, work: Work) -> None:
@@ -272,7 +277,11 @@ class Scheduler:
         """
         cached = sequence.length - 1
         if not sequence.request.stale:
-            self.cache.insert(sequence.tokens[:cached], sequence.blocks[: self.blocks.blocks_for(cached)], sequence.request.space)
+            self.cache.insert(
+                sequence.tokens[:cached],
+                sequence.blocks[: self.blocks.blocks_for(cached)],
+                sequence.request.space,
+            )
         self.blocks.release(sequence.blocks)
         sequence.blocks = []
 
@@ -321,7 +330,9 @@ class Scheduler:
         # A fully cached prompt must compute its last token again: sampling needs its logits.
         start = min(known, len(ticket.tokens) - (ticket.sequence is None))
         stop = min(len(ticket.tokens), start + work.budget) if self.chunked else len(ticket.tokens)
-        if stop == start < len(ticket.tokens) or (not self.chunked and work.chunks and stop - start > work.budget):
+        if stop == start < len(ticket.tokens) or (
+            not self.chunked and work.chunks and stop - start > work.budget
+        ):
             return False
         if not self._take(ticket, shared, stop, tail, work):
             return False
@@ -338,7 +349,11 @@ class Scheduler:
             # Only prompt blocks: sampled tokens are computed after all prompts of the step, too
             # late for another prompt to read them.
             whole = min(stop, len(ticket.request.prompt)) // self.blocks.block_size
-            self.cache.insert(ticket.tokens[: whole * self.blocks.block_size], ticket.blocks[:whole], ticket.request.space)
+            self.cache.insert(
+                ticket.tokens[: whole * self.blocks.block_size],
+                ticket.blocks[:whole],
+                ticket.request.space,
+            )
         return ticket.ready
 
     def _reusable(self, ticket: Ticket, work: Work) -> tuple[list[int], int | None, int]:
@@ -354,9 +369,15 @@ class Scheduler:
         if tail in work.fresh:
             tail = None
         length = prefix.length if tail is not None else full * self.blocks.block_size
-        return (prefix.blocks[:full], tail, length) if length > ticket.computed else (ticket.blocks, None, ticket.computed)
+        return (
+            (prefix.blocks[:full], tail, length)
+            if length > ticket.computed
+            else (ticket.blocks, None, ticket.computed)
+        )
 
-    def _take(self, ticket: Ticket, shared: list[int], stop: int, tail: int | None, work: Work) -> bool:
+    def _take(
+        self, ticket: Ticket, shared: list[int], stop: int, tail: int | None, work: Work
+    ) -> bool:
         """Set the ticket's block table to `shared` plus new blocks.
 
         Args:
@@ -412,17 +433,35 @@ class Scheduler:
             last = len(request.samples) == 1
             own = 0 if last else len(ticket.blocks) - full
             spare = self._running_with(work) if self.preempt and own else 0
-            if self._running_with(work) >= self.max_running or not (self.preempt or self.reservation.fits(request)) or not self.room(own + spare):
+            if (
+                self._running_with(work) >= self.max_running
+                or not (self.preempt or self.reservation.fits(request))
+                or not self.room(own + spare)
+            ):
                 return False
             if not self.preempt:
                 self.reservation.start(request)
-            noise = noise or uniforms(request.params.seed, request.key, request.samples, request.params.max_tokens).tolist()
+            noise = (
+                noise
+                or uniforms(
+                    request.params.seed, request.key, request.samples, request.params.max_tokens
+                ).tolist()
+            )
             sample = request.samples.pop(0)
             table = ticket.blocks if last else ticket.blocks[:full] + self.blocks.allocate(own)
             if not last:
                 self.blocks.share(table[:full])
                 work.copies += zip(ticket.blocks[full:], table[full:], strict=True)
                 self.stats.reused_tokens += len(request.prompt)
-            work.starting.append(Sequence(request, sample, noise.pop(0), list(request.prompt), table, started=time.perf_counter()))
+            work.starting.append(
+                Sequence(
+                    request,
+                    sample,
+                    noise.pop(0),
+                    list(request.prompt),
+                    table,
+                    started=time.perf_counter(),
+                )
+            )
             work.tickets.append(ticket)
         return True

@@ -48,7 +48,13 @@ class PromptScorer:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
 
-    def scores(self, prompts: list[list[int]], temperature: float, top: int, adapter: LoadedAdapter | None = None) -> Iterator[PromptScore | None]:
+    def scores(
+        self,
+        prompts: list[list[int]],
+        temperature: float,
+        top: int,
+        adapter: LoadedAdapter | None = None,
+    ) -> Iterator[PromptScore | None]:
         """Score prompts.
 
         Args:
@@ -62,9 +68,15 @@ class PromptScorer:
             a prompt.
         """
         for prompt in prompts:
-            yield from self._score(prompt, SamplingParams(max_tokens=1, temperature=temperature, top_logprobs=top), adapter)
+            yield from self._score(
+                prompt,
+                SamplingParams(max_tokens=1, temperature=temperature, top_logprobs=top),
+                adapter,
+            )
 
-    def _score(self, prompt: list[int], params: SamplingParams, adapter: LoadedAdapter | None) -> Iterator[PromptScore | None]:
+    def _score(
+        self, prompt: list[int], params: SamplingParams, adapter: LoadedAdapter | None
+    ) -> Iterator[PromptScore | None]:
         runner = _over_own_cache(self._runner, len(prompt))
         ticket = Ticket(Request("", prompt, params, [0], adapter=adapter), prompt)
         blocks = list(range(runner.cache.blocks))
@@ -93,11 +105,18 @@ def _read(logits: Tensor, following: list[int], params: SamplingParams, score: P
     """
     if not following:
         return
-    logp, _ = distribution(logits[: len(following)], [params] * len(following), [[]] * len(following))
-    score.logp.extend(logp.gather(-1, torch.tensor(following, device=logp.device)[:, None])[:, 0].tolist())
+    logp, _ = distribution(
+        logits[: len(following)], [params] * len(following), [[]] * len(following)
+    )
+    score.logp.extend(
+        logp.gather(-1, torch.tensor(following, device=logp.device)[:, None])[:, 0].tolist()
+    )
     if params.top_logprobs:
         best = logp.topk(min(params.top_logprobs, logp.shape[-1]), dim=-1)
-        score.top.extend(dict(zip(ids, values, strict=True)) for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        score.top.extend(
+            dict(zip(ids, values, strict=True))
+            for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        )
 
 
 def _over_own_cache(runner: ModelRunner, tokens: int) -> ModelRunner:

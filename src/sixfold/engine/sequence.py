@@ -176,7 +176,11 @@ class Ticket:
     @property
     def rank(self) -> Rank:
         """Position in the queue."""
-        return (-self.request.priority, 1, self.request.arrival, 0) if self.sequence is None else self.sequence.rank
+        return (
+            (-self.request.priority, 1, self.request.arrival, 0)
+            if self.sequence is None
+            else self.sequence.rank
+        )
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,22 @@ class SharedPrefixes(NamedTuple):
         The number of groups becomes a power of two, and at least one per 8 rows of the table.
         Without any group it stays 0.
         """
-        lines = 1 << (max(len(self.members), len(self.own) // 8) - 1).bit_length() if len(self.members) else 0
+        lines = (
+            1 << (max(len(self.members), len(self.own) // 8) - 1).bit_length()
+            if len(self.members)
+            else 0
+        )
         short = (0, lines - len(self.members))
-        return SharedPrefixes(np.pad(self.members, (short, (0, 0)), constant_values=-1), np.pad(self.lengths, short), self.own)
+        return SharedPrefixes(
+            np.pad(self.members, (short, (0, 0)), constant_values=-1),
+            np.pad(self.lengths, short),
+            self.own,
+        )
 
 
-def find_shared_prefixes(table: np.ndarray, positions: np.ndarray, block_size: int, rows: int = 8) -> SharedPrefixes:
+def find_shared_prefixes(
+    table: np.ndarray, positions: np.ndarray, block_size: int, rows: int = 8
+) -> SharedPrefixes:
     """Greedily group sequences so that many block reads are saved: (members - 1) * length per
     group.
 
@@ -63,10 +73,18 @@ def find_shared_prefixes(table: np.ndarray, positions: np.ndarray, block_size: i
     depths = [*full[order].tolist(), 0, 0]
     start, depth = 0, depths[0]
     for i in range(1, len(order) + 1):
-        count, joined, after = i - start, min(alike[i - 1], depth, depths[i]), min(alike[i], depths[i], depths[i + 1])
+        count, joined, after = (
+            i - start,
+            min(alike[i - 1], depth, depths[i]),
+            min(alike[i], depths[i], depths[i + 1]),
+        )
         # Join the next sequence if that saves at least as much as ending the group here, counting
         # what the next sequence could then share with the one after it.
-        if joined and count < rows and (count + 1) * joined >= (count - 1) * depth + max(joined, after):
+        if (
+            joined
+            and count < rows
+            and (count + 1) * joined >= (count - 1) * depth + max(joined, after)
+        ):
             depth = joined
             continue
         if count > 1:
@@ -74,7 +92,9 @@ def find_shared_prefixes(table: np.ndarray, positions: np.ndarray, block_size: i
             members.append(np.pad(order[start:i], (0, rows - count), constant_values=-1))
             lengths.append(depth * block_size)
         start, depth = i, depths[i]
-    return SharedPrefixes(np.array(members, dtype=np.int64).reshape(-1, rows), np.array(lengths, dtype=np.int64), own)
+    return SharedPrefixes(
+        np.array(members, dtype=np.int64).reshape(-1, rows), np.array(lengths, dtype=np.int64), own
+    )
 
 
 QUERIES = 8
@@ -82,7 +102,9 @@ QUERIES = 8
 shared prefix, so that one compiled kernel serves both."""
 
 
-def neighbours(positions: np.ndarray, owner: np.ndarray, padding: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def neighbours(
+    positions: np.ndarray, owner: np.ndarray, padding: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Group neighbouring rows of a prefill, which read their keys together.
 
     Groups are cut where position // QUERIES changes, and where the prompt changes.

@@ -58,7 +58,10 @@ class Speculation:
 
     def __post_init__(self) -> None:
         if self.k < 1 or not 1 <= self.shortest <= self.longest:
-            raise ValueError(f"speculation needs k >= 1 and 1 <= shortest <= longest, got {self.k}, {self.shortest}, {self.longest}")
+            raise ValueError(
+                f"speculation needs k >= 1 and 1 <= shortest <= longest, got {self.k},"
+                f" {self.shortest}, {self.longest}"
+            )
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,17 @@ class _Rows:
         self.counts = np.array([len(guess) + 1 for guess in guesses])
         self.owner = np.repeat(np.arange(len(sequences)), self.counts)
         self.tokens = np.array([token for s, guess in pairs for token in (s.tokens[-1], *guess)])
-        self.positions = np.concatenate([np.arange(s.length - 1, s.length + len(guess)) for s, guess in pairs])
+        self.positions = np.concatenate(
+            [np.arange(s.length - 1, s.length + len(guess)) for s, guess in pairs]
+        )
         self.guessed = [token for guess in guesses for token in (*guess, -1)]
         self.spans = [(s, len(s.logp), len(s.logp) + len(guess) + 1) for s, guess in pairs]
-        self.params = [s.request.params for s, start, stop in self.spans for _ in range(start, stop)]
-        self.history = [tokens_seen(s, guess[:j]) for s, guess in pairs for j in range(len(guess) + 1)]
+        self.params = [
+            s.request.params for s, start, stop in self.spans for _ in range(start, stop)
+        ]
+        self.history = [
+            tokens_seen(s, guess[:j]) for s, guess in pairs for j in range(len(guess) + 1)
+        ]
         starts = np.cumsum(self.counts) - self.counts
         self.constrained = [
             (int(starts[i]) + j, s, s.tokens[len(s.request.prompt) :] + guesses[i][:j])
@@ -128,7 +137,14 @@ class Speculator:
         stats: counters to update.
     """
 
-    def __init__(self, proposer: Proposer, k: int, scheduler: Scheduler, runner: ModelRunner, stats: EngineStats) -> None:
+    def __init__(
+        self,
+        proposer: Proposer,
+        k: int,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        stats: EngineStats,
+    ) -> None:
         self.proposer = proposer
         self.runner = runner
         self._k = k
@@ -142,21 +158,39 @@ class Speculator:
         if not sequences:
             return []
         # Propose one token less than the limit allows: the forward pass draws one more.
-        counts = look_ahead(self._scheduler, sequences, [min(self._k, s.request.limit - s.length - 1) for s in sequences])
+        counts = look_ahead(
+            self._scheduler,
+            sequences,
+            [min(self._k, s.request.limit - s.length - 1) for s in sequences],
+        )
         proposals = self.proposer.propose(sequences, counts)
         rows = _Rows(sequences, proposals.tokens)
         adapters = [s.request.adapter for s in sequences]
-        logits = self.runner.decode_rows([s.blocks for s in sequences], rows.owner, rows.tokens, rows.positions, adapters)
+        logits = self.runner.decode_rows(
+            [s.blocks for s in sequences], rows.owner, rows.tokens, rows.positions, adapters
+        )
         logits = self._constraints.apply(logits, rows.constrained)
-        draw, stands = self._sure(rows, logits) if proposals.draft is None else self._drafted(rows, logits, proposals.draft)
+        draw, stands = (
+            self._sure(rows, logits)
+            if proposals.draft is None
+            else self._drafted(rows, logits, proposals.draft)
+        )
         lengths = run_lengths(stands.cpu().numpy(), rows.counts)
         self._stats.proposed_tokens += sum(map(len, proposals.tokens))
         starts = np.cumsum(rows.counts) - rows.counts
         tokens, logps = draw.token.tolist(), draw.logp.tolist()
-        kept = {row: (ids, mass) for row, ids, mass in draw.cut.sets()} if draw.cut is not None else {}
+        kept = (
+            {row: (ids, mass) for row, ids, mass in draw.cut.sets()} if draw.cut is not None else {}
+        )
         top = likeliest(logits, rows.params, rows.history, draw.token, draw.logp)
         return [
-            Run(s, tokens[a:b], logps[a:b], [kept[i] for i in range(a, b) if i in kept], [top[i] for i in range(a, b) if i in top])
+            Run(
+                s,
+                tokens[a:b],
+                logps[a:b],
+                [kept[i] for i in range(a, b) if i in kept],
+                [top[i] for i in range(a, b) if i in top],
+            )
             for s, a, b in zip(sequences, starts.tolist(), (starts + lengths).tolist(), strict=True)
         ]
 
@@ -178,7 +212,11 @@ class Speculator:
             The draw, and whether each row's proposed token is accepted [N].
         """
         logp, cut = distribution(logits, rows.params, rows.history)
-        noise = torch.from_numpy(np.concatenate([self._streams(s)[:, start:stop] for s, start, stop in rows.spans], axis=1))
+        noise = torch.from_numpy(
+            np.concatenate(
+                [self._streams(s)[:, start:stop] for s, start, stop in rows.spans], axis=1
+            )
+        )
         noise = on(noise, logp.device)
         greedy = on(torch.tensor([p.temperature == 0 for p in rows.params]), logp.device)
         tokens, stands = reject(logp, draft, greedy, noise[0], noise[1])
@@ -189,11 +227,18 @@ class Speculator:
         if sequence not in self._noise:
             request = sequence.request
             where = (request.params.seed, request.key, sequence.sample, request.params.max_tokens)
-            self._noise[sequence] = np.stack([uniforms(*where, purpose="accept"), uniforms(*where, purpose="residual")])
+            self._noise[sequence] = np.stack(
+                [uniforms(*where, purpose="accept"), uniforms(*where, purpose="residual")]
+            )
         return self._noise[sequence]
 
 
-def make_speculator(speculation: Speculation, scheduler: Scheduler, runner: ModelRunner, autocast: torch.dtype | None) -> Speculator:
+def make_speculator(
+    speculation: Speculation,
+    scheduler: Scheduler,
+    runner: ModelRunner,
+    autocast: torch.dtype | None,
+) -> Speculator:
     """Create the speculator of an engine.
 
     Args:

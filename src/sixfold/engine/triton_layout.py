@@ -51,8 +51,21 @@ class TritonDecodeLayout:
         """
         size = v.shape[-1]
         if size > k.shape[-1]:
-            raise ValueError(f"values of {size} numbers, keys of {k.shape[-1]}: the kernels take no values longer than keys")
-        pools = self.cache.write(kernel.layer, k[0], F.pad(v[0], (0, k.shape[-1] - size)), self.slots)
+            raise ValueError(
+                f"values of {size} numbers, keys of {k.shape[-1]}: the kernels take no values"
+                " longer than keys"
+            )
+        pools = self.cache.write(
+            kernel.layer, k[0], F.pad(v[0], (0, k.shape[-1] - size)), self.slots
+        )
         queries = q[0].transpose(0, 1).to(v.dtype)
-        out = decode_attention(queries, *pools, self.table, self.positions, self.units, kernel, self.cache.scales.get(kernel.layer))
+        out = decode_attention(
+            queries,
+            *pools,
+            self.table,
+            self.positions,
+            self.units,
+            kernel,
+            self.cache.scales.get(kernel.layer),
+        )
         return out[None, ..., :size]

@@ -73,7 +73,9 @@ def truncate(logits: Tensor, params: Sequence[SamplingParams]) -> Truncation:
     """
     rows, asked = (params if isinstance(params, Asked) else Asked(params)).truncating
     vocabulary = logits.shape[-1]
-    probs = (logits if len(rows) == len(logits) else logits[index(rows, logits.device)]).softmax(-1, dtype=torch.float64)
+    probs = (logits if len(rows) == len(logits) else logits[index(rows, logits.device)]).softmax(
+        -1, dtype=torch.float64
+    )
     limits = asked.limits(vocabulary, logits.device)
     last, count = _edge(probs, limits)
     # Compare with the last kept probability, not with sorted indices: ties are in any order there.
@@ -87,7 +89,9 @@ def _edge(probs: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
     vocabulary = probs.shape[-1]
     width = min(vocabulary, max(WINDOW, limits.largest_k))
     while True:
-        best = probs.topk(width).values if width < vocabulary else probs.sort(descending=True).values
+        best = (
+            probs.topk(width).values if width < vocabulary else probs.sort(descending=True).values
+        )
         count = _count(best, limits, vocabulary)
         if width == vocabulary or not bool(((count == width) & (count < limits.top_k)).any()):
             return best.gather(-1, count - 1), count
@@ -106,7 +110,9 @@ def _count(best: Tensor, limits: Limits, vocabulary: int) -> Tensor:
     before = total.roll(1, -1)  # mass of all more probable tokens
     before[:, 0] = 0.0
     top_k, top_p = limits.top_k, limits.top_p
-    whole = torch.where(top_k < vocabulary, total.gather(-1, top_k.clamp_max(best.shape[-1]) - 1), 1.0)
+    whole = torch.where(
+        top_k < vocabulary, total.gather(-1, top_k.clamp_max(best.shape[-1]) - 1), 1.0
+    )
     # If top_p is off, the limit is infinity, not 1: the cumulative sum may round to 1 too early.
     reach = torch.where(top_p < 1.0, top_p * whole, torch.inf)
     rank = torch.arange(best.shape[-1], device=best.device)

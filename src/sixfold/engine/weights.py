@@ -90,7 +90,11 @@ class Weights:
             self.torn = False
 
     def _plan(self, given: Mapping[str, Tensor]) -> list[Write]:
-        own = {name: t for name, t in self._module.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+        own = {
+            name: t
+            for name, t in self._module.state_dict(keep_vars=True).items()
+            if isinstance(t, Tensor)
+        }
         storages = {t.untyped_storage().data_ptr() for t in own.values()}
         # Keyed by the target's identity: tied weights are one tensor under several names.
         plan: dict[int, Write] = {}
@@ -98,7 +102,9 @@ class Weights:
         twins: list[tuple[str, str, Tensor]] = []
         for name in given:
             if name not in own:
-                hint = "".join(f" Did you mean '{close}'?" for close in get_close_matches(name, own, n=1))
+                hint = "".join(
+                    f" Did you mean '{close}'?" for close in get_close_matches(name, own, n=1)
+                )
                 raise ValueError(f"the model has no weight '{name}'.{hint}")
             write = Write(name, own[name], given)
             source = write.source
@@ -106,14 +112,25 @@ class Weights:
             finite[name] = source.to(write.target.dtype).isfinite().all()
             twin = plan.setdefault(id(write.target), write)
             if twin is not write:
-                twins.append((twin.name, name, (twin.source.to(write.target.dtype) == source.to(write.target.dtype)).all()))
+                twins.append(
+                    (
+                        twin.name,
+                        name,
+                        (twin.source.to(write.target.dtype) == source.to(write.target.dtype)).all(),
+                    )
+                )
         missing = [name for name, p in self._module.named_parameters() if id(p) not in plan]
         if missing:
-            raise ValueError(f"{len(missing)} of the model's weights are missing, first '{missing[0]}'")
+            raise ValueError(
+                f"{len(missing)} of the model's weights are missing, first '{missing[0]}'"
+            )
         if wrong := first_false(finite):
             raise ValueError(f"weight '{wrong}' is not finite in {own[wrong].dtype}")
         if wrong := first_false({f"'{a}' and '{b}'": same for a, b, same in twins}):
-            raise ValueError(f"weights {wrong} are tied in the model: they are one tensor, and what is given for them differs")
+            raise ValueError(
+                f"weights {wrong} are tied in the model: they are one tensor, and what is given for"
+                " them differs"
+            )
         _check_apart(list(plan.values()))
         return list(plan.values())
 
@@ -137,7 +154,12 @@ def first_false(flags: Mapping[str, Tensor]) -> str | None:
     names: dict[torch.device, list[str]] = {}
     for name, flag in flags.items():
         names.setdefault(flag.device, []).append(name)
-    wrong = {name for own in names.values() for name, fine in zip(own, torch.stack([flags[n] for n in own]).tolist(), strict=True) if not fine}
+    wrong = {
+        name
+        for own in names.values()
+        for name, fine in zip(own, torch.stack([flags[n] for n in own]).tolist(), strict=True)
+        if not fine
+    }
     return next((name for name in flags if name in wrong), None)
 
 
@@ -153,13 +175,24 @@ def _by_name(given: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 def _check(write: Write, source: Tensor, storages: set[int]) -> None:
     name, target = write.name, write.target
     if source.shape != target.shape:
-        raise ValueError(f"weight '{name}' has the shape {list(source.shape)}, the model's has {list(target.shape)}")
-    if source.dtype != target.dtype and not (source.is_floating_point() and target.is_floating_point()):
-        raise ValueError(f"weight '{name}' is {source.dtype}, the model's {target.dtype}: only floating types are cast into one another")
+        raise ValueError(
+            f"weight '{name}' has the shape {list(source.shape)}, the model's has"
+            f" {list(target.shape)}"
+        )
+    if source.dtype != target.dtype and not (
+        source.is_floating_point() and target.is_floating_point()
+    ):
+        raise ValueError(
+            f"weight '{name}' is {source.dtype}, the model's {target.dtype}: only floating types"
+            " are cast into one another"
+        )
     if source.is_meta:
         raise ValueError(f"weight '{name}' has no data: it is on the meta device")
     if source.untyped_storage().data_ptr() in storages:
-        raise ValueError(f"weight '{name}' lies in the model's own storage: there is nothing to copy, a shared module gets a new version only")
+        raise ValueError(
+            f"weight '{name}' lies in the model's own storage: there is nothing to copy, a shared"
+            " module gets a new version only"
+        )
 
 
 def _check_apart(plan: list[Write]) -> None:
@@ -168,10 +201,17 @@ def _check_apart(plan: list[Write]) -> None:
     Raises:
         ValueError: if two targets overlap in memory.
     """
-    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes, write.name) for write in plan if (t := write.target).nbytes)
+    spans = sorted(
+        (t.data_ptr(), t.data_ptr() + t.nbytes, write.name)
+        for write in plan
+        if (t := write.target).nbytes
+    )
     for (_, stop, name), (start, _, other) in pairwise(spans):
         if start < stop:
-            raise ValueError(f"weights '{name}' and '{other}' share memory in the model without being one tensor: they cannot be loaded")
+            raise ValueError(
+                f"weights '{name}' and '{other}' share memory in the model without being one"
+                " tensor: they cannot be loaded"
+            )
 
 
 def _write(plan: list[Write], begun: list[int]) -> None:
@@ -193,7 +233,10 @@ def _kept(targets: list[Tensor]) -> list[Tensor]:
     kept: list[Tensor] = []
     for bucket in _buckets(targets):
         flat = torch.cat([t.detach().reshape(-1) for t in bucket]).cpu()
-        kept += [part.view(t.shape) for part, t in zip(flat.split([t.numel() for t in bucket]), bucket, strict=True)]
+        kept += [
+            part.view(t.shape)
+            for part, t in zip(flat.split([t.numel() for t in bucket]), bucket, strict=True)
+        ]
     return kept
 
 

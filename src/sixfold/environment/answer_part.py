@@ -13,7 +13,9 @@ import re
 _OPENING = re.compile(
     r"<(?:think|thinking|thought|reasoning|seed:think)>|\[THINK\]|<\|START_THINKING\|>|<\|channel\|>(?:analysis|commentary)(?:<\|message\|>)?"
 )
-_CLOSING = re.compile(r"</(?:think|thinking|thought|reasoning|seed:think)>|\[/THINK\]|<\|END_THINKING\|>|<\|channel\|>final(?:<\|message\|>)?")
+_CLOSING = re.compile(
+    r"</(?:think|thinking|thought|reasoning|seed:think)>|\[/THINK\]|<\|END_THINKING\|>|<\|channel\|>final(?:<\|message\|>)?"
+)
 
 
 def answer_part(completion: str) -> str:

@@ -62,14 +62,25 @@ def worked_trace(operands: tuple[int, ...]) -> str:
 
 def _task(operands: tuple[int, ...]) -> Task:
     expression = "+".join(map(str, operands))
-    return Task(id=f"arithmetic-{expression}", prompt=f"{expression}=", answer=sum(operands), trace=worked_trace(operands), source="arithmetic")
+    return Task(
+        id=f"arithmetic-{expression}",
+        prompt=f"{expression}=",
+        answer=sum(operands),
+        trace=worked_trace(operands),
+        source="arithmetic",
+    )
 
 
-def _distinct_operands(count: int, terms: int, below: int, rng: random.Random) -> list[tuple[int, ...]]:
+def _distinct_operands(
+    count: int, terms: int, below: int, rng: random.Random
+) -> list[tuple[int, ...]]:
     """`count` tuples, no two of them permutations of each other."""
     possible = comb(below + terms - 1, terms)
     if count > possible:
-        raise UserError(f"{count} sums of {terms} numbers below {below} were asked for and {possible} exist: raise data.arithmetic.digits")
+        raise UserError(
+            f"{count} sums of {terms} numbers below {below} were asked for and {possible} exist:"
+            " raise data.arithmetic.digits"
+        )
     if 2 * count > possible:  # rejection sampling would take too long
         multisets = list(combinations_with_replacement(range(below), terms))
         return [tuple(rng.sample(operands, terms)) for operands in rng.sample(multisets, count)]

@@ -14,15 +14,24 @@ from typing import Any
 from ..errors import UserError
 from .sampled import asked_of
 
-FORMS = "a reward is a function f(completion, task) -> float, or TRL's f(prompts, completions, **columns) -> list"
+FORMS = (
+    "a reward is a function f(completion, task) -> float, or TRL's f(prompts, completions,"
+    " **columns) -> list"
+)
 
 
 def check_callable(reward: Any) -> None:
     """Raise UserError if `reward` cannot be called as a reward function."""
     if isinstance(reward, str):
-        raise UserError(f"reward = {reward!r} is text: name rewards in settings, settings={{'environment.rewards': [{reward!r}]}}")
+        raise UserError(
+            f"reward = {reward!r} is text: name rewards in settings,"
+            f" settings={{'environment.rewards': [{reward!r}]}}"
+        )
     if isinstance(reward, list | tuple):
-        raise UserError(f"reward is a {type(reward).__name__}: give one function, or name several in settings under 'environment.rewards'")
+        raise UserError(
+            f"reward is a {type(reward).__name__}: give one function, or name several in settings"
+            " under 'environment.rewards'"
+        )
     if isinstance(reward, type) or not callable(reward):
         shown = f"the class {reward.__name__}" if isinstance(reward, type) else repr(reward)[:60]
         raise UserError(f"reward = {shown} is not a function: {FORMS}")
@@ -31,7 +40,10 @@ def check_callable(reward: Any) -> None:
     try:
         inspect.signature(reward).bind("completion", None, **dict.fromkeys(asked_of(reward)))
     except TypeError as error:
-        raise UserError(f"reward {callable_name(reward)} cannot be called with a completion and a task ({error}): {FORMS}") from error
+        raise UserError(
+            f"reward {callable_name(reward)} cannot be called with a completion and a task"
+            f" ({error}): {FORMS}"
+        ) from error
     except ValueError:  # a C function without a signature
         return
 
@@ -42,7 +54,9 @@ def takes_groups(reward: Callable[..., Any]) -> bool:
         parameters = inspect.signature(reward).parameters
     except ValueError:  # a C function without a signature
         return False
-    return "completions" in parameters or [p.kind for p in parameters.values()] == [inspect.Parameter.VAR_KEYWORD]
+    return "completions" in parameters or [p.kind for p in parameters.values()] == [
+        inspect.Parameter.VAR_KEYWORD
+    ]
 
 
 def callable_name(reward: Callable[..., Any]) -> str:

@@ -14,7 +14,9 @@ from .answer_part import answer_part
 from .gym_traces import gym_trace
 
 
-def gym_tasks(names: Sequence[str], size: int, seed: int, options: Sequence[str] = ()) -> list[Task]:
+def gym_tasks(
+    names: Sequence[str], size: int, seed: int, options: Sequence[str] = ()
+) -> list[Task]:
     """`size` tasks of each named dataset, with worked solutions where `gym_traces` has the steps.
 
     Args:
@@ -32,14 +34,18 @@ def gym_tasks(names: Sequence[str], size: int, seed: int, options: Sequence[str]
     tasks = []
     for name in names:
         if name not in factory.DATASETS:
-            raise UserError(f"reasoning-gym has no dataset {name!r}.{nearest(name, list(factory.DATASETS))}")
+            raise UserError(
+                f"reasoning-gym has no dataset {name!r}.{nearest(name, list(factory.DATASETS))}"
+            )
         arguments = {"size": size, "seed": seed} | settings[name]
         try:
             dataset = factory.create_dataset(name, **arguments)
             count = len(dataset)
         except (TypeError, AssertionError, ValueError) as error:
             raise UserError(f"reasoning-gym dataset {name!r}: {error}") from error
-        tasks += [_task(name, arguments["seed"], number, dataset[number]) for number in range(count)]
+        tasks += [
+            _task(name, arguments["seed"], number, dataset[number]) for number in range(count)
+        ]
     return tasks
 
 
@@ -56,9 +62,15 @@ def gym_options(options: Sequence[str], names: Sequence[str]) -> dict[str, dict[
         key, _, text = option.partition("=")
         dataset, dot, name = key.partition(".")
         if not (dot and name and text):
-            raise UserError(f"data.reasoning_gym.options: {option!r} is not of the form DATASET.NAME=VALUE, e.g. chain_sum.max_terms=4")
+            raise UserError(
+                f"data.reasoning_gym.options: {option!r} is not of the form DATASET.NAME=VALUE,"
+                " e.g. chain_sum.max_terms=4"
+            )
         if dataset not in found:
-            raise UserError(f"data.reasoning_gym.options: {option!r} is for {dataset!r}, which data.reasoning_gym.tasks does not name")
+            raise UserError(
+                f"data.reasoning_gym.options: {option!r} is for {dataset!r}, which"
+                " data.reasoning_gym.tasks does not name"
+            )
         try:
             found[dataset][name] = json.loads(text)
         except json.JSONDecodeError:
@@ -73,7 +85,11 @@ def gym_reward(completion: str, task: Task) -> float:
     otherwise the whole text. An answer that contains `#` (such as the grid of some games) needs the
     tag.
     """
-    entry = {"question": task.prompt_text, "answer": task.answer, "metadata": task.columns["metadata"]}
+    entry = {
+        "question": task.prompt_text,
+        "answer": task.answer,
+        "metadata": task.columns["metadata"],
+    }
     return float(_scorer(task.columns["dataset"])(submitted_answer(completion), entry))
 
 

@@ -45,5 +45,8 @@ def euclid(metadata: Mapping[str, Any]) -> list[str]:
     return steps
 
 
-TRACES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {"chain_sum": running_totals, "gcd": euclid}
+TRACES: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
+    "chain_sum": running_totals,
+    "gcd": euclid,
+}
 """Dataset name -> function from an entry's metadata to the steps of its solution."""

@@ -37,7 +37,10 @@ def cpu_limit(seconds: float) -> Iterator[None]:
     is free. It counts CPU time, not wall time: a busy machine must not make answers wrong. It costs
     about 10 microseconds.
     """
-    if threading.current_thread() is not threading.main_thread() or signal.getitimer(signal.ITIMER_VIRTUAL)[0]:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getitimer(signal.ITIMER_VIRTUAL)[0]
+    ):
         yield
         return
     active = True
@@ -59,7 +62,9 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 def limit_memory() -> None:
     """Limit the address space of this process: an allocation beyond it raises MemoryError."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    bound = WORKER_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(WORKER_MEMORY_BYTES, hard)
+    bound = (
+        WORKER_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(WORKER_MEMORY_BYTES, hard)
+    )
     resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
 
 

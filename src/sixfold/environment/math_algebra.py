@@ -28,17 +28,21 @@ MAX_EXPONENT_DIGITS = 3
 MAX_INTEGER_DIGITS = 60
 
 _COMMAND_NAMES = """
-    frac sqrt pi cdot times div pm mp infty cup cap le ge lt gt ne neq in notin text begin end sin cos tan cot sec csc arcsin arccos
-    arctan sinh cosh tanh log ln exp binom circ emptyset mathbb mathcal setminus langle rangle lfloor rfloor lceil rceil lvert rvert
-    vert mid alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi omega Gamma
-    Delta Theta Lambda Sigma Phi Psi Omega overline bar hat vec mathbf ldots dots cdots quad to ast star prime land lor
+    frac sqrt pi cdot times div pm mp infty cup cap le ge lt gt ne neq in notin text begin end sin
+    cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp binom circ emptyset mathbb
+    mathcal setminus langle rangle lfloor rfloor lceil rceil lvert rvert vert mid alpha beta gamma
+    delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi varphi chi psi
+    omega Gamma Delta Theta Lambda Sigma Phi Psi Omega overline bar hat vec mathbf ldots dots cdots
+    quad to ast star prime land lor
 """
 _KNOWN_COMMANDS = frozenset(_COMMAND_NAMES.split())
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _FUNCTION = re.compile(r"\\(?:a?(?:rc)?(?:sin|cos|tan)h?|cot|sec|csc|log|ln|exp)(?![A-Za-z])|[^\s]")
 _ALIEN = re.compile(r"""["`;@#$]|__|\.\s*[A-Za-z_]""")  # found in no formula, and in much code
 _BINOMIAL = re.compile(r"\\binom\s*(?:\{\s*\d{1,3}\s*\}|\d)\s*(?:\{\s*\d{1,3}\s*\}|\d)")
-_DEGREES = re.compile(r"(\d+(?:\.\d+)?|\.\d+|\{\s*\d+(?:\.\d+)?\s*\})\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
+_DEGREES = re.compile(
+    r"(\d+(?:\.\d+)?|\.\d+|\{\s*\d+(?:\.\d+)?\s*\})\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})"
+)
 _UPRIGHT = re.compile(r"\\text\s*\{\s*([eix])\s*\}")
 _CIS = re.compile(r"\\text\s*\{\s*cis\s*\}\s*(\([^()]*\)|\{[^{}]*\})")
 _DECIMAL_POINT = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
@@ -100,7 +104,9 @@ def _parsed_gold(gold: str) -> Any:
         with cpu_limit(MAX_GOLD_SECONDS):
             return _parsed(_exact(gold))
     except (Exception, OutOfTime) as error:
-        raise BadReference(f"the reference answer {gold[:80]!r} cannot be parsed: {type(error).__name__}") from error
+        raise BadReference(
+            f"the reference answer {gold[:80]!r} cannot be parsed: {type(error).__name__}"
+        ) from error
 
 
 def _equal(answer: Any, gold: Any) -> bool:
@@ -149,7 +155,10 @@ def _with_imaginary_unit(answer: Any, gold: Any) -> tuple[Any, Any]:
     names = {symbol.name for symbol in answer.free_symbols | gold.free_symbols}
     if "i" not in names or len(names) == 1:
         return answer, gold
-    units = {s: I if s.name == "i" else Symbol(s.name, real=True) for s in answer.free_symbols | gold.free_symbols}
+    units = {
+        s: I if s.name == "i" else Symbol(s.name, real=True)
+        for s in answer.free_symbols | gold.free_symbols
+    }
     return answer.xreplace(units), gold.xreplace(units)
 
 
@@ -159,7 +168,10 @@ def _within_limits(text: str) -> bool:
     # \sum, \int, \prod and \lim are questions; \input is an attack.
     if not _KNOWN_COMMANDS.issuperset(_COMMAND.findall(text)):
         return False
-    if sum(text.count(operator) for operator in "+-*/^,=") > MAX_OPERATORS or text.count("|") > MAX_BARS:
+    if (
+        sum(text.count(operator) for operator in "+-*/^,=") > MAX_OPERATORS
+        or text.count("|") > MAX_BARS
+    ):
         return False
     if _depth(text) > MAX_DEPTH or _nested_functions(text) > MAX_NESTED_FUNCTIONS:
         return False
@@ -212,9 +224,13 @@ def _powers_are_small(text: str) -> bool:
         digits = re.findall(r"\d+", exponent)
         if any(len(d) > MAX_EXPONENT_DIGITS for d in digits) or "!" in exponent:
             return False
-        powers = [_group_after(exponent, inner.end()) for inner in re.finditer(r"\^|\*\*", exponent)]
+        powers = [
+            _group_after(exponent, inner.end()) for inner in re.finditer(r"\^|\*\*", exponent)
+        ]
         is_number = not re.search(r"[A-Za-z]", _COMMAND.sub("", exponent))
-        if (powers and digits[1:] and is_number) or any("^" in power or "*" in power for power in powers):
+        if (powers and digits[1:] and is_number) or any(
+            "^" in power or "*" in power for power in powers
+        ):
             return False
         if text[: match.start()].rstrip().endswith((")", "}", "]")) and digits:
             stacked *= max(int(d) for d in digits)
@@ -251,7 +267,9 @@ def _exact(text: str) -> str:
     if "\\text" in text:
         text = _UPRIGHT.sub(r"\1", _CIS.sub(r"e^{i\1}", text))
     text = _DEGREES.sub(r"{(\\frac{\1\\pi}{180})}", text)
-    return _DECIMAL_POINT.sub(lambda m: rf"\frac{{{int((m[1] + m[2]) or '0')}}}{{{10 ** len(m[2])}}}", text)
+    return _DECIMAL_POINT.sub(
+        lambda m: rf"\frac{{{int((m[1] + m[2]) or '0')}}}{{{10 ** len(m[2])}}}", text
+    )
 
 
 def _same_kind(answer: Any, gold: Any) -> bool:
@@ -277,7 +295,10 @@ def _differ_in_value(answer: Any, gold: Any) -> bool:
 
     if not isinstance(answer, Expr) or not isinstance(gold, Expr):
         return False
-    point = {symbol: Float(f"0.{37 + 16 * i}") for i, symbol in enumerate(sorted(gold.free_symbols, key=str))}
+    point = {
+        symbol: Float(f"0.{37 + 16 * i}")
+        for i, symbol in enumerate(sorted(gold.free_symbols, key=str))
+    }
     try:
         left, right = complex(answer.subs(point).evalf(15)), complex(gold.subs(point).evalf(15))
     except (TypeError, ValueError, OverflowError):

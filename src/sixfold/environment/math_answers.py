@@ -62,7 +62,15 @@ def math_reward(completion: str, task: Task) -> float:
         return float(_accepts(answer, gold, task.prompt_text))
     except OutOfTime:
         return 0.0
-    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError):
+    except (
+        ArithmeticError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+        MemoryError,
+    ):
         return 0.0
 
 
@@ -112,8 +120,12 @@ def _same_measure(answer: Quantity, gold: Quantity, budget: Budget) -> bool:
     """
     units = {answer.unit, gold.unit}
     if units == {"$", "¢"} and answer.value is not None and gold.value is not None:
-        return answer.value * (100 if answer.unit == "$" else 1) == gold.value * (100 if gold.unit == "$" else 1)
-    if units == {"°", "rad"} or ("°" in units and "" in units and "\\pi" in answer.body + gold.body):
+        return answer.value * (100 if answer.unit == "$" else 1) == gold.value * (
+            100 if gold.unit == "$" else 1
+        )
+    if units == {"°", "rad"} or (
+        "°" in units and "" in units and "\\pi" in answer.body + gold.body
+    ):
         return equal_by_algebra(_in_radians(answer), _in_radians(gold), budget)
     if answer.unit and gold.unit and not same_unit(answer.unit, gold.unit):
         return False
@@ -137,7 +149,9 @@ def _same_quantity(answer: Quantity, gold: Quantity) -> bool:
     assert answer.value is not None and gold.value is not None
     if (answer.unit == "%") == (gold.unit == "%"):
         return answer.value == gold.value
-    percentage, bare = (answer.value, gold.value) if answer.unit == "%" else (gold.value, answer.value)
+    percentage, bare = (
+        (answer.value, gold.value) if answer.unit == "%" else (gold.value, answer.value)
+    )
     return percentage == bare * 100 or (percentage == bare and abs(bare) > 1)
 
 
@@ -180,7 +194,11 @@ def _list_parts(text: str) -> tuple[str, list[str]] | None:
     kind, inside = "", text
     for opening, closings in (("(", ")]"), ("[", ")]"), ("\\{", ("\\}",))):
         for closing in closings:
-            if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening + closing):
+            if (
+                text.startswith(opening)
+                and text.endswith(closing)
+                and len(text) > len(opening + closing)
+            ):
                 kind, inside = opening + closing, text[len(opening) : -len(closing)]
     parts, depth, start = [], 0, 0
     for position, character in enumerate(inside):
@@ -201,15 +219,22 @@ def _same_lists(answer: tuple[str, list[str]], gold: tuple[str, list[str]], budg
     A set is not a pair, and [1,2] is not (1,2). Repeated members of a set count once.
     """
     (answer_kind, answers), (gold_kind, golds) = answer, gold
-    if (answer_kind and gold_kind and answer_kind != gold_kind) or max(len(answers), len(golds)) > MAX_PARTS:
+    if (answer_kind and gold_kind and answer_kind != gold_kind) or max(
+        len(answers), len(golds)
+    ) > MAX_PARTS:
         return False
     if gold_kind == _SET:
-        matches = [{number for number, other in enumerate(golds) if _equivalent(part, other, budget)} for part in answers]
+        matches = [
+            {number for number, other in enumerate(golds) if _equivalent(part, other, budget)}
+            for part in answers
+        ]
         return all(matches) and set().union(*matches) == set(range(len(golds)))
     if len(answers) != len(golds) and answer_kind != _SET:
         return False
     if gold_kind:
-        return len(answers) == len(golds) and all(_equivalent(a, g, budget) for a, g in zip(answers, golds, strict=True))
+        return len(answers) == len(golds) and all(
+            _equivalent(a, g, budget) for a, g in zip(answers, golds, strict=True)
+        )
     missing = list(golds)
     for part in answers:
         match = next((g for g in missing if _equivalent(part, g, budget)), None)
@@ -228,7 +253,11 @@ def _echoes(answer: str, gold: str, prompt: str) -> bool:
     if not prompt or _WORKED_OUT.fullmatch(answer):
         return False
     squashed = _squashed(answer)
-    if squashed == _squashed(gold) or squashed not in _squashed(normalise(prompt)) or _TEXT.fullmatch(answer):
+    if (
+        squashed == _squashed(gold)
+        or squashed not in _squashed(normalise(prompt))
+        or _TEXT.fullmatch(answer)
+    ):
         return False
     return not (_WORKED_OUT.fullmatch(quantity(answer).body) or time_of_day(answer))
 

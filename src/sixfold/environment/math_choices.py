@@ -18,8 +18,13 @@ _FORMS = [
     )
 ]
 _WRAPPED_WORD = re.compile(r"\\text\s*\{\s*((?i:option|choice|answer)\s+\(?[A-J]\)?)\s*\}")
-_ANOTHER = re.compile(r"\(\s*([A-Ja-j])\s*\)|(?<![A-Za-z\\])([B-HJ])(?![A-Za-z])|(?<![A-Za-z\\])(A)(?=\s*(?:[).:,;]|$))")
-_OPTION_OF_PROMPT = r"(?<![A-Za-z\\])\(?{letter}\s*[).:]\s*(?P<text>.+?)(?=\s*(?:\\\\|\\q?quad|\n|\(?(?<![A-Za-z\\])[A-J]\s*[).:]\s|$))"
+_ANOTHER = re.compile(
+    r"\(\s*([A-Ja-j])\s*\)|(?<![A-Za-z\\])([B-HJ])(?![A-Za-z])|(?<![A-Za-z\\])(A)(?=\s*(?:[).:,;]|$))"
+)
+_OPTION_OF_PROMPT = (
+    r"(?<![A-Za-z\\])\(?{letter}\s*[).:]\s*(?P<text>.+?)"
+    r"(?=\s*(?:\\\\|\\q?quad|\n|\(?(?<![A-Za-z\\])[A-J]\s*[).:]\s|$))"
+)
 
 
 class Choice(NamedTuple):

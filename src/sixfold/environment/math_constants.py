@@ -140,7 +140,11 @@ def _function(name: str) -> Callable[[Any], Any]:
             value = getattr(mp, name)(argument)
         except (ValueError, ZeroDivisionError) as error:
             raise Undefined from error
-        return mp.mpf(0) if abs(value) <= mp.mpf(10) ** -(DIGITS - _GUARD) * max(1, abs(argument)) else value
+        return (
+            mp.mpf(0)
+            if abs(value) <= mp.mpf(10) ** -(DIGITS - _GUARD) * max(1, abs(argument))
+            else value
+        )
 
     return apply
 
@@ -170,7 +174,10 @@ def _factorial(argument: Any) -> Any:
 def _binomial(above: Any, below: Any) -> Any:
     from mpmath import mp
 
-    if any(number != mp.nint(mp.re(number)) or not 0 <= mp.re(number) <= MAX_FACTORIAL for number in (above, below)):
+    if any(
+        number != mp.nint(mp.re(number)) or not 0 <= mp.re(number) <= MAX_FACTORIAL
+        for number in (above, below)
+    ):
         raise Undefined
     return mp.nint(mp.binomial(above, below))
 
@@ -192,10 +199,14 @@ def _imaginary_unit(*_: Any) -> Any:
 
 _SIN, _COS, _SINH, _COSH = _function("sin"), _function("cos"), _function("sinh"), _function("cosh")
 _RULES: dict[str, Callable[..., Any]] = {
-    "Add": _sum, "Mul": _product, "Pow": _power, "exp": _exponential, "log": _logarithm, "Abs": abs, "UnevaluatedExpr": lambda value: value,
-    "Pi": _number("pi"), "Exp1": _number("e"), "ImaginaryUnit": _imaginary_unit, "Symbol": _imaginary_unit,
-    "sin": _SIN, "cos": _COS, "tan": _ratio(_SIN, _COS), "cot": _ratio(_COS, _SIN), "sec": _ratio(None, _COS), "csc": _ratio(None, _SIN),
-    "sinh": _SINH, "cosh": _COSH, "tanh": _ratio(_SINH, _COSH), "asin": _function("asin"), "acos": _function("acos"), "atan": _function("atan"),
+    "Add": _sum, "Mul": _product, "Pow": _power, "exp": _exponential, "log": _logarithm, "Abs": abs,
+    "UnevaluatedExpr": lambda value: value,
+    "Pi": _number("pi"), "Exp1": _number("e"), "ImaginaryUnit": _imaginary_unit,
+    "Symbol": _imaginary_unit,
+    "sin": _SIN, "cos": _COS, "tan": _ratio(_SIN, _COS), "cot": _ratio(_COS, _SIN),
+    "sec": _ratio(None, _COS), "csc": _ratio(None, _SIN),
+    "sinh": _SINH, "cosh": _COSH, "tanh": _ratio(_SINH, _COSH), "asin": _function("asin"),
+    "acos": _function("acos"), "atan": _function("atan"),
     "factorial": _factorial, "binomial": _binomial,
 }  # fmt: skip
 """sympy class name -> function from the values of the arguments to the value of the expression."""

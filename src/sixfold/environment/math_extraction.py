@@ -16,9 +16,13 @@ from .answer_part import answer_part
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _BARE_BOX = re.compile(
-    r"\\(?:boxed|fbox)(?![A-Za-z{])[ \t]*(?=[-+(\[$\d.√π½]|\\(?!boxed|fbox|[)\]])|[A-Za-z](?:\s*(?:[=^_+*/(\\.,$-]|$)))", re.MULTILINE
+    r"\\(?:boxed|fbox)(?![A-Za-z{])["
+    r" \t]*(?=[-+(\[$\d.√π½]|\\(?!boxed|fbox|[)\]])|[A-Za-z](?:\s*(?:[=^_+*/(\\.,$-]|$)))",
+    re.MULTILINE,
 )
-_BARE_END = re.compile(r"(?<!\\)\$|\n|\\[)\]]|[.!?](?=\s|$)|,?\s(?:is|as|which|because|since|so|where|for|by)\b")
+_BARE_END = re.compile(
+    r"(?<!\\)\$|\n|\\[)\]]|[.!?](?=\s|$)|,?\s(?:is|as|which|because|since|so|where|for|by)\b"
+)
 _STATED = re.compile(r"answer\s*(?:is\b|:|=)\s*:?|####", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|\.\s|\.$|[!?]\s")
 

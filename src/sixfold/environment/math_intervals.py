@@ -13,15 +13,30 @@ from typing import NamedTuple
 
 from .math_numbers import exact_number
 
-_RELATIONS = {"<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\lt": "<", "\\gt": ">", "<=": "<=", ">=": ">="}
+_RELATIONS = {
+    "<": "<",
+    ">": ">",
+    "\\le": "<=",
+    "\\ge": ">=",
+    "\\lt": "<",
+    "\\gt": ">",
+    "<=": "<=",
+    ">=": ">=",
+}
 _RELATION = re.compile(r"(<=|>=|<|>|\\(?:le|ge|lt|gt)(?![A-Za-z]))")
 _HINT = re.compile(r"[<>]|\\(?:le|ge|lt|gt|in|neq?|mid|mathbb)(?![A-Za-z])|all real")
-_OR = re.compile(r"\\cup(?![A-Za-z])|\\lor(?![A-Za-z])|\\text\s*\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])")
+_OR = re.compile(
+    r"\\cup(?![A-Za-z])|\\lor(?![A-Za-z])|\\text\s*\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])"
+)
 _AND = re.compile(r"\\land(?![A-Za-z])|\\text\s*\{\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])")
-_BUILDER = re.compile(r"\\\{\s*(?P<name>\\?[A-Za-z]+)\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid|\\vert|\||:)\s*(?P<condition>.+)\\\}")
+_BUILDER = re.compile(
+    r"\\\{\s*(?P<name>\\?[A-Za-z]+)\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?(?:\\mid|\\vert|\||:)\s*(?P<condition>.+)\\\}"
+)
 _MEMBER = re.compile(r"(?P<name>\\?[A-Za-z]+)\s*\\in(?![A-Za-z])\s*(?P<set>.+)")
 _ALL_REALS = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?|\\?(?:text\s*\{\s*)?all real numbers(?:\s*\})?")
-_ALL_BUT = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?\s*(?:\\setminus|\\backslash|-)\s*\\\{(?P<point>[^{},]*(?:\{[^{}]*\}[^{},]*)*)\\\}")
+_ALL_BUT = re.compile(
+    r"\\mathbb\s*\{?\s*R\s*\}?\s*(?:\\setminus|\\backslash|-)\s*\\\{(?P<point>[^{},]*(?:\{[^{}]*\}[^{},]*)*)\\\}"
+)
 _UNEQUAL = re.compile(r"(?P<name>[A-Za-z])\s*\\neq?(?![A-Za-z])\s*(?P<point>.+)")
 _ABSOLUTE = re.compile(r"\|\s*(?P<name>[A-Za-z])\s*\|")
 _INFINITY = re.compile(r"\+?\s*\\infty")
@@ -68,7 +83,10 @@ def region(text: str) -> Region | None:
         if found is None or (name and found.name and found.name != name):
             return None
         pieces += found.pieces
-        name, relation = name or found.name, relation or found.relation or (len(parts) > 1 and "\\cup" not in text)
+        name, relation = (
+            name or found.name,
+            relation or found.relation or (len(parts) > 1 and "\\cup" not in text),
+        )
     return Region(pieces, name, relation)
 
 
@@ -87,7 +105,9 @@ def same_region(answer: str, gold: str, equal: Callable[[str, str], bool]) -> bo
     left, right = region(answer), region(gold)
     if left is None or right is None or not (left.relation or right.relation):
         return None
-    if (left.name and right.name and left.name != right.name) or len(left.pieces) != len(right.pieces):
+    if (left.name and right.name and left.name != right.name) or len(left.pieces) != len(
+        right.pieces
+    ):
         return False
     missing = list(right.pieces)
     for piece in left.pieces:
@@ -112,14 +132,22 @@ def _alternative(text: str) -> Region | None:
     if len(conditions) == 1:
         return _single(text)
     found = [_single(condition.strip()) for condition in conditions]
-    if len(found) != 2 or found[0] is None or found[1] is None or found[0].name != found[1].name or not found[0].name:
+    if (
+        len(found) != 2
+        or found[0] is None
+        or found[1] is None
+        or found[0].name != found[1].name
+        or not found[0].name
+    ):
         return None
     ends = found[0].pieces + found[1].pieces
     lows = [piece for piece in ends if piece.low != "-inf" and piece.high == "inf"]
     highs = [piece for piece in ends if piece.high != "inf" and piece.low == "-inf"]
     if len(ends) != 2 or len(lows) != 1 or len(highs) != 1:
         return None
-    return _checked(Piece(lows[0].low, highs[0].high, lows[0].low_open, highs[0].high_open), found[0].name, True)
+    return _checked(
+        Piece(lows[0].low, highs[0].high, lows[0].low_open, highs[0].high_open), found[0].name, True
+    )
 
 
 def _single(text: str) -> Region | None:
@@ -129,7 +157,9 @@ def _single(text: str) -> Region | None:
         return _without(match["point"], "")
     if match := _UNEQUAL.fullmatch(text):
         return _without(match["point"], match["name"])
-    return _interval(text) if text[:1] in ("(", "[") and text[-1:] in (")", "]") else _inequality(text)
+    return (
+        _interval(text) if text[:1] in ("(", "[") and text[-1:] in (")", "]") else _inequality(text)
+    )
 
 
 def _without(point: str, name: str) -> Region | None:
@@ -152,7 +182,11 @@ def _interval(text: str) -> Region | None:
     low, high = _end(text[1 : commas[0]]), _end(text[commas[0] + 1 : -1])
     if low in ("", "inf") or high in ("", "-inf"):
         return None
-    return _checked(Piece(low, high, text[0] == "(" or low == "-inf", text[-1] == ")" or high == "inf"), "", False)
+    return _checked(
+        Piece(low, high, text[0] == "(" or low == "-inf", text[-1] == ")" or high == "inf"),
+        "",
+        False,
+    )
 
 
 def _inequality(text: str) -> Region | None:
@@ -167,13 +201,30 @@ def _inequality(text: str) -> Region | None:
             return _half_line(terms[names[0]], sign, _end(terms[1 - names[0]]))
         if match := _ABSOLUTE.fullmatch(terms[0]):
             return _absolute(match["name"], signs[0], terms[1])
-    if len(terms) == 3 and _NAME.fullmatch(terms[1]) and {sign[0] for sign in signs} in ({"<"}, {">"}):
+    if (
+        len(terms) == 3
+        and _NAME.fullmatch(terms[1])
+        and {sign[0] for sign in signs} in ({"<"}, {">"})
+    ):
         if signs[0][0] == ">":
             terms, signs = terms[::-1], signs[::-1]
         low, high = _end(terms[0]), _end(terms[2])
-        if not low or not high or not (_is_endpoint(low, terms[1]) and _is_endpoint(high, terms[1])):
+        if (
+            not low
+            or not high
+            or not (_is_endpoint(low, terms[1]) and _is_endpoint(high, terms[1]))
+        ):
             return None
-        return _checked(Piece(low, high, "=" not in signs[0] or low == "-inf", "=" not in signs[1] or high == "inf"), terms[1], True)
+        return _checked(
+            Piece(
+                low,
+                high,
+                "=" not in signs[0] or low == "-inf",
+                "=" not in signs[1] or high == "inf",
+            ),
+            terms[1],
+            True,
+        )
     return None
 
 
@@ -181,7 +232,9 @@ def _half_line(name: str, sign: str, end: str) -> Region | None:
     if not end or not _is_endpoint(end, name) or end in ("inf", "-inf"):
         return None
     is_open = "=" not in sign
-    piece = Piece("-inf", end, True, is_open) if sign[0] == "<" else Piece(end, "inf", is_open, True)
+    piece = (
+        Piece("-inf", end, True, is_open) if sign[0] == "<" else Piece(end, "inf", is_open, True)
+    )
     return Region([piece], name, True)
 
 
@@ -192,13 +245,19 @@ def _absolute(name: str, sign: str, bound: str) -> Region | None:
     is_open = "=" not in sign
     if sign[0] == "<":
         return Region([Piece(f"-{bound}", bound, is_open, is_open)], name, True)
-    return Region([Piece("-inf", f"-{bound}", True, is_open), Piece(bound, "inf", is_open, True)], name, True)
+    return Region(
+        [Piece("-inf", f"-{bound}", True, is_open), Piece(bound, "inf", is_open, True)], name, True
+    )
 
 
 def _checked(piece: Piece, name: str, relation: bool) -> Region | None:
     """The region of one piece, or None if its ends are in the wrong order."""
     low, high = exact_number(piece.low), exact_number(piece.high)
-    if low is not None and high is not None and (low > high or (low == high and (piece.low_open or piece.high_open))):
+    if (
+        low is not None
+        and high is not None
+        and (low > high or (low == high and (piece.low_open or piece.high_open)))
+    ):
         return None
     return Region([piece], name, relation)
 
@@ -219,4 +278,9 @@ def _is_endpoint(text: str, name: str) -> bool:
     if text in ("inf", "-inf"):
         return True
     letters = re.sub(r"\\[A-Za-z]+", "", text)
-    return bool(text) and not re.search(r"[,<>=]", text) and not (name and name in letters) and not re.search(r"\\(?:le|ge|in|cup)(?![A-Za-z])", text)
+    return (
+        bool(text)
+        and not re.search(r"[,<>=]", text)
+        and not (name and name in letters)
+        and not re.search(r"\\(?:le|ge|in|cup)(?![A-Za-z])", text)
+    )

@@ -14,8 +14,29 @@ from fractions import Fraction
 _SUPERSCRIPT = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n", strict=True))
 _SUBSCRIPT = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _SYMBOLS = str.maketrans(
-    {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap "}
-    | {"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "°": r"^\circ", "∅": r"\emptyset ", "∈": r"\in ", "\u2009": r"\,", "\u202f": r"\,"}
+    {
+        "−": "-",
+        "–": "-",
+        "×": r"\times ",
+        "·": r"\cdot ",
+        "⋅": r"\cdot ",
+        "÷": "/",
+        "π": r"\pi ",
+        "∞": r"\infty ",
+        "∪": r"\cup ",
+        "∩": r"\cap ",
+    }
+    | {
+        "≤": r"\le ",
+        "≥": r"\ge ",
+        "≠": r"\ne ",
+        "±": r"\pm ",
+        "°": r"^\circ",
+        "∅": r"\emptyset ",
+        "∈": r"\in ",
+        "\u2009": r"\,",
+        "\u202f": r"\,",
+    }
 )
 _SUPERSCRIPTS = re.compile(f"[{''.join(_SUPERSCRIPT)}]+")
 _SUBSCRIPTS = re.compile(f"[{''.join(_SUBSCRIPT)}]+")
@@ -33,7 +54,10 @@ _REWRITES = [
         (r"(?<!\\)\\[,;: \n]|~|\\q?quad(?![A-Za-z])", " "),
         (r"(?<!\\)\\[()\[\]]", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\\(?:mathrm|mathbf|mathit|textbf|textit|textrm|textnormal|mbox|operatorname)(?=\s*\{)", r"\\text"),
+        (
+            r"\\(?:mathrm|mathbf|mathit|textbf|textit|textrm|textnormal|mbox|operatorname)(?=\s*\{)",
+            r"\\text",
+        ),
         (r"^\s*\\text\s*\{([^{}]*\d[^{}]*)\}\s*$", r"\1"),
         (r"\\varnothing", r"\\emptyset"),
         (r"\\%", "%"),
@@ -47,22 +71,38 @@ _REWRITES = [
 _SIGN = r"[+-]?"
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)"
 _PLAIN = re.compile(rf"{_SIGN}{_DECIMAL}")
-_SCIENTIFIC = re.compile(rf"({_SIGN}{_DECIMAL})(?:[eE]([+-]?\d{{1,3}})|\s*(?:\\times|\\cdot|\*|x)\s*10\^(?:\{{([+-]?\d{{1,3}})\}}|(\d)))")
+_SCIENTIFIC = re.compile(
+    rf"({_SIGN}{_DECIMAL})(?:[eE]([+-]?\d{{1,3}})|\s*(?:\\times|\\cdot|\*|x)\s*10\^(?:\{{([+-]?\d{{1,3}})\}}|(\d)))"
+)
 _POWER = re.compile(r"([+-]?)(\d{1,6})\^(?:\{([+-]?\d{1,3})\}|(\d))")
-_RATIO = re.compile(rf"({_SIGN})\\frac\s*(?:\{{\s*({_SIGN}\s*{_DECIMAL})\s*\}}|(\d))\s*(?:\{{\s*({_SIGN}\s*{_DECIMAL})\s*\}}|(\d))")
+_RATIO = re.compile(
+    rf"({_SIGN})\\frac\s*(?:\{{\s*({_SIGN}\s*{_DECIMAL})\s*\}}|(\d))\s*(?:\{{\s*({_SIGN}\s*{_DECIMAL})\s*\}}|(\d))"
+)
 _SLASH = re.compile(rf"({_SIGN}{_DECIMAL})\s*/\s*({_SIGN}{_DECIMAL})")
 _MIXED = re.compile(rf"({_SIGN})(\d+)(?:\s*\\frac\s*\{{(\d+)\}}\s*\{{(\d+)\}}|\s+(\d+)/(\d+))")
 
-_TEXT_UNIT = re.compile(r"^(?P<body>.+?)\s*\\text\s*\{(?P<unit>[^{}]*)\}\s*(?P<power>(?:\^\s*\{?\s*[23]\s*\}?)?)$")
-_WORD_UNIT = re.compile(r"^(?P<body>[^A-Za-z]*\d[^A-Za-z]*?)(?P<gap>\s*)(?P<unit>[A-Za-z]{2,}(?: [A-Za-z]{2,}){0,2})(?P<power>(?:\^\{?[23]\}?)?)$")
-_DEGREES = re.compile(r"^(?P<body>(?!.*\\(?:a?(?:rc)?(?:sin|cos|tan)|sec|csc|cot|log|ln|exp)).+?)\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})$")
+_TEXT_UNIT = re.compile(
+    r"^(?P<body>.+?)\s*\\text\s*\{(?P<unit>[^{}]*)\}\s*(?P<power>(?:\^\s*\{?\s*[23]\s*\}?)?)$"
+)
+_WORD_UNIT = re.compile(
+    r"^(?P<body>[^A-Za-z]*\d[^A-Za-z]*?)(?P<gap>\s*)(?P<unit>[A-Za-z]{2,}(?:"
+    r" [A-Za-z]{2,}){0,2})(?P<power>(?:\^\{?[23]\}?)?)$"
+)
+_DEGREES = re.compile(
+    r"^(?P<body>(?!.*\\(?:a?(?:rc)?(?:sin|cos|tan)|sec|csc|cot|log|ln|exp)).+?)\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})$"
+)
 _MONEY_SYMBOLS = r"\\?\$|US\s?\\?\$|€|£|¥|₹|¢|\\(?:euro|pounds|yen|textdollar|texteuro)\b"
 _MONEY_NAMES = r"USD|EUR|GBP|JPY|CNY|INR|Rs\.?"
-_MONEY = rf"{_MONEY_SYMBOLS}|{_MONEY_NAMES}|\\text\s*\{{\s*(?:{_MONEY_SYMBOLS}|{_MONEY_NAMES})\s*\}}"
+_MONEY = (
+    rf"{_MONEY_SYMBOLS}|{_MONEY_NAMES}|\\text\s*\{{\s*(?:{_MONEY_SYMBOLS}|{_MONEY_NAMES})\s*\}}"
+)
 _CURRENCY = re.compile(rf"^(?P<sign>-?)\s*(?P<unit>{_MONEY})\s*(?P<body>-?[\d.].*)$")
-_CURRENCY_AFTER = re.compile(r"^(?P<body>-?[\d.,]*\d)\s*(?P<unit>\\?\$|€|\\euro\b|£|\\pounds\b|¥|₹|¢)$")
+_CURRENCY_AFTER = re.compile(
+    r"^(?P<body>-?[\d.,]*\d)\s*(?P<unit>\\?\$|€|\\euro\b|£|\\pounds\b|¥|₹|¢)$"
+)
 _CURRENCY_NAMES = {
-    "us": "$", "usd": "$", "textdollar": "$", "euro": "€", "eur": "€", "texteuro": "€", "pounds": "£", "gbp": "£", "yen": "¥", "jpy": "¥",
+    "us": "$", "usd": "$", "textdollar": "$", "euro": "€", "eur": "€", "texteuro": "€",
+    "pounds": "£", "gbp": "£", "yen": "¥", "jpy": "¥",
     "cny": "yuan", "inr": "₹", "rs": "₹", "": "$",
 }  # fmt: skip
 _ORDINAL = re.compile(
@@ -70,14 +110,15 @@ _ORDINAL = re.compile(
 )
 _TEXT_ONLY = re.compile(r"\\text\s*\{([^{}]*)\}")
 _ORDINAL_NAMES = """
-    zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth sixteenth
-    seventeenth eighteenth nineteenth twentieth
+    zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth
+    thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth
 """
 _ORDINAL_WORDS = _ORDINAL_NAMES.split()
 
 _WORDS_NO_UNIT = """
-    or and not no maybe possibly either about approximately approx wrong incorrect false plus minus times over hundred thousand million
-    billion trillion dozen percent pi sin cos tan cot sec csc log ln exp sqrt inf infinity infty mod divided by
+    or and not no maybe possibly either about approximately approx wrong incorrect false plus minus
+    times over hundred thousand million billion trillion dozen percent pi sin cos tan cot sec csc
+    log ln exp sqrt inf infinity infty mod divided by
 """
 _NOT_UNITS = frozenset(_WORDS_NO_UNIT.split())
 _SHORT_UNIT_NAMES = """
@@ -152,7 +193,9 @@ def quantity(text: str) -> Quantity:
         body = currency["sign"] + currency["body"]
         return Quantity(body, exact_number(body), _currency(currency["unit"]))
     if currency := _CURRENCY_AFTER.match(text):
-        return Quantity(currency["body"], exact_number(currency["body"]), _currency(currency["unit"]))
+        return Quantity(
+            currency["body"], exact_number(currency["body"]), _currency(currency["unit"])
+        )
     number = ordinal(text)
     if number is not None:
         return Quantity(str(number), Fraction(number), "ordinal")
@@ -163,7 +206,11 @@ def quantity(text: str) -> Quantity:
         parts = match.groupdict()
         unit = _unit(parts.get("unit", "deg"), parts.get("gap", " "), plain=pattern is _WORD_UNIT)
         if unit is not None and re.search(r"\d|\\pi", parts["body"]):
-            return Quantity(parts["body"], exact_number(parts["body"]), unit + re.sub(r"[^23]", "", parts.get("power", "")))
+            return Quantity(
+                parts["body"],
+                exact_number(parts["body"]),
+                unit + re.sub(r"[^23]", "", parts.get("power", "")),
+            )
     return Quantity(text, exact_number(text), "")
 
 
@@ -180,7 +227,9 @@ def ordinal(text: str, words: bool = False) -> int | None:
     match = _ORDINAL.match(text)
     if match:
         number = int(match["body"])
-        suffix = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+        suffix = (
+            "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+        )
         return number if match["suffix"] == suffix else None
     word = re.sub(r"^the\s+", "", _TEXT_ONLY.sub(r"\1", text).strip().casefold())
     return _ORDINAL_WORDS.index(word) if words and word in _ORDINAL_WORDS else None
@@ -209,7 +258,11 @@ def exact_number(text: str) -> Fraction | None:
         return _fraction(m[1]) * Fraction(10) ** int(m[2] or m[3] or m[4])
     if m := _POWER.fullmatch(text):
         base, exponent = int(m[2]), int(m[3] or m[4])
-        return None if base == 0 and exponent <= 0 else Fraction(f"{m[1]}1") * Fraction(base) ** exponent
+        return (
+            None
+            if base == 0 and exponent <= 0
+            else Fraction(f"{m[1]}1") * Fraction(base) ** exponent
+        )
     if m := _RATIO.fullmatch(text):
         return _ratio(Fraction(f"{m[1]}1"), m[2] or m[3], m[4] or m[5])
     if m := _SLASH.fullmatch(text):
@@ -236,7 +289,12 @@ def _unit(words: str, gap: str, plain: bool) -> str | None:
     For example, "5 xy" is a product and "5 million" a number.
     """
     names = words.lower().split()
-    if not names or len(names) > 3 or _NOT_UNITS.intersection(names) or not all(re.fullmatch(r"[a-z/.°]+", name) for name in names):
+    if (
+        not names
+        or len(names) > 3
+        or _NOT_UNITS.intersection(names)
+        or not all(re.fullmatch(r"[a-z/.°]+", name) for name in names)
+    ):
         return None
     if plain and names[0] not in _SHORT_UNITS and (not gap or len(names[0]) < 3):
         return None

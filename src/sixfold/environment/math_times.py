@@ -7,12 +7,23 @@ from typing import Literal, NamedTuple
 
 _CLOCK = re.compile(
     r"(?P<hour>\d{1,2})(?:(?P<point>[:.])(?P<minute>\d{2})(?::(?P<second>\d{2}))?)?\s*"
-    r"(?P<half>a\.?\s?m\.?|p\.?\s?m\.?|noon|midnight|in the morning|in the afternoon|in the evening|at night|o'clock|hours|hrs|h)?",
+    r"(?P<half>a\.?\s?m\.?|p\.?\s?m\.?|noon|midnight|in the morning|in the afternoon|in the"
+    r" evening|at night|o'clock|hours|hrs|h)?",
     re.IGNORECASE,
 )
-_HINT = re.compile(r"\d\D{0,12}:|[ap]\.?\s?m|noon|midday|midnight|o'clock|in the|at night", re.IGNORECASE)
+_HINT = re.compile(
+    r"\d\D{0,12}:|[ap]\.?\s?m|noon|midday|midnight|o'clock|in the|at night", re.IGNORECASE
+)
 _WORDS = {"noon": 12 * 3600, "midday": 12 * 3600, "midnight": 0}
-_HALVES = {"am": 0, "inthemorning": 0, "pm": 12, "intheafternoon": 12, "intheevening": 12, "noon": 12, "midnight": 0}
+_HALVES = {
+    "am": 0,
+    "inthemorning": 0,
+    "pm": 12,
+    "intheafternoon": 12,
+    "intheevening": 12,
+    "noon": 12,
+    "midnight": 0,
+}
 
 
 class Time(NamedTuple):
@@ -32,7 +43,9 @@ def time_of_day(text: str) -> Time | None:
     """The time that a normalised answer states, or None."""
     if not _HINT.search(text):
         return None
-    text = " ".join(re.sub(r"\\text\s*|\\[!,]|[{}~]", " ", text).replace("\\", " ").split()).rstrip(".")
+    text = " ".join(re.sub(r"\\text\s*|\\[!,]|[{}~]", " ", text).replace("\\", " ").split()).rstrip(
+        "."
+    )
     text = re.sub(r"\s*:\s*", ":", text)
     if text.casefold() in _WORDS:
         return Time(_WORDS[text.casefold()], "half")
@@ -48,10 +61,17 @@ def time_of_day(text: str) -> Time | None:
     if half in ("hours", "hrs", "h") and not match["minute"]:
         return None  # a duration
     if half in _HALVES:
-        return Time(((hour % 12 + _HALVES[half]) * 60 + minute) * 60 + second, "half") if 1 <= hour <= 12 else None
+        return (
+            Time(((hour % 12 + _HALVES[half]) * 60 + minute) * 60 + second, "half")
+            if 1 <= hour <= 12
+            else None
+        )
     if hour > 23:
         return None
-    return Time((hour * 60 + minute) * 60 + second, "24h" if hour > 12 or match["hour"] in ("0", "00") else "plain")
+    return Time(
+        (hour * 60 + minute) * 60 + second,
+        "24h" if hour > 12 or match["hour"] in ("0", "00") else "plain",
+    )
 
 
 def same_time(answer: str, gold: str) -> bool | None:
@@ -64,7 +84,11 @@ def same_time(answer: str, gold: str) -> bool | None:
     if left is None or right is None:
         other = gold if right is None else answer
         is_number = re.fullmatch(r"\d+", other) is not None
-        return False if not is_number and "half" in [time.form for time in (left, right) if time] else None
+        return (
+            False
+            if not is_number and "half" in [time.form for time in (left, right) if time]
+            else None
+        )
     forms = {left.form, right.form}
     if forms == {"plain", "half"}:
         return left.seconds % 43200 == right.seconds % 43200

@@ -97,7 +97,9 @@ class _Worker:
 
     def send(self, jobs: Sequence[_Job], timeout_s: float) -> None:
         """Send jobs. A dead process is noticed when its replies end, not here."""
-        data = pickle.dumps([(job.number, job.check) for job in jobs], protocol=pickle.HIGHEST_PROTOCOL)
+        data = pickle.dumps(
+            [(job.number, job.check) for job in jobs], protocol=pickle.HIGHEST_PROTOCOL
+        )
         self.pending.extend(jobs)
         self.deadline = time.monotonic() + timeout_s
         message = memoryview(LENGTH.pack(len(data)) + data)
@@ -179,7 +181,10 @@ class WorkerPool:
             while queue or any(worker.pending for worker in self._workers):
                 for worker in self._workers:
                     if queue and worker.idle:
-                        worker.send([queue.popleft() for _ in range(min(share, len(queue)))], self._timeout_s)
+                        worker.send(
+                            [queue.popleft() for _ in range(min(share, len(queue)))],
+                            self._timeout_s,
+                        )
                 queue.extendleft(reversed(self._attend(on_outcome)))
         except BaseException:
             self.close(grace_s=0.0)  # half-read replies would answer the next caller's checks
@@ -204,7 +209,9 @@ class WorkerPool:
                 for line in lines or ():
                     self._take(worker, line, on_outcome)
             except _BadReply:
-                orphans += self._replace(worker, "its process wrote a line that is no reply", on_outcome)
+                orphans += self._replace(
+                    worker, "its process wrote a line that is no reply", on_outcome
+                )
                 continue
             if lines is None:
                 orphans += self._replace(worker, self._death(worker), on_outcome)
@@ -223,7 +230,9 @@ class WorkerPool:
                 selector.register(worker.replies, selectors.EVENT_READ, worker)
             return [key.data for key, _ in selector.select(max(0.0, patience) + 0.001)]
 
-    def _take(self, worker: _Worker, line: bytes, on_outcome: Callable[[int, Outcome], None]) -> None:
+    def _take(
+        self, worker: _Worker, line: bytes, on_outcome: Callable[[int, Outcome], None]
+    ) -> None:
         """Handle one line.
 
         Raises:
@@ -246,7 +255,9 @@ class WorkerPool:
             worker.deadline = time.monotonic() + self._timeout_s
             on_outcome(job.index, outcome)
 
-    def _replace(self, worker: _Worker, reason: str, on_outcome: Callable[[int, Outcome], None]) -> list[_Job]:
+    def _replace(
+        self, worker: _Worker, reason: str, on_outcome: Callable[[int, Outcome], None]
+    ) -> list[_Job]:
         """End `worker` and start another. Its running check fails for `reason`.
 
         Returns:
@@ -255,7 +266,10 @@ class WorkerPool:
         self._workers.remove(worker)
         worker.stop()
         if not worker.ready:
-            raise UserError(f"a process that checks answers did not start ({reason}); rewards: {', '.join(self._specs)}")
+            raise UserError(
+                f"a process that checks answers did not start ({reason}); rewards:"
+                f" {', '.join(self._specs)}"
+            )
         self._workers.append(self._spawn())
         if worker.pending:
             job = worker.pending.popleft()
@@ -271,7 +285,11 @@ class WorkerPool:
             code = worker.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return "process closed its pipe"
-        return f"process ended by {signal.Signals(-code).name}" if code < 0 else f"process ended with code {code}"
+        return (
+            f"process ended by {signal.Signals(-code).name}"
+            if code < 0
+            else f"process ended with code {code}"
+        )
 
     def _spawn(self) -> _Worker:
         requests_read, requests = os.pipe()
@@ -323,7 +341,12 @@ def _outcome(reply: dict[str, Any], check: Check) -> Outcome:
     match reply:
         case {"values": [], "error": str(error), "seconds": float(seconds)}:
             return Outcome([], error, seconds)
-        case {"values": list(values), "error": None, "seconds": float(seconds)} if len(values) == len(check.completions):
-            if all(value is None or (isinstance(value, float) and math.isfinite(value)) for value in values):
+        case {"values": list(values), "error": None, "seconds": float(seconds)} if len(
+            values
+        ) == len(check.completions):
+            if all(
+                value is None or (isinstance(value, float) and math.isfinite(value))
+                for value in values
+            ):
                 return Outcome(values, None, seconds)
     raise _BadReply

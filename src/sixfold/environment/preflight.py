@@ -10,7 +10,19 @@ from typing import Literal, NamedTuple
 
 from ..types import Group, Task, Trajectory
 
-CONSTANTS = ("", "0", "1", "#0", "#1", "42#", "\\boxed{0}", "\\boxed{1}", "The answer is 1.", "true", "A")
+CONSTANTS = (
+    "",
+    "0",
+    "1",
+    "#0",
+    "#1",
+    "42#",
+    "\\boxed{0}",
+    "\\boxed{1}",
+    "The answer is 1.",
+    "true",
+    "A",
+)
 
 BASELINE_TASKS = 8
 """Tasks on which uninformed answers are tried: 12 checks each."""
@@ -57,7 +69,12 @@ class Baseline(NamedTuple):
             f"the constant answer {self.answer!r} earns {self.constant:.2g}": self.constant,
         }
         free = [words for words, value in earned.items() if value >= FREE_ABOVE]
-        return f"the reward can be earned without solving the task: {' and '.join(free)} per task; training will exploit it" if free else ""
+        return (
+            f"the reward can be earned without solving the task: {' and '.join(free)} per task;"
+            " training will exploit it"
+            if free
+            else ""
+        )
 
 
 def preflight(solved: Sequence[bool]) -> Verdict:
@@ -73,12 +90,20 @@ def preflight(solved: Sequence[bool]) -> Verdict:
         raise ValueError("preflight needs at least one rollout")
     rate = sum(solved) / len(solved)
     if rate < 0.05:
-        return Verdict(rate, "too hard", "warm up longer on worked solutions (sft.steps), or take easier tasks")
+        return Verdict(
+            rate, "too hard", "warm up longer on worked solutions (sft.steps), or take easier tasks"
+        )
     if rate > 0.95:
-        return Verdict(rate, "too easy", "take harder tasks: nearly every group will have equal rewards and teach nothing")
+        return Verdict(
+            rate,
+            "too easy",
+            "take harder tasks: nearly every group will have equal rewards and teach nothing",
+        )
     if 0.10 <= rate <= 0.80:
         return Verdict(rate, "productive", "the tasks suit the model")
-    return Verdict(rate, "borderline", "it can work; many groups will have equal rewards and teach nothing")
+    return Verdict(
+        rate, "borderline", "it can work; many groups will have equal rewards and teach nothing"
+    )
 
 
 def degenerate_probability(solved: float, samples: int) -> float:
@@ -92,7 +117,10 @@ def degenerate_probability(solved: float, samples: int) -> float:
         ValueError: if `solved` is outside [0, 1], or `samples` is less than 1.
     """
     if not 0 <= solved <= 1 or samples < 1:
-        raise ValueError(f"degenerate_probability: solved = {solved} must be in [0, 1], samples = {samples} at least 1")
+        raise ValueError(
+            f"degenerate_probability: solved = {solved} must be in [0, 1], samples = {samples} at"
+            " least 1"
+        )
     return float(solved**samples + (1 - solved) ** samples)
 
 
@@ -118,7 +146,9 @@ MakeAnswer = Callable[[Task, int, str], Trajectory]
 """Task, sample number and text -> a trajectory with this text as its answer."""
 
 
-def baseline_scores(score: Callable[[Sequence[Group]], None], tasks: Sequence[Task], make: MakeAnswer, seed: int = 0) -> Baseline:
+def baseline_scores(
+    score: Callable[[Sequence[Group]], None], tasks: Sequence[Task], make: MakeAnswer, seed: int = 0
+) -> Baseline:
     """Mean reward of uninformed answers: random text, and the best-paid constant answer.
 
     Both should be about 0.
@@ -138,14 +168,23 @@ def baseline_scores(score: Callable[[Sequence[Group]], None], tasks: Sequence[Ta
     groups = []
     for task in tasks:
         babble = "".join(rng.choices(string.printable, k=rng.randrange(1, 80)))
-        groups.append(Group(task, [make(task, number, text) for number, text in enumerate((babble, *CONSTANTS))]))
+        groups.append(
+            Group(
+                task, [make(task, number, text) for number, text in enumerate((babble, *CONSTANTS))]
+            )
+        )
     score(groups)
-    babbled, *constants = (sum(earned or 0.0 for earned in column) / len(tasks) for column in zip(*(g.rewards for g in groups), strict=True))
+    babbled, *constants = (
+        sum(earned or 0.0 for earned in column) / len(tasks)
+        for column in zip(*(g.rewards for g in groups), strict=True)
+    )
     best = max(range(len(CONSTANTS)), key=constants.__getitem__)
     return Baseline(babbled, constants[best], CONSTANTS[best])
 
 
-def made_up_answers(encode_prompt: Callable[[Task], list[int]], encode: Callable[[str], list[int]]) -> MakeAnswer:
+def made_up_answers(
+    encode_prompt: Callable[[Task], list[int]], encode: Callable[[str], list[int]]
+) -> MakeAnswer:
     """Function that makes trajectories no model sampled, after the policy's prompts.
 
     Args:

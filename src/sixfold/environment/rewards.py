@@ -67,7 +67,9 @@ class RewardFunction:
         """The reward of one completion. None if a TRL function says that it does not apply."""
         return self.scores([completion], task, Sampled(["stop"], [[]], [], task.prompt_text))[0]
 
-    def scores(self, completions: Sequence[str], task: Task, sampled: Sampled) -> list[float | None]:
+    def scores(
+        self, completions: Sequence[str], task: Task, sampled: Sampled
+    ) -> list[float | None]:
         """The rewards of completions of one task.
 
         Args:
@@ -80,8 +82,14 @@ class RewardFunction:
             TypeError: if a value is not a number. Errors of the function also propagate.
         """
         if not self.takes_groups:
-            given = [{name: value for name, value in sampled.of(i).items() if name in self.asks} for i in range(len(completions))]
-            return [checked_value(awaited(self.function(text, task, **more))) for text, more in zip(completions, given, strict=True)]
+            given = [
+                {name: value for name, value in sampled.of(i).items() if name in self.asks}
+                for i in range(len(completions))
+            ]
+            return [
+                checked_value(awaited(self.function(text, task, **more)))
+                for text, more in zip(completions, given, strict=True)
+            ]
         arguments = trl_arguments(self.function, completions, task, sampled)
         values = entries(awaited(self.function(**arguments)))
         if len(values) != len(completions):
@@ -100,7 +108,9 @@ def checked_value(value: Any) -> float:
     if not math.isfinite(finite):
         raise ValueError(f"returned {finite}")
     if abs(finite) > MAX_REWARD:
-        raise ValueError(f"returned {finite:g}: rewards must be between -{MAX_REWARD:g} and {MAX_REWARD:g}")
+        raise ValueError(
+            f"returned {finite:g}: rewards must be between -{MAX_REWARD:g} and {MAX_REWARD:g}"
+        )
     return finite
 
 
@@ -120,7 +130,9 @@ def load_reward(spec: str) -> RewardFunction:
     members: Mapping[str, Any] = vars(module)
     function = members.get(function_name)
     if not callable(function):
-        hint = nearest(function_name, [name for name, member in members.items() if callable(member)])
+        hint = nearest(
+            function_name, [name for name, member in members.items() if callable(member)]
+        )
         raise UserError(f"reward {spec!r}: {source} has no function {function_name!r}.{hint}")
     callables.check_callable(function)
     return RewardFunction(spec if spec in BUILT_IN else function_name, function)
@@ -142,7 +154,9 @@ def check_spec(spec: str) -> None:
         raise UserError(f"reward {spec!r}: no such file {source} (looked in {Path.cwd()})")
 
 
-def trl_arguments(function: RewardCallable, completions: Sequence[str], task: Task, sampled: Sampled) -> dict[str, Any]:
+def trl_arguments(
+    function: RewardCallable, completions: Sequence[str], task: Task, sampled: Sampled
+) -> dict[str, Any]:
     """Arguments for a TRL function, as TRL 1.16 passes them.
 
     Every column is a list with one entry per completion. A chat prompt gives completions as message
@@ -157,11 +171,17 @@ def trl_arguments(function: RewardCallable, completions: Sequence[str], task: Ta
     """
     count = len(completions)
     chat = not isinstance(task.prompt, str)
-    offered: dict[str, Any] = {name: [value] * count for name, value in task.columns.items() if name not in ("prompt", "completion")}
+    offered: dict[str, Any] = {
+        name: [value] * count
+        for name, value in task.columns.items()
+        if name not in ("prompt", "completion")
+    }
     if "answer" not in offered and task.answer is not None:
         offered["answer"] = [task.answer] * count
     offered["prompts"] = [list(task.prompt) if chat else task.prompt for _ in completions]
-    offered["completions"] = [[{"role": "assistant", "content": text}] if chat else text for text in completions]
+    offered["completions"] = [
+        [{"role": "assistant", "content": text}] if chat else text for text in completions
+    ]
     each = [sampled.of(i) for i in range(count)]
     offered |= {name: [one[name] for one in each] for name in Sampled._fields}
     parameters = inspect.signature(function).parameters
@@ -174,7 +194,9 @@ def _load_module(name: str, spec: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise UserError(f"reward {spec!r}: cannot import {name}: {type(error).__name__}: {error}") from error
+        raise UserError(
+            f"reward {spec!r}: cannot import {name}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -47,9 +47,21 @@ class _Verdict:
         if self.errors or not self.parts:
             return Reward(None, self.parts, "; ".join(self.errors) or NOT_APPLICABLE, self.seconds)
         if not math.isfinite(self.value) or abs(self.value) > MAX_REWARD:
-            return Reward(None, self.parts, f"the weighted sum is {self.value:g}: beyond {MAX_REWARD:g}", self.seconds)
+            return Reward(
+                None,
+                self.parts,
+                f"the weighted sum is {self.value:g}: beyond {MAX_REWARD:g}",
+                self.seconds,
+            )
         score = rule.score(self.value, self.parts)
-        return Reward(self.value, self.parts, None, self.seconds, score=score, solved=None if score is None else rule.solves(score))
+        return Reward(
+            self.value,
+            self.parts,
+            None,
+            self.seconds,
+            score=score,
+            solved=None if score is None else rule.solves(score),
+        )
 
 
 class Environment:
@@ -86,7 +98,9 @@ class Environment:
         solved_at: float = 1.0,
     ) -> None:
         if weights and len(weights) != len(rewards):
-            raise UserError(f"{len(weights)} weights for {len(rewards)} rewards: give one each, or none")
+            raise UserError(
+                f"{len(weights)} weights for {len(rewards)} rewards: give one each, or none"
+            )
         named = [reward for reward in rewards if isinstance(reward, str)]
         for spec in named:
             check_spec(spec)
@@ -100,10 +114,16 @@ class Environment:
         self._weights = list(weights) or [1.0] * len(rewards)
         self._error_budget = error_budget
         self._pool = WorkerPool(named, workers=workers, timeout_s=timeout_s) if named else None
-        self._local = {index: RewardFunction(callable_name(reward), reward) for index, reward in enumerate(rewards) if not isinstance(reward, str)}
+        self._local = {
+            index: RewardFunction(callable_name(reward), reward)
+            for index, reward in enumerate(rewards)
+            if not isinstance(reward, str)
+        }
         self._named = [index for index, reward in enumerate(rewards) if isinstance(reward, str)]
         specs = ["" if callable(reward) else reward for reward in rewards]
-        names = [callable_name(reward) if callable(reward) else spec_name(reward) for reward in rewards]
+        names = [
+            callable_name(reward) if callable(reward) else spec_name(reward) for reward in rewards
+        ]
         self._labels = reward_labels(names, specs)
         self.solved_rule = solved_rule(self._labels, self._weights, metric, solved_at)
 
@@ -115,7 +135,9 @@ class Environment:
         if self._pool:
             self._pool.start()
 
-    def score(self, groups: Sequence[Group], *, expected: int = 0, error_budget: float | None = None) -> None:
+    def score(
+        self, groups: Sequence[Group], *, expected: int = 0, error_budget: float | None = None
+    ) -> None:
         """Fill `trajectory.reward` of every trajectory that has none.
 
         Trajectories that already have a reward are not checked again but count in the error budget,
@@ -136,20 +158,30 @@ class Environment:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         verdicts = [_Verdict() for _ in trajectories]
         share = self._error_budget if error_budget is None else error_budget
-        budget = _Budget(max(len(given), expected) * len(self._weights), share, failed=sum(map(_failed, given)))
+        budget = _Budget(
+            max(len(given), expected) * len(self._weights), share, failed=sum(map(_failed, given))
+        )
         names, takes_groups = self._labels, self._takes_groups()
         for index, function in self._local.items():
             for check, members in _checks(groups, index, takes_groups[index], self.shown):
-                self._record(verdicts, members, index, names[index], run_check(function, check), budget)
+                self._record(
+                    verdicts, members, index, names[index], run_check(function, check), budget
+                )
         if self._pool:
-            work = list(chain.from_iterable(_checks(groups, index, takes_groups[index], self.shown) for index in self._named))
+            work = list(
+                chain.from_iterable(
+                    _checks(groups, index, takes_groups[index], self.shown) for index in self._named
+                )
+            )
             positions = {index: position for position, index in enumerate(self._named)}
 
             def on_outcome(number: int, outcome: Outcome) -> None:
                 check, members = work[number]
                 self._record(verdicts, members, check.reward, names[check.reward], outcome, budget)
 
-            self._pool.run([check._replace(reward=positions[check.reward]) for check, _ in work], on_outcome)
+            self._pool.run(
+                [check._replace(reward=positions[check.reward]) for check, _ in work], on_outcome
+            )
         for trajectory, verdict in zip(trajectories, verdicts, strict=True):
             trajectory.reward = verdict.reward(self.solved_rule)
 
@@ -161,15 +193,31 @@ class Environment:
     def __enter__(self) -> Environment:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _takes_groups(self) -> list[bool]:
         """For each reward in order: True if it is a TRL function."""
         infos = dict(zip(self._named, self._pool.rewards(), strict=True)) if self._pool else {}
-        return [infos[i].takes_groups if i in infos else self._local[i].takes_groups for i in range(len(self._weights))]
+        return [
+            infos[i].takes_groups if i in infos else self._local[i].takes_groups
+            for i in range(len(self._weights))
+        ]
 
-    def _record(self, verdicts: list[_Verdict], members: Sequence[int], index: int, name: str, outcome: Outcome, budget: _Budget) -> None:
+    def _record(
+        self,
+        verdicts: list[_Verdict],
+        members: Sequence[int],
+        index: int,
+        name: str,
+        outcome: Outcome,
+        budget: _Budget,
+    ) -> None:
         """Record the outcome of one check for the trajectories at `members`."""
         for position, member in enumerate(members):
             verdict = verdicts[member]
@@ -204,13 +252,16 @@ class _Budget:
         if self.failed > self.share * self.checks:
             shown = " | ".join(self.lines[:3])
             raise RewardBudgetExceeded(
-                f"{self.failed} of {self.checks} reward checks failed, more than environment.error_budget = {self.share:g} allows: {shown}"
+                f"{self.failed} of {self.checks} reward checks failed, more than"
+                f" environment.error_budget = {self.share:g} allows: {shown}"
             )
 
 
 def _unscored(groups: Sequence[Group]) -> list[Group]:
     """Groups with only the trajectories that have no reward. Empty groups are omitted."""
-    waiting = [Group(group.task, [t for t in group.trajectories if t.reward is None]) for group in groups]
+    waiting = [
+        Group(group.task, [t for t in group.trajectories if t.reward is None]) for group in groups
+    ]
     return [group for group in waiting if group.trajectories]
 
 
@@ -219,7 +270,12 @@ def _failed(trajectory: Trajectory) -> bool:
     return trajectory.reward is not None and trajectory.reward.error not in (None, NOT_APPLICABLE)
 
 
-def _checks(groups: Sequence[Group], reward: int, takes_groups: bool, shown: Callable[[Sequence[int]], str] | None) -> list[tuple[Check, list[int]]]:
+def _checks(
+    groups: Sequence[Group],
+    reward: int,
+    takes_groups: bool,
+    shown: Callable[[Sequence[int]], str] | None,
+) -> list[tuple[Check, list[int]]]:
     """Checks of one reward, each with the positions of its trajectories.
 
     Args:
@@ -238,8 +294,18 @@ def _checks(groups: Sequence[Group], reward: int, takes_groups: bool, shown: Cal
         rendered = shown(prompt) if shown else group.task.prompt_text
         for part in [range(len(members))] if takes_groups else [[i] for i in range(len(members))]:
             asked = [trajectories[i] for i in part]
-            sampled = Sampled([t.finish_reason for t in asked], [_completion_ids(t) for t in asked], prompt, rendered)
-            work.append((Check(reward, group.task, [t.graded_text for t in asked], sampled), [members[i] for i in part]))
+            sampled = Sampled(
+                [t.finish_reason for t in asked],
+                [_completion_ids(t) for t in asked],
+                prompt,
+                rendered,
+            )
+            work.append(
+                (
+                    Check(reward, group.task, [t.graded_text for t in asked], sampled),
+                    [members[i] for i in part],
+                )
+            )
     return work
 
 

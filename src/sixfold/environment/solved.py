@@ -62,7 +62,10 @@ class SolvedRule:
         most = max(scores, default=self.full)
         if most <= self.full + TOLERANCE * max(1.0, abs(self.full)):
             return ""
-        return f"scores reach {most:g} and count as solved from {self.full:g} on: if {most:g} is full marks, set eval.solved_at"
+        return (
+            f"scores reach {most:g} and count as solved from {self.full:g} on: if {most:g} is full"
+            " marks, set eval.solved_at"
+        )
 
     @property
     def text(self) -> str:
@@ -91,7 +94,10 @@ def solved_rule(
         return SolvedRule((), solved_at * (sum(w for w in weights if w > 0) or 1.0))
     if metric and metric not in names:
         hint = nearest(metric, [*names, REWARD])
-        raise UserError(f"eval.metric = '{metric}': no reward has this name; choose one of {', '.join([*names, REWARD])}.{hint}")
+        raise UserError(
+            f"eval.metric = '{metric}': no reward has this name; choose one of"
+            f" {', '.join([*names, REWARD])}.{hint}"
+        )
     order = sorted(range(len(names)), key=lambda i: (names[i] not in BUILT_IN, -weights[i], i))
     return SolvedRule((metric,) if metric else tuple(names[i] for i in order), solved_at)
 
@@ -108,4 +114,7 @@ def reward_labels(names: Sequence[str], specs: Sequence[str]) -> list[str]:
         names: name of each reward function.
         specs: `environment.rewards`; empty strings for functions given from Python.
     """
-    return [name if names.count(name) == 1 else specs[i] or f"{name} {i}" for i, name in enumerate(names)]
+    return [
+        name if names.count(name) == 1 else specs[i] or f"{name} {i}"
+        for i, name in enumerate(names)
+    ]

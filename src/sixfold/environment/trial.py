@@ -31,15 +31,32 @@ def try_rewards(environment: Environment, tasks: Sequence[Task], make: MakeAnswe
     """
     groups = [_answers(task, make) for task in tasks[:TRIAL_TASKS]]
     environment.score(groups, error_budget=1.0)
-    rewards = [trajectory.reward for group in groups for trajectory in group.trajectories if trajectory.reward]
+    rewards = [
+        trajectory.reward
+        for group in groups
+        for trajectory in group.trajectories
+        if trajectory.reward
+    ]
     failed = [reward.error for reward in rewards if reward.error and reward.error != NOT_APPLICABLE]
     if failed and len(failed) == len(rewards):
-        raise UserError(f"the rewards fail on all {len(failed)} made-up completions they were tried on, first with: {failed[0]}; mend them first")
+        raise UserError(
+            f"the rewards fail on all {len(failed)} made-up completions they were tried on, first"
+            f" with: {failed[0]}; mend them first"
+        )
     if failed:
-        return f"the rewards fail on {len(failed)} of {len(rewards)} made-up completions, first with: {failed[0]}; a failed check teaches nothing"
+        return (
+            f"the rewards fail on {len(failed)} of {len(rewards)} made-up completions, first with:"
+            f" {failed[0]}; a failed check teaches nothing"
+        )
     return ""
 
 
 def _answers(task: Task, make: MakeAnswer) -> Group:
-    texts = dict.fromkeys([*(str(text) for text in (task.trace, task.answer) if text is not None), "", "no answer at all"])
+    texts = dict.fromkeys(
+        [
+            *(str(text) for text in (task.trace, task.answer) if text is not None),
+            "",
+            "no answer at all",
+        ]
+    )
     return Group(task, [make(task, number, text) for number, text in enumerate(texts)])

@@ -46,7 +46,14 @@ def entries(values: Any) -> list[Any]:
     plain = values.tolist() if isinstance(values, _Array) else values
     try:
         if not isinstance(plain, str | bytes | Mapping):
-            return [entry[0] if isinstance(values, _Array) and isinstance(entry, list) and len(entry) == 1 else entry for entry in plain]
+            return [
+                (
+                    entry[0]
+                    if isinstance(values, _Array) and isinstance(entry, list) and len(entry) == 1
+                    else entry
+                )
+                for entry in plain
+            ]
     except TypeError:
         pass
     raise TypeError(f"returned {type(values).__name__}, not a list of rewards")

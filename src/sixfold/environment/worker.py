@@ -35,7 +35,14 @@ from ..errors import UserError
 from ..types import Task
 from .limits import limit_memory, on_blame
 from .math_algebra import load_cas
-from .processes import adopt_orphans, descendants, die_with, end_descendants, has_children, supervise
+from .processes import (
+    adopt_orphans,
+    descendants,
+    die_with,
+    end_descendants,
+    has_children,
+    supervise,
+)
 from .rewards import RewardFunction, load_reward
 from .sampled import Sampled
 
@@ -110,7 +117,13 @@ def serve(requests: IO[bytes], replies: int, specs: list[str]) -> None:
         limit_memory()
     # Processes started while loading the rewards may outlive a check.
     helpers = frozenset(descendants())
-    _reply(replies, {"pid": process, "rewards": [[function.name, function.takes_groups] for function in functions]})
+    _reply(
+        replies,
+        {
+            "pid": process,
+            "rewards": [[function.name, function.takes_groups] for function in functions],
+        },
+    )
     while header := requests.read(LENGTH.size):
         for number, check in pickle.loads(requests.read(*LENGTH.unpack(header))):
             on_blame(partial(_reply, replies, {"check": number, "pid": process, "blame": "answer"}))

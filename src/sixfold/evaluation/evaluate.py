@@ -30,15 +30,25 @@ class Evaluation:
         Raises:
             RuntimeError: if tokens were sampled from different versions.
         """
-        found = {v for g in self.groups for t in g.trajectories for v, m in zip(t.version, t.mask, strict=True) if m}
+        found = {
+            v
+            for g in self.groups
+            for t in g.trajectories
+            for v, m in zip(t.version, t.mask, strict=True)
+            if m
+        }
         if len(found) != 1:
-            raise RuntimeError(f"an evaluation must sample from one version of the weights, found {sorted(found)}")
+            raise RuntimeError(
+                f"an evaluation must sample from one version of the weights, found {sorted(found)}"
+            )
         return found.pop()
 
     @property
     def values(self) -> list[list[float]]:
         """Per task: 1 for each solved sample, 0 for every other sample, failed checks included."""
-        return [[float(bool(t.reward and t.reward.solved)) for t in g.trajectories] for g in self.groups]
+        return [
+            [float(bool(t.reward and t.reward.solved)) for t in g.trajectories] for g in self.groups
+        ]
 
     @property
     def by_source(self) -> dict[str, float]:
@@ -60,7 +70,9 @@ class Evaluation:
     @property
     def score(self) -> Interval | None:
         """Mean of the metric (`eval.metric`) with its 95 % interval. None if nothing was scored."""
-        return _interval([[r.score for r in rewards if r.score is not None] for rewards in self._rewards()])
+        return _interval(
+            [[r.score for r in rewards if r.score is not None] for rewards in self._rewards()]
+        )
 
     @property
     def reward(self) -> Interval | None:
@@ -68,7 +80,9 @@ class Evaluation:
 
         None if nothing was scored.
         """
-        return _interval([[r.value for r in rewards if r.value is not None] for rewards in self._rewards()])
+        return _interval(
+            [[r.value for r in rewards if r.value is not None] for rewards in self._rewards()]
+        )
 
     @property
     def parts(self) -> dict[str, float]:
@@ -91,7 +105,11 @@ class Evaluation:
     def metrics(self) -> dict[str, float]:
         """The heldout/* metrics."""
         accuracy, score = self.interval, self.score
-        found = {"heldout/accuracy": accuracy.mean, "heldout/low": accuracy.low, "heldout/high": accuracy.high}
+        found = {
+            "heldout/accuracy": accuracy.mean,
+            "heldout/low": accuracy.low,
+            "heldout/high": accuracy.high,
+        }
         found |= {"heldout/score": score.mean} if score else {}
         found |= {f"heldout/source/{name}": share for name, share in self.by_source.items()}
         return found | {"heldout/version": float(self.version)}
@@ -100,7 +118,9 @@ class Evaluation:
         return [[t.reward for t in g.trajectories if t.reward] for g in self.groups]
 
 
-def evaluate(rollout: Rollout, environment: EnvironmentRole, tasks: Sequence[Task], seed: int) -> Evaluation:
+def evaluate(
+    rollout: Rollout, environment: EnvironmentRole, tasks: Sequence[Task], seed: int
+) -> Evaluation:
     """Sample and score held-out tasks.
 
     Args:

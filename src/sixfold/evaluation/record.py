@@ -45,7 +45,15 @@ def upgraded(found: Mapping[str, Any]) -> dict[str, Any]:
         return dict(found)
     mean, *ends = found["interval"]
     ends = [0.0 if ends[0] is None else ends[0], 1.0 if ends[1] is None else ends[1]]
-    return {"accuracy": mean, "interval": ends, "score": None, "version": 0, "tasks": 0, "errors": 0, "samples": found["samples"]}
+    return {
+        "accuracy": mean,
+        "interval": ends,
+        "score": None,
+        "version": 0,
+        "tasks": 0,
+        "errors": 0,
+        "samples": found["samples"],
+    }
 
 
 def summary_entries(name: str, found: Mapping[str, Any]) -> dict[str, object]:
@@ -83,5 +91,13 @@ def _samples(evaluation: Evaluation) -> list[Sample]:
     for group in evaluation.groups[:SHOWN_SAMPLES]:
         first = group.trajectories[0]
         reward = first.reward or Reward(None)
-        found.append(Sample(group.task.prompt_text, str(group.task.answer), first.text, reward.value, reward.solved))
+        found.append(
+            Sample(
+                group.task.prompt_text,
+                str(group.task.answer),
+                first.text,
+                reward.value,
+                reward.solved,
+            )
+        )
     return found

@@ -29,7 +29,9 @@ def check_out(out: Path | None) -> None:
     with disk_errors(f"cannot write {out}"):
         taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
     if taken:
-        raise UserError(f"--out {out}: it exists and is not an empty folder; name another one, or remove it")
+        raise UserError(
+            f"--out {out}: it exists and is not an empty folder; name another one, or remove it"
+        )
 
 
 def make_out(out: Path | None, directory: Path, name: str) -> Path:
@@ -54,7 +56,9 @@ def make_out(out: Path | None, directory: Path, name: str) -> Path:
     raise AssertionError("count() does not end")
 
 
-def write_results(folder: Path, results: Mapping[str, Any], groups: Sequence[Sequence[Group]]) -> Path:
+def write_results(
+    folder: Path, results: Mapping[str, Any], groups: Sequence[Sequence[Group]]
+) -> Path:
     """Write the completions of each checkpoint and, last, results.json.
 
     Args:
@@ -67,7 +71,9 @@ def write_results(folder: Path, results: Mapping[str, Any], groups: Sequence[Seq
     """
     for number, of_checkpoint in enumerate(groups, start=1):
         lines = [json.dumps(line, default=str) for line in _completions(of_checkpoint)]
-        write_bytes_atomic(folder / completions_file(number), "".join(f"{line}\n" for line in lines).encode())
+        write_bytes_atomic(
+            folder / completions_file(number), "".join(f"{line}\n" for line in lines).encode()
+        )
     path = folder / "results.json"
     write_json_atomic(path, dict(results))
     return path

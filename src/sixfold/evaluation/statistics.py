@@ -104,7 +104,9 @@ def wilson_interval(successes: int, n: int, z: float = 1.96) -> Interval:
     center = (share + z * z / (2 * n)) / spread
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / spread
     # At 0 and n the exact bounds are 0 and 1; rounding would leave 1e-17 on the wrong side.
-    return Interval(share, 0.0 if successes == 0 else center - half, 1.0 if successes == n else center + half)
+    return Interval(
+        share, 0.0 if successes == 0 else center - half, 1.0 if successes == n else center + half
+    )
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
@@ -175,15 +177,26 @@ def paired_test(a: Sequence[float], b: Sequence[float]) -> PairedTest:
         ValueError: if there are no values, or the lengths differ.
     """
     if len(a) != len(b) or not a:
-        raise ValueError(f"paired_test: the same tasks for both, at least one, got {len(a)} and {len(b)}")
+        raise ValueError(
+            f"paired_test: the same tasks for both, at least one, got {len(a)} and {len(b)}"
+        )
     differences = [x - y for x, y in zip(a, b, strict=True)]
     wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     low, high = _range([*a, *b])
     difference = _difference_interval(differences, high - low)
     if {*a, *b} <= {0.0, 1.0}:
-        return PairedTest(difference, _sign_test(wins, losses), "McNemar, exact", wins, losses, len(a))
+        return PairedTest(
+            difference, _sign_test(wins, losses), "McNemar, exact", wins, losses, len(a)
+        )
     if wins + losses <= EXACT_UP_TO:
-        return PairedTest(difference, _sign_flip_test(differences), "sign-flip permutation, exact", wins, losses, len(a))
+        return PairedTest(
+            difference,
+            _sign_flip_test(differences),
+            "sign-flip permutation, exact",
+            wins,
+            losses,
+            len(a),
+        )
     return PairedTest(difference, _paired_t(differences), "paired t", wins, losses, len(a))
 
 

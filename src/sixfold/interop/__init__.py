@@ -47,14 +47,20 @@ class Conversion:
         return asdict(self)
 
 
-_OLD = "Ratios are against log-probs that it computes again with the trainer; ours against the sampler's: the same where the two agree."
+_OLD = (
+    "Ratios are against log-probs that it computes again with the trainer; ours against the"
+    " sampler's: the same where the two agree."
+)
 
 FRAMEWORKS: dict[str, Framework] = {
     "verl": Framework(
         "verl 0.9.1",
         (
             _OLD,
-            "Batch sizes are counted in prompts. Betas and weight decay make its AdamW ours; learning rate and gradient norm are so by default.",
+            (
+                "Batch sizes are counted in prompts. Betas and weight decay make its AdamW ours;"
+                " learning rate and gradient norm are so by default."
+            ),
         ),
         {"python -m verl.trainer.main_ppo": verl.DEFAULTS},
         lambda m: "python -m verl.trainer.main_ppo",
@@ -62,14 +68,26 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "trl": Framework(
         "TRL 1.16",
-        (_OLD, "Batch sizes are those of one process without gradient accumulation, in samples. A row without a scored token counts in its means."),
+        (
+            _OLD,
+            (
+                "Batch sizes are those of one process without gradient accumulation, in samples. A"
+                " row without a scored token counts in its means."
+            ),
+        ),
         trl.DEFAULTS,
         trl.entry,
         trl.answers,
     ),
     "openrlhf": Framework(
         "OpenRLHF 0.11.2",
-        (_OLD, "train.batch_size is counted in samples. Rewards outside reward.clip_range, (-10, 10) by default, are clipped; ours never are."),
+        (
+            _OLD,
+            (
+                "train.batch_size is counted in samples. Rewards outside reward.clip_range, (-10,"
+                " 10) by default, are clipped; ours never are."
+            ),
+        ),
         {"python -m openrlhf.cli.train_ppo_ray": openrlhf.DEFAULTS},
         lambda m: "python -m openrlhf.cli.train_ppo_ray",
         openrlhf.answers,
@@ -93,7 +111,11 @@ def convert(framework: str, method: Method, sizes: Sizes) -> Conversion:
     answers = list(peer.answers(method, sizes))
     settings = {key: value for answer in answers for key, value in answer.settings.items()}
     defaults = peer.defaults[entry]
-    changed = {key: value for key, value in settings.items() if key.startswith("+") or defaults[key] != value}
+    changed = {
+        key: value
+        for key, value in settings.items()
+        if key.startswith("+") or defaults[key] != value
+    }
     return Conversion(
         framework,
         method.name,

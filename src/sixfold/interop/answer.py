@@ -80,25 +80,36 @@ def std_note(sizes: Sizes, eps: str, of: str = "K") -> str:
     """
     count = sizes.samples if of == "K" else sizes.prompts * sizes.samples
     return (
-        f"their deviation divides by {of} - 1, ours by {of}: advantages are smaller by sqrt(({of} - 1) / {of}) = {sqrt((count - 1) / count):.4f} at "
-        f"{of} = {count}; {eps} is added to it, 1e-6 here"
+        f"their deviation divides by {of} - 1, ours by {of}: advantages are smaller by sqrt(({of} -"
+        f" 1) / {of}) = {sqrt((count - 1) / count):.4f} at {of} = {count}; {eps} is added to it,"
+        " 1e-6 here"
     )
 
 
-AT_ONE = "a clipped ratio stands where ours has none: with one update a step it is 1, so the gradient is the same and only the logged loss is another"
+AT_ONE = (
+    "a clipped ratio stands where ours has none: with one update a step it is 1, so the gradient is"
+    " the same and only the logged loss is another"
+)
 
-WHITEN = "whitening divides by N - 1 there and by N here: smaller by sqrt((N - 1) / N), N the sampled tokens of the step"
+WHITEN = (
+    "whitening divides by N - 1 there and by N here: smaller by sqrt((N - 1) / N), N the sampled"
+    " tokens of the step"
+)
 
 
 def mean_of_all(sizes: Sizes) -> str:
     """How the mean of the group differs from the mean of the other samples."""
     k = sizes.samples
-    return f"the mean of all K stands for the mean of the others: advantages are smaller by (K - 1) / K = {(k - 1) / k:.4f} at K = {k}"
+    return (
+        "the mean of all K stands for the mean of the others: advantages are smaller by (K - 1) /"
+        f" K = {(k - 1) / k:.4f} at K = {k}"
+    )
 
 
 def refill(row: Method) -> str:
     """What training without dynamic sampling loses."""
     return (
-        f"dynamic sampling ({row.dynamic_sampling} rounds here). Groups whose rewards are all equal stay in: where they are a share q of the step, "
-        "its gradient is about 1 - q of one from mixed groups only, and from as many fewer samples"
+        f"dynamic sampling ({row.dynamic_sampling} rounds here). Groups whose rewards are all equal"
+        " stay in: where they are a share q of the step, its gradient is about 1 - q of one from"
+        " mixed groups only, and from as many fewer samples"
     )

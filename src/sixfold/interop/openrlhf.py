@@ -48,11 +48,18 @@ _TOKENS = "loss_agg_mode=token-mean makes a step's gradient"
 AGGREGATIONS = {
     "token": Answer({"actor.loss_agg_mode": "token-mean"}),
     "sequence": Answer({"actor.loss_agg_mode": "seq-mean-token-mean"}),
-    "sequence-sum": only(f"aggregation 'sequence-sum'. {_TOKENS} ours divided by the step's mean length", **{"actor.loss_agg_mode": "token-mean"}),
-    "constant": only(
-        f"aggregation 'constant'. {_TOKENS} ours times max_new_tokens over the step's mean length", **{"actor.loss_agg_mode": "token-mean"}
+    "sequence-sum": only(
+        f"aggregation 'sequence-sum'. {_TOKENS} ours divided by the step's mean length",
+        **{"actor.loss_agg_mode": "token-mean"},
     ),
-    "prompt": only("aggregation 'prompt'. token-mean weighs a prompt by the tokens of its group", **{"actor.loss_agg_mode": "token-mean"}),
+    "constant": only(
+        f"aggregation 'constant'. {_TOKENS} ours times max_new_tokens over the step's mean length",
+        **{"actor.loss_agg_mode": "token-mean"},
+    ),
+    "prompt": only(
+        "aggregation 'prompt'. token-mean weighs a prompt by the tokens of its group",
+        **{"actor.loss_agg_mode": "token-mean"},
+    ),
 }
 
 
@@ -70,20 +77,47 @@ def _advantage(m: Method, s: Sizes) -> Answer:
     }
     floor = "whitening divides by sqrt(max(variance, 1e-8)) there, sqrt(variance + 1e-8) here"
     answers = {
-        "no_baseline": Answer({estimator: "flash_reinforce"}, lacks="no baseline. flash_reinforce takes off the mean reward of the step"),
+        "no_baseline": Answer(
+            {estimator: "flash_reinforce"},
+            lacks="no baseline. flash_reinforce takes off the mean reward of the step",
+        ),
         "group_mean": Answer(centred),
         "group_zscore": Answer({estimator: "group_norm"}, (std_note(s, "1e-9"),)),
         "leave_one_out": Answer({estimator: "rloo"}),
         "length_weighted": Answer(
-            centred, lacks="a baseline weighted by length. The plain mean is the same where a group's answers are equally long"
+            centred,
+            lacks=(
+                "a baseline weighted by length. The plain mean is the same where a group's answers"
+                " are equally long"
+            ),
         ),
-        "batch_std": Answer(centred, lacks="the std of the batch. Without it each advantage is ours times the std of the step's rewards"),
-        "maxrl": Answer(centred, lacks="division by the group's mean. Without it each advantage is ours times the group's mean reward"),
-        "whitened_return": Answer({estimator: "reinforce", "algo.advantage.gamma": m.gamma}, (floor,)),
+        "batch_std": Answer(
+            centred,
+            lacks=(
+                "the std of the batch. Without it each advantage is ours times the std of the"
+                " step's rewards"
+            ),
+        ),
+        "maxrl": Answer(
+            centred,
+            lacks=(
+                "division by the group's mean. Without it each advantage is ours times the group's"
+                " mean reward"
+            ),
+        ),
+        "whitened_return": Answer(
+            {estimator: "reinforce", "algo.advantage.gamma": m.gamma}, (floor,)
+        ),
         "whitened_group_mean": Answer({estimator: "reinforce_baseline"}, (floor,)),
         "gae": Answer(critic, (floor,)),
     }
-    return answers.get(m.advantage, Answer(centred, lacks=f"the advantage {m.advantage}. dr_grpo takes the group's mean off instead"))
+    return answers.get(
+        m.advantage,
+        Answer(
+            centred,
+            lacks=f"the advantage {m.advantage}. dr_grpo takes the group's mean off instead",
+        ),
+    )
 
 
 def _loss(m: Method) -> Answer:
@@ -95,14 +129,18 @@ def _loss(m: Method) -> Answer:
     if m.loss in ("sequence_surrogate", "sequence_token_surrogate") and m.aggregation == "sequence":
         return Answer({kind: "gspo", **clip}, ("log-ratios are not held within +-20",))
     return only(
-        f"the loss {m.loss}. ppo clips each token's ratio instead; in the first update of a step, where ratios are 1, {_first_update(m)}",
+        f"the loss {m.loss}. ppo clips each token's ratio instead; in the first update of a step,"
+        f" where ratios are 1, {_first_update(m)}",
         **{kind: "ppo"},
     )
 
 
 def _first_update(m: Method) -> str:
     if m.loss == "mirror_descent":
-        return f"ours is 2 tau |o_i| = {2 * (m.tau or 0.1):g} |o_i| times its loss_agg_mode=seq-mean-token-mean"
+        return (
+            f"ours is 2 tau |o_i| = {2 * (m.tau or 0.1):g} |o_i| times its"
+            " loss_agg_mode=seq-mean-token-mean"
+        )
     if m.loss == "length_scaled_sequence_surrogate":
         return "ours is |o_i| times its gradient"
     return "the gradient is the same"
@@ -111,20 +149,47 @@ def _first_update(m: Method) -> str:
 def _kl(m: Method) -> Answer:
     if not m.beta:
         return Answer({"algo.kl.init_coef": 0.0})
-    settings: dict[str, object] = {"algo.kl.init_coef": m.beta, "algo.kl.use_loss": m.kl_in == "loss", "algo.kl.target": m.kl_target or None}
+    settings: dict[str, object] = {
+        "algo.kl.init_coef": m.beta,
+        "algo.kl.use_loss": m.kl_in == "loss",
+        "algo.kl.target": m.kl_target or None,
+    }
     clamp = ("estimators end at 10 there, without a gradient beyond",)
     if m.kl_in == "reward":
-        late = "the KL is taken off after the baseline and a token pays for what comes after it; here it is in the score that the baseline sees"
-        return Answer({**settings, "algo.kl.estimator": m.kl}, clamp + ((late,) if m.group_baseline else ()))
-    tokens: tuple[str, ...] = ("the KL is averaged over tokens whatever actor.loss_agg_mode says",) if m.aggregation != "token" else ()
+        late = (
+            "the KL is taken off after the baseline and a token pays for what comes after it; here"
+            " it is in the score that the baseline sees"
+        )
+        return Answer(
+            {**settings, "algo.kl.estimator": m.kl}, clamp + ((late,) if m.group_baseline else ())
+        )
+    tokens: tuple[str, ...] = (
+        ("the KL is averaged over tokens whatever actor.loss_agg_mode says",)
+        if m.aggregation != "token"
+        else ()
+    )
     exact = m.kl in ("k3+", "k3-unbiased")
     if m.kl == "k3+" and m.updates > 1:
-        tokens += ("after the first update of a step its gradient is multiplied by the ratio; that of k3+ is not",)
-    return Answer({**settings, "algo.kl.estimator": "k3" if exact else m.kl, "algo.kl.unbiased_gradient": exact}, clamp + tokens)
+        tokens += (
+            (
+                "after the first update of a step its gradient is multiplied by the ratio; that of"
+                " k3+ is not"
+            ),
+        )
+    return Answer(
+        {
+            **settings,
+            "algo.kl.estimator": "k3" if exact else m.kl,
+            "algo.kl.unbiased_gradient": exact,
+        },
+        clamp + tokens,
+    )
 
 
 def _correction(m: Method) -> Answer:
-    level, mode, bounds = (f"algo.advantage.is_correction_{key}" for key in ("level", "mode", "threshold"))
+    level, mode, bounds = (
+        f"algo.advantage.is_correction_{key}" for key in ("level", "mode", "threshold")
+    )
     low, high = m.band
     answers = {
         "none": Answer({level: "off"}),
@@ -138,9 +203,19 @@ def _correction(m: Method) -> Answer:
 
 def _reward(m: Method, s: Sizes) -> Iterator[Answer]:
     if m.overlong_buffer:
-        lacks = "the penalty only for answers that were cut off: all long ones pay" if m.overlong_truncated_only else ""
+        lacks = (
+            "the penalty only for answers that were cut off: all long ones pay"
+            if m.overlong_truncated_only
+            else ""
+        )
         buffer = max(1, round(m.overlong_buffer * s.horizon))
-        yield Answer({"reward.overlong_buffer_len": buffer, "reward.overlong_penalty_factor": m.overlong_penalty}, lacks=lacks)
+        yield Answer(
+            {
+                "reward.overlong_buffer_len": buffer,
+                "reward.overlong_penalty_factor": m.overlong_penalty,
+            },
+            lacks=lacks,
+        )
     if m.length_penalty == "stop-properly":
         yield Answer({"reward.stop_properly_penalty_coef": 0.0})
     elif m.length_penalty != "none":
@@ -151,8 +226,14 @@ def _reward(m: Method, s: Sizes) -> Iterator[Answer]:
         yield Answer(
             {"algo.dynamic_filtering_enable": True, "algo.dynamic_filtering_range": (0, 1)},
             (
-                f"a prompt is replaced until the step is full, without a bound; here {m.dynamic_sampling} rounds at most",
-                "a group is dropped when its mean score is outside (0, 1): the same as all rewards equal only for rewards of 0 and 1",
+                (
+                    "a prompt is replaced until the step is full, without a bound; here"
+                    f" {m.dynamic_sampling} rounds at most"
+                ),
+                (
+                    "a group is dropped when its mean score is outside (0, 1): the same as all"
+                    " rewards equal only for rewards of 0 and 1"
+                ),
             ),
         )
 
@@ -177,7 +258,10 @@ def answers(m: Method, s: Sizes) -> Iterator[Answer]:
     yield _loss(m)
     yield _kl(m)
     if m.entropy_bonus:
-        yield Answer({"actor.entropy_coef": m.entropy_bonus}, ("the entropy is averaged over tokens whatever actor.loss_agg_mode says",))
+        yield Answer(
+            {"actor.entropy_coef": m.entropy_bonus},
+            ("the entropy is averaged over tokens whatever actor.loss_agg_mode says",),
+        )
     if m.entropy_target:
         yield only("an entropy bonus that follows a target: actor.entropy_coef is fixed")
     if m.entropy_rule != "none":

@@ -69,9 +69,18 @@ TOGETHER: dict[tuple[str, str], dict[str, object]] = {
     ("clipped_surrogate", "sequence"): {"loss_type": "grpo"},
     ("clipped_surrogate", "sequence-sum"): {"loss_type": "luspo"},
     ("clipped_surrogate", "constant"): {"loss_type": "dr_grpo"},
-    ("sequence_surrogate", "sequence"): {"loss_type": "grpo", "importance_sampling_level": "sequence"},
-    ("sequence_token_surrogate", "sequence"): {"loss_type": "grpo", "importance_sampling_level": "sequence"},
-    ("length_scaled_sequence_surrogate", "sequence"): {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+    ("sequence_surrogate", "sequence"): {
+        "loss_type": "grpo",
+        "importance_sampling_level": "sequence",
+    },
+    ("sequence_token_surrogate", "sequence"): {
+        "loss_type": "grpo",
+        "importance_sampling_level": "sequence",
+    },
+    ("length_scaled_sequence_surrogate", "sequence"): {
+        "loss_type": "luspo",
+        "importance_sampling_level": "sequence",
+    },
     ("clipped_weight", "token"): {"loss_type": "cispo"},
     ("soft_gate", "sequence"): {"loss_type": "sapo"},
     ("geometric_surrogate", "sequence"): {},
@@ -83,7 +92,11 @@ TOGETHER: dict[tuple[str, str], dict[str, object]] = {
 def entry(m: Method) -> str:
     if m.needs_teacher:
         return "IWOPDConfig"
-    if m.advantage == "leave_one_out" and m.loss == "policy_gradient" and m.aggregation == "sequence-sum":
+    if (
+        m.advantage == "leave_one_out"
+        and m.loss == "policy_gradient"
+        and m.aggregation == "sequence-sum"
+    ):
         return "RLOOConfig"
     return "GMPOConfig" if m.loss == "geometric_surrogate" else "GRPOConfig"
 
@@ -102,11 +115,28 @@ def _sizes(m: Method, s: Sizes) -> dict[str, object]:
 
 
 def _teacher(m: Method, s: Sizes) -> Answer:
-    sizes = {key: value for key, value in _sizes(m, s).items() if key not in ("steps_per_generation", "num_iterations")}
-    settings = {**sizes, "learning_rate": 1e-6, "top_p": 1.0, "iw_opd_gamma": 0.0, "teacher_model_name_or_path": "TEACHER"}
+    sizes = {
+        key: value
+        for key, value in _sizes(m, s).items()
+        if key not in ("steps_per_generation", "num_iterations")
+    }
+    settings = {
+        **sizes,
+        "learning_rate": 1e-6,
+        "top_p": 1.0,
+        "iw_opd_gamma": 0.0,
+        "teacher_model_name_or_path": "TEACHER",
+    }
     lacks = "several updates a step on distillation samples" if m.updates > 1 else ""
-    notes = ("log pi times the advantage, without a ratio or a clip: the same gradient in the first update of a step",)
-    return Answer(settings, notes, lacks, ("# trl.experimental.iw_opd; gamma 0 makes its weights 1",))
+    notes = (
+        (
+            "log pi times the advantage, without a ratio or a clip: the same gradient in the first"
+            " update of a step"
+        ),
+    )
+    return Answer(
+        settings, notes, lacks, ("# trl.experimental.iw_opd; gamma 0 makes its weights 1",)
+    )
 
 
 def _advantage(m: Method, s: Sizes) -> Answer:
@@ -119,47 +149,97 @@ def _advantage(m: Method, s: Sizes) -> Answer:
         "leave_one_out": Answer(centred, (mean_of_all(s),)),
         "no_baseline": Answer(
             centred,
-            lacks="no baseline: the group's mean is taken off. The expected gradient is then (K - 1) / K of ours, "
-            f"{(s.samples - 1) / s.samples:.4f} at K = {s.samples}, with less variance; RLOOConfig's is unbiased",
+            lacks=(
+                "no baseline: the group's mean is taken off. The expected gradient is then (K - 1)"
+                f" / K of ours, {(s.samples - 1) / s.samples:.4f} at K = {s.samples}, with less"
+                " variance; RLOOConfig's is unbiased"
+            ),
         ),
         "length_weighted": Answer(
-            centred, lacks="a baseline weighted by length. The plain mean is the same where a group's answers are equally long"
+            centred,
+            lacks=(
+                "a baseline weighted by length. The plain mean is the same where a group's answers"
+                " are equally long"
+            ),
         ),
-        "maxrl": Answer(centred, lacks="division by the group's mean. Without it each advantage is ours times the group's mean reward"),
+        "maxrl": Answer(
+            centred,
+            lacks=(
+                "division by the group's mean. Without it each advantage is ours times the group's"
+                " mean reward"
+            ),
+        ),
         "whitened_return": Answer(
-            {"scale_rewards": "batch"}, lacks="whitening over tokens without a group. The group's mean and the batch's std come nearest"
+            {"scale_rewards": "batch"},
+            lacks=(
+                "whitening over tokens without a group. The group's mean and the batch's std come"
+                " nearest"
+            ),
         ),
         "whitened_group_mean": Answer(
             {"scale_rewards": "batch"},
-            lacks=f"the std over tokens. It is over the {n} rewards before the group's mean is off: larger, the more so the more prompts differ",
+            lacks=(
+                f"the std over tokens. It is over the {n} rewards before the group's mean is off:"
+                " larger, the more so the more prompts differ"
+            ),
         ),
-        "gae": Answer(centred, lacks="a critic: TRL 1.16 has no PPO trainer. GRPOConfig takes the group's mean in its place"),
+        "gae": Answer(
+            centred,
+            lacks=(
+                "a critic: TRL 1.16 has no PPO trainer. GRPOConfig takes the group's mean in its"
+                " place"
+            ),
+        ),
     }
-    return answers.get(m.advantage, Answer(centred, lacks=f"the advantage {m.advantage}. scale_rewards='none' takes the group's mean off instead"))
+    return answers.get(
+        m.advantage,
+        Answer(
+            centred,
+            lacks=(
+                f"the advantage {m.advantage}. scale_rewards='none' takes the group's mean off"
+                " instead"
+            ),
+        ),
+    )
 
 
 def _loss(m: Method) -> Answer:
     if m.loss == "mirror_descent":
-        text = f"the squared loss. On-policy its gradient is 2 tau = {2 * (m.tau or 0.1):g} times the one of these lines"
+        text = (
+            f"the squared loss. On-policy its gradient is 2 tau = {2 * (m.tau or 0.1):g} times the"
+            " one of these lines"
+        )
         return only(text, loss_type="luspo")
     same = "clipped_surrogate" if m.loss == "policy_gradient" else m.loss
     notes = [AT_ONE] if m.loss == "policy_gradient" else []
     chosen = TOGETHER.get((same, m.aggregation))
     lacks = (
-        "" if chosen is not None else f"{m.loss} averaged by '{m.aggregation}'. loss_type='dapo' clips each token's ratio and averages over tokens"
+        ""
+        if chosen is not None
+        else (
+            f"{m.loss} averaged by '{m.aggregation}'. loss_type='dapo' clips each token's ratio and"
+            " averages over tokens"
+        )
     )
-    clips: dict[str, object] = {"epsilon": m.clip_low, "epsilon_high": m.clip_high} if LOSSES[m.loss].clips else {}
+    clips: dict[str, object] = (
+        {"epsilon": m.clip_low, "epsilon_high": m.clip_high} if LOSSES[m.loss].clips else {}
+    )
     if m.loss == "clipped_weight":
         # TRL caps at epsilon_high; Sixfold, like verl, at 1 + clip_high.
         clips = {"epsilon_high": 1 + (m.clip_high or 0.0)}
         lacks = lacks or ("a lower bound of the weight" if m.clip_low is not None else "")
     if m.loss == "soft_gate":
-        clips = {"sapo_temperature_pos": m.tau or 1.0, "sapo_temperature_neg": m.tau_negative or 1.05}
+        clips = {
+            "sapo_temperature_pos": m.tau or 1.0,
+            "sapo_temperature_neg": m.tau_negative or 1.05,
+        }
     if m.dual_clip:
         clips["delta"] = m.dual_clip
     if m.loss in ("clipped_surrogate", "sequence_surrogate", "sequence_token_surrogate"):
         notes.append("log-ratios are not held within +-20")
-    return Answer({**(chosen if chosen is not None else {"loss_type": "dapo"}), **clips}, tuple(notes), lacks)
+    return Answer(
+        {**(chosen if chosen is not None else {"loss_type": "dapo"}), **clips}, tuple(notes), lacks
+    )
 
 
 def _kl(m: Method) -> Answer:
@@ -169,16 +249,30 @@ def _kl(m: Method) -> Answer:
         return only(f"a beta that follows the KL: it stays at {m.beta:g}", beta=m.beta)
     if m.kl_in == "loss" and m.kl in ("k3", "k3-unbiased"):
         return Answer({"beta": m.beta, "use_bias_correction_kl": m.kl == "k3-unbiased"})
-    return only(f"{m.kl} in the {m.kl_in}: GRPOConfig has k3 in the loss", beta=m.beta, use_bias_correction_kl=m.kl in ("k2", "k3+"))
+    return only(
+        f"{m.kl} in the {m.kl_in}: GRPOConfig has k3 in the loss",
+        beta=m.beta,
+        use_bias_correction_kl=m.kl in ("k2", "k3+"),
+    )
 
 
 def _entropy(m: Method) -> Iterator[Answer]:
     yield Answer({"entropy_coef": m.entropy_bonus})
     if m.entropy_target:
-        settings = {"use_adaptive_entropy": True, "entropy_target": m.entropy_target, "entropy_coef_delta": 1e-3, "entropy_coef_max": 0.1}
-        yield Answer(settings, ("whether the bonus acts is decided by the entropy of the step before",))
+        settings = {
+            "use_adaptive_entropy": True,
+            "entropy_target": m.entropy_target,
+            "entropy_coef_delta": 1e-3,
+            "entropy_coef_max": 0.1,
+        }
+        yield Answer(
+            settings, ("whether the bonus acts is decided by the entropy of the step before",)
+        )
     if m.entropy_rule == "top-entropy":
-        yield Answer({"top_entropy_quantile": 0.2}, ("the tokens are picked in each micro-batch of each update; here once, from the step",))
+        yield Answer(
+            {"top_entropy_quantile": 0.2},
+            ("the tokens are picked in each micro-batch of each update; here once, from the step",),
+        )
     elif m.entropy_rule != "none":
         yield only(f"entropy_rule = '{m.entropy_rule}'")
 
@@ -189,18 +283,33 @@ def _correction(m: Method) -> Answer:
         return Answer({switch: False})
     if m.correction == "negative-sequence":
         return Answer({switch: False, "off_policy_mask_threshold": high})
-    modes = {"truncated": "token_truncate", "truncated-sequence": "sequence_truncate", "masked": "token_mask", "masked-sequence": "sequence_mask"}
+    modes = {
+        "truncated": "token_truncate",
+        "truncated-sequence": "sequence_truncate",
+        "masked": "token_mask",
+        "masked-sequence": "sequence_mask",
+    }
     mode = (modes | {"decoupled": "token_mask"}).get(m.correction)
     if mode is None:
         return only(f"the correction {m.correction}", **{switch: False})
     bounds = {"vllm_importance_sampling_clip_max": high, "vllm_importance_sampling_clip_min": low}
-    return Answer({switch: True, "vllm_importance_sampling_mode": mode, **bounds}, ("only with use_vllm=True",))
+    return Answer(
+        {switch: True, "vllm_importance_sampling_mode": mode, **bounds},
+        ("only with use_vllm=True",),
+    )
 
 
 def _reward(m: Method, s: Sizes) -> Iterator[Answer]:
     if m.overlong_buffer:
-        call = f"get_soft_overlong_punishment(max_completion_len={s.horizon}, soft_punish_cache={max(1, round(m.overlong_buffer * s.horizon))})"
-        lacks = "the penalty only for answers that were cut off: all long ones pay" if m.overlong_truncated_only else ""
+        call = (
+            f"get_soft_overlong_punishment(max_completion_len={s.horizon},"
+            f" soft_punish_cache={max(1, round(m.overlong_buffer * s.horizon))})"
+        )
+        lacks = (
+            "the penalty only for answers that were cut off: all long ones pay"
+            if m.overlong_truncated_only
+            else ""
+        )
         yield Answer({}, lacks=lacks, also=(f"reward_funcs.append({call})  # from trl.rewards",))
     if m.length_penalty != "none":
         yield only(f"length_penalty = '{m.length_penalty}': write it as a reward function")
@@ -219,7 +328,9 @@ def answers(m: Method, s: Sizes) -> Iterator[Answer]:
     if kind == "RLOOConfig":
         k1 = not m.beta or (m.kl, m.kl_in) == ("k1", "reward")
         yield Answer(
-            {"beta": m.beta, "normalize_advantages": False}, (AT_ONE,), "" if k1 else f"{m.kl} in the {m.kl_in}: RLOOConfig has k1 in the reward"
+            {"beta": m.beta, "normalize_advantages": False},
+            (AT_ONE,),
+            "" if k1 else f"{m.kl} in the {m.kl_in}: RLOOConfig has k1 in the reward",
         )
     else:
         yield _advantage(m, s)

@@ -87,9 +87,18 @@ AGGREGATIONS = {
     "token": Answer({f"{_ACTOR}loss_agg_mode": "token-mean"}),
     "sequence": Answer({f"{_ACTOR}loss_agg_mode": "seq-mean-token-mean"}),
     "sequence-sum": Answer({f"{_ACTOR}loss_agg_mode": "seq-mean-token-sum"}),
-    "constant": Answer({f"{_ACTOR}loss_agg_mode": "seq-mean-token-sum-norm", f"{_ACTOR}loss_scale_factor": "${data.max_response_length}"}),
+    "constant": Answer(
+        {
+            f"{_ACTOR}loss_agg_mode": "seq-mean-token-sum-norm",
+            f"{_ACTOR}loss_scale_factor": "${data.max_response_length}",
+        }
+    ),
     "prompt": Answer(
-        {f"{_ACTOR}loss_agg_mode": "token-mean"}, lacks="a mean over prompts of token means. token-mean weighs a prompt by the tokens of its group"
+        {f"{_ACTOR}loss_agg_mode": "token-mean"},
+        lacks=(
+            "a mean over prompts of token means. token-mean weighs a prompt by the tokens of its"
+            " group"
+        ),
     ),
 }
 
@@ -123,29 +132,75 @@ def _advantage(m: Method, s: Sizes) -> Answer:
     answers = {
         "no_baseline": Answer(
             {**centred, "actor_rollout_ref.rollout.n": 1},
-            ("exact with one sample of a prompt only, where verl's group of one hands on the raw reward",),
-            lacks="no baseline with several samples of a prompt: every estimator takes something off. The lines here draw one sample of each prompt",
+            (
+                (
+                    "exact with one sample of a prompt only, where verl's group of one hands on the"
+                    " raw reward"
+                ),
+            ),
+            lacks=(
+                "no baseline with several samples of a prompt: every estimator takes something off."
+                " The lines here draw one sample of each prompt"
+            ),
         ),
         "group_mean": Answer(centred),
-        "group_zscore": Answer({**grpo, "algorithm.norm_adv_by_std_in_grpo": True}, (std_note(s, "1e-6"),)),
+        "group_zscore": Answer(
+            {**grpo, "algorithm.norm_adv_by_std_in_grpo": True}, (std_note(s, "1e-6"),)
+        ),
         "leave_one_out": Answer({estimator: "rloo"}),
         "length_weighted": Answer({estimator: "opo"}),
-        "gpg": Answer({estimator: "gpg"}, ("the factor is rows over rows whose reward is not 0; here, over rows of mixed groups",)),
+        "gpg": Answer(
+            {estimator: "gpg"},
+            (
+                (
+                    "the factor is rows over rows whose reward is not 0; here, over rows of mixed"
+                    " groups"
+                ),
+            ),
+        ),
         "top_gap": Answer({estimator: "grpo_passk", "algorithm.norm_adv_by_std_in_grpo": False}),
-        "batch_std": Answer(centred, lacks="the std of the batch. With grpo and no std each advantage is ours times the std of the step's rewards"),
-        "maxrl": Answer(centred, lacks="division by the group's mean. With grpo and no std each advantage is ours times the group's mean reward"),
-        "whitened_return": Answer({estimator: "reinforce_plus_plus", "algorithm.gamma": m.gamma}, (WHITEN,)),
+        "batch_std": Answer(
+            centred,
+            lacks=(
+                "the std of the batch. With grpo and no std each advantage is ours times the std of"
+                " the step's rewards"
+            ),
+        ),
+        "maxrl": Answer(
+            centred,
+            lacks=(
+                "division by the group's mean. With grpo and no std each advantage is ours times"
+                " the group's mean reward"
+            ),
+        ),
+        "whitened_return": Answer(
+            {estimator: "reinforce_plus_plus", "algorithm.gamma": m.gamma}, (WHITEN,)
+        ),
         "whitened_group_mean": Answer({estimator: "reinforce_plus_plus_baseline"}, (WHITEN,)),
         "gae": Answer(critic, (WHITEN,)),
         "teacher": Answer(
             teacher,
             (
-                "the advantage is taken from the log-probs of each update, here from those of the samples: the same in the first update of a step",
-                "its vanilla loss keeps dual clip at 3, without a key to lift it: it binds where A < 0 and the ratio is above 3",
+                (
+                    "the advantage is taken from the log-probs of each update, here from those of"
+                    " the samples: the same in the first update of a step"
+                ),
+                (
+                    "its vanilla loss keeps dual clip at 3, without a key to lift it: it binds"
+                    " where A < 0 and the ratio is above 3"
+                ),
             ),
         ),
     }
-    return answers.get(m.advantage, Answer(centred, lacks=f"the advantage {m.advantage}. grpo without std takes the group's mean off instead"))
+    return answers.get(
+        m.advantage,
+        Answer(
+            centred,
+            lacks=(
+                f"the advantage {m.advantage}. grpo without std takes the group's mean off instead"
+            ),
+        ),
+    )
 
 
 def _loss(m: Method) -> Answer:
@@ -153,22 +208,47 @@ def _loss(m: Method) -> Answer:
     clip = {low: m.clip_low, high: m.clip_high}
     answers = {
         "policy_gradient": Answer({mode: "gpg"}),
-        "clipped_surrogate": Answer({mode: "vanilla", **clip, f"{_ACTOR}clip_ratio_c": m.dual_clip or NO_CAP}),
-        "sequence_surrogate": Answer({mode: "gspo", **clip}, ("the log of the sequence's ratio ends at 10 there, at 20 here",)),
-        "sequence_token_surrogate": Answer({mode: "gspo", **clip}, ("the log of the sequence's ratio ends at 10 there, at 20 here",)),
-        "length_scaled_sequence_surrogate": Answer({mode: "gspo", **clip, f"{_ACTOR}loss_agg_mode": "seq-mean-token-sum"}),
-        "clipped_weight": Answer({mode: "cispo", low: 1.0 if m.clip_low is None else m.clip_low, high: m.clip_high}),
-        "soft_gate": Answer({mode: "sapo", f"{_ACTOR}tau_pos": m.tau or 1.0, f"{_ACTOR}tau_neg": m.tau_negative or 1.05}),
+        "clipped_surrogate": Answer(
+            {mode: "vanilla", **clip, f"{_ACTOR}clip_ratio_c": m.dual_clip or NO_CAP}
+        ),
+        "sequence_surrogate": Answer(
+            {mode: "gspo", **clip},
+            ("the log of the sequence's ratio ends at 10 there, at 20 here",),
+        ),
+        "sequence_token_surrogate": Answer(
+            {mode: "gspo", **clip},
+            ("the log of the sequence's ratio ends at 10 there, at 20 here",),
+        ),
+        "length_scaled_sequence_surrogate": Answer(
+            {mode: "gspo", **clip, f"{_ACTOR}loss_agg_mode": "seq-mean-token-sum"}
+        ),
+        "clipped_weight": Answer(
+            {mode: "cispo", low: 1.0 if m.clip_low is None else m.clip_low, high: m.clip_high}
+        ),
+        "soft_gate": Answer(
+            {
+                mode: "sapo",
+                f"{_ACTOR}tau_pos": m.tau or 1.0,
+                f"{_ACTOR}tau_neg": m.tau_negative or 1.05,
+            }
+        ),
         "geometric_surrogate": Answer(
-            {mode: "geo_mean", **clip}, ("averages over the micro-batch: the same only where an update is one micro-batch",)
+            {mode: "geo_mean", **clip},
+            ("averages over the micro-batch: the same only where an update is one micro-batch",),
         ),
         "mirror_descent": only(
-            f"the squared loss. On-policy its gradient is 2 tau = {2 * (m.tau or 0.1):g} times the one of these lines; off-policy its square holds "
-            "the policy back and these lines do not (dro squares each token's log-ratio, not their sum)",
+            f"the squared loss. On-policy its gradient is 2 tau = {2 * (m.tau or 0.1):g} times the"
+            " one of these lines; off-policy its square holds the policy back and these lines do"
+            " not (dro squares each token's log-ratio, not their sum)",
             **{mode: "gpg", f"{_ACTOR}loss_agg_mode": "seq-mean-token-sum"},
         ),
     }
-    return answers.get(m.loss, Answer({mode: "vanilla"}, lacks=f"the loss {m.loss}. vanilla clips each token's ratio instead"))
+    return answers.get(
+        m.loss,
+        Answer(
+            {mode: "vanilla"}, lacks=f"the loss {m.loss}. vanilla clips each token's ratio instead"
+        ),
+    )
 
 
 def _kl(m: Method) -> Answer:
@@ -177,14 +257,31 @@ def _kl(m: Method) -> Answer:
         return Answer({in_loss: False, in_reward: False})
     ends = ("k3 ends at 10 there, without a gradient beyond",) if m.kl == "k3" else ()
     if m.kl_in == "reward":
-        control = {"algorithm.kl_ctrl.type": "adaptive", "algorithm.kl_ctrl.target_kl": m.kl_target} if m.kl_target else {}
-        settings = {in_reward: True, "algorithm.kl_penalty": ESTIMATORS[m.kl], "algorithm.kl_ctrl.kl_coef": m.beta, **control}
+        control = (
+            {"algorithm.kl_ctrl.type": "adaptive", "algorithm.kl_ctrl.target_kl": m.kl_target}
+            if m.kl_target
+            else {}
+        )
+        settings = {
+            in_reward: True,
+            "algorithm.kl_penalty": ESTIMATORS[m.kl],
+            "algorithm.kl_ctrl.kl_coef": m.beta,
+            **control,
+        }
         return Answer(settings, ends)
     estimator = ESTIMATORS.get(m.kl, "k3+")
-    unbiased = "k3 times the differentiable ratio. k3+ has the same gradient in the first update of a step" if m.kl not in ESTIMATORS else ""
+    unbiased = (
+        "k3 times the differentiable ratio. k3+ has the same gradient in the first update of a step"
+        if m.kl not in ESTIMATORS
+        else ""
+    )
     fixed = f"a beta that follows the KL in the loss: it stays at {m.beta:g}" if m.kl_target else ""
     lacks = "; ".join(filter(None, (unbiased, fixed)))
-    return Answer({in_loss: True, f"{_ACTOR}kl_loss_coef": m.beta, f"{_ACTOR}kl_loss_type": estimator}, ends, lacks)
+    return Answer(
+        {in_loss: True, f"{_ACTOR}kl_loss_coef": m.beta, f"{_ACTOR}kl_loss_type": estimator},
+        ends,
+        lacks,
+    )
 
 
 def _entropy(m: Method) -> Iterator[Answer]:
@@ -192,13 +289,22 @@ def _entropy(m: Method) -> Iterator[Answer]:
     if m.entropy_target:
         yield only("an entropy bonus that follows a target: entropy_coeff is fixed")
     if m.entropy_rule == "clip-cov":
-        settings = {"loss_mode": "clip_cov", "clip_cov_ratio": 2e-4, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0}
+        settings = {
+            "loss_mode": "clip_cov",
+            "clip_cov_ratio": 2e-4,
+            "clip_cov_lb": 1.0,
+            "clip_cov_ub": 5.0,
+        }
         yield Answer(
-            {f"{_LOSS}{k}": v for k, v in settings.items()}, ("tokens are drawn in each micro-batch of each update; here once, from the step",)
+            {f"{_LOSS}{k}": v for k, v in settings.items()},
+            ("tokens are drawn in each micro-batch of each update; here once, from the step",),
         )
     if m.entropy_rule == "kl-cov":
         settings = {"loss_mode": "kl_cov", "kl_cov_ratio": 2e-3, "ppo_kl_coef": 1.0}
-        yield Answer({f"{_LOSS}{k}": v for k, v in settings.items()}, ("tokens that are not picked lose their clip too; on-policy that is nothing",))
+        yield Answer(
+            {f"{_LOSS}{k}": v for k, v in settings.items()},
+            ("tokens that are not picked lose their clip too; on-policy that is nothing",),
+        )
     if m.entropy_rule == "top-entropy":
         yield only("training on the tokens of highest entropy alone")
 
@@ -217,28 +323,57 @@ def _correction(m: Method) -> Answer:
     }
     if m.correction == "geometric" and low and high:
         # verl's k1 is -log rho: its band is that of the inverse.
-        reject = {f"{_CORRECTION}rollout_rs": "seq_mean_k1", f"{_CORRECTION}rollout_rs_threshold": f"{1 / high:.6f}_{1 / low:.6f}"}
-        return Answer({weights: "token", bound: NO_CAP, **reject}, ("a rejected row leaves the denominators there, and stays in them here",))
+        reject = {
+            f"{_CORRECTION}rollout_rs": "seq_mean_k1",
+            f"{_CORRECTION}rollout_rs_threshold": f"{1 / high:.6f}_{1 / low:.6f}",
+        }
+        return Answer(
+            {weights: "token", bound: NO_CAP, **reject},
+            ("a rejected row leaves the denominators there, and stays in them here",),
+        )
     return answers.get(m.correction, only(f"the correction {m.correction}"))
 
 
 def _reward(m: Method, s: Sizes) -> Iterator[Answer]:
     if m.overlong_buffer:
-        buffer = {"enable": True, "len": max(1, round(m.overlong_buffer * s.horizon)), "penalty_factor": m.overlong_penalty, "log": False}
-        settings: dict[str, object] = {"reward.reward_manager.name": "dapo", "+reward.reward_kwargs.max_resp_len": "${data.max_response_length}"}
-        lacks = "the penalty only for answers that were cut off: all long ones pay" if m.overlong_truncated_only else ""
-        yield Answer({**settings, **{_OVERLONG + key: value for key, value in buffer.items()}}, lacks=lacks)
+        buffer = {
+            "enable": True,
+            "len": max(1, round(m.overlong_buffer * s.horizon)),
+            "penalty_factor": m.overlong_penalty,
+            "log": False,
+        }
+        settings: dict[str, object] = {
+            "reward.reward_manager.name": "dapo",
+            "+reward.reward_kwargs.max_resp_len": "${data.max_response_length}",
+        }
+        lacks = (
+            "the penalty only for answers that were cut off: all long ones pay"
+            if m.overlong_truncated_only
+            else ""
+        )
+        yield Answer(
+            {**settings, **{_OVERLONG + key: value for key, value in buffer.items()}}, lacks=lacks
+        )
     if m.length_penalty != "none":
-        yield only(f"length_penalty = '{m.length_penalty}': put it into the reward function (reward.custom_reward_function.path)")
+        yield only(
+            f"length_penalty = '{m.length_penalty}': put it into the reward function"
+            " (reward.custom_reward_function.path)"
+        )
     if m.whiten != "none":
         yield only("rewards standardised by what the run has seen")
     if m.dynamic_sampling:
         yield Answer(
             {"algorithm.filter_groups.enable": True},
             (
-                "algorithm.filter_groups.max_num_gen_batches is ignored by verl's default trainer (trainer.use_v1): it samples until the step "
-                f"is full. Here {m.dynamic_sampling} rounds at most, then a slot keeps its degenerate group",
-                "groups are judged by the reward with the overlong penalty in it; here by the raw one (metric=acc where the reward function has it)",
+                (
+                    "algorithm.filter_groups.max_num_gen_batches is ignored by verl's default"
+                    " trainer (trainer.use_v1): it samples until the step is full. Here"
+                    f" {m.dynamic_sampling} rounds at most, then a slot keeps its degenerate group"
+                ),
+                (
+                    "groups are judged by the reward with the overlong penalty in it; here by the"
+                    " raw one (metric=acc where the reward function has it)"
+                ),
             ),
         )
 
@@ -257,7 +392,9 @@ def answers(m: Method, s: Sizes) -> Iterator[Answer]:
     )
     yield _advantage(m, s)
     if m.loss in ("soft_gate", "geometric_surrogate") and m.aggregation != "sequence":
-        yield only(f"{m.loss} with aggregation '{m.aggregation}': it is always averaged over sequences")
+        yield only(
+            f"{m.loss} with aggregation '{m.aggregation}': it is always averaged over sequences"
+        )
     yield AGGREGATIONS[m.aggregation]
     if not m.needs_teacher:
         yield _loss(m)

@@ -35,7 +35,14 @@ class AttentionLayer:
         return masked_attention(q, k, v, self, mask=mask)
 
 
-def masked_attention(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+def masked_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kernel: AttentionLayer,
+    mask: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
     """Attention with an optional mask. Does not apply `kernel.window`: the caller must mask it.
 
     Args:
@@ -57,10 +64,14 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer, ma
     if kernel.softcap is None and kernel.sinks is not None:
         return _with_sink_key(q, k, v, kernel, _explicit(mask, causal, q, k))
     if kernel.softcap is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=kernel.scale, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=kernel.scale, enable_gqa=grouped
+        )
     if grouped:
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
-    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale)
+    scores = (
+        q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale)
+    )
     scores = kernel.softcap * torch.tanh(scores / kernel.softcap)
     mask = _explicit(mask, causal, q, k)
     if mask is not None:
@@ -78,7 +89,9 @@ def _explicit(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Tensor
     return mask
 
 
-def _with_sink_key(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer, mask: Tensor | None) -> Tensor:
+def _with_sink_key(
+    q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer, mask: Tensor | None
+) -> Tensor:
     """`masked_attention` with sinks, on a fused kernel.
 
     The sink becomes an extra key that every query sees. The head dimension grows by one: sink /
@@ -98,7 +111,9 @@ def _with_sink_key(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer, mask
     v = F.pad(v, (0, wide - values, 0, 1))
     if mask is not None:
         mask = F.pad(mask, (0, 1), value=True)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])[..., :values]
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )[..., :values]
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:

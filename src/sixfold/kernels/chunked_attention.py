@@ -33,13 +33,17 @@ class _Chunk:
 
     def hidden(self, window: int | None, device: torch.device) -> Tensor:
         """Boolean [queries, keys]: True where a query does not see a key."""
-        query = torch.arange(self.offset, self.offset + self.stop - self.start, device=device)[:, None]
+        query = torch.arange(self.offset, self.offset + self.stop - self.start, device=device)[
+            :, None
+        ]
         key = torch.arange(self.last - self.first, device=device)
         hidden = key > query
         return hidden if window is None else hidden | (query - key >= window)
 
 
-def _chunks(every_queries: Sequence[int], every_keys: Sequence[int], heads: int, window: int | None) -> Iterator[_Chunk]:
+def _chunks(
+    every_queries: Sequence[int], every_keys: Sequence[int], heads: int, window: int | None
+) -> Iterator[_Chunk]:
     query_start = key_start = 0
     for queries, keys in zip(every_queries, every_keys, strict=True):
         size, seen = queries, keys
@@ -51,7 +55,13 @@ def _chunks(every_queries: Sequence[int], every_keys: Sequence[int], heads: int,
             b = min(queries, a + size)
             before = keys - queries  # the position of query 0
             first = 0 if window is None else max(0, before + a - window + 1)
-            yield _Chunk(query_start + a, query_start + b, key_start + first, key_start + before + b, before + a - first)
+            yield _Chunk(
+                query_start + a,
+                query_start + b,
+                key_start + first,
+                key_start + before + b,
+                before + a - first,
+            )
         query_start, key_start = query_start + queries, key_start + keys
 
 
@@ -63,7 +73,15 @@ class _Scores:
         tanh: tanh(scores / softcap), which the backward pass needs; None without a soft cap.
     """
 
-    def __init__(self, q: Tensor, k: Tensor, chunk: _Chunk, scale: float, window: int | None, softcap: float | None) -> None:
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        chunk: _Chunk,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> None:
         scores = (q @ k.transpose(-1, -2)).mul_(scale)
         self.tanh = None
         if softcap is not None:
@@ -107,12 +125,16 @@ def _attend(
         for c in _chunks(queries, keys, q.shape[1], window):
             rows, seen = slice(c.start, c.stop), slice(c.first, c.last)
             some_keys, values = (x[seen].transpose(0, 1).to(precise) for x in (k, v))
-            scores = _Scores(_grouped(q[rows], k.shape[1]).to(precise), some_keys, c, scale, window, softcap).masked
+            scores = _Scores(
+                _grouped(q[rows], k.shape[1]).to(precise), some_keys, c, scale, window, softcap
+            ).masked
             log_sum = scores.logsumexp(-1, keepdim=True)
             if sinks is not None:
                 of_heads = sinks.to(precise)[:, None].expand(c.stop - c.start, -1, 1)
                 log_sum = torch.logaddexp(log_sum, _grouped(of_heads, k.shape[1]))
-            out[rows] = _ungrouped(scores.sub_(log_sum).exp_() @ values, c.stop - c.start).to(out.dtype)
+            out[rows] = _ungrouped(scores.sub_(log_sum).exp_() @ values, c.stop - c.start).to(
+                out.dtype
+            )
             log_sums[rows] = _ungrouped(log_sum, c.stop - c.start)
     return out, log_sums
 
@@ -138,12 +160,18 @@ def _differentiate(
     Sinks need no extra terms: they are part of the log-sums, and so of P and O.
     """
     precise, kv_heads = log_sums.dtype, k.shape[1]
-    dq, dk, dv = torch.empty_like(q), k.new_zeros(k.shape, dtype=precise), v.new_zeros(v.shape, dtype=precise)
+    dq, dk, dv = (
+        torch.empty_like(q),
+        k.new_zeros(k.shape, dtype=precise),
+        v.new_zeros(v.shape, dtype=precise),
+    )
     with torch.autocast(q.device.type, enabled=False):
         for c in _chunks(queries, keys, q.shape[1], window):
             rows, seen = slice(c.start, c.stop), slice(c.first, c.last)
             some_keys, values = (x[seen].transpose(0, 1).to(precise) for x in (k, v))
-            some_queries, of_out, output, log_sum = (_grouped(x[rows], kv_heads).to(precise) for x in (q, grad, out, log_sums))
+            some_queries, of_out, output, log_sum = (
+                _grouped(x[rows], kv_heads).to(precise) for x in (q, grad, out, log_sums)
+            )
             made = _Scores(some_queries, some_keys, c, scale, window, softcap)
             chance = made.masked.sub_(log_sum).exp_()
             dv[seen] += (chance.transpose(-1, -2) @ of_out).transpose(0, 1)
@@ -165,7 +193,11 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     q, k, v, sinks, out, log_sums = ctx.saved_tensors
     of_sinks = _sinks_gradient(grad, sinks, out, log_sums) if ctx.needs_input_grad[3] else None
-    return *_differentiate(grad, q, k, v, out, log_sums, *ctx.others), of_sinks, *(None,) * len(ctx.others)
+    return (
+        *_differentiate(grad, q, k, v, out, log_sums, *ctx.others),
+        of_sinks,
+        *(None,) * len(ctx.others),
+    )
 
 
 def _sinks_gradient(grad: Tensor, sinks: Tensor, out: Tensor, log_sums: Tensor) -> Tensor:

@@ -51,7 +51,11 @@ class RMSNorm(torch.autograd.Function):
         product = normed * grad
         weight_grad = product.flatten(0, -2).sum(0)
         mean = product.mul_(weight).mean(-1, keepdim=True)
-        return torch.mul(grad, weight, out=product).addcmul_(normed, mean, value=-1).mul_(scale), weight_grad, None
+        return (
+            torch.mul(grad, weight, out=product).addcmul_(normed, mean, value=-1).mul_(scale),
+            weight_grad,
+            None,
+        )
 
 
 def fuse_norms(model: PreTrainedModel) -> None:
@@ -83,11 +87,19 @@ def _is_plain(module: nn.Module) -> bool:
 
     The check runs on the CPU with a probe input and a probe weight, wherever the module is.
     """
-    epsilon, weight = vars(module).get("variance_epsilon"), dict(module.named_parameters()).get("weight")
+    epsilon, weight = (
+        vars(module).get("variance_epsilon"),
+        dict(module.named_parameters()).get("weight"),
+    )
     if not isinstance(epsilon, float) or weight is None or weight.dim() != 1:
         return False
-    if len(inspect.signature(module.forward).parameters) != 1:  # takes more than x, for example a gate
+    if (
+        len(inspect.signature(module.forward).parameters) != 1
+    ):  # takes more than x, for example a gate
         return False
-    x, probe = torch.linspace(-3, 2, 4 * len(weight)).view(4, -1), torch.linspace(0.5, 2, len(weight))
+    x, probe = (
+        torch.linspace(-3, 2, 4 * len(weight)).view(4, -1),
+        torch.linspace(0.5, 2, len(weight)),
+    )
     theirs = torch.func.functional_call(module, {"weight": probe}, (x,))
     return torch.equal(theirs, (x * inverse_rms(x, epsilon)).mul_(probe))

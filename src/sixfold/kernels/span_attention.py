@@ -87,12 +87,23 @@ def span_attention(
     q, k, v = (x.to(dtype) for x in (q, k, v))
     scale = size**-0.5 if scale is None else scale
     # The fused kernels do not support sinks.
-    choice = "chunked" if sinks is not None else choose_kernel(device_kernels(q.device), dtype, max(size, values), window, softcap)
+    choice = (
+        "chunked"
+        if sinks is not None
+        else choose_kernel(device_kernels(q.device), dtype, max(size, values), window, softcap)
+    )
     if choice == "chunked":
         return chunked_attention(q, k, v, spans.lengths, scale, window, softcap, sinks)
     wide = -(-max(size, values) // 8) * 8  # both kernels read heads as vectors of 16 bytes
-    q, k, v = (x.contiguous() if x.shape[-1] == wide else pad(x, (0, wide - x.shape[-1])) for x in (q, k, v))
-    out = _flash(q, k, v, spans, scale, window) if choice == "flash" else _efficient(q, k, v, spans, scale)
+    q, k, v = (
+        x.contiguous() if x.shape[-1] == wide else pad(x, (0, wide - x.shape[-1]))
+        for x in (q, k, v)
+    )
+    out = (
+        _flash(q, k, v, spans, scale, window)
+        if choice == "flash"
+        else _efficient(q, k, v, spans, scale)
+    )
     return out[..., :values]
 
 
@@ -117,7 +128,12 @@ def choose_kernel(
     if "flash" in kernels and dtype in _HALF and heads_fit and softcap is None:
         return "flash"
     # The efficient kernel supports windows, but PyTorch's derivative of it ignores the window.
-    if "efficient" in kernels and dtype in (*_HALF, torch.float32) and window is None and softcap is None:
+    if (
+        "efficient" in kernels
+        and dtype in (*_HALF, torch.float32)
+        and window is None
+        and softcap is None
+    ):
         return "efficient"
     return "chunked"
 
@@ -140,7 +156,9 @@ def _varlen_attn() -> Callable[..., Any] | None:
     return varlen_attn
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float, window: int | None) -> Tensor:
+def _flash(
+    q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float, window: int | None
+) -> Tensor:
     kernel = _varlen_attn()
     assert kernel is not None
     most_queries, most_keys = spans.longest

@@ -38,7 +38,9 @@ class Layout(Protocol):
 class CompiledLayout(Layout, Protocol):
     """A layout that may have a C function for attention."""
 
-    def compiled(self, q: Tensor, k: Tensor, v: Tensor, kernels: Sequence[AttentionLayer]) -> CompiledAttention | None:
+    def compiled(
+        self, q: Tensor, k: Tensor, v: Tensor, kernels: Sequence[AttentionLayer]
+    ) -> CompiledAttention | None:
         """The C function for all layers of the model, or None if there is none.
 
         Args:
@@ -88,7 +90,13 @@ class Body(Protocol):
     `hidden` calls the layout's `attend` in every attention layer.
     """
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        layout: Layout,
+        additions: LayerAdditions | None = None,
+    ) -> Tensor:
         """Run the body of the model.
 
         Args:

@@ -23,7 +23,9 @@ from .lora import added
 from .lowered import Halves, LoweredBody
 
 
-def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+def hidden_states(
+    model: PreTrainedModel, tokens: Tensor, positions: Tensor, layout: Layout
+) -> Tensor:
     """Run the body on one row of N tokens.
 
     Args:
@@ -35,7 +37,9 @@ def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, lay
     Returns:
         Hidden states [N, hidden].
     """
-    output = model.base_model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout)
+    output = model.base_model(
+        input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout
+    )
     return output.last_hidden_state[0]
 
 
@@ -70,7 +74,13 @@ class CausalLM:
         self._footing: Footing | None = None
         self._lowered: dict[torch.dtype, LoweredBody] = {}
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        layout: Layout,
+        additions: LayerAdditions | None = None,
+    ) -> Tensor:
         """As `Body.hidden`: tokens, positions [N] -> [N, hidden]."""
         if additions is None:
             return hidden_states(self.module, tokens, positions, layout)
@@ -103,7 +113,10 @@ class CausalLM:
         """
         if self._footing is None:
             zeros = torch.zeros(2, dtype=torch.int64, device=next(self.module.parameters()).device)
-            self._footing = Footing(self.module.base_model, lambda: hidden_states(self.module, zeros, zeros, Segments(((0, 2),))))
+            self._footing = Footing(
+                self.module.base_model,
+                lambda: hidden_states(self.module, zeros, zeros, Segments(((0, 2),))),
+            )
         return self._footing.of_now()
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -165,5 +178,8 @@ class Segments:
             Output [1, N, heads, D].
         """
         self.layers.append(kernel.layer)
-        out = [causal_attention(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], kernel) for a, b in self.spans]
+        out = [
+            causal_attention(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], kernel)
+            for a, b in self.spans
+        ]
         return torch.cat(out, dim=2).transpose(1, 2).contiguous()

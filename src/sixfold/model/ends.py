@@ -19,7 +19,10 @@ def model_ends(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizer
     listed = _listed(settings.eos_token_id if settings is not None else None)
     found = (tokenizer.eos_token_id, *listed, *template.tokens)
     strings = (*template.strings, *saved_stop_strings(settings))
-    return TurnEnd(tuple(sorted({int(token) for token in found if token is not None})), tuple(dict.fromkeys(strings)))
+    return TurnEnd(
+        tuple(sorted({int(token) for token in found if token is not None})),
+        tuple(dict.fromkeys(strings)),
+    )
 
 
 def saved_stop_strings(settings: GenerationConfig | None) -> tuple[str, ...]:
@@ -28,7 +31,9 @@ def saved_stop_strings(settings: GenerationConfig | None) -> tuple[str, ...]:
     return (said,) if isinstance(said, str) else tuple(said or ())
 
 
-def chosen_ends(own: TurnEnd, tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], strings: Sequence[str]) -> TurnEnd:
+def chosen_ends(
+    own: TurnEnd, tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], strings: Sequence[str]
+) -> TurnEnd:
     """Ends of a completion according to the settings `rollout.stop_tokens` and `rollout.stop`.
 
     Args:
@@ -43,10 +48,14 @@ def chosen_ends(own: TurnEnd, tokenizer: PreTrainedTokenizerBase, tokens: Sequen
     """
     base = own if AUTO in tokens else TurnEnd()
     named = [_token_id(tokenizer, token) for token in tokens if token != AUTO]
-    return TurnEnd(tuple(sorted({*base.tokens, *named})), tuple(dict.fromkeys((*base.strings, *strings))))
+    return TurnEnd(
+        tuple(sorted({*base.tokens, *named})), tuple(dict.fromkeys((*base.strings, *strings)))
+    )
 
 
-def keep_ends(settings: GenerationConfig | None, ends: TurnEnd, tokenizer: PreTrainedTokenizerBase) -> None:
+def keep_ends(
+    settings: GenerationConfig | None, ends: TurnEnd, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Write end tokens and stop strings into a model's generation settings for saving.
 
     Stop strings of the chat template are left out, because the template is saved too. With stop
@@ -77,7 +86,13 @@ def stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> t
 
 def _samples(settings: GenerationConfig) -> bool:
     """True if a setting that only affects sampling differs from its neutral value."""
-    values = ((settings.temperature, 1.0), (settings.top_p, 1.0), (settings.typical_p, 1.0), (settings.min_p, None), (settings.top_k, 50))
+    values = (
+        (settings.temperature, 1.0),
+        (settings.top_p, 1.0),
+        (settings.typical_p, 1.0),
+        (settings.min_p, None),
+        (settings.top_k, 50),
+    )
     return any(value is not None and value != neutral for value, neutral in values)
 
 
@@ -94,5 +109,8 @@ def _token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
     vocabulary = tokenizer.get_vocab()
     if token not in vocabulary:
         hint = nearest(token, [t.content for t in tokenizer.added_tokens_decoder.values()])
-        raise UserError(f"rollout.stop_tokens: the tokenizer has no token {token!r}.{hint} A text of several tokens belongs in rollout.stop")
+        raise UserError(
+            f"rollout.stop_tokens: the tokenizer has no token {token!r}.{hint} A text of several"
+            " tokens belongs in rollout.stop"
+        )
     return int(vocabulary[token])

@@ -83,10 +83,17 @@ class _HostReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given, made = (t for t in tree_leaves(args) if isinstance(t, Tensor)), (t for t in tree_leaves(out) if isinstance(t, Tensor))
+        given, made = (
+            (t for t in tree_leaves(args) if isinstance(t, Tensor)),
+            (t for t in tree_leaves(out) if isinstance(t, Tensor)),
+        )
         # A zero-dimensional CPU tensor is a constant for every operation except copies.
         # `torch.tensor(...)` dispatches lift_fresh.
-        devices = {t.device for t in made} | {t.device for t in given if t.dim() or not t.is_cpu or func.overloadpacket in COPIES}
-        lifted = func.overloadpacket is torch.ops.aten.lift_fresh and devices != {torch.device("cpu")}
+        devices = {t.device for t in made} | {
+            t.device for t in given if t.dim() or not t.is_cpu or func.overloadpacket in COPIES
+        }
+        lifted = func.overloadpacket is torch.ops.aten.lift_fresh and devices != {
+            torch.device("cpu")
+        }
         self.found |= bool(ON_HOST & set(func.tags)) or len(devices) > 1 or lifted
         return out

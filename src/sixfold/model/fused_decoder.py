@@ -32,7 +32,10 @@ TOLERANCE = 1e-4
 Rounding is a hundred times smaller; a missing component makes a difference many times larger.
 """
 PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-LINEARS = {"self_attn": ["q_proj", "k_proj", "v_proj", "o_proj"], "mlp": ["gate_proj", "up_proj", "down_proj"]}
+LINEARS = {
+    "self_attn": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "mlp": ["gate_proj", "up_proj", "down_proj"],
+}
 OTHERS = {"self_attn": {"q_norm", "k_norm"}, "mlp": {"act_fn"}}
 
 
@@ -73,10 +76,20 @@ class _Linear:
     def pack(self, kernels: BodyKernels) -> Packed:
         """Packed copy of the layers' weights. It is made if there is none."""
         if self.packed is None:
-            self.packed = kernels.pack([part["weight"] for part in self.parts], [part.get("bias") for part in self.parts])  # type: ignore[misc]
+            weights = [part["weight"] for part in self.parts]
+            biases = [part.get("bias") for part in self.parts]
+            self.packed = kernels.pack(weights, biases)  # type: ignore[arg-type]
         return self.packed
 
-    def run(self, kernels: BodyKernels, x: Tensor, out: Tensor, additions: LayerAdditions | None, *, add: bool = False) -> None:
+    def run(
+        self,
+        kernels: BodyKernels,
+        x: Tensor,
+        out: Tensor,
+        additions: LayerAdditions | None,
+        *,
+        add: bool = False,
+    ) -> None:
         """Write x W^T + b and the additions to `out`. With `add`, add them to `out` instead.
 
         Args:
@@ -88,7 +101,9 @@ class _Linear:
         """
         kernels.product(x, self.pack(kernels), out, add=add)
         if additions is not None:
-            for path, own in zip(self.paths, out.split([_rows(part) for part in self.parts], dim=1), strict=True):
+            for path, own in zip(
+                self.paths, out.split([_rows(part) for part in self.parts], dim=1), strict=True
+            ):
                 additions.add(path, x, own)
 
 
@@ -108,7 +123,10 @@ class _Layer:
     heads: tuple[_Norm, _Norm] | None
 
     def as_c(self, kernels: BodyKernels) -> CLayer:
-        linears = (linear.pack(kernels).as_c() for linear in (self.qkv, self.output, self.gate_up, self.down))
+        linears = (
+            linear.pack(kernels).as_c()
+            for linear in (self.qkv, self.output, self.gate_up, self.down)
+        )
         heads = (norm.as_c() for norm in self.heads) if self.heads else (CNorm(), CNorm())
         return CLayer(*linears, self.before_attention.as_c(), self.before_mlp.as_c(), *heads)
 
@@ -129,15 +147,28 @@ class FusedDecoder:
         watched = [*body.modules(), *([] if head is None else head.modules())]
         self._model = model
         self._kernels = kernels
-        self._parts = [(module._modules, dict(module._modules)) for module in [model.module, *watched]]
+        self._parts = [
+            (module._modules, dict(module._modules)) for module in [model.module, *watched]
+        ]
         self._parameters = [module._parameters for module in watched if module._parameters]
-        self._hooks = [hooks for module in watched for hooks in (module._forward_pre_hooks, module._forward_hooks)]
+        self._hooks = [
+            hooks
+            for module in watched
+            for hooks in (module._forward_pre_hooks, module._forward_hooks)
+        ]
         self._rotary = body.get_submodule("rotary_emb")
         self._embedding = body.get_submodule("embed_tokens")._parameters
         self._norm = _norm(body.get_submodule("norm"))
-        self._layers = [_layer(block, f"model.layers.{name}") for name, block in body.get_submodule("layers").named_children()]
+        self._layers = [
+            _layer(block, f"model.layers.{name}")
+            for name, block in body.get_submodule("layers").named_children()
+        ]
         self._head = _Linear([head._parameters], ["lm_head"]) if type(head) is nn.Linear else None
-        self._linears = [linear for layer in self._layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        self._linears = [
+            linear
+            for layer in self._layers
+            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        ]
         self._linears += [] if self._head is None else [self._head]
         self._attention: list[AttentionLayer] = []
         first = self._layers[0]
@@ -177,13 +208,21 @@ class FusedDecoder:
     def footing(self) -> None:
         """None: the CPU has no CUDA graphs."""
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, additions: LayerAdditions | None = None) -> Tensor:
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        layout: Layout,
+        additions: LayerAdditions | None = None,
+    ) -> Tensor:
         """As `Body.hidden`."""
         rows, table = self._rows(tokens), self._angles(int(positions.max()) + 1)
         if additions is None and isinstance(layout, CompiledLayout):
             attention = layout.compiled(*self._heads_of(rows.qkv), self._attention)
             if attention is not None:
-                return self._kernels.body(self._as_c(), rows, self._heads, self._kv_heads, table, positions, attention)
+                return self._kernels.body(
+                    self._as_c(), rows, self._heads, self._kv_heads, table, positions, attention
+                )
         return self._written_out(rows, positions, layout, table, additions)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -199,7 +238,11 @@ class FusedDecoder:
 
         It has no hooks, the same submodules, and weights that the kernels can read.
         """
-        return not any(self._hooks) and all(now == then for now, then in self._parts) and self._look_at_weights()
+        return (
+            not any(self._hooks)
+            and all(now == then for now, then in self._parts)
+            and self._look_at_weights()
+        )
 
     def _look_at_weights(self) -> bool:
         """Drop the packed copies if a weight changed.
@@ -209,7 +252,10 @@ class FusedDecoder:
         weights = [p for own in self._parameters for p in own.values() if p is not None]
         state = [(id(p), p.data_ptr(), -1 if p.is_inference() else p._version) for p in weights]
         if state != self._packed_from[1]:
-            self._readable = all(p.dtype is torch.float32 and p.is_cpu and p.is_contiguous() and not p.is_inference() for p in weights)
+            self._readable = all(
+                p.dtype is torch.float32 and p.is_cpu and p.is_contiguous() and not p.is_inference()
+                for p in weights
+            )
             self.refresh()
             # Keep the parameters alive: Python reuses the id of a freed object.
             self._packed_from = (weights, state)
@@ -223,7 +269,10 @@ class FusedDecoder:
     def _heads_of(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views of qkv: queries [1, heads, N, D], keys and values [1, kv_heads, N, D]."""
         widths = [heads * self._width for heads in (self._heads, self._kv_heads, self._kv_heads)]
-        queries, keys, values = (part.view(1, len(qkv), -1, self._width).transpose(1, 2) for part in qkv.split(widths, dim=1))
+        queries, keys, values = (
+            part.view(1, len(qkv), -1, self._width).transpose(1, 2)
+            for part in qkv.split(widths, dim=1)
+        )
         return queries, keys, values
 
     def _as_c(self) -> CLayers:
@@ -233,7 +282,12 @@ class FusedDecoder:
         return self._compiled
 
     def _written_out(
-        self, rows: Rows, positions: Tensor, layout: Layout, table: tuple[Tensor, Tensor], additions: LayerAdditions | None = None
+        self,
+        rows: Rows,
+        positions: Tensor,
+        layout: Layout,
+        table: tuple[Tensor, Tensor],
+        additions: LayerAdditions | None = None,
     ) -> Tensor:
         """Compute what `BodyKernels.body` computes, one operation at a time. The bits are the same.
 
@@ -253,11 +307,23 @@ class FusedDecoder:
         x, normed, qkv, gate_up = rows.x, rows.normed, rows.qkv, rows.gate_up
         queries, keys, values = self._heads_of(qkv)
         for layer, attention in zip(self._layers, self._attention, strict=True):
-            kernels.rms_norm(x, layer.before_attention.weight, layer.before_attention.epsilon, normed)
+            kernels.rms_norm(
+                x, layer.before_attention.weight, layer.before_attention.epsilon, normed
+            )
             layer.qkv.run(kernels, normed, qkv, additions)
-            norms = layer.heads and (layer.heads[0].weight, layer.heads[1].weight, layer.heads[0].epsilon)
+            norms = layer.heads and (
+                layer.heads[0].weight,
+                layer.heads[1].weight,
+                layer.heads[0].epsilon,
+            )
             kernels.rotate(qkv, self._heads, self._kv_heads, norms, table, positions)
-            layer.output.run(kernels, layout.attend(queries, keys, values, attention).view(count, -1), x, additions, add=True)
+            layer.output.run(
+                kernels,
+                layout.attend(queries, keys, values, attention).view(count, -1),
+                x,
+                additions,
+                add=True,
+            )
             kernels.rms_norm(x, layer.before_mlp.weight, layer.before_mlp.epsilon, normed)
             layer.gate_up.run(kernels, normed, gate_up, additions)
             layer.down.run(kernels, kernels.silu_mul(gate_up), x, additions, add=True)
@@ -266,7 +332,9 @@ class FusedDecoder:
     def _angles(self, positions: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines [P, D / 2] from the module's rotary embedding, for P >= `positions`."""
         if positions > len(self._table[0]):
-            self._table = self._angles_at(torch.arange(max(positions, 2 * len(self._table[0]), 256)))
+            self._table = self._angles_at(
+                torch.arange(max(positions, 2 * len(self._table[0]), 256))
+            )
         return self._table
 
     def _angles_at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -306,7 +374,9 @@ class FusedDecoder:
             if linear is not self._head:
                 linear.packed = made.get(key)
                 made[key] = linear.pack(self._kernels)
-        ours = self._written_out(self._rows(tokens), torch.arange(13), _Probe(spans), self._angles_at(positions))
+        ours = self._written_out(
+            self._rows(tokens), torch.arange(13), _Probe(spans), self._angles_at(positions)
+        )
         return bool((ours - theirs).abs().max() <= TOLERANCE * (1 + theirs.abs().max()))
 
 
@@ -360,9 +430,15 @@ def fused_decoder(model: ModuleBody, kernels: BodyKernels) -> FusedDecoder | Non
     # zero hides everything before it.
     blocks = list(model.module.get_submodule("model.layers").children())
     random = _random_weights(blocks[0])
-    weights = {f"model.model.layers.{i}.{name}": value for i in range(len(blocks)) for name, value in random.items()}
+    weights = {
+        f"model.model.layers.{i}.{name}": value
+        for i in range(len(blocks))
+        for name, value in random.items()
+    }
     context = vars(model.module.config)["max_position_embeddings"]
-    same = torch.func.functional_call(_WithWeights(model.module), weights, (lambda: decoder.agrees(context),))
+    same = torch.func.functional_call(
+        _WithWeights(model.module), weights, (lambda: decoder.agrees(context),)
+    )
     decoder.refresh()
     return decoder if same else None
 
@@ -372,7 +448,11 @@ def _random_weights(block: nn.Module) -> dict[str, Tensor]:
     generator, made = torch.Generator().manual_seed(0), {}
     for name, p in block.named_parameters():
         value = torch.empty(p.shape)
-        made[name] = value.uniform_(0.5, 1.5, generator=generator) if p.dim() == 1 else value.normal_(0, p.shape[1] ** -0.5, generator=generator)
+        made[name] = (
+            value.uniform_(0.5, 1.5, generator=generator)
+            if p.dim() == 1
+            else value.normal_(0, p.shape[1] ** -0.5, generator=generator)
+        )
     return made
 
 
@@ -381,8 +461,16 @@ def _has_parts(module: nn.Module) -> bool:
     body = module._modules.get("model")
     if body is None or set(body._modules) != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return False
-    embedding, rotary, layers = body.get_submodule("embed_tokens"), body.get_submodule("rotary_emb"), list(body.get_submodule("layers").children())
-    if type(embedding) is not nn.Embedding or embedding.max_norm is not None or not _is_norm(body.get_submodule("norm")):
+    embedding, rotary, layers = (
+        body.get_submodule("embed_tokens"),
+        body.get_submodule("rotary_emb"),
+        list(body.get_submodule("layers").children()),
+    )
+    if (
+        type(embedding) is not nn.Embedding
+        or embedding.max_norm is not None
+        or not _is_norm(body.get_submodule("norm"))
+    ):
         return False
     config = vars(module).get("config")
     limited = config is not None and "max_position_embeddings" in vars(config)
@@ -390,7 +478,9 @@ def _has_parts(module: nn.Module) -> bool:
     if not (limited and static and layers and all(_layer_has_parts(block) for block in layers)):
         return False
     shapes = [{name: tuple(p.shape) for name, p in block.named_parameters()} for block in layers]
-    expected = _shapes(shapes[0], embedding.weight.shape[1], 2 * rotary.get_buffer("inv_freq").numel())
+    expected = _shapes(
+        shapes[0], embedding.weight.shape[1], 2 * rotary.get_buffer("inv_freq").numel()
+    )
     return all(layer == shapes[0] for layer in shapes) and expected.items() <= shapes[0].items()
 
 
@@ -399,17 +489,23 @@ def _layer_has_parts(block: nn.Module) -> bool:
         return False
     for room, names in LINEARS.items():
         found = block.get_submodule(room)._modules
-        if not set(names) <= set(found) <= set(names) | OTHERS[room] or any(type(found[name]) is not nn.Linear for name in names):
+        if not set(names) <= set(found) <= set(names) | OTHERS[room] or any(
+            type(found[name]) is not nn.Linear for name in names
+        ):
             return False
     heads = {"q_norm", "k_norm"} & set(block.get_submodule("self_attn")._modules)
-    return len(heads) != 1 and all(_is_norm(m) for name, m in block.named_modules() if name.endswith("norm"))
+    return len(heads) != 1 and all(
+        _is_norm(m) for name, m in block.named_modules() if name.endswith("norm")
+    )
 
 
 def _is_norm(module: nn.Module) -> bool:
     return set(module._parameters) == {"weight"} and "variance_epsilon" in vars(module)
 
 
-def _shapes(layer: dict[str, tuple[int, ...]], hidden: int, width: int) -> dict[str, tuple[int, ...]]:
+def _shapes(
+    layer: dict[str, tuple[int, ...]], hidden: int, width: int
+) -> dict[str, tuple[int, ...]]:
     """Expected weight shapes of a layer.
 
     Heads are complete and as wide as the rotary embedding. Each norm covers its entire input.
@@ -419,20 +515,37 @@ def _shapes(layer: dict[str, tuple[int, ...]], hidden: int, width: int) -> dict[
         hidden: width of the hidden states.
         width: width of the rotary embedding (D).
     """
-    heads, kv_heads = (max(1, layer[f"self_attn.{name}.weight"][0] // width) for name in ("q_proj", "k_proj"))
+    heads, kv_heads = (
+        max(1, layer[f"self_attn.{name}.weight"][0] // width) for name in ("q_proj", "k_proj")
+    )
     inner = layer["mlp.gate_proj.weight"][0]
-    expected: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
-    expected |= {f"self_attn.{name}.weight": (n * width, hidden) for name, n in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))}
+    expected: dict[str, tuple[int, ...]] = {
+        f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")
+    }
+    expected |= {
+        f"self_attn.{name}.weight": (n * width, hidden)
+        for name, n in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))
+    }
     expected |= {f"mlp.{name}.weight": (inner, hidden) for name in ("gate_proj", "up_proj")}
-    expected |= {"self_attn.o_proj.weight": (hidden, heads * width), "mlp.down_proj.weight": (hidden, inner)}
-    return expected | {name: (width,) for name in ("self_attn.q_norm.weight", "self_attn.k_norm.weight") if name in layer}
+    expected |= {
+        "self_attn.o_proj.weight": (hidden, heads * width),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    return expected | {
+        name: (width,)
+        for name in ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+        if name in layer
+    }
 
 
 def _layer(block: nn.Module, path: str) -> _Layer:
     attention = block.get_submodule("self_attn")
 
     def linear(room: str, *names: str) -> _Linear:
-        return _Linear([block.get_submodule(f"{room}.{name}")._parameters for name in names], [f"{path}.{room}.{name}" for name in names])
+        return _Linear(
+            [block.get_submodule(f"{room}.{name}")._parameters for name in names],
+            [f"{path}.{room}.{name}" for name in names],
+        )
 
     return _Layer(
         linear("self_attn", "q_proj", "k_proj", "v_proj"),
@@ -441,7 +554,11 @@ def _layer(block: nn.Module, path: str) -> _Layer:
         linear("mlp", "down_proj"),
         _norm(block.get_submodule("input_layernorm")),
         _norm(block.get_submodule("post_attention_layernorm")),
-        (_norm(attention.get_submodule("q_norm")), _norm(attention.get_submodule("k_norm"))) if "q_norm" in attention._modules else None,
+        (
+            (_norm(attention.get_submodule("q_norm")), _norm(attention.get_submodule("k_norm")))
+            if "q_norm" in attention._modules
+            else None
+        ),
     )
 
 

@@ -67,4 +67,8 @@ def wide_mm(a: Tensor, b: Tensor) -> Tensor:
 @cache
 def _wide_products(device: str) -> bool:
     """True if `wide_mm` runs on the device: CUDA with PyTorch 2.8 or later."""
-    return device == "cuda" and torch.version.hip is None and "out_dtype" in str(torch.ops.aten.mm.dtype._schema)
+    return (
+        device == "cuda"
+        and torch.version.hip is None
+        and "out_dtype" in str(torch.ops.aten.mm.dtype._schema)
+    )

@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from ..chat.template import set_template
@@ -57,7 +64,9 @@ class Policy:
     notes: tuple[str, ...] = ()
     own_ends: TurnEnd | None = None
 
-    def stopping_at(self, tokens: Sequence[str], strings: Sequence[str], own: TurnEnd | None = None) -> Policy:
+    def stopping_at(
+        self, tokens: Sequence[str], strings: Sequence[str], own: TurnEnd | None = None
+    ) -> Policy:
         """The same policy with other ends of a completion.
 
         The model's generation settings change too, so a saved model stops at the same ends.
@@ -93,7 +102,7 @@ def load_policy(
     device: str,
     setting: str = "model.path",
     dtype: torch.dtype = torch.float32,
-) -> Policy:  # fmt: skip
+) -> Policy:
     """Load the model that the recipe names, in evaluation mode.
 
     Args:
@@ -108,7 +117,11 @@ def load_policy(
     """
     register()
     disable_progress_bar()  # transformers draws one per file, over the run's own display
-    model, tokenizer = from_disk(config.path, setting, config.revision) if config.path else scratch_model(config.scratch, seed)
+    model, tokenizer = (
+        from_disk(config.path, setting, config.revision)
+        if config.path
+        else scratch_model(config.scratch, seed)
+    )
     check_vocabulary(model, tokenizer, f"{setting} = '{config.path}'")
     set_template(tokenizer, config.chat_template, config.template_args)
     model.set_attn_implementation(NAME)
@@ -124,7 +137,17 @@ def load_policy(
     keep_ends(model.generation_config, ends, tokenizer)
     commits = _hub_commits(config.path, config.revision)
     notes = (context.note,) if context.note else ()
-    return Policy(model, tokenizer, context.tokens, ends.tokens, vocabulary_hash(tokenizer), ends.strings, commits, notes, ends)
+    return Policy(
+        model,
+        tokenizer,
+        context.tokens,
+        ends.tokens,
+        vocabulary_hash(tokenizer),
+        ends.strings,
+        commits,
+        notes,
+        ends,
+    )
 
 
 def _with_weights_in(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
@@ -154,10 +177,14 @@ def load_tokenizer(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Genera
         _check_folder(config.path, "model.path", config.revision)
         try:
             pinned = config.revision or "main"
-            tokenizer = AutoTokenizer.from_pretrained(config.path, revision=pinned, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(
+                config.path, revision=pinned, trust_remote_code=False
+            )
             settings = _generation_settings(config.path, pinned)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"model.path = '{config.path}': its tokenizer cannot be loaded ({_reason(error)})") from error
+            raise UserError(
+                f"model.path = '{config.path}': its tokenizer cannot be loaded ({_reason(error)})"
+            ) from error
     set_template(tokenizer, config.chat_template, config.template_args)
     return tokenizer, settings
 
@@ -167,14 +194,18 @@ def _generation_settings(path: str, revision: str) -> GenerationConfig:
     try:
         return GenerationConfig.from_pretrained(path, revision=revision)
     except OSError:
-        return GenerationConfig.from_model_config(AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False))
+        return GenerationConfig.from_model_config(
+            AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        )
 
 
 def _reason(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def from_disk(path: str, setting: str = "model.path", revision: str = "") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def from_disk(
+    path: str, setting: str = "model.path", revision: str = ""
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer from a folder or the hub.
 
     Only safetensors weights are read, and no remote code is run. Dropout is disabled: with dropout,
@@ -211,10 +242,16 @@ def from_disk(path: str, setting: str = "model.path", revision: str = "") -> tup
         model, found = loaded
         tokenizer = AutoTokenizer.from_pretrained(path, revision=pinned, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise UserError(f"{setting} = '{path}': cannot be loaded as a causal LM with tokenizer ({_reason(error)})") from error
+        raise UserError(
+            f"{setting} = '{path}': cannot be loaded as a causal LM with tokenizer"
+            f" ({_reason(error)})"
+        ) from error
     wrong = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
     if wrong:  # transformers would continue with random values for these weights
-        raise UserError(f"{setting} = '{path}': {len(wrong)} weights are missing or not of the shape that config.json says, first '{wrong[0]}'")
+        raise UserError(
+            f"{setting} = '{path}': {len(wrong)} weights are missing or not of the shape that"
+            f" config.json says, first '{wrong[0]}'"
+        )
     return model, tokenizer
 
 
@@ -237,21 +274,35 @@ def _check_folder(path: str, setting: str, revision: str = "") -> None:
             raise UserError(f"{setting} = '{path}': {reason}")
         return
     if revision:
-        raise UserError(f"model.revision = '{revision}' pins a hub model, and '{path}' is here: leave it empty")
+        raise UserError(
+            f"model.revision = '{revision}' pins a hub model, and '{path}' is here: leave it empty"
+        )
     if not folder.is_dir():
         raise UserError(f"{setting} = '{folder}' is a file: give the folder that holds config.json")
     names = {p.name for p in folder.iterdir()}
     if "config.json" not in names:
-        raise UserError(f"{setting} = '{folder}' has no config.json: is it a model folder? (found {sorted(names)[:5]})")
+        raise UserError(
+            f"{setting} = '{folder}' has no config.json: is it a model folder? (found"
+            f" {sorted(names)[:5]})"
+        )
     if not any(n.endswith(".safetensors") for n in names):
         pickled = sorted(n for n in names if n.endswith((".bin", ".pt", ".pth")))
-        why = f"only pickle weights {pickled}, which can run code; convert them to safetensors" if pickled else "no .safetensors weights"
+        why = (
+            f"only pickle weights {pickled}, which can run code; convert them to safetensors"
+            if pickled
+            else "no .safetensors weights"
+        )
         raise UserError(f"{setting} = '{folder}': {why}")
     if not names & {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}:
-        raise UserError(f"{setting} = '{folder}' has no tokenizer files (tokenizer.json): save the tokenizer beside the model")
+        raise UserError(
+            f"{setting} = '{folder}' has no tokenizer files (tokenizer.json): save the tokenizer"
+            " beside the model"
+        )
 
 
-def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, where: str) -> None:
+def check_vocabulary(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, where: str
+) -> None:
     """Raise UserError for tokens that have no embedding in the model.
 
     Tokens that no prompt contains are ignored. Gemma 3's text models have one more token than
@@ -266,14 +317,21 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
     embedding: Any = model.get_input_embeddings()
     rows = embedding.weight.shape[0]
     beyond = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i >= rows)
-    beyond = [(i, token) for i, token in beyond if i != tokenizer.unk_token_id and not _PLACEHOLDER.search(token)]
+    beyond = [
+        (i, token)
+        for i, token in beyond
+        if i != tokenizer.unk_token_id and not _PLACEHOLDER.search(token)
+    ]
     if beyond:
         raise UserError(
-            f"{where}: the tokenizer has {len(beyond)} tokens for which the model has no embedding (it has {rows}), first {beyond[0][1]!r} "
-            f"with id {beyond[0][0]}; use the model's own tokenizer, or enlarge the model with resize_token_embeddings and save it"
+            f"{where}: the tokenizer has {len(beyond)} tokens for which the model has no embedding"
+            f" (it has {rows}), first {beyond[0][1]!r} with id {beyond[0][0]}; use the model's own"
+            " tokenizer, or enlarge the model with resize_token_embeddings and save it"
         )
 
 
 def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash of the map from token to id. Equal hashes mean equal vocabularies."""
-    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[
+        :16
+    ]

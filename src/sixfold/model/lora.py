@@ -31,7 +31,15 @@ KEY = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>[AB])\.weight
 
 READ = {"peft_type", "r", "lora_alpha", "use_rslora", "init_lora_weights"}
 NO_MATTER = {
-    *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "runtime_config"),
+    *(
+        "task_type",
+        "auto_mapping",
+        "peft_version",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+        "runtime_config",
+    ),
     # The names of the weights already show which modules have an adapter.
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
     *("lora_dropout", "fan_in_fan_out", "eva_config", "megatron_core", "qalora_group_size"),
@@ -70,9 +78,16 @@ def read_adapter(path: str, model: PreTrainedModel) -> LoraAdapter:
         UserError: the adapter cannot be read, is not supported or does not fit the model.
     """
     folder, where = Path(path).expanduser(), f"adapter '{path}'"
-    missing = [name for name in ("adapter_config.json", "adapter_model.safetensors") if not (folder / name).is_file()]
+    missing = [
+        name
+        for name in ("adapter_config.json", "adapter_model.safetensors")
+        if not (folder / name).is_file()
+    ]
     if missing:
-        raise UserError(f"{where} has no {missing[0]}: give a folder that PEFT saved (safetensors; pickle files can run code and are not read)")
+        raise UserError(
+            f"{where} has no {missing[0]}: give a folder that PEFT saved (safetensors; pickle files"
+            " can run code and are not read)"
+        )
     try:
         config = json.loads((folder / "adapter_config.json").read_text())
         tensors = load_file(folder / "adapter_model.safetensors")
@@ -83,7 +98,9 @@ def read_adapter(path: str, model: PreTrainedModel) -> LoraAdapter:
     return make_adapter(model, config, tensors, where)
 
 
-def make_adapter(model: PreTrainedModel, config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> LoraAdapter:
+def make_adapter(
+    model: PreTrainedModel, config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str
+) -> LoraAdapter:
     """Make an adapter for `model` from the contents of PEFT's files.
 
     Args:
@@ -100,7 +117,10 @@ def make_adapter(model: PreTrainedModel, config: Mapping[str, Any], tensors: Map
     for key, tensor in tensors.items():
         found = KEY.fullmatch(key)
         if found is None:
-            raise UserError(f"{where}: '{key}' is not supported; only the two matrices of linear layers are (lora_A and lora_B)")
+            raise UserError(
+                f"{where}: '{key}' is not supported; only the two matrices of linear layers are"
+                " (lora_A and lora_B)"
+            )
         sides.setdefault(found["layer"], {})[found["side"]] = tensor
     if not sides:
         raise UserError(f"{where} holds no weights")
@@ -108,15 +128,26 @@ def make_adapter(model: PreTrainedModel, config: Mapping[str, Any], tensors: Map
     layers = {}
     for name, pair in sides.items():
         if name not in modules:
-            raise UserError(f"{where}: the model has no layer '{name}'.{nearest(name, list(modules))}")
+            raise UserError(
+                f"{where}: the model has no layer '{name}'.{nearest(name, list(modules))}"
+            )
         weight = _weight(model, name, modules[name], where)
         wanted = {"A": [rank, weight[0]], "B": [weight[1], rank]}
         for side, shape in wanted.items():
-            if side not in pair or list(pair[side].shape) != shape or not bool(pair[side].isfinite().all()):
+            if (
+                side not in pair
+                or list(pair[side].shape) != shape
+                or not bool(pair[side].isfinite().all())
+            ):
                 given = list(pair[side].shape) if side in pair else "missing"
-                raise UserError(f"{where}: lora_{side} of '{name}' is {given}; a finite {shape} is needed")
+                raise UserError(
+                    f"{where}: lora_{side} of '{name}' is {given}; a finite {shape} is needed"
+                )
         like = modules[name].weight
-        down, up = pair["A"].to(like.device, like.dtype), (pair["B"].float() * scale).to(like.device, like.dtype)  # type: ignore[arg-type]
+        down, up = (
+            pair["A"].to(like.device, like.dtype),
+            (pair["B"].float() * scale).to(like.device, like.dtype),
+        )  # type: ignore[arg-type]
         layers[name] = (down, up)
     return LoraAdapter(layers)
 
@@ -126,23 +157,43 @@ def _rank_and_scale(config: Mapping[str, Any], where: str) -> tuple[int, float]:
         raise UserError(f"{where} is of the kind {config.get('peft_type')}, not LORA")
     for key, value in config.items():
         if key not in READ | NO_MATTER and value and value != "none":
-            raise UserError(f"{where}: {key} = {value!r} is not supported; plain LoRA on linear layers is")
+            raise UserError(
+                f"{where}: {key} = {value!r} is not supported; plain LoRA on linear layers is"
+            )
     begun = config.get("init_lora_weights")
     if begun not in UNCHANGED_BASE:
-        raise UserError(f"{where}: init_lora_weights = {begun!r} changes the base model too; convert it to plain LoRA (PEFT's save_pretrained can)")
+        raise UserError(
+            f"{where}: init_lora_weights = {begun!r} changes the base model too; convert it to"
+            " plain LoRA (PEFT's save_pretrained can)"
+        )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     # `isinstance(True, int)` holds in Python, and its JSON reader accepts NaN and Infinity.
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise UserError(f"{where}: adapter_config.json has r = {rank!r}; a whole number of at least 1 is needed")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) <= LARGEST_ALPHA:
-        raise UserError(f"{where}: adapter_config.json has lora_alpha = {alpha!r}; a finite number is needed")
+        raise UserError(
+            f"{where}: adapter_config.json has r = {rank!r}; a whole number of at least 1 is needed"
+        )
+    if (
+        not isinstance(alpha, int | float)
+        or isinstance(alpha, bool)
+        or not abs(alpha) <= LARGEST_ALPHA
+    ):
+        raise UserError(
+            f"{where}: adapter_config.json has lora_alpha = {alpha!r}; a finite number is needed"
+        )
     return rank, alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
 
 
 def _weight(model: PreTrainedModel, name: str, layer: nn.Module, where: str) -> tuple[int, int]:
     """Sizes (inputs, outputs) of a layer. Raises UserError if adapters on it are not supported."""
-    if layer is model.get_output_embeddings() or "experts" in name.split(".") or not isinstance(layer, nn.Linear | Conv1D):
-        raise UserError(f"{where}: '{name}' ({type(layer).__name__}) is not supported; linear layers of attention and MLP are")
+    if (
+        layer is model.get_output_embeddings()
+        or "experts" in name.split(".")
+        or not isinstance(layer, nn.Linear | Conv1D)
+    ):
+        raise UserError(
+            f"{where}: '{name}' ({type(layer).__name__}) is not supported; linear layers of"
+            " attention and MLP are"
+        )
     outputs, inputs = layer.weight.shape if isinstance(layer, nn.Linear) else layer.weight.T.shape
     return inputs, outputs
 
@@ -154,7 +205,10 @@ def added(model: nn.Module, additions: LayerAdditions) -> Iterator[None]:
     def add(name: str, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         additions.add(name, inputs[0].flatten(0, -2), output.view(-1, output.shape[-1]))
 
-    handles = [model.get_submodule(name).register_forward_hook(partial(add, name)) for name in additions.layers]
+    handles = [
+        model.get_submodule(name).register_forward_hook(partial(add, name))
+        for name in additions.layers
+    ]
     try:
         yield
     finally:

@@ -196,9 +196,7 @@ class _Reads(TorchDispatchMode):
             return False
         return storage in self._cast or isinstance(part, nn.Linear | Conv1D)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # fmt: skip
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func.is_view or func.overloadpacket is torch.ops.aten.embedding:
             return out

@@ -14,8 +14,9 @@ from ..recipe.schema import ScratchConfig
 
 SPECIAL = ("<|pad|>", "<|end|>", "<|unknown|>", "<|user|>", "<|assistant|>", "<|system|>")
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% if m['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% if m['role'] =="
+    " 'assistant' %}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{%"
+    " endif %}"
 )
 
 
@@ -42,7 +43,9 @@ def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
     )
 
 
-def scratch_model(sizes: ScratchConfig, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+def scratch_model(
+    sizes: ScratchConfig, seed: int
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A Qwen3 model with random float32 weights drawn from `seed`, and its tokenizer."""
     tokenizer = character_tokenizer(sizes.alphabet)
     config = Qwen3Config(

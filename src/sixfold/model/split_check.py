@@ -37,7 +37,15 @@ _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attent
 _WITHOUT_LIMIT = 1 << 20
 
 # Errors that a model's code may raise when it is called in a way that it does not support.
-_FAILURES = (TypeError, AttributeError, RuntimeError, ValueError, LookupError, AssertionError, ArithmeticError)
+_FAILURES = (
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    AssertionError,
+    ArithmeticError,
+)
 
 
 @dataclass(frozen=True)
@@ -78,8 +86,9 @@ def check_split(model: PreTrainedModel, tolerance: float = 1e-3) -> Context:
     config = model.config.get_text_config()
     if others := unknown_layer_kinds(model):
         raise UserError(
-            f"{kind}: it has layers of the kind {', '.join(others)}. The engine computes full, sliding and chunked attention over all keys; "
-            f"the architecture '{config.model_type}' needs more"
+            f"{kind}: it has layers of the kind {', '.join(others)}. The engine computes full,"
+            f" sliding and chunked attention over all keys; the architecture '{config.model_type}'"
+            " needs more"
         )
     positions = torch.cat([torch.arange(b - a) for a, b in _SPANS])
     try:
@@ -88,25 +97,33 @@ def check_split(model: PreTrainedModel, tolerance: float = 1e-3) -> Context:
         raise
     except _FAILURES as error:
         raise UserError(
-            f"{kind}: it does not run as body and head, so the engine does not support the architecture '{config.model_type}'. {raised(error)}"
+            f"{kind}: it does not run as body and head, so the engine does not support the"
+            f" architecture '{config.model_type}'. {raised(error)}"
         ) from error
     if layout.layers != list(range(config.num_hidden_layers)):
         raise UserError(
-            f"{kind}: {len(set(layout.layers))} of its {config.num_hidden_layers} layers attend through transformers' attention interface; all must"
+            f"{kind}: {len(set(layout.layers))} of its {config.num_hidden_layers} layers attend"
+            " through transformers' attention interface; all must"
         )
     difference = _difference(ours, _own_logits(model, kind))
     if not difference <= tolerance:
         raise UserError(
-            f"{kind}: its logits differ by {difference:.2g} of the largest from ours; a transformer with plain causal attention and a plain "
-            "head is needed"
+            f"{kind}: its logits differ by {difference:.2g} of the largest from ours; a transformer"
+            " with plain causal attention and a plain head is needed"
         )
-    return min(_window_context(model, kind, tolerance), _rope_context(model, kind, positions, ours, tolerance), key=lambda c: c.tokens)
+    return min(
+        _window_context(model, kind, tolerance),
+        _rope_context(model, kind, positions, ours, tolerance),
+        key=lambda c: c.tokens,
+    )
 
 
 def context_of(model: PreTrainedModel) -> int:
     """Number of positions of the model, from its configuration, in tokens."""
     settings = model.config.get_text_config().to_dict()
-    return int(settings.get("max_position_embeddings") or settings.get("n_positions") or _WITHOUT_LIMIT)
+    return int(
+        settings.get("max_position_embeddings") or settings.get("n_positions") or _WITHOUT_LIMIT
+    )
 
 
 def _window_context(model: PreTrainedModel, kind: str, tolerance: float) -> Context:
@@ -135,15 +152,21 @@ def _window_context(model: PreTrainedModel, kind: str, tolerance: float) -> Cont
     if difference <= tolerance:
         return whole
     if min(windows) <= max(b - a for a, b in _SPANS):
-        raise UserError(f"{kind}: beyond its window of {min(windows)} tokens its logits differ by {difference:.2g} of the largest from ours")
+        raise UserError(
+            f"{kind}: beyond its window of {min(windows)} tokens its logits differ by"
+            f" {difference:.2g} of the largest from ours"
+        )
     return Context(
         min(windows),
-        f"{type(model).__name__} does not tell our attention of its window of {min(windows)} tokens: longer texts would be wrong, so the "
-        f"context is {min(windows)} tokens, not {whole.tokens}",
+        f"{type(model).__name__} does not tell our attention of its window of {min(windows)}"
+        f" tokens: longer texts would be wrong, so the context is {min(windows)} tokens, not"
+        f" {whole.tokens}",
     )
 
 
-def _rope_context(model: PreTrainedModel, kind: str, positions: Tensor, ours: Tensor, tolerance: float) -> Context:
+def _rope_context(
+    model: PreTrainedModel, kind: str, positions: Tensor, ours: Tensor, tolerance: float
+) -> Context:
     """Third probe: limit the context to the length above which rotary frequencies change.
 
     Args:
@@ -165,35 +188,55 @@ def _rope_context(model: PreTrainedModel, kind: str, positions: Tensor, ours: Te
         except torch.OutOfMemoryError:
             raise
         except _FAILURES as error:
-            raise UserError(f"{kind}: it does not run at position {limit - 1} of its context: {raised(error)}") from error
+            raise UserError(
+                f"{kind}: it does not run at position {limit - 1} of its context: {raised(error)}"
+            ) from error
         if apart <= tolerance:
             note = (
-                f"{type(model).__name__} turns positions otherwise in texts of more than {limit} tokens, and with them all shorter texts of "
-                f"the same batch: the context is {limit} tokens, not {whole}"
+                f"{type(model).__name__} turns positions otherwise in texts of more than {limit}"
+                " tokens, and with them all shorter texts of the same batch: the context is"
+                f" {limit} tokens, not {whole}"
             )
             return Context(limit, "" if limit == whole else note)
     if whole == _WITHOUT_LIMIT:
         return Context(whole)
-    raise UserError(f"{kind}: a text changes with the positions of others in the same batch, and its configuration does not say from which on")
+    raise UserError(
+        f"{kind}: a text changes with the positions of others in the same batch, and its"
+        " configuration does not say from which on"
+    )
 
 
 def _original_contexts(model: PreTrainedModel) -> set[int]:
     """Context lengths in the configuration that rotary embeddings had before they were extended."""
     settings = model.config.get_text_config().to_dict()
-    found, waiting = set(), [settings, settings.get("rope_parameters"), settings.get("rope_scaling")]
+    found, waiting = (
+        set(),
+        [
+            settings,
+            settings.get("rope_parameters"),
+            settings.get("rope_scaling"),
+        ],
+    )
     while waiting:
         place = waiting.pop()
         if isinstance(place, dict):
             if isinstance(length := place.get("original_max_position_embeddings"), int):
                 found.add(length)
-            waiting += [value for key, value in place.items() if isinstance(value, dict) and place is not settings]
+            waiting += [
+                value
+                for key, value in place.items()
+                if isinstance(value, dict) and place is not settings
+            ]
     return found
 
 
 def _logits(model: PreTrainedModel, positions: Tensor) -> tuple[Tensor, Segments]:
     """Logits with Sixfold's attention, float32 [N, V], and the layout that recorded the layers."""
     layout, tokens = Segments(_SPANS), _tokens(model)
-    return head_logits(model, hidden_states(model, tokens, positions.to(tokens.device), layout)), layout
+    return (
+        head_logits(model, hidden_states(model, tokens, positions.to(tokens.device), layout)),
+        layout,
+    )
 
 
 def _own_logits(model: PreTrainedModel, kind: str) -> Tensor:
@@ -201,7 +244,12 @@ def _own_logits(model: PreTrainedModel, kind: str) -> Tensor:
     tokens = _tokens(model)
     model.set_attn_implementation("eager")
     try:
-        return torch.cat([model(input_ids=tokens[None, a:b], use_cache=False).logits[0].float() for a, b in _SPANS])
+        return torch.cat(
+            [
+                model(input_ids=tokens[None, a:b], use_cache=False).logits[0].float()
+                for a, b in _SPANS
+            ]
+        )
     except torch.OutOfMemoryError:
         raise
     except _FAILURES as error:
@@ -212,7 +260,10 @@ def _own_logits(model: PreTrainedModel, kind: str) -> Tensor:
 
 def _tokens(model: PreTrainedModel) -> Tensor:
     device = next(model.parameters()).device
-    return torch.arange(1, _SPANS[-1][1] + 1, device=device) % model.config.get_text_config().vocab_size
+    return (
+        torch.arange(1, _SPANS[-1][1] + 1, device=device)
+        % model.config.get_text_config().vocab_size
+    )
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> float:
@@ -224,7 +275,15 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
 
 def _windows(model: PreTrainedModel) -> Iterator[tuple[dict[str, Any], str, int]]:
     """Every attribute that holds a window, as (attribute dictionary, name, tokens)."""
-    owners = {id(o): o for o in (model.config, model.config.get_text_config(), *(vars(m).get("config") for m in model.modules()), *model.modules())}
+    owners = {
+        id(o): o
+        for o in (
+            model.config,
+            model.config.get_text_config(),
+            *(vars(m).get("config") for m in model.modules()),
+            *model.modules(),
+        )
+    }
     for owner in owners.values():
         if owner is not None:
             places = vars(owner)

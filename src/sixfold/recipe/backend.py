@@ -39,7 +39,11 @@ def parse_backend(text: str) -> Backend:
         return Backend("vllm", python=rest)
     if kind == "sglang":
         return Backend("sglang", url=_server(text, rest))
-    hint = f" Did you mean '{kind}'?" if kind in ("engine", "vllm") else nearest(kind, ["engine", "vllm", "sglang"])
+    hint = (
+        f" Did you mean '{kind}'?"
+        if kind in ("engine", "vllm")
+        else nearest(kind, ["engine", "vllm", "sglang"])
+    )
     raise UserError(f"rollout.backend = '{text}' is none of {FORMS}.{hint}")
 
 
@@ -58,4 +62,6 @@ def _server(text: str, url: str) -> str:
         return url.rstrip("/")
     bare = url.removeprefix("http:").removeprefix("https:").strip("/")
     meant = bare if ":" in bare else f"{bare or '127.0.0.1'}:30000"
-    raise UserError(f"rollout.backend = '{text}' names no server. Did you mean 'sglang:http://{meant}'?")
+    raise UserError(
+        f"rollout.backend = '{text}' names no server. Did you mean 'sglang:http://{meant}'?"
+    )

@@ -30,18 +30,31 @@ _BODIES = {
 
 _PREFIXES = {
     "radix": "what prompts begin with in common is computed once too, found in a radix tree",
-    "hash": "what prompts begin with in common is computed once too, by whole blocks, found by their hashes",
+    "hash": (
+        "what prompts begin with in common is computed once too, by whole blocks, found by their"
+        " hashes"
+    ),
     "none": "what prompts begin with in common is computed for each",
 }
 
 _SPECULATION = (
-    "the next tokens are guessed from the completion's own text and checked in one forward: the same tokens and log-probs, sooner where text repeats "
-    "itself and few sequences run, later where it does not"
+    "the next tokens are guessed from the completion's own text and checked in one forward: the"
+    " same tokens and log-probs, sooner where text repeats itself and few sequences run, later"
+    " where it does not"
 )
 _ADMISSION = {
-    "none": "a completion starts once the longest that it may become fits beside those that run, so none has to stop",
-    "recompute": "a completion starts once its prompt fits; where blocks run out, the last in line stops and goes on later, to the same tokens",
-    "swap": "a completion starts once its prompt fits; where blocks run out, the last in line waits in host memory, then goes on to the same tokens",
+    "none": (
+        "a completion starts once the longest that it may become fits beside those that run, so"
+        " none has to stop"
+    ),
+    "recompute": (
+        "a completion starts once its prompt fits; where blocks run out, the last in line stops and"
+        " goes on later, to the same tokens"
+    ),
+    "swap": (
+        "a completion starts once its prompt fits; where blocks run out, the last in line waits in"
+        " host memory, then goes on to the same tokens"
+    ),
 }
 
 _SOLVED = (0.1, 0.5, 0.9)
@@ -113,15 +126,26 @@ def _model_facts(plan: Plan) -> list[Fact]:
     if model.parameters is None:
         size, state = _UNKNOWN, _UNKNOWN
     else:
-        size, state = _count(model.parameters), _bytes(TRAINING_BYTES_PER_PARAMETER * model.parameters)
+        size, state = (
+            _count(model.parameters),
+            _bytes(TRAINING_BYTES_PER_PARAMETER * model.parameters),
+        )
     return [
         Fact(
             "model",
             f"{model.origin}; parameters: {size}",
             "" if plan.recipe.model.path else "model.path is empty; token embeddings are tied",
         ),
-        Fact("context", f"{model.context or _UNKNOWN}" + (" tokens, prompt and completion together" if model.context else "")),
-        Fact("memory", f"training state: {state}", "float32 weights, gradient and two AdamW moments are 16 bytes a parameter"),
+        Fact(
+            "context",
+            f"{model.context or _UNKNOWN}"
+            + (" tokens, prompt and completion together" if model.context else ""),
+        ),
+        Fact(
+            "memory",
+            f"training state: {state}",
+            "float32 weights, gradient and two AdamW moments are 16 bytes a parameter",
+        ),
         *_sampler_facts(plan.recipe),
     ]
 
@@ -131,15 +155,27 @@ def _sampler_facts(recipe: Recipe) -> list[Fact]:
     backend, sync = parse_backend(recipe.rollout.backend), recipe.sync
     where = f"forward passes in {recipe.run.precision} on device {recipe.run.device}"
     if backend.kind == "engine":
-        copies = "engine and trainer share one set of weights" if sync.mode == "shared" else "the engine has its own copy of the weights"
-        copies += f", rounded as if in {sync.mode} (simulated: nothing is saved)" if sync.quantised else ""
+        copies = (
+            "engine and trainer share one set of weights"
+            if sync.mode == "shared"
+            else "the engine has its own copy of the weights"
+        )
+        copies += (
+            f", rounded as if in {sync.mode} (simulated: nothing is saved)"
+            if sync.quantised
+            else ""
+        )
         return [Fact("weights", f"{copies}; {where}", f"sync.mode = {sync.mode}")]
     vllm = f"vLLM in a process of its own, under {backend.python or 'this Python'}"
     who = vllm if backend.kind == "vllm" else f"SGLang at {backend.url}, which must be running"
     when = f"every {sync.every} steps" if sync.every > 1 else "after every step"
     return [
         Fact("sampler", who, f"rollout.backend = {recipe.rollout.backend}"),
-        Fact("weights", f"the sampler has its own copy, handed over {when}; trainer: {where}", "it shares no memory with the trainer"),
+        Fact(
+            "weights",
+            f"the sampler has its own copy, handed over {when}; trainer: {where}",
+            "it shares no memory with the trainer",
+        ),
     ]
 
 
@@ -158,7 +194,10 @@ def _task_facts(plan: Plan) -> list[Fact]:
     return [
         Fact("tasks", f"{_sources(data)}; held out: {kept}"),
         Fact("prompts", f"at most {limit}; a longer one {longer}", why),
-        Fact("reward", " + ".join(f"{w:g} x {name}" for w, name in zip(scale, rewards.rewards, strict=True))),
+        Fact(
+            "reward",
+            " + ".join(f"{w:g} x {name}" for w, name in zip(scale, rewards.rewards, strict=True)),
+        ),
     ]
 
 
@@ -167,13 +206,18 @@ def _sources(data: DataConfig) -> str:
     if not data.sources:
         return data.source + (f" at revision {data.revision}" if data.revision else "")
     total = sum(s.weight for s in data.sources)
-    return ", ".join(f"{s.weight / total:.0%} {s.label}" + (f" at revision {s.revision}" if s.revision else "") for s in data.sources)
+    return ", ".join(
+        f"{s.weight / total:.0%} {s.label}" + (f" at revision {s.revision}" if s.revision else "")
+        for s in data.sources
+    )
 
 
 def _held_out(data: DataConfig) -> str:
     if data.heldout_splits:
         return ", ".join(f"split '{split}'" for split in data.heldout_splits)
-    return f"{data.heldout} tasks set aside" + ("" if data.sources else f" from split '{data.split}'")
+    return f"{data.heldout} tasks set aside" + (
+        "" if data.sources else f" from split '{data.split}'"
+    )
 
 
 def _rollout_facts(plan: Plan) -> list[Fact]:
@@ -185,8 +229,9 @@ def _rollout_facts(plan: Plan) -> list[Fact]:
     return [
         Fact(
             "step",
-            f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples = {plan.trajectories} trajectories, "
-            f"{_updates(row)}, at most {batches} of <= {plan.recipe.trainer.max_tokens_per_microbatch} tokens{a_pass}",
+            f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples ="
+            f" {plan.trajectories} trajectories, {_updates(row)}, at most {batches} of <="
+            f" {plan.recipe.trainer.max_tokens_per_microbatch} tokens{a_pass}",
             _microbatch_reason(plan),
         ),
         *_truncation_facts(plan),
@@ -195,13 +240,29 @@ def _rollout_facts(plan: Plan) -> list[Fact]:
 
 
 def _engine_facts(plan: Plan) -> list[Fact]:
-    engine, samples = plan.recipe.engine, plan.recipe.rollout.oversample or plan.recipe.rollout.samples_per_prompt
+    engine, samples = (
+        plan.recipe.engine,
+        plan.recipe.rollout.oversample or plan.recipe.rollout.samples_per_prompt,
+    )
     bound = "" if engine.kv_tokens else "at most "  # the run uses the actual longest prompt
-    room = _UNKNOWN if plan.kv_blocks is None else f"{bound}{plan.kv_tokens:,} tokens in {plan.kv_blocks:,} blocks of {engine.block_size}"
+    room = (
+        _UNKNOWN
+        if plan.kv_blocks is None
+        else f"{bound}{plan.kv_tokens:,} tokens in {plan.kv_blocks:,} blocks of {engine.block_size}"
+    )
     size = _UNKNOWN if plan.kv_bytes is None else _bytes(plan.kv_bytes)
-    full_length = f"engine.kv_tokens = 0: room for engine.max_running = {engine.max_running} sequences of {_tokens(plan.longest_tokens)}"
-    full_length += "; on a GPU no more than is free there, less what training needs and a tenth of its memory"
-    shared = f"a prompt is computed once for its {samples} samples" if samples > 1 else "a prompt has one sample"
+    full_length = (
+        f"engine.kv_tokens = 0: room for engine.max_running = {engine.max_running} sequences of"
+        f" {_tokens(plan.longest_tokens)}"
+    )
+    full_length += (
+        "; on a GPU no more than is free there, less what training needs and a tenth of its memory"
+    )
+    shared = (
+        f"a prompt is computed once for its {samples} samples"
+        if samples > 1
+        else "a prompt has one sample"
+    )
     return [
         Fact(
             "KV cache",
@@ -210,12 +271,19 @@ def _engine_facts(plan: Plan) -> list[Fact]:
         ),
         Fact(
             "prefill",
-            f"{shared}; {_PREFIXES[engine.prefix_cache]}; at most {engine.prefill_tokens_per_step} prompt tokens in an engine step, "
-            "or one longer prompt, while what runs waits",
-            f"engine.prefix_cache = {engine.prefix_cache}; engine.prefill_tokens_per_step = {engine.prefill_tokens_per_step}",
+            f"{shared}; {_PREFIXES[engine.prefix_cache]}; at most {engine.prefill_tokens_per_step}"
+            " prompt tokens in an engine step, or one longer prompt, while what runs waits",
+            f"engine.prefix_cache = {engine.prefix_cache}; engine.prefill_tokens_per_step ="
+            f" {engine.prefill_tokens_per_step}",
         ),
-        *([Fact("speculation", _SPECULATION, f"engine.speculation = {engine.speculation}")] if engine.speculation != "none" else []),
-        Fact("admission", _ADMISSION[engine.preemption], f"engine.preemption = {engine.preemption}"),
+        *(
+            [Fact("speculation", _SPECULATION, f"engine.speculation = {engine.speculation}")]
+            if engine.speculation != "none"
+            else []
+        ),
+        Fact(
+            "admission", _ADMISSION[engine.preemption], f"engine.preemption = {engine.preemption}"
+        ),
     ]
 
 
@@ -223,7 +291,9 @@ def _truncation_facts(plan: Plan) -> list[Fact]:
     rollout = plan.recipe.rollout
     top_k = f"the {rollout.top_k} most probable tokens" if rollout.top_k else ""
     top_p = f"the fewest that reach a probability of {rollout.top_p:g}" if rollout.top_p < 1 else ""
-    min_p = f"those at least {rollout.min_p:g} times as probable as the best" if rollout.min_p else ""
+    min_p = (
+        f"those at least {rollout.min_p:g} times as probable as the best" if rollout.min_p else ""
+    )
     rules = [rule for rule in (top_k, top_p, min_p) if rule]
     if not rules:
         return []
@@ -231,9 +301,10 @@ def _truncation_facts(plan: Plan) -> list[Fact]:
     return [
         Fact(
             "sampling",
-            f"from {', of these '.join(rules)}, renormalised; trainer and reference score each token over the set that the sampler kept, which "
-            f"costs {bound} a sampled token",
-            f"rollout.top_k = {rollout.top_k}, top_p = {rollout.top_p:g}, min_p = {rollout.min_p:g}; evaluation draws from all tokens",
+            f"from {', of these '.join(rules)}, renormalised; trainer and reference score each"
+            f" token over the set that the sampler kept, which costs {bound} a sampled token",
+            f"rollout.top_k = {rollout.top_k}, top_p = {rollout.top_p:g}, min_p ="
+            f" {rollout.min_p:g}; evaluation draws from all tokens",
         )
     ]
 
@@ -251,32 +322,64 @@ def _microbatch_reason(plan: Plan) -> str:
         return "no length is known before the model is loaded, and a trajectory is never split"
     budget = plan.recipe.trainer.max_tokens_per_microbatch
     if plan.longest_tokens > budget:
-        return f"a trajectory is never split, and one of more than {budget} tokens gets a micro-batch of its own"
-    shared = "a prompt counts once for its completions (trainer.share_prefix)" if plan.recipe.trainer.share_prefix else "each counts its prompt"
+        return (
+            f"a trajectory is never split, and one of more than {budget} tokens gets a micro-batch"
+            " of its own"
+        )
+    shared = (
+        "a prompt counts once for its completions (trainer.share_prefix)"
+        if plan.recipe.trainer.share_prefix
+        else "each counts its prompt"
+    )
     return f"a trajectory has at most {plan.longest_tokens} tokens and is never split; {shared}"
 
 
 def _algorithm_facts(plan: Plan) -> list[Fact]:
     row, recipe = plan.algorithm, plan.recipe
     cell = cells(row)
-    ratio = "no ratio, no clip" if cell["ratio and clip"] == "none" else f"ratio and clip: {cell['ratio and clip']}"
-    text = f"{row.name}: baseline: {cell['baseline']}; {ratio}; token losses averaged by '{row.aggregation}' ({row.paper})"
+    ratio = (
+        "no ratio, no clip"
+        if cell["ratio and clip"] == "none"
+        else f"ratio and clip: {cell['ratio and clip']}"
+    )
+    text = (
+        f"{row.name}: baseline: {cell['baseline']}; {ratio}; token losses averaged by"
+        f" '{row.aggregation}' ({row.paper})"
+    )
     return [Fact("algorithm", text), _reference_fact(plan), *_correction_facts(row, recipe)]
 
 
 def _reference_fact(plan: Plan) -> Fact:
     row, config = plan.algorithm, plan.recipe.reference
-    whose = "algorithm.beta in the recipe" if plan.recipe.algorithm.beta is not None else f"{row.name}'s default"
+    whose = (
+        "algorithm.beta in the recipe"
+        if plan.recipe.algorithm.beta is not None
+        else f"{row.name}'s default"
+    )
     if not plan.keeps_reference:
         idle = "; reference.reset_every has no effect" if config.reset_every else ""
-        return Fact("reference", f"none is kept{idle}", f"beta = 0 ({whose}), so nothing is measured against it")
+        return Fact(
+            "reference",
+            f"none is kept{idle}",
+            f"beta = 0 ({whose}), so nothing is measured against it",
+        )
     kept = f"{config.path} is kept" if config.path else "a frozen copy is kept"
     scored = f"{kept}, scored {_PLACEMENTS[config.placement]}"
     if row.needs_teacher:
-        return Fact("teacher", f"{scored}; its log-probs less the policy's are the advantage of each token", f"advantage = '{row.advantage}'")
-    weight = f"weight {row.beta:g}" + (f", adapted until the KL is {row.kl_target:g}" if row.kl_target else "")
+        return Fact(
+            "teacher",
+            f"{scored}; its log-probs less the policy's are the advantage of each token",
+            f"advantage = '{row.advantage}'",
+        )
+    weight = f"weight {row.beta:g}" + (
+        f", adapted until the KL is {row.kl_target:g}" if row.kl_target else ""
+    )
     reset = f"; copied anew every {config.reset_every} steps" if config.reset_every else ""
-    return Fact("reference", f"{scored}; KL {row.kl} in the {row.kl_in}, {weight}{reset}", f"beta = {row.beta:g} ({whose})")
+    return Fact(
+        "reference",
+        f"{scored}; KL {row.kl} in the {row.kl_in}, {weight}{reset}",
+        f"beta = {row.beta:g} ({whose})",
+    )
 
 
 def _correction_facts(row: Method, recipe: Recipe) -> list[Fact]:
@@ -284,11 +387,23 @@ def _correction_facts(row: Method, recipe: Recipe) -> list[Fact]:
         return []
     low, high = row.band
     if row.correction == "negative-sequence":
-        says = f"completions with A < 0 are dropped once their mean log-ratio to the sampler has fallen by {high:g}"
+        says = (
+            "completions with A < 0 are dropped once their mean log-ratio to the sampler has"
+            f" fallen by {high:g}"
+        )
     else:
         bounds = f"{low:g} to {high:g}" if low is not None else f"up to {high:g}"
-        says = f"'{row.correction}': the policy loss is multiplied by pi(start of the step) / pi(sampler), {bounds}"
-    return [Fact("correction", says, f"algorithm.correction; sync.mode = {recipe.sync.mode}, every = {recipe.sync.every}")]
+        says = (
+            f"'{row.correction}': the policy loss is multiplied by pi(start of the step) /"
+            f" pi(sampler), {bounds}"
+        )
+    return [
+        Fact(
+            "correction",
+            says,
+            f"algorithm.correction; sync.mode = {recipe.sync.mode}, every = {recipe.sync.every}",
+        )
+    ]
 
 
 def _critic_facts(plan: Plan) -> list[Fact]:
@@ -298,35 +413,60 @@ def _critic_facts(plan: Plan) -> list[Fact]:
     state = "next to nothing"
     if config.body == "own":
         size = plan.model.parameters
-        state = _UNKNOWN if size is None else f"about {_bytes(TRAINING_BYTES_PER_PARAMETER * size)} more"
-    alone = f"; trained alone in the first {config.warmup_steps} steps" if config.warmup_steps else ""
-    text = f"{_BODIES[config.body]}; training state: {state}; learning rate {config.learning_rate:g}{alone}"
-    return [Fact("critic", text, f"advantage = '{row.advantage}' needs the value of every state; critic.body = {config.body}")]
+        state = (
+            _UNKNOWN
+            if size is None
+            else f"about {_bytes(TRAINING_BYTES_PER_PARAMETER * size)} more"
+        )
+    alone = (
+        f"; trained alone in the first {config.warmup_steps} steps" if config.warmup_steps else ""
+    )
+    text = (
+        f"{_BODIES[config.body]}; training state: {state}; learning rate"
+        f" {config.learning_rate:g}{alone}"
+    )
+    return [
+        Fact(
+            "critic",
+            text,
+            f"advantage = '{row.advantage}' needs the value of every state; critic.body ="
+            f" {config.body}",
+        )
+    ]
 
 
 def _sampling_facts(plan: Plan) -> list[Fact]:
-    rounds, samples, started = plan.algorithm.dynamic_sampling, plan.recipe.rollout.samples_per_prompt, plan.recipe.rollout.oversample
+    rounds, samples, started = (
+        plan.algorithm.dynamic_sampling,
+        plan.recipe.rollout.samples_per_prompt,
+        plan.recipe.rollout.oversample,
+    )
     facts = []
     if started:
         facts.append(
             Fact(
                 "oversample",
-                f"{started} samples of a task are started; its group is whole once {samples} have ended and their rewards differ, the others are "
-                "aborted and reach no loss. Short answers end first: this favours them",
+                f"{started} samples of a task are started; its group is whole once {samples} have"
+                " ended and their rewards differ, the others are aborted and reach no loss. Short"
+                " answers end first: this favours them",
                 f"rollout.oversample = {started}, samples_per_prompt = {samples}",
             )
         )
     if not rounds:
         return facts
     costs = [expected_refill(degenerate_probability(p, samples), rounds) for p in _SOLVED]
-    more, left = (", ".join(f"{cost[i]:.{digits}f}" for cost in costs) for i, digits in ((0, 2), (1, 3)))
+    more, left = (
+        ", ".join(f"{cost[i]:.{digits}f}" for cost in costs) for i, digits in ((0, 2), (1, 3))
+    )
     return [
         *facts,
         Fact(
             "refill",
-            f"groups whose rewards are all equal are sampled anew, in {rounds} rounds a step at most; where tasks are solved with probability "
-            f"{', '.join(map(str, _SOLVED))}: {more} groups more for each of the step, and a share of {left} stays as it is",
-            f"dynamic_sampling = {rounds}; {samples} rewards of 0 or 1 are all equal with probability p^{samples} + (1 - p)^{samples}",
+            f"groups whose rewards are all equal are sampled anew, in {rounds} rounds a step at"
+            f" most; where tasks are solved with probability {', '.join(map(str, _SOLVED))}: {more}"
+            f" groups more for each of the step, and a share of {left} stays as it is",
+            f"dynamic_sampling = {rounds}; {samples} rewards of 0 or 1 are all equal with"
+            f" probability p^{samples} + (1 - p)^{samples}",
         ),
     ]
 
@@ -337,19 +477,50 @@ def _reward_facts(plan: Plan) -> list[Fact]:
         return []
     buffer = max(1, round(row.overlong_buffer * longest))
     whose = "of answers cut off" if row.overlong_truncated_only else "of every answer"
-    text = f"the reward {whose} falls past {longest - buffer} tokens, by {row.overlong_penalty:g} at {longest}"
-    return [Fact("overlong", text, f"overlong_buffer = {row.overlong_buffer:g}: the last {buffer} of {longest} tokens")]
+    text = (
+        f"the reward {whose} falls past {longest - buffer} tokens, by {row.overlong_penalty:g} at"
+        f" {longest}"
+    )
+    return [
+        Fact(
+            "overlong",
+            text,
+            f"overlong_buffer = {row.overlong_buffer:g}: the last {buffer} of {longest} tokens",
+        )
+    ]
 
 
 def _trainer_facts(plan: Plan) -> list[Fact]:
     trainer, sft = plan.recipe.trainer, plan.recipe.sft
-    rate = f"AdamW, learning rate {trainer.learning_rate:g} ({trainer.schedule}, {trainer.warmup_steps} warm-up steps)"
-    tokens = f"tokens computed a step: {_UNKNOWN}" if plan.step_tokens is None else f"at most {plan.step_tokens:,} tokens computed a {_pass(plan)}"
-    facts = [Fact("training", f"{rate}; {tokens}", "every prompt and completion at its longest" if plan.step_tokens else "")]
+    rate = (
+        f"AdamW, learning rate {trainer.learning_rate:g} ({trainer.schedule},"
+        f" {trainer.warmup_steps} warm-up steps)"
+    )
+    tokens = (
+        f"tokens computed a step: {_UNKNOWN}"
+        if plan.step_tokens is None
+        else f"at most {plan.step_tokens:,} tokens computed a {_pass(plan)}"
+    )
+    facts = [
+        Fact(
+            "training",
+            f"{rate}; {tokens}",
+            "every prompt and completion at its longest" if plan.step_tokens else "",
+        )
+    ]
     if sft.steps:
         pace = f"looked at every {SFT_PROBE_EVERY} steps"
-        end = f", or once {sft.stop_at_accuracy:.0%} of a probe set is solved ({pace})" if sft.stop_at_accuracy else ""
-        facts.insert(0, Fact("warm-up", f"at most {sft.steps} SFT steps of {sft.examples_per_step} examples{end}"))
+        end = (
+            f", or once {sft.stop_at_accuracy:.0%} of a probe set is solved ({pace})"
+            if sft.stop_at_accuracy
+            else ""
+        )
+        facts.insert(
+            0,
+            Fact(
+                "warm-up", f"at most {sft.steps} SFT steps of {sft.examples_per_step} examples{end}"
+            ),
+        )
     return facts
 
 
@@ -361,14 +532,28 @@ def _eval_facts(plan: Plan) -> list[Fact]:
     settings, data = plan.recipe.eval, plan.recipe.data
     if not plan.evaluations:
         return [Fact("evaluation", "none", "data.heldout = 0 and data.heldout_split is empty")]
-    everything = f"all of {_held_out(data)}" if data.heldout_splits else f"{data.heldout} held-out tasks"
+    everything = (
+        f"all of {_held_out(data)}" if data.heldout_splits else f"{data.heldout} held-out tasks"
+    )
     some = f" ({settings.tasks} of them in between)" if settings.tasks else ""
     how = "greedy" if settings.temperature == 0 else f"temperature {settings.temperature:g}"
     samples = f"{settings.samples} sample{'s' if settings.samples > 1 else ''}"
-    when = f"before the first step, every {settings.every} steps and after the last" if settings.every else "before the first step and after the last"
+    when = (
+        f"before the first step, every {settings.every} steps and after the last"
+        if settings.every
+        else "before the first step and after the last"
+    )
     return [
-        Fact("evaluation", f"{everything}{some} x {samples}, {how}; {plan.evaluations} times: {when}", "of the policy's own weights"),
-        Fact("solved", _solved(plan.recipe), "by eval.metric and eval.solved_at; counted in accuracy, pass@k and pre-flight"),
+        Fact(
+            "evaluation",
+            f"{everything}{some} x {samples}, {how}; {plan.evaluations} times: {when}",
+            "of the policy's own weights",
+        ),
+        Fact(
+            "solved",
+            _solved(plan.recipe),
+            "by eval.metric and eval.solved_at; counted in accuracy, pass@k and pre-flight",
+        ),
     ]
 
 
@@ -376,7 +561,12 @@ def _solved(recipe: Recipe) -> str:
     """Rule by which a completion counts as solved."""
     specs = recipe.environment.rewards
     labels = reward_labels([spec_name(spec) for spec in specs], specs)
-    return solved_rule(labels, recipe.environment.weights or [1.0] * len(specs), recipe.eval.metric, recipe.eval.solved_at).text
+    return solved_rule(
+        labels,
+        recipe.environment.weights or [1.0] * len(specs),
+        recipe.eval.metric,
+        recipe.eval.solved_at,
+    ).text
 
 
 def _end_facts(plan: Plan) -> list[Fact]:
@@ -391,18 +581,34 @@ def _end_facts(plan: Plan) -> list[Fact]:
 
 def _disk_facts(plan: Plan) -> list[Fact]:
     run, kept, log = plan.recipe.run, plan.recipe.checkpoint, plan.recipe.log
-    each = "size unknown until the model is loaded" if plan.checkpoint_bytes is None else f"about {_bytes(plan.checkpoint_bytes)} each"
+    each = (
+        "size unknown until the model is loaded"
+        if plan.checkpoint_bytes is None
+        else f"about {_bytes(plan.checkpoint_bytes)} each"
+    )
     when = f"every {kept.every} steps and at the end" if kept.every else "at the end"
-    rollouts = f"every trajectory of one step in {log.rollouts_every}" if log.rollouts_every > 1 else "every trajectory"
+    rollouts = (
+        f"every trajectory of one step in {log.rollouts_every}"
+        if log.rollouts_every > 1
+        else "every trajectory"
+    )
     also = f"; {rollouts}" if log.rollouts_every else "; no trajectories"
     return [
         Fact("on disk", f"{run.dir}/{run.name}: recipe.toml, metrics.jsonl, report.html{also}"),
-        Fact("checkpoints", f"{when}, the newest {kept.keep} kept; {each}", "float32 weights and two AdamW moments are 12 bytes a parameter"),
+        Fact(
+            "checkpoints",
+            f"{when}, the newest {kept.keep} kept; {each}",
+            "float32 weights and two AdamW moments are 12 bytes a parameter",
+        ),
     ]
 
 
 def _tokens(count: int | None) -> str:
-    return f"as many tokens as the context leaves ({_UNKNOWN})" if count is None else f"{count:,} tokens"
+    return (
+        f"as many tokens as the context leaves ({_UNKNOWN})"
+        if count is None
+        else f"{count:,} tokens"
+    )
 
 
 def _count(n: int) -> str:

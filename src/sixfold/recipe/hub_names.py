@@ -14,10 +14,25 @@ from ..errors import nearest
 
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 _LONGEST_NAME = 96
-_LOCAL_OWNERS = frozenset({"checkpoints", "data", "datasets", "models", "output", "outputs", "recipes", "runs"})
+_LOCAL_OWNERS = frozenset(
+    {"checkpoints", "data", "datasets", "models", "output", "outputs", "recipes", "runs"}
+)
 _FILE_SUFFIXES = frozenset(
     {
-        *(".arrow", ".bin", ".csv", ".gguf", ".gz", ".json", ".jsonl", ".parquet", ".pt", ".pth", ".py", ".safetensors"),
+        *(
+            ".arrow",
+            ".bin",
+            ".csv",
+            ".gguf",
+            ".gz",
+            ".json",
+            ".jsonl",
+            ".parquet",
+            ".pt",
+            ".pth",
+            ".py",
+            ".safetensors",
+        ),
         *(".tar", ".toml", ".tsv", ".txt", ".xlsx", ".xz", ".yaml", ".yml", ".zip", ".zst"),
     }
 )
@@ -49,13 +64,21 @@ def _is_hub_id(name: str) -> bool:
     It must be "name" or "owner/name", of letters, digits, '-', '_' and '.'.
     """
     short = len(name.rpartition("/")[2]) <= _LONGEST_NAME
-    return short and _HUB_ID.fullmatch(name) is not None and not re.search(r"--|\.\.|[-.]/|[-.]$", name)
+    return (
+        short
+        and _HUB_ID.fullmatch(name) is not None
+        and not re.search(r"--|\.\.|[-.]/|[-.]$", name)
+    )
 
 
 def _looks_local(name: str) -> bool:
     """True if a name in the form of a hub id has a file suffix or starts with a local folder."""
     owner = name.partition("/")[0] if "/" in name else ""
-    return Path(name).suffix.lower() in _FILE_SUFFIXES or owner in _LOCAL_OWNERS or (owner != "" and Path(owner).is_dir())
+    return (
+        Path(name).suffix.lower() in _FILE_SUFFIXES
+        or owner in _LOCAL_OWNERS
+        or (owner != "" and Path(owner).is_dir())
+    )
 
 
 def _neighbour(path: Path) -> str:

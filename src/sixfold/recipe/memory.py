@@ -109,7 +109,9 @@ def layer_bytes(size: ModelSize, width: int, keys: float = 1.0) -> float:
             per completion.
     """
     inputs = 5 if width == 2 else 2
-    products = inputs * size.hidden + 2 * size.queries + 2 * keys * size.keys + 4 * size.intermediate
+    products = (
+        inputs * size.hidden + 2 * size.queries + 2 * keys * size.keys + 4 * size.intermediate
+    )
     normed = size.queries + size.keys if size.head_norms else 0
     return 4 * (2 * size.hidden + size.heads + 2 + normed) + width * products
 
@@ -197,7 +199,11 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
     keys, mode = keys_per_token(recipe, prompt or 0), trainer.activation_checkpointing
     chunk = max(1, min(trainer.logprob_chunk, TABLE // size.vocabulary))
     running = recipe.engine.max_running
-    kept = {"none": "all inputs of a layer", "selective": "a layer's input and its products", "full": "a layer's input"}[mode]
+    kept = {
+        "none": "all inputs of a layer",
+        "selective": "a layer's input and its products",
+        "full": "a layer's input",
+    }[mode]
     head = 4 * size.vocabulary * size.hidden
     cast = LOWERED * (size.parameters - size.vocabulary * size.hidden) if width == LOWERED else 0
     logits = logit_bytes(trainer.logprob_chunk, size.vocabulary)
@@ -207,7 +213,13 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
     layer = layer_work_bytes(size, tokens, mode, width, keys)
     in_loss = cast_kept + logits + 2 * head
     in_layer = max(0, cast_layer + head + layer - in_loss)
-    in_forward = max(0, cast + logit_bytes(trainer.logprob_chunk, size.vocabulary, FORWARD_TABLES) - in_loss - in_layer)
+    in_forward = max(
+        0,
+        cast
+        + logit_bytes(trainer.logprob_chunk, size.vocabulary, FORWARD_TABLES)
+        - in_loss
+        - in_layer,
+    )
     parts = [
         Part(
             "activations",
@@ -215,12 +227,23 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
             f"{tokens:,} tokens, {size.layers} layers, checkpointing {mode}: {kept} are kept",
             samples=False,
         ),
-        Part("logits", logits, f"{BACKWARD_TABLES} tables x {chunk:,} positions x {size.vocabulary:,} words x 4 bytes", samples=False),
-        Part("head's gradient", 2 * head, f"2 x {size.vocabulary:,} x {size.hidden:,} x 4 bytes, before it is added to the rest", samples=False),
+        Part(
+            "logits",
+            logits,
+            f"{BACKWARD_TABLES} tables x {chunk:,} positions x {size.vocabulary:,} words x 4 bytes",
+            samples=False,
+        ),
+        Part(
+            "head's gradient",
+            2 * head,
+            f"2 x {size.vocabulary:,} x {size.hidden:,} x 4 bytes, before it is added to the rest",
+            samples=False,
+        ),
         Part(
             "backward pass of a layer",
             in_layer,
-            f"{cast_layer + head + layer:,} bytes, less the room of the logits and the head's gradient: the loss's backward pass is over by then",
+            f"{cast_layer + head + layer:,} bytes, less the room of the logits and the head's"
+            " gradient: the loss's backward pass is over by then",
             samples=False,
         ),
         Part(
@@ -231,7 +254,11 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
         ),
     ]
     if width == LOWERED:
-        gone = "" if mode == "none" else "; less the room of what the backward passes need: the casts are gone by then"
+        gone = (
+            ""
+            if mode == "none"
+            else "; less the room of what the backward passes need: the casts are gone by then"
+        )
         says = f"2 bytes a parameter but the embedding's, bfloat16: {cast:,} bytes{gone}"
         parts.insert(0, Part("weights cast in a pass", cast_kept + in_forward, says, samples=False))
     return tuple(parts)
@@ -245,27 +272,51 @@ def held_parts(recipe: Recipe, parameters: int, teacher: int | None = None) -> t
         parameters: parameters of the policy.
         teacher: parameters of a separate reference model. None: as the policy.
     """
-    method, embedded = resolve_algorithm(recipe.algorithm), parse_backend(recipe.rollout.backend).kind == "engine"
+    method, embedded = (
+        resolve_algorithm(recipe.algorithm),
+        parse_backend(recipe.rollout.backend).kind == "engine",
+    )
     parts = [
         Part("weights", WEIGHTS * parameters, "4 bytes a parameter, float32", early=True),
         Part("gradients", GRADIENT * parameters, "4 bytes a parameter, float32", samples=False),
         Part("AdamW moments", MOMENTS * parameters, "8 bytes a parameter, float32"),
     ]
     if method.needs_reference:
-        parts.append(Part("reference", WEIGHTS * (teacher or parameters), "4 bytes a parameter, float32"))
+        parts.append(
+            Part("reference", WEIGHTS * (teacher or parameters), "4 bytes a parameter, float32")
+        )
     if method.needs_critic and recipe.critic.body == "own":
         each = WEIGHTS + GRADIENT + MOMENTS
-        parts.append(Part("critic", each * parameters, f"{each} bytes a parameter: weights, gradients, moments"))
+        parts.append(
+            Part(
+                "critic",
+                each * parameters,
+                f"{each} bytes a parameter: weights, gradients, moments",
+            )
+        )
     if embedded and recipe.run.precision == "bfloat16":
-        parts.append(Part("engine's weights", LOWERED * parameters, "2 bytes a parameter, bfloat16"))
+        parts.append(
+            Part("engine's weights", LOWERED * parameters, "2 bytes a parameter, bfloat16")
+        )
     if embedded and recipe.sync.mode != "shared":
-        parts.append(Part("sync copy", WEIGHTS * parameters, f"4 bytes a parameter: sync.mode = {recipe.sync.mode}", early=True))
+        parts.append(
+            Part(
+                "sync copy",
+                WEIGHTS * parameters,
+                f"4 bytes a parameter: sync.mode = {recipe.sync.mode}",
+                early=True,
+            )
+        )
     return tuple(parts)
 
 
 def memory_plan(
-    recipe: Recipe, size: ModelSize, prompt: int | None, longest: int | None, teacher: int | None = None
-) -> MemoryPlan:  # fmt: skip
+    recipe: Recipe,
+    size: ModelSize,
+    prompt: int | None,
+    longest: int | None,
+    teacher: int | None = None,
+) -> MemoryPlan:
     """Memory of the run, part by part.
 
     Args:

@@ -40,7 +40,9 @@ def memory_of(plan: Plan) -> MemoryPlan | None:
     size, teacher = plan.model.size, _teacher(plan.recipe)
     if size is None or teacher is None:
         return None
-    return memory_plan(plan.recipe, size, plan.max_prompt_tokens, plan.longest_tokens, teacher or None)
+    return memory_plan(
+        plan.recipe, size, plan.max_prompt_tokens, plan.longest_tokens, teacher or None
+    )
 
 
 def _teacher(recipe: Recipe) -> int | None:
@@ -69,23 +71,46 @@ def memory_lines(plan: Plan, devices: list[Device] | None = None) -> list[tuple[
     cache = memory.cache_wanted * memory.cache_token
     if memory.cache_wanted:
         how = f"{memory.cache_wanted:,} tokens x {memory.cache_token:,} bytes"
-        lines.append((f"KV cache: {gigabytes(cache)}", how + ("" if plan.recipe.engine.kv_tokens else "; on a GPU less, if less fits")))
+        lines.append(
+            (
+                f"KV cache: {gigabytes(cache)}",
+                how + ("" if plan.recipe.engine.kv_tokens else "; on a GPU less, if less fits"),
+            )
+        )
     peak = memory.needed(memory.cache_wanted)
     phase = "training" if memory.training >= memory.sampling else "sampling"
-    why = f"the larger of training and sampling; here {phase}. engine.release_kv = {str(plan.recipe.engine.release_kv).lower()}"
+    why = (
+        f"the larger of training and sampling; here {phase}. engine.release_kv ="
+        f" {str(plan.recipe.engine.release_kv).lower()}"
+    )
     lines.append((f"at the peak: {gigabytes(peak)}, and a tenth of the GPU as headroom", why))
     lines.append((_cards(memory), "GB of 10^9 bytes; nothing else may run on the GPU"))
     if parse_backend(plan.recipe.rollout.backend).kind != "engine":
-        lines.append(("the sampler's weights and cache are not counted", f"rollout.backend = {plan.recipe.rollout.backend} has a process of its own"))
-    devices = find_devices() if devices is None and plan.recipe.run.device != "cpu" else devices or []
+        lines.append(
+            (
+                "the sampler's weights and cache are not counted",
+                f"rollout.backend = {plan.recipe.rollout.backend} has a process of its own",
+            )
+        )
+    devices = (
+        find_devices() if devices is None and plan.recipe.run.device != "cpu" else devices or []
+    )
     device = _chosen(plan.recipe, devices)
     if device is not None:
         lines.append((_here(memory, device), "free memory as nvidia-smi states it"))
     total, free = (device.total, device.free) if device else (CARDS[0] * 10**9, CARDS[0] * 10**9)
     if memory.cache_that_fits(total, free) is None:
-        helps = [f"{setting} ({gigabytes(saved)} less)" for setting, saved in what_helps(plan, memory)]
+        helps = [
+            f"{setting} ({gigabytes(saved)} less)" for setting, saved in what_helps(plan, memory)
+        ]
         where = f"GPU {device.index}" if device else f"{CARDS[0]} GB"
-        lines.append((f"to fit on {where}: " + (", ".join(helps) or "no setting helps; use a smaller model"), ""))
+        lines.append(
+            (
+                f"to fit on {where}: "
+                + (", ".join(helps) or "no setting helps; use a smaller model"),
+                "",
+            )
+        )
     return lines
 
 
@@ -94,7 +119,10 @@ def _cards(memory: MemoryPlan) -> str:
 
 
 def _here(memory: MemoryPlan, device: Device) -> str:
-    return f"GPU {device.index}, {gigabytes(device.free)} of {gigabytes(device.total)} free: {_verdict(memory, device.total, device.free)}"
+    return (
+        f"GPU {device.index}, {gigabytes(device.free)} of {gigabytes(device.total)} free:"
+        f" {_verdict(memory, device.total, device.free)}"
+    )
 
 
 def _verdict(memory: MemoryPlan, total: int, free: int) -> str:
@@ -103,7 +131,10 @@ def _verdict(memory: MemoryPlan, total: int, free: int) -> str:
         return "does not fit"
     if fits == memory.cache_wanted or not memory.sequence:
         return "fits"
-    return f"fits, with room for {fits // memory.sequence} of {memory.cache_wanted // memory.sequence} full-length sequences at a time"
+    return (
+        f"fits, with room for {fits // memory.sequence} of {memory.cache_wanted // memory.sequence}"
+        " full-length sequences at a time"
+    )
 
 
 def what_helps(plan: Plan, memory: MemoryPlan) -> list[tuple[str, int]]:
@@ -111,7 +142,11 @@ def what_helps(plan: Plan, memory: MemoryPlan) -> list[tuple[str, int]]:
     found = []
     for setting, recipe in _changes(plan.recipe):
         other = memory_of(replace(plan, recipe=recipe))
-        saved = 0 if other is None else memory.needed(memory.cache_least) - other.needed(other.cache_least)
+        saved = (
+            0
+            if other is None
+            else memory.needed(memory.cache_least) - other.needed(other.cache_least)
+        )
         if saved > 0:
             found.append((setting, saved))
     return sorted(found, key=lambda pair: -pair[1])
@@ -165,7 +200,9 @@ def find_devices() -> list[Device]:
     if tool is None:
         return []
     try:
-        done = subprocess.run([tool, *_QUERY], capture_output=True, text=True, timeout=2, check=True)
+        done = subprocess.run(
+            [tool, *_QUERY], capture_output=True, text=True, timeout=2, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return []
     return parse_devices(done.stdout)

@@ -114,8 +114,15 @@ def rough_size(config: Mapping[str, Any], parameters: int) -> ModelSize:
 
 
 def _decoder(config: Mapping[str, Any], family: _Family) -> ModelSize:
-    hidden, heads, layers, vocabulary = (int(config[key]) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"))
-    pairs = int(config["num_key_value_heads"] if family.grouped else config.get("num_key_value_heads") or heads)
+    hidden, heads, layers, vocabulary = (
+        int(config[key])
+        for key in ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+    )
+    pairs = int(
+        config["num_key_value_heads"]
+        if family.grouped
+        else config.get("num_key_value_heads") or heads
+    )
     head = int(config.get("head_dim") or family.head_dim or hidden // heads)
     queries, keys = heads * head, pairs * head
     attention = 2 * hidden * (queries + keys)
@@ -147,9 +154,16 @@ def _mlp(config: Mapping[str, Any], layer: int) -> int:
     hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
     if _sparse(config, layer):
         # transformers 5 writes the second name
-        experts, each = int(config.get("num_experts") or config["num_local_experts"]), int(config["moe_intermediate_size"])
+        experts, each = (
+            int(config.get("num_experts") or config["num_local_experts"]),
+            int(config["moe_intermediate_size"]),
+        )
         return experts * hidden * (1 + 3 * each)
-    bias = 2 * inner + hidden if config.get("mlp_bias") and config["model_type"] in ("llama", "smollm3") else 0
+    bias = (
+        2 * inner + hidden
+        if config.get("mlp_bias") and config["model_type"] in ("llama", "smollm3")
+        else 0
+    )
     return 3 * hidden * inner + bias
 
 
@@ -166,10 +180,20 @@ def _width(config: Mapping[str, Any]) -> int:
 
 
 def _gpt2(config: Mapping[str, Any]) -> ModelSize | None:
-    hidden, layers, vocabulary, places, heads = (int(config[key]) for key in ("n_embd", "n_layer", "vocab_size", "n_positions", "n_head"))
+    hidden, layers, vocabulary, places, heads = (
+        int(config[key]) for key in ("n_embd", "n_layer", "vocab_size", "n_positions", "n_head")
+    )
     inner = int(config.get("n_inner") or 4 * hidden)
-    layer = 4 * hidden + hidden * (3 * hidden + 3) + hidden * (hidden + 1) + inner * (hidden + 1) + hidden * (inner + 1)
-    embeddings = (vocabulary if config.get("tie_word_embeddings", True) else 2 * vocabulary) + places
+    layer = (
+        4 * hidden
+        + hidden * (3 * hidden + 3)
+        + hidden * (hidden + 1)
+        + inner * (hidden + 1)
+        + hidden * (inner + 1)
+    )
+    embeddings = (
+        vocabulary if config.get("tie_word_embeddings", True) else 2 * vocabulary
+    ) + places
     return ModelSize(
         parameters=embeddings * hidden + layers * layer + 2 * hidden,
         layers=layers,

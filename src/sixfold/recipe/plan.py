@@ -127,15 +127,17 @@ def make_plan(recipe: Recipe) -> Plan:
         kv_bytes=None if kv_tokens is None or numbers is None else kv_tokens * numbers * width,
         keeps_reference=algorithm.needs_reference,
         evaluations=_evaluations(recipe),
-        checkpoint_bytes=None if model.parameters is None else CHECKPOINT_BYTES_PER_PARAMETER * model.parameters,
+        checkpoint_bytes=(
+            None if model.parameters is None else CHECKPOINT_BYTES_PER_PARAMETER * model.parameters
+        ),
     )
 
 
 def _check_eval(recipe: Recipe) -> None:
     if recipe.eval.samples > 1 and recipe.eval.temperature == 0:
         raise UserError(
-            f"eval.samples = {recipe.eval.samples} at eval.temperature = 0 draws the same greedy answer each time; "
-            "set eval.temperature > 0 or eval.samples = 1"
+            f"eval.samples = {recipe.eval.samples} at eval.temperature = 0 draws the same greedy"
+            " answer each time; set eval.temperature > 0 or eval.samples = 1"
         )
 
 
@@ -143,13 +145,14 @@ def _check_truncation(recipe: Recipe, algorithm: Method) -> None:
     top_k = recipe.rollout.top_k
     if top_k == 1:
         raise UserError(
-            "rollout.top_k = 1 leaves one token to draw: its log-prob is 0 whatever the weights are, so nothing can be learned; use >= 2, "
-            "or 0 for all tokens"
+            "rollout.top_k = 1 leaves one token to draw: its log-prob is 0 whatever the weights"
+            " are, so nothing can be learned; use >= 2, or 0 for all tokens"
         )
     if top_k and algorithm.entropy_target >= math.log(top_k):
         raise UserError(
-            f"algorithm.entropy_target = {algorithm.entropy_target:g} nats is out of reach: a choice of rollout.top_k = {top_k} tokens has an "
-            f"entropy of at most ln {top_k} = {math.log(top_k):.3g}"
+            f"algorithm.entropy_target = {algorithm.entropy_target:g} nats is out of reach: a"
+            f" choice of rollout.top_k = {top_k} tokens has an entropy of at most ln {top_k} ="
+            f" {math.log(top_k):.3g}"
         )
 
 
@@ -160,17 +163,25 @@ def _check_backend(recipe: Recipe) -> None:
         return
     if recipe.sync.quantised:
         raise UserError(
-            f"sync.mode = '{recipe.sync.mode}' rounds the embedded engine's weights, and rollout.backend = '{r.backend}' samples elsewhere; use "
-            "backend 'engine', or sync.mode = 'copy'"
+            f"sync.mode = '{recipe.sync.mode}' rounds the embedded engine's weights, and"
+            f" rollout.backend = '{r.backend}' samples elsewhere; use backend 'engine', or"
+            " sync.mode = 'copy'"
         )
     if recipe.engine.speculation != "none":
-        raise UserError(f"engine.speculation is the embedded engine's, and rollout.backend = '{r.backend}' samples elsewhere; use 'none'")
+        raise UserError(
+            f"engine.speculation is the embedded engine's, and rollout.backend = '{r.backend}'"
+            " samples elsewhere; use 'none'"
+        )
     if r.oversample:
-        raise UserError(f"rollout.oversample gives up samples on the way, which rollout.backend = '{r.backend}' does not; use 0, or backend 'engine'")
+        raise UserError(
+            f"rollout.oversample gives up samples on the way, which rollout.backend = '{r.backend}'"
+            " does not; use 0, or backend 'engine'"
+        )
     if r.top_p < 1 or r.top_k or r.min_p:
         raise UserError(
-            f"rollout.top_p, top_k and min_p: rollout.backend = '{r.backend}' does not say which tokens it kept, so the trainer could not score the "
-            f"distribution that was sampled; switch them off, or use backend 'engine'"
+            f"rollout.top_p, top_k and min_p: rollout.backend = '{r.backend}' does not say which"
+            " tokens it kept, so the trainer could not score the distribution that was sampled;"
+            " switch them off, or use backend 'engine'"
         )
 
 
@@ -188,16 +199,25 @@ def model_shape(recipe: Recipe) -> ModelShape:
     if folder.exists():
         raise UserError(f"model.path: {folder} is a file; give the folder that holds config.json")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", recipe.model.path):
-        raise UserError(f"model.path: no folder {folder}, and '{recipe.model.path}' is not a hub id (owner/name)")
+        raise UserError(
+            f"model.path: no folder {folder}, and '{recipe.model.path}' is not a hub id"
+            " (owner/name)"
+        )
     return _hub_shape(recipe.model.path, recipe.model.revision)
 
 
 def _scratch_shape(sizes: ScratchConfig) -> ModelShape:
     if sizes.head_dim % 2:
-        raise UserError(f"model.scratch.head_dim = {sizes.head_dim} is odd; rotary positions turn pairs of numbers: use an even one")
+        raise UserError(
+            f"model.scratch.head_dim = {sizes.head_dim} is odd; rotary positions turn pairs of"
+            " numbers: use an even one"
+        )
     repeated = sorted({c for c in sizes.alphabet if sizes.alphabet.count(c) > 1})
     if repeated:
-        raise UserError(f"model.scratch.alphabet has {''.join(repeated)!r} more than once; give every character once")
+        raise UserError(
+            f"model.scratch.alphabet has {''.join(repeated)!r} more than once; give every character"
+            " once"
+        )
     vocabulary = len(sizes.alphabet) + SCRATCH_SPECIAL_TOKENS
     size = model_size(
         {
@@ -214,7 +234,10 @@ def _scratch_shape(sizes: ScratchConfig) -> ModelShape:
     )
     assert size is not None
     return ModelShape(
-        origin=f"Qwen3 architecture from scratch: {sizes.layers} layers, width {sizes.hidden_size}, {vocabulary} tokens in the vocabulary",
+        origin=(
+            f"Qwen3 architecture from scratch: {sizes.layers} layers, width {sizes.hidden_size},"
+            f" {vocabulary} tokens in the vocabulary"
+        ),
         parameters=size.parameters,
         context=sizes.context,
         kv_numbers_per_token=2 * size.layers * size.keys,
@@ -228,24 +251,40 @@ def _hub_shape(name: str, revision: str) -> ModelShape:
     They are read from its config.json, if an earlier download left it in the hub's cache.
     """
     shape = ModelShape(origin=f"{name} from the hub")
-    kept = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
+    kept = (
+        os.environ.get("HF_HUB_CACHE")
+        or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
+    )
     folder = Path(kept).expanduser() / ("models--" + name.replace("/", "--"))
     try:
         commit = (folder / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
     except OSError:
         commit = revision  # a revision may be a commit
     try:
-        size = model_size(json.loads((folder / "snapshots" / commit / "config.json").read_text(encoding="utf-8")))
+        size = model_size(
+            json.loads((folder / "snapshots" / commit / "config.json").read_text(encoding="utf-8"))
+        )
     except (OSError, ValueError):
         return shape
-    return shape if size is None else replace(shape, parameters=size.parameters, size=size, kv_numbers_per_token=2 * size.layers * size.keys)
+    return (
+        shape
+        if size is None
+        else replace(
+            shape,
+            parameters=size.parameters,
+            size=size,
+            kv_numbers_per_token=2 * size.layers * size.keys,
+        )
+    )
 
 
 def _local_shape(folder: Path) -> ModelShape:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UserError(f"model.path: {folder} holds no config.json: it is not a Hugging Face model folder") from error
+        raise UserError(
+            f"model.path: {folder} holds no config.json: it is not a Hugging Face model folder"
+        ) from error
     except (OSError, ValueError) as error:
         raise UserError(f"model.path: {folder / 'config.json'} cannot be read: {error}") from error
     stored, size = _stored_parameters(folder), model_size(config)
@@ -265,7 +304,9 @@ def kv_numbers_per_token(config: dict[str, Any]) -> int | None:
 
     None if config.json lacks the fields that most architectures share.
     """
-    layers, heads, hidden = (config.get(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
+    layers, heads, hidden = (
+        config.get(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    )
     if layers is None or heads is None or hidden is None:
         return None
     head_dim = config.get("head_dim") or hidden // heads
@@ -286,7 +327,9 @@ def _stored_parameters(folder: Path) -> int | None:
             if len(head) < 8 or size > path.stat().st_size:
                 raise UserError(f"model.path: {path} is not a safetensors file or is cut short")
             header = json.loads(stream.read(size))
-        total += sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+        total += sum(
+            math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"
+        )
     return total if files else None
 
 
@@ -295,11 +338,14 @@ def _lengths(recipe: Recipe, context: int | None) -> tuple[int | None, int | Non
     prompt, new = recipe.data.max_prompt_tokens, recipe.rollout.max_new_tokens
     owner = "model.scratch.context" if not recipe.model.path else "its config.json"
     if context is not None and new >= context:
-        raise UserError(f"rollout.max_new_tokens = {new} leaves no room for a prompt in the model's context of {context} tokens ({owner})")
+        raise UserError(
+            f"rollout.max_new_tokens = {new} leaves no room for a prompt in the model's context of"
+            f" {context} tokens ({owner})"
+        )
     if context is not None and prompt + new > context:
         raise UserError(
-            f"data.max_prompt_tokens + rollout.max_new_tokens = {prompt} + {new} = {prompt + new} exceeds the model's context of "
-            f"{context} tokens ({owner})"
+            f"data.max_prompt_tokens + rollout.max_new_tokens = {prompt} + {new} = {prompt + new}"
+            f" exceeds the model's context of {context} tokens ({owner})"
         )
     if prompt:
         return prompt, prompt + new
@@ -312,11 +358,13 @@ def _kv_tokens(recipe: Recipe, longest: int | None) -> int | None:
     if engine.kv_tokens:
         if longest is not None and engine.kv_tokens < longest:
             raise UserError(
-                f"engine.kv_tokens = {engine.kv_tokens} cannot hold one sequence of up to {longest} tokens; use >= {longest}, "
-                "or 0 for enough, or a smaller data.max_prompt_tokens"
+                f"engine.kv_tokens = {engine.kv_tokens} cannot hold one sequence of up to {longest}"
+                f" tokens; use >= {longest}, or 0 for enough, or a smaller data.max_prompt_tokens"
             )
         return _whole_blocks(engine.kv_tokens, engine.block_size)
-    return None if longest is None else engine.max_running * _whole_blocks(longest, engine.block_size)
+    return (
+        None if longest is None else engine.max_running * _whole_blocks(longest, engine.block_size)
+    )
 
 
 def _whole_blocks(tokens: int, block: int) -> int:
@@ -351,7 +399,9 @@ def _step_tokens(recipe: Recipe, prompt: int) -> int:
     """
     rollout = recipe.rollout
     copies = 1 if recipe.trainer.share_prefix else rollout.samples_per_prompt
-    return rollout.prompts_per_step * (copies * prompt + rollout.samples_per_prompt * rollout.max_new_tokens)
+    return rollout.prompts_per_step * (
+        copies * prompt + rollout.samples_per_prompt * rollout.max_new_tokens
+    )
 
 
 def _evaluations(recipe: Recipe) -> int:

@@ -69,7 +69,8 @@ def checked_recipe(recipe: Any) -> str | Recipe:
         recipe = fspath(recipe)
     if not isinstance(recipe, str | Recipe):
         raise UserError(
-            f"recipe is of type {type(recipe).__name__}: give a .toml file, the name of a shipped recipe, or a Recipe; values go in settings"
+            f"recipe is of type {type(recipe).__name__}: give a .toml file, the name of a shipped"
+            " recipe, or a Recipe; values go in settings"
         )
     return recipe
 
@@ -81,12 +82,21 @@ def checked_algorithm(algorithm: Any) -> None:
         UserError: if it does not.
     """
     if isinstance(algorithm, str):
-        raise UserError(f"algorithm = {algorithm!r} is text: name it in settings, settings={{'algorithm.name': {algorithm!r}}}")
-    if algorithm is not None and (isinstance(algorithm, type) or not isinstance(algorithm, _AlgorithmMethods)):
-        shown = f"the class {algorithm.__name__}" if isinstance(algorithm, type) else f"of type {type(algorithm).__name__}"
         raise UserError(
-            f"algorithm is {shown}: give an object with compute_advantages, compute_loss and needs_reference, "
-            "e.g. sixfold.algorithm.composed.make_algorithm(method)"
+            f"algorithm = {algorithm!r} is text: name it in settings, settings={{'algorithm.name':"
+            f" {algorithm!r}}}"
+        )
+    if algorithm is not None and (
+        isinstance(algorithm, type) or not isinstance(algorithm, _AlgorithmMethods)
+    ):
+        shown = (
+            f"the class {algorithm.__name__}"
+            if isinstance(algorithm, type)
+            else f"of type {type(algorithm).__name__}"
+        )
+        raise UserError(
+            f"algorithm is {shown}: give an object with compute_advantages, compute_loss and"
+            " needs_reference, e.g. sixfold.algorithm.composed.make_algorithm(method)"
         )
 
 
@@ -99,7 +109,8 @@ def checked_tasks(argument: str, tasks: Any) -> list[Any]:
     if isinstance(tasks, str | bytes | Mapping) or not isinstance(tasks, Iterable):
         example = "[sixfold.Task(id='0', prompt='2+2=', answer=4)]"
         raise UserError(
-            f"{argument} is of type {type(tasks).__name__}: give a list of tasks, e.g. {example}; for a file, set data.source in settings"
+            f"{argument} is of type {type(tasks).__name__}: give a list of tasks, e.g. {example};"
+            " for a file, set data.source in settings"
         )
     return list(tasks)
 
@@ -115,7 +126,10 @@ def setting_flags(settings: Any) -> list[str]:
     if settings is None:
         return []
     if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
-        raise UserError("settings is not a dictionary by name: give e.g. settings={'trainer.learning_rate': 1e-6}")
+        raise UserError(
+            "settings is not a dictionary by name: give e.g. settings={'trainer.learning_rate':"
+            " 1e-6}"
+        )
     flags = []
     for key, value in settings.items():
         literal = _literal(key, value)
@@ -143,5 +157,11 @@ def _plain(key: str, value: Any) -> Any:
         raise UserError(f"settings[{key!r}] is None: leave it out for the default")
     if isinstance(value, Mapping):
         inner = next(iter(value), "name")
-        raise UserError(f"settings[{key!r}] is a dictionary: write one dotted key per setting, e.g. settings={{'{key}.{inner}': ...}}")
-    raise UserError(f"settings[{key!r}] is of type {type(value).__name__}: give text, a number, True or False, or a list of these")
+        raise UserError(
+            f"settings[{key!r}] is a dictionary: write one dotted key per setting, e.g."
+            f" settings={{'{key}.{inner}': ...}}"
+        )
+    raise UserError(
+        f"settings[{key!r}] is of type {type(value).__name__}: give text, a number, True or False,"
+        " or a list of these"
+    )

@@ -17,7 +17,9 @@ from .toml import flat, knobs, toml_literal
 ADAPTED = "the checkpoint holds what the algorithm has adapted to under it"
 SAMPLER = "the checkpoint holds the sampler's weights, or none, as this setting had it"
 WARM_UP = "the warm-up is over"
-TOKENS_DECIDE = "the fingerprint of the prompts' tokens decides: a template that writes other tokens is refused"
+TOKENS_DECIDE = (
+    "the fingerprint of the prompts' tokens decides: a template that writes other tokens is refused"
+)
 
 FIXED: dict[str, str] = {
     "run.seed": "task order and sampling noise come from it",
@@ -87,8 +89,13 @@ def allowed_changes(saved: Mapping[str, Any], recipe: Recipe, *, warming_up: boo
         reason = why_fixed(key)
         if reason and not (warming_up and key in WHILE_WARMING_UP):
             old = _shown(saved.get(key, defaults[key]))
-            raise UserError(f"{key} cannot change from {old} to {_shown(asked[key])} on resume: {reason}; leave it as it was, or start a new run")
-    return [f"{key} {_shown(saved.get(key, defaults[key]))} -> {_shown(asked[key])}" for key in changed]
+            raise UserError(
+                f"{key} cannot change from {old} to {_shown(asked[key])} on resume: {reason}; leave"
+                " it as it was, or start a new run"
+            )
+    return [
+        f"{key} {_shown(saved.get(key, defaults[key]))} -> {_shown(asked[key])}" for key in changed
+    ]
 
 
 def why_fixed(key: str) -> str:

@@ -25,9 +25,20 @@ from .schema import PATTERNS, Recipe
 from .toml_lines import key_lines, line_of, syntax_error
 
 _MAX_BYTES = 1 << 20
-_SECRET = re.compile(r"(^|[_-])(token|api[_-]?key|secret|password|passwd|credentials?)$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(^|[_-])(token|api[_-]?key|secret|password|passwd|credentials?)$", re.IGNORECASE
+)
 # Names of JSON schema, and of pydantic, which uses its own for the bounds of `float | None`.
-_BOUNDS = {"minimum": ">=", "ge": ">=", "exclusiveMinimum": ">", "gt": ">", "maximum": "<=", "le": "<=", "exclusiveMaximum": "<", "lt": "<"}
+_BOUNDS = {
+    "minimum": ">=",
+    "ge": ">=",
+    "exclusiveMinimum": ">",
+    "gt": ">",
+    "maximum": "<=",
+    "le": "<=",
+    "exclusiveMaximum": "<",
+    "lt": "<",
+}
 
 
 @dataclass(frozen=True)
@@ -71,11 +82,21 @@ def knobs() -> dict[str, Knob]:
     def walk(node: Mapping[str, Any], prefix: str) -> Iterator[Knob]:
         for name, spec in node["properties"].items():
             if "$ref" in spec:
-                yield from walk(schema["$defs"][spec["$ref"].rpartition("/")[2]], f"{prefix}{name}.")
+                yield from walk(
+                    schema["$defs"][spec["$ref"].rpartition("/")[2]], f"{prefix}{name}."
+                )
             elif reference := spec.get("items", {}).get("$ref"):
                 fields = schema["$defs"][reference.rpartition("/")[2]]["properties"]
                 words = f"a list of tables with any of {', '.join(fields)}"
-                yield Knob(prefix + name, spec["default"], spec["description"], words, "array", "table", fields=tuple(fields))
+                yield Knob(
+                    prefix + name,
+                    spec["default"],
+                    spec["description"],
+                    words,
+                    "array",
+                    "table",
+                    fields=tuple(fields),
+                )
             else:
                 yield _knob(prefix + name, spec)
 
@@ -93,7 +114,15 @@ def _knob(key: str, spec: Mapping[str, Any]) -> Knob:
     # `float | None`: None means "not set" and is never written.
     core = next((s for s in spec.get("anyOf", ()) if s["type"] != "null"), spec)
     item = _item(core)
-    return Knob(key, spec["default"], spec["description"], _in_words(core), core["type"], item.get("type", ""), tuple((item or core).get("enum", ())))
+    return Knob(
+        key,
+        spec["default"],
+        spec["description"],
+        _in_words(core),
+        core["type"],
+        item.get("type", ""),
+        tuple((item or core).get("enum", ())),
+    )
 
 
 def _item(spec: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -110,8 +139,18 @@ def _in_words(spec: Mapping[str, Any]) -> str:
         item, count = _item(spec), f"{spec['minItems']} " if "minItems" in spec else ""
         if "enum" in item:
             return "a list out of " + ", ".join(f"'{c}'" for c in item["enum"])
-        return f"a list of {count}" + _bounded({"string": "texts", "number": "finite numbers"}[item["type"]], item)
-    return _bounded({"integer": "an integer", "number": "a finite number", "boolean": "true or false", "string": "text"}[spec["type"]], spec)
+        return f"a list of {count}" + _bounded(
+            {"string": "texts", "number": "finite numbers"}[item["type"]], item
+        )
+    return _bounded(
+        {
+            "integer": "an integer",
+            "number": "a finite number",
+            "boolean": "true or false",
+            "string": "text",
+        }[spec["type"]],
+        spec,
+    )
 
 
 def _bounded(words: str, spec: Mapping[str, Any]) -> str:
@@ -131,7 +170,9 @@ def shipped_recipes() -> dict[str, Path]:
         found = sorted(checkout.glob("*.toml"))
     else:
         installed = importlib.metadata.files("sixfold") or []
-        found = [Path(str(f.locate())) for f in installed if f.match("share/sixfold/recipes/*.toml")]
+        found = [
+            Path(str(f.locate())) for f in installed if f.match("share/sixfold/recipes/*.toml")
+        ]
     return {path.stem: path for path in [*found, *sorted(Path("recipes").glob("*.toml"))]}
 
 
@@ -151,7 +192,10 @@ def find_recipe(path_or_name: str) -> Path:
         return path  # a folder or a device: reading it raises an error with the reason
     known = ", ".join(sorted(shipped))
     hint = nearest(path_or_name, list(shipped))
-    raise UserError(f"no recipe named '{path_or_name}'.{hint} Shipped: {known}; or give the path of a .toml file")
+    raise UserError(
+        f"no recipe named '{path_or_name}'.{hint} Shipped: {known}; or give the path of a .toml"
+        " file"
+    )
 
 
 def load_recipe(path_or_name: str, flags: Sequence[str] = ()) -> Recipe:
@@ -220,9 +264,13 @@ def _read(path: Path) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a UTF-8 TOML file (byte {error.start} is not text)") from error
+        raise UserError(
+            f"{path} is not a UTF-8 TOML file (byte {error.start} is not text)"
+        ) from error
     if "\0" in text:
-        raise UserError(f"{path} is not a UTF-8 TOML file (it holds a zero byte: binary, or UTF-16)")
+        raise UserError(
+            f"{path} is not a UTF-8 TOML file (it holds a zero byte: binary, or UTF-16)"
+        )
     return text
 
 
@@ -232,12 +280,16 @@ def _parse_flags(flags: Sequence[str]) -> dict[str, Any]:
     rest = iter(flags)
     for flag in rest:
         if not flag.startswith("--") or flag == "--":
-            raise UserError(f"unexpected argument '{flag}'; settings are written --section.key value")
+            raise UserError(
+                f"unexpected argument '{flag}'; settings are written --section.key value"
+            )
         key, equals, raw = flag[2:].partition("=")
         value = raw if equals else next(rest, None)
         if value is None or (not equals and value.startswith("--")):
             wanted = f": {knobs()[key].accepts}" if key in knobs() else ""
-            raise UserError(f"--{key} needs a value{wanted} (one that starts with -- is written --{key}=VALUE)")
+            raise UserError(
+                f"--{key} needs a value{wanted} (one that starts with -- is written --{key}=VALUE)"
+            )
         if key in given:
             raise UserError(f"--{key} is given twice")
         given[key] = _flag_value(key, value)
@@ -290,7 +342,9 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     *path, name = key.split(".")
     for part in path:
         branch = tree.setdefault(part, {})
-        tree = branch if isinstance(branch, dict) else {}  # `--a 1 --a.b 2`: `a` is refused by _check_keys
+        tree = (
+            branch if isinstance(branch, dict) else {}
+        )  # `--a 1 --a.b 2`: `a` is refused by _check_keys
     tree[name] = value
 
 
@@ -307,7 +361,10 @@ def _check_keys(tree: Mapping[str, Any], place: Callable[[str], str], prefix: st
         if key in sections():
             if not isinstance(value, dict):
                 example = next(k for k in knobs() if k.startswith(key + "."))
-                raise UserError(f"'{key}' is a section, not a setting; set what is in it, e.g. {example} ({place(key)})")
+                raise UserError(
+                    f"'{key}' is a section, not a setting; set what is in it, e.g. {example}"
+                    f" ({place(key)})"
+                )
             _check_keys(value, place, key + ".")
         elif key not in knobs():
             raise UserError(f"{_unknown_key(key, value)} ({place(key)})")
@@ -323,11 +380,15 @@ def _check_tables(knob: Knob, tables: Sequence[Any], place: Callable[[str], str]
     """
     for number, table in enumerate(tables, start=1):
         if not isinstance(table, dict):
-            raise UserError(f"{knob.key}: entry {number} is {_shown(table)}, want a table such as [[{knob.key}]] ({place(knob.key)})")
+            raise UserError(
+                f"{knob.key}: entry {number} is {_shown(table)}, want a table such as"
+                f" [[{knob.key}]] ({place(knob.key)})"
+            )
         for name in table:
             if name not in knob.fields:
                 raise UserError(
-                    f"unknown key '{name}' in {knob.key}, entry {number}.{nearest(name, list(knob.fields))} ({place(f'{knob.key}.{name}')})"
+                    f"unknown key '{name}' in {knob.key}, entry"
+                    f" {number}.{nearest(name, list(knob.fields))} ({place(f'{knob.key}.{name}')})"
                 )
 
 
@@ -336,17 +397,32 @@ def _unknown_key(key: str, value: Any) -> str:
     name = key.rpartition(".")[2]
     if isinstance(value, str) and _SECRET.search(name):
         variable = name.upper().replace("-", "_")
-        return f"'{key}' looks like a secret: none is kept in a recipe (value not shown); set the environment variable {variable}"
+        return (
+            f"'{key}' looks like a secret: none is kept in a recipe (value not shown); set the"
+            f" environment variable {variable}"
+        )
     homes = [knob for knob in knobs().values() if knob.name == name]
     if homes:
-        return f"'{key}' belongs under " + " or ".join(f"'{knob.section}' ({knob.key})" for knob in homes)
-    takers = [knob.key for knob in knobs().values() if name in knob.choices and knob.section == key.rpartition(".")[0]]
+        return f"'{key}' belongs under " + " or ".join(
+            f"'{knob.section}' ({knob.key})" for knob in homes
+        )
+    takers = [
+        knob.key
+        for knob in knobs().values()
+        if name in knob.choices and knob.section == key.rpartition(".")[0]
+    ]
     if takers:
         return f"unknown key '{key}': '{name}' is a value of {takers[0]}"
     # Compare names without their section: a long shared prefix would make all keys look similar.
     everywhere = {knob.name: knob.key for knob in reversed(list(knobs().values()))}
-    siblings = {child.rpartition(".")[2]: child for child in [*knobs(), *sections()] if child.rpartition(".")[0] == key.rpartition(".")[0]}
-    near = [names[n] for names in (siblings, everywhere) for n in get_close_matches(name, names, n=1)]
+    siblings = {
+        child.rpartition(".")[2]: child
+        for child in [*knobs(), *sections()]
+        if child.rpartition(".")[0] == key.rpartition(".")[0]
+    }
+    near = [
+        names[n] for names in (siblings, everywhere) for n in get_close_matches(name, names, n=1)
+    ]
     return f"unknown key '{key}'." + (f" Did you mean '{near[0]}'?" if near else "")
 
 
@@ -354,18 +430,24 @@ def _validate(asked: Mapping[str, Any], where: str, place: Callable[[str], str])
     try:
         # JSON mode is strict about types, but accepts a list as a tuple and an integer as a number.
         # TOML dates have no JSON form. They are passed as a table, which every setting refuses.
-        return Recipe.model_validate_json(json.dumps(asked, default=lambda date: {"date": str(date)}))
+        return Recipe.model_validate_json(
+            json.dumps(asked, default=lambda date: {"date": str(date)})
+        )
     except ValidationError as invalid:
         error = invalid.errors(include_url=False)[0]
         key = ".".join(str(part) for part in error["loc"] if isinstance(part, str))
         if error["type"] == "unsupported":  # raised by a validator of this setting
-            raise UserError(f"{key} = '{error['input']}': {error['msg']} ({place(key)})") from invalid
+            raise UserError(
+                f"{key} = '{error['input']}': {error['msg']} ({place(key)})"
+            ) from invalid
         if key in knobs():
             raise UserError(f"{_bad_value(knobs()[key], asked)} ({place(key)})") from invalid
         parent, _, name = key.rpartition(".")
         if parent in knobs():  # a field of a list of tables
             number = next(part for part in error["loc"] if isinstance(part, int)) + 1
-            raise UserError(f"{parent}, entry {number}: {name}: {_said_of_field(error)} ({place(key)})") from invalid
+            raise UserError(
+                f"{parent}, entry {number}: {name}: {_said_of_field(error)} ({place(key)})"
+            ) from invalid
         raise UserError(f"{error['msg'].removeprefix('Value error, ')} ({where})") from invalid
 
 
@@ -379,7 +461,11 @@ def _bad_value(knob: Knob, asked: Mapping[str, Any]) -> str:
     value: Any = asked
     for part in knob.key.split("."):
         value = value[part]
-    wrong = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str) and item not in knob.choices]
+    wrong = [
+        item
+        for item in (value if isinstance(value, list) else [value])
+        if isinstance(item, str) and item not in knob.choices
+    ]
     near = nearest(wrong[0], list(knob.choices)) if wrong else ""
     return f"{knob.key}: expected {knob.accepts}, got {_shown(value)}{near and '.' + near}"
 
@@ -404,7 +490,10 @@ def flat(recipe: Recipe) -> dict[str, Any]:
             if isinstance(value, BaseModel):
                 yield from walk(value, f"{prefix}{name}.")
             elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
-                yield prefix + name, tuple(table.model_dump(exclude_defaults=True) for table in value)
+                yield (
+                    prefix + name,
+                    tuple(table.model_dump(exclude_defaults=True) for table in value),
+                )
             else:
                 yield prefix + name, value
 
@@ -435,7 +524,9 @@ def toml_literal(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves DEL bare, TOML forbids it
+        return json.dumps(value, ensure_ascii=False).replace(
+            "\x7f", "\\u007f"
+        )  # JSON leaves DEL bare, TOML forbids it
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(toml_literal(item) for item in value) + "]"
     if isinstance(value, dict):

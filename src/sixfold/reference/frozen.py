@@ -62,7 +62,15 @@ class FrozenReference(FrozenWeights):
 
     scorer = None
 
-    def __init__(self, model: PreTrainedModel, scoring: Scoring, max_tokens: int, share_prefix: bool, *, copy: bool = True) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        max_tokens: int,
+        share_prefix: bool,
+        *,
+        copy: bool = True,
+    ) -> None:
         self.model = _frozen(model, copy)
         super().__init__(dict(self.model.named_parameters()))
         self._scoring = scoring
@@ -74,7 +82,11 @@ class FrozenReference(FrozenWeights):
 
     def score(self, batch: Batch) -> Batch:
         """The batch with ref_logp [B, T], 0 where mask is False."""
-        return batch.with_(ref_logp=score_batch(self.model, batch, self._scoring, self._max_tokens, self._share_prefix))
+        return batch.with_(
+            ref_logp=score_batch(
+                self.model, batch, self._scoring, self._max_tokens, self._share_prefix
+            )
+        )
 
     def close(self) -> None:
         """Does nothing: there is no process to end."""

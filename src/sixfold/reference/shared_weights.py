@@ -18,7 +18,15 @@ ALIGNMENT = 64
 with another alignment.
 """
 
-_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool)
+_TYPES = (
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.bool,
+)
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _TYPES}
 
 
@@ -60,4 +68,11 @@ def mapped(descriptor: int, places: list[Place]) -> dict[str, Tensor]:
     A change in place is visible to every process that has mapped the file.
     """
     memory = mmap.mmap(descriptor, 0)
-    return {p.name: torch.frombuffer(memory, dtype=DTYPES[p.dtype], count=math.prod(p.shape), offset=p.offset).view(p.shape) for p in places}
+    return {
+        p.name: (
+            torch.frombuffer(
+                memory, dtype=DTYPES[p.dtype], count=math.prod(p.shape), offset=p.offset
+            ).view(p.shape)
+        )
+        for p in places
+    }

@@ -27,17 +27,26 @@ def load_teacher(path: str, policy: Policy, longest: int) -> PreTrainedModel:
             if its vocabulary differs from the policy's, or if it has fewer token ids than the
             policy.
     """
-    teacher = load_policy(ModelConfig(path=path), seed=0, device=str(policy.model.device), setting=SETTING)
+    teacher = load_policy(
+        ModelConfig(path=path), seed=0, device=str(policy.model.device), setting=SETTING
+    )
     where = f"{SETTING} = '{path}'"
     if teacher.vocabulary_hash != policy.vocabulary_hash:
-        raise UserError(f"{where}: its tokenizer is not the policy's: {_difference(teacher.tokenizer, policy.tokenizer)}")
+        raise UserError(
+            f"{where}: its tokenizer is not the policy's:"
+            f" {_difference(teacher.tokenizer, policy.tokenizer)}"
+        )
     theirs, ours = (m.config.get_text_config().vocab_size for m in (teacher.model, policy.model))
     # The policy can sample ids that pad its vocabulary, for which the teacher would have no row.
     if theirs < ours:
-        raise UserError(f"{where}: it gives probabilities to {theirs} token ids, the policy to {ours}; a teacher needs at least as many")
+        raise UserError(
+            f"{where}: it gives probabilities to {theirs} token ids, the policy to {ours}; a"
+            " teacher needs at least as many"
+        )
     if teacher.context < longest:
         raise UserError(
-            f"{where}: its context of {teacher.context} tokens is too short for sequences of up to {longest}; lower rollout.max_new_tokens"
+            f"{where}: its context of {teacher.context} tokens is too short for sequences of up to"
+            f" {longest}; lower rollout.max_new_tokens"
         )
     return teacher.model
 
@@ -51,9 +60,14 @@ def _difference(teacher: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBas
     parts = []
     if moved:
         i, token = moved[0]
-        parts.append(f"{len(moved)} tokens have other ids, as {token!r}, {i} in the policy's and {theirs[token]} in the teacher's")
+        parts.append(
+            f"{len(moved)} tokens have other ids, as {token!r}, {i} in the policy's and"
+            f" {theirs[token]} in the teacher's"
+        )
     if missing:
-        parts.append(f"{len(missing)} tokens of the policy's are unknown to it, as {missing[0][1]!r}")
+        parts.append(
+            f"{len(missing)} tokens of the policy's are unknown to it, as {missing[0][1]!r}"
+        )
     if more:
         parts.append(f"{more} of its tokens are unknown to the policy")
     return "; ".join(parts)

@@ -31,7 +31,10 @@ class FrozenWeights:
         moved = {p.data_ptr() for group in optimizer.param_groups for p in group["params"]}
         for name, weight in self._weights.items():
             if weight.requires_grad or weight.data_ptr() in moved:
-                raise RuntimeError(f"reference weight '{name}' would be trained: the reference must be a frozen copy")
+                raise RuntimeError(
+                    f"reference weight '{name}' would be trained: the reference must be a frozen"
+                    " copy"
+                )
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights as `reference/NAME`, for a checkpoint."""

@@ -110,7 +110,9 @@ class Scorer:
         for name, buffer in self._model.named_buffers():
             if name in self._shared:
                 buffer.copy_(self._shared[name])
-        self._scoring = Scoring(setup.temperature, setup.chunk, DTYPES[setup.autocast] if setup.autocast else None)
+        self._scoring = Scoring(
+            setup.temperature, setup.chunk, DTYPES[setup.autocast] if setup.autocast else None
+        )
         self.take_weights()
 
     def take_weights(self) -> None:
@@ -123,8 +125,12 @@ class Scorer:
         nothing = torch.zeros(fields["tokens"].shape)
         kept = KeptSets(*(fields[name] for name in KEPT)) if KEPT[0] in fields else None
         layout: dict[str, Any] = {name: fields[name] for name in FIELDS}
-        batch = Batch(**layout, old_logp=nothing, version=nothing, rewards=nothing, kept=kept).to(self._setup.device)
-        return score_batch(self._model, batch, self._scoring, self._setup.max_tokens, self._setup.share_prefix).cpu()
+        batch = Batch(**layout, old_logp=nothing, version=nothing, rewards=nothing, kept=kept).to(
+            self._setup.device
+        )
+        return score_batch(
+            self._model, batch, self._scoring, self._setup.max_tokens, self._setup.share_prefix
+        ).cpu()
 
 
 def _build(setup: Setup) -> PreTrainedModel:
@@ -138,7 +144,10 @@ def _build(setup: Setup) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     names = [name for name, _ in model.named_parameters()]
     if type(model).__name__ != setup.architecture or names != setup.parameters:
-        raise ValueError(f"{setup.architecture} cannot be built from its configuration alone: reference.placement = 'inline' needs no second one")
+        raise ValueError(
+            f"{setup.architecture} cannot be built from its configuration alone:"
+            " reference.placement = 'inline' needs no second one"
+        )
     model.set_attn_implementation(NAME)
     return model.requires_grad_(False).eval()
 

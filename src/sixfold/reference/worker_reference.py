@@ -56,7 +56,14 @@ class WorkerReference(FrozenWeights):
 
     scorer = None
 
-    def __init__(self, policy: PreTrainedModel, scoring: Scoring, max_tokens: int, share_prefix: bool, threads: int) -> None:
+    def __init__(
+        self,
+        policy: PreTrainedModel,
+        scoring: Scoring,
+        max_tokens: int,
+        share_prefix: bool,
+        threads: int,
+    ) -> None:
         parameters = dict(policy.named_parameters())
         buffers = {name: buffer for name, buffer in policy.named_buffers() if buffer.numel()}
         self._file, places = share({**parameters, **buffers})
@@ -71,7 +78,9 @@ class WorkerReference(FrozenWeights):
             threads=threads,
             temperature=scoring.temperature,
             chunk=scoring.chunk,
-            autocast="" if scoring.autocast is None else str(scoring.autocast).removeprefix("torch."),
+            autocast=(
+                "" if scoring.autocast is None else str(scoring.autocast).removeprefix("torch.")
+            ),
             max_tokens=max_tokens,
             share_prefix=share_prefix,
         )
@@ -167,9 +176,14 @@ class WorkerReference(FrozenWeights):
             code = self._process.wait(5.0)
         except subprocess.TimeoutExpired:
             return ReferenceFailed("the reference's process closed its pipe")
-        how = f"ended with exit code {code}" + (f" ({signal.Signals(-code).name})" if code < 0 else "")
+        how = f"ended with exit code {code}" + (
+            f" ({signal.Signals(-code).name})" if code < 0 else ""
+        )
         memory = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
-        return ReferenceFailed(f"the reference's process {how}{memory}: go on with --resume, or without it by reference.placement = 'inline'")
+        return ReferenceFailed(
+            f"the reference's process {how}{memory}: go on with --resume, or without it by"
+            " reference.placement = 'inline'"
+        )
 
 
 def _fields(batch: Batch) -> dict[str, Tensor]:

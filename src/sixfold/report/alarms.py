@@ -53,10 +53,19 @@ class Alarms:
     def look(self, metrics: Mapping[str, Value]) -> list[str]:
         """Lines of the alarms that start with this step."""
         self._seen += 1
-        values = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
-        values["time/step_s"] = sum(values.get(f"time/{role}_s", 0.0) for role in ("rollout", "environment", "reference", "trainer", "sync"))
-        said = [line for key in _WATCHED if key in values and (line := self._drift(key, values[key]))]
-        if "group/degenerate_frac" in values and (line := self._degenerate(values["group/degenerate_frac"])):
+        values = {
+            key: float(value) for key, value in metrics.items() if isinstance(value, int | float)
+        }
+        values["time/step_s"] = sum(
+            values.get(f"time/{role}_s", 0.0)
+            for role in ("rollout", "environment", "reference", "trainer", "sync")
+        )
+        said = [
+            line for key in _WATCHED if key in values and (line := self._drift(key, values[key]))
+        ]
+        if "group/degenerate_frac" in values and (
+            line := self._degenerate(values["group/degenerate_frac"])
+        ):
             said.append(line)
         if "mismatch/kl_k3" in values and (line := self._apart(values["mismatch/kl_k3"])):
             said.append(line)
@@ -64,7 +73,10 @@ class Alarms:
 
     def state(self) -> dict[str, Any]:
         """The whole state, JSON-serialisable. A value that is not finite becomes None."""
-        windows = {name: {key: [_json(x) for x in values] for key, values in table.items()} for name, table in self._windows().items()}
+        windows = {
+            name: {key: [_json(x) for x in values] for key, values in table.items()}
+            for name, table in self._windows().items()
+        }
         return {"seen": self._seen, "ringing": sorted(self._ringing), **windows}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -73,13 +85,19 @@ class Alarms:
             return
         self._seen, self._ringing = state["seen"], set(state["ringing"])
         self._first = {key: [_number(x) for x in values] for key, values in state["first"].items()}
-        self._last = {key: deque((_number(x) for x in values), maxlen=WINDOW) for key, values in state["last"].items()}
+        self._last = {
+            key: deque((_number(x) for x in values), maxlen=WINDOW)
+            for key, values in state["last"].items()
+        }
 
     def _windows(self) -> Mapping[str, Mapping[str, Iterable[float]]]:
         return {"first": self._first, "last": self._last}
 
     def _drift(self, key: str, value: float) -> str | None:
-        first, last = self._first.setdefault(key, []), self._last.setdefault(key, deque(maxlen=WINDOW))
+        first, last = (
+            self._first.setdefault(key, []),
+            self._last.setdefault(key, deque(maxlen=WINDOW)),
+        )
         if self._seen <= WARM_UP:
             return None
         if len(first) < BASELINE:
@@ -91,19 +109,31 @@ class Alarms:
         words, unit, sign = _WATCHED[key]
         before, now = median(first), median(last)
         worse = sign * (now / before - 1) > CREEP and (unit != "s" or now - before > NOTICEABLE_S)
-        return self._ring(key, worse, f"{words} {now:.3g} {unit}, {before:.3g} {unit} at the start of the run")
+        return self._ring(
+            key, worse, f"{words} {now:.3g} {unit}, {before:.3g} {unit} at the start of the run"
+        )
 
     def _degenerate(self, share: float) -> str | None:
         last = self._last.setdefault("degenerate", deque(maxlen=WINDOW))
         last.append(share)
         high = len(last) == WINDOW and fmean(last) > DEGENERATE
-        return self._ring("degenerate", high, f"{fmean(last):.0%} of groups have equal rewards and teach nothing: tasks too easy or too hard by now")
+        return self._ring(
+            "degenerate",
+            high,
+            f"{fmean(last):.0%} of groups have equal rewards and teach nothing: tasks too easy or"
+            " too hard by now",
+        )
 
     def _apart(self, kl: float) -> str | None:
         last = self._last.setdefault("apart", deque(maxlen=WINDOW))
         last.append(kl)
         far = len(last) == WINDOW and not fmean(last) <= KL_DRIFT  # NaN counts as far
-        return self._ring("apart", far, f"the sampler is {fmean(last):.2g} nats of KL a token from the trainer on the same version of the weights")
+        return self._ring(
+            "apart",
+            far,
+            f"the sampler is {fmean(last):.2g} nats of KL a token from the trainer on the same"
+            " version of the weights",
+        )
 
     def _ring(self, key: str, wrong: bool, line: str) -> str | None:
         new = wrong and key not in self._ringing

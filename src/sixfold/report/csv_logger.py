@@ -45,7 +45,10 @@ class CsvLogger:
             UserError: if the disk is full.
         """
         row = {**metrics, "step": step}
-        if any(key not in self._columns and not isinstance(value, list | tuple) for key, value in row.items()):
+        if any(
+            key not in self._columns and not isinstance(value, list | tuple)
+            for key, value in row.items()
+        ):
             self._rewrite()
             return
         with disk_errors(f"cannot write {self._path}"), self._path.open("ab") as file:
@@ -59,13 +62,21 @@ class CsvLogger:
     def _rewrite(self) -> None:
         records = read_metrics(self._records)
         self._columns = columns({key for record in records for key in record})
-        write_bytes_atomic(self._path, _table([self._columns, *(_cells(record, self._columns) for record in records)]))
+        write_bytes_atomic(
+            self._path,
+            _table([self._columns, *(_cells(record, self._columns) for record in records)]),
+        )
 
 
 def columns(seen: Iterable[str]) -> list[str]:
     """Single-valued keys in the schema's order. Families are replaced by the keys seen, sorted."""
     keys = sorted(seen)
-    return [key for metric in METRICS if not metric.is_list for key in ([k for k in keys if metric.matches(k)] if metric.is_family else [metric.key])]
+    return [
+        key
+        for metric in METRICS
+        if not metric.is_list
+        for key in ([k for k in keys if metric.matches(k)] if metric.is_family else [metric.key])
+    ]
 
 
 def _cells(record: Mapping[str, Value], keys: Sequence[str]) -> list[str]:

@@ -52,6 +52,7 @@ class Divergence:
         if high >= self.low or ema <= self.ema:
             return None
         return (
-            f"held-out accuracy is at most {high:.1%} and was at least {self.low:.1%} at step {self.step}, while the training reward rose "
-            f"from {self.ema:.3f} to {ema:.3f}: the policy may be exploiting the checker; read the samples in the report"
+            f"held-out accuracy is at most {high:.1%} and was at least {self.low:.1%} at step"
+            f" {self.step}, while the training reward rose from {self.ema:.3f} to {ema:.3f}: the"
+            " policy may be exploiting the checker; read the samples in the report"
         )

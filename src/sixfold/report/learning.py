@@ -37,12 +37,16 @@ NEARLY_ALL = 0.95
 """Share of solved tasks above which there is little left to learn."""
 
 PARTIAL_CREDIT = (
-    "Try a reward that pays only for full answers, a smaller weight for the parts that rise, or more warm-up (sft.steps); "
-    "and read the samples in the report."
+    "Try a reward that pays only for full answers, a smaller weight for the parts that rise, or"
+    " more warm-up (sft.steps); and read the samples in the report."
 )
-FELL = "Try a smaller trainer.learning_rate, algorithm.beta > 0 to stay near the starting policy, or an earlier checkpoint; and check the reward."
+FELL = (
+    "Try a smaller trainer.learning_rate, algorithm.beta > 0 to stay near the starting policy, or"
+    " an earlier checkpoint; and check the reward."
+)
 NOT_LEARNING = (
-    "Try a larger trainer.learning_rate, more rollout.samples_per_prompt, tasks that are solved 10 to 80 % of the time, or more warm-up (sft.steps)."
+    "Try a larger trainer.learning_rate, more rollout.samples_per_prompt, tasks that are solved 10"
+    " to 80 % of the time, or more warm-up (sft.steps)."
 )
 
 
@@ -69,7 +73,11 @@ class Learning:
         if reward is not None:
             self._rewards.append(reward)
             self._recent.append((reward, solved if solved is not None else math.nan))
-        said = [self._ring("partial", self._partial_credit()), self._ring("fell", self._fell(metrics)), self._ring("still", self._standing_still())]
+        said = [
+            self._ring("partial", self._partial_credit()),
+            self._ring("fell", self._fell(metrics)),
+            self._ring("still", self._standing_still()),
+        ]
         return [line for line in said if line]
 
     def replay(self, records: Sequence[Mapping[str, Value]]) -> None:
@@ -91,8 +99,9 @@ class Learning:
         if rise <= max(CLEAR * error, LEAST_RISE) or more_solved > SLIGHT * solved_error:
             return None
         return (
-            f"the mean reward rose from {fmean(rewards[0]):.3g} to {fmean(rewards[1]):.3g}, but the share of solved tasks did not "
-            f"({fmean(before):.1%} to {fmean(now):.1%}): the policy collects partial credit. {PARTIAL_CREDIT}"
+            f"the mean reward rose from {fmean(rewards[0]):.3g} to {fmean(rewards[1]):.3g}, but the"
+            f" share of solved tasks did not ({fmean(before):.1%} to {fmean(now):.1%}): the policy"
+            f" collects partial credit. {PARTIAL_CREDIT}"
         )
 
     def _fell(self, metrics: Mapping[str, Value]) -> str | None:
@@ -101,7 +110,9 @@ class Learning:
         This evaluation must be below the first one's interval, and the first value above this
         interval.
         """
-        accuracy, low, high = (_number(metrics, f"heldout/{end}") for end in ("accuracy", "low", "high"))
+        accuracy, low, high = (
+            _number(metrics, f"heldout/{end}") for end in ("accuracy", "low", "high")
+        )
         if accuracy is None or low is None or high is None:
             return KEEP if "fell" in self._ringing else None
         self.first = self.first or (accuracy, low, high)
@@ -110,8 +121,9 @@ class Learning:
         if accuracy >= began_low or high >= began:
             return None
         return (
-            f"held-out accuracy is {accuracy:.1%} ({low:.1%} to {high:.1%}) and was {began:.1%} ({began_low:.1%} to {began_high:.1%}) "
-            f"at the start: training makes the model worse. {FELL}"
+            f"held-out accuracy is {accuracy:.1%} ({low:.1%} to {high:.1%}) and was {began:.1%}"
+            f" ({began_low:.1%} to {began_high:.1%}) at the start: training makes the model worse."
+            f" {FELL}"
         )
 
     def _standing_still(self) -> str | None:
@@ -121,16 +133,27 @@ class Learning:
         first, last = self._rewards[:WINDOW], self._rewards[-WINDOW:]
         rise, error = _rise(first, last)
         solved = fmean(solved for _, solved in list(self._recent)[-WINDOW:])
-        if rise > SLIGHT * error or solved >= NEARLY_ALL or (self.first and self._best > self.first[2]):
+        if (
+            rise > SLIGHT * error
+            or solved >= NEARLY_ALL
+            or (self.first and self._best > self.first[2])
+        ):
             return None
-        return f"no clear gain in {len(self._rewards)} steps: the mean reward is {fmean(last):.3g} and was {fmean(first):.3g}. {NOT_LEARNING}"
+        return (
+            f"no clear gain in {len(self._rewards)} steps: the mean reward is {fmean(last):.3g} and"
+            f" was {fmean(first):.3g}. {NOT_LEARNING}"
+        )
 
     def _ring(self, name: str, line: str | None) -> str | None:
         """The line if the alarm is new.
 
         It is new if it is not active and was not raised in the last MEMORY steps with a reward.
         """
-        new = line is not None and name not in self._ringing and len(self._rewards) >= self._quiet_until.get(name, 0)
+        new = (
+            line is not None
+            and name not in self._ringing
+            and len(self._rewards) >= self._quiet_until.get(name, 0)
+        )
         if line is None:
             self._ringing.discard(name)
         else:
@@ -146,7 +169,9 @@ KEEP = "still so"
 
 def _rise(before: Sequence[float], now: Sequence[float]) -> tuple[float, float]:
     """Difference of the means, and its standard error."""
-    return fmean(now) - fmean(before), math.sqrt(variance(before) / len(before) + variance(now) / len(now))
+    return fmean(now) - fmean(before), math.sqrt(
+        variance(before) / len(before) + variance(now) / len(now)
+    )
 
 
 def _number(metrics: Mapping[str, Value], *keys: str) -> float | None:

@@ -56,7 +56,9 @@ class JsonlLogger:
         check(metrics)
         if metrics.get("step", step) != step:
             raise ValueError(f"metrics of step {metrics['step']} logged as step {step}")
-        record = {"step": step} | {key: _finite(metrics[key]) for key in sorted(metrics) if key != "step"}
+        record = {"step": step} | {
+            key: _finite(metrics[key]) for key in sorted(metrics) if key != "step"
+        }
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
         with disk_errors(f"cannot write {self._path}"):
             self._file.write(line)
@@ -79,7 +81,11 @@ def truncate_after(path: Path, step: int | None = None) -> None:
     if not path.exists():
         return
     raw = path.read_bytes()
-    kept = b"".join(line for line, record in _complete_lines(path, raw) if step is None or record["step"] <= step)
+    kept = b"".join(
+        line
+        for line, record in _complete_lines(path, raw)
+        if step is None or record["step"] <= step
+    )
     if kept != raw:
         write_bytes_atomic(path, kept)
 
@@ -104,9 +110,13 @@ def _complete_lines(path: Path, raw: bytes) -> list[tuple[bytes, dict[str, Any]]
         try:
             record = json.loads(line)
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}, line {number} is not JSON ({error}); delete the line or restore the file") from error
+            raise UserError(
+                f"{path}, line {number} is not JSON ({error}); delete the line or restore the file"
+            ) from error
         if not isinstance(record, dict) or type(record.get("step")) is not int:
-            raise UserError(f"{path}, line {number} is not a step: expected an object with an integer 'step'")
+            raise UserError(
+                f"{path}, line {number} is not a step: expected an object with an integer 'step'"
+            )
         pairs.append((line + b"\n", record))
     return pairs
 
@@ -137,7 +147,9 @@ class TensorBoardLogger:
         proto = importlib.import_module("tensorboard.compat.proto.event_pb2")
         self._event: Any = proto.Event
         start = proto.SessionLog(status=proto.SessionLog.START)
-        self._writer.add_event(proto.Event(wall_time=time.time(), step=first_step, session_log=start))
+        self._writer.add_event(
+            proto.Event(wall_time=time.time(), step=first_step, session_log=start)
+        )
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None:
         summary = importlib.import_module("tensorboard.compat.proto.summary_pb2")
@@ -147,7 +159,9 @@ class TensorBoardLogger:
                 values.append(summary.Summary.Value(tag=key, simple_value=value))
             elif value is not None:
                 values.append(summary.Summary.Value(tag=key, histo=_histogram(summary, value)))
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary.Summary(value=values)))
+        self._writer.add_event(
+            self._event(wall_time=time.time(), step=step, summary=summary.Summary(value=values))
+        )
 
     def close(self) -> None:
         self._writer.close()
@@ -161,7 +175,15 @@ def _histogram(summary: ModuleType, values: Sequence[float | None]) -> Any:
     middles = [(a + b) / 2 for a, b in zip([low, *LOG_RATIO_EDGES], limits, strict=True)]
     first = sum(n * x for n, x in zip(counts, middles, strict=True))
     second = sum(n * x * x for n, x in zip(counts, middles, strict=True))
-    return summary.HistogramProto(min=low, max=limits[-1], num=sum(counts), sum=first, sum_squares=second, bucket_limit=limits, bucket=counts)
+    return summary.HistogramProto(
+        min=low,
+        max=limits[-1],
+        num=sum(counts),
+        sum=first,
+        sum_squares=second,
+        bucket_limit=limits,
+        bucket=counts,
+    )
 
 
 @dataclass(frozen=True)
@@ -196,14 +218,28 @@ class TrackioLogger:
     """
 
     def __init__(self, run: TrackedRun, config: Mapping[str, Any]) -> None:
-        elsewhere = [variable for variable in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL") if os.environ.get(variable)]
+        elsewhere = [
+            variable
+            for variable in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
+            if os.environ.get(variable)
+        ]
         if elsewhere:
-            raise UserError(f"log.to: trackio stays on this machine, but {elsewhere[0]} is set: unset it, or use wandb to log to a server")
+            raise UserError(
+                f"log.to: trackio stays on this machine, but {elsewhere[0]} is set: unset it, or"
+                " use wandb to log to a server"
+            )
         trackio = _extra("trackio", "trackio")
         # trackio identifies a run by name only: without the id, a second run with this name would
         # continue the history of the first.
         name = f"{run.name}-{run.id}"
-        self._run = trackio.init(project=run.project, name=name, config=dict(config), resume="allow", embed=False, auto_log_gpu=False)
+        self._run = trackio.init(
+            project=run.project,
+            name=name,
+            config=dict(config),
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+        )
 
     def log(self, step: int, metrics: Mapping[str, Value]) -> None:
         self._run.log(dict(metrics), step=step)
@@ -237,4 +273,6 @@ def _extra(module: str, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != extra:
             raise
-        raise UserError(f"log.to: '{extra}' needs the package {extra}: pip install 'sixfold[{extra}]'") from error
+        raise UserError(
+            f"log.to: '{extra}' needs the package {extra}: pip install 'sixfold[{extra}]'"
+        ) from error

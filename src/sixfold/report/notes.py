@@ -42,13 +42,18 @@ class Notes:
 
     def cut_after(self, step: int | None) -> None:
         """Drop the notes after `step` (None: all notes). A resumed run creates them again."""
-        kept = [] if step is None else [note for note in read_notes(self._path) if note.step <= step]
+        kept = (
+            [] if step is None else [note for note in read_notes(self._path) if note.step <= step]
+        )
         write_text_atomic(self._path, "".join(map(_line, kept)))
 
     def add(self, step: int, text: str, warning: bool = False) -> None:
         """Show a line, with its step unless that is 0, and append it to the file."""
         self._show(f"step {step}: {text}" if step else text)
-        with disk_errors(f"cannot write {self._path}"), self._path.open("a", encoding="utf-8") as file:
+        with (
+            disk_errors(f"cannot write {self._path}"),
+            self._path.open("a", encoding="utf-8") as file,
+        ):
             file.write(_line(Note(step, text, warning)))
 
 
@@ -58,7 +63,9 @@ def read_notes(path: Path) -> list[Note]:
     A line that is not a note is skipped: a crash may have truncated it.
     """
     notes = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+    for line in (
+        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ()
+    ):
         try:
             entry = json.loads(line)
             notes.append(Note(int(entry["step"]), str(entry["text"]), bool(entry.get("warning"))))

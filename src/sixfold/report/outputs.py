@@ -26,7 +26,9 @@ class Loggers:
     recipe names them.
     """
 
-    def __init__(self, recipe: Recipe, run: RunFolder, settings: Mapping[str, object], first_step: int) -> None:
+    def __init__(
+        self, recipe: Recipe, run: RunFolder, settings: Mapping[str, object], first_step: int
+    ) -> None:
         # First: CsvLogger reads what it has written.
         self._loggers: list[Logger] = [JsonlLogger(run.metrics)]
         table = run.path / "metrics.csv"
@@ -39,7 +41,12 @@ class Loggers:
             self._loggers.append(TensorBoardLogger(run.path / "tensorboard", first_step))
         if not {"trackio", "wandb"} & set(recipe.log.to):
             return
-        tracked = TrackedRun(tracking_id(run.path / "tracking.json"), recipe.log.project, recipe.run.name, recipe.log.entity)
+        tracked = TrackedRun(
+            tracking_id(run.path / "tracking.json"),
+            recipe.log.project,
+            recipe.run.name,
+            recipe.log.entity,
+        )
         if "trackio" in recipe.log.to:
             self._loggers.append(TrackioLogger(tracked, settings))
         if "wandb" in recipe.log.to:

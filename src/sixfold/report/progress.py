@@ -30,7 +30,19 @@ from .schema import ROLES, Value, role_seconds
 from .untrusted import one_line, visible
 
 _SPARKS = "▁▂▃▄▅▆▇█"
-_SHADES = ("blue", "green", "bright_green", "cyan", "bright_cyan", "yellow", "magenta", "red", "white", "bright_blue", "bright_black")
+_SHADES = (
+    "blue",
+    "green",
+    "bright_green",
+    "cyan",
+    "bright_cyan",
+    "yellow",
+    "magenta",
+    "red",
+    "white",
+    "bright_blue",
+    "bright_black",
+)
 _COLOURS = dict(zip((*ROLES, "other"), _SHADES, strict=True))
 
 
@@ -48,14 +60,21 @@ class Progress:
         # Rich's refresh thread draws the panel while `update` changes the state.
         self._lock = threading.Lock()
         self._begin("", 0)
-        self._live = Live(console=self._console, get_renderable=self._panel, refresh_per_second=4, transient=True)
+        self._live = Live(
+            console=self._console, get_renderable=self._panel, refresh_per_second=4, transient=True
+        )
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._close_stage()
         self._live.stop()
 
@@ -74,7 +93,13 @@ class Progress:
         Missing keys keep their last value.
         """
         with self._lock:
-            self._latest.update({key: float(value) for key, value in metrics.items() if isinstance(value, float | int)})
+            self._latest.update(
+                {
+                    key: float(value)
+                    for key, value in metrics.items()
+                    if isinstance(value, float | int)
+                }
+            )
             for role, seconds in role_seconds(metrics).items():
                 self._seconds[role] = self._seconds.get(role, 0.0) + seconds
             self._rewards.append(self._latest.get("reward/ema", math.nan))
@@ -109,11 +134,24 @@ class Progress:
         Ends the stage.
         """
         self._close_stage()
-        table = Table("prompt", "answer", "before", "after", title="Held-out samples", title_justify="left", show_lines=True)
+        table = Table(
+            "prompt",
+            "answer",
+            "before",
+            "after",
+            title="Held-out samples",
+            title_justify="left",
+            show_lines=True,
+        )
         for old, new in pair(before, after):
             known = new or old
             if known:
-                table.add_row(Text(one_line(known.prompt)), Text(one_line(known.answer, 40)), _completion(old), _completion(new))
+                table.add_row(
+                    Text(one_line(known.prompt)),
+                    Text(one_line(known.answer, 40)),
+                    _completion(old),
+                    _completion(new),
+                )
         self._print(table)
 
     def _begin(self, name: str, total: int) -> None:
@@ -162,7 +200,11 @@ class Progress:
         elif "train/loss" in m:
             figures.append(("loss", f"{m['train/loss']:.4f}"))
         if "heldout/accuracy" in m:
-            interval = f" [{m['heldout/low']:.1%}, {m['heldout/high']:.1%}]" if {"heldout/low", "heldout/high"} <= m.keys() else ""
+            interval = (
+                f" [{m['heldout/low']:.1%}, {m['heldout/high']:.1%}]"
+                if {"heldout/low", "heldout/high"} <= m.keys()
+                else ""
+            )
             figures.append(("held-out", f"{m['heldout/accuracy']:.1%}{interval}"))
         speed = m.get("rollout/tok_s", m.get("train/tok_s"))
         if speed is not None:
@@ -200,7 +242,10 @@ class Progress:
         head = Table.grid(expand=True, padding=(0, 1))
         head.add_column(ratio=1)
         head.add_column(justify="right")
-        head.add_row(Bar(max(self._total, 1), 0, step, color="cyan"), f"{step:.0f} of {self._total}  {self._time_left()}")
+        head.add_row(
+            Bar(max(self._total, 1), 0, step, color="cyan"),
+            f"{step:.0f} of {self._total}  {self._time_left()}",
+        )
         grid.add_row("step", head)
         for name, text in self._figures():
             spark = f"  {sparkline(self._rewards)}" if name == "reward" else ""
@@ -208,7 +253,9 @@ class Progress:
         if self._seconds:
             grid.add_row("time", self._time_bar())
         doing = ": ".join(filter(None, (self._stage, self._phase)))
-        return Panel(grid, title=Text(visible(f" {doing} ")), title_align="left", border_style="dim")
+        return Panel(
+            grid, title=Text(visible(f" {doing} ")), title_align="left", border_style="dim"
+        )
 
     def _time_bar(self, width: int = 48) -> RenderableType:
         bar, legend = Text(), Text()
@@ -227,7 +274,9 @@ def sparkline(values: Sequence[float] | deque[float]) -> str:
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_SPARKS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values)
+    return "".join(
+        _SPARKS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values
+    )
 
 
 def clock(seconds: float) -> str:
@@ -241,4 +290,7 @@ def _completion(sample: Sample | None) -> Text:
     if sample is None:
         return Text("—", style="dim")
     found = mark(sample.reward, sample.solved)
-    return Text(f"{TICKS[found]} {one_line(sample.completion, 160)}", style="green" if found == "good" else "")
+    return Text(
+        f"{TICKS[found]} {one_line(sample.completion, 160)}",
+        style="green" if found == "good" else "",
+    )

@@ -17,7 +17,9 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float | list[float]]:
     """
     rewards = [t.reward for g in groups for t in g.trajectories if t.reward is not None]
     values = [r.value for r in rewards if r.value is not None]
-    metrics: dict[str, float | list[float]] = {"reward/error_frac": 1 - len(values) / max(1, len(rewards))}
+    metrics: dict[str, float | list[float]] = {
+        "reward/error_frac": 1 - len(values) / max(1, len(rewards))
+    }
     if values:
         metrics |= {"reward/mean": fmean(values), "reward/std": pstdev(values)}
     if rewards:
@@ -26,7 +28,9 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float | list[float]]:
     judged = [r.solved for r in rewards if r.solved is not None]
     if judged:
         metrics["reward/solved_frac"] = sum(judged) / len(judged)
-    solved = sorted(t.completion_length for g in groups for t in g.trajectories if t.reward and t.reward.solved)
+    solved = sorted(
+        t.completion_length for g in groups for t in g.trajectories if t.reward and t.reward.solved
+    )
     if solved:
         metrics["rollout/solved_length_p98"] = float(solved[math.ceil(0.98 * len(solved)) - 1])
     for name in sorted({name for r in rewards for name in r.parts}):

@@ -31,7 +31,10 @@ def dumped_steps(folder: Path) -> list[int]:
 
 
 def write_rollouts(
-    path: Path, groups: Sequence[Group], advantages: Sequence[Sequence[Advantage]], decode: Callable[[int], str] | None = None
+    path: Path,
+    groups: Sequence[Group],
+    advantages: Sequence[Sequence[Advantage]],
+    decode: Callable[[int], str] | None = None,
 ) -> None:
     """Write the dump of one step atomically.
 
@@ -81,10 +84,14 @@ def _check(path: Path, number: int, record: Any) -> None:
         if trajectory.reward and not isinstance(trajectory.reward.parts, dict):
             raise TypeError("reward.parts is not an object")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{path}, line {number} is not a trajectory ({error!r}); delete the file") from error
+        raise UserError(
+            f"{path}, line {number} is not a trajectory ({error!r}); delete the file"
+        ) from error
 
 
-def _line(task: Task, trajectory: Trajectory, advantage: Advantage, decode: Callable[[int], str] | None) -> bytes:
+def _line(
+    task: Task, trajectory: Trajectory, advantage: Advantage, decode: Callable[[int], str] | None
+) -> bytes:
     record = trajectory.to_record()
     record |= {"prompt": task.prompt_text, "answer": task.answer, "source": task.source}
     record["advantage"] = advantage if isinstance(advantage, float | int) else list(advantage)

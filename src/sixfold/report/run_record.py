@@ -107,18 +107,27 @@ class RunRecord:
         records = [record for record in self.metrics if "heldout/accuracy" in record]
         if not records:
             return None
-        return _interval(*(records[which].get(f"heldout/{end}") for end in ("accuracy", "low", "high", "version")))
+        return _interval(
+            *(
+                records[which].get(f"heldout/{end}")
+                for end in ("accuracy", "low", "high", "version")
+            )
+        )
 
     def evaluations(self) -> list[tuple[int, Interval]]:
         """All evaluations by step: before RL (step 0), those in the metrics, and the last one."""
         found: dict[int, Interval] = {}
         steps = [record for record in self.metrics if "heldout/accuracy" in record]
         for record in steps:
-            interval = _interval(*(record.get(f"heldout/{end}") for end in ("accuracy", "low", "high")))
+            interval = _interval(
+                *(record.get(f"heldout/{end}") for end in ("accuracy", "low", "high"))
+            )
             found |= {int(record["step"]): interval} if interval else {}
         last = self.summary.get("steps", self.steps[-1] if self.steps else 0)
         for step, key in ((0, "heldout_after_sft"), (last, "heldout_after")):
-            interval = self.heldout(0, key) if _finite_or_none(self.summary.get(key)) is not None else None
+            interval = (
+                self.heldout(0, key) if _finite_or_none(self.summary.get(key)) is not None else None
+            )
             found |= {step: interval} if interval and isinstance(step, int) else {}
         return sorted(found.items())
 
@@ -131,7 +140,9 @@ class RunRecord:
         found: dict[str, dict[int, float | None]] = {}
         for record in self.metrics:
             for key in (key for key in record if key.startswith(_SOURCE)):
-                found.setdefault(key.removeprefix(_SOURCE), {})[int(record["step"])] = _finite_or_none(record[key])
+                found.setdefault(key.removeprefix(_SOURCE), {})[int(record["step"])] = (
+                    _finite_or_none(record[key])
+                )
         for step, key in ((0, "heldout_after_sft_sources"), (last, "heldout_after_sources")):
             shares = self.summary.get(key)
             for name, share in (shares if isinstance(shares, Mapping) else {}).items():
@@ -141,7 +152,9 @@ class RunRecord:
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float | None]]:
     """(step, value) of every record with `key`; None if the value was not finite."""
-    return [(int(record["step"]), _finite_or_none(record[key])) for record in records if key in record]
+    return [
+        (int(record["step"]), _finite_or_none(record[key])) for record in records if key in record
+    ]
 
 
 def read_run(path: Path) -> RunRecord:
@@ -156,7 +169,11 @@ def read_run(path: Path) -> RunRecord:
         raise UserError(f"{path} is not a run: it has neither recipe.toml nor metrics.jsonl")
     run = RunRecord(path)
     run.recipe_text = _read(run, "recipe.toml", _text, "")
-    run.recipe = _read(run, "recipe.toml", lambda file: tomllib.loads(_text(file)), {}) if run.recipe_text else {}
+    run.recipe = (
+        _read(run, "recipe.toml", lambda file: tomllib.loads(_text(file)), {})
+        if run.recipe_text
+        else {}
+    )
     run.metrics = _read(run, "metrics.jsonl", read_metrics, [])
     if (path / "sft.jsonl").is_file():
         run.warm_up = _read(run, "sft.jsonl", read_metrics, [])
@@ -209,7 +226,16 @@ def _json_object(path: Path) -> Mapping[str, Any]:
 
 def _interval(value: object, low: object, high: object, version: object = None) -> Interval | None:
     share, number = _finite_or_none(value), _finite_or_none(version)
-    return None if share is None else Interval(share, _finite_or_none(low), _finite_or_none(high), None if number is None else int(number))
+    return (
+        None
+        if share is None
+        else Interval(
+            share,
+            _finite_or_none(low),
+            _finite_or_none(high),
+            None if number is None else int(number),
+        )
+    )
 
 
 def _finite_or_none(value: object) -> float | None:

@@ -38,7 +38,10 @@ def write_samples(path: Path, before: Sequence[Sample], after: Sequence[Sample])
         before: samples before training.
         after: samples after training.
     """
-    record = {"before": [asdict(sample) for sample in before], "after": [asdict(sample) for sample in after]}
+    record = {
+        "before": [asdict(sample) for sample in before],
+        "after": [asdict(sample) for sample in after],
+    }
     # ASCII: a dataset may contain lone surrogates, which UTF-8 cannot encode.
     write_text_atomic(path, json.dumps(record, indent=1))
 
@@ -51,20 +54,29 @@ def read_samples(path: Path) -> tuple[list[Sample], list[Sample]]:
     """
     try:
         record = json.loads(path.read_bytes())
-        before, after = ([_sample(entry) for entry in record.get(key, [])] for key in ("before", "after"))
+        before, after = (
+            [_sample(entry) for entry in record.get(key, [])] for key in ("before", "after")
+        )
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise UserError(f"{path} is not a samples file: expected 'before' and 'after' with prompt, answer, completion, reward") from error
+        raise UserError(
+            f"{path} is not a samples file: expected 'before' and 'after' with prompt, answer,"
+            " completion, reward"
+        ) from error
     return before, after
 
 
-def pair(before: Sequence[Sample], after: Sequence[Sample]) -> list[tuple[Sample | None, Sample | None]]:
+def pair(
+    before: Sequence[Sample], after: Sequence[Sample]
+) -> list[tuple[Sample | None, Sample | None]]:
     """Rows of a before/after table, one per prompt.
 
     The order is that of `after`, then prompts that are only in `before`.
     """
     earlier = {sample.prompt: sample for sample in before}
     later = {sample.prompt for sample in after}
-    rows: list[tuple[Sample | None, Sample | None]] = [(earlier.get(sample.prompt), sample) for sample in after]
+    rows: list[tuple[Sample | None, Sample | None]] = [
+        (earlier.get(sample.prompt), sample) for sample in after
+    ]
     return rows + [(sample, None) for sample in before if sample.prompt not in later]
 
 

@@ -91,7 +91,12 @@ def percent(value: float) -> str:
     return f"{value:.1%}"
 
 
-def line_chart(lines: Sequence[Line], show: Callable[[float], str] = number, limits: tuple[float, float] | None = None, log: bool = False) -> str:
+def line_chart(
+    lines: Sequence[Line],
+    show: Callable[[float], str] = number,
+    limits: tuple[float, float] | None = None,
+    log: bool = False,
+) -> str:
     """An SVG with one curve per line.
 
     Args:
@@ -101,7 +106,9 @@ def line_chart(lines: Sequence[Line], show: Callable[[float], str] = number, lim
         log: use a logarithmic value axis. Values below 1e-100 become gaps.
     """
     kept = [_positive(line) if log else line for line in lines]
-    values = [value for line in kept for _, value in line.finite] + [end for line in kept for _, *ends in line.band for end in ends]
+    values = [value for line in kept for _, value in line.finite] + [
+        end for line in kept for _, *ends in line.band for end in ends
+    ]
     steps = [step for line in kept for step, _ in line.points]
     if not values:
         return _nothing()
@@ -124,7 +131,9 @@ def area_chart(layers: Sequence[Line], show: Callable[[float], str] = number) ->
     floor = [0.0] * len(steps)
     edges = [floor]
     for layer in layers:
-        floor = [below + (value or 0.0) for below, (_, value) in zip(floor, layer.points, strict=True)]
+        floor = [
+            below + (value or 0.0) for below, (_, value) in zip(floor, layer.points, strict=True)
+        ]
         edges.append(floor)
     frame = Frame(steps[0], steps[-1], 0.0, max(floor) or 1.0)
     body = _axes(frame, show)
@@ -141,21 +150,39 @@ def histogram(counts: Sequence[float], edges: Sequence[float]) -> str:
         return _nothing()
     width = (WIDTH - LEFT - RIGHT) / len(counts)
     tallest = max(counts)
-    names = [f"< {edges[0]:g}", *(f"{a:g} to {b:g}" for a, b in pairwise(edges)), f"≥ {edges[-1]:g}"]
-    body = f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>'
+    names = [
+        f"< {edges[0]:g}",
+        *(f"{a:g} to {b:g}" for a, b in pairwise(edges)),
+        f"≥ {edges[-1]:g}",
+    ]
+    body = (
+        f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}"'
+        f' y2="{HEIGHT - BOTTOM}"/>'
+    )
     for index, (count, name) in enumerate(zip(counts, names, strict=True)):
         height = count / tallest * (HEIGHT - TOP - BOTTOM)
         x = LEFT + index * width
         body += f'<g class="strip">{_hit(x, width)}'
-        body += f'<rect class="fill c0" x="{x + 1:.1f}" y="{HEIGHT - BOTTOM - height:.1f}" width="{width - 2:.1f}" height="{height:.1f}"/>'
-        body += f'<text class="tip" x="{LEFT}" y="12">{escape(name)}: {count:g} tokens ({count / total:.1%})</text></g>'
+        body += (
+            f'<rect class="fill c0" x="{x + 1:.1f}" y="{HEIGHT - BOTTOM - height:.1f}"'
+            f' width="{width - 2:.1f}" height="{height:.1f}"/>'
+        )
+        body += (
+            f'<text class="tip" x="{LEFT}" y="12">{escape(name)}: {count:g} tokens'
+            f" ({count / total:.1%})</text></g>"
+        )
     for index, edge in enumerate(edges):
-        body += f'<text class="tick" x="{LEFT + (index + 1) * width:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{edge:g}</text>'
+        body += (
+            f'<text class="tick" x="{LEFT + (index + 1) * width:.1f}" y="{HEIGHT - 8}"'
+            f' text-anchor="middle">{edge:g}</text>'
+        )
     return _svg(body)
 
 
 def _positive(line: Line) -> Line:
-    points = [(step, value if drawable(value) and value > 1e-100 else None) for step, value in line.points]
+    points = [
+        (step, value if drawable(value) and value > 1e-100 else None) for step, value in line.points
+    ]
     return Line(line.label, points, line.colour, line.thin, line.dots)
 
 
@@ -189,16 +216,23 @@ def _axes(frame: Frame, show: Callable[[float], str]) -> str:
         y = frame.y(level)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
         label = show(level).replace(".0%", "%")
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 3.5}" text-anchor="end">{label}</text>')
+        parts.append(
+            f'<text class="tick" x="{LEFT - 6}" y="{y + 3.5}" text-anchor="end">{label}</text>'
+        )
     for step in sorted({round(tick) for tick in _ticks(frame.first, frame.last, 5)}):
-        parts.append(f'<text class="tick" x="{frame.x(step)}" y="{HEIGHT - 8}" text-anchor="middle">{step}</text>')
+        parts.append(
+            f'<text class="tick" x="{frame.x(step)}" y="{HEIGHT - 8}"'
+            f' text-anchor="middle">{step}</text>'
+        )
     return "".join(parts)
 
 
 def _band(frame: Frame, line: Line) -> str:
     if not line.band:
         return ""
-    outline = [(step, high) for step, _, high in line.band] + [(step, low) for step, low, _ in reversed(line.band)]
+    outline = [(step, high) for step, _, high in line.band] + [
+        (step, low) for step, low, _ in reversed(line.band)
+    ]
     return f'<polygon class="band c{line.colour}" points="{_path(frame, outline)}"/>'
 
 
@@ -214,9 +248,15 @@ def _curve(frame: Frame, line: Line) -> str:
     parts = []
     for stretch in stretches:
         if len(stretch) > 1:
-            parts.append(f'<polyline class="line c{line.colour}{thin}" points="{_path(frame, stretch)}"/>')
+            parts.append(
+                f'<polyline class="line c{line.colour}{thin}" points="{_path(frame, stretch)}"/>'
+            )
         if line.dots or len(stretch) == 1:
-            parts += [f'<circle class="dot c{line.colour}" cx="{frame.x(step)}" cy="{frame.y(value)}" r="2.6"/>' for step, value in stretch]
+            parts += [
+                f'<circle class="dot c{line.colour}" cx="{frame.x(step)}" cy="{frame.y(value)}"'
+                ' r="2.6"/>'
+                for step, value in stretch
+            ]
     return "".join(parts)
 
 
@@ -232,7 +272,9 @@ def _strips(frame: Frame, lines: Sequence[Line], show: Callable[[float], str]) -
     at: dict[int, list[str]] = {}
     for line in lines:
         for step, value in line.points:
-            at.setdefault(step, []).append(f"{line.label} {show(value) if drawable(value) else 'not finite'}")
+            at.setdefault(step, []).append(
+                f"{line.label} {show(value) if drawable(value) else 'not finite'}"
+            )
     steps = sorted(at)
     steps = steps[:: max(1, math.ceil(len(steps) / MAX_STRIPS))]
     width = (WIDTH - LEFT - RIGHT) / max(1, len(steps) - 1)
@@ -241,7 +283,10 @@ def _strips(frame: Frame, lines: Sequence[Line], show: Callable[[float], str]) -
         x = frame.x(step)
         parts.append(f'<g class="strip">{_hit(x - width / 2, width)}')
         parts.append(f'<line class="hair" x1="{x}" x2="{x}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-        parts.append(f'<text class="tip" x="{LEFT}" y="12">step {step}: {escape(", ".join(at[step]))}</text></g>')
+        parts.append(
+            f'<text class="tip" x="{LEFT}" y="12">step {step}:'
+            f" {escape(', '.join(at[step]))}</text></g>"
+        )
     return "".join(parts)
 
 
@@ -250,8 +295,14 @@ def _svg(body: str) -> str:
 
 
 def _hit(x: float, width: float) -> str:
-    return f'<rect class="hit" x="{x:.1f}" y="{TOP}" width="{width:.1f}" height="{HEIGHT - TOP - BOTTOM}"/>'
+    return (
+        f'<rect class="hit" x="{x:.1f}" y="{TOP}" width="{width:.1f}"'
+        f' height="{HEIGHT - TOP - BOTTOM}"/>'
+    )
 
 
 def _nothing() -> str:
-    return _svg(f'<text class="tick" x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle">not measured</text>')
+    return _svg(
+        f'<text class="tick" x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle">not'
+        " measured</text>"
+    )

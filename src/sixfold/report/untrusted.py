@@ -8,7 +8,9 @@ import re
 # Bidirectional overrides reorder their line, zero-width characters hide in it, and lone surrogates
 # cannot be written as UTF-8.
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f"
-_REORDERING_AND_HIDDEN = "\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f"
+_REORDERING_AND_HIDDEN = (
+    "\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f"
+)
 _SURROGATES = "\ud800-\udfff"
 _INVISIBLE = re.compile(f"[{_CONTROLS}{_REORDERING_AND_HIDDEN}{_SURROGATES}]")
 

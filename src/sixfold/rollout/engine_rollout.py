@@ -72,7 +72,13 @@ class EngineRollout:
         started, before = time.perf_counter(), replace(self.engine.stats)
         self.engine.stats.restart_peaks()
         params = replace(self.params, seed=seed)
-        requests = {t.id: (t, self.engine.add(t.id, self.codec.encode(t), params, list(range(self.samples)))) for t in tasks}
+        requests = {
+            t.id: (
+                t,
+                self.engine.add(t.id, self.codec.encode(t), params, list(range(self.samples))),
+            )
+            for t in tasks
+        }
         ended: dict[str, list[Trajectory]] = {t.id: [] for t in tasks}
         whole: dict[str, list[Trajectory]] = {}
         begun: list[EngineSequence] = []
@@ -114,7 +120,9 @@ class EngineRollout:
         prompt = sequence.request.prompt
         completion = sequence.tokens[len(prompt) :]
         if sequence.finish_reason is None:
-            raise RuntimeError(f"engine gave back an unfinished sequence of task {sequence.request.key}")
+            raise RuntimeError(
+                f"engine gave back an unfinished sequence of task {sequence.request.key}"
+            )
         return completed(
             sequence.request.key,
             sequence.sample,
@@ -129,7 +137,13 @@ class EngineRollout:
             self.codec.opened(prompt),
         )
 
-    def _measure(self, groups: list[Group], begun: Sequence[EngineSequence], seconds: float, before: EngineStats) -> dict[str, float]:
+    def _measure(
+        self,
+        groups: list[Group],
+        begun: Sequence[EngineSequence],
+        seconds: float,
+        before: EngineStats,
+    ) -> dict[str, float]:
         """Metrics of one call.
 
         Args:
@@ -139,13 +153,20 @@ class EngineRollout:
             before: the engine's counters at the start of the call. Its peaks were reset then.
         """
         now = self.engine.stats
-        accepted = (now.accepted_tokens - before.accepted_tokens) / max(1, now.proposed_tokens - before.proposed_tokens)
-        prefilled, reused = now.prefill_tokens - before.prefill_tokens, now.reused_tokens - before.reused_tokens
+        accepted = (now.accepted_tokens - before.accepted_tokens) / max(
+            1, now.proposed_tokens - before.proposed_tokens
+        )
+        prefilled, reused = (
+            now.prefill_tokens - before.prefill_tokens,
+            now.reused_tokens - before.reused_tokens,
+        )
         return (
             rollout_metrics(groups, seconds, prefilled, reused, [len(s.logp) for s in begun])
             | {
                 "rollout/preemptions": float(now.preemptions - before.preemptions),
-                "rollout/recomputed_tokens": float(now.recomputed_tokens - before.recomputed_tokens),
+                "rollout/recomputed_tokens": float(
+                    now.recomputed_tokens - before.recomputed_tokens
+                ),
                 "rollout/kv_peak_frac": now.peak_blocks / self.engine.scheduler.blocks.count,
                 "rollout/queue_peak": float(now.peak_waiting),
             }

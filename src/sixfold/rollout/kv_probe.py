@@ -16,7 +16,12 @@ LIMIT = 0.2
 """Largest accepted difference in nats. A bfloat16 run may differ by as much."""
 
 
-def kv_deviation(model: LanguageModel, prompts: list[list[int]], tokens: int = 64, autocast: torch.dtype | None = None) -> float:
+def kv_deviation(
+    model: LanguageModel,
+    prompts: list[list[int]],
+    tokens: int = 64,
+    autocast: torch.dtype | None = None,
+) -> float:
     """Largest log-prob difference, in nats, between an int8 KV cache and an exact one.
 
     An engine with an int8 cache samples completions. Their log-probs are then computed again with
@@ -28,7 +33,12 @@ def kv_deviation(model: LanguageModel, prompts: list[list[int]], tokens: int = 6
         tokens: completion length in tokens.
         autocast: dtype of forward passes; None for no autocast.
     """
-    engine = Engine(model, kv_tokens=sum(len(p) + tokens + 16 for p in prompts), kv_dtype="int8", autocast=autocast)
+    engine = Engine(
+        model,
+        kv_tokens=sum(len(p) + tokens + 16 for p in prompts),
+        kv_dtype="int8",
+        autocast=autocast,
+    )
     for i, prompt in enumerate(prompts):
         engine.add(f"probe {i}", prompt, SamplingParams(max_tokens=tokens), [0])
     worst = 0.0
@@ -38,7 +48,12 @@ def kv_deviation(model: LanguageModel, prompts: list[list[int]], tokens: int = 6
     return worst
 
 
-def check_int8_kv(model: LanguageModel, prompts: list[list[int]], limit: float = LIMIT, autocast: torch.dtype | None = None) -> float:
+def check_int8_kv(
+    model: LanguageModel,
+    prompts: list[list[int]],
+    limit: float = LIMIT,
+    autocast: torch.dtype | None = None,
+) -> float:
     """Return `kv_deviation`, and check it against a limit.
 
     Args:
@@ -52,7 +67,10 @@ def check_int8_kv(model: LanguageModel, prompts: list[list[int]], limit: float =
     """
     worst = kv_deviation(model, prompts, autocast=autocast)
     if not worst <= limit:
-        raise ValueError(f"an int8 KV cache moves this model's log-probs by {worst:.2g} nats (limit {limit:g}): use kv_dtype auto")
+        raise ValueError(
+            f"an int8 KV cache moves this model's log-probs by {worst:.2g} nats (limit {limit:g}):"
+            " use kv_dtype auto"
+        )
     return worst
 
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from ..types import FinishReason, SamplingParams
 
 
-def stored(weights: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, str]]:
+def stored(
+    weights: Mapping[str, Tensor], dtype: torch.dtype
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Prepare weights for a file: each tensor once, on the CPU and in `dtype`.
 
     Args:
@@ -32,7 +34,9 @@ def stored(weights: Mapping[str, Tensor], dtype: torch.dtype) -> tuple[dict[str,
         stored_as = first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name)
         if stored_as != name:
             tied[name] = stored_as
-    return {name: weights[name].detach().to("cpu", dtype).contiguous() for name in first.values()}, tied
+    return {
+        name: weights[name].detach().to("cpu", dtype).contiguous() for name in first.values()
+    }, tied
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,9 @@ class OutsideEngine(Protocol):
 
     version: int
 
-    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Sampled]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
+    ) -> list[Sampled]:
         """Sample one completion per prompt.
 
         Args:

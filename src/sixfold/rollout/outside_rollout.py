@@ -54,19 +54,29 @@ class OutsideRollout:
         seeds = [sample_seed(seed, task.id, k) for task, k in asked]
         done = self.engine.generate([prompts[task.id] for task, _ in asked], self.params, seeds)
         self._check_versions(done)
-        trajectories = [self._trajectory(task, k, prompts[task.id], s) for (task, k), s in zip(asked, done, strict=True)]
-        groups = [Group(task, trajectories[i * self.samples : (i + 1) * self.samples]) for i, task in enumerate(tasks)]
+        trajectories = [
+            self._trajectory(task, k, prompts[task.id], s)
+            for (task, k), s in zip(asked, done, strict=True)
+        ]
+        groups = [
+            Group(task, trajectories[i * self.samples : (i + 1) * self.samples])
+            for i, task in enumerate(tasks)
+        ]
         reused = sum(s.reused for s in done)
         total = sum(len(prompts[task.id]) for task, _ in asked)
         sampled = [len(s.tokens) for s in done]
-        self._stats = rollout_metrics(groups, time.perf_counter() - started, total - reused, reused, sampled)
+        self._stats = rollout_metrics(
+            groups, time.perf_counter() - started, total - reused, reused, sampled
+        )
         return groups
 
     def stats(self) -> dict[str, float]:
         """Metrics of the last call."""
         return self._stats
 
-    def _trajectory(self, task: Task, sample: int, prompt: list[int], sampled: Sampled) -> Trajectory:
+    def _trajectory(
+        self, task: Task, sample: int, prompt: list[int], sampled: Sampled
+    ) -> Trajectory:
         """Trajectory of one completion, cut after the token that completes a stop string.
 
         Args:
@@ -97,7 +107,10 @@ class OutsideRollout:
         """
         found = {v for s in done for v in s.version}
         if found - {self.engine.version}:
-            raise RuntimeError(f"the engine sampled from weights {sorted(found)}, it was given {self.engine.version}")
+            raise RuntimeError(
+                f"the engine sampled from weights {sorted(found)}, it was given"
+                f" {self.engine.version}"
+            )
 
 
 def sample_seed(seed: int, task_id: str, sample: int) -> int:
@@ -110,4 +123,6 @@ def sample_seed(seed: int, task_id: str, sample: int) -> int:
         task_id: id of the task.
         sample: index of the sample within the task.
     """
-    return int.from_bytes(blake2b(f"{seed}\x00{task_id}\x00{sample}".encode(), digest_size=6).digest(), "little")
+    return int.from_bytes(
+        blake2b(f"{seed}\x00{task_id}\x00{sample}".encode(), digest_size=6).digest(), "little"
+    )

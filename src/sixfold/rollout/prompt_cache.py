@@ -32,7 +32,9 @@ class PromptCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, tasks: Sequence[Task], make: Callable[[Sequence[Task]], list[list[int]]]) -> list[list[int]]:
+    def get(
+        self, tasks: Sequence[Task], make: Callable[[Sequence[Task]], list[list[int]]]
+    ) -> list[list[int]]:
         """Token ids of each task's prompt, as new lists.
 
         Args:
@@ -64,7 +66,11 @@ def _digest(task: Task) -> bytes:
 
     A text and a chat with one message have different hashes.
     """
-    parts = [task.prompt] if isinstance(task.prompt, str) else [text for m in task.prompt for text in (m["role"], m["content"])]
+    parts = (
+        [task.prompt]
+        if isinstance(task.prompt, str)
+        else [text for m in task.prompt for text in (m["role"], m["content"])]
+    )
     hashed = blake2b(digest_size=16, person=b"text" if isinstance(task.prompt, str) else b"chat")
     for part in parts:
         encoded = part.encode("utf-8", "surrogatepass")

@@ -53,11 +53,15 @@ def fitting_tasks(codec: PromptCodec, tasks: Sequence[Task], limit: int, overlon
             longest = max(longest, length.tokens)
         elif overlong == "error":
             raise UserError(
-                f"task {task.id}: the prompt has {length} tokens and {limit} fit (context less rollout.max_new_tokens, or data.max_prompt_tokens); "
-                "data.overlong = 'drop' leaves such tasks out"
+                f"task {task.id}: the prompt has {length} tokens and {limit} fit (context less"
+                " rollout.max_new_tokens, or data.max_prompt_tokens); data.overlong = 'drop'"
+                " leaves such tasks out"
             )
     if tasks and not kept:
-        raise UserError(f"dataset has 0 usable tasks: {len(tasks)} read, {len(tasks)} dropped with prompts over {limit} tokens")
+        raise UserError(
+            f"dataset has 0 usable tasks: {len(tasks)} read, {len(tasks)} dropped with prompts over"
+            f" {limit} tokens"
+        )
     return Fitting(kept, len(tasks) - len(kept), longest)
 
 
@@ -85,9 +89,20 @@ def _lengths(codec: PromptCodec, tasks: Sequence[Task], limit: int) -> Iterator[
             if _characters(task) > _SUSPECT * limit:
                 bound = bound or ShortestEncoding(codec.tokenizer)
                 least[number] = bound.tokens(codec.render(task))
-        encoded = iter(codec.encode_all([task for task, tokens in zip(some, least, strict=True) if tokens <= limit]))
-        yield from (_Length(tokens, False) if tokens > limit else _Length(len(next(encoded)), True) for tokens in least)
+        encoded = iter(
+            codec.encode_all(
+                [task for task, tokens in zip(some, least, strict=True) if tokens <= limit]
+            )
+        )
+        yield from (
+            _Length(tokens, False) if tokens > limit else _Length(len(next(encoded)), True)
+            for tokens in least
+        )
 
 
 def _characters(task: Task) -> int:
-    return len(task.prompt) if isinstance(task.prompt, str) else sum(len(m["content"]) for m in task.prompt)
+    return (
+        len(task.prompt)
+        if isinstance(task.prompt, str)
+        else sum(len(m["content"]) for m in task.prompt)
+    )

@@ -37,7 +37,9 @@ class PromptCodec:
         escaped: number of prompts that spelled a special token.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_token_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop_token_ids: Sequence[int] = ()
+    ) -> None:
         self.tokenizer = tokenizer
         self.escaped = 0
         self._special = SpecialTexts(tokenizer)
@@ -77,20 +79,30 @@ class PromptCodec:
         said = turn[: at + len(marked.strip())]
         # The template's text before the solution may contain end tokens too: skip those.
         before = [] if at == 0 else self._special.encode_rendered([said])[0]
-        ends = [i for i, token in enumerate(ids) if token in self._ends][sum(token in self._ends for token in before) :]
+        ends = [i for i, token in enumerate(ids) if token in self._ends][
+            sum(token in self._ends for token in before) :
+        ]
         if ends:
             return ids[: ends[0] + 1]
         if self._end_tokens:
             return ids + self._end_tokens
-        return self._continuation(prompt, said) + self.plain("".join(turn_end(self.tokenizer).strings))
+        return self._continuation(prompt, said) + self.plain(
+            "".join(turn_end(self.tokenizer).strings)
+        )
 
     def plain(self, text: str) -> list[int]:
         """Token ids of a completion given as text. Special tokens that it spells stay text."""
-        return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        return list(
+            self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        )
 
     def render(self, task: Task) -> str:
         """The prompt as text, rendered by the chat template if there is one."""
-        return self._template(task, self._turns(task)) if self.tokenizer.chat_template else self._bare(task)
+        return (
+            self._template(task, self._turns(task))
+            if self.tokenizer.chat_template
+            else self._bare(task)
+        )
 
     def shown(self, ids: Sequence[int]) -> str:
         """Token ids as text, including special tokens."""
@@ -106,19 +118,29 @@ class PromptCodec:
         Control tokens (end, padding, beginning) are left out. Special tokens that mark a thought or
         a tool call stay in the text, because rewards read them.
         """
-        end = next((i for i, token in enumerate(completion) if token in self._ends), len(completion))
+        end = next(
+            (i for i, token in enumerate(completion) if token in self._ends), len(completion)
+        )
         return self.shown([token for token in completion[:end] if token not in self._control])
 
     def _encode(self, tasks: Sequence[Task]) -> list[list[int]]:
         texts = [self._marked(task) for task in tasks]
-        encoded = self._special.encode_rendered(texts) if self.tokenizer.chat_template else self._special.encode_bare(texts)
+        encoded = (
+            self._special.encode_rendered(texts)
+            if self.tokenizer.chat_template
+            else self._special.encode_bare(texts)
+        )
         for task, ids in zip(tasks, encoded, strict=True):
             if not ids:
                 raise UserError(
-                    f"task {task.id}: the prompt {task.prompt_text[:60]!r} has no tokens; a prompt needs at least one for the model to continue"
+                    f"task {task.id}: the prompt {task.prompt_text[:60]!r} has no tokens; a prompt"
+                    " needs at least one for the model to continue"
                 )
             if self._special.misses(ids):
-                raise UserError(f"task {task.id}: the prompt has characters that the tokenizer lacks: {task.prompt_text[:60]!r}")
+                raise UserError(
+                    f"task {task.id}: the prompt has characters that the tokenizer lacks:"
+                    f" {task.prompt_text[:60]!r}"
+                )
         return encoded
 
     def _marked(self, task: Task) -> str:
@@ -132,18 +154,24 @@ class PromptCodec:
             return text
         turns = self._turns(task)
         self.escaped += any(self._special.spelled_in(content) for _, content in turns)
-        return self._template(task, [(role, self._special.mark(content)) for role, content in turns])
+        return self._template(
+            task, [(role, self._special.mark(content)) for role, content in turns]
+        )
 
     def _bare(self, task: Task) -> str:
         if not isinstance(task.prompt, str):
             raise UserError(
-                f"task {task.id} is a chat, and the model has no chat template: use text prompts, a chat model, or give a template "
-                "(model.chat_template = FILE)"
+                f"task {task.id} is a chat, and the model has no chat template: use text prompts, a"
+                " chat model, or give a template (model.chat_template = FILE)"
             )
         return task.prompt
 
     def _turns(self, task: Task) -> list[tuple[str, str]]:
-        return [("user", task.prompt)] if isinstance(task.prompt, str) else [(m["role"], m["content"]) for m in task.prompt]
+        return (
+            [("user", task.prompt)]
+            if isinstance(task.prompt, str)
+            else [(m["role"], m["content"]) for m in task.prompt]
+        )
 
     def _template(self, task: Task, turns: list[tuple[str, str]]) -> str:
         """The prompt rendered by the chat template. Raises UserError if the template refuses it."""
@@ -152,7 +180,9 @@ class PromptCodec:
         except TemplateRefusal as refusal:
             raise self._refused(task, turns, refusal) from refusal
 
-    def _refused(self, task: Task, turns: list[tuple[str, str]], refusal: TemplateRefusal) -> UserError:
+    def _refused(
+        self, task: Task, turns: list[tuple[str, str]], refusal: TemplateRefusal
+    ) -> UserError:
         """The error for a prompt that the chat template refuses."""
         if turns[0][0] == "system":
             try:
@@ -161,22 +191,31 @@ class PromptCodec:
                 pass
             else:
                 return UserError(
-                    f"task {task.id}: the model's chat template refuses system messages ({refusal}): leave data.system_prompt empty and put the "
-                    "instructions into the prompt (data.prompt_suffix), or give a template that takes them (model.chat_template = FILE)"
+                    f"task {task.id}: the model's chat template refuses system messages"
+                    f" ({refusal}): leave data.system_prompt empty and put the instructions into"
+                    " the prompt (data.prompt_suffix), or give a template that takes them"
+                    " (model.chat_template = FILE)"
                 )
         return UserError(
-            f"task {task.id}: the model's chat template refuses the prompt ({refusal}): change the messages, or give another template "
-            "(model.chat_template = FILE, or 'none' for plain text prompts)"
+            f"task {task.id}: the model's chat template refuses the prompt ({refusal}): change the"
+            " messages, or give another template (model.chat_template = FILE, or 'none' for plain"
+            " text prompts)"
         )
 
     def _turn(self, prompt: str, turns: list[tuple[str, str]], solution: str) -> str:
         """Text of the assistant's turn with this solution, to follow the rendered prompt."""
         try:
-            whole = render(self.tokenizer, _messages([*turns, ("assistant", solution)]), generation=False)
+            whole = render(
+                self.tokenizer, _messages([*turns, ("assistant", solution)]), generation=False
+            )
         except TemplateRefusal:
             whole = ""
         turn = whole.removeprefix(prompt)
-        return turn if whole.startswith(prompt) and solution.strip() in turn else continued_block(opened_block(prompt), solution)
+        return (
+            turn
+            if whole.startswith(prompt) and solution.strip() in turn
+            else continued_block(opened_block(prompt), solution)
+        )
 
     def _continuation(self, prompt: str, turn: str) -> list[int]:
         """Token ids of a turn after its prompt.
@@ -185,7 +224,11 @@ class PromptCodec:
         word of a text.
         """
         before, whole = self._special.encode_rendered([prompt, prompt + turn])
-        return whole[len(before) :] if whole[: len(before)] == before else self._special.encode_rendered([turn])[0]
+        return (
+            whole[len(before) :]
+            if whole[: len(before)] == before
+            else self._special.encode_rendered([turn])[0]
+        )
 
     @cached_property
     def _end_tokens(self) -> list[int]:

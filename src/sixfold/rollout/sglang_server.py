@@ -55,7 +55,9 @@ class SglangServer:
         self._dtype = dtype
         self._request("GET", "/health", None, SHORT_S)
 
-    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Sampled]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
+    ) -> list[Sampled]:
         """As `OutsideEngine.generate`, with all prompts in one request.
 
         The server ignores seeds unless it was started with --enable-deterministic-inference.
@@ -76,7 +78,10 @@ class SglangServer:
             "sampling_params": [{**drawn, "sampling_seed": seed} for seed in seeds],
             "return_logprob": True,
         }
-        return [self._sampled(reply["meta_info"]) for reply in self._request("POST", "/generate", body, LONG_S)]
+        return [
+            self._sampled(reply["meta_info"])
+            for reply in self._request("POST", "/generate", body, LONG_S)
+        ]
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Make the server load a checkpoint folder in place.
@@ -94,7 +99,9 @@ class SglangServer:
             raise UserError(f"SGLang at {self._url} did not load the weights: {reply['message']}")
         held = self._request("GET", "/get_model_info", None, SHORT_S)["weight_version"]
         if held != str(version):
-            raise UserError(f"SGLang at {self._url} says that it has weights '{held}' after loading '{version}'")
+            raise UserError(
+                f"SGLang at {self._url} says that it has weights '{held}' after loading '{version}'"
+            )
         self.version = version
 
     def score(self, tokens: Sequence[int]) -> list[float]:
@@ -118,11 +125,15 @@ class SglangServer:
     def _sampled(self, meta: Mapping[str, Any]) -> Sampled:
         """One completion, from its `meta_info`, where each log-prob comes with its token id."""
         tokens = [int(token) for _, token, _ in meta["output_token_logprobs"]]
-        spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(tokens)}]
+        spans = meta.get("weight_versions") or [
+            {"version": meta["weight_version"], "start": 0, "end": len(tokens)}
+        ]
         return Sampled(
             tokens=tokens,
             logp=[float(logp) for logp, _, _ in meta["output_token_logprobs"]],
-            version=[int(span["version"]) for span in spans for _ in range(span["start"], span["end"])],
+            version=[
+                int(span["version"]) for span in spans for _ in range(span["start"], span["end"])
+            ],
             finish_reason=_FINISHED[meta["finish_reason"]["type"]],
             reused=int(meta["cached_tokens"]),
             seconds=float(meta["e2e_latency"]),
@@ -141,19 +152,28 @@ class SglangServer:
             UserError: the server cannot be reached, refuses, or does not answer with JSON in time.
         """
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"}, method=method)
+        request = urllib.request.Request(
+            self._url + path, data, {"Content-Type": "application/json"}, method=method
+        )
         try:
             with _opener.open(request, timeout=timeout_s) as reply:
                 text = reply.read()
             return json.loads(text) if text else None
         except urllib.error.HTTPError as error:
             said = error.read(500).decode(errors="replace")
-            raise UserError(f"SGLang at {self._url} answered {method} {path} with {error.code}: {said}") from error
+            raise UserError(
+                f"SGLang at {self._url} answered {method} {path} with {error.code}: {said}"
+            ) from error
         except TimeoutError as error:
-            raise UserError(f"SGLang at {self._url} has not answered {method} {path} within {timeout_s:g} s") from error
+            raise UserError(
+                f"SGLang at {self._url} has not answered {method} {path} within {timeout_s:g} s"
+            ) from error
         except OSError as error:
             raise UserError(
-                f"no SGLang server at {self._url} ({error}): start one with python -m sglang.launch_server --model-path MODEL --port PORT"
+                f"no SGLang server at {self._url} ({error}): start one with python -m"
+                " sglang.launch_server --model-path MODEL --port PORT"
             ) from error
         except ValueError as error:
-            raise UserError(f"what answers {method} {path} at {self._url} is no SGLang server: {error}") from error
+            raise UserError(
+                f"what answers {method} {path} at {self._url} is no SGLang server: {error}"
+            ) from error

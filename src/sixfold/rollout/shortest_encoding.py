@@ -22,8 +22,31 @@ _LETTERS_PER_CHARACTER = 3
 """Most non-ASCII letters that normalization merges into one: three Hangul jamo form a syllable."""
 
 _KNOWN = {
-    *("Sequence", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "Strip", "StripAccents", "BertNormalizer", "Prepend"),
-    *("ByteLevel", "Metaspace", "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Digits", "Punctuation", "Split", "UnicodeScripts"),
+    *(
+        "Sequence",
+        "NFC",
+        "NFD",
+        "NFKC",
+        "NFKD",
+        "Nmt",
+        "Precompiled",
+        "Lowercase",
+        "Strip",
+        "StripAccents",
+        "BertNormalizer",
+        "Prepend",
+    ),
+    *(
+        "ByteLevel",
+        "Metaspace",
+        "Whitespace",
+        "WhitespaceSplit",
+        "BertPreTokenizer",
+        "Digits",
+        "Punctuation",
+        "Split",
+        "UnicodeScripts",
+    ),
 }
 """Normalizers and pre-tokenizers that drop only blanks, accents and control characters."""
 
@@ -37,7 +60,9 @@ class ShortestEncoding:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._longest = max(map(len, tokenizer.get_vocab()), default=1) if keeps_characters(tokenizer) else 0
+        self._longest = (
+            max(map(len, tokenizer.get_vocab()), default=1) if keeps_characters(tokenizer) else 0
+        )
 
     def tokens(self, text: str) -> int:
         """Number of tokens that the text has at least."""
@@ -57,7 +82,11 @@ def keeps_characters(tokenizer: PreTrainedTokenizerBase) -> bool:
     steps = [step for name in ("normalizer", "pre_tokenizer") for step in _steps(parts[name])]
     model = parts["model"]
     # Without any of these, a BPE model drops characters that its vocabulary does not have.
-    whole = model.get("unk_token") or model.get("byte_fallback") or any(step["type"] == "ByteLevel" for step in steps)
+    whole = (
+        model.get("unk_token")
+        or model.get("byte_fallback")
+        or any(step["type"] == "ByteLevel" for step in steps)
+    )
     return (model["type"] != "BPE" or bool(whole)) and all(map(_keeps, steps))
 
 

@@ -21,7 +21,11 @@ class SpecialTexts:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        special = sorted((t.content for t in tokenizer.added_tokens_decoder.values() if t.special), key=len, reverse=True)
+        special = sorted(
+            (t.content for t in tokenizer.added_tokens_decoder.values() if t.special),
+            key=len,
+            reverse=True,
+        )
         self._marks = {text: chr(0xF0000 + i) for i, text in enumerate(special)}
         self._texts = {mark: text for text, mark in self._marks.items()}
         self._any_text = re.compile("|".join(map(re.escape, special)) or r"(?!)")
@@ -42,26 +46,49 @@ class SpecialTexts:
         of its text.
         """
         pieces = [[piece for piece in self._any_mark.split(text) if piece] for text in texts]
-        plain = iter(self._ids([piece for parts in pieces for piece in parts if piece not in self._texts]))
-        return [[i for piece in parts for i in (self._spelled(piece) if piece in self._texts else next(plain))] for parts in pieces]
+        plain = iter(
+            self._ids([piece for parts in pieces for piece in parts if piece not in self._texts])
+        )
+        return [
+            [
+                i
+                for piece in parts
+                for i in (self._spelled(piece) if piece in self._texts else next(plain))
+            ]
+            for parts in pieces
+        ]
 
     def encode_bare(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of texts without a chat template.
 
         They include the tokens that the tokenizer adds at the beginning and the end of a text.
         """
-        return [list(ids) for ids in self._tokenizer(list(texts), split_special_tokens=True)["input_ids"]] if texts else []
+        return (
+            [
+                list(ids)
+                for ids in self._tokenizer(list(texts), split_special_tokens=True)["input_ids"]
+            ]
+            if texts
+            else []
+        )
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         return list(self._tokenizer(texts, add_special_tokens=False)["input_ids"]) if texts else []
 
     def _spelled(self, mark: str) -> list[int]:
         """Plain token ids of the text that a mark stands for."""
-        return list(self._tokenizer(self._texts[mark], add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        return list(
+            self._tokenizer(self._texts[mark], add_special_tokens=False, split_special_tokens=True)[
+                "input_ids"
+            ]
+        )
 
     def misses(self, ids: list[int]) -> bool:
         """True if the ids show that the text had characters which the tokenizer does not know."""
         unknown = self._tokenizer.unk_token_id
         # If the unknown token is also a boundary token (GPT-2, OLMo), the tokenizer works on bytes
         # and no character is unknown.
-        return unknown in ids and unknown not in (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id)
+        return unknown in ids and unknown not in (
+            self._tokenizer.bos_token_id,
+            self._tokenizer.eos_token_id,
+        )

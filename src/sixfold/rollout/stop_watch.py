@@ -26,7 +26,11 @@ class StopWatch:
         """True if a stop string is complete. Tokens after it are then removed from the sequence."""
         if sequence in self._ended:
             return True
-        reader, seen = self._texts.pop(sequence) if sequence in self._texts else (CompletionText(self._decode, self._stops), 0)
+        reader, seen = (
+            self._texts.pop(sequence)
+            if sequence in self._texts
+            else (CompletionText(self._decode, self._stops), 0)
+        )
         at = len(sequence.request.prompt) + seen
         new = sequence.tokens[at:]
         used = reader.push(new)
@@ -54,7 +58,9 @@ class StopWatch:
         return self._ended.pop(sequence)
 
 
-def cut_at_stop(tokens: Sequence[int], decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> tuple[int, str] | None:
+def cut_at_stop(
+    tokens: Sequence[int], decode: Callable[[Sequence[int]], str], stops: Sequence[str]
+) -> tuple[int, str] | None:
     """Cut a finished completion at its first stop string.
 
     Args:

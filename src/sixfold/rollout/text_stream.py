@@ -128,7 +128,9 @@ class CompletionText:
             If a stop string ends the completion: how many of the new tokens belong to it. The last
             of them completes the stop string. None if no stop string is complete.
         """
-        for used, piece in enumerate([[token] for token in tokens] if self._one_by_one else [tokens], start=1):
+        for used, piece in enumerate(
+            [[token] for token in tokens] if self._one_by_one else [tokens], start=1
+        ):
             settled, stopped = self._stops.push(self._stream.push(piece))
             self.text += settled
             if stopped:

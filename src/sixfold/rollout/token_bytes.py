@@ -49,7 +49,10 @@ def _decoders(tokenizer: PreTrainedTokenizerBase) -> set[str]:
 def _types(decoder: Any) -> list[str]:
     if not isinstance(decoder, dict):
         return []
-    return [str(decoder.get("type")), *(name for step in decoder.get("decoders", ()) for name in _types(step))]
+    return [
+        str(decoder.get("type")),
+        *(name for step in decoder.get("decoders", ()) for name in _types(step)),
+    ]
 
 
 def _byte_of() -> dict[str, int]:

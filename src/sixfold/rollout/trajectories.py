@@ -56,7 +56,13 @@ def completed(
     )
 
 
-def rollout_metrics(groups: Sequence[Group], seconds: float, prefilled: int, reused: int, begun: Sequence[int] | None = None) -> dict[str, float]:
+def rollout_metrics(
+    groups: Sequence[Group],
+    seconds: float,
+    prefilled: int,
+    reused: int,
+    begun: Sequence[int] | None = None,
+) -> dict[str, float]:
     """Metrics of one `generate` call.
 
     Args:
@@ -78,7 +84,9 @@ def rollout_metrics(groups: Sequence[Group], seconds: float, prefilled: int, reu
         "rollout/tok_s": sum(begun) / max(seconds, 1e-9),
         "rollout/length_mean": sum(lengths) / max(1, len(lengths)),
         "rollout/length_max": float(max(lengths, default=0)),
-        "rollout/truncated_frac": sum(t.finish_reason == "length" for t in trajectories) / max(1, len(trajectories)),
+        "rollout/truncated_frac": (
+            sum(t.finish_reason == "length" for t in trajectories) / max(1, len(trajectories))
+        ),
         "rollout/kept_frac": len(trajectories) / max(1, len(begun)),
         "rollout/dropped_tokens": float(sum(begun) - sum(lengths)),
     }

@@ -34,9 +34,10 @@ def memory_share(free: int, total: int, weights: int, kv: int, training: int) ->
     if need + training > free or share * total > free:
         later = f", and training needs {training / 1e9:.1f} GB more" if training else ""
         raise UserError(
-            f"rollout.backend = 'vllm' does not fit: vLLM needs {need / 1e9:.1f} GB ({weights / 1e9:.1f} weights, {kv / 1e9:.1f} KV cache){later}; "
-            f"{free / 1e9:.1f} of {total / 1e9:.1f} GB are free. Give it another GPU with rollout.vllm.devices, set rollout.vllm.sleep = true, or "
-            "lower engine.max_running or rollout.max_new_tokens"
+            f"rollout.backend = 'vllm' does not fit: vLLM needs {need / 1e9:.1f} GB"
+            f" ({weights / 1e9:.1f} weights, {kv / 1e9:.1f} KV cache){later}; {free / 1e9:.1f} of"
+            f" {total / 1e9:.1f} GB are free. Give it another GPU with rollout.vllm.devices, set"
+            " rollout.vllm.sleep = true, or lower engine.max_running or rollout.max_new_tokens"
         )
     return share
 
@@ -63,4 +64,7 @@ def visible_devices(devices: str, policy: str, visible: str | None) -> str | Non
     try:
         return ",".join(there[int(n)] for n in wanted.split(","))
     except IndexError:
-        raise UserError(f"rollout.vllm.devices = '{devices}': CUDA_VISIBLE_DEVICES = '{visible}' leaves {len(there)} GPUs, counted from 0") from None
+        raise UserError(
+            f"rollout.vllm.devices = '{devices}': CUDA_VISIBLE_DEVICES = '{visible}' leaves"
+            f" {len(there)} GPUs, counted from 0"
+        ) from None

@@ -79,7 +79,10 @@ class VllmProcess:
         self._sleep = sleep
         self._python = python or sys.executable
         if shutil.which(self._python) is None:
-            raise UserError(f"rollout.backend = 'vllm:{python}': no such interpreter; give the path of a python that has vllm")
+            raise UserError(
+                f"rollout.backend = 'vllm:{python}': no such interpreter; give the path of a python"
+                " that has vllm"
+            )
         # A file, not a pipe: nobody reads a pipe, so it would fill up and block the process.
         self._log = tempfile.TemporaryFile(prefix="sixfold-vllm-log-")  # noqa: SIM115
         self._unread = b""
@@ -88,9 +91,15 @@ class VllmProcess:
         with tempfile.TemporaryDirectory(prefix="sixfold-vllm-") as folder:
             config.save_pretrained(folder)
             name = str(dtype).removeprefix("torch.")
-            self.vllm_version = str(self._ask({"do": "start", "model": folder, "engine": {"dtype": name, **engine}}, START_S)["vllm"])
+            self.vllm_version = str(
+                self._ask(
+                    {"do": "start", "model": folder, "engine": {"dtype": name, **engine}}, START_S
+                )["vllm"]
+            )
 
-    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]) -> list[Sampled]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
+    ) -> list[Sampled]:
         """As `OutsideEngine.generate`. The noise of each completion depends only on its seed."""
         drawn = {
             "max_tokens": params.max_tokens,
@@ -101,7 +110,12 @@ class VllmProcess:
             "repetition_penalty": params.repetition_penalty,
             "stop_token_ids": list(params.stop_token_ids),
         }
-        request = {"do": "generate", "prompts": [list(p) for p in prompts], "seeds": list(seeds), "params": drawn}
+        request = {
+            "do": "generate",
+            "prompts": [list(p) for p in prompts],
+            "seeds": list(seeds),
+            "params": drawn,
+        }
         samples = [Sampled(**sample) for sample in self._ask(request)["samples"]]
         self._rest()
         return samples
@@ -112,7 +126,9 @@ class VllmProcess:
         vLLM uses the old weights until the call begins, and the new ones once it has returned.
         """
         own, tied = stored(weights, self._dtype)
-        with tempfile.TemporaryDirectory(prefix="sixfold-weights-", dir=_memory(sum(t.nbytes for t in own.values()))) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="sixfold-weights-", dir=_memory(sum(t.nbytes for t in own.values()))
+        ) as folder:
             path = Path(folder, "model.safetensors")
             save_file(own, path)
             self._ask({"do": "load", "path": str(path), "tied": tied, "version": version})
@@ -195,22 +211,31 @@ class VllmProcess:
     def _refusal(self, reply: Mapping[str, Any]) -> UserError:
         if reply["missing"]:
             return UserError(
-                f"rollout.backend = 'vllm': {self._python} has no vllm: pip install 'sixfold[vllm]', or give the interpreter of an environment "
-                "that has it: 'vllm:/path/to/python'"
+                f"rollout.backend = 'vllm': {self._python} has no vllm: pip install"
+                " 'sixfold[vllm]', or give the interpreter of an environment that has it:"
+                " 'vllm:/path/to/python'"
             )
         return UserError(f"vLLM failed:\n{_tail(reply['error'])}")
 
     def _silence(self, patience_s: float) -> UserError:
-        return UserError(f"vLLM's process has given no sign of life for {patience_s:g} s; it said last:\n{self._last_words()}")
+        return UserError(
+            f"vLLM's process has given no sign of life for {patience_s:g} s; it said"
+            f" last:\n{self._last_words()}"
+        )
 
     def _death(self) -> UserError:
         try:
             code = self._process.wait(5.0)
         except subprocess.TimeoutExpired:
             return UserError(f"vLLM's process closed its pipe; it said last:\n{self._last_words()}")
-        how = f"ended with exit code {code}" + (f" ({signal.Signals(-code).name})" if code < 0 else "")
+        how = f"ended with exit code {code}" + (
+            f" ({signal.Signals(-code).name})" if code < 0 else ""
+        )
         memory = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
-        return UserError(f"vLLM's process {how}{memory}: go on with --resume. It said last:\n{self._last_words()}")
+        return UserError(
+            f"vLLM's process {how}{memory}: go on with --resume. It said"
+            f" last:\n{self._last_words()}"
+        )
 
     def _last_words(self) -> str:
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 8192))
@@ -230,13 +255,25 @@ class VllmProcess:
         try:
             process = subprocess.Popen(
                 # -P: otherwise files next to the script would shadow installed modules
-                [self._python, "-P", script, str(requests_read), str(replies_write), str(os.getpid())],
+                [
+                    self._python,
+                    "-P",
+                    script,
+                    str(requests_read),
+                    str(replies_write),
+                    str(os.getpid()),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=(requests_read, replies_write),
                 process_group=0,
-                env={**_ENVIRONMENT, **os.environ, "OMP_NUM_THREADS": str(threads), **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices})},
+                env={
+                    **_ENVIRONMENT,
+                    **os.environ,
+                    "OMP_NUM_THREADS": str(threads),
+                    **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}),
+                },
             )
         finally:
             os.close(requests_read)
@@ -271,8 +308,14 @@ def _memory(size: int) -> str | None:
     The check is needed because a container's /dev/shm often has only 64 MB.
     """
     shared = Path("/dev/shm")
-    return str(shared) if shared.is_dir() and shutil.disk_usage(shared).free > 1.1 * size + (1 << 20) else None
+    return (
+        str(shared)
+        if shared.is_dir() and shutil.disk_usage(shared).free > 1.1 * size + (1 << 20)
+        else None
+    )
 
 
 def _tail(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.strip().splitlines()[-_LAST_LINES:]) or "  (nothing)"
+    return (
+        "\n".join(f"  {line}" for line in text.strip().splitlines()[-_LAST_LINES:]) or "  (nothing)"
+    )

@@ -114,16 +114,32 @@ class Sampler:
         if self._shards > 1:  # an iterator cannot be sent to other processes
             from safetensors.torch import save_file
 
-            save_file({name: weights[name].clone() for name in tied}, os.path.join(os.path.dirname(path), "tied.safetensors"))
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": os.path.dirname(path)})
+            save_file(
+                {name: weights[name].clone() for name in tied},
+                os.path.join(os.path.dirname(path), "tied.safetensors"),
+            )
+            self._llm.collective_rpc(
+                "reload_weights", kwargs={"weights_path": os.path.dirname(path)}
+            )
         else:
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
+            self._llm.collective_rpc(
+                "reload_weights", kwargs={"weights_iterator": iter(weights.items())}
+            )
         if not self._llm.reset_prefix_cache():
-            raise RuntimeError("the prefix cache could not be emptied: it would mix old keys and values into new samples")
+            raise RuntimeError(
+                "the prefix cache could not be emptied: it would mix old keys and values into new"
+                " samples"
+            )
         self._llm.llm_engine.set_weight_version(str(version))
         return {"tensors": len(weights)}
 
-    def generate(self, prompts: list[list[int]], seeds: list[int], params: dict[str, Any], beat: Callable[[], None]) -> dict[str, Any]:
+    def generate(
+        self,
+        prompts: list[list[int]],
+        seeds: list[int],
+        params: dict[str, Any],
+        beat: Callable[[], None],
+    ) -> dict[str, Any]:
         """Sample one completion per prompt. Equal prompts share the prefix cache.
 
         Args:
@@ -136,7 +152,9 @@ class Sampler:
 
         keys = [str(i) for i in range(len(prompts))]
         fixed = dict(logprobs=0, flat_logprobs=True, detokenize=False, ignore_eos=True, **params)
-        done = self._run(keys, prompts, [SamplingParams(seed=seed, **fixed) for seed in seeds], beat)
+        done = self._run(
+            keys, prompts, [SamplingParams(seed=seed, **fixed) for seed in seeds], beat
+        )
         return {"samples": [_sample(*done[key]) for key in keys]}
 
     def score(self, tokens: list[int], beat: Callable[[], None]) -> dict[str, Any]:
@@ -153,11 +171,24 @@ class Sampler:
         """
         from vllm import SamplingParams
 
-        done = self._run(["score"], [tokens], [SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)], beat)
+        done = self._run(
+            ["score"],
+            [tokens],
+            [SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)],
+            beat,
+        )
         found = done["score"][0].prompt_logprobs[1:]
-        return {"logp": [entry[token].logprob for entry, token in zip(found, tokens[1:], strict=True)]}
+        return {
+            "logp": [entry[token].logprob for entry, token in zip(found, tokens[1:], strict=True)]
+        }
 
-    def _run(self, keys: Sequence[str], prompts: list[list[int]], params: list[Any], beat: Callable[[], None]) -> dict[str, tuple[Any, float]]:
+    def _run(
+        self,
+        keys: Sequence[str],
+        prompts: list[list[int]],
+        params: list[Any],
+        beat: Callable[[], None],
+    ) -> dict[str, tuple[Any, float]]:
         """Step the engine until every request has ended.
 
         Args:
@@ -189,7 +220,11 @@ def _sample(output: Any, seconds: float) -> dict[str, Any]:
     return {
         "tokens": list(completion.token_ids),
         "logp": completion.logprobs.logprobs,
-        "version": [int(span.version) for span in completion.weight_versions for _ in range(span.start, span.end)],
+        "version": [
+            int(span.version)
+            for span in completion.weight_versions
+            for _ in range(span.start, span.end)
+        ],
         "finish_reason": completion.finish_reason,
         "reused": output.num_cached_tokens or 0,
         "seconds": seconds,

@@ -97,22 +97,41 @@ class World:
         rollout = self.rollout()
         if not isinstance(rollout, EngineRollout):
             raise TypeError("only the embedded engine gives up samples on the way")
-        return EngineRollout(rollout.engine, self.codec, rollout.params, r.oversample, self.recipe.engine.release_kv, rollout.stops)
+        return EngineRollout(
+            rollout.engine,
+            self.codec,
+            rollout.params,
+            r.oversample,
+            self.recipe.engine.release_kv,
+            rollout.stops,
+        )
 
     def evaluator(self) -> EngineRollout | OutsideRollout:
         """Rollout role for held-out evaluation."""
-        return self._rollout(self._params(self.recipe.eval.temperature), self.recipe.eval.samples, self.recipe.engine.release_kv)
+        return self._rollout(
+            self._params(self.recipe.eval.temperature),
+            self.recipe.eval.samples,
+            self.recipe.engine.release_kv,
+        )
 
     def prober(self) -> EngineRollout | OutsideRollout:
         """Greedy rollout with one sample per task, which measures the progress of SFT."""
         return self._rollout(self._params(0.0), 1, self.recipe.engine.release_kv)
 
     def _params(self, temperature: float) -> SamplingParams:
-        return SamplingParams(self.recipe.rollout.max_new_tokens, temperature, stop_token_ids=self.policy.stop_token_ids)
+        return SamplingParams(
+            self.recipe.rollout.max_new_tokens,
+            temperature,
+            stop_token_ids=self.policy.stop_token_ids,
+        )
 
-    def _rollout(self, params: SamplingParams, samples: int, release_kv: bool = False) -> EngineRollout | OutsideRollout:
+    def _rollout(
+        self, params: SamplingParams, samples: int, release_kv: bool = False
+    ) -> EngineRollout | OutsideRollout:
         if isinstance(self.engine, Engine):
-            return EngineRollout(self.engine, self.codec, params, samples, release_kv, self.policy.stop_strings)
+            return EngineRollout(
+                self.engine, self.codec, params, samples, release_kv, self.policy.stop_strings
+            )
         return OutsideRollout(self.engine, self.codec, params, samples, self.policy.stop_strings)
 
     def close(self) -> None:
@@ -148,8 +167,16 @@ def build_world(
     config = recipe.environment
     rewards = (reward,) if reward is not None else recipe.environment.rewards
     if tasks is None:
-        tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=() if reward is not None else recipe.environment.rewards)
-    source = recipe.model.model_copy(update={"path": model_path, "revision": ""}) if model_path else recipe.model
+        tasks = load_tasks(
+            recipe.data,
+            seed=recipe.run.seed,
+            rewards=() if reward is not None else recipe.environment.rewards,
+        )
+    source = (
+        recipe.model.model_copy(update={"path": model_path, "revision": ""})
+        if model_path
+        else recipe.model
+    )
     environment = Environment(
         rewards,
         weights=() if reward is not None else config.weights,
@@ -173,14 +200,29 @@ def build_world(
         tasks.notes += rendering(codec, tasks.train, policy.stop_token_ids, policy.stop_strings)
         ending = on_failure.enter_context(ExitStack())
         engine, sync = _engine_and_sync(recipe, policy, longest, autocast, ending, tasks.notes)
-        if isinstance(engine, Engine) and device == "cpu" and autocast is None and cpu_kernels() is None:
-            tasks.notes.append("no C compiler, or SIXFOLD_KERNELS=torch: the engine runs on PyTorch's operations alone, which is slower")
+        if (
+            isinstance(engine, Engine)
+            and device == "cpu"
+            and autocast is None
+            and cpu_kernels() is None
+        ):
+            tasks.notes.append(
+                "no C compiler, or SIXFOLD_KERNELS=torch: the engine runs on PyTorch's operations"
+                " alone, which is slower"
+            )
         on_failure.pop_all()
-    return World(recipe, policy, tasks, codec, engine, environment, scoring, sync, device, longest, ending)
+    return World(
+        recipe, policy, tasks, codec, engine, environment, scoring, sync, device, longest, ending
+    )
 
 
 def _engine_and_sync(
-    recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None, ending: ExitStack, notes: list[str]
+    recipe: Recipe,
+    policy: Policy,
+    longest: int,
+    autocast: torch.dtype | None,
+    ending: ExitStack,
+    notes: list[str],
 ) -> tuple[Engine, SharedSync | CopySync] | tuple[OutsideEngine, VersionedSync]:
     """Create the engine and its weight sync.
 
@@ -202,13 +244,20 @@ def _engine_and_sync(
     if recipe.sync.quantised:  # the engine starts with an unquantised copy
         sync.refresh()
         share = quantised_share(policy.model)
-        notes.append(f"the engine samples from {share:.0%} of the weights rounded as if in {recipe.sync.mode}: neither memory nor time is saved")
+        notes.append(
+            f"the engine samples from {share:.0%} of the weights rounded as if in"
+            f" {recipe.sync.mode}: neither memory nor time is saved"
+        )
     return engine, sync
 
 
 def make_engine(
-    recipe: Recipe, policy: Policy, longest: int, autocast: torch.dtype | None, notes: list[str] | None = None
-) -> Engine:  # fmt: skip
+    recipe: Recipe,
+    policy: Policy,
+    longest: int,
+    autocast: torch.dtype | None,
+    notes: list[str] | None = None,
+) -> Engine:
     """Create the engine on the policy's own module, or on a copy if the recipe does not share it.
 
     Args:
@@ -224,12 +273,15 @@ def make_engine(
     config = recipe.engine
     model = policy.model
     if config.cuda_graphs == "on" and model.device.type != "cuda":
-        raise UserError(f"engine.cuda_graphs = 'on' needs a GPU, and the model is on {model.device}; use auto")
+        raise UserError(
+            f"engine.cuda_graphs = 'on' needs a GPU, and the model is on {model.device}; use auto"
+        )
     if recipe.sync.mode != "shared":
         model = copy.deepcopy(model).requires_grad_(False)
     return Engine(
         CausalLM(model),
-        kv_tokens=config.kv_tokens or kv_tokens(recipe, policy, longest, notes if notes is not None else []),
+        kv_tokens=config.kv_tokens
+        or kv_tokens(recipe, policy, longest, notes if notes is not None else []),
         block_size=config.block_size,
         max_running=config.max_running,
         prefill_tokens=config.prefill_tokens_per_step,
@@ -250,7 +302,8 @@ def _fit_prompts(recipe: Recipe, tasks: TaskSet, codec: PromptCodec, context: in
     room = context - recipe.rollout.max_new_tokens
     if room < 1:
         raise UserError(
-            f"rollout.max_new_tokens = {recipe.rollout.max_new_tokens} leaves no room for a prompt in the model's context of {context} tokens"
+            f"rollout.max_new_tokens = {recipe.rollout.max_new_tokens} leaves no room for a prompt"
+            f" in the model's context of {context} tokens"
         )
     limit = min(room, recipe.data.max_prompt_tokens or room)
     longest = 0
@@ -259,8 +312,13 @@ def _fit_prompts(recipe: Recipe, tasks: TaskSet, codec: PromptCodec, context: in
         getattr(tasks, name)[:] = fitting.tasks
         longest = max(longest, fitting.longest)
         if fitting.dropped:
-            tasks.notes.append(f"{name}: {fitting.dropped} tasks dropped, their prompts are over {limit} tokens")
+            tasks.notes.append(
+                f"{name}: {fitting.dropped} tasks dropped, their prompts are over {limit} tokens"
+            )
     tasks.notes += few_tasks_notes(tasks, recipe.rollout.prompts_per_step)
     if codec.escaped:
-        tasks.notes.append(f"{codec.escaped} prompts spell special tokens of the tokenizer; they are encoded as plain text")
+        tasks.notes.append(
+            f"{codec.escaped} prompts spell special tokens of the tokenizer; they are encoded as"
+            " plain text"
+        )
     return longest

@@ -107,7 +107,10 @@ def save_checkpoint(
             if is_intact(final):
                 return final
             _remove(final)
-        _require_space(final, model_bytes + sum(t.nbytes for t in tensors.values()) + len(state_text) + _SLACK_BYTES)
+        _require_space(
+            final,
+            model_bytes + sum(t.nbytes for t in tensors.values()) + len(state_text) + _SLACK_BYTES,
+        )
         try:
             _write_files(staging, write_model, tensors, state_text)
             write_manifest(staging, step)
@@ -131,9 +134,13 @@ def load_checkpoint(directory: Path) -> Checkpoint:
     try:
         return _load(directory)
     except UserError as error:
-        others = [path for path in reversed(list_checkpoints(directory.parent)) if path != directory]
+        others = [
+            path for path in reversed(list_checkpoints(directory.parent)) if path != directory
+        ]
         intact = next((path for path in others if is_intact(path)), None)
-        raise UserError(f"{error}; newest intact checkpoint: {intact}" if intact else str(error)) from error
+        raise UserError(
+            f"{error}; newest intact checkpoint: {intact}" if intact else str(error)
+        ) from error
 
 
 def load_newest(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -153,7 +160,10 @@ def load_newest(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
         except UserError as error:
             warnings.append(f"passing over a damaged checkpoint: {error}")
     if warnings:
-        raise UserError(f"no checkpoint in {checkpoints} can be read, and none was deleted; {warnings[0].partition(': ')[2]}")
+        raise UserError(
+            f"no checkpoint in {checkpoints} can be read, and none was deleted;"
+            f" {warnings[0].partition(': ')[2]}"
+        )
     return None, []
 
 
@@ -204,8 +214,13 @@ def set_aside_after(checkpoints: Path, last: Path | None) -> list[Path]:
     with disk_errors(f"cannot set aside checkpoints in {checkpoints}"):
         for path in list_checkpoints(checkpoints):
             if last is None or age(path) > age(last):
-                names = (f"damaged-{path.name}" + (f"-{number}" if number > 1 else "") for number in count(1))
-                target = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+                names = (
+                    f"damaged-{path.name}" + (f"-{number}" if number > 1 else "")
+                    for number in count(1)
+                )
+                target = next(
+                    path.with_name(name) for name in names if not path.with_name(name).exists()
+                )
                 os.rename(path, target)
                 moved.append(target)
         if moved:
@@ -218,7 +233,11 @@ def clean(checkpoints: Path) -> list[Path]:
 
     Only temporary names of this module are touched. The caller must hold the run's lock.
     """
-    leftovers = [p for p in sorted(checkpoints.glob(".*")) if _LEFTOVER.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
+    leftovers = [
+        p
+        for p in sorted(checkpoints.glob(".*"))
+        if _LEFTOVER.fullmatch(p.name) and p.is_dir() and not p.is_symlink()
+    ]
     with disk_errors(f"cannot clean {checkpoints}"):
         for path in leftovers:
             shutil.rmtree(path)
@@ -245,14 +264,22 @@ def _size(n_bytes: int) -> str:
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"
 
 
-def _write_files(staging: Path, write_model: Callable[[Path], None], tensors: Mapping[str, Tensor], state_text: str) -> None:
+def _write_files(
+    staging: Path,
+    write_model: Callable[[Path], None],
+    tensors: Mapping[str, Tensor],
+    state_text: str,
+) -> None:
     """Write everything except the manifest, and flush it to the disk."""
     (staging / MODEL).mkdir(parents=True)
     faultpoint("checkpoint.directory")
     with _safetensors_disk_errors():
         write_model(staging / MODEL)
         faultpoint("checkpoint.model")
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, staging / TENSORS)
+        save_file(
+            {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
+            staging / TENSORS,
+        )
         faultpoint("checkpoint.tensors")
     (staging / STATE).write_text(state_text, encoding="utf-8")
     faultpoint("checkpoint.state")

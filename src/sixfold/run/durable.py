@@ -19,7 +19,14 @@ from ..errors import UserError
 _FULL = "no space left: free some, or choose a folder on another disk (run.dir)"
 _FORBIDDEN = "not writable: choose another folder (run.dir) or change its permissions"
 _BUSY = "in use, as the folder of a mount is: choose another name (run.name)"
-_DISK_ERRORS = {EBUSY: _BUSY, ENOSPC: _FULL, EDQUOT: _FULL, EACCES: _FORBIDDEN, EPERM: _FORBIDDEN, EROFS: _FORBIDDEN}
+_DISK_ERRORS = {
+    EBUSY: _BUSY,
+    ENOSPC: _FULL,
+    EDQUOT: _FULL,
+    EACCES: _FORBIDDEN,
+    EPERM: _FORBIDDEN,
+    EROFS: _FORBIDDEN,
+}
 
 _hooks: list[Callable[[str], None]] = []
 _arrivals = count(1)

@@ -44,11 +44,24 @@ def why_ended(limits: RunConfig, step: int, ema: float | None, seconds: float) -
     """
     if step >= limits.steps:
         return Ending("steps", f"all {limits.steps} steps are done", step)
-    if limits.target_reward > 0 and ema is not None and step >= TARGET_AFTER and ema >= limits.target_reward:
-        reached = f"the moving average of the reward, {ema:.3f}, has reached run.target_reward = {limits.target_reward:g}"
+    if (
+        limits.target_reward > 0
+        and ema is not None
+        and step >= TARGET_AFTER
+        and ema >= limits.target_reward
+    ):
+        reached = (
+            f"the moving average of the reward, {ema:.3f}, has reached run.target_reward ="
+            f" {limits.target_reward:g}"
+        )
         return Ending("target_reward", f"{reached} after step {step} of {limits.steps}", step)
     if limits.max_minutes > 0 and seconds >= 60 * limits.max_minutes:
-        return Ending("max_minutes", f"run.max_minutes = {limits.max_minutes:g} have passed after step {step} of {limits.steps}", step)
+        return Ending(
+            "max_minutes",
+            f"run.max_minutes = {limits.max_minutes:g} have passed after step {step} of"
+            f" {limits.steps}",
+            step,
+        )
     return None
 
 

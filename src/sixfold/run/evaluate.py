@@ -43,7 +43,9 @@ class Evaluated:
     found: Evaluation
 
 
-def evaluate_command(recipe: Recipe, checkpoints: Sequence[str], against: str | None = None, out: Path | None = None) -> int:
+def evaluate_command(
+    recipe: Recipe, checkpoints: Sequence[str], against: str | None = None, out: Path | None = None
+) -> int:
     """Evaluate checkpoints on the same held-out tasks with the same noise.
 
     Prints a table and writes the results.
@@ -61,7 +63,10 @@ def evaluate_command(recipe: Recipe, checkpoints: Sequence[str], against: str | 
         UserError: if a checkpoint cannot be loaded, there are no held-out tasks, or `out` is taken.
     """
     if recipe.eval.temperature == 0 and recipe.eval.samples > 1:
-        raise UserError("eval.samples > 1 with eval.temperature = 0 draws the same completion every time: set a temperature")
+        raise UserError(
+            "eval.samples > 1 with eval.temperature = 0 draws the same completion every time: set a"
+            " temperature"
+        )
     check_out(out)
     paths = list(dict.fromkeys([*checkpoints, *([against] if against else [])]))
     # Resolve all paths first: a wrong one must fail before anything is evaluated.
@@ -73,11 +78,13 @@ def evaluate_command(recipe: Recipe, checkpoints: Sequence[str], against: str | 
     for path, test in tests.items():
         d = test.difference
         console.print(
-            f"{path} minus {against}: {d.mean:+.3f} ({d.low:+.3f} to {d.high:+.3f}), better on {test.wins} tasks, worse on {test.losses}, "
-            f"p = {test.p_value:.2g} ({test.test})"
+            f"{path} minus {against}: {d.mean:+.3f} ({d.low:+.3f} to {d.high:+.3f}), better on"
+            f" {test.wins} tasks, worse on {test.losses}, p = {test.p_value:.2g} ({test.test})"
         )
     folder = make_out(out, Path(recipe.run.dir), recipe.run.name)
-    written = write_results(folder, _results(recipe, results, against, tests), [r.found.groups for r in results])
+    written = write_results(
+        folder, _results(recipe, results, against, tests), [r.found.groups for r in results]
+    )
     console.print(f"results and completions: {written.parent}", soft_wrap=True)
     return 0
 
@@ -89,7 +96,9 @@ def _evaluate(recipe: Recipe, path: str, model: str) -> Evaluated:
         if not world.tasks.heldout:
             raise UserError("no held-out tasks: set data.heldout or data.heldout_split")
         found = evaluate(world.evaluator(), world.environment, world.tasks.heldout, recipe.run.seed)
-        return Evaluated(path, model, *_trained(Path(model)), world.environment.solved_rule.text, found)
+        return Evaluated(
+            path, model, *_trained(Path(model)), world.environment.solved_rule.text, found
+        )
     finally:
         world.close()
 
@@ -144,7 +153,12 @@ def _table(recipe: Recipe, results: Sequence[Evaluated]) -> Table:
     return table
 
 
-def _results(recipe: Recipe, results: Sequence[Evaluated], against: str | None, tests: Mapping[str, PairedTest]) -> dict[str, Any]:
+def _results(
+    recipe: Recipe,
+    results: Sequence[Evaluated],
+    against: str | None,
+    tests: Mapping[str, PairedTest],
+) -> dict[str, Any]:
     """Content of results.json."""
     return {
         "recipe": recipe.run.name,

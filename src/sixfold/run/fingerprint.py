@@ -30,8 +30,9 @@ PARTS = {
 """Hashed part of a task -> its name in messages."""
 
 TOKENS_ALONE = (
-    "the text of the prompts is the same: the chat template writes something else now, such as today's date, or the tokenizer does. "
-    "Give the template the earlier value in model.template_args, such as date_string=26 Jul 2024 for Llama 3.2, or start a new run"
+    "the text of the prompts is the same: the chat template writes something else now, such as"
+    " today's date, or the tokenizer does. Give the template the earlier value in"
+    " model.template_args, such as date_string=26 Jul 2024 for Llama 3.2, or start a new run"
 )
 
 
@@ -45,7 +46,9 @@ class _Array(Protocol):
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def tasks_fingerprint(tasks: Sequence[Task], encode: Callable[[Task], Iterable[int]]) -> dict[str, Any]:
+def tasks_fingerprint(
+    tasks: Sequence[Task], encode: Callable[[Task], Iterable[int]]
+) -> dict[str, Any]:
     """Number of tasks, and a hash of each part over all tasks in order.
 
     Args:
@@ -54,11 +57,20 @@ def tasks_fingerprint(tasks: Sequence[Task], encode: Callable[[Task], Iterable[i
     """
     digests = {part: hashlib.sha256() for part in PARTS}
     for task in tasks:
-        values = {"ids": task.id, "prompts": task.prompt, "answers": task.answer, "traces": task.trace, "columns": task.columns}
+        values = {
+            "ids": task.id,
+            "prompts": task.prompt,
+            "answers": task.answer,
+            "traces": task.trace,
+            "columns": task.columns,
+        }
         for part, value in values.items():
             digests[part].update(_text(value) + b"\0")
         digests["tokens"].update(array("q", encode(task)).tobytes() + b"\0")
-    return {"count": len(tasks), **{part: digest.hexdigest()[:16] for part, digest in digests.items()}}
+    return {
+        "count": len(tasks),
+        **{part: digest.hexdigest()[:16] for part, digest in digests.items()},
+    }
 
 
 def tasks_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -70,7 +82,11 @@ def tasks_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     changed = [part for part in PARTS if saved[part] != now[part]]
     if changed == ["tokens"]:
         return f"{PARTS['tokens']} differ; {TOKENS_ALONE}"
-    named = [part for part in changed if part != "tokens" and (part != "columns" or set(changed) <= {"columns", "tokens"})]
+    named = [
+        part
+        for part in changed
+        if part != "tokens" and (part != "columns" or set(changed) <= {"columns", "tokens"})
+    ]
     return f"{' and '.join(PARTS[part] for part in named)} differ"
 
 
@@ -83,7 +99,11 @@ def rewards_fingerprint(rewards: Sequence[str | Callable[..., Any]]) -> list[lis
     """
     found = []
     for reward in rewards:
-        name = reward if isinstance(reward, str) else getattr(reward, "__qualname__", type(reward).__qualname__)
+        name = (
+            reward
+            if isinstance(reward, str)
+            else getattr(reward, "__qualname__", type(reward).__qualname__)
+        )
         source = _file_of(reward) if isinstance(reward, str) else _source_of(reward)
         found.append([name, hashlib.sha256(source).hexdigest()[:16] if source else ""])
     return found
@@ -112,7 +132,10 @@ def _stable(value: Any) -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):
-        entries = {key if isinstance(key, str) else _shown(key): _stable(inner) for key, inner in value.items()}
+        entries = {
+            key if isinstance(key, str) else _shown(key): _stable(inner)
+            for key, inner in value.items()
+        }
         return dict(sorted(entries.items()))
     if isinstance(value, list | tuple):
         return [_stable(inner) for inner in value]

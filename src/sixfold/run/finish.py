@@ -44,13 +44,20 @@ def finish(work: Run, ending: Ending | None, version: int) -> None:
     after: dict[str, Any] = {}
     if before:
         summary |= summary_entries("heldout_after_sft", before)
-        summary |= {"heldout_tasks": len(work.world.tasks.heldout), "heldout_metric": work.world.environment.solved_rule.text}
+        summary |= {
+            "heldout_tasks": len(work.world.tasks.heldout),
+            "heldout_metric": work.world.environment.solved_rule.text,
+        }
     if before and ending:
         after = record(evaluate_policy(work.world, work.world.tasks.heldout, version))
-        summary |= summary_entries("heldout_after", after) | {"heldout_after_checkpoint": f"checkpoints/step-{work.state.step:06d}"}
+        summary |= summary_entries("heldout_after", after) | {
+            "heldout_after_checkpoint": f"checkpoints/step-{work.state.step:06d}"
+        }
         rows.append((f"held-out ({summary['heldout_metric']})", shown(before), shown(after)))
         low, high = after["interval"]
-        for alarm in work.learning.look({"heldout/accuracy": after["accuracy"], "heldout/low": low, "heldout/high": high}):
+        for alarm in work.learning.look(
+            {"heldout/accuracy": after["accuracy"], "heldout/low": low, "heldout/high": high}
+        ):
             work.notes.add(work.state.step, alarm, warning=True)
     summary |= {
         "tokens_sampled": work.state.tokens_total,
@@ -69,7 +76,10 @@ def finish(work: Run, ending: Ending | None, version: int) -> None:
 
 
 def _versions() -> dict[str, str]:
-    return {name: metadata.version(name) for name in ("sixfold", "torch", "transformers", "tokenizers", "numpy")} | {
+    return {
+        name: metadata.version(name)
+        for name in ("sixfold", "torch", "transformers", "tokenizers", "numpy")
+    } | {
         "python": sys.version.split()[0],
         "torch_build": torch.__version__,
     }

@@ -113,7 +113,10 @@ class RunFolder:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"{self.path} is locked by {self._owner()}: wait for it, stop it, or choose another run.name") from None
+                raise UserError(
+                    f"{self.path} is locked by {self._owner()}: wait for it, stop it, or choose"
+                    " another run.name"
+                ) from None
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(owner).encode(), 0)
@@ -146,7 +149,10 @@ class RunFolder:
         if not self.earlier or not self.earlier.path.is_dir():
             return ""
         if has_checkpoint(self.path):
-            return f"the run that this one replaces is kept in {self.earlier.path} until this one has ended"
+            return (
+                f"the run that this one replaces is kept in {self.earlier.path} until this one has"
+                " ended"
+            )
         return f"no checkpoint was made: the earlier run is back in {self.path}"
 
     def end(self) -> None:
@@ -166,7 +172,11 @@ class RunFolder:
 
         A line that a crash cut short is skipped.
         """
-        lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines() if self.metrics.is_file() else []
+        lines = (
+            self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+            if self.metrics.is_file()
+            else []
+        )
         for line in reversed(lines):
             try:
                 return int(json.loads(line)["step"])
@@ -215,7 +225,12 @@ class RunFolder:
     def _earlier_commits(self) -> dict[str, str]:
         try:
             found = json.loads(self.environment.read_bytes())["hub_commits"]
-        except (OSError, ValueError, KeyError, TypeError):  # no earlier process, or one that did not write it
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ):  # no earlier process, or one that did not write it
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -236,11 +251,21 @@ def check_free(directory: Path, name: str, overwrite: bool = False) -> None:
         entries = _entries(run.path)
         is_run = (run.path / MARKER).is_file()
     if entries and not is_run:
-        raise UserError(f"{run.path} holds files that are not a run's ({entries[0].name}, ...): choose another run.name or run.dir")
+        raise UserError(
+            f"{run.path} holds files that are not a run's ({entries[0].name}, ...): choose another"
+            " run.name or run.dir"
+        )
     if entries and not overwrite:
         progress = "no step finished" if run.last_step() is None else f"step {run.last_step()}"
-        older = f"; the run that it was to replace is in {replaced(run.path)}" if replaced(run.path).is_dir() else ""
-        raise UserError(f"{run.path} already holds a run ({progress}): use --resume {run.path}, --overwrite, or another --run.name{older}")
+        older = (
+            f"; the run that it was to replace is in {replaced(run.path)}"
+            if replaced(run.path).is_dir()
+            else ""
+        )
+        raise UserError(
+            f"{run.path} already holds a run ({progress}): use --resume {run.path}, --overwrite, or"
+            f" another --run.name{older}"
+        )
 
 
 def create_run(directory: Path, name: str, overwrite: bool = False) -> RunFolder:
@@ -292,7 +317,9 @@ def _take_away(path: Path) -> RunFolder:
         for folder in (current, older) if older.path.is_dir() else (current,):
             folder.lock()
             locks.callback(folder.unlock)
-        check_free(path.parent, path.name, overwrite=True)  # again under the lock: another process may have been quicker
+        check_free(
+            path.parent, path.name, overwrite=True
+        )  # again under the lock: another process may have been quicker
         kept, gone = (current, older) if move_aside(path) else (older, current)
         locks.pop_all()
     gone.unlock()
@@ -322,7 +349,11 @@ def _entries(path: Path) -> list[Path]:
     """
     entries = [entry for entry in path.iterdir() if entry.name != MARKER] if path.is_dir() else []
     places = {RunFolder(path).rollouts, RunFolder(path).checkpoints}
-    return [entry for entry in entries if entry not in places or not entry.is_dir() or any(entry.iterdir())]
+    return [
+        entry
+        for entry in entries
+        if entry not in places or not entry.is_dir() or any(entry.iterdir())
+    ]
 
 
 def open_run(path: Path) -> RunFolder:

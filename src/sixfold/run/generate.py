@@ -56,9 +56,13 @@ def generate(
     task = Task("prompt", prompt)
     tokens = len(codec.encode(task))
     limit = _limit(tokens, max_tokens, policy.context)
-    engine = Engine(CausalLM(policy.model), kv_tokens=(tokens + limit + 32) * n, speculation=speculation)
+    engine = Engine(
+        CausalLM(policy.model), kv_tokens=(tokens + limit + 32) * n, speculation=speculation
+    )
     sampling = SamplingParams(limit, temperature, stop_token_ids=policy.stop_token_ids)
-    (group,) = EngineRollout(engine, codec, sampling, n, stops=policy.stop_strings).generate([task], seed)
+    (group,) = EngineRollout(engine, codec, sampling, n, stops=policy.stop_strings).generate(
+        [task], seed
+    )
     return [t.text for t in group.trajectories]
 
 
@@ -70,9 +74,14 @@ def _limit(prompt: int, wanted: int | None, context: int) -> int:
     """
     room = context - prompt
     if room < 1:
-        raise UserError(f"--prompt has {prompt} tokens, and the model's context holds {context}: shorten it")
+        raise UserError(
+            f"--prompt has {prompt} tokens, and the model's context holds {context}: shorten it"
+        )
     if wanted is not None and wanted > room:
-        raise UserError(f"--max-tokens {wanted}: the prompt has {prompt} tokens, and the model's context of {context} has room for {room} more")
+        raise UserError(
+            f"--max-tokens {wanted}: the prompt has {prompt} tokens, and the model's context of"
+            f" {context} has room for {room} more"
+        )
     return min(DEFAULT_TOKENS, room) if wanted is None else wanted
 
 

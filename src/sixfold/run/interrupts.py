@@ -36,13 +36,20 @@ class Interrupts:
         self._before: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> Interrupts:
-        if threading.current_thread() is not threading.main_thread():  # Python allows handlers in the main thread only
+        if (
+            threading.current_thread() is not threading.main_thread()
+        ):  # Python allows handlers in the main thread only
             return self
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

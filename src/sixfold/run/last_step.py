@@ -92,7 +92,14 @@ def unfinished(metrics: Metrics) -> dict[str, Any]:
     def number(value: float | None) -> float | None:
         return value if value is not None and math.isfinite(value) else None
 
-    return {key: number(value) if isinstance(value, float | int) or value is None else [*map(number, value)] for key, value in metrics.items()}
+    return {
+        key: (
+            number(value)
+            if isinstance(value, float | int) or value is None
+            else [*map(number, value)]
+        )
+        for key, value in metrics.items()
+    }
 
 
 def last_ending(run: RunFolder) -> int | None:
@@ -108,9 +115,15 @@ def where_it_stopped(run: RunFolder) -> str:
     newest = list_checkpoints(run.checkpoints)[-1:]
     if newest:
         stage, _, step = newest[0].name.partition("-")
-        return f"stopped after {'SFT ' * (stage == 'sft')}step {int(step)}; go on with: sixfold train --resume {run.path}"
+        return (
+            f"stopped after {'SFT ' * (stage == 'sft')}step {int(step)}; go on with: sixfold train"
+            f" --resume {run.path}"
+        )
     if run.recipe.is_file() and not run.earlier:
-        return f"stopped before there was a checkpoint; train from the beginning with: sixfold train --resume {run.path}"
+        return (
+            "stopped before there was a checkpoint; train from the beginning with: sixfold train"
+            f" --resume {run.path}"
+        )
     return "stopped before anything was trained"
 
 
@@ -138,7 +151,9 @@ def failures_in_words(recipe: Recipe, run: RunFolder, progress: Progress) -> Ite
         if not is_out_of_memory(error):
             raise
         phase = progress.phase_name or "loading"
-        raise RunFailed(f"out of memory in {phase}: {remedies(recipe, phase)}. {_left(run)}") from error
+        raise RunFailed(
+            f"out of memory in {phase}: {remedies(recipe, phase)}. {_left(run)}"
+        ) from error
 
 
 def _left(run: RunFolder) -> str:

@@ -98,7 +98,9 @@ class Learners:
         algorithm = self.algorithm.steering.state() if isinstance(self.algorithm, Composed) else {}
         return {"algorithm": algorithm, "resets": self.resets.state()}
 
-    def load(self, tensors: Mapping[str, Tensor], counters: Mapping[str, int], steered: Mapping[str, Any]) -> None:
+    def load(
+        self, tensors: Mapping[str, Tensor], counters: Mapping[str, int], steered: Mapping[str, Any]
+    ) -> None:
         """Restore the learners from a checkpoint.
 
         Args:
@@ -113,7 +115,9 @@ class Learners:
         load_optimizer_tensors(p.optimizer, p.model, tensors)
         if self.reference.tensors() and not self.has_teacher:
             if not any(name.startswith("reference/") for name in tensors):
-                raise UserError("the checkpoint holds no reference weights: it was made with algorithm.beta = 0")
+                raise UserError(
+                    "the checkpoint holds no reference weights: it was made with algorithm.beta = 0"
+                )
             self.reference.load(tensors)
         if self.critic:
             self.critic.load(tensors, counters)
@@ -131,10 +135,14 @@ def teacher_of(world: World, own: Algorithm | None = None) -> PreTrainedModel | 
     """
     path = world.recipe.reference.path
     named = own or make_algorithm(method_of(world.recipe, own), world.recipe.rollout.max_new_tokens)
-    return load_teacher(path, world.policy, world.longest) if path and named.needs_reference else None
+    return (
+        load_teacher(path, world.policy, world.longest) if path and named.needs_reference else None
+    )
 
 
-def build_learners(world: World, own: Algorithm | None = None, teacher: PreTrainedModel | None = None) -> Learners:
+def build_learners(
+    world: World, own: Algorithm | None = None, teacher: PreTrainedModel | None = None
+) -> Learners:
     """Build the algorithm and the models that it needs.
 
     Args:
@@ -149,13 +157,19 @@ def build_learners(world: World, own: Algorithm | None = None, teacher: PreTrain
     """
     recipe, config = world.recipe, world.recipe.trainer
     method = method_of(recipe, own)
-    named = own if isinstance(own, Composed) else make_algorithm(method, recipe.rollout.max_new_tokens)
+    named = (
+        own if isinstance(own, Composed) else make_algorithm(method, recipe.rollout.max_new_tokens)
+    )
     algorithm, learns_values = own or named, method.needs_critic and own in (None, named)
     updates = recipe.run.steps * method.updates
     warm_up = recipe.critic.warmup_steps * method.updates if learns_values else 0
     scoring = replace(world.scoring, entropy_gradient=method.entropy_in_loss)
     budget = config.max_tokens_per_microbatch, config.share_prefix
-    reference = _reference(world, teacher or teacher_of(world, own)) if algorithm.needs_reference else NoReference()
+    reference = (
+        _reference(world, teacher or teacher_of(world, own))
+        if algorithm.needs_reference
+        else NoReference()
+    )
     # Log-probs of quantised weights differ from the policy's by design.
     limit = inf if recipe.sync.quantised else TRAINING_LIMIT[recipe.run.precision]
     policy = Trainer(
@@ -168,13 +182,31 @@ def build_learners(world: World, own: Algorithm | None = None, teacher: PreTrain
         mismatch_limit=limit,
     )
     reference.check_apart(policy.optimizer)
-    critic = Critic(world.policy.model, recipe.critic, config, world.scoring, updates, epochs=method.epochs) if learns_values else None
+    critic = (
+        Critic(
+            world.policy.model, recipe.critic, config, world.scoring, updates, epochs=method.epochs
+        )
+        if learns_values
+        else None
+    )
     trainer = ActorCritic(policy, critic, named, recipe.critic.warmup_steps) if critic else policy
-    proximal = [Proximal(world.policy.model, world.scoring, *budget)] if method.needs_proximal else []
+    proximal = (
+        [Proximal(world.policy.model, world.scoring, *budget)] if method.needs_proximal else []
+    )
     scorers = Chain(reference, [*([critic] if critic else []), *proximal])
     resets = ResetPolicy(recipe.reference.reset_every, recipe.reference.reset_patience)
     role = "reference" if algorithm.needs_reference else "scoring" if critic or proximal else ""
-    return Learners(algorithm, policy, reference, critic, trainer, scorers, resets, bool(recipe.reference.path), role)
+    return Learners(
+        algorithm,
+        policy,
+        reference,
+        critic,
+        trainer,
+        scorers,
+        resets,
+        bool(recipe.reference.path),
+        role,
+    )
 
 
 def method_of(recipe: Recipe, own: Algorithm | None) -> Method:
@@ -190,8 +222,16 @@ def training_rollout(world: World, own: Algorithm | None = None) -> Rollout:
     """
     rounds = method_of(world.recipe, own).dynamic_sampling
     config = world.recipe.rollout
-    rollout = Oversample(world.oversampler(), world.environment, config.samples_per_prompt) if config.oversample else world.rollout()
-    return Refill(rollout, world.environment, world.tasks.train, rounds, world.tasks.weights) if rounds else rollout
+    rollout = (
+        Oversample(world.oversampler(), world.environment, config.samples_per_prompt)
+        if config.oversample
+        else world.rollout()
+    )
+    return (
+        Refill(rollout, world.environment, world.tasks.train, rounds, world.tasks.weights)
+        if rounds
+        else rollout
+    )
 
 
 def _reference(world: World, teacher: PreTrainedModel | None) -> KeptReference:

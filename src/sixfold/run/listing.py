@@ -18,7 +18,10 @@ NAME = re.compile(rf"({'|'.join(STAGES)})-(\d{{6,}})")
 
 def list_checkpoints(checkpoints: Path) -> list[Path]:
     """Published checkpoints, oldest first, intact or not. Empty if the directory does not exist."""
-    return sorted((path for path in checkpoints.glob("*-*") if NAME.fullmatch(path.name) and path.is_dir()), key=age)
+    return sorted(
+        (path for path in checkpoints.glob("*-*") if NAME.fullmatch(path.name) and path.is_dir()),
+        key=age,
+    )
 
 
 def newest_checkpoint(checkpoints: Path) -> tuple[Path | None, list[str]]:

@@ -73,7 +73,10 @@ def verify(directory: Path) -> int:
                 raise UserError(f"{directory} is incomplete (missing {name})")
         added = sorted(_names(directory) - files.keys() - {MANIFEST})
         if added:  # a loader would use some of them: adapter_config.json changes the model
-            raise UserError(f"{directory} holds files that were not saved with it ({', '.join(added[:3])}): move them elsewhere")
+            raise UserError(
+                f"{directory} holds files that were not saved with it ({', '.join(added[:3])}):"
+                " move them elsewhere"
+            )
         for name, wanted in files.items():
             _verify_file(directory / name, wanted["size"], wanted["sha256"])
         remember(directory)
@@ -114,12 +117,18 @@ def is_intact(directory: Path) -> bool:
 
 
 def _names(directory: Path) -> set[str]:
-    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_symlink() or not path.is_dir()}
+    return {
+        path.relative_to(directory).as_posix()
+        for path in directory.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    }
 
 
 def _stamp(directory: Path) -> Stamp:
     found = ((name, (directory / name).lstat()) for name in sorted(_names(directory)))
-    return tuple((name, status.st_size, status.st_mtime_ns, status.st_ino) for name, status in found)
+    return tuple(
+        (name, status.st_size, status.st_mtime_ns, status.st_ino) for name, status in found
+    )
 
 
 def _sealed(body: Mapping[str, Any]) -> bytes:
@@ -143,7 +152,10 @@ def _read(directory: Path) -> dict[str, Any]:
     if not isinstance(body, dict) or not isinstance(body.get("format"), int):
         raise UserError(f"{directory / MANIFEST} is damaged: it is not a manifest of Sixfold")
     if body["format"] > FORMAT:
-        raise NewerFormat(f"{directory}: checkpoint format {body['format']} is newer than this release (max {FORMAT}); upgrade sixfold")
+        raise NewerFormat(
+            f"{directory}: checkpoint format {body['format']} is newer than this release (max"
+            f" {FORMAT}); upgrade sixfold"
+        )
     body.pop("sha256", None)
     if _sealed(body) != raw:
         raise UserError(f"{directory / MANIFEST} is damaged: its own sha256 does not match")
@@ -153,6 +165,9 @@ def _read(directory: Path) -> dict[str, Any]:
 def _verify_file(path: Path, size: int, sha256: str) -> None:
     found = path.stat().st_size
     if found != size:
-        raise UserError(f"{path} is {'truncated' if found < size else 'altered'}: {found} bytes, {size} were saved")
+        raise UserError(
+            f"{path} is {'truncated' if found < size else 'altered'}: {found} bytes, {size} were"
+            " saved"
+        )
     if _sha256(path) != sha256:
         raise UserError(f"{path}: sha256 mismatch")

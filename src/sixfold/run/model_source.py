@@ -48,7 +48,9 @@ def _newest(run: Path, setting: str) -> Path:
     for warning in warnings:
         print(warning, file=sys.stderr)
     if checkpoint is None:
-        raise UserError(f"{setting} = '{run}': the run has no intact checkpoint to load a model from")
+        raise UserError(
+            f"{setting} = '{run}': the run has no intact checkpoint to load a model from"
+        )
     return checkpoint
 
 
@@ -66,7 +68,9 @@ def with_model_folders(recipe: Recipe) -> Recipe:
         section = getattr(recipe, name)
         # Hub ids and folders: checked where the setting is read.
         if section.path and any(_kind(Path(section.path).expanduser(), f"{name}.path")):
-            changes[name] = section.model_copy(update={"path": model_folder(section.path, f"{name}.path")})
+            changes[name] = section.model_copy(
+                update={"path": model_folder(section.path, f"{name}.path")}
+            )
     return recipe.model_copy(update=changes) if changes else recipe
 
 
@@ -79,4 +83,6 @@ def _kind(folder: Path, setting: str) -> tuple[bool, bool]:
     try:
         return (folder / "recipe.toml").is_file(), (folder / MANIFEST).is_file()
     except (OSError, ValueError) as error:  # too long, or with a zero byte
-        raise UserError(f"{setting} = {str(folder)[:100]!r}: not a path and not a hub id") from error
+        raise UserError(
+            f"{setting} = {str(folder)[:100]!r}: not a path and not a hub id"
+        ) from error

@@ -9,7 +9,12 @@ import torch
 from ..recipe.schema import Recipe
 
 # PyTorch's CPU allocator, CUDA libraries and the driver raise a RuntimeError with these words.
-_WORDS = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "not enough memory")
+_WORDS = (
+    "out of memory",
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "not enough memory",
+)
 
 ENGINE_PHASES = ("rollout", "evaluation", "pre-flight")
 
@@ -32,9 +37,16 @@ def remedies(recipe: Recipe, phase: str) -> str:
         f"engine.max_running (now {engine.max_running})" if engine.max_running > 1 else "",
         f"rollout.max_new_tokens (now {rollout.max_new_tokens})",
     ]
-    scoring = [f"trainer.max_tokens_per_microbatch (now {trainer.max_tokens_per_microbatch})", f"trainer.logprob_chunk (now {trainer.logprob_chunk})"]
+    scoring = [
+        f"trainer.max_tokens_per_microbatch (now {trainer.max_tokens_per_microbatch})",
+        f"trainer.logprob_chunk (now {trainer.logprob_chunk})",
+    ]
     switches = [
-        "trainer.activation_checkpointing = 'full'" if trainer.activation_checkpointing != "full" else "",
+        (
+            "trainer.activation_checkpointing = 'full'"
+            if trainer.activation_checkpointing != "full"
+            else ""
+        ),
         "run.precision = 'bfloat16'" if recipe.run.precision != "bfloat16" else "",
         "engine.release_kv = true" if not engine.release_kv else "",
     ]
@@ -43,10 +55,25 @@ def remedies(recipe: Recipe, phase: str) -> str:
     elif phase in ENGINE_PHASES:
         lower, set_to = sampling, switches[1:2]
     elif phase == "reference":
-        lower, set_to = scoring, ["reference.placement = 'worker'" if recipe.reference.placement != "worker" else "", *switches[1:]]
+        lower, set_to = (
+            scoring,
+            [
+                "reference.placement = 'worker'" if recipe.reference.placement != "worker" else "",
+                *switches[1:],
+            ],
+        )
     else:
-        lower, set_to = [*scoring, f"rollout.max_new_tokens (now {rollout.max_new_tokens})"], switches
-    return f"lower {', '.join(filter(None, lower))}; or set {', '.join(filter(None, set_to)) or 'nothing else: all that helps is set'}"
+        lower, set_to = (
+            [
+                *scoring,
+                f"rollout.max_new_tokens (now {rollout.max_new_tokens})",
+            ],
+            switches,
+        )
+    return (
+        f"lower {', '.join(filter(None, lower))}; or set"
+        f" {', '.join(filter(None, set_to)) or 'nothing else: all that helps is set'}"
+    )
 
 
 def free_memory_of(error: BaseException) -> None:

@@ -28,7 +28,9 @@ VLLM_BLOCK = 128
 """Tokens per block of vLLM's KV cache on a CPU. Blocks are smaller on other devices."""
 
 
-def start_outside(recipe: Recipe, backend: Backend, policy: Policy, longest: int, ending: ExitStack) -> tuple[OutsideEngine, VersionedSync]:
+def start_outside(
+    recipe: Recipe, backend: Backend, policy: Policy, longest: int, ending: ExitStack
+) -> tuple[OutsideEngine, VersionedSync]:
     """Create the engine and its weight sync, and check that it computes what the policy computes.
 
     Args:
@@ -54,7 +56,9 @@ def start_outside(recipe: Recipe, backend: Backend, policy: Policy, longest: int
             _vllm_arguments(recipe, policy, longest, dtype),
             backend.python,
             torch.get_num_threads(),
-            visible_devices(vllm.devices, str(policy.model.device), os.environ.get("CUDA_VISIBLE_DEVICES")),
+            visible_devices(
+                vllm.devices, str(policy.model.device), os.environ.get("CUDA_VISIBLE_DEVICES")
+            ),
             vllm.sleep,
         )
     ending.callback(engine.close)
@@ -63,17 +67,24 @@ def start_outside(recipe: Recipe, backend: Backend, policy: Policy, longest: int
     try:
         sync.refresh()
     except SyncError as error:
-        raise UserError(f"rollout.backend = '{recipe.rollout.backend}': {error}: this model cannot be trained with it") from error
+        raise UserError(
+            f"rollout.backend = '{recipe.rollout.backend}': {error}: this model cannot be trained"
+            " with it"
+        ) from error
     return engine, sync
 
 
-def _vllm_arguments(recipe: Recipe, policy: Policy, longest: int, dtype: torch.dtype) -> dict[str, Any]:
+def _vllm_arguments(
+    recipe: Recipe, policy: Policy, longest: int, dtype: torch.dtype
+) -> dict[str, Any]:
     """The [engine] settings as arguments of vLLM."""
     settings = recipe.engine
     arguments: dict[str, Any] = {
         "max_model_len": longest,
         "max_num_seqs": settings.max_running,
-        "max_num_batched_tokens": max(settings.prefill_tokens_per_step, settings.max_running, longest),
+        "max_num_batched_tokens": max(
+            settings.prefill_tokens_per_step, settings.max_running, longest
+        ),
         "enable_prefix_caching": settings.prefix_cache != "none",
     }
     vllm = recipe.rollout.vllm
@@ -81,17 +92,25 @@ def _vllm_arguments(recipe: Recipe, policy: Policy, longest: int, dtype: torch.d
         arguments["tensor_parallel_size"] = vllm.tensor_parallel
     if vllm.sleep:
         arguments["enable_sleep_mode"] = True
-    numbers = kv_numbers_per_token(json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False)))
+    numbers = kv_numbers_per_token(
+        json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False))
+    )
     if numbers:  # otherwise vLLM takes all free memory
         tokens = _whole_blocks(settings.kv_tokens) or settings.max_running * _whole_blocks(longest)
         # vLLM keeps one block empty, so ask for one more.
-        arguments["kv_cache_memory_bytes"] = (tokens + VLLM_BLOCK) * numbers * dtype.itemsize // vllm.tensor_parallel
-    if share := _memory_share(recipe, policy, arguments.get("kv_cache_memory_bytes", 0), dtype, longest):
+        arguments["kv_cache_memory_bytes"] = (
+            (tokens + VLLM_BLOCK) * numbers * dtype.itemsize // vllm.tensor_parallel
+        )
+    if share := _memory_share(
+        recipe, policy, arguments.get("kv_cache_memory_bytes", 0), dtype, longest
+    ):
         arguments["gpu_memory_utilization"] = share
     return arguments
 
 
-def _memory_share(recipe: Recipe, policy: Policy, kv: int, dtype: torch.dtype, longest: int) -> float | None:
+def _memory_share(
+    recipe: Recipe, policy: Policy, kv: int, dtype: torch.dtype, longest: int
+) -> float | None:
     """vLLM's share of its GPU's memory. None lets vLLM decide, as on a CPU.
 
     On the policy's GPU, the bytes that training has yet to allocate are left free.
@@ -104,7 +123,9 @@ def _memory_share(recipe: Recipe, policy: Policy, kv: int, dtype: torch.dtype, l
     if memory is None or (own and not kv):
         return None
     config = json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False))
-    weights = sum(p.numel() for p in policy.model.parameters()) * dtype.itemsize // vllm.tensor_parallel
+    weights = (
+        sum(p.numel() for p in policy.model.parameters()) * dtype.itemsize // vllm.tensor_parallel
+    )
     # A sleeping vLLM frees its memory for training, so nothing is reserved for training then.
     training = 0 if own or vllm.sleep else reserved_bytes(recipe, policy, config, longest)
     return memory_share(*memory, weights, kv, training)

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..algorithm.method import LOSSES, Method
-from ..batch import Batch
+from ..batch import Batch, number
 from ..errors import UserError
 from ..trainer.logprobs import score_batch
 from ..trainer.mismatch import QUANTISED_LIMIT, mismatch_metrics, outside_share
@@ -38,10 +38,15 @@ def check_parity(world: World, batch: Batch, method: Method, say: Callable[[str]
     """
     recipe = world.recipe
     logp = _scored(world, world.sampler, batch)
-    parity = Parity.of(mismatch_metrics(logp[batch.mask], batch.old_logp[batch.mask]), int(batch.mask.sum()))
+    parity = Parity.of(
+        mismatch_metrics(logp[batch.mask], batch.old_logp[batch.mask]), int(batch.mask.sum())
+    )
     say(f"parity: engine and trainer differ by {parity}")
     if over := parity_limits(recipe.run.precision, world.device, world.outside).exceeded(parity):
-        raise UserError(f"engine and trainer disagree by {over} on the same tokens and weights: this model cannot be trained here")
+        raise UserError(
+            f"engine and trainer disagree by {over} on the same tokens and weights: this model"
+            " cannot be trained here"
+        )
     if recipe.sync.quantised:
         _check_quantised(world, batch, say)
     elif line := noise_warning(method, logp, batch):
@@ -62,15 +67,22 @@ def noise_warning(method: Method, logp: Tensor, batch: Batch) -> str:
     """
     kind = LOSSES[method.loss]
     low, high = method.clip_low, method.clip_high
-    if kind.ratio != "sequence" or kind.clips != "clip" or method.ratio_from_trainer or low is None or high is None:
+    if (
+        kind.ratio != "sequence"
+        or kind.clips != "clip"
+        or method.ratio_from_trainer
+        or low is None
+        or high is None
+    ):
         return ""
     share = outside_share(logp, batch.old_logp, batch.mask, math.log1p(-low), math.log1p(high))
     if share <= NOISE_SHARE:
         return ""
     return (
-        f"WARNING: rounding alone moves {share:.0%} of the sequences out of {method.name}'s clip band "
-        f"({1 - low:g} to {1 + high:g}): clipping would follow numerical noise. "
-        "Set algorithm.correction = 'decoupled', which takes ratios against log-probs that the trainer computes itself"
+        f"WARNING: rounding alone moves {share:.0%} of the sequences out of {method.name}'s clip"
+        f" band ({1 - low:g} to {1 + high:g}): clipping would follow numerical noise. Set"
+        " algorithm.correction = 'decoupled', which takes ratios against log-probs that the"
+        " trainer computes itself"
     )
 
 
@@ -83,16 +95,23 @@ def _check_quantised(world: World, batch: Batch, say: Callable[[str], None]) -> 
     mode = world.recipe.sync.mode
     logp = _scored(world, world.policy.model, batch)
     drift = mismatch_metrics(logp[batch.mask], batch.old_logp[batch.mask])
-    kl, mean, most = (float(drift[f"mismatch/{key}"]) for key in ("kl_k3", "mean_abs_logp", "max_abs_logp"))  # type: ignore[arg-type]
-    say(f"{mode} weights move log-probs by {mean:.1e} nats in the mean, {most:.1e} at most; KL to the policy {kl:.1e} per token")
+    kl, mean, most = (
+        number(drift, f"mismatch/{key}") for key in ("kl_k3", "mean_abs_logp", "max_abs_logp")
+    )
+    say(
+        f"{mode} weights move log-probs by {mean:.1e} nats in the mean, {most:.1e} at most; KL to"
+        f" the policy {kl:.1e} per token"
+    )
     if not mean <= QUANTISED_LIMIT:
         raise UserError(
-            f"sync.mode = '{mode}': rounded weights move log-probs by {mean:.2g} nats in the mean (limit {QUANTISED_LIMIT:g}), too far to learn "
-            "from their samples; use 'copy'"
+            f"sync.mode = '{mode}': rounded weights move log-probs by {mean:.2g} nats in the mean"
+            f" (limit {QUANTISED_LIMIT:g}), too far to learn from their samples; use 'copy'"
         )
 
 
 def _scored(world: World, model: PreTrainedModel, batch: Batch) -> Tensor:
     """Log-probs [B, T] computed by the trainer's code with `model`."""
     config = world.recipe.trainer
-    return score_batch(model, batch, world.scoring, config.max_tokens_per_microbatch, config.share_prefix)
+    return score_batch(
+        model, batch, world.scoring, config.max_tokens_per_microbatch, config.share_prefix
+    )

@@ -9,7 +9,9 @@ from ..types import Task
 from .assemble import World
 
 
-def evaluate_policy(world: World, tasks: Sequence[Task], version: int, *, probe: bool = False) -> Evaluation:
+def evaluate_policy(
+    world: World, tasks: Sequence[Task], version: int, *, probe: bool = False
+) -> Evaluation:
     """Evaluate the policy's own weights, as a checkpoint at this moment would contain them.
 
     The sampler may hold older (`sync.every` > 1) or quantised (`sync.mode` int8, fp8) weights. It
@@ -30,6 +32,8 @@ def evaluate_policy(world: World, tasks: Sequence[Task], version: int, *, probe:
         groups = rollout.generate(tasks, seed)
     found = Evaluation(groups)
     if found.version != version:
-        raise RuntimeError(f"the evaluation of version {version} sampled from version {found.version}")
+        raise RuntimeError(
+            f"the evaluation of version {version} sampled from version {found.version}"
+        )
     world.environment.score(groups)
     return found

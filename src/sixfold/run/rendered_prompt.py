@@ -18,7 +18,12 @@ from ..types import Task
 SHOWN_CHARACTERS = 1200
 
 
-def rendering(codec: PromptCodec, tasks: Sequence[Task], stop_tokens: Sequence[int], stop_strings: Sequence[str]) -> list[str]:
+def rendering(
+    codec: PromptCodec,
+    tasks: Sequence[Task],
+    stop_tokens: Sequence[int],
+    stop_strings: Sequence[str],
+) -> list[str]:
     """Describe the first task's prompt and the ends of a completion.
 
     Args:
@@ -33,16 +38,22 @@ def rendering(codec: PromptCodec, tasks: Sequence[Task], stop_tokens: Sequence[i
     if not tasks:
         return []
     ids = codec.encode(tasks[0])
-    lines = [f"first prompt as the model reads it ({len(ids)} tokens, task {tasks[0].id}):\n{_middle_out(codec.shown(ids))}"]
+    lines = [
+        f"first prompt as the model reads it ({len(ids)} tokens, task"
+        f" {tasks[0].id}):\n{_middle_out(codec.shown(ids))}"
+    ]
     if opened := codec.opened(ids):
-        lines.append(f"the prompt opens a think block ({opened.strip()}): rewards read a completion with this tag before it")
+        lines.append(
+            f"the prompt opens a think block ({opened.strip()}): rewards read a completion with"
+            " this tag before it"
+        )
     ends = [codec.piece(token) for token in stop_tokens] + [repr(text) for text in stop_strings]
     if ends:
         lines.append(f"a completion ends at {', '.join(ends)}, or after rollout.max_new_tokens")
     else:
         lines.append(
-            "the model names no end token, so every completion has rollout.max_new_tokens tokens: name what ends one in rollout.stop_tokens "
-            "or rollout.stop"
+            "the model names no end token, so every completion has rollout.max_new_tokens tokens:"
+            " name what ends one in rollout.stop_tokens or rollout.stop"
         )
     return lines
 
@@ -55,7 +66,9 @@ def render_recipe(recipe: Recipe) -> list[str]:
             prompt.
     """
     tokenizer, settings = load_tokenizer(recipe.model)
-    ends = chosen_ends(model_ends(settings, tokenizer), tokenizer, recipe.rollout.stop_tokens, recipe.rollout.stop)
+    ends = chosen_ends(
+        model_ends(settings, tokenizer), tokenizer, recipe.rollout.stop_tokens, recipe.rollout.stop
+    )
     tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=recipe.environment.rewards)
     return rendering(PromptCodec(tokenizer, ends.tokens), tasks.train, ends.tokens, ends.strings)
 
@@ -63,4 +76,8 @@ def render_recipe(recipe: Recipe) -> list[str]:
 def _middle_out(text: str) -> str:
     """Shorten a long text in the middle: the end of a prompt matters as much as its start."""
     half = SHOWN_CHARACTERS // 2
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[-half:]}"
+    return (
+        text
+        if len(text) <= SHOWN_CHARACTERS
+        else f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[-half:]}"
+    )

@@ -14,7 +14,9 @@ from .folder import RunFolder
 from .state import RunState
 
 
-def find_checkpoint(run: RunFolder, recipe: Recipe, say: Callable[[str], None]) -> Checkpoint | None:
+def find_checkpoint(
+    run: RunFolder, recipe: Recipe, say: Callable[[str], None]
+) -> Checkpoint | None:
     """Newest intact checkpoint, or None if the run has none yet. Changes nothing on disk.
 
     Args:
@@ -32,8 +34,9 @@ def find_checkpoint(run: RunFolder, recipe: Recipe, say: Callable[[str], None]) 
     if checkpoint is None:
         if (step := run.last_step()) is not None:
             raise UserError(
-                f"{run.path} has done {step} steps, and no checkpoint of them is in {run.checkpoints}: put it back, "
-                f"or start over with --overwrite; nothing was changed"
+                f"{run.path} has done {step} steps, and no checkpoint of them is in"
+                f" {run.checkpoints}: put it back, or start over with --overwrite; nothing was"
+                " changed"
             )
         say(f"resuming {run.path} from the start: it has no checkpoint yet")
         return None
@@ -45,7 +48,9 @@ def find_checkpoint(run: RunFolder, recipe: Recipe, say: Callable[[str], None]) 
     return checkpoint
 
 
-def cut_after(run: RunFolder, checkpoint: Checkpoint | None, state: RunState, say: Callable[[str], None]) -> None:
+def cut_after(
+    run: RunFolder, checkpoint: Checkpoint | None, state: RunState, say: Callable[[str], None]
+) -> None:
     """Delete metrics and rollouts of later steps, and leftovers of interrupted writes.
 
     The resumed run writes those metrics and rollouts again. Checkpoints newer than `checkpoint` are
@@ -64,6 +69,11 @@ def cut_after(run: RunFolder, checkpoint: Checkpoint | None, state: RunState, sa
     written = state.step - bool(state.unlogged) if not state.warming_up else 0
     last = run.last_step() or 0
     if last < written:
-        say(f"WARNING: {run.metrics} ends at step {last} and the checkpoint is of step {state.step}: the metrics of the steps between are lost")
+        say(
+            f"WARNING: {run.metrics} ends at step {last} and the checkpoint is of step"
+            f" {state.step}: the metrics of the steps between are lost"
+        )
     truncate_after(run.metrics, written)
-    truncate_after(run.path / "sft.jsonl", state.sft_steps - bool(state.unlogged and state.warming_up))
+    truncate_after(
+        run.path / "sft.jsonl", state.sft_steps - bool(state.unlogged and state.warming_up)
+    )

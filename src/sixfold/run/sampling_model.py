@@ -34,7 +34,9 @@ def load_for_sampling(path: str, device: str, precision: str, setting: str) -> P
     """
     folder, place = model_folder(path, setting), resolve_device(device, "--device")
     dtype = sampling_dtype(precision, place, stored_precision(path, folder))
-    policy = load_policy(ModelConfig(path=folder), seed=0, device=place, setting=setting, dtype=dtype)
+    policy = load_policy(
+        ModelConfig(path=folder), seed=0, device=place, setting=setting, dtype=dtype
+    )
     for note in policy.notes:
         print(f"note: {note}", file=sys.stderr, flush=True)
     return policy
@@ -53,7 +55,9 @@ def sampling_dtype(asked: str, device: str, stored: str) -> torch.dtype:
     """
     if asked != "auto":
         return DTYPES[asked]
-    return torch.bfloat16 if device != "cpu" and stored in ("bfloat16", "float16") else torch.float32
+    return (
+        torch.bfloat16 if device != "cpu" and stored in ("bfloat16", "float16") else torch.float32
+    )
 
 
 def stored_precision(path: str, folder: str) -> str:
@@ -63,7 +67,10 @@ def stored_precision(path: str, folder: str) -> str:
         path: the user's argument.
         folder: folder of the model's files, or a hub id.
     """
-    for place in (Path(path), *Path(path).absolute().parents[:2]):  # a run, or runs/NAME/checkpoints/step-N
+    for place in (
+        Path(path),
+        *Path(path).absolute().parents[:2],
+    ):  # a run, or runs/NAME/checkpoints/step-N
         if (place / "recipe.toml").is_file():
             run = tomllib.loads((place / "recipe.toml").read_text(encoding="utf-8")).get("run", {})
             return str(run.get("precision", "float32"))

@@ -105,7 +105,11 @@ def serve_command(options: ServeOptions) -> int:
     served = make_served(policy, options)
     config = uvicorn_config(served, options.grace)
     where = f"{policy.model.device}{' in bfloat16' if policy.model.dtype == torch.bfloat16 else ''}"
-    print(f"serving '{served.name}' on {where} at http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
+    print(
+        f"serving '{served.name}' on {where} at"
+        f" http://{f'[{host}]' if ':' in host else host}:{port}/v1",
+        flush=True,
+    )
     gc.collect()
     # Objects from imports and loading are never freed. Collecting them would pause every stream for
     # a quarter of a second.
@@ -120,9 +124,15 @@ def _check_open_to_all(host: str, options: ServeOptions) -> None:
     `insecure` allows it, but never together with weight updates.
     """
     if options.allow_weight_updates:
-        raise UserError(f"--allow-weight-updates on {host}: anyone who can reach this machine could change the model; set an --api-key")
+        raise UserError(
+            f"--allow-weight-updates on {host}: anyone who can reach this machine could change the"
+            " model; set an --api-key"
+        )
     if not options.insecure:
-        raise UserError(f"--host {options.host}: anyone who can reach this machine could use the model; set an --api-key, or give --insecure")
+        raise UserError(
+            f"--host {options.host}: anyone who can reach this machine could use the model; set an"
+            " --api-key, or give --insecure"
+        )
     print("warning: anyone who can reach this machine can use it: no --api-key is set", flush=True)
 
 
@@ -147,14 +157,26 @@ def uvicorn_config(served: Served, grace: int) -> uvicorn.Config:
 def make_served(policy: Policy, options: ServeOptions) -> Served:
     """Put model, engine, recorder and limits together."""
     speculation = _speculation(policy, options)
-    model, vocabulary = CausalLM(policy.model), int(policy.model.config.get_text_config().vocab_size)
+    model, vocabulary = (
+        CausalLM(policy.model),
+        int(policy.model.config.get_text_config().vocab_size),
+    )
     if options.kv_dtype == "int8":
         try:
             moved = check_int8_kv(model, [[i * vocabulary // PROBES] for i in range(PROBES)])
         except ValueError as error:
             raise UserError(f"--kv-dtype int8: {error}") from error
-        print(f"int8 KV cache: log-probs move by at most {moved:.1g} nats on {PROBES} sampled texts", flush=True)
-    engine = Engine(model, kv_tokens=options.kv_tokens, max_running=options.max_running, kv_dtype=options.kv_dtype, speculation=speculation)
+        print(
+            f"int8 KV cache: log-probs move by at most {moved:.1g} nats on {PROBES} sampled texts",
+            flush=True,
+        )
+    engine = Engine(
+        model,
+        kv_tokens=options.kv_tokens,
+        max_running=options.max_running,
+        kv_dtype=options.kv_dtype,
+        speculation=speculation,
+    )
     for name, path in options.adapters:
         if name in (options.name, *engine.adapters.names):
             raise UserError(f"--adapter {name}={path}: the name '{name}' is taken")
@@ -166,9 +188,13 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
     recorder = Recorder(options.record) if options.record is not None else None
     thread = EngineThread(engine, decoder.decode, options.max_queue, recorder, decoder.opened)
     longest_token = max(map(len, policy.tokenizer.get_vocab()), default=1)
-    limits = Limits(vocabulary, min(policy.context, options.kv_tokens), options.max_tokens, longest_token)
+    limits = Limits(
+        vocabulary, min(policy.context, options.kv_tokens), options.max_tokens, longest_token
+    )
     own_stops = saved_stop_strings(policy.model.generation_config)
-    hosts = AllowedHosts((options.host, *options.allow_hosts)) if is_loopback(options.host) else None
+    hosts = (
+        AllowedHosts((options.host, *options.allow_hosts)) if is_loopback(options.host) else None
+    )
     return Served(
         options.name,
         thread,
@@ -203,9 +229,13 @@ def _read_weights(vocabulary: str, path: str) -> dict[str, Tensor]:
         model, tokenizer = from_disk(model_folder(path), "path")
     except UserError as error:
         log.warning("weights were not loaded: %s", error)
-        raise UserError("path: no model that can be loaded is there; see the server's log") from error
+        raise UserError(
+            "path: no model that can be loaded is there; see the server's log"
+        ) from error
     if vocabulary_hash(tokenizer) != vocabulary:
-        raise UserError(f"path = '{path}': its tokenizer has another vocabulary than the model that is served")
+        raise UserError(
+            f"path = '{path}': its tokenizer has another vocabulary than the model that is served"
+        )
     return dict(model.named_parameters())
 
 
@@ -219,11 +249,20 @@ def _speculation(policy: Policy, options: ServeOptions) -> Speculation | None:
         return Speculation() if options.speculation == "ngram" else None
     precision = str(policy.model.dtype).removeprefix("torch.")
     draft = load_for_sampling(options.draft, str(policy.model.device), precision, "--draft")
-    same_size = draft.model.config.get_text_config().vocab_size == policy.model.config.get_text_config().vocab_size
+    same_size = (
+        draft.model.config.get_text_config().vocab_size
+        == policy.model.config.get_text_config().vocab_size
+    )
     if not same_size or draft.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        raise UserError(f"--draft {options.draft}: its vocabulary is not the model's; a draft needs the same tokenizer")
+        raise UserError(
+            f"--draft {options.draft}: its vocabulary is not the model's; a draft needs the same"
+            " tokenizer"
+        )
     if draft.context < policy.context:
-        raise UserError(f"--draft {options.draft}: its context of {draft.context} tokens is shorter than the model's, {policy.context}")
+        raise UserError(
+            f"--draft {options.draft}: its context of {draft.context} tokens is shorter than the"
+            f" model's, {policy.context}"
+        )
     return Speculation(draft=CausalLM(draft.model))
 
 
@@ -239,4 +278,6 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError, TypeError, ValueError) as error:
         # Unknown address, port over 65535, invalid name.
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UserError(f"cannot listen on {host}:{port}: {reason or error}. Try another --host or --port") from error
+        raise UserError(
+            f"cannot listen on {host}:{port}: {reason or error}. Try another --host or --port"
+        ) from error

@@ -94,7 +94,12 @@ class SftStage:
             }
         )
         # Solutions were not sampled from the policy: train at temperature 1, not the rollout's.
-        trainer = Trainer(self.world.policy.model, settings, replace(self.world.scoring, temperature=1.0), sft.steps)
+        trainer = Trainer(
+            self.world.policy.model,
+            settings,
+            replace(self.world.scoring, temperature=1.0),
+            sft.steps,
+        )
         self._mark = SftMark(0, trainer.counters())
         if begun:
             self._mark = self._good = begun
@@ -108,7 +113,9 @@ class SftStage:
         self.world.sync.refresh()
         return self._mark.step
 
-    def _train(self, trainer: Trainer, stream: Callable[[int], list[Task]], probe: list[Task]) -> None:
+    def _train(
+        self, trainer: Trainer, stream: Callable[[int], list[Task]], probe: list[Task]
+    ) -> None:
         """Train until all steps are done or the probe set is solved well enough."""
         steps = self.world.recipe.sft.steps
         solved = bool(self._mark.unlogged) and self._log(self._mark.unlogged, probe)
@@ -127,7 +134,10 @@ class SftStage:
         metrics = trainer.train_step(batch, sft_loss)
         metrics = {k: v for k, v in metrics.items() if k.startswith("train/") and "ratio" not in k}
         self._tokens += int(batch.mask.sum())
-        return metrics | {"step": float(step), "train/tok_s": self._tokens / (time.perf_counter() - self._began)}
+        return metrics | {
+            "step": float(step),
+            "train/tok_s": self._tokens / (time.perf_counter() - self._began),
+        }
 
     def _log(self, metrics: Metrics, probe: list[Task]) -> bool:
         """Complete and log the metrics of the last step, with a probe if it is due.
@@ -157,7 +167,11 @@ class SftStage:
         if is_out_of_memory(error):
             free_memory_of(error)
         counts = trainer.counters()
-        mark, keys = (self._good, ["version"]) if isinstance(error, TrainingDiverged) else (self._mark, [*counts])
+        mark, keys = (
+            (self._good, ["version"])
+            if isinstance(error, TrainingDiverged)
+            else (self._mark, [*counts])
+        )
         if mark.step and all(counts[key] == mark.counters[key] for key in keys):
             with self.interrupts.finishing():
                 self.save(trainer, mark)
@@ -170,8 +184,13 @@ class SftStage:
         """
         tasks = [t for t in self.world.tasks.train if t.trace or t.answer is not None]
         if not tasks:
-            raise UserError("sft.steps > 0, but no task has a worked solution or an answer: set data.trace_field, or sft.steps = 0")
+            raise UserError(
+                "sft.steps > 0, but no task has a worked solution or an answer: set"
+                " data.trace_field, or sft.steps = 0"
+            )
         return tasks
 
     def _batch(self, tasks: list[Task]) -> Batch:
-        return sft_batch([example(t, self.world.codec.encode(t), self.world.codec.solution(t)) for t in tasks])
+        return sft_batch(
+            [example(t, self.world.codec.encode(t), self.world.codec.solution(t)) for t in tasks]
+        )

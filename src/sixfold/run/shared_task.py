@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..algorithm.zoo import ZOO
-from ..batch import Batch, Metrics
+from ..batch import Batch, Metrics, number
 from ..controller.loop import Controller
 from ..controller.stream import TaskStream, step_seed
 from ..data.task_set import TaskSet
@@ -62,7 +62,16 @@ GUESSED, MISS, DOTS = 0.7, 20, 8
 SFT_STEPS, TEACHER_STEPS = 500, 150
 STEPS, EVAL_EVERY = 60, 10
 
-MODEL = ScratchConfig(alphabet="0123456789+=;.#", hidden_size=64, layers=2, heads=2, kv_heads=2, head_dim=32, intermediate_size=128, context=64)
+MODEL = ScratchConfig(
+    alphabet="0123456789+=;.#",
+    hidden_size=64,
+    layers=2,
+    heads=2,
+    kv_heads=2,
+    head_dim=32,
+    intermediate_size=128,
+    context=64,
+)
 ROLLOUT = RolloutConfig(prompts_per_step=16, samples_per_prompt=8, max_new_tokens=40)
 
 
@@ -74,11 +83,22 @@ def shared_tasks(seed: int, guessed: float = GUESSED) -> TaskSet:
         guessed: share of the carries that are guessed.
     """
     rng = random.Random(f"demonstrations/{seed}")
-    tasks = [replace(t, trace=_demonstration(t, guessed, rng), source="sums") for t in arithmetic_tasks(SUMS, terms=2, digits=2, seed=seed)]
+    tasks = [
+        replace(t, trace=_demonstration(t, guessed, rng), source="sums")
+        for t in arithmetic_tasks(SUMS, terms=2, digits=2, seed=seed)
+    ]
     return TaskSet(tasks[HELDOUT:], tasks[:HELDOUT])
 
 
-def shared_recipe(name: str, *, seed: int = 0, steps: int = STEPS, base: str = "", teacher: str = "", **changes: Any) -> Recipe:
+def shared_recipe(
+    name: str,
+    *,
+    seed: int = 0,
+    steps: int = STEPS,
+    base: str = "",
+    teacher: str = "",
+    **changes: Any,
+) -> Recipe:
     """Recipe of an algorithm on the shared task.
 
     Args:
@@ -101,7 +121,12 @@ def shared_recipe(name: str, *, seed: int = 0, steps: int = STEPS, base: str = "
     )
 
 
-def make_base(folder: Path, seed: int, steps: int = SFT_STEPS, on_step: Callable[[Metrics], None] = lambda metrics: None) -> None:
+def make_base(
+    folder: Path,
+    seed: int,
+    steps: int = SFT_STEPS,
+    on_step: Callable[[Metrics], None] = lambda metrics: None,
+) -> None:
     """Train a model on the demonstrations from random weights.
 
     Args:
@@ -113,7 +138,13 @@ def make_base(folder: Path, seed: int, steps: int = SFT_STEPS, on_step: Callable
     _sft(shared_recipe("grpo", seed=seed), shared_tasks(seed), folder, steps, on_step)
 
 
-def make_teacher(folder: Path, base: Path, seed: int, steps: int = TEACHER_STEPS, on_step: Callable[[Metrics], None] = lambda metrics: None) -> None:
+def make_teacher(
+    folder: Path,
+    base: Path,
+    seed: int,
+    steps: int = TEACHER_STEPS,
+    on_step: Callable[[Metrics], None] = lambda metrics: None,
+) -> None:
     """Train the base further, on demonstrations that work out every sum.
 
     Args:
@@ -123,7 +154,13 @@ def make_teacher(folder: Path, base: Path, seed: int, steps: int = TEACHER_STEPS
         steps: SFT steps.
         on_step: called with the metrics of each step.
     """
-    _sft(shared_recipe("grpo", seed=seed, base=str(base)), shared_tasks(seed, guessed=0.0), folder, steps, on_step)
+    _sft(
+        shared_recipe("grpo", seed=seed, base=str(base)),
+        shared_tasks(seed, guessed=0.0),
+        folder,
+        steps,
+        on_step,
+    )
 
 
 class SharedTask:
@@ -137,7 +174,9 @@ class SharedTask:
         UserError: if the recipe cannot work, for example without a needed teacher.
     """
 
-    def __init__(self, recipe: Recipe, reward: Callable[[str, Task], float] = arithmetic_reward) -> None:
+    def __init__(
+        self, recipe: Recipe, reward: Callable[[str, Task], float] = arithmetic_reward
+    ) -> None:
         self.recipe = recipe
         self.world = build_world(recipe, reward=reward, tasks=shared_tasks(recipe.run.seed))
         self.learners = build_learners(self.world)
@@ -146,7 +185,12 @@ class SharedTask:
     def accuracy(self) -> Interval:
         """Share of held-out sums that the policy solves greedily, with its 95 % interval."""
         groups = self.world.prober().generate(self.world.tasks.heldout, seed=0)
-        return task_interval([[arithmetic_reward(t.text, group.task) for t in group.trajectories] for group in groups])
+        return task_interval(
+            [
+                [arithmetic_reward(t.text, group.task) for t in group.trajectories]
+                for group in groups
+            ]
+        )
 
     def steps(self) -> Iterator[tuple[Sequence[Group], Metrics]]:
         """Run RL steps for as long as the caller iterates.
@@ -158,7 +202,7 @@ class SharedTask:
 
         def log(step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics) -> None:
             metrics |= reward_metrics(groups)
-            mean = float(metrics["reward/mean"])  # type: ignore[arg-type]
+            mean = number(metrics, "reward/mean")
             self.ema = mean if self.ema is None else 0.9 * self.ema + 0.1 * mean
             made.append((groups, metrics | {"reward/ema": self.ema}))
 
@@ -190,34 +234,73 @@ def main(name: str, steps: int = STEPS, arguments: Sequence[str] | None = None) 
         steps: default number of RL steps.
         arguments: command-line arguments. None: those of the process.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m sixfold.algorithm.{name}", description=f"{name} ({ZOO[name].paper}) alone on two-digit sums.")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m sixfold.algorithm.{name}",
+        description=f"{name} ({ZOO[name].paper}) alone on two-digit sums.",
+    )
     parser.add_argument("--steps", type=int, default=steps, help="RL steps (default %(default)s)")
-    parser.add_argument("--sft-steps", type=int, default=SFT_STEPS, help="SFT steps before them (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything (default %(default)s)")
+    parser.add_argument(
+        "--sft-steps",
+        type=int,
+        default=SFT_STEPS,
+        help="SFT steps before them (default %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of everything (default %(default)s)"
+    )
     asked = parser.parse_args(arguments)
     with TemporaryDirectory() as folder:
         base, teacher = Path(folder, "base"), Path(folder, "teacher")
-        print(f"{name} on sums of two numbers below 100; first {asked.sft_steps} steps of SFT, half a minute", flush=True)
+        print(
+            f"{name} on sums of two numbers below 100; first {asked.sft_steps} steps of SFT, half a"
+            " minute",
+            flush=True,
+        )
         make_base(base, asked.seed, asked.sft_steps, _say_sft)
         if ZOO[name].needs_teacher:
-            print(f"{name} needs a teacher: {TEACHER_STEPS} more steps of SFT, with every sum worked out", flush=True)
+            print(
+                f"{name} needs a teacher: {TEACHER_STEPS} more steps of SFT, with every sum"
+                " worked out",
+                flush=True,
+            )
             make_teacher(teacher, base, asked.seed, TEACHER_STEPS, _say_sft)
         path = str(teacher) if ZOO[name].needs_teacher else ""
-        _train(SharedTask(shared_recipe(name, seed=asked.seed, steps=asked.steps, base=str(base), teacher=path)))
+        _train(
+            SharedTask(
+                shared_recipe(
+                    name, seed=asked.seed, steps=asked.steps, base=str(base), teacher=path
+                )
+            )
+        )
 
 
 def _train(task: SharedTask) -> None:
     """Run and print as many RL steps as the recipe says."""
     before = task.accuracy()
     for step, (_, metrics) in zip(range(1, task.recipe.run.steps + 1), task.steps(), strict=False):
-        line = f"step {step:3d}  reward {metrics['reward/mean']:.3f}  ema {task.ema:.3f} {'#' * round(20 * (task.ema or 0)):20}"
-        line += f"  entropy {metrics.get('train/entropy', float('nan')):.3f}  length {metrics['rollout/length_mean']:4.1f}"
-        print(line + (f"  held-out {task.accuracy().mean:.1%}" if step % EVAL_EVERY == 0 else ""), flush=True)
-    print(f"held-out accuracy {_percent(before)} -> {_percent(task.accuracy())}, greedy, {HELDOUT} sums, 95 % intervals", flush=True)
+        line = (
+            f"step {step:3d}  reward {metrics['reward/mean']:.3f}  ema {task.ema:.3f}"
+            f" {'#' * round(20 * (task.ema or 0)):20}"
+        )
+        line += (
+            f"  entropy {metrics.get('train/entropy', float('nan')):.3f}  length"
+            f" {metrics['rollout/length_mean']:4.1f}"
+        )
+        print(
+            line + (f"  held-out {task.accuracy().mean:.1%}" if step % EVAL_EVERY == 0 else ""),
+            flush=True,
+        )
+    print(
+        f"held-out accuracy {_percent(before)} -> {_percent(task.accuracy())}, greedy, {HELDOUT}"
+        " sums, 95 % intervals",
+        flush=True,
+    )
     task.close()
 
 
-def _sft(recipe: Recipe, tasks: TaskSet, folder: Path, steps: int, on_step: Callable[[Metrics], None]) -> None:
+def _sft(
+    recipe: Recipe, tasks: TaskSet, folder: Path, steps: int, on_step: Callable[[Metrics], None]
+) -> None:
     """Train the recipe's model on the tasks with SFT, and save it to `folder`."""
     recipe = recipe.model_copy(update={"sft": recipe.sft.model_copy(update={"steps": steps})})
     world = build_world(recipe, reward=arithmetic_reward, tasks=tasks)
@@ -238,7 +321,7 @@ def _demonstration(task: Task, guessed: float, rng: random.Random) -> str:
 
 
 def _say_sft(metrics: Metrics) -> None:
-    if int(metrics["step"]) % 50 == 0:  # type: ignore[arg-type]
+    if int(number(metrics, "step")) % 50 == 0:
         print(f"SFT step {metrics['step']:.0f}  loss {metrics['train/loss']:.3f}", flush=True)
 
 

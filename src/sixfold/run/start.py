@@ -18,7 +18,7 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from ..algorithm.base import Algorithm, batch_metrics
-from ..batch import Batch, Metrics, collate
+from ..batch import Batch, Metrics, collate, number
 from ..controller.loop import Controller
 from ..controller.refill import mixed
 from ..controller.stream import step_seed, task_stream
@@ -126,17 +126,25 @@ def train_run(
                 check_free(directory, name, overwrite)
             progress.phase("loading")
             source = str(checkpoint.model_path) if checkpoint else ""
-            world = build_world(recipe, source, reward=reward, tasks=given, own_ends=own_ends(checkpoint))
+            world = build_world(
+                recipe, source, reward=reward, tasks=given, own_ends=own_ends(checkpoint)
+            )
             stack.callback(world.close)
             teacher = teacher_of(world, algorithm)
             made_with = signature(world, (reward,) if reward else recipe.environment.rewards)
             for note in check_same(checkpoint, made_with) if checkpoint else ():
                 progress.note(note)
-            if warning := try_rewards(world.environment, drawn_tasks(world.tasks.train, TRIAL_TASKS, recipe.run.seed), _made_up(world)):
+            if warning := try_rewards(
+                world.environment,
+                drawn_tasks(world.tasks.train, TRIAL_TASKS, recipe.run.seed),
+                _made_up(world),
+            ):
                 progress.note(warning)
             if not resume:  # only now: a mistake in the recipe must not create or move any folder
                 run = stack.enter_context(create_run(directory, name, overwrite))
-                stack.callback(lambda: progress.note(run.says_of_earlier()) if run.says_of_earlier() else None)
+                stack.callback(
+                    lambda: progress.note(run.says_of_earlier()) if run.says_of_earlier() else None
+                )
             work = Run(recipe, run, world, progress, interrupts, started, algorithm, teacher, words)
             work.prepare(checkpoint, made_with)
             work.go(checkpoint, stop_after)
@@ -181,7 +189,9 @@ class Run:
         cut_after(self.run, checkpoint, self.state, self.progress.note)
         self.notes.cut_after(self.state.step if checkpoint and checkpoint.stage == "step" else None)
         write_text_atomic(self.run.recipe, dump_recipe(self.recipe))
-        self.run.write_environment(sys.argv, {**self.world.policy.hub_commits, **self.world.tasks.hub_commits})
+        self.run.write_environment(
+            sys.argv, {**self.world.policy.hub_commits, **self.world.tasks.hub_commits}
+        )
 
     def go(self, checkpoint: Checkpoint | None, stop_after: Literal["sft"] | None) -> None:
         """Run the stages that the checkpoint lacks: SFT, first evaluation, RL and report.
@@ -206,7 +216,11 @@ class Run:
             self._loop(learners)
             if learners.critic:
                 learners.critic.save(self.run.path / "critic")
-        finish(self, self._ended(self.state.step) if stop_after != "sft" else None, learners.trainer.version)
+        finish(
+            self,
+            self._ended(self.state.step) if stop_after != "sft" else None,
+            learners.trainer.version,
+        )
         with self.interrupts.finishing():
             self.run.end()
 
@@ -226,8 +240,13 @@ class Run:
         self.progress.phase("pre-flight")
         self._preflight()
         if self.world.tasks.heldout:
-            self.state.before = record(evaluate_policy(self.world, self.world.tasks.heldout, version=0))
-            self.progress.note(f"held-out before RL: {shown(self.state.before)}; solved means {self.world.environment.solved_rule.text}")
+            self.state.before = record(
+                evaluate_policy(self.world, self.world.tasks.heldout, version=0)
+            )
+            self.progress.note(
+                f"held-out before RL: {shown(self.state.before)}; solved means"
+                f" {self.world.environment.solved_rule.text}"
+            )
         self._watch()
 
     def _sft(self, checkpoint: Checkpoint | None) -> None:
@@ -237,15 +256,28 @@ class Run:
         log = JsonlLogger(self.run.path / "sft.jsonl")
 
         def on_step(metrics: Metrics) -> None:
-            log.log(int(metrics["step"]), metrics)  # type: ignore[arg-type]
+            log.log(int(number(metrics, "step")), metrics)
             self.progress.update(metrics)
 
         def save_at(trainer: Trainer, mark: SftMark) -> None:
-            now = replace(self._state_now(), sft_steps=mark.step, counters=dict(mark.counters), warming_up=True)
-            publish_sft(self.run, self.world, trainer, replace(now, unlogged=unfinished(mark.unlogged)))
+            now = replace(
+                self._state_now(),
+                sft_steps=mark.step,
+                counters=dict(mark.counters),
+                warming_up=True,
+            )
+            publish_sft(
+                self.run, self.world, trainer, replace(now, unlogged=unfinished(mark.unlogged))
+            )
 
-        stage = SftStage(self.world, on_step, save_at, self.recipe.checkpoint.every, self.interrupts)
-        begun = SftMark(self.state.sft_steps, self.state.counters, self.state.unlogged) if checkpoint else None
+        stage = SftStage(
+            self.world, on_step, save_at, self.recipe.checkpoint.every, self.interrupts
+        )
+        begun = (
+            SftMark(self.state.sft_steps, self.state.counters, self.state.unlogged)
+            if checkpoint
+            else None
+        )
         done = stage.run(begun, checkpoint.tensors if checkpoint else None)
         log.close()
         self.state = replace(self.state, sft_steps=done, counters={}, unlogged={}, warming_up=False)
@@ -256,21 +288,47 @@ class Run:
         """Sample a few training tasks: check their difficulty, and compare engine and trainer."""
         rollout = self.world.rollout()
         count = -(-max(self.recipe.environment.preflight, 1) // rollout.samples)
-        groups = rollout.generate(drawn_tasks(self.world.tasks.train, count, self.recipe.run.seed), step_seed(self.recipe.run.seed, 0))
+        groups = rollout.generate(
+            drawn_tasks(self.world.tasks.train, count, self.recipe.run.seed),
+            step_seed(self.recipe.run.seed, 0),
+        )
         if self.recipe.environment.preflight:
             self.world.environment.score(groups)
-            rewards = [t.reward for g in groups for t in g.trajectories if t.reward and t.reward.value is not None]
+            rewards = [
+                t.reward
+                for g in groups
+                for t in g.trajectories
+                if t.reward and t.reward.value is not None
+            ]
             if not rewards:
-                raise UserError(f"pre-flight: every check failed, the first with: {_first_error(groups)}")
-            verdict, rule = preflight([bool(r.solved) for r in rewards]), self.world.environment.solved_rule
-            line = f"pre-flight: {verdict.pass_rate:.0%} of {len(rewards)} rollouts solved ({rule.text}), {verdict.label}: {verdict.advice}"
+                raise UserError(
+                    f"pre-flight: every check failed, the first with: {_first_error(groups)}"
+                )
+            verdict, rule = (
+                preflight([bool(r.solved) for r in rewards]),
+                self.world.environment.solved_rule,
+            )
+            line = (
+                f"pre-flight: {verdict.pass_rate:.0%} of {len(rewards)} rollouts solved"
+                f" ({rule.text}), {verdict.label}: {verdict.advice}"
+            )
             self.notes.add(0, line, warning=verdict.label in ("too hard", "too easy"))
             if above := rule.above([r.score for r in rewards if r.score is not None]):
                 self.notes.add(0, f"pre-flight: {above}", warning=True)
             if rounds := method_of(self.recipe, self.algorithm).dynamic_sampling:
-                extra, unfilled = expected_refill(sum(not mixed(g) for g in groups) / len(groups), rounds)
-                self.progress.note(f"dynamic sampling: expect about {extra:.0%} more rollouts, and {unfilled:.0%} of the groups never filled")
-            self.state.preflight = {"solved": verdict.pass_rate, "rollouts": len(rewards), "label": verdict.label, **self._baseline()}
+                extra, unfilled = expected_refill(
+                    sum(not mixed(g) for g in groups) / len(groups), rounds
+                )
+                self.progress.note(
+                    f"dynamic sampling: expect about {extra:.0%} more rollouts, and {unfilled:.0%}"
+                    " of the groups never filled"
+                )
+            self.state.preflight = {
+                "solved": verdict.pass_rate,
+                "rollouts": len(rewards),
+                "label": verdict.label,
+                **self._baseline(),
+            }
         self._check_parity(groups)
 
     def _check_parity(self, groups: Sequence[Group]) -> None:
@@ -286,18 +344,32 @@ class Run:
             tasks = drawn_tasks(self.world.tasks.train, BASELINE_TASKS, self.recipe.run.seed)
             baseline = baseline_scores(self.world.environment.score, tasks, _made_up(self.world))
         except RewardBudgetExceeded as error:
-            self.notes.add(0, f"pre-flight: what random and constant answers earn is unknown: {error}", warning=True)
+            self.notes.add(
+                0,
+                f"pre-flight: what random and constant answers earn is unknown: {error}",
+                warning=True,
+            )
             return {}
         if baseline.warning:
             self.notes.add(0, f"pre-flight: {baseline.warning}", warning=True)
-        return {"random_answer": baseline.random, "constant_answer": baseline.constant, "constant": baseline.answer, "warning": baseline.warning}
+        return {
+            "random_answer": baseline.random,
+            "constant_answer": baseline.constant,
+            "constant": baseline.answer,
+            "warning": baseline.warning,
+        }
 
     def _loop(self, learners: Learners) -> None:
         recipe = self.recipe
         unlogged, self.state = self.state.unlogged, replace(self.state, unlogged={})
         loggers = Loggers(recipe, self.run, flat(recipe), self.state.step + (0 if unlogged else 1))
         last = LastStep(self.run, self.world, learners)
-        stream = task_stream(self.world.tasks.train, recipe.rollout.prompts_per_step, recipe.run.seed, self.world.tasks.weights)
+        stream = task_stream(
+            self.world.tasks.train,
+            recipe.rollout.prompts_per_step,
+            recipe.run.seed,
+            self.world.tasks.weights,
+        )
         controller = Controller(
             rollout=training_rollout(self.world, self.algorithm),
             environment=self.world.environment,
@@ -307,15 +379,21 @@ class Run:
             sync=self.world.sync,
             tasks=stream,
             seed=lambda step: step_seed(recipe.run.seed, step),
-            log=lambda step, groups, batch, metrics: self._log(loggers, learners, last, step, groups, batch, metrics),
-            on_phase=lambda role: self._phase((learners.scoring or "batch") if role == "reference" else role),
+            log=lambda step, groups, batch, metrics: self._log(
+                loggers, learners, last, step, groups, batch, metrics
+            ),
+            on_phase=lambda role: self._phase(
+                (learners.scoring or "batch") if role == "reference" else role
+            ),
             device=self.world.device,
             steps_done=self.state.step,
         )
 
         def until(step: int, metrics: Metrics) -> bool:
             heldout = metrics.get("heldout/accuracy")
-            if why := learners.reset_reference(step, heldout if isinstance(heldout, float) else None):
+            if why := learners.reset_reference(
+                step, heldout if isinstance(heldout, float) else None
+            ):
                 self.progress.note(f"step {step}: the policy copied into the reference ({why})")
             done = self._ended(step) is not None or self.interrupts.exit_code != 0
             if done or (recipe.checkpoint.every and step % recipe.checkpoint.every == 0):
@@ -370,13 +448,14 @@ class Run:
             self.state.ema = mean if self.state.ema is None else 0.9 * self.state.ema + 0.1 * mean
             metrics["reward/ema"] = self.state.ema
         self.state.step = step
-        self.state.tokens_total += int(metrics["rollout/tokens"])  # type: ignore[arg-type]
+        self.state.tokens_total += int(number(metrics, "rollout/tokens"))
         trainer = learners.trainer
-        trained_at = trainer.version - int(metrics["train/updates"])  # type: ignore[arg-type]
+        trained_at = trainer.version - int(number(metrics, "train/updates"))
         metrics |= {
             **batch_metrics(batch),
             "tokens_total": float(self.state.tokens_total),
-            "train/tok_s": float(metrics["train/tokens"]) / max(float(metrics["time/trainer_s"]), 1e-9),  # type: ignore[arg-type]
+            "train/tok_s": number(metrics, "train/tokens")
+            / max(number(metrics, "time/trainer_s"), 1e-9),
             "sync/version": float(self.world.engine.version),
             "sync/staleness": float(trained_at - int(batch.version[batch.mask].min())),
         }
@@ -384,12 +463,15 @@ class Run:
             self.progress.note(f"step {step}: update skipped, {trainer.skip_reason}")
         if unfilled := metrics.get("dynamic/unfilled"):
             self.progress.note(
-                f"step {step}: {unfilled:.0f} of {len(groups)} groups still have equal rewards after {metrics['dynamic/rounds']:.0f} rounds"
+                f"step {step}: {unfilled:.0f} of {len(groups)} groups still have equal rewards"
+                f" after {metrics['dynamic/rounds']:.0f} rounds"
             )
         began = time.perf_counter()
         metrics["time/log_s"] = self.log_seconds
         if self.recipe.log.rollouts_every and step % self.recipe.log.rollouts_every == 0:
-            write_rollouts(self.run.rollout_file(step), groups, _advantages(groups, batch), self._piece)
+            write_rollouts(
+                self.run.rollout_file(step), groups, _advantages(groups, batch), self._piece
+            )
         self.log_seconds = time.perf_counter() - began
         last.mark(replace(self._state_now(), unlogged=unfinished(metrics)))
         self._close_step(loggers, step, metrics, trainer.version)
@@ -398,7 +480,9 @@ class Run:
         """Evaluate if due, and write the metrics of a finished step. A resume repeats only this."""
         every = self.recipe.eval.every
         if every and step % every == 0 and self.world.tasks.heldout:
-            subset = drawn_tasks(self.world.tasks.heldout, self.recipe.eval.tasks, self.recipe.run.seed)
+            subset = drawn_tasks(
+                self.world.tasks.heldout, self.recipe.eval.tasks, self.recipe.run.seed
+            )
             began = time.perf_counter()
             self._phase("evaluation")
             metrics |= evaluate_policy(self.world, subset, version).metrics()
@@ -427,15 +511,25 @@ class Run:
 
     def _state_now(self) -> RunState:
         seconds = time.perf_counter() - self.started
-        return replace(self.state, seconds=seconds, alarms=self.alarms.state(), divergence=self.divergence.state())
+        return replace(
+            self.state,
+            seconds=seconds,
+            alarms=self.alarms.state(),
+            divergence=self.divergence.state(),
+        )
 
     def _save(self, learners: Learners) -> None:
         with self.interrupts.finishing():
-            publish(self.run, self.world, learners, completed(self._state_now(), self.world, learners))
+            publish(
+                self.run, self.world, learners, completed(self._state_now(), self.world, learners)
+            )
 
 
 def _first_error(groups: Sequence[Group]) -> str:
-    return next((t.reward.error for g in groups for t in g.trajectories if t.reward and t.reward.error), "no reason given")
+    return next(
+        (t.reward.error for g in groups for t in g.trajectories if t.reward and t.reward.error),
+        "no reason given",
+    )
 
 
 def _advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]:

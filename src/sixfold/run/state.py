@@ -101,7 +101,9 @@ def signature(world: World, rewards: Sequence[str | Callable[..., Any]]) -> dict
     splits = {"training": world.tasks.train, "held-out": world.tasks.heldout}
     return {
         "settings": settings_of(world.recipe),
-        "tasks": {name: tasks_fingerprint(tasks, world.codec.encode) for name, tasks in splits.items()},
+        "tasks": {
+            name: tasks_fingerprint(tasks, world.codec.encode) for name, tasks in splits.items()
+        },
         "rewards": rewards_fingerprint(rewards),
         "solved": world.environment.solved_rule.text,
         "vocabulary_hash": world.policy.vocabulary_hash,
@@ -127,7 +129,11 @@ def completed(state: RunState, world: World, learners: Learners) -> RunState:
         world: its engine and weight sync are read.
         learners: their counters and adapted values are read.
     """
-    counters = {**learners.counters(), "engine_version": world.engine.version, "sync_waited": world.sync.waited}
+    counters = {
+        **learners.counters(),
+        "engine_version": world.engine.version,
+        "sync_waited": world.sync.waited,
+    }
     return replace(state, counters=counters, steered=learners.steered())
 
 
@@ -162,9 +168,21 @@ def publish_sft(run: RunFolder, world: World, trainer: Trainer | None, state: Ru
     return _publish(run, world, tensors, state, "sft", state.sft_steps)
 
 
-def _publish(run: RunFolder, world: World, tensors: Mapping[str, Tensor], state: RunState, stage: Literal["sft", "step"], step: int) -> Path:
+def _publish(
+    run: RunFolder,
+    world: World,
+    tensors: Mapping[str, Tensor],
+    state: RunState,
+    stage: Literal["sft", "step"],
+    step: int,
+) -> Path:
     model_bytes = sum(p.nbytes for p in world.policy.model.parameters())
-    content = {"write_model": world.policy.save, "model_bytes": model_bytes, "tensors": tensors, "state": asdict(state)}
+    content = {
+        "write_model": world.policy.save,
+        "model_bytes": model_bytes,
+        "tensors": tensors,
+        "state": asdict(state),
+    }
     path = save_checkpoint(run.checkpoints, step, stage=stage, **content)  # type: ignore[arg-type]
     prune(run.checkpoints, world.recipe.checkpoint.keep)
     return path
@@ -184,25 +202,38 @@ def check_same(checkpoint: Checkpoint, now: Mapping[str, Any]) -> list[str]:
         if difference := tasks_difference(state.tasks[split], tasks):
             if TOKENS_ALONE in difference:
                 raise UserError(f"{checkpoint.path}: of the {split} tasks {difference}")
-            raise UserError(f"{checkpoint.path}: trained on other tasks: of the {split} tasks {difference}: restore the dataset or start a new run")
+            raise UserError(
+                f"{checkpoint.path}: trained on other tasks: of the {split} tasks {difference}:"
+                " restore the dataset or start a new run"
+            )
     if state.vocabulary_hash != now["vocabulary_hash"]:
-        raise UserError(f"{checkpoint.path}: its tokenizer is not the one it was trained with (vocabulary hash differs)")
+        raise UserError(
+            f"{checkpoint.path}: its tokenizer is not the one it was trained with (vocabulary hash"
+            " differs)"
+        )
     if state.before and state.solved not in ("", now["solved"]):
         raise UserError(
-            f"{checkpoint.path}: its first evaluation measured {state.solved}, and this one would measure {now['solved']} (eval.metric, "
-            "eval.solved_at, environment): leave the measure as it was, and measure checkpoints another way with sixfold eval"
+            f"{checkpoint.path}: its first evaluation measured {state.solved}, and this one would"
+            f" measure {now['solved']} (eval.metric, eval.solved_at, environment): leave the"
+            " measure as it was, and measure checkpoints another way with sixfold eval"
         )
     changed = rewards_difference(state.rewards, now["rewards"])
     notes = [
-        f"WARNING: the code of reward '{name}' has changed since {checkpoint.path.name}: rewards before and after cannot be compared"
+        f"WARNING: the code of reward '{name}' has changed since {checkpoint.path.name}: rewards"
+        " before and after cannot be compared"
         for name in changed
     ]
     if not state.tasks:
-        notes.append(f"{checkpoint.path.name} is of an earlier release: whether tasks and rewards are the same cannot be told")
+        notes.append(
+            f"{checkpoint.path.name} is of an earlier release: whether tasks and rewards are the"
+            " same cannot be told"
+        )
     return notes
 
 
-def restore(tensors: Mapping[str, Tensor], state: RunState, world: World, learners: Learners) -> None:
+def restore(
+    tensors: Mapping[str, Tensor], state: RunState, world: World, learners: Learners
+) -> None:
     """Restore learners and engine from a checkpoint, from which the model was already loaded.
 
     Args:

@@ -18,7 +18,13 @@ class ApiError(Exception):
     """
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -30,8 +36,16 @@ class ApiError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         """The error as JSON in OpenAI's format."""
-        kind = "rate_limit_error" if self.status == 429 else "server_error" if self.status >= 500 else "invalid_request_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        kind = (
+            "rate_limit_error"
+            if self.status == 429
+            else "server_error"
+            if self.status >= 500
+            else "invalid_request_error"
+        )
+        return {
+            "error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        }
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

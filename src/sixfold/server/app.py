@@ -104,7 +104,11 @@ def make_app(served: Served) -> ASGIApp:
         if not await run_sync(served.engine.close, CLOSE_SECONDS):
             log.error("the engine did not end its step in %g s", CLOSE_SECONDS)
 
-    changing = [Route("/v1/weights", endpoints.weights, methods=["POST"])] if served.read_weights is not None else []
+    changing = (
+        [Route("/v1/weights", endpoints.weights, methods=["POST"])]
+        if served.read_weights is not None
+        else []
+    )
     app = Starlette(
         routes=[
             *changing,
@@ -118,7 +122,12 @@ def make_app(served: Served) -> ASGIApp:
             Route("/health", endpoints.health),
             Route("/metrics", endpoints.metrics),
         ],
-        exception_handlers={ApiError: _refusal, HTTPException: _http_refusal, ClientDisconnect: _gone, Exception: _bug},
+        exception_handlers={
+            ApiError: _refusal,
+            HTTPException: _http_refusal,
+            ClientDisconnect: _gone,
+            Exception: _bug,
+        },
         lifespan=lifespan,
     )
     paths = {route.path for route in app.routes if isinstance(route, Route)}
@@ -160,10 +169,16 @@ class Endpoints:
         self._check_model(ask.model)
         given = ask.prompts()
         if len(given) * ask.n > MAX_CHOICES:
-            raise bad_request(f"{len(given)} prompts times n = {ask.n} is over {MAX_CHOICES} completions", "n")
+            raise bad_request(
+                f"{len(given)} prompts times n = {ask.n} is over {MAX_CHOICES} completions", "n"
+            )
         prompts = [await self._tokens(prompt) for prompt in given]
         job = await self._job("cmpl", ask, prompts, {"endpoint": "text", "prompt": ask.prompt})
-        echoed = [p if isinstance(p, str) else self.served.pieces.join(p) for p in given] if ask.echo else []
+        echoed = (
+            [p if isinstance(p, str) else self.served.pieces.join(p) for p in given]
+            if ask.echo
+            else []
+        )
         return await self._answer(request, job, TextReply(job, ask, self.served.pieces, echoed))
 
     async def models(self, request: Request) -> Response:
@@ -184,29 +199,45 @@ class Endpoints:
             try:
                 self._check_version(ask.version)
                 tensors = await run_sync(self.served.read_weights, ask.path)
-                running = await asyncio.wrap_future(self.served.engine.update_weights(tensors, ask.version))
+                running = await asyncio.wrap_future(
+                    self.served.engine.update_weights(tensors, ask.version)
+                )
             except (UserError, ValueError) as error:
                 raise bad_request(str(error), "path") from error
         return JSONResponse({"object": "weights", "version": ask.version, "in_flight": running})
 
     async def root(self, request: Request) -> Response:
         """GET /: a short description, for a user who opens the address in a browser."""
-        return JSONResponse({"server": "sixfold", "models": list(self._names), "base_url": f"{request.base_url}v1"})
+        return JSONResponse(
+            {"server": "sixfold", "models": list(self._names), "base_url": f"{request.base_url}v1"}
+        )
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 unless the engine has failed, then 503."""
         failed = self.served.engine.failure is not None
-        return JSONResponse({"status": "failed" if failed else "ok"}, status_code=503 if failed else 200)
+        return JSONResponse(
+            {"status": "failed" if failed else "ok"}, status_code=503 if failed else 200
+        )
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
-        return Response(self.counts.text(self.served.engine), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(
+            self.counts.text(self.served.engine),
+            media_type="text/plain; version=0.0.4; charset=utf-8",
+        )
 
     async def _body(self, request: Request) -> dict[str, Any]:
         # A security check too: a web page that the user visits can post text to a loopback server
         # without the user's permission, but not JSON.
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise ApiError(415, "send the body with the header 'content-type: application/json'", code="unsupported_media_type")
+        if (
+            request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            != "application/json"
+        ):
+            raise ApiError(
+                415,
+                "send the body with the header 'content-type: application/json'",
+                code="unsupported_media_type",
+            )
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 raw = await self._bodies.read(request)
@@ -223,18 +254,35 @@ class Endpoints:
         if model not in self._names:
             there = ", ".join(f"'{name}'" for name in self._names)
             are = "are" if self.served.adapters else "is"
-            raise ApiError(404, f"the model '{shortened(model)}' does not exist here; {there} {are} served", param="model", code="model_not_found")
+            raise ApiError(
+                404,
+                f"the model '{shortened(model)}' does not exist here; {there} {are} served",
+                param="model",
+                code="model_not_found",
+            )
 
     def _card(self, name: str) -> dict[str, Any]:
-        owner = {"id": name, "object": "model", "created": self._created, "owned_by": "sixfold", "max_model_len": self.served.limits.context}
+        owner = {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "sixfold",
+            "max_model_len": self.served.limits.context,
+        }
         return owner | ({"parent": self.served.name} if name != self.served.name else {})
 
     def _check_version(self, version: int) -> None:
         furthest = self.served.engine.engine.version + MAX_VERSIONS_AHEAD
         if version > furthest:  # a huge version would block every later update
-            raise bad_request(f"version: the weights have version {furthest - MAX_VERSIONS_AHEAD}; at most {furthest} may be next", "version")
+            raise bad_request(
+                f"version: the weights have version {furthest - MAX_VERSIONS_AHEAD}; at most"
+                f" {furthest} may be next",
+                "version",
+            )
 
-    async def _encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
+    async def _encode_chat(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+    ) -> list[int]:
         size = sum(len(message["content"]) for message in messages)
         self.served.limits.check_length(size, "messages")
         return await self._lane(size).run(lambda codec: codec.encode_chat(messages, tools))
@@ -244,10 +292,16 @@ class Endpoints:
             self.served.limits.check_length(len(prompt), "prompt")
             tokens = await self._lane(len(prompt)).run(lambda codec: codec.encode_text(prompt))
             if not tokens:
-                raise bad_request("prompt is empty: the model needs at least one token to continue", "prompt")
+                raise bad_request(
+                    "prompt is empty: the model needs at least one token to continue", "prompt"
+                )
             return tokens
         if max(prompt) >= self.served.limits.vocabulary:
-            raise bad_request(f"prompt: the vocabulary has {self.served.limits.vocabulary} tokens, {max(prompt)} is none of them", "prompt")
+            raise bad_request(
+                f"prompt: the vocabulary has {self.served.limits.vocabulary} tokens, {max(prompt)}"
+                " is none of them",
+                "prompt",
+            )
         return prompt
 
     def _lane(self, characters: int) -> Lane:
@@ -257,20 +311,44 @@ class Endpoints:
         self._check_model(ask.model)
         messages, tools = ask.shown_messages(), ask.shown_tools()
         prompt = await self._encode_chat(messages, tools)
-        return await self._job(kind, ask, [prompt], {"endpoint": "chat", "prompt": messages, "tools": tools})
+        return await self._job(
+            kind, ask, [prompt], {"endpoint": "chat", "prompt": messages, "tools": tools}
+        )
 
-    async def _job(self, kind: str, ask: Ask, prompts: list[list[int]], asked: dict[str, Any]) -> Job:
+    async def _job(
+        self, kind: str, ask: Ask, prompts: list[list[int]], asked: dict[str, Any]
+    ) -> Job:
         max_tokens = self.served.limits.max_tokens(ask, max(map(len, prompts)))
         params = ask.sampling(max_tokens, self.served.stop_token_ids, secrets.randbits(63))
         name = f"{kind}-{secrets.token_hex(12)}"
         asked |= {"model": ask.model, "n": ask.n, "stop": ask.stops, "metadata": ask.metadata}
         adapter = ask.model if ask.model in self.served.adapters else None
-        stops = (*ask.stops, *self.served.stop_strings, *(self.served.turn_ends if isinstance(ask, ChatAsk) else ()))
+        stops = (
+            *ask.stops,
+            *self.served.stop_strings,
+            *(self.served.turn_ends if isinstance(ask, ChatAsk) else ()),
+        )
         form = ask.form()
         asked["trainable"] = form.is_free and not params.reads_history
-        constraint = None if form.is_free else await run_sync(self.served.grammars.compile, form, limiter=self._parser)
+        constraint = (
+            None
+            if form.is_free
+            else await run_sync(self.served.grammars.compile, form, limiter=self._parser)
+        )
         task_id = ask.metadata.get("task_id", name)
-        return Job(name, prompts, params, ask.n, stops, ask.stream, task_id, asked, adapter, constraint, ask.scores_prompt)
+        return Job(
+            name,
+            prompts,
+            params,
+            ask.n,
+            stops,
+            ask.stream,
+            task_id,
+            asked,
+            adapter,
+            constraint,
+            ask.scores_prompt,
+        )
 
     async def _answer(self, request: Request, job: Job, reply: Reply) -> Response:
         self.served.engine.submit(job)
@@ -329,7 +407,9 @@ class JobStream(StreamingResponse):
     """
 
     def __init__(self, events: AsyncIterator[str], job: Job, engine: EngineThread) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        super().__init__(
+            events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
         self._job = job
         self._engine = engine
 
@@ -374,7 +454,11 @@ async def _http_refusal(request: Request, error: Exception) -> Response:
     """Answer for Starlette's own errors: unknown path or wrong method."""
     assert isinstance(error, HTTPException)
     path = shortened(request.url.path)
-    message = f"no such path: {request.method} {path}{_hint(path)}" if error.status_code == 404 else f"{request.method} is not allowed on {path}"
+    message = (
+        f"no such path: {request.method} {path}{_hint(path)}"
+        if error.status_code == 404
+        else f"{request.method} is not allowed on {path}"
+    )
     return as_response(ApiError(error.status_code, message, headers=error.headers))
 
 

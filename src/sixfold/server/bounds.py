@@ -59,7 +59,11 @@ class BodyReader:
                 if len(body) > MAX_BODY:
                     raise _too_long()
                 if self._held > MAX_BODIES:
-                    raise ApiError(503, "too many requests are arriving: try again later", headers={"Retry-After": "1"})
+                    raise ApiError(
+                        503,
+                        "too many requests are arriving: try again later",
+                        headers={"Retry-After": "1"},
+                    )
             return bytes(body)
         finally:
             self._held -= len(body)
@@ -74,7 +78,10 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     """
     values = 1 + raw.count(b",") + raw.count(b"[") + raw.count(b"{")
     if values > MAX_VALUES:
-        message = f"the body has over {MAX_VALUES} values (counted by its commas and brackets): send fewer in one request"
+        message = (
+            f"the body has over {MAX_VALUES} values (counted by its commas and brackets): send"
+            " fewer in one request"
+        )
         raise ApiError(413, message, code="body_too_large")
     body = _json(raw)
     if not isinstance(body, dict):
@@ -93,7 +100,9 @@ def _json(raw: bytes) -> Any:
         return body
     # ValueError includes UnicodeError, and integers with more digits than Python converts.
     except (ValueError, RecursionError) as error:
-        raise bad_request(f"the body is not valid JSON: {str(error) or type(error).__name__}", code="invalid_json") from error
+        raise bad_request(
+            f"the body is not valid JSON: {str(error) or type(error).__name__}", code="invalid_json"
+        ) from error
 
 
 class _Count:
@@ -111,10 +120,15 @@ class _Count:
 
     def _object(self, value: dict[str, Any], where: str, depth: int) -> None:
         if len(value) > MAX_KEYS:
-            raise bad_request(f"{where or 'the body'} has {len(value)} keys: at most {MAX_KEYS}", where.partition("[")[0] or None)
+            raise bad_request(
+                f"{where or 'the body'} has {len(value)} keys: at most {MAX_KEYS}",
+                where.partition("[")[0] or None,
+            )
         for key, item in value.items():
             if len(key) > 1000:
-                raise bad_request(f"unknown parameter '{shortened(key)}'", shortened(key), "unknown_parameter")
+                raise bad_request(
+                    f"unknown parameter '{shortened(key)}'", shortened(key), "unknown_parameter"
+                )
             if key in FREE or (key in BULK and not depth):
                 continue
             self._value(item, f"{where}.{key}" if where else key, depth)
@@ -123,14 +137,20 @@ class _Count:
         self._parts += 1
         field = where.partition("[")[0].partition(".")[0]
         if self._parts > MAX_PARTS:
-            raise bad_request(f"{field} has too many parts: at most {MAX_PARTS} in one request", field, "too_many_parts")
+            raise bad_request(
+                f"{field} has too many parts: at most {MAX_PARTS} in one request",
+                field,
+                "too_many_parts",
+            )
         if depth > MAX_DEPTH:
             raise bad_request(f"{field} is nested too deeply", field, "invalid_value")
         if isinstance(value, dict):
             self._object(value, where, depth + 1)
         elif isinstance(value, list):
             if len(value) > MAX_ITEMS:
-                raise bad_request(f"{where} has {len(value)} items: at most {MAX_ITEMS}", field, "too_many_items")
+                raise bad_request(
+                    f"{where} has {len(value)} items: at most {MAX_ITEMS}", field, "too_many_items"
+                )
             for i, item in enumerate(value):
                 self._value(item, f"{where}[{i}]", depth + 1)
 

@@ -23,7 +23,9 @@ class ChatCodec:
         self.tokenizer = tokenizer
         self._special = SpecialTexts(tokenizer)
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
+    ) -> list[int]:
         """Token ids of a conversation, up to the start of the assistant's turn.
 
         Raises:
@@ -42,9 +44,13 @@ class ChatCodec:
 
     def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
         try:
-            return render(self.tokenizer, self._marked(list(messages)), tools=self._marked(list(tools)))
+            return render(
+                self.tokenizer, self._marked(list(messages)), tools=self._marked(list(tools))
+            )
         except TemplateRefusal as refusal:
-            raise bad_request(f"the model's chat template refuses these messages: {refusal}", "messages") from refusal
+            raise bad_request(
+                f"the model's chat template refuses these messages: {refusal}", "messages"
+            ) from refusal
 
     def _marked(self, value: Any) -> Any:
         """Apply `SpecialTexts.mark` to all texts in a JSON value."""
@@ -52,7 +58,11 @@ class ChatCodec:
             return self._special.mark(value)
         if isinstance(value, list):
             return [self._marked(item) for item in value]
-        return {self._special.mark(key): self._marked(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return (
+            {self._special.mark(key): self._marked(item) for key, item in value.items()}
+            if isinstance(value, dict)
+            else value
+        )
 
     def _known(self, ids: list[int], param: str) -> list[int]:
         if self._special.misses(ids):

@@ -61,7 +61,11 @@ class ChatMessage(BaseModel):
     @property
     def text(self) -> str:
         """The content as one text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        return (
+            self.content
+            if isinstance(self.content, str)
+            else "".join(part.text for part in self.content or ())
+        )
 
 
 class Function(BaseModel):
@@ -160,8 +164,15 @@ class ChatAsk(Ask):
 
     def check(self) -> None:
         """Raise ApiError for fields that contradict one another."""
-        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
-            raise bad_request("max_tokens and max_completion_tokens mean the same and differ: give one", "max_tokens")
+        if (
+            self.max_tokens
+            and self.max_completion_tokens
+            and self.max_tokens != self.max_completion_tokens
+        ):
+            raise bad_request(
+                "max_tokens and max_completion_tokens mean the same and differ: give one",
+                "max_tokens",
+            )
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs is for logprobs = true", "top_logprobs")
 
@@ -172,14 +183,22 @@ class ChatAsk(Ask):
             ApiError: a required tool does not exist, or the schema is missing.
         """
         must = self.tool_choice not in ("auto", "none")
-        tools = {tool.function.name: tool.function.parameters or {} for tool in self.tools or ()} if self.uses_tools else {}
+        tools = (
+            {tool.function.name: tool.function.parameters or {} for tool in self.tools or ()}
+            if self.uses_tools
+            else {}
+        )
         if isinstance(self.tool_choice, NamedTool):
             name = self.tool_choice.function.name
             if name not in tools:
-                raise bad_request(f"tool_choice: no tool '{shortened(name)}' is given", "tool_choice")
+                raise bad_request(
+                    f"tool_choice: no tool '{shortened(name)}' is given", "tool_choice"
+                )
             tools = {name: tools[name]}
         if must and not tools:
-            raise bad_request("tool_choice: a call is required, and no tools are given", "tool_choice")
+            raise bad_request(
+                "tool_choice: a call is required, and no tools are given", "tool_choice"
+            )
         many = self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool)
         return Form(self._schema(), tuple(tools.items()), must, many)
 
@@ -190,12 +209,20 @@ class ChatAsk(Ask):
         if given.type == "json_object":
             return {"type": "object"}
         if given.json_schema is None:
-            raise bad_request("response_format.json_schema is missing", "response_format.json_schema", "missing_required_parameter")
+            raise bad_request(
+                "response_format.json_schema is missing",
+                "response_format.json_schema",
+                "missing_required_parameter",
+            )
         return given.json_schema.json_schema or {"type": "object"}
 
     def shown_tools(self) -> list[dict[str, Any]]:
         """The tools as arguments of a chat template."""
-        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()] if self.uses_tools else []
+        return (
+            [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+            if self.uses_tools
+            else []
+        )
 
     def shown_messages(self) -> list[dict[str, Any]]:
         """The messages as arguments of a chat template.
@@ -210,15 +237,33 @@ class ChatAsk(Ask):
 
 def _shown(message: ChatMessage, where: str) -> dict[str, Any]:
     if message.content is None and not message.tool_calls:
-        raise bad_request(f"{where}.content is missing", f"{where}.content", "missing_required_parameter")
+        raise bad_request(
+            f"{where}.content is missing", f"{where}.content", "missing_required_parameter"
+        )
     if message.role == "tool" and message.tool_call_id is None:
-        raise bad_request(f"{where}.tool_call_id is missing", f"{where}.tool_call_id", "missing_required_parameter")
+        raise bad_request(
+            f"{where}.tool_call_id is missing",
+            f"{where}.tool_call_id",
+            "missing_required_parameter",
+        )
     if message.tool_calls and message.role != "assistant":
-        raise bad_request(f"{where}.tool_calls: only the assistant calls tools", f"{where}.tool_calls")
-    shown: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": message.text}
+        raise bad_request(
+            f"{where}.tool_calls: only the assistant calls tools", f"{where}.tool_calls"
+        )
+    shown: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": message.text,
+    }
     if message.tool_calls:
-        shown["tool_calls"] = [_shown_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
-    more = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": message.reasoning_content}
+        shown["tool_calls"] = [
+            _shown_call(call, f"{where}.tool_calls[{i}]")
+            for i, call in enumerate(message.tool_calls)
+        ]
+    more = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning_content,
+    }
     return shown | {key: value for key, value in more.items() if value is not None}
 
 
@@ -229,5 +274,11 @@ def _shown_call(call: PastCall, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise bad_request(f"{where}.function.arguments is not JSON of an object", f"{where}.function.arguments")
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+        raise bad_request(
+            f"{where}.function.arguments is not JSON of an object", f"{where}.function.arguments"
+        )
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }

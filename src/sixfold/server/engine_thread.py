@@ -94,12 +94,17 @@ class EngineThread:
         """
         prompts = len(job.prompts)
         if prompts > self.max_queue:
-            raise bad_request(f"{prompts} prompts in one request, the queue holds {self.max_queue}", "prompt")
+            raise bad_request(
+                f"{prompts} prompts in one request, the queue holds {self.max_queue}", "prompt"
+            )
         with self._lock:
             self._check_open()
             if self._waiting + prompts > self.max_queue:
                 raise ApiError(
-                    429, f"{self._waiting} prompts wait already: try again later", code="rate_limit_exceeded", headers={"Retry-After": "1"}
+                    429,
+                    f"{self._waiting} prompts wait already: try again later",
+                    code="rate_limit_exceeded",
+                    headers={"Retry-After": "1"},
                 )
             self._waiting += prompts
             # Under the lock: otherwise a job accepted while the thread ends would get no answer.
@@ -186,7 +191,14 @@ class EngineThread:
             return
         for i, prompt in enumerate(job.prompts):
             try:
-                request = self.engine.add(noise_key(prompt), prompt, job.params, list(range(job.n)), adapter=job.adapter, constraint=job.constraint)
+                request = self.engine.add(
+                    noise_key(prompt),
+                    prompt,
+                    job.params,
+                    list(range(job.n)),
+                    adapter=job.adapter,
+                    constraint=job.constraint,
+                )
             except ValueError as error:  # the request cannot fit into the KV cache
                 self._drop(job)
                 self._left(len(job.prompts) - i)
@@ -202,7 +214,11 @@ class EngineThread:
         try:
             self._check_open()
             if version <= self.engine.version:
-                raise ApiError(409, f"the weights have version {self.engine.version}: {version} is not newer", param="version")
+                raise ApiError(
+                    409,
+                    f"the weights have version {self.engine.version}: {version} is not newer",
+                    param="version",
+                )
             self.engine.load_weights(tensors, version)
         except Exception as error:  # the caller must hear of it; intact weights stay in use
             done.set_exception(error)
@@ -240,7 +256,16 @@ class EngineThread:
         """End a choice: write it to the record, then send it to the client."""
         del self._choices[sequence.request, sequence.sample]
         recorded = self._record(sequence, choice, reason)
-        self._outgoing.append((choice.job, choice.take(reason) if recorded else ApiError(500, "the exchange could not be recorded")))
+        self._outgoing.append(
+            (
+                choice.job,
+                (
+                    choice.take(reason)
+                    if recorded
+                    else ApiError(500, "the exchange could not be recorded")
+                ),
+            )
+        )
 
     def _record(self, sequence: EngineSequence, choice: Choice, reason: FinishReason) -> bool:
         """Write a choice to the record, if there is one.
@@ -254,7 +279,9 @@ class EngineThread:
         job = choice.job
         asked = {"exchange": job.id, "created": job.created, "seed": job.params.seed, **job.asked}
         try:
-            self._recorder.write(choice.trajectory(sequence, reason, self._opened(sequence.request.prompt)), asked)
+            self._recorder.write(
+                choice.trajectory(sequence, reason, self._opened(sequence.request.prompt)), asked
+            )
         except (OSError, ValueError) as error:
             log.error("an exchange cannot be recorded: %s", error)
             return False
@@ -268,7 +295,11 @@ class EngineThread:
             self.aborted += 1
             return
         before = len(self.engine.scheduler.waiting)
-        open_choices = {key: self._choices.pop(key) for key in [(r, k) for r in job.requests for k in range(job.n)] if key in self._choices}
+        open_choices = {
+            key: self._choices.pop(key)
+            for key in [(r, k) for r in job.requests for k in range(job.n)]
+            if key in self._choices
+        }
         for request in job.requests:
             for sequence in self.engine.abort(request):
                 choice = open_choices[request, sequence.sample]

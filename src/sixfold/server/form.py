@@ -50,7 +50,9 @@ def unknown_parameter(param: str, known: Mapping[str, Any] | set[str]) -> ApiErr
     """Error 400 for an unknown field. The message suggests the nearest known name."""
     last = param.rpartition(".")[2]
     hint = nearest(last, sorted(known)) if len(last) <= 64 else ""
-    return bad_request(f"unknown parameter '{shortened(param)}'.{hint}", shortened(param), "unknown_parameter")
+    return bad_request(
+        f"unknown parameter '{shortened(param)}'.{hint}", shortened(param), "unknown_parameter"
+    )
 
 
 def _first(error: ValidationError, form: type[BaseModel]) -> ApiError:
@@ -75,7 +77,9 @@ def _first(error: ValidationError, form: type[BaseModel]) -> ApiError:
         return unknown_parameter(param, named)
     if found["type"] == "missing":
         return bad_request(f"missing parameter '{param}'", param, "missing_required_parameter")
-    return bad_request(f"{param}: {found['msg'].removeprefix('Value error, ')}", param, "invalid_value")
+    return bad_request(
+        f"{param}: {found['msg'].removeprefix('Value error, ')}", param, "invalid_value"
+    )
 
 
 def _names(form: type[BaseModel]) -> set[str]:
@@ -90,6 +94,10 @@ def _names(form: type[BaseModel]) -> set[str]:
 
 def _forms(annotation: Any) -> list[type[BaseModel]]:
     """The forms that appear in a type annotation."""
-    if isinstance(annotation, type) and not isinstance(annotation, UnionType) and not get_args(annotation):
+    if (
+        isinstance(annotation, type)
+        and not isinstance(annotation, UnionType)
+        and not get_args(annotation)
+    ):
         return [annotation] if issubclass(annotation, BaseModel) else []
     return [form for part in get_args(annotation) for form in _forms(part)]

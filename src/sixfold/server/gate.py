@@ -25,7 +25,9 @@ class Gate:
         counts: counts the answers.
     """
 
-    def __init__(self, app: ASGIApp, paths: Set[str], key: str, hosts: AllowedHosts | None, counts: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, paths: Set[str], key: str, hosts: AllowedHosts | None, counts: Metrics
+    ) -> None:
         self._app = app
         self._paths = paths
         self._key = f"Bearer {key}".encode() if key else b""
@@ -50,7 +52,10 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         if self._hosts is not None and not self._hosts.admits(scope["headers"]):
-            message = "the Host header names another machine: use 127.0.0.1 or localhost, or start the server with --allow-host NAME"
+            message = (
+                "the Host header names another machine: use 127.0.0.1 or localhost, or start the"
+                " server with --allow-host NAME"
+            )
             return ApiError(403, message, code="host_not_allowed")
         given = dict(scope["headers"]).get(b"authorization", b"")
         if self._key and scope["path"] != "/health" and not hmac.compare_digest(given, self._key):

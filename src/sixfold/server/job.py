@@ -138,7 +138,9 @@ class Choice:
         at = len(sequence.request.prompt) + self._seen
         # The stop token is not part of the text. `decode` only removes the model's stop tokens, not
         # those of this request.
-        used = self._text.push(sequence.tokens[at : -1 if sequence.finish_reason == "stop" else None])
+        used = self._text.push(
+            sequence.tokens[at : -1 if sequence.finish_reason == "stop" else None]
+        )
         if used is not None:
             sequence.cut(at + used)
         new = sequence.tokens[at:]
@@ -163,7 +165,9 @@ class Choice:
         """True if there is text to stream. Tokens are sent together with their text."""
         return bool(self._delta.text)
 
-    def trajectory(self, sequence: EngineSequence, reason: FinishReason, opened: str = "") -> Trajectory:
+    def trajectory(
+        self, sequence: EngineSequence, reason: FinishReason, opened: str = ""
+    ) -> Trajectory:
         """The exchange as a trajectory for training. Its text is the text that the client received.
 
         Args:

@@ -68,7 +68,9 @@ EMPTY: dict[str, list[Any]] = {"tools": [[]], "stop": [[]]}
 """Field -> values with which it counts as absent."""
 
 
-def without_neutral(body: Mapping[str, Any], known: Mapping[str, Any], neutral: Mapping[str, list[Any]] = NEUTRAL) -> dict[str, Any]:
+def without_neutral(
+    body: Mapping[str, Any], known: Mapping[str, Any], neutral: Mapping[str, list[Any]] = NEUTRAL
+) -> dict[str, Any]:
     """The fields of a body that the endpoint must read. Fields that are null count as absent.
 
     Args:
@@ -82,13 +84,21 @@ def without_neutral(body: Mapping[str, Any], known: Mapping[str, Any], neutral: 
     """
     given: dict[str, Any] = {}
     for key, value in body.items():
-        if value is None or (key in EMPTY and _is_one_of(value, EMPTY[key])) or (key in IGNORED and key not in known):
+        if (
+            value is None
+            or (key in EMPTY and _is_one_of(value, EMPTY[key]))
+            or (key in IGNORED and key not in known)
+        ):
             continue
         if key not in neutral or key in known:
             given[key] = value
         elif not _is_one_of(value, neutral[key]):
             allowed = "".join(f" or give {json.dumps(v)}" for v in neutral[key])
-            raise bad_request(f"{shortened(key)} is not supported here: leave it out{allowed}", key, "unsupported_value")
+            raise bad_request(
+                f"{shortened(key)} is not supported here: leave it out{allowed}",
+                key,
+                "unsupported_value",
+            )
     return given
 
 

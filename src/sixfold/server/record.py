@@ -44,7 +44,9 @@ class Recorder:
             OSError: the file cannot be written.
             ValueError: a number is NaN or infinite.
         """
-        self._file.write(json.dumps(trajectory.to_record() | dict(asked), allow_nan=False).encode() + b"\n")
+        self._file.write(
+            json.dumps(trajectory.to_record() | dict(asked), allow_nan=False).encode() + b"\n"
+        )
         self._file.flush()
 
     def close(self) -> None:
@@ -66,5 +68,7 @@ def read_trajectories(path: Path) -> list[Trajectory]:
     """
     lines = path.read_bytes().split(b"\n")[:-1]
     records = [json.loads(line) for line in lines]
-    trajectories = [Trajectory.from_record(record) for record in records if record.get("trainable", True)]
+    trajectories = [
+        Trajectory.from_record(record) for record in records if record.get("trainable", True)
+    ]
     return [t for t in trajectories if t.finish_reason != "aborted"]

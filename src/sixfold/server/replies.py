@@ -58,7 +58,11 @@ class Reply:
 
     def closing(self) -> list[dict[str, Any]]:
         """Chunks of a stream after the last token."""
-        return [self._envelope(self.chunk_kind) | {"choices": [], "usage": self.usage()}] if self._counts else []
+        return (
+            [self._envelope(self.chunk_kind) | {"choices": [], "usage": self.usage()}]
+            if self._counts
+            else []
+        )
 
     def failed(self, error: dict[str, Any]) -> dict[str, Any]:
         """Chunk of a stream for an error. It is needed because the HTTP status is already sent."""
@@ -67,24 +71,41 @@ class Reply:
     def usage(self) -> dict[str, int]:
         """Token counts so far. A prompt is counted once, not n times."""
         prompt = sum(map(len, self.job.prompts))
-        return {"prompt_tokens": prompt, "completion_tokens": self._sampled, "total_tokens": prompt + self._sampled}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._sampled,
+            "total_tokens": prompt + self._sampled,
+        }
 
     @property
     def _counts(self) -> bool:
         return self.ask.stream_options is not None and self.ask.stream_options.include_usage
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return self._envelope(self.chunk_kind) | {"choices": choices} | ({"usage": None} if self._counts else {})
+        return (
+            self._envelope(self.chunk_kind)
+            | {"choices": choices}
+            | ({"usage": None} if self._counts else {})
+        )
 
     def _envelope(self, kind: str) -> dict[str, Any]:
-        envelope = {"id": self.job.id, "object": kind, "created": int(self.job.created), "model": self.ask.model}
+        envelope = {
+            "id": self.job.id,
+            "object": kind,
+            "created": int(self.job.created),
+            "model": self.ask.model,
+        }
         return envelope | ({"seed": self.job.params.seed} if self.ask.return_token_ids else {})
 
     def _ours(self, delta: Delta, first: bool) -> dict[str, Any]:
         if not self.ask.return_token_ids:
             return {}
         prompt = {"prompt_token_ids": self.job.prompts[delta.index // self.job.n]} if first else {}
-        return prompt | {"token_ids": delta.tokens, "token_logprobs": delta.logp, "weight_versions": delta.version}
+        return prompt | {
+            "token_ids": delta.tokens,
+            "token_logprobs": delta.logp,
+            "weight_versions": delta.version,
+        }
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         raise NotImplementedError
@@ -112,7 +133,12 @@ class TextReply(Reply):
     def _choice(self, delta: Delta) -> dict[str, Any]:
         echoes = delta.index in self._to_echo
         text = self._to_echo.pop(delta.index, "") + delta.text
-        return {"index": delta.index, "text": text, "logprobs": self._logprobs(delta, echoes), "finish_reason": delta.finish_reason}
+        return {
+            "index": delta.index,
+            "text": text,
+            "logprobs": self._logprobs(delta, echoes),
+            "finish_reason": delta.finish_reason,
+        }
 
     def _part(self, delta: Delta) -> dict[str, Any]:
         return self._choice(delta)
@@ -125,11 +151,26 @@ class TextReply(Reply):
         tops: list[dict[int, float] | None] = list(delta.top)
         if echoes:  # the first token of a prompt has no log-prob
             prompt, score = delta.index // self.job.n, self.job.scores[delta.index // self.job.n]
-            tokens, logps, tops = [*self.job.prompts[prompt], *tokens], [None, *score.logp, *logps], [None, *score.top, *tops]
-        shown = [self._alternatives(t, p, top) for t, p, top in zip(tokens, logps, tops, strict=True)] if self.ask.alternatives else None
-        return {"tokens": [self._pieces.text(t) for t in tokens], "token_logprobs": logps, "top_logprobs": shown, "text_offset": None}
+            tokens, logps, tops = (
+                [*self.job.prompts[prompt], *tokens],
+                [None, *score.logp, *logps],
+                [None, *score.top, *tops],
+            )
+        shown = (
+            [self._alternatives(t, p, top) for t, p, top in zip(tokens, logps, tops, strict=True)]
+            if self.ask.alternatives
+            else None
+        )
+        return {
+            "tokens": [self._pieces.text(t) for t in tokens],
+            "token_logprobs": logps,
+            "top_logprobs": shown,
+            "text_offset": None,
+        }
 
-    def _alternatives(self, token: int, logp: float | None, top: dict[int, float] | None) -> dict[str, float] | None:
+    def _alternatives(
+        self, token: int, logp: float | None, top: dict[int, float] | None
+    ) -> dict[str, float] | None:
         """Log-probs by token text, as in OpenAI's format. The sampled token is included.
 
         Of tokens with the same text the likeliest is shown. It comes last in the order, so it
@@ -161,7 +202,11 @@ class TokenLogprobs:
         ]
 
     def _token(self, token: int, logp: float) -> dict[str, Any]:
-        return {"token": self._pieces.text(token), "logprob": logp, "bytes": self._pieces.bytes(token)}
+        return {
+            "token": self._pieces.text(token),
+            "logprob": logp,
+            "bytes": self._pieces.bytes(token),
+        }
 
 
 class ChatReply(Reply):
@@ -178,21 +223,45 @@ class ChatReply(Reply):
     def opening(self) -> list[dict[str, Any]]:
         """One chunk per choice with the role of the assistant."""
         parts = [
-            {"index": i, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None} for i in range(self.job.choices)
+            {
+                "index": i,
+                "delta": {"role": "assistant", "content": ""},
+                "logprobs": None,
+                "finish_reason": None,
+            }
+            for i in range(self.job.choices)
         ]
         return [self._chunk([part]) for part in parts]
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         text, calls = self._read(delta)
-        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text if text or not calls else None,
+            "refusal": None,
+        }
         if calls:
-            message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in calls]
-        return {"index": delta.index, "message": message, "logprobs": self._logprobs(delta), "finish_reason": self._reason(delta)}
+            message["tool_calls"] = [
+                {k: v for k, v in call.items() if k != "index"} for call in calls
+            ]
+        return {
+            "index": delta.index,
+            "message": message,
+            "logprobs": self._logprobs(delta),
+            "finish_reason": self._reason(delta),
+        }
 
     def _part(self, delta: Delta) -> dict[str, Any]:
         text, calls = self._read(delta)
-        gained: dict[str, Any] = ({"content": text} if text else {}) | ({"tool_calls": calls} if calls else {})
-        return {"index": delta.index, "delta": gained, "logprobs": self._logprobs(delta), "finish_reason": self._reason(delta)}
+        gained: dict[str, Any] = ({"content": text} if text else {}) | (
+            {"tool_calls": calls} if calls else {}
+        )
+        return {
+            "index": delta.index,
+            "delta": gained,
+            "logprobs": self._logprobs(delta),
+            "finish_reason": self._reason(delta),
+        }
 
     def _read(self, delta: Delta) -> tuple[str, list[dict[str, Any]]]:
         """New text and new tool calls of a delta."""
@@ -206,10 +275,23 @@ class ChatReply(Reply):
     def _call(self, choice: int, call: ToolCall) -> dict[str, Any]:
         self._calls[choice] += 1
         function = {"name": call.name, "arguments": call.arguments}
-        return {"index": self._calls[choice] - 1, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+        return {
+            "index": self._calls[choice] - 1,
+            "id": f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": function,
+        }
 
     def _reason(self, delta: Delta) -> str | None:
-        return "tool_calls" if delta.finish_reason == "stop" and self._calls[delta.index] else delta.finish_reason
+        return (
+            "tool_calls"
+            if delta.finish_reason == "stop" and self._calls[delta.index]
+            else delta.finish_reason
+        )
 
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
-        return {"content": self._tokens.content(delta), "refusal": None} if self.ask.wants_logprobs else None
+        return (
+            {"content": self._tokens.content(delta), "refusal": None}
+            if self.ask.wants_logprobs
+            else None
+        )

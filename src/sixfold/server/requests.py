@@ -117,7 +117,9 @@ class Ask(BaseModel):
         """Name of the field with the prompt."""
         return "prompt"
 
-    def sampling(self, max_tokens: int, stop_token_ids: tuple[int, ...], seed: int) -> SamplingParams:
+    def sampling(
+        self, max_tokens: int, stop_token_ids: tuple[int, ...], seed: int
+    ) -> SamplingParams:
         """The engine's sampling parameters.
 
         Args:
@@ -192,7 +194,9 @@ class TextAsk(Ask):
         given: list[Any] = self.prompt if isinstance(self.prompt, list) else [self.prompt]
         prompts = [given] if given and isinstance(given[0], int) else given
         if not prompts or not all(prompts):
-            raise bad_request("prompt is empty: the model needs at least one token to continue", "prompt")
+            raise bad_request(
+                "prompt is empty: the model needs at least one token to continue", "prompt"
+            )
         return prompts
 
 
@@ -237,13 +241,27 @@ class Limits:
                 the request needs too many tokens.
         """
         if any(token >= self.vocabulary for token in ask.stop_token_ids):
-            raise bad_request(f"stop_token_ids: the vocabulary has {self.vocabulary} tokens", "stop_token_ids")
+            raise bad_request(
+                f"stop_token_ids: the vocabulary has {self.vocabulary} tokens", "stop_token_ids"
+            )
         room = self.context - longest_prompt
-        wanted = ask.token_limit if ask.token_limit is not None else min(self.default_tokens, max(1, room))
+        wanted = (
+            ask.token_limit
+            if ask.token_limit is not None
+            else min(self.default_tokens, max(1, room))
+        )
         if wanted > room:
-            raise self.overflow(f"you requested {wanted} tokens for the completion and your prompt has {longest_prompt}", ask.prompt_field)
+            raise self.overflow(
+                f"you requested {wanted} tokens for the completion and your prompt has"
+                f" {longest_prompt}",
+                ask.prompt_field,
+            )
         if wanted * ask.n > MAX_TOKENS:
-            raise bad_request(f"n = {ask.n} completions of {wanted} tokens are over {MAX_TOKENS} tokens: lower n or max_tokens", "n")
+            raise bad_request(
+                f"n = {ask.n} completions of {wanted} tokens are over {MAX_TOKENS} tokens: lower n"
+                " or max_tokens",
+                "n",
+            )
         return wanted
 
     def check_length(self, characters: int, param: str) -> None:
@@ -269,7 +287,8 @@ class Limits:
             param: field that is too long.
         """
         message = (
-            f"This model's maximum context length is {self.context} tokens. However, {requested}. Please shorten the prompt or lower max_tokens."
+            f"This model's maximum context length is {self.context} tokens. However, {requested}."
+            " Please shorten the prompt or lower max_tokens."
         )
         return bad_request(message, param, "context_length_exceeded")
 
@@ -290,7 +309,10 @@ def parse_ask(form: type[AskT], body: Mapping[str, Any]) -> AskT:
     given = without_neutral(body, form.model_fields, NEUTRAL)
     messages = given.get("messages")
     if isinstance(messages, list):
-        given["messages"] = [{k: v for k, v in m.items() if v is not None and v != []} if isinstance(m, dict) else m for m in messages]
+        given["messages"] = [
+            {k: v for k, v in m.items() if v is not None and v != []} if isinstance(m, dict) else m
+            for m in messages
+        ]
     ask = check_form(form, given)
     ask.check()
     if ask.stream_options is not None and not ask.stream:

@@ -59,7 +59,11 @@ class InputMessage(Loose):
 
     def as_chat(self) -> ChatMessage:
         """This item as a chat message."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        text = (
+            self.content
+            if isinstance(self.content, str)
+            else "".join(part.text for part in self.content)
+        )
         return ChatMessage(role=self.role, content=text)
 
 
@@ -73,7 +77,9 @@ class InputCall(Loose):
 
     def as_chat(self) -> ChatMessage:
         """This item as a chat message."""
-        call = PastCall(id=self.call_id, function=CalledFunction(name=self.name, arguments=self.arguments))
+        call = PastCall(
+            id=self.call_id, function=CalledFunction(name=self.name, arguments=self.arguments)
+        )
         return ChatMessage(role="assistant", tool_calls=[call])
 
 
@@ -86,7 +92,11 @@ class InputOutput(Loose):
 
     def as_chat(self) -> ChatMessage:
         """This item as a chat message."""
-        text = self.output if isinstance(self.output, str) else "".join(part.text for part in self.output)
+        text = (
+            self.output
+            if isinstance(self.output, str)
+            else "".join(part.text for part in self.output)
+        )
         return ChatMessage(role="tool", content=text, tool_call_id=self.call_id)
 
 
@@ -174,7 +184,11 @@ class ResponsesAsk(BaseModel):
         known = {"message.output_text.logprobs", "reasoning.encrypted_content"}
         unknown = next((name for name in self.include if name not in known), None)
         if unknown is not None:
-            raise bad_request(f"include: '{shortened(unknown)}' is not supported here", "include", "unsupported_value")
+            raise bad_request(
+                f"include: '{shortened(unknown)}' is not supported here",
+                "include",
+                "unsupported_value",
+            )
 
     def messages(self) -> list[ChatMessage]:
         """The conversation as chat messages.
@@ -184,15 +198,23 @@ class ResponsesAsk(BaseModel):
         Raises:
             ApiError: the conversation is empty.
         """
-        turns: list[ChatMessage] = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
-        items: list[Item] = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        turns: list[ChatMessage] = (
+            [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
+        )
+        items: list[Item] = (
+            [InputMessage(role="user", content=self.input)]
+            if isinstance(self.input, str)
+            else self.input
+        )
         for item in items:
             turn = item.as_chat()
             if turn is None:
                 continue
             last = turns[-1] if turns else None
             if turn.tool_calls and last is not None and last.role == "assistant":
-                turns[-1] = last.model_copy(update={"tool_calls": [*(last.tool_calls or ()), *turn.tool_calls]})
+                turns[-1] = last.model_copy(
+                    update={"tool_calls": [*(last.tool_calls or ()), *turn.tool_calls]}
+                )
             else:
                 turns.append(turn)
         if not turns:
@@ -228,12 +250,18 @@ class ResponsesAsk(BaseModel):
         given = self.text.format
         if given is None or given.type == "text":
             return None
-        schema = NamedSchema(name=given.name, json_schema=given.json_schema) if given.type == "json_schema" else None
+        schema = (
+            NamedSchema(name=given.name, json_schema=given.json_schema)
+            if given.type == "json_schema"
+            else None
+        )
         return ResponseFormat(type=given.type, json_schema=schema)
 
 
 def _tool(tool: FlatTool) -> Tool:
-    function = Function(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
+    function = Function(
+        name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+    )
     return Tool(type="function", function=function)
 
 
@@ -249,11 +277,18 @@ def parse_responses(body: dict[str, Any]) -> tuple[ResponsesAsk, ChatAsk]:
     given = without_neutral(body, ResponsesAsk.model_fields, NEUTRAL | NEUTRAL_RESPONSES)
     items = given.get("input")
     if isinstance(items, list):
-        given["input"] = [{k: v for k, v in item.items() if v is not None} if isinstance(item, dict) else item for item in items]
+        given["input"] = [
+            {k: v for k, v in item.items() if v is not None} if isinstance(item, dict) else item
+            for item in items
+        ]
     for tool in given["tools"] if isinstance(given.get("tools"), list) else ():
         if isinstance(tool, dict) and tool.get("type") != "function":
             kind = shortened(str(tool.get("type")))
-            raise bad_request(f"tools: '{kind}' is not supported here: only functions are", "tools", "unsupported_value")
+            raise bad_request(
+                f"tools: '{kind}' is not supported here: only functions are",
+                "tools",
+                "unsupported_value",
+            )
     asked = check_form(ResponsesAsk, given)
     asked.check()
     ask = check_form(ChatAsk, asked.chat_fields())

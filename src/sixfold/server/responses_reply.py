@@ -48,7 +48,10 @@ class ResponsesReply(Reply):
 
     def opening(self) -> list[dict[str, Any]]:
         """The events before the first token."""
-        events = [self._event(f"response.{name}", response=self._response("in_progress")) for name in ("created", "in_progress")]
+        events = [
+            self._event(f"response.{name}", response=self._response("in_progress"))
+            for name in ("created", "in_progress")
+        ]
         return events
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
@@ -57,7 +60,9 @@ class ResponsesReply(Reply):
         self._reason = delta.finish_reason or self._reason
         found: list[str | ToolCall] = [delta.text] if delta.text else []
         if self._parser is not None:
-            found = self._parser.push(delta.text) + (self._parser.finish() if delta.finish_reason else [])
+            found = self._parser.push(delta.text) + (
+                self._parser.finish() if delta.finish_reason else []
+            )
         events: list[dict[str, Any]] = []
         for item in found:
             events += self._call(item) if isinstance(item, ToolCall) else self._more_text(item)
@@ -78,7 +83,9 @@ class ResponsesReply(Reply):
     def failed(self, error: dict[str, Any]) -> dict[str, Any]:
         """The event of an answer that ended with an error."""
         inner = error["error"]
-        response = self._response("failed") | {"error": {"code": "server_error", "message": inner["message"]}}
+        response = self._response("failed") | {
+            "error": {"code": "server_error", "message": inner["message"]}
+        }
         return self._event("response.failed", response=response)
 
     @property
@@ -90,21 +97,41 @@ class ResponsesReply(Reply):
         return {"type": kind, "sequence_number": self._number - 1, **fields}
 
     def _begin_text(self) -> list[dict[str, Any]]:
-        self._text = {"type": "message", "id": f"msg_{secrets.token_hex(12)}", "status": "in_progress", "role": "assistant", "content": []}
+        self._text = {
+            "type": "message",
+            "id": f"msg_{secrets.token_hex(12)}",
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [],
+        }
         at = len(self._items)
         self._items.append(self._text)
-        added = self._event("response.output_item.added", output_index=at, item=self._text | {"content": []})
+        added = self._event(
+            "response.output_item.added", output_index=at, item=self._text | {"content": []}
+        )
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         self._text["content"].append(part)
         where = {"item_id": self._text["id"], "output_index": at, "content_index": 0}
-        return [added, self._event("response.content_part.added", **where, part=dict(part, annotations=[], logprobs=[]))]
+        return [
+            added,
+            self._event(
+                "response.content_part.added", **where, part=dict(part, annotations=[], logprobs=[])
+            ),
+        ]
 
     def _more_text(self, text: str) -> list[dict[str, Any]]:
         events = [] if self._text is not None else self._begin_text()
         assert self._text is not None
         self._text["content"][0]["text"] += text
-        where = {"item_id": self._text["id"], "output_index": self._items.index(self._text), "content_index": 0}
-        return [*events, self._event("response.output_text.delta", **where, delta=text, logprobs=[])]
+        where = {
+            "item_id": self._text["id"],
+            "output_index": self._items.index(self._text),
+            "content_index": 0,
+        }
+        return [
+            *events,
+            self._event("response.output_text.delta", **where, delta=text, logprobs=[]),
+        ]
 
     def _end_text(self) -> list[dict[str, Any]]:
         if self._text is None:
@@ -114,7 +141,9 @@ class ResponsesReply(Reply):
         part = item["content"][0]
         where = {"item_id": item["id"], "output_index": self._items.index(item), "content_index": 0}
         return [
-            self._event("response.output_text.done", **where, text=part["text"], logprobs=part["logprobs"]),
+            self._event(
+                "response.output_text.done", **where, text=part["text"], logprobs=part["logprobs"]
+            ),
             self._event("response.content_part.done", **where, part=part),
             self._event("response.output_item.done", output_index=where["output_index"], item=item),
         ]
@@ -133,9 +162,18 @@ class ResponsesReply(Reply):
         where = {"item_id": item["id"], "output_index": at}
         return [
             *events,
-            self._event("response.output_item.added", output_index=at, item=item | {"arguments": "", "status": "in_progress"}),
+            self._event(
+                "response.output_item.added",
+                output_index=at,
+                item=item | {"arguments": "", "status": "in_progress"},
+            ),
             self._event("response.function_call_arguments.delta", **where, delta=call.arguments),
-            self._event("response.function_call_arguments.done", **where, name=call.name, arguments=call.arguments),
+            self._event(
+                "response.function_call_arguments.done",
+                **where,
+                name=call.name,
+                arguments=call.arguments,
+            ),
             self._event("response.output_item.done", output_index=at, item=item),
         ]
 
@@ -156,7 +194,9 @@ class ResponsesReply(Reply):
             "status": status,
             "background": False,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": (
+                {"reason": "max_output_tokens"} if status == "incomplete" else None
+            ),
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
             "metadata": dict(asked.metadata),
@@ -167,8 +207,18 @@ class ResponsesReply(Reply):
             "reasoning": {"effort": None, "summary": None},
             "store": False,
             "temperature": self.job.params.temperature,
-            "text": {"format": asked.text.format.model_dump(by_alias=True, exclude_none=True) if asked.text.format else {"type": "text"}},
-            "tool_choice": asked.tool_choice if isinstance(asked.tool_choice, str) else asked.tool_choice.model_dump(),
+            "text": {
+                "format": (
+                    asked.text.format.model_dump(by_alias=True, exclude_none=True)
+                    if asked.text.format
+                    else {"type": "text"}
+                )
+            },
+            "tool_choice": (
+                asked.tool_choice
+                if isinstance(asked.tool_choice, str)
+                else asked.tool_choice.model_dump()
+            ),
             "tools": [tool.model_dump() for tool in asked.tools],
             "top_p": self.job.params.top_p,
             "truncation": "disabled",

@@ -40,7 +40,9 @@ class ScoringQueue:
         # Start again if the weights changed: all scores of a job must be of one weight version.
         if self._pieces is None or self._version != self._engine.version:
             job.scores.clear()
-            self._pieces = self._engine.score(job.prompts, job.params.temperature, job.params.top_logprobs, job.adapter)
+            self._pieces = self._engine.score(
+                job.prompts, job.params.temperature, job.params.top_logprobs, job.adapter
+            )
             self._version = self._engine.version
         score = next(self._pieces)
         if score is not None:

@@ -66,8 +66,14 @@ def lark_grammar(form: Form) -> str:
         lines.append("calls: call" + (r' ("\n" call)*' if form.many else ""))
         lines.append("call: " + " | ".join(f"call_{i}" for i in range(len(form.tools))))
         for i, (name, schema) in enumerate(form.tools):
-            before = json.dumps(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ', ensure_ascii=False)
-            lines.append(f'call_{i}: {json.dumps(OPEN)} /\\n?/ {before} arguments_{i} "}}" /\\n?/ {json.dumps(CLOSE)}')
+            before = json.dumps(
+                f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ',
+                ensure_ascii=False,
+            )
+            lines.append(
+                f'call_{i}: {json.dumps(OPEN)} /\\n?/ {before} arguments_{i} "}}" /\\n?/'
+                f" {json.dumps(CLOSE)}"
+            )
             lines.append(f"arguments_{i}: %json {_schema({'type': 'object'} | schema)}")
     if form.schema is not None and not form.calls:
         starts.append("text")
@@ -76,7 +82,9 @@ def lark_grammar(form: Form) -> str:
 
 
 def _schema(schema: dict[str, Any]) -> str:
-    return json.dumps({"x-guidance": {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}} | schema)
+    return json.dumps(
+        {"x-guidance": {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}} | schema
+    )
 
 
 class Grammars:
@@ -88,7 +96,9 @@ class Grammars:
         stop_token_ids: ids of the tokens that end a completion.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, stop_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, stop_token_ids: tuple[int, ...]
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._stops = stop_token_ids
@@ -105,9 +115,15 @@ class Grammars:
         """
         param = "tool_choice" if form.calls else "response_format"
         if find_spec("llguidance") is None:
-            raise bad_request(f"{param} needs llguidance on the server: pip install 'sixfold[structured]'", param, "unsupported_value")
+            raise bad_request(
+                f"{param} needs llguidance on the server: pip install 'sixfold[structured]'",
+                param,
+                "unsupported_value",
+            )
         if not self._stops:
-            raise bad_request(f"{param} needs a model with an end token", param, "unsupported_value")
+            raise bad_request(
+                f"{param} needs a model with an end token", param, "unsupported_value"
+            )
         from llguidance import LLMatcher
 
         grammar = lark_grammar(form)
@@ -115,10 +131,19 @@ class Grammars:
             raise bad_request(f"{param}: its schema is too large", param, "invalid_value")
         tokenizer = self._ll_tokenizer()
         if self._unwritable:  # llguidance would use the unknown token for these characters
-            raise bad_request(f"{param}: the model cannot write JSON, its tokenizer has no token with {self._unwritable}", param, "unsupported_value")
+            raise bad_request(
+                f"{param}: the model cannot write JSON, its tokenizer has no token with"
+                f" {self._unwritable}",
+                param,
+                "unsupported_value",
+            )
         matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)
         if matcher.is_error():
-            raise bad_request(f"{param}: the schema cannot be followed: {_reason(matcher.get_error())}", param, "invalid_value")
+            raise bad_request(
+                f"{param}: the schema cannot be followed: {_reason(matcher.get_error())}",
+                param,
+                "invalid_value",
+            )
         return GrammarConstraint(matcher, self._vocabulary, self._stops)
 
     def _ll_tokenizer(self) -> Any:
@@ -144,11 +169,17 @@ class _Vocabulary:
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, size: int, stops: tuple[int, ...]) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, size: int, stops: tuple[int, ...]
+    ) -> None:
         self._tokenizer = tokenizer
-        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special} | set(stops)
+        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special} | set(
+            stops
+        )
         token_bytes = TokenBytes(tokenizer)
-        self.tokens = [b"\xff" + token_bytes(i) if i in special else token_bytes(i) for i in range(size)]
+        self.tokens = [
+            b"\xff" + token_bytes(i) if i in special else token_bytes(i) for i in range(size)
+        ]
         self.special_token_ids = sorted(special)
         self.eos_token_id = stops[0]
 
@@ -159,7 +190,9 @@ class _Vocabulary:
         return " ".join(character for character in characters if ord(character) not in known)
 
     def __call__(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        return list(
+            self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        )
 
 
 class GrammarConstraint:
@@ -206,7 +239,12 @@ class GrammarMatcher:
         """
         follows = self._follow(list(completion))
         if follows:
-            mask = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8)[: self._vocabulary] != 0
+            mask = (
+                torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8)[
+                    : self._vocabulary
+                ]
+                != 0
+            )
             if not self._matcher.is_error() and bool(mask.any()):
                 return mask
             self._fail()
@@ -221,7 +259,11 @@ class GrammarMatcher:
         """
         same = len(self._seen)
         if completion[:same] != self._seen:
-            same = next(i for i, (a, b) in enumerate(zip([*self._seen, -1], [*completion, -2], strict=False)) if a != b)
+            same = next(
+                i
+                for i, (a, b) in enumerate(zip([*self._seen, -1], [*completion, -2], strict=False))
+                if a != b
+            )
             self._matcher.rollback(len(self._seen) - same)
             del self._seen[same:]
         rest = completion[same:]

@@ -90,4 +90,8 @@ def read_call(text: str) -> ToolCall | None:
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
     arguments = call.get("arguments", {})
-    return ToolCall(call["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    return (
+        ToolCall(call["name"], json.dumps(arguments, ensure_ascii=False))
+        if isinstance(arguments, dict)
+        else None
+    )

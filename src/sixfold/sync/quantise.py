@@ -119,13 +119,21 @@ def quantised_weights(model: PreTrainedModel, form: str) -> QuantisedWeights:
 def quantised_share(model: PreTrainedModel) -> float:
     """Share of the model's parameters that `quantised_weights` rounds."""
     outputs = _linear(model)
-    return sum(p.numel() for p in model.parameters() if id(p) in outputs) / sum(p.numel() for p in model.parameters())
+    return sum(p.numel() for p in model.parameters() if id(p) in outputs) / sum(
+        p.numel() for p in model.parameters()
+    )
 
 
 def _linear(model: PreTrainedModel) -> dict[int, int]:
     """Map from the id of each matrix to be quantised to the dimension of its output channels."""
-    apart = {id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings())}
-    kinds = [(module.weight, int(isinstance(module, Conv1D))) for module in model.modules() if isinstance(module, nn.Linear | Conv1D)]
+    apart = {
+        id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings())
+    }
+    kinds = [
+        (module.weight, int(isinstance(module, Conv1D)))
+        for module in model.modules()
+        if isinstance(module, nn.Linear | Conv1D)
+    ]
     return {id(weight): outputs for weight, outputs in kinds if id(weight) not in apart}
 
 

@@ -98,7 +98,9 @@ class CopySync:
         waited: steps since the last copy.
     """
 
-    def __init__(self, trainer: PreTrainedModel, engine: Engine, every: int, form: str = "copy") -> None:
+    def __init__(
+        self, trainer: PreTrainedModel, engine: Engine, every: int, form: str = "copy"
+    ) -> None:
         self._trainer = trainer
         self._engine = engine
         self._every = every
@@ -141,7 +143,10 @@ class CopySync:
             yield
             return
         # Hold the copy on the host: the GPU may have no room for a second one.
-        held = {name: p.detach().to("cpu", copy=True) for name, p in self._engine.runner.model.module.named_parameters()}
+        held = {
+            name: p.detach().to("cpu", copy=True)
+            for name, p in self._engine.runner.model.module.named_parameters()
+        }
         self._held = held
         self._copy(dict(self._trainer.named_parameters()), version)
         try:
@@ -156,7 +161,14 @@ class CopySync:
 
     def _hand_over(self, version: int) -> None:
         """Copy the trainer's weights, or their quantised form."""
-        self._copy(dict(self._trainer.named_parameters()) if self._form == "copy" else quantised_weights(self._trainer, self._form), version)
+        self._copy(
+            (
+                dict(self._trainer.named_parameters())
+                if self._form == "copy"
+                else quantised_weights(self._trainer, self._form)
+            ),
+            version,
+        )
 
     def _copy(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Load weights into the engine, which checks all of them first and verifies each copy.

@@ -37,12 +37,21 @@ class VersionedSync:
         waited: steps since the last copy.
     """
 
-    def __init__(self, trainer: PreTrainedModel, engine: OutsideEngine, every: int, limit: float, longest: int) -> None:
+    def __init__(
+        self,
+        trainer: PreTrainedModel,
+        engine: OutsideEngine,
+        every: int,
+        limit: float,
+        longest: int,
+    ) -> None:
         self._trainer = trainer
         self._engine = engine
         self._every = every
         self._limit = limit
-        self._probe = _probe(int(trainer.config.get_text_config().vocab_size), min(PROBE_TOKENS, longest - 1))
+        self._probe = _probe(
+            int(trainer.config.get_text_config().vocab_size), min(PROBE_TOKENS, longest - 1)
+        )
         self._handed: dict[str, Tensor] = {}
         self.waited = 0
 
@@ -126,7 +135,10 @@ class VersionedSync:
         each of their names.
         """
         names = {id(p): name for name, p in self._trainer.named_parameters()}
-        every = {name: weights[names[id(p)]] for name, p in self._trainer.named_parameters(remove_duplicate=False)}
+        every = {
+            name: weights[names[id(p)]]
+            for name, p in self._trainer.named_parameters(remove_duplicate=False)
+        }
         return revert_weight_conversion(self._trainer, every)
 
     @torch.no_grad()
@@ -141,7 +153,10 @@ class VersionedSync:
         ours = logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0].cpu()
         gap = float((torch.tensor(self._engine.score(self._probe)) - ours).abs().mean())
         if not gap <= self._limit:
-            raise SyncError(f"the engine scores the probe otherwise than the trainer, by {gap:.2g} nats in the mean (limit {self._limit:g})")
+            raise SyncError(
+                f"the engine scores the probe otherwise than the trainer, by {gap:.2g} nats in the"
+                f" mean (limit {self._limit:g})"
+            )
 
 
 def _probe(vocabulary: int, length: int) -> list[int]:

@@ -17,7 +17,11 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -60,7 +64,10 @@ def apply_activation_checkpointing(model: PreTrainedModel, mode: Mode) -> None:
     """
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if mode != "none" and not layers:
-        raise UserError(f"trainer.activation_checkpointing = '{mode}': {type(model).__name__} has no layers that can be computed again; use 'none'")
+        raise UserError(
+            f"trainer.activation_checkpointing = '{mode}': {type(model).__name__} has no layers"
+            " that can be computed again; use 'none'"
+        )
     recompute = _recompute_selected if mode == "selective" else _recompute_all
     for layer in layers:
         # Plain functions, not closures over the layer: a deep copy of the model (reference, engine)
@@ -78,4 +85,9 @@ def _recompute_all(layer: Callable[..., Any], *inputs: Any) -> Any:
 def _recompute_selected(layer: Callable[..., Any], *inputs: Any) -> Any:
     if not torch.is_grad_enabled():
         return layer(*inputs)
-    return checkpoint(layer, *inputs, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, keep_result))
+    return checkpoint(
+        layer,
+        *inputs,
+        use_reentrant=False,
+        context_fn=partial(create_selective_checkpoint_contexts, keep_result),
+    )

@@ -52,7 +52,12 @@ Both are [S] float32, in the order of row.target.
 
 
 def score_chunk(
-    model: PreTrainedModel, hidden: Tensor, target: Tensor, temperature: float, entropy_gradient: bool = False, kept: KeptSets | None = None
+    model: PreTrainedModel,
+    hidden: Tensor,
+    target: Tensor,
+    temperature: float,
+    entropy_gradient: bool = False,
+    kept: KeptSets | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob and entropy of each target token under logits / temperature.
 
@@ -99,12 +104,19 @@ def score_row(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> tuple
     Returns:
         (log-probs, entropies), each [S] float32, in the order of row.target.
     """
-    with torch.autocast(row.tokens.device.type, scoring.autocast or torch.bfloat16, enabled=scoring.autocast is not None):
+    with torch.autocast(
+        row.tokens.device.type,
+        scoring.autocast or torch.bfloat16,
+        enabled=scoring.autocast is not None,
+    ):
         hidden = hidden_states(model, row.tokens, row.positions, row).index_select(0, row.predictor)
         size = chunk_size(scoring.chunk, len(model.get_output_embeddings().weight))
         hiddens, targets = hidden.split(size), row.target.split(size)
         kept = [None] * len(targets) if row.kept is None else row.kept.split(size)
-        chunks = [(model, h, t, scoring.temperature, scoring.entropy_gradient, k) for h, t, k in zip(hiddens, targets, kept, strict=True)]
+        chunks = [
+            (model, h, t, scoring.temperature, scoring.entropy_gradient, k)
+            for h, t, k in zip(hiddens, targets, kept, strict=True)
+        ]
         # A single chunk's logits are needed in either case: checkpointing would save nothing.
         if torch.is_grad_enabled() and len(chunks) > 1:
             scores = [checkpoint(score_chunk, *chunk, use_reentrant=False) for chunk in chunks]
@@ -113,7 +125,9 @@ def score_row(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> tuple
     return torch.cat([logp for logp, _ in scores]), torch.cat([entropy for _, entropy in scores])
 
 
-def score_batch(model: PreTrainedModel, batch: Batch, scoring: Scoring, max_tokens: int, share_prefix: bool) -> Tensor:
+def score_batch(
+    model: PreTrainedModel, batch: Batch, scoring: Scoring, max_tokens: int, share_prefix: bool
+) -> Tensor:
     """Log-probs of a whole batch, without gradient.
 
     Args:
@@ -131,7 +145,12 @@ def score_batch(model: PreTrainedModel, batch: Batch, scoring: Scoring, max_toke
 
 @torch.no_grad()
 def score_tables(
-    model: PreTrainedModel, batch: Batch, scoring: Scoring, max_tokens: int, share_prefix: bool, score: Score = score_row
+    model: PreTrainedModel,
+    batch: Batch,
+    scoring: Scoring,
+    max_tokens: int,
+    share_prefix: bool,
+    score: Score = score_row,
 ) -> tuple[Tensor, Tensor]:
     """Scores and entropies of a whole batch, without gradient.
 

@@ -33,8 +33,12 @@ def log_ratio_metrics(logp: Tensor, old_logp: Tensor) -> Metrics:
     log_ratio = logp - old_logp
     edges = send(torch.tensor(RATIO_EDGES), logp.device)
     bins = torch.zeros(len(RATIO_EDGES) + 1, dtype=torch.float64, device=logp.device)
-    bins.scatter_add_(0, torch.bucketize(log_ratio, edges), torch.ones_like(log_ratio, dtype=torch.float64))
-    ratio, mean, *counts = torch.cat([_column(log_ratio.clamp(-20, 20).exp().mean(), log_ratio.mean()), bins]).tolist()
+    bins.scatter_add_(
+        0, torch.bucketize(log_ratio, edges), torch.ones_like(log_ratio, dtype=torch.float64)
+    )
+    ratio, mean, *counts = torch.cat(
+        [_column(log_ratio.clamp(-20, 20).exp().mean(), log_ratio.mean()), bins]
+    ).tolist()
     return {"train/ratio_mean": ratio, "train/log_ratio_mean": mean, "train/ratio_hist": counts}
 
 

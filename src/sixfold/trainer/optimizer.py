@@ -51,4 +51,6 @@ def learning_rate(config: TrainerConfig, step: int, total: int) -> float:
     if config.schedule == "constant" or total <= config.warmup_steps:
         return config.learning_rate
     done = min(1.0, (step - config.warmup_steps) / (total - config.warmup_steps))
-    return config.learning_rate * (1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
+    return config.learning_rate * (
+        1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    )

@@ -25,7 +25,9 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
     return tensors
 
 
-def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def load_optimizer_tensors(
+    optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]
+) -> None:
     """Inverse of `optimizer_tensors`, bit for bit.
 
     Args:
@@ -45,23 +47,38 @@ def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapp
     _require_same_model(saved, optimized)
     state_dict = optimizer.state_dict()
     numbered = {i: saved[name] for i, name in enumerate(optimized) if saved[name]["step"] > 0}
-    state_dict["state"] = {i: {key: tensor.clone() for key, tensor in state.items()} for i, state in numbered.items()}
+    state_dict["state"] = {
+        i: {key: tensor.clone() for key, tensor in state.items()} for i, state in numbered.items()
+    }
     optimizer.load_state_dict(state_dict)
 
 
 def _optimized(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters by name, in the order in which the optimizer numbers them."""
     names = {parameter: name for name, parameter in model.named_parameters()}
-    return {names[parameter]: parameter for group in optimizer.param_groups for parameter in group["params"]}
+    return {
+        names[parameter]: parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
 
 
-def _require_same_model(saved: Mapping[str, Mapping[str, Tensor]], optimized: Mapping[str, nn.Parameter]) -> None:
+def _require_same_model(
+    saved: Mapping[str, Mapping[str, Tensor]], optimized: Mapping[str, nn.Parameter]
+) -> None:
     for name, parameter in optimized.items():
         for key, tensor in saved.get(name, {}).items():
             if key != "step" and tensor.shape != parameter.shape:
-                raise UserError(f"checkpoint is for a different model: {name} {_shape(tensor)} vs {_shape(parameter)}")
+                raise UserError(
+                    f"checkpoint is for a different model: {name} {_shape(tensor)} vs"
+                    f" {_shape(parameter)}"
+                )
     for name in sorted(saved.keys() ^ optimized.keys()):
-        where = "in the checkpoint but not in the model" if name in saved else "in the model but not in the checkpoint"
+        where = (
+            "in the checkpoint but not in the model"
+            if name in saved
+            else "in the model but not in the checkpoint"
+        )
         raise UserError(f"checkpoint is for a different model: {name} is {where}")
 
 

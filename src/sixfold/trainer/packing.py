@@ -68,12 +68,19 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
         share_prefix: whether trajectories of one group with the same prompt share one copy of it.
     """
     host, device = batch.at_host(), batch.tokens.device
-    layout = _Layout(host.tokens.numpy(), host.mask.numpy(), host.lengths.tolist(), host.prompt_lengths.tolist())
+    layout = _Layout(
+        host.tokens.numpy(), host.mask.numpy(), host.lengths.tolist(), host.prompt_lengths.tolist()
+    )
     for b in rows:
         layout.add(b, shared_key(host, b) if share_prefix else None)
     row, column = np.concatenate(layout.row), np.concatenate(layout.column)
     slot = np.repeat(np.arange(len(rows)), [len(columns) for columns in layout.column])
-    arrays = [*map(np.concatenate, (layout.tokens, layout.positions, layout.predictor)), host.tokens.numpy()[row, column], row, column]
+    arrays = [
+        *map(np.concatenate, (layout.tokens, layout.positions, layout.predictor)),
+        host.tokens.numpy()[row, column],
+        row,
+        column,
+    ]
     kept = None if host.kept is None else host.kept[torch.from_numpy(row), torch.from_numpy(column)]
     extra = [] if kept is None else [kept.start.numpy(), kept.count.numpy()]
     sent = upload([*arrays, slot, np.array(rows), *extra], device)
@@ -131,13 +138,17 @@ class _Layout:
         before = self.shared[key]
         if length > prompt:
             at = self._run(b, prompt, length, before).start
-            self._score(b, columns, np.where(columns == prompt, before.stop - 1, columns - prompt - 1 + at))
+            self._score(
+                b, columns, np.where(columns == prompt, before.stop - 1, columns - prompt - 1 + at)
+            )
         else:
             self._score(b, columns[:0], columns[:0])
 
     def _run(self, b: int, first: int, last: int, prefix: Segment | None = None) -> Segment:
         """Append tokens [first, last) of trajectory b as one segment."""
-        segment = Segment(self.used, self.used + last - first, *((prefix.start, prefix.stop) if prefix else ()))
+        segment = Segment(
+            self.used, self.used + last - first, *((prefix.start, prefix.stop) if prefix else ())
+        )
         self.tokens.append(self.batch_tokens[b, first:last])
         self.positions.append(np.arange(first, last))
         self.segments.append(segment)
@@ -150,7 +161,9 @@ class _Layout:
         self.column.append(columns)
 
 
-def microbatches(batch: Batch, rows: Sequence[int], max_tokens: int, share_prefix: bool) -> list[list[int]]:
+def microbatches(
+    batch: Batch, rows: Sequence[int], max_tokens: int, share_prefix: bool
+) -> list[list[int]]:
     """Split trajectories into micro-batches of at most max_tokens computed tokens.
 
     The order of `rows` is kept, so the trajectories of a group stay together and can share a

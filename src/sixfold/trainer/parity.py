@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from ..batch import Metrics
+from ..batch import Metrics, number
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -39,7 +39,11 @@ class ParityLimits:
             "at the 99 % quantile": (found.high, self.high),
             "at worst": (found.worst, self.worst),
         }
-        over = [f"{value:.2g} nats {where} (limit {limit:g})" for where, (value, limit) in judged.items() if not value <= limit]
+        over = [
+            f"{value:.2g} nats {where} (limit {limit:g})"
+            for where, (value, limit) in judged.items()
+            if not value <= limit
+        ]
         return " and ".join(over)
 
 
@@ -55,11 +59,16 @@ class Parity:
     @classmethod
     def of(cls, metrics: Metrics, tokens: int) -> Parity:
         """Parity from the metrics that `mismatch_metrics` computed on `tokens` tokens."""
-        mean, high, worst = (float(metrics[f"mismatch/{key}_abs_logp"]) for key in ("mean", "p99", "max"))  # type: ignore[arg-type]
+        mean, high, worst = (
+            number(metrics, f"mismatch/{key}_abs_logp") for key in ("mean", "p99", "max")
+        )
         return cls(mean, high, worst, tokens)
 
     def __str__(self) -> str:
-        return f"{self.mean:.1e} nats in the mean, {self.high:.1e} at the 99 % quantile, {self.worst:.1e} at worst, on {self.tokens} tokens"
+        return (
+            f"{self.mean:.1e} nats in the mean, {self.high:.1e} at the 99 % quantile,"
+            f" {self.worst:.1e} at worst, on {self.tokens} tokens"
+        )
 
 
 def parity_limits(precision: Precision, device: str, outside: bool) -> ParityLimits:

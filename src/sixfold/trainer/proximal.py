@@ -16,7 +16,9 @@ from .logprobs import Scoring, score_tables
 class Proximal:
     """Scores with the live weights, so it must run before the step's first update."""
 
-    def __init__(self, model: PreTrainedModel, scoring: Scoring, max_tokens: int, share_prefix: bool) -> None:
+    def __init__(
+        self, model: PreTrainedModel, scoring: Scoring, max_tokens: int, share_prefix: bool
+    ) -> None:
         self._model = model
         self._scoring = scoring
         self._max_tokens = max_tokens
@@ -24,5 +26,7 @@ class Proximal:
 
     def score(self, batch: Batch) -> Batch:
         """The batch with prox_logp and entropy, [B, T] each, 0 where mask is False."""
-        logp, entropy = score_tables(self._model, batch, self._scoring, self._max_tokens, self._share_prefix)
+        logp, entropy = score_tables(
+            self._model, batch, self._scoring, self._max_tokens, self._share_prefix
+        )
         return batch.with_(prox_logp=logp, entropy=entropy)

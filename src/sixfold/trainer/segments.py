@@ -83,7 +83,13 @@ class Single:
     segment: Segment
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
 
-    def attend(self, q: dict[int, Tensor], k: dict[int, Tensor], v: dict[int, Tensor], kernel: AttentionLayer) -> Tensor:
+    def attend(
+        self,
+        q: dict[int, Tensor],
+        k: dict[int, Tensor],
+        v: dict[int, Tensor],
+        kernel: AttentionLayer,
+    ) -> Tensor:
         """Attention of the segment.
 
         Args:
@@ -102,8 +108,12 @@ class Single:
         keys = torch.cat([k[s.prefix_start], keys], dim=2)
         values = torch.cat([v[s.prefix_start], values], dim=2)
         if kernel.window not in self._masks:
-            self._masks[kernel.window] = continuation_mask(s.prefix, s.length, kernel.window, queries.device)
-        return masked_attention(queries, keys, values, kernel, mask=self._masks[kernel.window])[0].transpose(0, 1)
+            self._masks[kernel.window] = continuation_mask(
+                s.prefix, s.length, kernel.window, queries.device
+            )
+        return masked_attention(queries, keys, values, kernel, mask=self._masks[kernel.window])[
+            0
+        ].transpose(0, 1)
 
 
 @dataclass(frozen=True)
@@ -132,7 +142,9 @@ class Bucket:
         """Attention with q [1, H, N, D]; returns [true queries, H, D], segment after segment."""
         count = len(self.segments)
         queries, keys, values = (
-            take(x[0].transpose(0, 1), index).view(count, -1, x.shape[1], x.shape[-1]).transpose(1, 2)
+            take(x[0].transpose(0, 1), index)
+            .view(count, -1, x.shape[1], x.shape[-1])
+            .transpose(1, 2)
             for x, index in ((q, self.queries), (k, self.keys), (v, self.keys))
         )
         out = masked_attention(queries, keys, values, kernel, mask=self._mask(kernel.window))
@@ -142,7 +154,9 @@ class Bucket:
         """Boolean mask, [C, 1, L, S]."""
         if window not in self._masks:
             gap = self.query_at[:, :, None] - self.key_at[:, None]
-            self._masks[window] = ((gap >= 0) if window is None else (gap >= 0) & (gap < window))[:, None]
+            self._masks[window] = ((gap >= 0) if window is None else (gap >= 0) & (gap < window))[
+                :, None
+            ]
         return self._masks[window]
 
 
@@ -166,8 +180,15 @@ class AttentionPlan:
         """Attention with q [1, H, N, D]; returns [1, N, H, D]. Nothing of size N x N is built."""
         # Split once: the gradient of one split is one concatenation, while each slice would have a
         # gradient of a whole row of zeros.
-        qs, ks, vs = (dict(zip(self.starts, x.split(self.lengths, dim=2), strict=True)) for x in (q, k, v))
-        out = torch.cat([p.attend(qs, ks, vs, kernel) if isinstance(p, Single) else p.attend(q, k, v, kernel) for p in self.parts])
+        qs, ks, vs = (
+            dict(zip(self.starts, x.split(self.lengths, dim=2), strict=True)) for x in (q, k, v)
+        )
+        out = torch.cat(
+            [
+                p.attend(qs, ks, vs, kernel) if isinstance(p, Single) else p.attend(q, k, v, kernel)
+                for p in self.parts
+            ]
+        )
         return (out if self.order is None else take(out, self.order))[None]
 
 
@@ -193,8 +214,13 @@ class SpanPlan:
         if self.keys is not None:
             # Gather in float32: the gradient of a prefix is a sum over its segments, and in a
             # smaller dtype every term would be rounded.
-            k, v = (take(x.float() if x.dtype.itemsize < 4 else x, self.keys).to(x.dtype) for x in (k, v))
-        return span_attention(q, k, v, self.spans, kernel.scale, kernel.window, kernel.softcap, kernel.sinks)[None]
+            k, v = (
+                take(x.float() if x.dtype.itemsize < 4 else x, self.keys).to(x.dtype)
+                for x in (k, v)
+            )
+        return span_attention(
+            q, k, v, self.spans, kernel.scale, kernel.window, kernel.softcap, kernel.sinks
+        )[None]
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
@@ -217,7 +243,11 @@ def plan_spans(segments: Sequence[Segment], device: torch.device) -> SpanPlan:
     lengths = tuple((s.length, s.keys) for s in in_row)
     offsets = np.zeros((2, len(in_row) + 1), np.int64)
     offsets[:, 1:] = np.cumsum(np.array(lengths).T, axis=1)
-    runs = [np.arange(a, b) for s in in_row for a, b in ((s.prefix_start, s.prefix_stop), (s.start, s.stop))]
+    runs = [
+        np.arange(a, b)
+        for s in in_row
+        for a, b in ((s.prefix_start, s.prefix_stop), (s.start, s.stop))
+    ]
     keys = np.concatenate(runs) if any(s.prefix for s in in_row) else None
     queries_at, keys_at, *rows = upload([*offsets, *([] if keys is None else [keys])], device)
     return SpanPlan(Spans(lengths, queries_at.int(), keys_at.int()), rows[0] if rows else None)
@@ -225,10 +255,18 @@ def plan_spans(segments: Sequence[Segment], device: torch.device) -> SpanPlan:
 
 def plan_calls(segments: Sequence[Segment], device: torch.device) -> AttentionPlan:
     """Plan with long segments alone and short segments in buckets (CPU)."""
-    short = sorted((s for s in segments if s.length * s.keys < SHORT), key=lambda s: (s.length, s.keys))
+    short = sorted(
+        (s for s in segments if s.length * s.keys < SHORT), key=lambda s: (s.length, s.keys)
+    )
     parts: list[Single | Bucket] = [Single(s) for s in segments if s.length * s.keys >= SHORT]
-    parts += [_bucket(group, device) if len(group) > 1 else Single(group[0]) for group in _grouped(short)]
-    placed = [s for part in parts for s in (part.segments if isinstance(part, Bucket) else (part.segment,))]
+    parts += [
+        _bucket(group, device) if len(group) > 1 else Single(group[0]) for group in _grouped(short)
+    ]
+    placed = [
+        s
+        for part in parts
+        for s in (part.segments if isinstance(part, Bucket) else (part.segment,))
+    ]
     in_row = sorted(segments, key=lambda s: s.start)
     starts, lengths = tuple(s.start for s in in_row), tuple(s.length for s in in_row)
     if all(a.stop == b.start for a, b in pairwise(placed)):
@@ -253,7 +291,10 @@ def _grouped(short: Sequence[Segment]) -> list[list[Segment]]:
 def _bucket(segments: Sequence[Segment], device: torch.device) -> Bucket:
     length, keys = max(s.length for s in segments), max(s.keys for s in segments)
     starts, stops, prefix_starts, prefixes = (
-        torch.tensor(column)[:, None] for column in zip(*((s.start, s.stop, s.prefix_start, s.prefix) for s in segments), strict=True)
+        torch.tensor(column)[:, None]
+        for column in zip(
+            *((s.start, s.stop, s.prefix_start, s.prefix) for s in segments), strict=True
+        )
     )
     query = torch.arange(length)
     valid = query < stops - starts

@@ -67,20 +67,37 @@ class _Totals:
 
     def read(self, norm: Tensor) -> _Read:
         """Read everything as Python numbers, in one copy from the device."""
-        named = [(kind, name, len(values)) for kind in (self.sums, self.means) for name, values in kind.items()]
+        named = [
+            (kind, name, len(values))
+            for kind in (self.sums, self.means)
+            for name, values in kind.items()
+        ]
         columns = [*self.losses, *(value for kind, name, _ in named for value in kind[name]), norm]
         numbers = torch.stack([x.detach().double() for x in columns]).tolist()
-        bad_rows = [b for loss, rows in zip(numbers, self.rows, strict=False) if not math.isfinite(loss) for b in rows]
+        bad_rows = [
+            b
+            for loss, rows in zip(numbers, self.rows, strict=False)
+            if not math.isfinite(loss)
+            for b in rows
+        ]
         at, sums, means = len(self.losses), dict[str, float](), dict[str, float]()
         for kind, name, count in named:
             (sums if kind is self.sums else means)[name] = sum(numbers[at : at + count])
             at += count
         tokens = max(sum(map(len, self.logp)), 1)
-        return _Read(bad_rows, numbers[-1], {**sums, **{name: total / tokens for name, total in means.items()}})
+        return _Read(
+            bad_rows,
+            numbers[-1],
+            {**sums, **{name: total / tokens for name, total in means.items()}},
+        )
 
     def fresh_logp(self) -> tuple[Tensor, Tensor]:
         """Log-probs and log-probs at sampling of the fresh tokens, [F] each."""
-        logp, old_logp, fresh = torch.cat(self.logp), torch.cat(self.old_logp), torch.cat(self.fresh)
+        logp, old_logp, fresh = (
+            torch.cat(self.logp),
+            torch.cat(self.old_logp),
+            torch.cat(self.fresh),
+        )
         if bool(fresh.all()):
             return logp, old_logp
         (index,) = upload([fresh.nonzero()[:, 0].numpy()], logp.device)
@@ -152,12 +169,18 @@ class Trainer:
     def counters(self) -> dict[str, int]:
         """The trainer's counters, JSON-serialisable."""
         counts = {"version": self.version, "steps": self.steps}
-        return counts | {"skipped_total": self.skipped_total, "skipped_in_a_row": self.skipped_in_a_row}
+        return counts | {
+            "skipped_total": self.skipped_total,
+            "skipped_in_a_row": self.skipped_in_a_row,
+        }
 
     def load_counters(self, counters: Mapping[str, int]) -> None:
         """Restore the counters that `counters` returned. Other keys are ignored."""
         self.version, self.steps = counters["version"], counters["steps"]
-        self.skipped_total, self.skipped_in_a_row = counters["skipped_total"], counters["skipped_in_a_row"]
+        self.skipped_total, self.skipped_in_a_row = (
+            counters["skipped_total"],
+            counters["skipped_in_a_row"],
+        )
 
     def train_step(self, batch: Batch, loss: Loss) -> Metrics:
         """Make all updates of one step on the batch.
@@ -174,9 +197,15 @@ class Trainer:
         if batch.weights is None:
             raise ValueError("batch.weights is not filled in: compute advantages first")
         weighs, batch = batch.weights.any(-1).tolist(), batch.with_host()
-        updates = _minibatches(batch, [b for b, any_weight in enumerate(weighs) if any_weight]) * self.epochs
+        updates = (
+            _minibatches(batch, [b for b, any_weight in enumerate(weighs) if any_weight])
+            * self.epochs
+        )
         if not updates:
-            self.skip_reason = "no trajectory carries a signal: every advantage is zero, as where all rewards are equal"
+            self.skip_reason = (
+                "no trajectory carries a signal: every advantage is zero, as where all rewards are"
+                " equal"
+            )
             return {
                 "train/skipped": 1.0,
                 "train/skipped_total": float(self.skipped_total),
@@ -195,9 +224,13 @@ class Trainer:
     def _update(self, batch: Batch, rows: Sequence[int], loss: Loss) -> Metrics:
         """One update on the given rows of the batch."""
         rate = learning_rate(self.config, self.steps, self.total_steps)
-        parts = microbatches(batch, rows, self.config.max_tokens_per_microbatch, self.config.share_prefix)
+        parts = microbatches(
+            batch, rows, self.config.max_tokens_per_microbatch, self.config.share_prefix
+        )
         totals = self._accumulate(batch, parts, loss)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        norm = torch.nn.utils.get_total_norm(
+            [p.grad for p in self.model.parameters() if p.grad is not None]
+        )
         read = totals.read(norm)
         mismatch = mismatch_metrics(*totals.fresh_logp())
         self._check_mismatch(mismatch)
@@ -241,15 +274,22 @@ class Trainer:
         if self.frozen is not None:
             local = local.with_(ref_logp=grid.index_put(at, self.frozen(packed)))
         scored_logp, scored_entropy = self.score(self.model, packed, self.scoring)
-        return local.with_(entropy=grid.index_put(at, scored_entropy)), grid.index_put(at, scored_logp)
+        return local.with_(entropy=grid.index_put(at, scored_entropy)), grid.index_put(
+            at, scored_logp
+        )
 
-    def _count(self, totals: _Totals, local: Batch, packed: PackedRow, logp: Tensor, output: LossOutput) -> None:
+    def _count(
+        self, totals: _Totals, local: Batch, packed: PackedRow, logp: Tensor, output: LossOutput
+    ) -> None:
         at = packed.slot, packed.column
         totals.computed += len(packed.tokens)
         totals.losses.append(output.loss.detach())
         for name, value in output.sums.items():
             totals.sums.setdefault(name, []).append(value)
-        for name, table in {**output.means, "train/entropy": filled(local.entropy, "entropy")}.items():
+        for name, table in {
+            **output.means,
+            "train/entropy": filled(local.entropy, "entropy"),
+        }.items():
             totals.means.setdefault(name, []).append(table.detach()[at].sum())
         totals.logp.append(logp.detach()[at])
         totals.old_logp.append(local.old_logp[at])
@@ -263,9 +303,10 @@ class Trainer:
         if isinstance(mean, float) and self.mismatch_limit < mean < math.inf:
             self.optimizer.zero_grad(set_to_none=True)
             raise EngineDisagrees(
-                f"engine and trainer disagree by {mean:.2g} nats in the mean on tokens that the current weights sampled (limit "
-                f"{self.mismatch_limit:g}): ratios between them are noise, and no update was made. Try SIXFOLD_KERNELS=torch or "
-                'run.precision = "float32"; if it stays, this model is not computed right here'
+                f"engine and trainer disagree by {mean:.2g} nats in the mean on tokens that the"
+                f" current weights sampled (limit {self.mismatch_limit:g}): ratios between them are"
+                " noise, and no update was made. Try SIXFOLD_KERNELS=torch or run.precision ="
+                ' "float32"; if it stays, this model is not computed right here'
             )
 
     def _step(self, norm: Tensor, read: _Read, rate: float) -> bool:
@@ -278,14 +319,20 @@ class Trainer:
         if read.bad_rows:
             self.skip_reason = f"loss not finite in rows {read.bad_rows[:8]}"
         elif not math.isfinite(read.norm):
-            names = [n for n, p in self.model.named_parameters() if p.grad is not None and not bool(p.grad.isfinite().all())]
+            names = [
+                n
+                for n, p in self.model.named_parameters()
+                if p.grad is not None and not bool(p.grad.isfinite().all())
+            ]
             self.skip_reason = f"gradient not finite in {len(names)} tensors, first {names[:1]}"
         if not self.skip_reason:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             # Clip only after the check: a non-finite norm would spread to every gradient, and the
             # reason above would then name all of them.
-            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.grad_clip, norm)
+            torch.nn.utils.clip_grads_with_norm_(
+                self.model.parameters(), self.config.grad_clip, norm
+            )
             self.optimizer.step()
             self.version += 1
         self.optimizer.zero_grad(set_to_none=True)
@@ -293,7 +340,8 @@ class Trainer:
         self.skipped_total += bool(self.skip_reason)
         if self.skipped_in_a_row >= self.config.max_skipped_steps:
             raise TrainingDiverged(
-                f"{self.skipped_in_a_row} steps in a row skipped: {self.skip_reason}. Lower trainer.learning_rate, or raise trainer.max_skipped_steps"
+                f"{self.skipped_in_a_row} steps in a row skipped: {self.skip_reason}. Lower"
+                " trainer.learning_rate, or raise trainer.max_skipped_steps"
             )
         return bool(self.skip_reason)
 
@@ -313,7 +361,10 @@ def merge_updates(made: Sequence[Metrics]) -> Metrics:
         values = [metrics[key] for metrics in made if key in metrics]
         numbers = [v for v in values if isinstance(v, float)]
         if not numbers:
-            merged[key] = [sum(column) for column in zip(*(v for v in values if isinstance(v, list)), strict=True)]
+            merged[key] = [
+                sum(column)
+                for column in zip(*(v for v in values if isinstance(v, list)), strict=True)
+            ]
         elif key in LAST:
             merged[key] = numbers[-1]
         else:

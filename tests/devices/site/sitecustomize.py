@@ -1,4 +1,6 @@
-"""Make the fake device known in a child process: Python imports this file at its start, if its folder is on the path."""
+"""Make the fake device known in a child process: Python imports this file at its start, if its
+folder is on the path.
+"""
 
 import sys
 from pathlib import Path

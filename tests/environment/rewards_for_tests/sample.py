@@ -22,7 +22,9 @@ _seen: list[str] = []
 
 
 def events_since_the_last_check(completion: str, task: Task) -> float:
-    """How often this process opened or listed files, or started processes, since the check before."""
+    """How often this process opened or listed files, or started processes, since the check
+    before.
+    """
     if completion not in _seen:  # the first check
 
         def note(event: str, _: tuple[Any, ...]) -> None:
@@ -54,7 +56,9 @@ def told(completion: str, task: Task) -> Any:
         sys.exit(3)
     if completion == "raise":
         raise ValueError("two\nlines")
-    return {"nan": float("nan"), "inf": float("inf"), "text": "1.0", "none": None}.get(completion, 1.0)
+    return {"nan": float("nan"), "inf": float("inf"), "text": "1.0", "none": None}.get(
+        completion, 1.0
+    )
 
 
 def process(completion: str, task: Task) -> float:
@@ -63,7 +67,10 @@ def process(completion: str, task: Task) -> float:
 
 def trl_letters(completions: list[Any], letter: list[str], **kwargs: Any) -> list[float | None]:
     texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
-    return [None if wanted == "?" else float(text.count(wanted)) for text, wanted in zip(texts, letter, strict=True)]
+    return [
+        None if wanted == "?" else float(text.count(wanted))
+        for text, wanted in zip(texts, letter, strict=True)
+    ]
 
 
 async def trl_async(prompts: list[Any], completions: list[Any]) -> list[float]:
@@ -71,7 +78,9 @@ async def trl_async(prompts: list[Any], completions: list[Any]) -> list[float]:
     return [float(len(p) + len(c)) for p, c in zip(prompts, completions, strict=True)]
 
 
-def trl_record(prompts: list[Any], completions: list[Any], completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+def trl_record(
+    prompts: list[Any], completions: list[Any], completion_ids: list[list[int]], **kwargs: Any
+) -> list[float]:
     raise ValueError(json.dumps([prompts, completions, completion_ids, sorted(kwargs)]))
 
 
@@ -85,7 +94,9 @@ def trl_hang(completions: list[Any]) -> list[float]:
 
 
 def forked(completion: str, task: Task) -> float:
-    """Forks a child that leaves the reward in the way that the completion says; the parent's reward is the completion's length."""
+    """Forks a child that leaves the reward in the way that the completion says; the parent's reward
+    is the completion's length.
+    """
     child = os.fork()
     if child == 0:
         if completion == "raise":
@@ -98,7 +109,9 @@ def forked(completion: str, task: Task) -> float:
 
 
 def stray(completion: str, task: Task) -> float:
-    """Writes what the completion holds on every pipe that it can find, as a library that prints to odd descriptors would."""
+    """Writes what the completion holds on every pipe that it can find, as a library that prints to
+    odd descriptors would.
+    """
     for descriptor in range(3, 32):
         try:
             if completion:
@@ -109,10 +122,19 @@ def stray(completion: str, task: Task) -> float:
 
 
 def starts_daemons(completion: str, task: Task) -> float:
-    """Three processes that nobody waits for: a child, one in a session of its own, and a grandchild without parent. Gives the session's pid."""
+    """Three processes that nobody waits for: a child, one in a session of its own, and a grandchild
+    without parent. Gives the session's pid.
+    """
     subprocess.Popen(["sleep", "100"])
     escaped = subprocess.Popen(["sleep", "100"], start_new_session=True)
-    subprocess.run([sys.executable, "-c", "import subprocess; subprocess.Popen(['sleep', '100'], start_new_session=True)"], check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess; subprocess.Popen(['sleep', '100'], start_new_session=True)",
+        ],
+        check=True,
+    )
     if completion == "hang":
         time.sleep(60)
     if completion == "crash":

@@ -31,7 +31,9 @@ writes."""
 class CLinear(ctypes.Structure):
     """`Linear` in `body.c`. The other structures below also mirror `body.c`."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("panels", "bias")] + [(name, ctypes.c_int64) for name in ("outputs", "inputs")]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("panels", "bias")] + [
+        (name, ctypes.c_int64) for name in ("outputs", "inputs")
+    ]
 
 
 class CNorm(ctypes.Structure):
@@ -44,8 +46,14 @@ class CLayer(ctypes.Structure):
 
 
 class _CBody(ctypes.Structure):
-    _fields_ = [("layers", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("depth", "hidden", "heads", "kv_heads", "width")), ("last", CNorm)]
-    _fields_ += [(name, ctypes.c_void_p) for name in ("cosine", "sine", "attend", "attention", "positions")]
+    _fields_ = [
+        ("layers", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("depth", "hidden", "heads", "kv_heads", "width")),
+        ("last", CNorm),
+    ]
+    _fields_ += [
+        (name, ctypes.c_void_p) for name in ("cosine", "sine", "attend", "attention", "positions")
+    ]
     _fields_ += [(name, ctypes.c_void_p) for name in ("x", "normed", "qkv", "attended", "gate_up")]
 
 
@@ -91,7 +99,12 @@ class Packed:
 
     def as_c(self) -> CLinear:
         """C structure with pointers to the weights."""
-        return CLinear(self.panels.data_ptr(), 0 if self.bias is None else self.bias.data_ptr(), self.outputs, self.panels.shape[1])
+        return CLinear(
+            self.panels.data_ptr(),
+            0 if self.bias is None else self.bias.data_ptr(),
+            self.outputs,
+            self.panels.shape[1],
+        )
 
 
 class BodyKernels:
@@ -101,11 +114,22 @@ class BodyKernels:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        pointer, integer, real, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-        self._rms_norm = typed(library.rms_norm, pointer, pointer, real, pointer, integer, integer, threads)
+        pointer, integer, real, threads = (
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_float,
+            ctypes.c_int,
+        )
+        self._rms_norm = typed(
+            library.rms_norm, pointer, pointer, real, pointer, integer, integer, threads
+        )
         self._silu_mul = typed(library.silu_mul, pointer, integer, integer, threads)
-        self._rotate = typed(library.rotate, pointer, *[integer] * 5, pointer, pointer, real, *[pointer] * 3, threads)
-        self._product = typed(library.product, pointer, integer, *[pointer] * 3, *[integer] * 4, threads, threads)
+        self._rotate = typed(
+            library.rotate, pointer, *[integer] * 5, pointer, pointer, real, *[pointer] * 3, threads
+        )
+        self._product = typed(
+            library.product, pointer, integer, *[pointer] * 3, *[integer] * 4, threads, threads
+        )
         self._body = typed(library.body, pointer, integer, threads, threads)
         self._pack = typed(library.pack, pointer, *[integer] * 3, pointer, threads)
         self._width: int = typed(library.panel_width, result=integer)()
@@ -124,10 +148,24 @@ class BodyKernels:
         for weight in weights:
             # Bind the copy to a name: the kernel gets a raw pointer, which does not keep it alive.
             weight = weight.contiguous()
-            self._pack(weight.data_ptr(), len(weight), depth, first, panels.data_ptr(), torch.get_num_threads())
+            self._pack(
+                weight.data_ptr(),
+                len(weight),
+                depth,
+                first,
+                panels.data_ptr(),
+                torch.get_num_threads(),
+            )
             first += len(weight)
-        parts = [weights[0].new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
-        bias = F.pad(torch.cat(parts), (0, -outputs % self._width)) if any(b is not None for b in biases) else None
+        parts = [
+            weights[0].new_zeros(len(w)) if b is None else b
+            for w, b in zip(weights, biases, strict=True)
+        ]
+        bias = (
+            F.pad(torch.cat(parts), (0, -outputs % self._width))
+            if any(b is not None for b in biases)
+            else None
+        )
         return Packed(panels, bias, outputs)
 
     def product(self, x: Tensor, packed: Packed, out: Tensor, *, add: bool = False) -> None:
@@ -143,7 +181,14 @@ class BodyKernels:
             add: add to `out` instead of overwriting it.
         """
         bias, panels = packed.bias, packed.panels
-        start = (x.data_ptr(), x.stride(0), panels.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), out.stride(0))
+        start = (
+            x.data_ptr(),
+            x.stride(0),
+            panels.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            out.stride(0),
+        )
         self._product(*start, x.shape[0], packed.outputs, x.shape[1], add, torch.get_num_threads())
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> Tensor:
@@ -158,7 +203,15 @@ class BodyKernels:
         Returns:
             `out`.
         """
-        self._rms_norm(x.data_ptr(), weight.data_ptr(), epsilon, out.data_ptr(), x.shape[0], x.shape[1], torch.get_num_threads())
+        self._rms_norm(
+            x.data_ptr(),
+            weight.data_ptr(),
+            epsilon,
+            out.data_ptr(),
+            x.shape[0],
+            x.shape[1],
+            torch.get_num_threads(),
+        )
         return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -175,7 +228,13 @@ class BodyKernels:
         return gate_up[:, :width]
 
     def rotate(
-        self, qkv: Tensor, heads: int, kv_heads: int, norms: tuple[Tensor, Tensor, float] | None, table: tuple[Tensor, Tensor], positions: Tensor
+        self,
+        qkv: Tensor,
+        heads: int,
+        kv_heads: int,
+        norms: tuple[Tensor, Tensor, float] | None,
+        table: tuple[Tensor, Tensor],
+        positions: Tensor,
     ) -> None:
         """Apply RMSNorm and rotary embedding to each head of queries and keys, in place.
 
@@ -187,14 +246,25 @@ class BodyKernels:
             table: cosines and sines, [P, D / 2] each.
             positions: [N].
         """
-        q, k, epsilon = (norms[0].data_ptr(), norms[1].data_ptr(), norms[2]) if norms else (0, 0, 0.0)
+        q, k, epsilon = (
+            (norms[0].data_ptr(), norms[1].data_ptr(), norms[2]) if norms else (0, 0, 0.0)
+        )
         cosine, sine = table
         width = 2 * cosine.shape[1]
         args = (qkv.data_ptr(), qkv.stride(0), qkv.shape[0], heads, kv_heads, width, q, k, epsilon)
-        self._rotate(*args, cosine.data_ptr(), sine.data_ptr(), positions.data_ptr(), torch.get_num_threads())
+        self._rotate(
+            *args, cosine.data_ptr(), sine.data_ptr(), positions.data_ptr(), torch.get_num_threads()
+        )
 
     def body(
-        self, weights: CLayers, rows: Rows, heads: int, kv_heads: int, table: tuple[Tensor, Tensor], positions: Tensor, attention: CompiledAttention
+        self,
+        weights: CLayers,
+        rows: Rows,
+        heads: int,
+        kv_heads: int,
+        table: tuple[Tensor, Tensor],
+        positions: Tensor,
+        attention: CompiledAttention,
     ) -> Tensor:
         """Run all layers and the last norm in one call.
 
@@ -214,9 +284,19 @@ class BodyKernels:
         width = 2 * table[0].shape[1]
         attended, (attend, layers, apart) = rows.x.new_empty(count, heads * width), attention
         sizes = (len(weights.layers), hidden, heads, kv_heads, width)
-        room = (t.data_ptr() for t in (positions, rows.x, rows.normed, rows.qkv, attended, rows.gate_up))
+        room = (
+            t.data_ptr() for t in (positions, rows.x, rows.normed, rows.qkv, attended, rows.gate_up)
+        )
         angles = (t.data_ptr() for t in table)
-        body = _CBody(ctypes.addressof(weights.layers), *sizes, weights.last, *angles, attend, ctypes.addressof(layers), *room)
+        body = _CBody(
+            ctypes.addressof(weights.layers),
+            *sizes,
+            weights.last,
+            *angles,
+            attend,
+            ctypes.addressof(layers),
+            *room,
+        )
         self._body(ctypes.byref(body), count, apart, torch.get_num_threads())
         return rows.normed
 

@@ -42,8 +42,14 @@ class _Scratch(threading.local):
 class Attention(ctypes.Structure):
     """`Attention` in `kernels.h`."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("keys", "values", "sinks", "slots", "table", "positions", "scratch")]
-    _fields_ += [(name, ctypes.c_int64) for name in ("pool", "columns", "block", "heads", "kv_heads", "width", "window")]
+    _fields_ = [
+        (name, ctypes.c_void_p)
+        for name in ("keys", "values", "sinks", "slots", "table", "positions", "scratch")
+    ]
+    _fields_ += [
+        (name, ctypes.c_int64)
+        for name in ("pool", "columns", "block", "heads", "kv_heads", "width", "window")
+    ]
     _fields_ += [(name, ctypes.c_float) for name in ("scale", "softcap")]
 
 
@@ -52,7 +58,16 @@ class CPUKernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, integer, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        self._attend = typed(library.paged_attention, pointer, *[integer] * 2, *[pointer] * 3, *[integer] * 2, pointer, integer, threads)
+        self._attend = typed(
+            library.paged_attention,
+            pointer,
+            *[integer] * 2,
+            *[pointer] * 3,
+            *[integer] * 2,
+            pointer,
+            integer,
+            threads,
+        )
         self.attend = ctypes.cast(library.paged_attention, pointer)
         """Pointer to the C function, of type `Attend`."""
         self._attention_room = typed(library.attention_room, *[integer] * 4, result=integer)
@@ -85,9 +100,25 @@ class CPUKernels:
         """
         kv_heads, blocks, block_size, width = pools[0].shape
         columns = where[1].shape[1]
-        scratch = self._room(2 * torch.get_num_threads() * self._attention_room(heads // kv_heads, width, columns, block_size))
-        sizes = (blocks * block_size * width, columns, block_size, heads, kv_heads, width, window or 0)
-        places = (*(t.data_ptr() for t in pools), None if sinks is None else sinks.data_ptr(), *(t.data_ptr() for t in where))
+        scratch = self._room(
+            2
+            * torch.get_num_threads()
+            * self._attention_room(heads // kv_heads, width, columns, block_size)
+        )
+        sizes = (
+            blocks * block_size * width,
+            columns,
+            block_size,
+            heads,
+            kv_heads,
+            width,
+            window or 0,
+        )
+        places = (
+            *(t.data_ptr() for t in pools),
+            None if sinks is None else sinks.data_ptr(),
+            *(t.data_ptr() for t in where),
+        )
         return Attention(*places, scratch, *sizes, scale, softcap or 0.0)
 
     def paged_attention(self, qkv: Triple, attention: Attention) -> Tensor:
@@ -107,8 +138,19 @@ class CPUKernels:
         q, k, v = (t if t.stride()[1:] == (width, 1) else t.contiguous() for t in (q, k, v))
         if k.stride(0) != v.stride(0):
             k, v = k.contiguous(), v.contiguous()
-        out, inputs = torch.empty(rows, heads, width), (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0))
-        self._attend(ctypes.byref(attention), 0, rows, *inputs, out.data_ptr(), 0, torch.get_num_threads())
+        out, inputs = (
+            torch.empty(rows, heads, width),
+            (
+                q.data_ptr(),
+                k.data_ptr(),
+                v.data_ptr(),
+                q.stride(0),
+                k.stride(0),
+            ),
+        )
+        self._attend(
+            ctypes.byref(attention), 0, rows, *inputs, out.data_ptr(), 0, torch.get_num_threads()
+        )
         return out
 
     def sample(self, logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,8 +167,17 @@ class CPUKernels:
         rows, vocabulary = logits.shape
         tokens, logp = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
         threads = torch.get_num_threads()
-        inputs = (logits.data_ptr(), logits.stride(0), rows, vocabulary, temperature.data_ptr(), noise.data_ptr())
-        self._sample(*inputs, tokens.data_ptr(), logp.data_ptr(), self._room(threads * vocabulary), threads)
+        inputs = (
+            logits.data_ptr(),
+            logits.stride(0),
+            rows,
+            vocabulary,
+            temperature.data_ptr(),
+            noise.data_ptr(),
+        )
+        self._sample(
+            *inputs, tokens.data_ptr(), logp.data_ptr(), self._room(threads * vocabulary), threads
+        )
         return tokens, logp
 
     def _room(self, floats: int) -> int:
@@ -135,7 +186,9 @@ class CPUKernels:
         return self._scratch.floats.data_ptr()
 
 
-def typed(function: Callable[..., Any], *types: type, result: type | None = None) -> Callable[..., Any]:
+def typed(
+    function: Callable[..., Any], *types: type, result: type | None = None
+) -> Callable[..., Any]:
     """Set the argument and result types of a C function."""
     function.argtypes, function.restype = types, result  # type: ignore[attr-defined]
     return function
@@ -159,12 +212,18 @@ def compiled(source: Path) -> ctypes.CDLL | None:
     """
     choice = os.environ.get("SIXFOLD_KERNELS", "")
     if choice not in ("", "torch"):
-        raise ValueError(f"SIXFOLD_KERNELS = '{choice}': unset it for the compiled kernels, or 'torch' for PyTorch's operations alone")
+        raise ValueError(
+            f"SIXFOLD_KERNELS = '{choice}': unset it for the compiled kernels, or 'torch' for"
+            " PyTorch's operations alone"
+        )
     if choice or os.name != "posix":
         return None
     names = (os.environ.get("CC"), "cc", "gcc", "clang")
     compilers = dict.fromkeys(shutil.which(name) for name in names if name)
-    return next((library for compiler in compilers if compiler and (library := _library(compiler, source))), None)
+    return next(
+        (library for compiler in compilers if compiler and (library := _library(compiler, source))),
+        None,
+    )
 
 
 def _library(compiler: str, source: Path) -> ctypes.CDLL | None:
@@ -200,7 +259,9 @@ def _key(compiler: str, source: Path) -> str:
     """
     cpu = Path("/proc/cpuinfo")
     text = cpu.read_text().split("\n\n")[0] if cpu.exists() else platform.processor()
-    traits = [line for line in text.splitlines() if line.startswith(("flags", "model name", "Features"))]
+    traits = [
+        line for line in text.splitlines() if line.startswith(("flags", "model name", "Features"))
+    ]
     parts = [HEADER.read_text(), source.read_text(), compiler, *FLAGS, platform.platform(), *traits]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
@@ -240,5 +301,7 @@ def _build(compiling: list[str], linking: list[str]) -> None:
         OSError: if a symbol is missing.
     """
     for command in (compiling, linking):
-        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMPILE_S, check=True)
+        subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMPILE_S, check=True
+        )
     ctypes.CDLL(linking[linking.index("-o") + 1])

@@ -45,10 +45,14 @@ def _dot(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 # middle of a rollout, whenever a value happens to be 1 or a multiple of 16.
 @triton.jit(do_not_specialize=["columns", "first_part", "parts", "split_keys"])
 def _attend(
-    q: tl.tensor, keys: tl.tensor, values: tl.tensor, key_scales: tl.tensor, value_scales: tl.tensor, table: tl.tensor, positions: tl.tensor,
-    members: tl.tensor, begin: tl.tensor, end: tl.tensor, out: tl.tensor, lse: tl.tensor, scale: tl.tensor, softcap: tl.tensor,
-    window: tl.tensor, slots: tl.tensor, columns: tl.tensor, first_part: tl.tensor, parts: tl.tensor, split_keys: tl.tensor,
-    MEMBERS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    q: tl.tensor, keys: tl.tensor, values: tl.tensor, key_scales: tl.tensor,
+    value_scales: tl.tensor, table: tl.tensor, positions: tl.tensor,
+    members: tl.tensor, begin: tl.tensor, end: tl.tensor, out: tl.tensor, lse: tl.tensor,
+    scale: tl.tensor, softcap: tl.tensor,
+    window: tl.tensor, slots: tl.tensor, columns: tl.tensor, first_part: tl.tensor,
+    parts: tl.tensor, split_keys: tl.tensor,
+    MEMBERS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr, INT8: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
 ) -> None:  # fmt: skip
     """Attention of one program (unit, KV head, split). Its rows are the query heads of its members.
@@ -58,7 +62,9 @@ def _attend(
     unit, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1) * GROUP
     row, at_d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    sequence = tl.load(members + unit * MEMBERS + row // GROUP, mask=row < MEMBERS * GROUP, other=-1)
+    sequence = tl.load(
+        members + unit * MEMBERS + row // GROUP, mask=row < MEMBERS * GROUP, other=-1
+    )
     live = sequence >= 0
     lane = sequence * heads + head * GROUP + row % GROUP
     queries = tl.load(q + lane[:, None] * D + at_d, mask=live[:, None] & (at_d < D), other=0.0)
@@ -100,12 +106,24 @@ def _attend(
         sums = sums * decay[:, None] + _dot(weights.to(v.dtype), v)
         top = higher
     part = lane * parts + first_part + split
-    tl.store(out + part[:, None] * D + at_d, sums / tl.where(total > 0, total, 1.0)[:, None], mask=live[:, None] & (at_d < D))
+    tl.store(
+        out + part[:, None] * D + at_d,
+        sums / tl.where(total > 0, total, 1.0)[:, None],
+        mask=live[:, None] & (at_d < D),
+    )
     tl.store(lse + part, top + tl.log(tl.where(total > 0, total, 1.0)), mask=live)
 
 
 @triton.jit(do_not_specialize=["parts"])
-def _merge(out: tl.tensor, lse: tl.tensor, merged: tl.tensor, parts: tl.tensor, PARTS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr) -> None:
+def _merge(
+    out: tl.tensor,
+    lse: tl.tensor,
+    merged: tl.tensor,
+    parts: tl.tensor,
+    PARTS: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
     """Merge the parts [parts, D] of one sequence and head by their log-sum-exps -> [D]."""
     lane = tl.program_id(0).to(tl.int64)
     part, at_d = tl.arange(0, PARTS), tl.arange(0, WIDTH)
@@ -113,7 +131,11 @@ def _merge(out: tl.tensor, lse: tl.tensor, merged: tl.tensor, parts: tl.tensor, 
     weight = tl.exp(weight - tl.max(weight, 0))
     there = (part < parts)[:, None] & (at_d < D)
     sums = tl.load(out + (lane * parts + part)[:, None] * D + at_d, mask=there, other=0.0)
-    tl.store(merged + lane * D + at_d, tl.sum(sums * weight[:, None], 0) / tl.sum(weight, 0), mask=at_d < D)
+    tl.store(
+        merged + lane * D + at_d,
+        tl.sum(sums * weight[:, None], 0) / tl.sum(weight, 0),
+        mask=at_d < D,
+    )
 
 
 class Launch(NamedTuple):
@@ -182,7 +204,8 @@ def units_of_prompts(members: Tensor, ends: Tensor) -> list[Units]:
 
 
 def decode_attention(
-    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, positions: Tensor, units: list[Units], kernel: AttentionLayer,
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, positions: Tensor, units: list[Units],
+    kernel: AttentionLayer,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
     """Decode attention over the paged KV cache.
@@ -204,7 +227,10 @@ def decode_attention(
     """
     (batch, heads, d), (kv_heads, blocks, block_size, _) = q.shape, keys.shape
     width = table.shape[1] * block_size
-    splits = [max(1, min(MOST_SPLITS, -(-width // LEAST_SPLIT), PROGRAMS // (len(u.members) * kv_heads))) for u in units]
+    splits = [
+        max(1, min(MOST_SPLITS, -(-width // LEAST_SPLIT), PROGRAMS // (len(u.members) * kv_heads)))
+        for u in units
+    ]
     parts = sum(splits) + (kernel.sinks is not None)
     # Initialise with -inf: the shared part of a sequence without a shared prefix must get weight 0.
     lse = torch.full((batch, heads, parts), float("-inf"), device=q.device)
@@ -216,21 +242,28 @@ def decode_attention(
         count, members = unit.members.shape
         launch = launch_of(members * group, d, q.element_size())
         _attend[(count, kv_heads, splits[i])](
-            q, keys, values, *(scales or (keys, values)), table, positions, unit.members, unit.begin, unit.end, out, lse,
-            d**-0.5 if kernel.scale is None else kernel.scale, kernel.softcap or 1.0, kernel.window or 0,
+            q, keys, values, *(scales or (keys, values)), table, positions, unit.members,
+            unit.begin, unit.end, out, lse,
+            d**-0.5 if kernel.scale is None else kernel.scale, kernel.softcap or 1.0,
+            kernel.window or 0,
             blocks * block_size, table.shape[1], sum(splits[:i]), parts, -(-width // splits[i]),
-            MEMBERS=members, GROUP=group, ROWS=triton.next_power_of_2(max(16, members * group)), D=d, WIDTH=padded, BLOCK_SIZE=block_size,
-            TILE=launch.tile, INT8=scales is not None, SOFTCAP=kernel.softcap is not None, WINDOW=kernel.window is not None,
+            MEMBERS=members, GROUP=group, ROWS=triton.next_power_of_2(max(16, members * group)),
+            D=d, WIDTH=padded, BLOCK_SIZE=block_size,
+            TILE=launch.tile, INT8=scales is not None, SOFTCAP=kernel.softcap is not None,
+            WINDOW=kernel.window is not None,
             num_warps=launch.warps,
         )  # fmt: skip
     merged = torch.empty_like(q)
-    _merge[(batch * heads,)](out, lse, merged, parts, PARTS=triton.next_power_of_2(parts), D=d, WIDTH=padded)
+    _merge[(batch * heads,)](
+        out, lse, merged, parts, PARTS=triton.next_power_of_2(parts), D=d, WIDTH=padded
+    )
     return merged
 
 
 @triton.jit(do_not_specialize=["count"])
 def _write_int8(
-    x: tl.tensor, slots: tl.tensor, pool: tl.tensor, scales: tl.tensor, count: tl.tensor, room: tl.tensor,
+    x: tl.tensor, slots: tl.tensor, pool: tl.tensor, scales: tl.tensor, count: tl.tensor,
+    room: tl.tensor,
     D: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Quantise one row of D numbers to int8. One program per (token, KV head)."""
@@ -240,7 +273,11 @@ def _write_int8(
     scale = tl.maximum(tl.div_rn(tl.max(tl.abs(row), 0), 127.0), 1e-30)
     whole = tl.floor(tl.div_rn(row, scale) + 0.5)
     slot = head.to(tl.int64) * room + tl.load(slots + token)
-    tl.store(pool + slot * D + at_d, tl.minimum(tl.maximum(whole, -127.0), 127.0).to(tl.int8), mask=at_d < D)
+    tl.store(
+        pool + slot * D + at_d,
+        tl.minimum(tl.maximum(whole, -127.0), 127.0).to(tl.int8),
+        mask=at_d < D,
+    )
     tl.store(scales + slot, scale)
 
 
@@ -255,7 +292,9 @@ def write_int8(x: Tensor, slots: Tensor, pool: Tensor, scales: Tensor) -> None:
     """
     kv_heads, count, d = x.shape
     room = pool.shape[1] * pool.shape[2]
-    _write_int8[(count, kv_heads)](x.contiguous(), slots, pool, scales, count, room, D=d, WIDTH=triton.next_power_of_2(d))
+    _write_int8[(count, kv_heads)](
+        x.contiguous(), slots, pool, scales, count, room, D=d, WIDTH=triton.next_power_of_2(d)
+    )
 
 
 @triton.jit
@@ -267,7 +306,8 @@ def _scaled(logits: tl.tensor, at: tl.tensor, end: tl.tensor, temperature: tl.te
 
 @triton.jit
 def _sample(
-    logits: tl.tensor, temperatures: tl.tensor, noise: tl.tensor, tokens: tl.tensor, logps: tl.tensor, V: tl.tensor,
+    logits: tl.tensor, temperatures: tl.tensor, noise: tl.tensor, tokens: tl.tensor,
+    logps: tl.tensor, V: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Sample one row. Three passes over its logits, in a fixed order: normaliser, mass, token."""
@@ -284,13 +324,17 @@ def _sample(
     lse = top + tl.log(total)
     mass = tl.zeros([TILE], tl.float64)
     for low in range(0, V, TILE):
-        mass += tl.exp(_scaled(logits, low + tl.arange(0, TILE), V, temperature) - lse).to(tl.float64)
+        mass += tl.exp(_scaled(logits, low + tl.arange(0, TILE), V, temperature) - lse).to(
+            tl.float64
+        )
     # float64: in float32 the cumulative sum over a large vocabulary loses rare tokens.
     threshold = tl.load(noise + row) * tl.sum(mass, 0)
     before, token = tl.sum(mass, 0) * 0.0, 0
     for low in range(0, V, TILE):
         at = low + tl.arange(0, TILE)
-        cumulative = before + tl.cumsum(tl.exp(_scaled(logits, at, V, temperature) - lse).to(tl.float64), 0)
+        cumulative = before + tl.cumsum(
+            tl.exp(_scaled(logits, at, V, temperature) - lse).to(tl.float64), 0
+        )
         token += tl.sum(((cumulative <= threshold) & (at < V)).to(tl.int32), 0)
         before = tl.max(cumulative, 0)
     token = tl.where(temperature == 0, best, tl.minimum(token, V - 1))
@@ -312,5 +356,7 @@ def fused_sample(logits: Tensor, temperatures: Tensor, noise: Tensor) -> tuple[T
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     logps = torch.empty(len(logits), device=logits.device)
     tile = min(1024, triton.next_power_of_2(logits.shape[1]))
-    _sample[(len(logits),)](logits.contiguous(), temperatures, noise, tokens, logps, logits.shape[1], TILE=tile)
+    _sample[(len(logits),)](
+        logits.contiguous(), temperatures, noise, tokens, logps, logits.shape[1], TILE=tile
+    )
     return tokens, logps

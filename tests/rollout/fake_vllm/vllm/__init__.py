@@ -1,8 +1,11 @@
-"""A stand-in for vLLM 0.32: as much of it as `vllm_worker.py` calls, on the model that config.json describes, one forward of everything a step.
+"""A stand-in for vLLM 0.32: as much of it as `vllm_worker.py` calls, on the model that config.json
+describes, one forward of everything a step.
 
-What makes vLLM awkward is kept: weights are random until they are loaded, and a tied output head has a copy of its own, which loading the
-embedding alone leaves as it was. FAKE_VLLM in the environment makes it fail: "die" and "hang" in a step, "slow" steps, "stale" ignores the second
-load and every later one, "broken" at import. torch is imported with the first weights, so that a process that fails before them starts at once.
+What makes vLLM awkward is kept: weights are random until they are loaded, and a tied output head
+has a copy of its own, which loading the embedding alone leaves as it was. FAKE_VLLM in the
+environment makes it fail: "die" and "hang" in a step, "slow" steps, "stale" ignores the second load
+and every later one, "broken" at import. torch is imported with the first weights, so that a process
+that fails before them starts at once.
 """
 
 from __future__ import annotations
@@ -32,12 +35,24 @@ class LLM:
     """The engine. Arguments that the real one needs are required here."""
 
     def __init__(
-        self, model: str, *, skip_tokenizer_init: bool, load_format: str, generation_config: str, logprobs_mode: str, dtype: str, max_model_len: int,
-        kv_cache_memory_bytes: int, max_num_seqs: int, max_num_batched_tokens: int, enable_prefix_caching: bool, enforce_eager: bool, **more: Any,
+        self, model: str, *, skip_tokenizer_init: bool, load_format: str, generation_config: str,
+        logprobs_mode: str, dtype: str, max_model_len: int,
+        kv_cache_memory_bytes: int, max_num_seqs: int, max_num_batched_tokens: int,
+        enable_prefix_caching: bool, enforce_eager: bool, **more: Any,
     ) -> None:  # fmt: skip
-        assert skip_tokenizer_init and load_format == "dummy" and generation_config == "vllm" and logprobs_mode == "processed_logprobs"
+        assert (
+            skip_tokenizer_init
+            and load_format == "dummy"
+            and generation_config == "vllm"
+            and logprobs_mode == "processed_logprobs"
+        )
         self.can_sleep, self.asleep = more.pop("enable_sleep_mode", False), False
-        assert more == {"disable_log_stats": True} and enforce_eager and kv_cache_memory_bytes > 0 and max_num_batched_tokens >= max_num_seqs
+        assert (
+            more == {"disable_log_stats": True}
+            and enforce_eager
+            and kv_cache_memory_bytes > 0
+            and max_num_batched_tokens >= max_num_seqs
+        )
         self.config = json.loads(Path(model, "config.json").read_text())
         self.dtype = dtype
         self.model: Any = None
@@ -65,7 +80,9 @@ class LLM:
         torch.set_num_threads(1)
         torch.set_grad_enabled(False)
         torch.manual_seed(99)
-        self.model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**self.config), dtype=getattr(torch, self.dtype)).eval()
+        self.model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**self.config), dtype=getattr(torch, self.dtype)
+        ).eval()
         self.head = self.model.get_output_embeddings().weight.detach().clone()
 
     def _reload(self, weights: Iterator[tuple[str, Tensor]]) -> None:
@@ -84,7 +101,10 @@ class LLM:
     def logits(self, tokens: list[int]) -> Tensor:
         import torch
 
-        return self.model.base_model(torch.tensor([tokens]), use_cache=False).last_hidden_state[0] @ self.head.T
+        return (
+            self.model.base_model(torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
+            @ self.head.T
+        )
 
 
 class Engine:
@@ -99,8 +119,19 @@ class Engine:
         self.version = version
 
     def add_request(self, key: str, prompt: TokensPrompt, params: SamplingParams) -> None:
-        assert len(prompt["prompt_token_ids"]) + params.max_tokens <= self.llm.longest, "longer than max_model_len"
-        self.requests.append(SimpleNamespace(key=key, prompt=prompt["prompt_token_ids"], params=params, noise=None, tokens=[], logp=[]))
+        assert len(prompt["prompt_token_ids"]) + params.max_tokens <= self.llm.longest, (
+            "longer than max_model_len"
+        )
+        self.requests.append(
+            SimpleNamespace(
+                key=key,
+                prompt=prompt["prompt_token_ids"],
+                params=params,
+                noise=None,
+                tokens=[],
+                logp=[],
+            )
+        )
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
@@ -108,7 +139,11 @@ class Engine:
     def step(self) -> list[SimpleNamespace]:
         assert not self.llm.asleep, "asked while asleep"
         if FAULT == "die":
-            print("Traceback (most recent call last):\nMemoryError: no room for the cache", file=sys.stderr, flush=True)
+            print(
+                "Traceback (most recent call last):\nMemoryError: no room for the cache",
+                file=sys.stderr,
+                flush=True,
+            )
             os._exit(3)
         time.sleep({"slow": 0.4, "hang": 600.0}.get(FAULT, 0.0))
         ended = [(r, self._advance(r)) for r in self.requests]
@@ -121,9 +156,15 @@ class Engine:
         params = request.params
         if request.noise is None:
             request.noise = torch.Generator().manual_seed(params.seed or 0)
-        logits = self.llm.logits(request.prompt + request.tokens)[-1].float() / (params.temperature or 1.0)
+        logits = self.llm.logits(request.prompt + request.tokens)[-1].float() / (
+            params.temperature or 1.0
+        )
         logp = logits.log_softmax(-1)
-        token = int(torch.multinomial(logp.exp(), 1, generator=request.noise)) if params.temperature else int(logp.argmax())
+        token = (
+            int(torch.multinomial(logp.exp(), 1, generator=request.noise))
+            if params.temperature
+            else int(logp.argmax())
+        )
         request.tokens.append(token)
         request.logp.append(float(logp[token]))
         if token in (params.stop_token_ids or []):
@@ -133,9 +174,19 @@ class Engine:
     def _output(self, request: SimpleNamespace, reason: str) -> SimpleNamespace:
         spans = [SimpleNamespace(version=self.version, start=0, end=len(request.tokens))]
         logprobs = SimpleNamespace(logprobs=request.logp)
-        completion = SimpleNamespace(token_ids=request.tokens, logprobs=logprobs, finish_reason=reason, weight_versions=spans)
+        completion = SimpleNamespace(
+            token_ids=request.tokens, logprobs=logprobs, finish_reason=reason, weight_versions=spans
+        )
         scored = None
         if request.params.prompt_logprobs is not None:
             rows = self.llm.logits(request.prompt).float().log_softmax(-1)
-            scored = [None] + [{t: SimpleNamespace(logprob=float(row[t]))} for row, t in zip(rows, request.prompt[1:], strict=False)]
-        return SimpleNamespace(request_id=request.key, outputs=[completion], prompt_logprobs=scored, num_cached_tokens=1)
+            scored = [None] + [
+                {t: SimpleNamespace(logprob=float(row[t]))}
+                for row, t in zip(rows, request.prompt[1:], strict=False)
+            ]
+        return SimpleNamespace(
+            request_id=request.key,
+            outputs=[completion],
+            prompt_logprobs=scored,
+            num_cached_tokens=1,
+        )
