@@ -8,7 +8,7 @@ import importlib
 from pathlib import Path
 
 from sixfold.cli import VERBS
-from sixfold.recipe.toml import knobs
+from sixfold.recipe.knobs import knobs
 
 FROZEN = Path(__file__).with_name("options.txt")
 

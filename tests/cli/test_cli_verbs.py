@@ -17,7 +17,9 @@ import pytest
 from sixfold import cli
 from sixfold.cli import VERBS, main
 from sixfold.errors import UserError
-from sixfold.recipe.toml import dump_recipe, knobs, load_recipe
+from sixfold.recipe.dump import dump_recipe
+from sixfold.recipe.knobs import knobs
+from sixfold.recipe.toml import load_recipe
 
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 

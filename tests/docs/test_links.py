@@ -12,8 +12,8 @@ import pytest
 
 from sixfold.cli import VERBS
 from sixfold.environment.math_answers import math_reward
+from sixfold.recipe.knobs import knobs, sections
 from sixfold.recipe.schema import Recipe
-from sixfold.recipe.toml import knobs, sections
 from sixfold.report.schema import find
 from sixfold.types import Task
 

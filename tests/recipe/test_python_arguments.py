@@ -17,8 +17,9 @@ from tests.run.processes import tiny_recipe
 import sixfold
 from sixfold.data.task_set import given_tasks
 from sixfold.errors import RunFailed, UserError
+from sixfold.recipe.dump import flat
 from sixfold.recipe.python_arguments import python_words, setting_flags
-from sixfold.recipe.toml import flat, parse_recipe
+from sixfold.recipe.toml import parse_recipe
 from sixfold.types import Task
 
 TASK = Task("0", "2+2=", 4)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sixfold.errors import UserError
+from sixfold.recipe.knobs import knobs
 from sixfold.recipe.resume_policy import FIXED, FREE, allowed_changes, settings_of, why_fixed
 from sixfold.recipe.schema import Recipe
-from sixfold.recipe.toml import knobs, parse_recipe
+from sixfold.recipe.toml import parse_recipe
 
 
 def test_every_setting_is_decided_and_the_tables_hold_nothing_else() -> None:

@@ -15,17 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sixfold.errors import UserError
+from sixfold.recipe.dump import dump_recipe, flat
+from sixfold.recipe.find import shipped_recipes
+from sixfold.recipe.knobs import Knob, knobs, sections
 from sixfold.recipe.schema import Recipe
-from sixfold.recipe.toml import (
-    Knob,
-    dump_recipe,
-    flat,
-    knobs,
-    load_recipe,
-    parse_recipe,
-    sections,
-    shipped_recipes,
-)
+from sixfold.recipe.toml import load_recipe, parse_recipe
 
 
 def refusal(text: str, *flags: str) -> str:

@@ -11,9 +11,10 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from sixfold.model.loading import load_policy
+from sixfold.recipe.find import shipped_recipes
 from sixfold.recipe.plan import make_plan
 from sixfold.recipe.schema import ModelConfig, ScratchConfig
-from sixfold.recipe.toml import load_recipe, shipped_recipes
+from sixfold.recipe.toml import load_recipe
 from sixfold.run.start import train_run
 
 FEW = [

@@ -15,8 +15,9 @@ from ..algorithm.method import ADVANTAGES, LOSSES, Method
 from ..algorithm.zoo import ZOO
 from ..errors import UserError, nearest
 from ..interop import FRAMEWORKS, Conversion, Sizes, convert
+from ..recipe.dump import toml_literal
+from ..recipe.knobs import knobs
 from ..recipe.schema import Recipe
-from ..recipe.toml import knobs, toml_literal
 from .parsing import VerbParser
 
 FIXED = {

@@ -91,7 +91,8 @@ class VerbParser(argparse.ArgumentParser):
 
 def settings_table() -> str:
     """Every knob by section: key, default, valid values, one line on what it is."""
-    from ..recipe.toml import knobs, toml_literal
+    from ..recipe.dump import toml_literal
+    from ..recipe.knobs import knobs
 
     lines = [f"settings ({len(knobs())}), in a recipe or as --section.key VALUE:"]
     section = ""

@@ -105,11 +105,10 @@ AGGREGATIONS = {
 ESTIMATORS = {"k1": "kl", "k2": "mse", "k3": "low_var_kl", "k3+": "k3+"}
 
 
-def _advantage(m: Method, s: Sizes) -> Answer:
-    estimator, grpo = "algorithm.adv_estimator", {"algorithm.adv_estimator": "grpo"}
-    centred = {**grpo, "algorithm.norm_adv_by_std_in_grpo": False}
-    critic = {
-        estimator: "gae",
+def _critic(m: Method) -> dict[str, object]:
+    """Settings of GAE and its value model."""
+    return {
+        "algorithm.adv_estimator": "gae",
         "algorithm.gamma": m.gamma,
         "algorithm.lam": m.lam,
         "critic.cliprange_value": m.value_clip,
@@ -118,8 +117,12 @@ def _advantage(m: Method, s: Sizes) -> Answer:
         "critic.optim.betas": BETAS,
         "critic.optim.weight_decay": WEIGHT_DECAY,
     }
-    teacher = {
-        estimator: "grpo",
+
+
+def _teacher(m: Method) -> Answer:
+    """Settings of on-policy distillation."""
+    settings = {
+        "algorithm.adv_estimator": "grpo",
         "distillation.enabled": True,
         f"{_DISTILL}loss_mode": "k1",
         f"{_DISTILL}use_task_rewards": False,
@@ -129,6 +132,24 @@ def _advantage(m: Method, s: Sizes) -> Answer:
         f"{_DISTILL}clip_ratio_high": m.clip_high,
         "distillation.teacher_models.teacher_model.model_path": "TEACHER",
     }
+    return Answer(
+        settings,
+        (
+            (
+                "the advantage is taken from the log-probs of each update, here from those of"
+                " the samples: the same in the first update of a step"
+            ),
+            (
+                "its vanilla loss keeps dual clip at 3, without a key to lift it: it binds"
+                " where A < 0 and the ratio is above 3"
+            ),
+        ),
+    )
+
+
+def _advantage(m: Method, s: Sizes) -> Answer:
+    estimator, grpo = "algorithm.adv_estimator", {"algorithm.adv_estimator": "grpo"}
+    centred = {**grpo, "algorithm.norm_adv_by_std_in_grpo": False}
     answers = {
         "no_baseline": Answer(
             {**centred, "actor_rollout_ref.rollout.n": 1},
@@ -177,20 +198,8 @@ def _advantage(m: Method, s: Sizes) -> Answer:
             {estimator: "reinforce_plus_plus", "algorithm.gamma": m.gamma}, (WHITEN,)
         ),
         "whitened_group_mean": Answer({estimator: "reinforce_plus_plus_baseline"}, (WHITEN,)),
-        "gae": Answer(critic, (WHITEN,)),
-        "teacher": Answer(
-            teacher,
-            (
-                (
-                    "the advantage is taken from the log-probs of each update, here from those of"
-                    " the samples: the same in the first update of a step"
-                ),
-                (
-                    "its vanilla loss keeps dual clip at 3, without a key to lift it: it binds"
-                    " where A < 0 and the ratio is above 3"
-                ),
-            ),
-        ),
+        "gae": Answer(_critic(m), (WHITEN,)),
+        "teacher": _teacher(m),
     }
     return answers.get(
         m.advantage,

@@ -1,7 +1,7 @@
 """Resolve a recipe before anything is loaded: sizes, counts, bounds and contradictions. No torch.
 
 The recipe is what the user requested. The Plan is what it resolves to. A number that depends on
-weights or data that are not available is None, never a guess. `recipe/explain.py` shows the plan as
+weights or data that are not available is None, never a guess. `recipe/explain/` shows the plan as
 text.
 """
 

@@ -13,8 +13,8 @@ from os import PathLike, fspath
 from typing import Any, Protocol, runtime_checkable
 
 from ..errors import RunFailed, UserError
+from .dump import toml_literal
 from .schema import Recipe
-from .toml import toml_literal
 
 _COMMAND = re.compile(r"sixfold train --resume .*$")
 """The whole command. The path of the run comes last."""

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import UserError
+from .dump import flat, toml_literal
+from .knobs import knobs
 from .schema import Recipe
-from .toml import flat, knobs, toml_literal
 
 ADAPTED = "the checkpoint holds what the algorithm has adapted to under it"
 SAMPLER = "the checkpoint holds the sampler's weights, or none, as this setting had it"

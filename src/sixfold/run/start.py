@@ -36,8 +36,8 @@ from ..environment.trial import TRIAL_TASKS, try_rewards
 from ..errors import UserError
 from ..evaluation.record import record, shown, upgraded
 from ..recipe.algorithm_plan import check_recomputed
+from ..recipe.dump import dump_recipe, flat
 from ..recipe.schema import Recipe
-from ..recipe.toml import dump_recipe, flat
 from ..report.alarms import Alarms
 from ..report.divergence import Divergence
 from ..report.learning import Learning

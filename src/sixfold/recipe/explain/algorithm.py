@@ -1,0 +1,120 @@
+"""Explain the algorithm, its reference model and its critic."""
+
+from __future__ import annotations
+
+from ...algorithm.lineage import cells
+from ...algorithm.method import Method
+from ..plan import TRAINING_BYTES_PER_PARAMETER, Plan
+from ..schema import Recipe
+from .fact import UNKNOWN, Fact, bytes_text
+
+_PLACEMENTS = {
+    "inline": "in the loop",
+    "worker": "by a process of its own while answers are checked",
+    "fused": "by the trainer before each micro-batch",
+}
+_BODIES = {
+    "own": "a copy of the policy's body under a value head",
+    "policy": "a value head on the policy's hidden states",
+}
+
+
+def algorithm_facts(plan: Plan) -> list[Fact]:
+    row, recipe = plan.algorithm, plan.recipe
+    cell = cells(row)
+    ratio = (
+        "no ratio, no clip"
+        if cell["ratio and clip"] == "none"
+        else f"ratio and clip: {cell['ratio and clip']}"
+    )
+    text = (
+        f"{row.name}: baseline: {cell['baseline']}; {ratio}; token losses averaged by"
+        f" '{row.aggregation}' ({row.paper})"
+    )
+    return [Fact("algorithm", text), _reference_fact(plan), *_correction_facts(row, recipe)]
+
+
+def _reference_fact(plan: Plan) -> Fact:
+    row, config = plan.algorithm, plan.recipe.reference
+    whose = (
+        "algorithm.beta in the recipe"
+        if plan.recipe.algorithm.beta is not None
+        else f"{row.name}'s default"
+    )
+    if not plan.keeps_reference:
+        idle = "; reference.reset_every has no effect" if config.reset_every else ""
+        return Fact(
+            "reference",
+            f"none is kept{idle}",
+            f"beta = 0 ({whose}), so nothing is measured against it",
+        )
+    kept = f"{config.path} is kept" if config.path else "a frozen copy is kept"
+    scored = f"{kept}, scored {_PLACEMENTS[config.placement]}"
+    if row.needs_teacher:
+        return Fact(
+            "teacher",
+            f"{scored}; its log-probs less the policy's are the advantage of each token",
+            f"advantage = '{row.advantage}'",
+        )
+    weight = f"weight {row.beta:g}" + (
+        f", adapted until the KL is {row.kl_target:g}" if row.kl_target else ""
+    )
+    reset = f"; copied anew every {config.reset_every} steps" if config.reset_every else ""
+    return Fact(
+        "reference",
+        f"{scored}; KL {row.kl} in the {row.kl_in}, {weight}{reset}",
+        f"beta = {row.beta:g} ({whose})",
+    )
+
+
+def _correction_facts(row: Method, recipe: Recipe) -> list[Fact]:
+    if row.correction == "none":
+        return []
+    low, high = row.band
+    if row.correction == "negative-sequence":
+        says = (
+            "completions with A < 0 are dropped once their mean log-ratio to the sampler has"
+            f" fallen by {high:g}"
+        )
+    else:
+        bounds = f"{low:g} to {high:g}" if low is not None else f"up to {high:g}"
+        says = (
+            f"'{row.correction}': the policy loss is multiplied by pi(start of the step) /"
+            f" pi(sampler), {bounds}"
+        )
+    return [
+        Fact(
+            "correction",
+            says,
+            f"algorithm.correction; sync.mode = {recipe.sync.mode}, every = {recipe.sync.every}",
+        )
+    ]
+
+
+def critic_facts(plan: Plan) -> list[Fact]:
+    row, config = plan.algorithm, plan.recipe.critic
+    if not row.needs_critic:
+        return []
+    state = "next to nothing"
+    if config.body == "own":
+        size = plan.model.parameters
+        state = (
+            UNKNOWN
+            if size is None
+            else f"about {bytes_text(TRAINING_BYTES_PER_PARAMETER * size)} more"
+        )
+    alone = (
+        f"; trained alone in the first {config.warmup_steps} steps" if config.warmup_steps else ""
+    )
+    text = (
+        f"{_BODIES[config.body]}; training state: {state}; learning rate"
+        f" {config.learning_rate:g}{alone}"
+    )
+    return [
+        Fact(
+            "critic",
+            text,
+            f"advantage = '{row.advantage}' needs the value of every state; critic.body ="
+            f" {config.body}",
+        )
+    ]

@@ -1,0 +1,188 @@
+"""Explain a step: how many samples, how the engine draws them, and how they are batched."""
+
+from __future__ import annotations
+
+from ...algorithm.method import Method
+from ...environment.preflight import degenerate_probability, expected_refill
+from ..plan import Plan
+from .fact import UNKNOWN, Fact, bytes_text, tokens_text
+
+_PREFIXES = {
+    "radix": "what prompts begin with in common is computed once too, found in a radix tree",
+    "hash": (
+        "what prompts begin with in common is computed once too, by whole blocks, found by their"
+        " hashes"
+    ),
+    "none": "what prompts begin with in common is computed for each",
+}
+_SPECULATION = (
+    "the next tokens are guessed from the completion's own text and checked in one forward: the"
+    " same tokens and log-probs, sooner where text repeats itself and few sequences run, later"
+    " where it does not"
+)
+_ADMISSION = {
+    "none": (
+        "a completion starts once the longest that it may become fits beside those that run, so"
+        " none has to stop"
+    ),
+    "recompute": (
+        "a completion starts once its prompt fits; where blocks run out, the last in line stops and"
+        " goes on later, to the same tokens"
+    ),
+    "swap": (
+        "a completion starts once its prompt fits; where blocks run out, the last in line waits in"
+        " host memory, then goes on to the same tokens"
+    ),
+}
+_SOLVED = (0.1, 0.5, 0.9)
+"""Pass rates for which the cost of dynamic sampling is shown."""
+
+
+def rollout_facts(plan: Plan) -> list[Fact]:
+    rollout, row = plan.recipe.rollout, plan.algorithm
+    # A micro-batch never spans two minibatches, so each minibatch after the first may add one.
+    most = plan.microbatches + row.minibatches - 1
+    batches = "1 micro-batch" if most == 1 else f"{most} micro-batches"
+    a_pass = " in each epoch" if row.epochs > 1 else ""
+    return [
+        Fact(
+            "step",
+            f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples ="
+            f" {plan.trajectories} trajectories, {_updates(row)}, at most {batches} of <="
+            f" {plan.recipe.trainer.max_tokens_per_microbatch} tokens{a_pass}",
+            _microbatch_reason(plan),
+        ),
+        *_truncation_facts(plan),
+        *(_engine_facts(plan) if rollout.backend == "engine" else []),
+    ]
+
+
+def _engine_facts(plan: Plan) -> list[Fact]:
+    engine, samples = (
+        plan.recipe.engine,
+        plan.recipe.rollout.oversample or plan.recipe.rollout.samples_per_prompt,
+    )
+    bound = "" if engine.kv_tokens else "at most "  # the run uses the actual longest prompt
+    room = (
+        UNKNOWN
+        if plan.kv_blocks is None
+        else f"{bound}{plan.kv_tokens:,} tokens in {plan.kv_blocks:,} blocks of {engine.block_size}"
+    )
+    size = UNKNOWN if plan.kv_bytes is None else bytes_text(plan.kv_bytes)
+    full_length = (
+        f"engine.kv_tokens = 0: room for engine.max_running = {engine.max_running} sequences of"
+        f" {tokens_text(plan.longest_tokens)}"
+    )
+    full_length += (
+        "; on a GPU no more than is free there, less what training needs and a tenth of its memory"
+    )
+    shared = (
+        f"a prompt is computed once for its {samples} samples"
+        if samples > 1
+        else "a prompt has one sample"
+    )
+    return [
+        Fact(
+            "KV cache",
+            f"{room}; {size}",
+            f"engine.kv_tokens = {engine.kv_tokens}" if engine.kv_tokens else full_length,
+        ),
+        Fact(
+            "prefill",
+            f"{shared}; {_PREFIXES[engine.prefix_cache]}; at most {engine.prefill_tokens_per_step}"
+            " prompt tokens in an engine step, or one longer prompt, while what runs waits",
+            f"engine.prefix_cache = {engine.prefix_cache}; engine.prefill_tokens_per_step ="
+            f" {engine.prefill_tokens_per_step}",
+        ),
+        *(
+            [Fact("speculation", _SPECULATION, f"engine.speculation = {engine.speculation}")]
+            if engine.speculation != "none"
+            else []
+        ),
+        Fact(
+            "admission", _ADMISSION[engine.preemption], f"engine.preemption = {engine.preemption}"
+        ),
+    ]
+
+
+def _truncation_facts(plan: Plan) -> list[Fact]:
+    rollout = plan.recipe.rollout
+    top_k = f"the {rollout.top_k} most probable tokens" if rollout.top_k else ""
+    top_p = f"the fewest that reach a probability of {rollout.top_p:g}" if rollout.top_p < 1 else ""
+    min_p = (
+        f"those at least {rollout.min_p:g} times as probable as the best" if rollout.min_p else ""
+    )
+    rules = [rule for rule in (top_k, top_p, min_p) if rule]
+    if not rules:
+        return []
+    bound = f"at most {4 * rollout.top_k} bytes" if rollout.top_k else "4 bytes for each kept token"
+    return [
+        Fact(
+            "sampling",
+            f"from {', of these '.join(rules)}, renormalised; trainer and reference score each"
+            f" token over the set that the sampler kept, which costs {bound} a sampled token",
+            f"rollout.top_k = {rollout.top_k}, top_p = {rollout.top_p:g}, min_p ="
+            f" {rollout.min_p:g}; evaluation draws from all tokens",
+        )
+    ]
+
+
+def sampling_facts(plan: Plan) -> list[Fact]:
+    rounds, samples, started = (
+        plan.algorithm.dynamic_sampling,
+        plan.recipe.rollout.samples_per_prompt,
+        plan.recipe.rollout.oversample,
+    )
+    facts = []
+    if started:
+        facts.append(
+            Fact(
+                "oversample",
+                f"{started} samples of a task are started; its group is whole once {samples} have"
+                " ended and their rewards differ, the others are aborted and reach no loss. Short"
+                " answers end first: this favours them",
+                f"rollout.oversample = {started}, samples_per_prompt = {samples}",
+            )
+        )
+    if not rounds:
+        return facts
+    costs = [expected_refill(degenerate_probability(p, samples), rounds) for p in _SOLVED]
+    more, left = (
+        ", ".join(f"{cost[i]:.{digits}f}" for cost in costs) for i, digits in ((0, 2), (1, 3))
+    )
+    return [
+        *facts,
+        Fact(
+            "refill",
+            f"groups whose rewards are all equal are sampled anew, in {rounds} rounds a step at"
+            f" most; where tasks are solved with probability {', '.join(map(str, _SOLVED))}: {more}"
+            f" groups more for each of the step, and a share of {left} stays as it is",
+            f"dynamic_sampling = {rounds}; {samples} rewards of 0 or 1 are all equal with"
+            f" probability p^{samples} + (1 - p)^{samples}",
+        ),
+    ]
+
+
+def _updates(row: Method) -> str:
+    if row.updates == 1:
+        return "1 optimizer step"
+    epochs = f"{row.epochs} epoch{'s' if row.epochs > 1 else ''}"
+    minibatches = f"{row.minibatches} minibatch{'es' if row.minibatches > 1 else ''}"
+    return f"{epochs} x {minibatches} = {row.updates} optimizer steps"
+
+
+def _microbatch_reason(plan: Plan) -> str:
+    if plan.longest_tokens is None:
+        return "no length is known before the model is loaded, and a trajectory is never split"
+    budget = plan.recipe.trainer.max_tokens_per_microbatch
+    if plan.longest_tokens > budget:
+        return (
+            f"a trajectory is never split, and one of more than {budget} tokens gets a micro-batch"
+            " of its own"
+        )
+    shared = (
+        "a prompt counts once for its completions (trainer.share_prefix)"
+        if plan.recipe.trainer.share_prefix
+        else "each counts its prompt"
+    )
+    return f"a trajectory has at most {plan.longest_tokens} tokens and is never split; {shared}"

@@ -1,0 +1,109 @@
+"""Explain the tasks, the rewards and the held-out evaluation."""
+
+from __future__ import annotations
+
+from ...environment.solved import reward_labels, solved_rule, spec_name
+from ..plan import Plan
+from ..schema import DataConfig, Recipe
+from .fact import Fact, tokens_text
+
+
+def task_facts(plan: Plan) -> list[Fact]:
+    data = plan.recipe.data
+    kept = _held_out(data)
+    limit = tokens_text(plan.max_prompt_tokens)
+    why = (
+        f"data.max_prompt_tokens = {data.max_prompt_tokens}"
+        if data.max_prompt_tokens
+        else f"context less rollout.max_new_tokens = {plan.recipe.rollout.max_new_tokens}"
+    )
+    longer = "stops the run" if data.overlong == "error" else "is dropped and counted"
+    rewards = plan.recipe.environment
+    scale = rewards.weights or (1.0,) * len(rewards.rewards)
+    return [
+        Fact("tasks", f"{_sources(data)}; held out: {kept}"),
+        Fact("prompts", f"at most {limit}; a longer one {longer}", why),
+        Fact(
+            "reward",
+            " + ".join(f"{w:g} x {name}" for w, name in zip(scale, rewards.rewards, strict=True)),
+        ),
+    ]
+
+
+def _sources(data: DataConfig) -> str:
+    """Sources of the tasks, with the share of each in a step's prompts if there are several."""
+    if not data.sources:
+        return data.source + (f" at revision {data.revision}" if data.revision else "")
+    total = sum(s.weight for s in data.sources)
+    return ", ".join(
+        f"{s.weight / total:.0%} {s.label}" + (f" at revision {s.revision}" if s.revision else "")
+        for s in data.sources
+    )
+
+
+def _held_out(data: DataConfig) -> str:
+    if data.heldout_splits:
+        return ", ".join(f"split '{split}'" for split in data.heldout_splits)
+    return f"{data.heldout} tasks set aside" + (
+        "" if data.sources else f" from split '{data.split}'"
+    )
+
+
+def reward_facts(plan: Plan) -> list[Fact]:
+    row, longest = plan.algorithm, plan.recipe.rollout.max_new_tokens
+    if not row.overlong_buffer:
+        return []
+    buffer = max(1, round(row.overlong_buffer * longest))
+    whose = "of answers cut off" if row.overlong_truncated_only else "of every answer"
+    text = (
+        f"the reward {whose} falls past {longest - buffer} tokens, by {row.overlong_penalty:g} at"
+        f" {longest}"
+    )
+    return [
+        Fact(
+            "overlong",
+            text,
+            f"overlong_buffer = {row.overlong_buffer:g}: the last {buffer} of {longest} tokens",
+        )
+    ]
+
+
+def eval_facts(plan: Plan) -> list[Fact]:
+    settings, data = plan.recipe.eval, plan.recipe.data
+    if not plan.evaluations:
+        return [Fact("evaluation", "none", "data.heldout = 0 and data.heldout_split is empty")]
+    everything = (
+        f"all of {_held_out(data)}" if data.heldout_splits else f"{data.heldout} held-out tasks"
+    )
+    some = f" ({settings.tasks} of them in between)" if settings.tasks else ""
+    how = "greedy" if settings.temperature == 0 else f"temperature {settings.temperature:g}"
+    samples = f"{settings.samples} sample{'s' if settings.samples > 1 else ''}"
+    when = (
+        f"before the first step, every {settings.every} steps and after the last"
+        if settings.every
+        else "before the first step and after the last"
+    )
+    return [
+        Fact(
+            "evaluation",
+            f"{everything}{some} x {samples}, {how}; {plan.evaluations} times: {when}",
+            "of the policy's own weights",
+        ),
+        Fact(
+            "solved",
+            _solved(plan.recipe),
+            "by eval.metric and eval.solved_at; counted in accuracy, pass@k and pre-flight",
+        ),
+    ]
+
+
+def _solved(recipe: Recipe) -> str:
+    """Rule by which a completion counts as solved."""
+    specs = recipe.environment.rewards
+    labels = reward_labels([spec_name(spec) for spec in specs], specs)
+    return solved_rule(
+        labels,
+        recipe.environment.weights or [1.0] * len(specs),
+        recipe.eval.metric,
+        recipe.eval.solved_at,
+    ).text

@@ -1,0 +1,101 @@
+"""Check the keys of a recipe: every leaf is a setting, every table a section. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from ..errors import UserError, nearest
+from .knobs import Knob, knobs, sections
+
+_SECRET = re.compile(
+    r"(^|[_-])(token|api[_-]?key|secret|password|passwd|credentials?)$", re.IGNORECASE
+)
+
+
+def check_keys(tree: Mapping[str, Any], place: Callable[[str], str], prefix: str = "") -> None:
+    """Check that every leaf is a setting and every table a section.
+
+    Values are not shown in these errors, because a misplaced key may be a secret.
+
+    Raises:
+        UserError: with the nearest valid name.
+    """
+    for name, value in tree.items():
+        key = prefix + name
+        if key in sections():
+            if not isinstance(value, dict):
+                example = next(k for k in knobs() if k.startswith(key + "."))
+                raise UserError(
+                    f"'{key}' is a section, not a setting; set what is in it, e.g. {example}"
+                    f" ({place(key)})"
+                )
+            check_keys(value, place, key + ".")
+        elif key not in knobs():
+            raise UserError(f"{_unknown_key(key, value)} ({place(key)})")
+        elif knobs()[key].fields and isinstance(value, list):
+            _check_tables(knobs()[key], value, place)
+
+
+def _check_tables(knob: Knob, tables: Sequence[Any], place: Callable[[str], str]) -> None:
+    """Check that each item of a list of tables is a table with known names.
+
+    Raises:
+        UserError: if it is not.
+    """
+    for number, table in enumerate(tables, start=1):
+        if not isinstance(table, dict):
+            raise UserError(
+                f"{knob.key}: entry {number} is {shown(table)}, want a table such as"
+                f" [[{knob.key}]] ({place(knob.key)})"
+            )
+        for name in table:
+            if name not in knob.fields:
+                raise UserError(
+                    f"unknown key '{name}' in {knob.key}, entry"
+                    f" {number}.{nearest(name, list(knob.fields))} ({place(f'{knob.key}.{name}')})"
+                )
+
+
+def _unknown_key(key: str, value: Any) -> str:
+    """Error message for an unknown key."""
+    name = key.rpartition(".")[2]
+    if isinstance(value, str) and _SECRET.search(name):
+        variable = name.upper().replace("-", "_")
+        return (
+            f"'{key}' looks like a secret: none is kept in a recipe (value not shown); set the"
+            f" environment variable {variable}"
+        )
+    homes = [knob for knob in knobs().values() if knob.name == name]
+    if homes:
+        return f"'{key}' belongs under " + " or ".join(
+            f"'{knob.section}' ({knob.key})" for knob in homes
+        )
+    takers = [
+        knob.key
+        for knob in knobs().values()
+        if name in knob.choices and knob.section == key.rpartition(".")[0]
+    ]
+    if takers:
+        return f"unknown key '{key}': '{name}' is a value of {takers[0]}"
+    # Compare names without their section: a long shared prefix would make all keys look similar.
+    everywhere = {knob.name: knob.key for knob in reversed(list(knobs().values()))}
+    siblings = {
+        child.rpartition(".")[2]: child
+        for child in [*knobs(), *sections()]
+        if child.rpartition(".")[0] == key.rpartition(".")[0]
+    }
+    near = [
+        names[n] for names in (siblings, everywhere) for n in get_close_matches(name, names, n=1)
+    ]
+    return f"unknown key '{key}'." + (f" Did you mean '{near[0]}'?" if near else "")
+
+
+def shown(value: Any) -> str:
+    """A value in one short line."""
+    if isinstance(value, dict):
+        return "a table"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,48 @@
+"""The recipe: one typed, frozen object, loaded from TOML and `--dotted.flags` (`recipe/toml.py`).
+
+This package does not import torch or any other module of Sixfold. Each section owns its settings:
+no setting is read outside the role it is named for. A section has at most 25 settings
+(`tests/shape`).
+
+The recipe holds the requested values. Resolved values (micro-batches, KV cache blocks, ...) are
+computed in `recipe/plan.py` and printed by `sixfold explain`.
+"""
+
+from .algorithm import AlgorithmConfig, CriticConfig, ReferenceConfig
+from .base import PATTERNS, Section, device_name
+from .data import ArithmeticConfig, DataConfig, GymConfig, SourceConfig
+from .engine import EngineConfig
+from .environment import EnvironmentConfig
+from .model import ModelConfig, ScratchConfig
+from .recipe import Recipe
+from .records import CheckpointConfig, EvalConfig, LogConfig
+from .rollout import RolloutConfig, VllmConfig
+from .run import RunConfig
+from .trainer import SftConfig, SyncConfig, TrainerConfig
+
+__all__ = [
+    "PATTERNS",
+    "AlgorithmConfig",
+    "ArithmeticConfig",
+    "CheckpointConfig",
+    "CriticConfig",
+    "DataConfig",
+    "EngineConfig",
+    "EnvironmentConfig",
+    "EvalConfig",
+    "GymConfig",
+    "LogConfig",
+    "ModelConfig",
+    "Recipe",
+    "ReferenceConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "ScratchConfig",
+    "Section",
+    "SftConfig",
+    "SourceConfig",
+    "SyncConfig",
+    "TrainerConfig",
+    "VllmConfig",
+    "device_name",
+]

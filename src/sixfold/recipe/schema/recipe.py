@@ -1,0 +1,64 @@
+"""The recipe: all sections, and the checks between them."""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+
+from .algorithm import AlgorithmConfig, CriticConfig, ReferenceConfig
+from .base import Section
+from .data import DataConfig
+from .engine import EngineConfig
+from .environment import EnvironmentConfig
+from .model import ModelConfig
+from .records import CheckpointConfig, EvalConfig, LogConfig
+from .rollout import RolloutConfig
+from .run import RunConfig
+from .trainer import SftConfig, SyncConfig, TrainerConfig
+
+
+class Recipe(Section):
+    """A whole run."""
+
+    run: RunConfig = RunConfig()
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    engine: EngineConfig = EngineConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    critic: CriticConfig = CriticConfig()
+    reference: ReferenceConfig = ReferenceConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    sft: SftConfig = SftConfig()
+    sync: SyncConfig = SyncConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        """Refuse settings that are valid on their own but contradict each other."""
+        if self.sync.every > 1 and self.sync.mode == "shared":
+            raise ValueError(
+                "sync.every > 1 needs sync.mode = 'copy': a shared module is never stale"
+            )
+        if self.environment.weights and len(self.environment.weights) != len(
+            self.environment.rewards
+        ):
+            raise ValueError(
+                f"environment.weights has {len(self.environment.weights)} entries for"
+                f" {len(self.environment.rewards)} rewards: give one each"
+            )
+        if not self.environment.rewards:
+            raise ValueError("environment.rewards is empty: name at least one, e.g. ['math']")
+        if self.model.scratch.heads % self.model.scratch.kv_heads:
+            raise ValueError(
+                f"model.scratch.heads ({self.model.scratch.heads}) must be a multiple of kv_heads"
+                f" ({self.model.scratch.kv_heads})"
+            )
+        if "reasoning_gym" in self.data.names and not self.data.reasoning_gym.tasks:
+            raise ValueError(
+                "data.source is reasoning_gym but data.reasoning_gym.tasks is empty: name datasets,"
+                " e.g. ['chain_sum']"
+            )
+        return self

@@ -1,0 +1,72 @@
+"""Settings of the rollout, and of the program that samples."""
+
+from __future__ import annotations
+
+from .base import DEVICES, Real, Section, StopText, knob
+
+
+class VllmConfig(Section):
+    """The vLLM process, used if rollout.backend is vllm."""
+
+    devices: str = knob(
+        "",
+        "GPUs of the vLLM process by number, e.g. 1 or 1,2 (empty: the policy's)",
+        pattern=DEVICES,
+    )
+    tensor_parallel: int = knob(
+        1, "GPUs that share each weight matrix; name as many in rollout.vllm.devices", ge=1
+    )
+    memory: Real = knob(
+        0.0,
+        "share of each GPU's memory that vLLM may take (0: what weights and KV cache need)",
+        ge=0,
+        le=1,
+    )
+    sleep: bool = knob(
+        False, "move vLLM's weights to host memory and drop its KV cache while the trainer works"
+    )
+
+
+class RolloutConfig(Section):
+    """Number of prompts and completions, and how completions are sampled."""
+
+    prompts_per_step: int = knob(8, "tasks per step", ge=1)
+    samples_per_prompt: int = knob(8, "completions per task (K)", ge=1)
+    oversample: int = knob(
+        0,
+        "samples to start of a task, of which the first K that teach something are kept (0: K)",
+        ge=0,
+    )
+    max_new_tokens: int = knob(64, "longest completion in tokens", ge=1)
+    temperature: Real = knob(1.0, "sampling temperature; scoring uses the same", ge=1e-20)
+    top_p: Real = knob(
+        1.0,
+        "sample from the fewest tokens that reach this probability; scoring uses the same set (1:"
+        " off)",
+        gt=0,
+        le=1,
+    )
+    top_k: int = knob(
+        0, "sample from the k most probable tokens; scoring uses the same set (0: off)", ge=0
+    )
+    min_p: Real = knob(
+        0.0,
+        "sample from tokens at least this share as probable as the best; scoring uses the same set"
+        " (0: off)",
+        ge=0,
+        lt=1,
+    )
+    stop_tokens: tuple[str, ...] = knob(
+        ("auto",),
+        "tokens that end a completion; auto: the model's end tokens and what ends a turn in its"
+        " chat template",
+    )
+    stop: tuple[StopText, ...] = knob(
+        (), "texts that end a completion; the graded text ends before the first of them"
+    )
+    backend: str = knob(
+        "engine",
+        "who samples: engine (the embedded one), vllm, vllm:/path/to/python, or"
+        " sglang:http://host:port",
+    )
+    vllm: VllmConfig = VllmConfig()

@@ -1,0 +1,72 @@
+"""Settings of the trainer, of the supervised warm-up and of weight sync."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .base import Decay, Real, Section, knob
+
+
+class TrainerConfig(Section):
+    """The optimizer, the learning rate schedule and the micro-batches."""
+
+    learning_rate: Real = knob(1e-6, "AdamW learning rate", gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = knob(
+        "constant", "learning rate after warm-up: constant, or decaying to 0 at the last update"
+    )
+    warmup_steps: int = knob(0, "updates over which the learning rate rises from 0", ge=0)
+    betas: tuple[Decay, Decay] = knob(
+        (0.9, 0.95),
+        "AdamW's betas; with 0.95 the second forgets a gradient spike in about 20 steps",
+    )
+    epsilon: Real = knob(1e-8, "AdamW epsilon", gt=0)
+    weight_decay: Real = knob(
+        0.0, "AdamW weight decay; the KL cannot see the drift it causes, so 0 for RL", ge=0
+    )
+    grad_clip: Real = knob(1.0, "largest gradient norm", gt=0)
+    max_tokens_per_microbatch: int = knob(4096, "tokens in one forward and backward", ge=16)
+    logprob_chunk: int = knob(1024, "positions whose logits exist at one time", ge=16)
+    activation_checkpointing: Literal["none", "selective", "full"] = knob(
+        "none", "recompute activations in the backward pass to save memory"
+    )
+    share_prefix: bool = knob(
+        True, "compute a prompt once for all its completions, forward and backward"
+    )
+    max_skipped_steps: int = knob(
+        3, "stop after this many updates in a row whose gradient was not finite", ge=1
+    )
+
+
+class SftConfig(Section):
+    """Supervised warm-up on the tasks' worked solutions, by the same trainer."""
+
+    steps: int = knob(0, "most SFT steps before RL (0: none)", ge=0)
+    examples_per_step: int = knob(64, "worked solutions per step", ge=1)
+    learning_rate: Real = knob(1e-3, "AdamW learning rate", gt=0)
+    warmup_steps: int = knob(10, "steps over which the learning rate rises from 0", ge=0)
+    weight_decay: Real = knob(0.1, "AdamW weight decay", ge=0)
+    stop_at_accuracy: Real = knob(
+        0.0,
+        "end the warm-up once this share of a probe set is solved greedily, of each source (0: run"
+        " all steps)",
+        ge=0,
+        le=1,
+    )
+
+
+class SyncConfig(Section):
+    """How new weights reach the engine."""
+
+    mode: Literal["shared", "copy", "int8", "fp8"] = knob(
+        "shared",
+        "shared: engine and trainer are one module; copy: the engine has its own weights; int8,"
+        " fp8: its own, rounded as if quantised",
+    )
+    every: int = knob(
+        1, "sync every N steps (not with shared): more than 1 makes rollouts stale on purpose", ge=1
+    )
+
+    @property
+    def quantised(self) -> bool:
+        """True if the engine samples from quantised weights, which differ from the trainer's."""
+        return self.mode in ("int8", "fp8")
