@@ -17,6 +17,11 @@ from typing import Any, Literal, TypedDict
 
 FinishReason = Literal["stop", "length", "aborted", "error"]
 
+LOG_RATIO_EDGES: tuple[float, ...] = (-1.0, -0.5, -0.2, -0.1, -0.01, 0.01, 0.1, 0.2, 0.5, 1.0)
+"""Bin edges of `train/ratio_hist`, in log-ratio. Bin i counts edges[i-1] < x <= edges[i]. The first
+and the last bin are open.
+"""
+
 
 class Message(TypedDict):
     """One chat message, in the form that every chat template reads."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -51,18 +52,21 @@ def two_parts(rewards: Tensor, group: Tensor) -> Tensor:
     )
 
 
+zscore: Advantage = partial(group_zscore, eps=1e-6)
+batch_scaled: Advantage = partial(batch_std, eps=1e-6)
+
 ALL: list[Advantage] = [
     group_mean,
-    group_zscore,
+    zscore,
     leave_one_out,
-    batch_std,
+    batch_scaled,
     weighted_by_place,
     maxrl,
     gpg,
     top_gap,
     two_parts,
 ]
-CENTRED: list[Advantage] = [group_mean, group_zscore, leave_one_out, batch_std, gpg, two_parts]
+CENTRED: list[Advantage] = [group_mean, zscore, leave_one_out, batch_scaled, gpg, two_parts]
 
 rewards_and_groups = st.lists(
     st.tuples(st.floats(-8, 8, width=16), st.integers(0, 3)), min_size=1, max_size=16
@@ -107,8 +111,8 @@ def golden_rows(case: str) -> tuple[Tensor, Tensor]:
 
 def test_golden_zscore_with_population_std() -> None:
     rewards, group = table("adv_grpo_outcome", "rewards"), table("adv_grpo_outcome", "group").long()
-    close(group_zscore(rewards, group), table("adv_grpo_outcome", "ddof0_eps1e6", "expected"))
-    assert (group_zscore(rewards, group)[8:] == 0).all()
+    close(group_zscore(rewards, group, 1e-6), table("adv_grpo_outcome", "ddof0_eps1e6", "expected"))
+    assert (group_zscore(rewards, group, 1e-6)[8:] == 0).all()
 
 
 def test_group_mean_by_hand() -> None:
@@ -136,10 +140,10 @@ def test_zscore_does_not_see_scale_or_shift(
     """R' = a R + b with a > 0 gives the same advantages, but for eps."""
     rewards, group = case
     _, std, _ = group_statistics(rewards, group)
-    moved = group_zscore(rewards * scale + shift, group)
+    moved = group_zscore(rewards * scale + shift, group, 1e-6)
     wide = std > 0.01  # eps is 1e-6, so this far the two agree to 1e-3
     torch.testing.assert_close(
-        moved[wide], group_zscore(rewards, group)[wide], atol=2e-3, rtol=1e-3
+        moved[wide], group_zscore(rewards, group, 1e-6)[wide], atol=2e-3, rtol=1e-3
     )
 
 
@@ -202,7 +206,7 @@ def test_a_failed_check_changes_nothing_for_the_others(advantage: Advantage, bad
 def test_a_group_of_which_all_or_all_but_one_failed_is_degenerate() -> None:
     rewards, group = torch.tensor([NAN, NAN, NAN, 1.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1, 2, 2])
     assert degenerate(rewards, group).tolist() == [True, True, True, True, False, False]
-    assert group_zscore(rewards, group)[:4].tolist() == [0.0] * 4
+    assert group_zscore(rewards, group, 1e-6)[:4].tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize("advantage", [*ALL, lambda r, g: pass_at_k(r, g, 1), greedy_baseline])

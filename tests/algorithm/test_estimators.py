@@ -18,9 +18,10 @@ from golden import batch_of
 from torch import Tensor
 
 from sixfold.algorithm.composed import Composed
-from sixfold.algorithm.entropy import entropy_of_logits, sampled_entropy
+from sixfold.algorithm.entropy import sampled_entropy
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import final_rewards
+from sixfold.trainer.logprobs import entropy_of
 
 torch.set_num_threads(1)
 
@@ -553,7 +554,9 @@ def test_the_sampled_entropy_is_the_policys_on_average() -> None:
         toy.states, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64
     )
     logp, probability = toy.log_probs(theta), toy.probability(theta)
-    exact = float(probability @ (entropy_of_logits(theta)[toy.state] * toy.mask).sum(-1)) / 2
+    exact = (
+        float(probability @ (entropy_of(theta.log_softmax(-1))[toy.state] * toy.mask).sum(-1)) / 2
+    )
     assert _average_sampled_entropy(toy, theta, 2) == pytest.approx(exact, rel=1e-12)
     rows = torch.multinomial(
         probability, 4000, replacement=True, generator=torch.Generator().manual_seed(0)
@@ -568,7 +571,7 @@ def test_of_answers_of_unlike_length_the_sampled_entropy_is_off_by_one_in_their_
     drawn = LADDER.probability(TILTED)
     exact = float(
         drawn
-        @ (entropy_of_logits(TILTED)[LADDER.state] * LADDER.mask).sum(-1)
+        @ (entropy_of(TILTED.log_softmax(-1))[LADDER.state] * LADDER.mask).sum(-1)
         / (drawn @ LADDER.lengths.double())
     )
     off = [k * (exact - _average_sampled_entropy(LADDER, TILTED, k)) for k in (1, 2, 4)]
@@ -604,7 +607,7 @@ def _entropy_after(**changes: Any) -> tuple[Tensor, float]:
             toy.batch(rows, group, old, rewards).with_(prox_logp=old)
         )
         for _ in range(8):
-            entropy = entropy_of_logits(theta)[group].expand_as(old) * batch.mask
+            entropy = entropy_of(theta.log_softmax(-1))[group].expand_as(old) * batch.mask
             optimizer.zero_grad()
             algorithm.compute_loss(
                 batch.with_(entropy=entropy), toy.log_probs(theta)[group, rows]
@@ -612,7 +615,7 @@ def _entropy_after(**changes: Any) -> tuple[Tensor, float]:
             optimizer.step()
     theta = theta.detach()
     right = (toy.probability(theta) * (pays > 0.5)).sum(-1).mean()
-    return entropy_of_logits(theta)[:, 0], float(right)
+    return entropy_of(theta.log_softmax(-1))[:, 0], float(right)
 
 
 @pytest.fixture(scope="module")

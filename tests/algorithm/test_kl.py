@@ -240,7 +240,7 @@ def test_adaptive_beta_brings_the_kl_to_its_target() -> None:
 
 def test_adaptive_beta_never_turns_negative() -> None:
     """Counted in tokens, one batch is many horizons: still one step of 20 %."""
-    beta = AdaptiveBeta(0.1, target=1.0)
+    beta = AdaptiveBeta(0.1, target=1.0, horizon=10_000)
     beta.update(-3.0, 1_000_000)
     assert beta.beta == pytest.approx(0.08)
 
@@ -250,6 +250,6 @@ def test_adaptive_beta_never_turns_negative() -> None:
 )
 def test_adaptive_beta_refuses(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="positive"):
-        AdaptiveBeta(**{"beta": 0.1, "target": 1.0, **bad})
+        AdaptiveBeta(**{"beta": 0.1, "target": 1.0, "horizon": 10_000.0, **bad})
     with pytest.raises(ValueError, match="finite"):
-        AdaptiveBeta(0.1, 1.0).update(math.nan, 1)
+        AdaptiveBeta(0.1, 1.0, 10_000).update(math.nan, 1)

@@ -43,7 +43,7 @@ TOKEN_LOSSES: dict[str, Loss] = {
         i["logp"], i["old_logp"], i["advantages"], p["eps"], p["eps"], dual_clip=p["c"]
     ),
     "grpo_two_sided_delta": lambda i, p: losses.clipped_surrogate(
-        i["logp"], i["old_logp"], i["advantages"], p["eps"], p["eps"], delta=p["delta"]
+        i["logp"], i["old_logp"], i["advantages"], p["eps"], p["eps"], dual_clip=p["delta"]
     ),
     "cispo_one_plus_eps": lambda i, p: losses.clipped_weight(
         i["logp"], i["old_logp"], i["advantages"], p["eps_low"], p["eps_high"]

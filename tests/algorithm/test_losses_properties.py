@@ -130,10 +130,6 @@ LOSSES: dict[str, Loss] = {
         lambda lp, old, a, m: losses.clipped_surrogate(lp, old, a, 0.2, 0.2, dual_clip=3.0).loss,
         _ppo(0.2, 0.2, 3.0),
     ),
-    "delta": Loss(
-        lambda lp, old, a, m: losses.clipped_surrogate(lp, old, a, 0.2, 0.2, delta=4.0).loss,
-        _ppo(0.2, 0.2, 4.0),
-    ),
     "cispo": Loss(lambda lp, old, a, m: losses.clipped_weight(lp, old, a, None, 0.5).loss, _cispo),
     "sapo": Loss(
         lambda lp, old, a, m: losses.soft_gate(lp, old, a, 1.0, 1.05).loss,

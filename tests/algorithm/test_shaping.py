@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sixfold.algorithm.advantages import group_mean
+from sixfold.algorithm.parts import COSINE
 from sixfold.algorithm.shaping import (
     RunningWhiten,
     cosine_length_reward,
@@ -80,7 +81,7 @@ def test_kimi_length_reward_is_the_groups_own() -> None:
 def test_golden_cosine_length_reward() -> None:
     lengths = _vector("cosine_length_reward", "lengths")
     for name, correct in (("correct", True), ("wrong", False)):
-        reward = cosine_length_reward(lengths, torch.full((5,), correct), 4096)
+        reward = cosine_length_reward(lengths, torch.full((5,), correct), 4096, *COSINE)
         close(reward, _vector("cosine_length_reward", name, "expected"))
 
 
@@ -246,7 +247,7 @@ def test_refusals() -> None:
     for call in (
         lambda: overlong_penalty(two, 10, 4, truncated=one.bool()),
         lambda: kimi_length_reward(two, one, two),
-        lambda: cosine_length_reward(two, one, 10),
+        lambda: cosine_length_reward(two, one, 10, *COSINE),
         lambda: stop_properly(two.float(), one.bool(), 0.5),
         lambda: RunningWhiten(1.0).update(two.float(), one),
         lambda: overlong_penalty(two[None], 10, 4),

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from sixfold.algorithm.aggregation import AGGREGATIONS
-from sixfold.algorithm.losses import clipped_surrogate
 from sixfold.algorithm.method import ADVANTAGES, CORRECTION_BANDS, LOSSES, Method
 from sixfold.algorithm.sequence_losses import length_scaled_sequence_surrogate
 from sixfold.algorithm.zoo import ZOO
@@ -235,17 +234,6 @@ def test_trls_loss_types_are_those_of_its_trainer() -> None:
 
 def test_trl_has_no_ppo() -> None:
     assert not [name for name in dir(peer("trl")) if name.startswith("PPO")]
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_trls_delta_is_a_dual_clip(seed: int) -> None:
-    """What is told to TRL for dual_clip = c: for c above the clip, capping the ratio is capping the
-    loss where A < 0, and nothing where A > 0.
-    """
-    t = make_tables(seed, extreme=True)
-    dual = clipped_surrogate(t.logp, t.old_logp, t.token_advantages, 0.2, 0.28, dual_clip=3.0).loss
-    capped = clipped_surrogate(t.logp, t.old_logp, t.token_advantages, 0.2, 0.28, delta=3.0).loss
-    assert torch.equal(dual, capped)
 
 
 def test_trls_punishment_of_long_answers_is_what_the_line_calls() -> None:

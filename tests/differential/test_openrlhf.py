@@ -14,7 +14,6 @@ from torch import Tensor
 
 from sixfold.algorithm import (
     advantages,
-    entropy,
     kl,
     losses,
     off_policy,
@@ -22,6 +21,7 @@ from sixfold.algorithm import (
     sequence_losses,
     shaping,
 )
+from sixfold.trainer.logprobs import entropy_of
 
 from .peers import peer, without_accelerators
 from .tables import (
@@ -166,7 +166,7 @@ def test_aggregation_with_a_row_that_has_no_token(seed: int, tokens: bool) -> No
 def test_entropy_of_logits(seed: int) -> None:
     logits = torch.randn(3, 4, 9, generator=torch.Generator().manual_seed(seed)) * 3
     assert_same_loss(
-        lambda z: entropy.entropy_of_logits(z).sum(),
+        lambda z: entropy_of(z.log_softmax(-1)).sum(),
         lambda z: utils.compute_entropy(z).sum(),
         logits,
     )

@@ -83,7 +83,7 @@ def test_two_sided_clip(seed: int) -> None:
     assert_same_loss(
         lambda logp: aggregated(
             losses.clipped_surrogate(
-                logp, t.old_logp, t.token_advantages, 0.2, 0.2, delta=2.0
+                logp, t.old_logp, t.token_advantages, 0.2, 0.2, dual_clip=2.0
             ).loss,
             t,
             "token",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sixfold.algorithm import entropy, kl, losses, off_policy, sequence_losses
+from sixfold.trainer.logprobs import entropy_of
 
 from .peers import peer
 from .tables import (
@@ -475,7 +476,7 @@ def test_value_loss(seed: int) -> None:
 def test_entropy_of_logits(seed: int) -> None:
     logits = torch.randn(3, 4, 9, generator=torch.Generator().manual_seed(seed)) * 3
     assert_same_loss(
-        lambda z: entropy.entropy_of_logits(z).sum(),
+        lambda z: entropy_of(z.log_softmax(-1)).sum(),
         lambda z: functional.entropy_from_logits(z).sum(),
         logits,
     )

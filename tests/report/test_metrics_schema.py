@@ -13,7 +13,6 @@ import torch
 from sixfold.report import schema
 from sixfold.report.rewards import reward_metrics
 from sixfold.report.schema import adopt, check
-from sixfold.trainer.mismatch import RATIO_EDGES
 from sixfold.types import Group, Reward, Task, Trajectory
 
 ROOT = Path(__file__).parents[2]
@@ -46,10 +45,6 @@ def test_keys_are_unique_and_families_need_a_name() -> None:
     assert part is not None and part.key == "reward/part/*"
     assert schema.find("reward/part/") is None
     assert schema.find("reward/parts/format") is None
-
-
-def test_the_histogram_bins_are_the_trainers() -> None:
-    assert schema.LOG_RATIO_EDGES == RATIO_EDGES
 
 
 @pytest.mark.parametrize("value", [True, "0.5", {"a": 1}, [1, 2], b"1"])

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sixfold.trainer.mismatch import RATIO_EDGES, log_ratio_metrics, mismatch_metrics, outside_share
+from sixfold.trainer.mismatch import log_ratio_metrics, mismatch_metrics, outside_share
+from sixfold.types import LOG_RATIO_EDGES
 
 torch.set_num_threads(1)
 CASE = json.loads((Path(__file__).parents[1] / "data" / "golden_loop.json").read_text())[
@@ -61,7 +62,7 @@ def test_every_bin_of_the_histogram() -> None:
     """One log-ratio inside each of the 11 bins; a value on an edge belongs to the bin below it."""
     middles = torch.tensor([-9.0, -0.7, -0.3, -0.15, -0.05, 0.0, 0.05, 0.15, 0.3, 0.7, 9.0])
     assert log_ratio_metrics(middles, torch.zeros(11))["train/ratio_hist"] == [1.0] * 11
-    edges = log_ratio_metrics(torch.tensor(RATIO_EDGES), torch.zeros(10))["train/ratio_hist"]
+    edges = log_ratio_metrics(torch.tensor(LOG_RATIO_EDGES), torch.zeros(10))["train/ratio_hist"]
     assert edges == [1.0] * 10 + [0.0]
 
 
@@ -71,12 +72,6 @@ def test_a_wild_token_does_not_make_the_mean_infinite() -> None:
     assert math.isfinite(
         mismatch_metrics(torch.tensor([0.0]), torch.tensor([-500.0]))["mismatch/prob_error"]
     )  # type: ignore[arg-type]
-
-
-def test_report_and_trainer_agree_on_the_edges() -> None:
-    from sixfold.report.schema import LOG_RATIO_EDGES
-
-    assert tuple(LOG_RATIO_EDGES) == RATIO_EDGES
 
 
 def test_the_share_of_sequences_outside_a_band_by_hand() -> None:

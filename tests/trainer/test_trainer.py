@@ -39,9 +39,8 @@ from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
 from sixfold.sync.sync import CopySync
 from sixfold.trainer.logprobs import Scoring, score_batch
-from sixfold.trainer.mismatch import RATIO_EDGES
 from sixfold.trainer.trainer import TrainingDiverged
-from sixfold.types import Group, Reward, SamplingParams, Task
+from sixfold.types import LOG_RATIO_EDGES, Group, Reward, SamplingParams, Task
 
 torch.set_num_threads(1)
 NAN, INF = float("nan"), float("inf")
@@ -301,7 +300,7 @@ def test_metrics_by_hand(most: int) -> None:
     p = plain_logits(plain, batch).detach().softmax(-1)
     entropy = torch.nn.functional.pad(-(p * p.log()).sum(-1)[:, :-1], (1, 0))[m]
     pg = -(batch.weights[m] * surrogate).sum()
-    edges = (-INF, *RATIO_EDGES, INF)
+    edges = (-INF, *LOG_RATIO_EDGES, INF)
     expected = {
         "train/pg_loss": float(pg),
         "train/loss": float(pg + 0.02 * (batch.weights[m] * k3).sum()),

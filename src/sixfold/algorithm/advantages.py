@@ -49,7 +49,7 @@ def group_mean(rewards: Tensor, group: Tensor) -> Tensor:
     return _cleaned(rewards - mean, rewards, group)
 
 
-def group_zscore(rewards: Tensor, group: Tensor, eps: float = 1e-6) -> Tensor:
+def group_zscore(rewards: Tensor, group: Tensor, eps: float) -> Tensor:
     """A_i = (r_i - mean) / (std + eps), population std. GRPO (arXiv:2402.03300, section 4.1.2).
 
     Peers use the n - 1 form of std, which gives the same direction, smaller by sqrt((K - 1) / K).
@@ -57,7 +57,7 @@ def group_zscore(rewards: Tensor, group: Tensor, eps: float = 1e-6) -> Tensor:
     Args:
         rewards: [B].
         group: [B] number of each row's group.
-        eps: added to the standard deviation. verl 1e-6, TRL 1e-4, OpenRLHF 1e-9.
+        eps: added to the standard deviation. Sixfold and verl 1e-6, TRL 1e-4, OpenRLHF 1e-9.
 
     Returns:
         [B] advantages.
@@ -82,7 +82,7 @@ def leave_one_out(rewards: Tensor, group: Tensor) -> Tensor:
     return _cleaned(count / (count - 1.0).clamp_min(1.0) * (rewards - mean), rewards, group)
 
 
-def batch_std(rewards: Tensor, group: Tensor, eps: float = 1e-6) -> Tensor:
+def batch_std(rewards: Tensor, group: Tensor, eps: float) -> Tensor:
     """A_i = (r_i - mean of the group) / (std of all rewards of the batch + eps).
 
     Lite PPO (arXiv:2508.08221). A group that is nearly all right is not amplified by its small std.

@@ -15,16 +15,6 @@ import torch
 from torch import Tensor
 
 
-def entropy_of_logits(logits: Tensor) -> Tensor:
-    """H = logsumexp(z) - sum softmax(z) z, differentiable; [..., V] -> [...].
-
-    A logit of -inf (a masked token) adds nothing. Half precision is computed in float32.
-    """
-    logp = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    # 0 * -inf is NaN, in the value and in the gradient.
-    return -(logp.exp() * torch.where(logp.isneginf(), 0.0, logp)).sum(-1)
-
-
 def sampled_entropy(logp: Tensor, mask: Tensor) -> Tensor:
     """-mean of logp over the sampled tokens; scalar, 0 if nothing was sampled.
 

@@ -81,7 +81,7 @@ class AdaptiveBeta:
     Args:
         beta: initial weight.
         target: KL to reach, in nats.
-        horizon: in the unit that `update` counts; samples in the paper.
+        horizon: in the unit that `update` counts; 10,000 samples in the paper.
 
     Raises:
         ValueError: unless all three are positive.
@@ -89,7 +89,7 @@ class AdaptiveBeta:
 
     beta: float
     target: float
-    horizon: float = 10_000
+    horizon: float
 
     def __post_init__(self) -> None:
         if not min(self.beta, self.target, self.horizon) > 0:

@@ -57,16 +57,15 @@ def clipped_surrogate(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
-    delta: float | None = None,
 ) -> Surrogate:
     """PPO's clipped surrogate (arXiv:1707.06347 eq. 7).
 
     -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = exp(logp - old_logp)
 
     The gradient vanishes in two of the six cells: A > 0 with r above the band, and A < 0 with r
-    below it. `dual_clip` and `delta` are one function under two names: they also remove the
-    gradient where A < 0 and r is above the cap. Peers: verl caps at c = 3 by default; OpenRLHF
-    (dual clip) and TRL (delta) do not cap by default.
+    below it. `dual_clip` also removes the gradient where A < 0 and r is above the cap. The same
+    function is written min(r, delta) A for the first term (arXiv:2505.07291 section 3.4). Peers:
+    verl caps at c = 3 by default; OpenRLHF (dual clip) and TRL (delta) do not cap by default.
 
     Args:
         logp: [B, T] log-probs under the policy.
@@ -76,14 +75,11 @@ def clipped_surrogate(
         clip_high: upper width of the band.
         dual_clip: c > 1 + clip_high. Where A < 0 the loss is at most -c A (arXiv:1912.09729 eq. 5).
             None: off.
-        delta: > 1 + clip_high. The first r becomes min(r, delta) (arXiv:2505.07291 section 3.4).
-            None: off.
     """
     check_shapes(logp, old_logp, advantages)
     ratio = exp_clamped(logp - old_logp)
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    free = ratio if delta is None else ratio.clamp(max=delta)
-    objective = torch.minimum(free * advantages, clipped * advantages)
+    objective = torch.minimum(ratio * advantages, clipped * advantages)
     if dual_clip is not None:
         objective = torch.where(
             advantages < 0, torch.maximum(objective, dual_clip * advantages), objective

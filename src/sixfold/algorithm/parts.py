@@ -30,6 +30,14 @@ from .sequence_losses import (
     sequence_token_surrogate,
 )
 
+EPS = 1e-6
+"""Added to every standard deviation of rewards."""
+
+COSINE = (2.0, 1.0, -10.0, 0.0, -10.0)
+"""Values of the cosine length reward in its paper: right short and long, wrong short and long, and
+from the longest completion on.
+"""
+
 
 class Step(NamedTuple):
     """Inputs of an advantage function. rewards: [B, T], shaped, with any KL subtracted."""
@@ -69,7 +77,7 @@ def _no_baseline(s: Step) -> Tensor:
 
 def _process(s: Step) -> Tensor:
     return ret.process_returns(
-        s.rewards, filled(s.batch.step_ends, "step_ends"), s.batch.group, s.batch.mask
+        s.rewards, filled(s.batch.step_ends, "step_ends"), s.batch.group, s.batch.mask, EPS
     )
 
 
@@ -106,7 +114,9 @@ def shaped_scores(batch: Batch, method: Method, horizon: int) -> Tensor:
     m, shaped = method, batch.scores
     lengths = batch.lengths - batch.prompt_lengths
     if m.length_penalty == "cosine":
-        shaped = shaping.cosine_length_reward(lengths, shaped > 0, horizon).to(shaped.dtype)
+        shaped = shaping.cosine_length_reward(lengths, shaped > 0, horizon, *COSINE).to(
+            shaped.dtype
+        )
     if m.length_penalty == "kimi":
         # A failed check's length must not count in its group.
         apart = torch.where(shaped.isfinite(), batch.group, batch.group.max() + 1)
@@ -127,9 +137,9 @@ def shaped_scores(batch: Batch, method: Method, horizon: int) -> Tensor:
 ADVANTAGES: dict[str, Callable[[Step], Tensor]] = {
     "no_baseline": _no_baseline,
     "group_mean": lambda s: adv.group_mean(s.scores, s.batch.group),
-    "group_zscore": lambda s: adv.group_zscore(s.scores, s.batch.group),
+    "group_zscore": lambda s: adv.group_zscore(s.scores, s.batch.group, EPS),
     "leave_one_out": lambda s: adv.leave_one_out(s.scores, s.batch.group),
-    "batch_std": lambda s: adv.batch_std(s.scores, s.batch.group),
+    "batch_std": lambda s: adv.batch_std(s.scores, s.batch.group, EPS),
     "length_weighted": lambda s: adv.length_weighted(s.scores, s.batch.group, s.lengths),
     "maxrl": lambda s: adv.maxrl(s.scores, s.batch.group),
     "gpg": lambda s: adv.gpg(s.scores, s.batch.group),

@@ -15,6 +15,9 @@ from torch.nn.functional import pad
 
 from .advantages import group_zscore
 
+WHITEN_EPS = 1e-8
+"""Added to the variance that `whiten` divides by."""
+
 
 def known_tokens(rewards: Tensor, mask: Tensor) -> Tensor:
     """The mask without rows whose checker failed; [B, T] bool.
@@ -116,8 +119,8 @@ def vtrace(
     return advantages, torch.where(mask, values + x, 0.0)
 
 
-def whiten(table: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
-    """(x - mean) / sqrt(var + eps) over all tokens of the mask, with population variance.
+def whiten(table: Tensor, mask: Tensor) -> Tensor:
+    """(x - mean) / sqrt(var + 1e-8) over all tokens of the mask, with population variance.
 
     If all tokens are equal the result is exactly 0. Long rows weigh more, so the mean over tokens
     is 0 and the mean over rows is not. verl uses the n - 1 form; OpenRLHF uses this form with var
@@ -126,7 +129,6 @@ def whiten(table: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     Args:
         table: [B, T].
         mask: [B, T] bool, True for the tokens to whiten.
-        eps: added to the variance.
 
     Returns:
         [B, T], 0 off the mask.
@@ -135,13 +137,13 @@ def whiten(table: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     count = mask.sum().clamp_min(1)
     mean = torch.where(mask, table, 0.0).sum() / count
     centred = torch.where(mask, table - mean, 0.0)
-    # Equal floats can leave a rounding residue, which 1 / sqrt(eps) would amplify 10,000 times.
+    # Equal floats can leave a rounding residue: 1 / sqrt(WHITEN_EPS) would amplify it 10,000 times.
     flat = torch.where(mask, table, -torch.inf).max() <= torch.where(mask, table, torch.inf).min()
-    return torch.where(flat, 0.0, centred * (centred.square().sum() / count + eps).rsqrt())
+    return torch.where(flat, 0.0, centred * (centred.square().sum() / count + WHITEN_EPS).rsqrt())
 
 
 def process_returns(
-    step_rewards: Tensor, step_mask: Tensor, group: Tensor, mask: Tensor, eps: float = 1e-6
+    step_rewards: Tensor, step_mask: Tensor, group: Tensor, mask: Tensor, eps: float
 ) -> Tensor:
     """A_t = sum of the normalised rewards of the steps that end at t or later; [B, T].
 

@@ -78,17 +78,17 @@ def cosine_length_reward(
     lengths: Tensor,
     correct: Tensor,
     longest: int,
-    correct_short: float = 2.0,
-    correct_long: float = 1.0,
-    wrong_short: float = -10.0,
-    wrong_long: float = 0.0,
-    exceed: float = -10.0,
+    correct_short: float,
+    correct_long: float,
+    wrong_short: float,
+    wrong_long: float,
+    exceed: float,
 ) -> Tensor:
-    """Cosine length reward (arXiv:2502.03373 section 4.1, including the defaults).
+    """Cosine length reward (arXiv:2502.03373 section 4.1).
 
     The reward goes from `short` at length 0 to `long` at `longest` along half a cosine, separately
-    for right and wrong answers. Short right answers and long wrong ones are worth more. TRL's
-    defaults are 1 to 0.5 and -1 to -0.5, without `exceed`.
+    for right and wrong answers. Short right answers and long wrong ones are worth more. The paper
+    uses 2 to 1, -10 to 0 and -10 (`parts.COSINE`); TRL 1 to 0.5 and -1 to -0.5, without `exceed`.
 
     Args:
         lengths: [B] completion tokens.

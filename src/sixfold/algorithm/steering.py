@@ -23,6 +23,9 @@ ENTROPY_STEP, HIGHEST_ENTROPY_BONUS = 1e-3, 0.1
 Skywork-OR1's script (1e-4, 5e-3) and TRL's defaults (5e-3, 1).
 """
 
+KL_HORIZON = 10_000
+"""Samples over which an adaptive beta changes by its error (arXiv:1909.08593 section 2.2)."""
+
 WHITEN_CLIP = 5.0
 """Bound of whitened rewards, in standard deviations."""
 
@@ -40,7 +43,7 @@ class Steering:
         m = method
         self.steps = 0
         self.beta, self.entropy_bonus = m.beta, m.entropy_bonus
-        self._beta = AdaptiveBeta(m.beta, m.kl_target) if m.kl_target else None
+        self._beta = AdaptiveBeta(m.beta, m.kl_target, KL_HORIZON) if m.kl_target else None
         highest = max(HIGHEST_ENTROPY_BONUS, m.entropy_bonus)
         self._bonus = (
             AdaptiveEntropy(m.entropy_bonus, m.entropy_target, ENTROPY_STEP, highest)

@@ -11,15 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import nearest
+from ..types import LOG_RATIO_EDGES as LOG_RATIO_EDGES
 
 Value = float | Sequence[float | None] | None
 """A metric as logged. None in a file is a number that was not finite. An absent key was not
 measured in that step.
-"""
-
-LOG_RATIO_EDGES: tuple[float, ...] = (-1.0, -0.5, -0.2, -0.1, -0.01, 0.01, 0.1, 0.2, 0.5, 1.0)
-"""Edges of `train/ratio_hist` in log-ratio. Bin i counts edges[i-1] < x <= edges[i]; the first and
-the last bin are open.
 """
 
 _EDGES = ", ".join(f"{edge:g}" for edge in LOG_RATIO_EDGES)

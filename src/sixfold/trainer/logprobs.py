@@ -83,9 +83,17 @@ def score_chunk(
     chosen = logp.gather(-1, target[:, None])[:, 0]
     # Last, so that recomputation in the backward pass stops before it.
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        chance, surprise = logp.exp(), logp.clamp_min(-1e4)  # clamped: 0 * -inf would be NaN
-        entropy = -(chance * surprise if chance.requires_grad else chance.mul_(surprise)).sum(-1)
+        entropy = entropy_of(logp)
     return chosen, entropy
+
+
+def entropy_of(logp: Tensor) -> Tensor:
+    """H = -sum p log p of the log-probs of whole distributions; [..., V] -> [...].
+
+    A token with log-prob -inf (excluded by truncation) adds nothing, to the value or the gradient.
+    """
+    chance, surprise = logp.exp(), logp.clamp_min(-1e4)  # clamped: 0 * -inf would be NaN
+    return -(chance * surprise if chance.requires_grad else chance.mul_(surprise)).sum(-1)
 
 
 def chunk_size(most: int, vocabulary: int) -> int:

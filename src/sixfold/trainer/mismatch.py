@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Metrics, send
+from ..types import LOG_RATIO_EDGES
 
 QUANTISED_LIMIT = 0.1
 """Largest mean log-prob difference, in nats, between a quantised sampler and the policy at start.
@@ -21,9 +22,6 @@ The mean is judged because single tokens can differ by nats while the mean is a 
 HIGH = 0.99
 """Quantile reported as mismatch/p99_abs_logp."""
 
-# Log-ratio bin edges of train/ratio_hist: 11 bins, the outer two open.
-RATIO_EDGES = (-1.0, -0.5, -0.2, -0.1, -0.01, 0.01, 0.1, 0.2, 0.5, 1.0)
-
 
 def log_ratio_metrics(logp: Tensor, old_logp: Tensor) -> Metrics:
     """Mean ratio, mean log-ratio and log-ratio histogram over scored tokens.
@@ -31,8 +29,8 @@ def log_ratio_metrics(logp: Tensor, old_logp: Tensor) -> Metrics:
     The log-ratio is logp - old_logp; both are [S].
     """
     log_ratio = logp - old_logp
-    edges = send(torch.tensor(RATIO_EDGES), logp.device)
-    bins = torch.zeros(len(RATIO_EDGES) + 1, dtype=torch.float64, device=logp.device)
+    edges = send(torch.tensor(LOG_RATIO_EDGES), logp.device)
+    bins = torch.zeros(len(LOG_RATIO_EDGES) + 1, dtype=torch.float64, device=logp.device)
     bins.scatter_add_(
         0, torch.bucketize(log_ratio, edges), torch.ones_like(log_ratio, dtype=torch.float64)
     )
