@@ -113,8 +113,8 @@ def test_a_failure_after_sft_does_not_cost_sft(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(
-            "sixfold.run.start.Run._preflight",
-            lambda self: (_ for _ in ()).throw(UserError("parity")),
+            "sixfold.run.warm_up._preflight",
+            lambda work: (_ for _ in ()).throw(UserError("parity")),
         )
         with pytest.raises(UserError, match="parity"):
             train_run(recipe(tmp_path))

@@ -17,39 +17,23 @@ from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
-from ..algorithm.base import Algorithm, batch_metrics
-from ..batch import Batch, Metrics, collate, number
+from ..algorithm.base import Algorithm
+from ..batch import Metrics
 from ..controller.loop import Controller
-from ..controller.refill import mixed
 from ..controller.stream import step_seed, task_stream
 from ..data.task_set import drawn_tasks, given_tasks
-from ..environment.preflight import (
-    BASELINE_TASKS,
-    MakeAnswer,
-    baseline_scores,
-    expected_refill,
-    made_up_answers,
-    preflight,
-)
-from ..environment.scorer import RewardBudgetExceeded
 from ..environment.trial import TRIAL_TASKS, try_rewards
-from ..errors import UserError
-from ..evaluation.record import record, shown, upgraded
+from ..evaluation.record import upgraded
 from ..recipe.algorithm_plan import check_recomputed
-from ..recipe.dump import dump_recipe, flat
+from ..recipe.dump import dump_recipe
 from ..recipe.schema import Recipe
 from ..report.alarms import Alarms
 from ..report.divergence import Divergence
 from ..report.learning import Learning
-from ..report.loggers import JsonlLogger, read_metrics
+from ..report.loggers import read_metrics
 from ..report.notes import Notes
-from ..report.outputs import Loggers
 from ..report.progress import Progress
-from ..report.rewards import reward_metrics
-from ..report.rollouts import write_rollouts
-from ..report.schema import adopt
-from ..trainer.trainer import Trainer
-from ..types import Group, Reward, Task
+from ..types import Task
 from .assemble import World, build_world
 from .checkpoint import Checkpoint
 from .durable import write_text_atomic
@@ -57,22 +41,20 @@ from .ending import Ending, how_to_go_on, why_ended
 from .finish import finish
 from .folder import RunFolder, check_free, create_run, open_run, recover
 from .interrupts import Interrupted, Interrupts
-from .last_step import LastStep, failures_in_words, last_ending, unfinished, where_it_stopped
+from .last_step import LastStep, failures_in_words, last_ending, where_it_stopped
 from .learners import Learners, build_learners, method_of, teacher_of, training_rollout
-from .parity_probe import check_parity
-from .policy_evaluation import evaluate_policy
 from .resume import cut_after, find_checkpoint
-from .sft import SftMark, SftStage
 from .state import (
     RunState,
     check_same,
     completed,
     own_ends,
     publish,
-    publish_sft,
     restore,
     signature,
 )
+from .step_log import StepLog
+from .warm_up import made_up, warm_up
 
 
 def train_run(
@@ -137,7 +119,7 @@ def train_run(
             if warning := try_rewards(
                 world.environment,
                 drawn_tasks(world.tasks.train, TRIAL_TASKS, recipe.run.seed),
-                _made_up(world),
+                made_up(world),
             ):
                 progress.note(warning)
             if not resume:  # only now: a mistake in the recipe must not create or move any folder
@@ -169,7 +151,6 @@ class Run:
     teacher: PreTrainedModel | None = None
     words: Callable[[str], str] = str
     state: RunState = field(default_factory=RunState)
-    log_seconds: float = 0.0
     alarms: Alarms = field(default_factory=Alarms)
     divergence: Divergence = field(default_factory=Divergence)
     learning: Learning = field(default_factory=Learning)
@@ -205,11 +186,11 @@ class Run:
         if checkpoint and in_rl and self._has_ended():
             return
         if not in_rl:
-            self._warm_up(checkpoint)
+            warm_up(self, checkpoint)
         learners = build_learners(self.world, self.algorithm, self.teacher)
         if checkpoint and in_rl:
             restore(checkpoint.tensors, self.state, self.world, learners)
-            self._watch()
+            self.watch()
         else:
             self._save(learners)
         if stop_after != "sft":
@@ -233,137 +214,11 @@ class Run:
         self.run.end()
         return True
 
-    def _warm_up(self, checkpoint: Checkpoint | None) -> None:
-        """Run SFT (from its `checkpoint`, if any), pre-flight, parity probe, first evaluation."""
-        if self.recipe.sft.steps and (checkpoint is None or self.state.warming_up):
-            self._sft(checkpoint)
-        self.progress.phase("pre-flight")
-        self._preflight()
-        if self.world.tasks.heldout:
-            self.state.before = record(
-                evaluate_policy(self.world, self.world.tasks.heldout, version=0)
-            )
-            self.progress.note(
-                f"held-out before RL: {shown(self.state.before)}; solved means"
-                f" {self.world.environment.solved_rule.text}"
-            )
-        self._watch()
-
-    def _sft(self, checkpoint: Checkpoint | None) -> None:
-        """Run the SFT stage. Checkpoints are saved during it and at its end."""
-        self.progress.stage("SFT", self.recipe.sft.steps)
-        self.progress.phase("SFT")
-        log = JsonlLogger(self.run.path / "sft.jsonl")
-
-        def on_step(metrics: Metrics) -> None:
-            log.log(int(number(metrics, "step")), metrics)
-            self.progress.update(metrics)
-
-        def save_at(trainer: Trainer, mark: SftMark) -> None:
-            now = replace(
-                self._state_now(),
-                sft_steps=mark.step,
-                counters=dict(mark.counters),
-                warming_up=True,
-            )
-            publish_sft(
-                self.run, self.world, trainer, replace(now, unlogged=unfinished(mark.unlogged))
-            )
-
-        stage = SftStage(
-            self.world, on_step, save_at, self.recipe.checkpoint.every, self.interrupts
-        )
-        begun = (
-            SftMark(self.state.sft_steps, self.state.counters, self.state.unlogged)
-            if checkpoint
-            else None
-        )
-        done = stage.run(begun, checkpoint.tensors if checkpoint else None)
-        log.close()
-        self.state = replace(self.state, sft_steps=done, counters={}, unlogged={}, warming_up=False)
-        with self.interrupts.finishing():
-            publish_sft(self.run, self.world, None, self._state_now())
-
-    def _preflight(self) -> None:
-        """Sample a few training tasks: check their difficulty, and compare engine and trainer."""
-        rollout = self.world.rollout()
-        count = -(-max(self.recipe.environment.preflight, 1) // rollout.samples)
-        groups = rollout.generate(
-            drawn_tasks(self.world.tasks.train, count, self.recipe.run.seed),
-            step_seed(self.recipe.run.seed, 0),
-        )
-        if self.recipe.environment.preflight:
-            self.world.environment.score(groups)
-            rewards = [
-                t.reward
-                for g in groups
-                for t in g.trajectories
-                if t.reward and t.reward.value is not None
-            ]
-            if not rewards:
-                raise UserError(
-                    f"pre-flight: every check failed, the first with: {_first_error(groups)}"
-                )
-            verdict, rule = (
-                preflight([bool(r.solved) for r in rewards]),
-                self.world.environment.solved_rule,
-            )
-            line = (
-                f"pre-flight: {verdict.pass_rate:.0%} of {len(rewards)} rollouts solved"
-                f" ({rule.text}), {verdict.label}: {verdict.advice}"
-            )
-            self.notes.add(0, line, warning=verdict.label in ("too hard", "too easy"))
-            if above := rule.above([r.score for r in rewards if r.score is not None]):
-                self.notes.add(0, f"pre-flight: {above}", warning=True)
-            if rounds := method_of(self.recipe, self.algorithm).dynamic_sampling:
-                extra, unfilled = expected_refill(
-                    sum(not mixed(g) for g in groups) / len(groups), rounds
-                )
-                self.progress.note(
-                    f"dynamic sampling: expect about {extra:.0%} more rollouts, and {unfilled:.0%}"
-                    " of the groups never filled"
-                )
-            self.state.preflight = {
-                "solved": verdict.pass_rate,
-                "rollouts": len(rewards),
-                "label": verdict.label,
-                **self._baseline(),
-            }
-        self._check_parity(groups)
-
-    def _check_parity(self, groups: Sequence[Group]) -> None:
-        """Compare engine and trainer on the trajectories of the pre-flight."""
-        for trajectory in (t for g in groups for t in g.trajectories):
-            trajectory.reward = trajectory.reward or Reward(0.0)
-        batch = collate(groups).to(self.world.device)
-        check_parity(self.world, batch, method_of(self.recipe, self.algorithm), self.progress.note)
-
-    def _baseline(self) -> dict[str, object]:
-        """Record the rewards of random and constant answers. A failed check never ends the run."""
-        try:
-            tasks = drawn_tasks(self.world.tasks.train, BASELINE_TASKS, self.recipe.run.seed)
-            baseline = baseline_scores(self.world.environment.score, tasks, _made_up(self.world))
-        except RewardBudgetExceeded as error:
-            self.notes.add(
-                0,
-                f"pre-flight: what random and constant answers earn is unknown: {error}",
-                warning=True,
-            )
-            return {}
-        if baseline.warning:
-            self.notes.add(0, f"pre-flight: {baseline.warning}", warning=True)
-        return {
-            "random_answer": baseline.random,
-            "constant_answer": baseline.constant,
-            "constant": baseline.answer,
-            "warning": baseline.warning,
-        }
-
     def _loop(self, learners: Learners) -> None:
         recipe = self.recipe
         unlogged, self.state = self.state.unlogged, replace(self.state, unlogged={})
-        loggers = Loggers(recipe, self.run, flat(recipe), self.state.step + (0 if unlogged else 1))
         last = LastStep(self.run, self.world, learners)
+        step_log = StepLog(self, learners, last, self.state.step + (0 if unlogged else 1))
         stream = task_stream(
             self.world.tasks.train,
             recipe.rollout.prompts_per_step,
@@ -379,10 +234,8 @@ class Run:
             sync=self.world.sync,
             tasks=stream,
             seed=lambda step: step_seed(recipe.run.seed, step),
-            log=lambda step, groups, batch, metrics: self._log(
-                loggers, learners, last, step, groups, batch, metrics
-            ),
-            on_phase=lambda role: self._phase(
+            log=step_log.log,
+            on_phase=lambda role: self.phase(
                 (learners.scoring or "batch") if role == "reference" else role
             ),
             device=self.world.device,
@@ -398,27 +251,27 @@ class Run:
             done = self._ended(step) is not None or self.interrupts.exit_code != 0
             if done or (recipe.checkpoint.every and step % recipe.checkpoint.every == 0):
                 self._save(learners)
-            last.mark(self._state_now())
+            last.mark(self.state_now())
             return done
 
         self.progress.stage("RL", recipe.run.steps)
         try:
-            last.mark(replace(self._state_now(), unlogged=unlogged))
+            last.mark(replace(self.state_now(), unlogged=unlogged))
             done = self._ended(self.state.step) is not None
             if unlogged:
-                self._close_step(loggers, self.state.step, unlogged, learners.trainer.version)
+                step_log.close_step(self.state.step, unlogged, learners.trainer.version)
                 done = until(self.state.step, unlogged)
             if not done:
                 controller.run(until)
-            self._phase("end")
+            self.phase("end")
         except (Exception, Interrupted) as error:
             with self.interrupts.finishing():
                 last.save_after(error)
             raise
         finally:
-            loggers.close()
+            step_log.close()
 
-    def _phase(self, name: str) -> None:
+    def phase(self, name: str) -> None:
         """Announce a phase. From the trainer on, an interrupted step is finished first."""
         self.progress.phase(name)
         self.interrupts.finish_first(name in ("trainer", "sync", "log"))
@@ -426,90 +279,15 @@ class Run:
     def _ended(self, step: int) -> Ending | None:
         return why_ended(self.recipe.run, step, self.state.ema, time.perf_counter() - self.started)
 
-    def _log(
-        self,
-        loggers: Loggers,
-        learners: Learners,
-        last: LastStep,
-        step: int,
-        groups: Sequence[Group],
-        batch: Batch,
-        metrics: Metrics,
-    ) -> None:
-        """Seventh step of the loop: complete the metrics, evaluate if due, write and show."""
-        for line in adopt(metrics) if self.algorithm else ():
-            self.progress.note(line)
-        metrics |= reward_metrics(groups)
-        scored_s = metrics.pop("time/reference_s")
-        if learners.scoring:
-            metrics[f"time/{learners.scoring}_s"] = scored_s
-        mean = metrics.get("dynamic/reward_mean", metrics.get("reward/mean"))
-        if isinstance(mean, float):
-            self.state.ema = mean if self.state.ema is None else 0.9 * self.state.ema + 0.1 * mean
-            metrics["reward/ema"] = self.state.ema
-        self.state.step = step
-        self.state.tokens_total += int(number(metrics, "rollout/tokens"))
-        trainer = learners.trainer
-        trained_at = trainer.version - int(number(metrics, "train/updates"))
-        metrics |= {
-            **batch_metrics(batch),
-            "tokens_total": float(self.state.tokens_total),
-            "train/tok_s": number(metrics, "train/tokens")
-            / max(number(metrics, "time/trainer_s"), 1e-9),
-            "sync/version": float(self.world.engine.version),
-            "sync/staleness": float(trained_at - int(batch.version[batch.mask].min())),
-        }
-        if trainer.skip_reason and metrics["train/skipped"]:
-            self.progress.note(f"step {step}: update skipped, {trainer.skip_reason}")
-        if unfilled := metrics.get("dynamic/unfilled"):
-            self.progress.note(
-                f"step {step}: {unfilled:.0f} of {len(groups)} groups still have equal rewards"
-                f" after {metrics['dynamic/rounds']:.0f} rounds"
-            )
-        began = time.perf_counter()
-        metrics["time/log_s"] = self.log_seconds
-        if self.recipe.log.rollouts_every and step % self.recipe.log.rollouts_every == 0:
-            write_rollouts(
-                self.run.rollout_file(step), groups, _advantages(groups, batch), self._piece
-            )
-        self.log_seconds = time.perf_counter() - began
-        last.mark(replace(self._state_now(), unlogged=unfinished(metrics)))
-        self._close_step(loggers, step, metrics, trainer.version)
-
-    def _close_step(self, loggers: Loggers, step: int, metrics: Metrics, version: int) -> None:
-        """Evaluate if due, and write the metrics of a finished step. A resume repeats only this."""
-        every = self.recipe.eval.every
-        if every and step % every == 0 and self.world.tasks.heldout:
-            subset = drawn_tasks(
-                self.world.tasks.heldout, self.recipe.eval.tasks, self.recipe.run.seed
-            )
-            began = time.perf_counter()
-            self._phase("evaluation")
-            metrics |= evaluate_policy(self.world, subset, version).metrics()
-            self._phase("log")
-            if alarm := self.divergence.look(step, self.state.ema, metrics):
-                self.notes.add(step, alarm, warning=True)
-            metrics["time/eval_s"] = time.perf_counter() - began
-        began = time.perf_counter()
-        parts = [metrics.get(key) for key in ("time/total_s", "time/eval_s", "time/log_s")]
-        metrics["time/total_s"] = sum(part for part in parts if isinstance(part, float))
-        for alarm in [*self.alarms.look(metrics), *self.learning.look(metrics)]:
-            self.notes.add(step, alarm, warning=True)
-        loggers.log(step, metrics)
-        self.progress.update({"step": float(step), **metrics})
-        self.log_seconds += time.perf_counter() - began
-
-    def _piece(self, token: int) -> str:
-        return self.world.codec.piece(token)
-
-    def _watch(self) -> None:
+    def watch(self) -> None:
         """Start to track learning, from the first evaluation and the steps before a resume."""
         before = self.state.before
         self.learning = Learning((before["accuracy"], *before["interval"]) if before else None)
         if self.state.step:
             self.learning.replay(read_metrics(self.run.metrics))
 
-    def _state_now(self) -> RunState:
+    def state_now(self) -> RunState:
+        """Current state, with the wall time and the state of the alarms."""
         seconds = time.perf_counter() - self.started
         return replace(
             self.state,
@@ -521,31 +299,5 @@ class Run:
     def _save(self, learners: Learners) -> None:
         with self.interrupts.finishing():
             publish(
-                self.run, self.world, learners, completed(self._state_now(), self.world, learners)
+                self.run, self.world, learners, completed(self.state_now(), self.world, learners)
             )
-
-
-def _first_error(groups: Sequence[Group]) -> str:
-    return next(
-        (t.reward.error for g in groups for t in g.trajectories if t.reward and t.reward.error),
-        "no reason given",
-    )
-
-
-def _advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]:
-    """One advantage per trajectory, nested as the groups: that of its first sampled token."""
-    if batch.advantages is None:
-        raise ValueError("advantages are not filled in")
-    first = batch.mask.float().argmax(-1)
-    flat_list = batch.advantages.gather(1, first[:, None])[:, 0].tolist()
-    sizes = [len(g.trajectories) for g in groups]
-    return [flat_list[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
-
-
-def _made_up(world: World) -> MakeAnswer:
-    """Function that builds a trajectory from a task's prompt and a given answer.
-
-    The answer ends with the token that ends a turn.
-    """
-    end = list(world.policy.stop_token_ids[:1])
-    return made_up_answers(world.codec.encode, lambda text: world.codec.plain(text) + end)

@@ -1,0 +1,125 @@
+"""The end of a step: complete its metrics, evaluate if due, and write and show them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..algorithm.base import batch_metrics
+from ..batch import Batch, Metrics, number
+from ..data.task_set import drawn_tasks
+from ..recipe.dump import flat
+from ..report.outputs import Loggers
+from ..report.rewards import reward_metrics
+from ..report.rollouts import write_rollouts
+from ..report.schema import adopt
+from ..types import Group
+from .last_step import LastStep, unfinished
+from .learners import Learners
+from .policy_evaluation import evaluate_policy
+
+if TYPE_CHECKING:
+    from .start import Run
+
+
+class StepLog:
+    """Writes the metrics and trajectories of each step of a run.
+
+    Args:
+        work: the run. Its state and its notes are updated.
+        learners: trainer and reference, for their metrics.
+        last: keeps the state at the end of the last step.
+        first_step: first step that this process will write.
+    """
+
+    def __init__(self, work: Run, learners: Learners, last: LastStep, first_step: int) -> None:
+        self._work = work
+        self._learners = learners
+        self._last = last
+        self._loggers = Loggers(work.recipe, work.run, flat(work.recipe), first_step)
+        self._seconds = 0.0
+
+    def log(self, step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics) -> None:
+        """Seventh step of the loop: complete the metrics, evaluate if due, write and show."""
+        work = self._work
+        for line in adopt(metrics) if work.algorithm else ():
+            work.progress.note(line)
+        metrics |= reward_metrics(groups)
+        scored_s = metrics.pop("time/reference_s")
+        if self._learners.scoring:
+            metrics[f"time/{self._learners.scoring}_s"] = scored_s
+        mean = metrics.get("dynamic/reward_mean", metrics.get("reward/mean"))
+        if isinstance(mean, float):
+            work.state.ema = mean if work.state.ema is None else 0.9 * work.state.ema + 0.1 * mean
+            metrics["reward/ema"] = work.state.ema
+        work.state.step = step
+        work.state.tokens_total += int(number(metrics, "rollout/tokens"))
+        trainer = self._learners.trainer
+        trained_at = trainer.version - int(number(metrics, "train/updates"))
+        metrics |= {
+            **batch_metrics(batch),
+            "tokens_total": float(work.state.tokens_total),
+            "train/tok_s": number(metrics, "train/tokens")
+            / max(number(metrics, "time/trainer_s"), 1e-9),
+            "sync/version": float(work.world.engine.version),
+            "sync/staleness": float(trained_at - int(batch.version[batch.mask].min())),
+        }
+        if trainer.skip_reason and metrics["train/skipped"]:
+            work.progress.note(f"step {step}: update skipped, {trainer.skip_reason}")
+        if unfilled := metrics.get("dynamic/unfilled"):
+            work.progress.note(
+                f"step {step}: {unfilled:.0f} of {len(groups)} groups still have equal rewards"
+                f" after {metrics['dynamic/rounds']:.0f} rounds"
+            )
+        began = time.perf_counter()
+        metrics["time/log_s"] = self._seconds
+        if work.recipe.log.rollouts_every and step % work.recipe.log.rollouts_every == 0:
+            write_rollouts(
+                work.run.rollout_file(step),
+                groups,
+                _advantages(groups, batch),
+                work.world.codec.piece,
+            )
+        self._seconds = time.perf_counter() - began
+        self._last.mark(replace(work.state_now(), unlogged=unfinished(metrics)))
+        self.close_step(step, metrics, trainer.version)
+
+    def close_step(self, step: int, metrics: Metrics, version: int) -> None:
+        """Evaluate if due, and write the metrics of a finished step. A resume repeats only this."""
+        work = self._work
+        every = work.recipe.eval.every
+        if every and step % every == 0 and work.world.tasks.heldout:
+            subset = drawn_tasks(
+                work.world.tasks.heldout, work.recipe.eval.tasks, work.recipe.run.seed
+            )
+            began = time.perf_counter()
+            work.phase("evaluation")
+            metrics |= evaluate_policy(work.world, subset, version).metrics()
+            work.phase("log")
+            if alarm := work.divergence.look(step, work.state.ema, metrics):
+                work.notes.add(step, alarm, warning=True)
+            metrics["time/eval_s"] = time.perf_counter() - began
+        began = time.perf_counter()
+        parts = [metrics.get(key) for key in ("time/total_s", "time/eval_s", "time/log_s")]
+        metrics["time/total_s"] = sum(part for part in parts if isinstance(part, float))
+        for alarm in [*work.alarms.look(metrics), *work.learning.look(metrics)]:
+            work.notes.add(step, alarm, warning=True)
+        self._loggers.log(step, metrics)
+        work.progress.update({"step": float(step), **metrics})
+        self._seconds += time.perf_counter() - began
+
+    def close(self) -> None:
+        """Close the metric files."""
+        self._loggers.close()
+
+
+def _advantages(groups: Sequence[Group], batch: Batch) -> list[list[float]]:
+    """One advantage per trajectory, nested as the groups: that of its first sampled token."""
+    if batch.advantages is None:
+        raise ValueError("advantages are not filled in")
+    first = batch.mask.float().argmax(-1)
+    flat_list = batch.advantages.gather(1, first[:, None])[:, 0].tolist()
+    sizes = [len(g.trajectories) for g in groups]
+    return [flat_list[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]

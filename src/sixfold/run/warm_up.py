@@ -1,0 +1,178 @@
+"""Everything before the first RL step: SFT, pre-flight, parity probe and first evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..batch import Metrics, collate, number
+from ..controller.refill import mixed
+from ..controller.stream import step_seed
+from ..data.task_set import drawn_tasks
+from ..environment.preflight import (
+    BASELINE_TASKS,
+    MakeAnswer,
+    baseline_scores,
+    expected_refill,
+    made_up_answers,
+    preflight,
+)
+from ..environment.scorer import RewardBudgetExceeded
+from ..errors import UserError
+from ..evaluation.record import record, shown
+from ..report.loggers import JsonlLogger
+from ..trainer.trainer import Trainer
+from ..types import Group, Reward
+from .assemble import World
+from .checkpoint import Checkpoint
+from .last_step import unfinished
+from .learners import method_of
+from .parity_probe import check_parity
+from .policy_evaluation import evaluate_policy
+from .sft import SftMark, SftStage
+from .state import publish_sft
+
+if TYPE_CHECKING:
+    from .start import Run
+
+
+def warm_up(work: Run, checkpoint: Checkpoint | None) -> None:
+    """Run SFT (from its `checkpoint`, if any), pre-flight, parity probe, first evaluation."""
+    if work.recipe.sft.steps and (checkpoint is None or work.state.warming_up):
+        _sft(work, checkpoint)
+    work.progress.phase("pre-flight")
+    _preflight(work)
+    if work.world.tasks.heldout:
+        work.state.before = record(evaluate_policy(work.world, work.world.tasks.heldout, version=0))
+        work.progress.note(
+            f"held-out before RL: {shown(work.state.before)}; solved means"
+            f" {work.world.environment.solved_rule.text}"
+        )
+    work.watch()
+
+
+def _sft(work: Run, checkpoint: Checkpoint | None) -> None:
+    """Run the SFT stage. Checkpoints are saved during it and at its end."""
+    work.progress.stage("SFT", work.recipe.sft.steps)
+    work.progress.phase("SFT")
+    log = JsonlLogger(work.run.path / "sft.jsonl")
+
+    def on_step(metrics: Metrics) -> None:
+        log.log(int(number(metrics, "step")), metrics)
+        work.progress.update(metrics)
+
+    def save_at(trainer: Trainer, mark: SftMark) -> None:
+        now = replace(
+            work.state_now(),
+            sft_steps=mark.step,
+            counters=dict(mark.counters),
+            warming_up=True,
+        )
+        publish_sft(work.run, work.world, trainer, replace(now, unlogged=unfinished(mark.unlogged)))
+
+    stage = SftStage(work.world, on_step, save_at, work.recipe.checkpoint.every, work.interrupts)
+    begun = (
+        SftMark(work.state.sft_steps, work.state.counters, work.state.unlogged)
+        if checkpoint
+        else None
+    )
+    done = stage.run(begun, checkpoint.tensors if checkpoint else None)
+    log.close()
+    work.state = replace(work.state, sft_steps=done, counters={}, unlogged={}, warming_up=False)
+    with work.interrupts.finishing():
+        publish_sft(work.run, work.world, None, work.state_now())
+
+
+def _preflight(work: Run) -> None:
+    """Sample a few training tasks: check their difficulty, and compare engine and trainer."""
+    rollout = work.world.rollout()
+    count = -(-max(work.recipe.environment.preflight, 1) // rollout.samples)
+    groups = rollout.generate(
+        drawn_tasks(work.world.tasks.train, count, work.recipe.run.seed),
+        step_seed(work.recipe.run.seed, 0),
+    )
+    if work.recipe.environment.preflight:
+        work.world.environment.score(groups)
+        rewards = [
+            t.reward
+            for g in groups
+            for t in g.trajectories
+            if t.reward and t.reward.value is not None
+        ]
+        if not rewards:
+            raise UserError(
+                f"pre-flight: every check failed, the first with: {_first_error(groups)}"
+            )
+        verdict, rule = (
+            preflight([bool(r.solved) for r in rewards]),
+            work.world.environment.solved_rule,
+        )
+        line = (
+            f"pre-flight: {verdict.pass_rate:.0%} of {len(rewards)} rollouts solved"
+            f" ({rule.text}), {verdict.label}: {verdict.advice}"
+        )
+        work.notes.add(0, line, warning=verdict.label in ("too hard", "too easy"))
+        if above := rule.above([r.score for r in rewards if r.score is not None]):
+            work.notes.add(0, f"pre-flight: {above}", warning=True)
+        if rounds := method_of(work.recipe, work.algorithm).dynamic_sampling:
+            extra, unfilled = expected_refill(
+                sum(not mixed(g) for g in groups) / len(groups), rounds
+            )
+            work.progress.note(
+                f"dynamic sampling: expect about {extra:.0%} more rollouts, and {unfilled:.0%}"
+                " of the groups never filled"
+            )
+        work.state.preflight = {
+            "solved": verdict.pass_rate,
+            "rollouts": len(rewards),
+            "label": verdict.label,
+            **_baseline(work),
+        }
+    _check_parity(work, groups)
+
+
+def _check_parity(work: Run, groups: Sequence[Group]) -> None:
+    """Compare engine and trainer on the trajectories of the pre-flight."""
+    for trajectory in (t for g in groups for t in g.trajectories):
+        trajectory.reward = trajectory.reward or Reward(0.0)
+    batch = collate(groups).to(work.world.device)
+    check_parity(work.world, batch, method_of(work.recipe, work.algorithm), work.progress.note)
+
+
+def _baseline(work: Run) -> dict[str, object]:
+    """Record the rewards of random and constant answers. A failed check never ends the run."""
+    try:
+        tasks = drawn_tasks(work.world.tasks.train, BASELINE_TASKS, work.recipe.run.seed)
+        baseline = baseline_scores(work.world.environment.score, tasks, made_up(work.world))
+    except RewardBudgetExceeded as error:
+        work.notes.add(
+            0,
+            f"pre-flight: what random and constant answers earn is unknown: {error}",
+            warning=True,
+        )
+        return {}
+    if baseline.warning:
+        work.notes.add(0, f"pre-flight: {baseline.warning}", warning=True)
+    return {
+        "random_answer": baseline.random,
+        "constant_answer": baseline.constant,
+        "constant": baseline.answer,
+        "warning": baseline.warning,
+    }
+
+
+def _first_error(groups: Sequence[Group]) -> str:
+    return next(
+        (t.reward.error for g in groups for t in g.trajectories if t.reward and t.reward.error),
+        "no reason given",
+    )
+
+
+def made_up(world: World) -> MakeAnswer:
+    """Function that builds a trajectory from a task's prompt and a given answer.
+
+    The answer ends with the token that ends a turn.
+    """
+    end = list(world.policy.stop_token_ids[:1])
+    return made_up_answers(world.codec.encode, lambda text: world.codec.plain(text) + end)
