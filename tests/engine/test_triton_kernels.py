@@ -350,7 +350,7 @@ sys.path.insert(0, sys.argv[1])
 from spills import stack_bytes
 
 cases = ("bfloat16", 8, 7, 128), ("bfloat16", 8, 7, 64), ("float32", 1, 6, 128)
-    for dtype, members, group, d in cases:
+for dtype, members, group, d in cases:
     stack, launch = stack_bytes(90, dtype, members, group, d)
     assert stack <= 64, (dtype, members, group, d, launch, stack)
 """
