@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from sixfold.report.loggers import JsonlLogger
+from sixfold.report.metric import Value
 from sixfold.report.rollouts import write_rollouts
 from sixfold.report.samples import Sample, write_samples
-from sixfold.report.schema import LOG_RATIO_EDGES, Value
 from sixfold.run.folder import RunFolder
-from sixfold.types import Group, Reward, Task, Trajectory
+from sixfold.types import LOG_RATIO_EDGES, Group, Reward, Task, Trajectory
 
 
 def metrics_of(step: int, rng: random.Random) -> dict[str, Value]:

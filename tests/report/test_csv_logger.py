@@ -11,7 +11,8 @@ import pytest
 from sixfold.errors import UserError
 from sixfold.report.csv_logger import CsvLogger, columns
 from sixfold.report.loggers import JsonlLogger, read_metrics, truncate_after
-from sixfold.report.schema import METRICS, Value
+from sixfold.report.metric import Value
+from sixfold.report.schema import METRICS
 
 SINGLE = [metric.key for metric in METRICS if not metric.is_list and not metric.is_family]
 

@@ -28,8 +28,8 @@ from sixfold.report.loggers import (
     truncate_after,
 )
 from sixfold.report.outputs import Loggers
-from sixfold.report.schema import LOG_RATIO_EDGES
 from sixfold.run.folder import RunFolder
+from sixfold.types import LOG_RATIO_EDGES
 
 
 def write_steps(path: Path, steps: int) -> bytes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from .schema import Value
+from .metric import Value
 
 WARM_UP = 5
 """First steps left out of the baseline: caches are filled and memory is mapped."""

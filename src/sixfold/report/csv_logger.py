@@ -16,7 +16,8 @@ from pathlib import Path
 
 from ..run.durable import disk_errors, write_bytes_atomic
 from .loggers import read_metrics
-from .schema import METRICS, Value
+from .metric import Value
+from .schema import METRICS
 
 
 class CsvLogger:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .schema import Value
+from .metric import Value
 
 
 @dataclass

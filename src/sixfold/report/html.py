@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ..run.durable import write_text_atomic
+from ..types import LOG_RATIO_EDGES
 from .marks import DOTS, mark
 from .notes import Note
 from .progress import clock
 from .run_record import Interval, RunRecord, read_run, series
 from .samples import Sample, pair
-from .schema import LOG_RATIO_EDGES, METRICS, ROLES, find, role_seconds
+from .schema import METRICS, ROLES, find, role_seconds
 from .style import STYLE
 from .svg import Line, area_chart, histogram, line_chart, number, percent
 from .token_view import LEGEND, trajectories

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, variance
 
-from .schema import Value
+from .metric import Value
 
 WINDOW = 20
 """Steps per mean."""

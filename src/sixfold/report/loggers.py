@@ -19,7 +19,9 @@ from typing import Any, Protocol
 
 from ..errors import UserError
 from ..run.durable import disk_errors, fsync_path, write_bytes_atomic, write_json_atomic
-from .schema import LOG_RATIO_EDGES, Value, check
+from ..types import LOG_RATIO_EDGES
+from .metric import Value
+from .schema import check
 
 
 class Logger(Protocol):

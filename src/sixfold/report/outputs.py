@@ -16,7 +16,7 @@ from .loggers import (
     WandbLogger,
     tracking_id,
 )
-from .schema import Value
+from .metric import Value
 
 
 class Loggers:

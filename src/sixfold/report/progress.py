@@ -25,8 +25,9 @@ from rich.table import Table
 from rich.text import Text
 
 from .marks import TICKS, mark
+from .metric import Value
 from .samples import Sample, pair
-from .schema import ROLES, Value, role_seconds
+from .schema import ROLES, role_seconds
 from .untrusted import one_line, visible
 
 _SPARKS = "▁▂▃▄▅▆▇█"

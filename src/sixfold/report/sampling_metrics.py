@@ -1,0 +1,297 @@
+"""Metrics of sampling and scoring: step, time, reward, rollout, dynamic sampling, held-out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .metric import Metric
+
+STEP = (
+    Metric("step", "count", "step number, starting at 1", "optimizer steps, skipped ones included"),
+    Metric(
+        "tokens_total",
+        "tokens",
+        "tokens sampled since the start of the run",
+        "sum over steps of rollout/tokens",
+    ),
+)
+
+TIME = (
+    Metric("time/total_s", "s", "whole step", "wall clock from its start to its end"),
+    Metric("time/rollout_s", "s", "sampling", "wall clock of the rollout role"),
+    Metric("time/environment_s", "s", "reward checks", "wall clock of the environment role"),
+    Metric(
+        "time/batch_s",
+        "s",
+        "conversion of trajectories to tensors",
+        "wall clock of collate and of the copy to the device",
+    ),
+    Metric(
+        "time/reference_s",
+        "s",
+        "log-probs of the reference model",
+        "wall clock of the reference role; absent without a reference",
+    ),
+    Metric(
+        "time/scoring_s",
+        "s",
+        "values of the critic and the proximal pass, in a run without a reference",
+        "wall clock of these scorers",
+    ),
+    Metric("time/algorithm_s", "s", "advantages and weights", "wall clock of compute_advantages"),
+    Metric(
+        "time/trainer_s",
+        "s",
+        "forward pass, backward pass and optimizer",
+        "wall clock of the trainer role",
+    ),
+    Metric("time/sync_s", "s", "weight sync", "wall clock of the weight sync"),
+    Metric(
+        "time/log_s",
+        "s",
+        "writing the metrics and the rollout dump of the previous step",
+        "wall clock of the loggers",
+    ),
+    Metric(
+        "time/check_p99_s",
+        "s",
+        "duration of the slowest 1% of checks",
+        "99th percentile over trajectories of the duration of one check",
+    ),
+    Metric(
+        "time/eval_s",
+        "s",
+        "held-out evaluation",
+        "wall clock of the evaluation; absent in a step without one",
+    ),
+)
+
+REWARD = (
+    Metric(
+        "reward/mean",
+        "reward",
+        "mean reward of the step",
+        "mean of r over trajectories whose check did not fail",
+    ),
+    Metric(
+        "reward/std",
+        "reward",
+        "standard deviation of the rewards",
+        "population standard deviation of r over the same trajectories",
+    ),
+    Metric(
+        "reward/ema",
+        "reward",
+        "moving average of the mean reward",
+        "0.9 · previous + 0.1 · reward/mean (with dynamic sampling: dynamic/reward_mean)",
+    ),
+    Metric(
+        "reward/solved_frac",
+        "share",
+        "trajectories that solve their task (see eval.metric, eval.solved_at)",
+        "solved trajectories / trajectories whose check did not fail",
+    ),
+    Metric(
+        "reward/error_frac",
+        "share",
+        "checks that failed",
+        "trajectories whose reward is an error / trajectories",
+    ),
+    Metric(
+        "reward/part/*",
+        "reward",
+        "mean of one named part of the reward",
+        "mean of parts[NAME] over trajectories that have it",
+    ),
+    Metric(
+        "group/degenerate_frac",
+        "share",
+        "groups with equal rewards, which give no gradient",
+        "groups whose rewards are all equal / groups",
+    ),
+)
+
+ROLLOUT = (
+    Metric("rollout/tokens", "tokens", "tokens sampled in the step", "sum of mask"),
+    Metric(
+        "rollout/prompt_tokens",
+        "tokens",
+        "prompt tokens of the step",
+        "sum of prompt lengths over trajectories",
+    ),
+    Metric("rollout/tok_s", "tokens/s", "sampling speed", "rollout/tokens / time/rollout_s"),
+    Metric(
+        "rollout/length_mean",
+        "tokens",
+        "mean completion length",
+        "mean over trajectories of the number of sampled tokens",
+    ),
+    Metric(
+        "rollout/length_max",
+        "tokens",
+        "length of the longest completion",
+        "maximum over trajectories of the number of sampled tokens",
+    ),
+    Metric(
+        "rollout/truncated_frac",
+        "share",
+        "completions that reached the length limit",
+        "trajectories with finish_reason 'length' / trajectories",
+    ),
+    Metric(
+        "rollout/kept_frac",
+        "share",
+        "samples that reach the loss; 0.5 to 0.95 is normal with dynamic K or dynamic sampling,"
+        " otherwise about 1",
+        "trajectories of the step / samples started for it",
+    ),
+    Metric(
+        "rollout/dropped_tokens",
+        "tokens",
+        "tokens of samples that were discarded",
+        "tokens in rollout/tokens whose trajectory is not in the step",
+    ),
+    Metric(
+        "rollout/solved_length_p98",
+        "tokens",
+        "length that solved tasks need; a much larger rollout.max_new_tokens gains nothing",
+        "98th percentile (nearest rank) over solved trajectories of the number of sampled tokens;"
+        " absent if nothing is solved",
+    ),
+    Metric(
+        "rollout/kept_mean",
+        "tokens",
+        "tokens of the vocabulary kept by truncated sampling",
+        "mean over sampled tokens of the size of the kept set",
+    ),
+    Metric(
+        "rollout/kept_mass_frac",
+        "share",
+        "total probability of the kept tokens",
+        "mean over sampled tokens of the probability of the kept set",
+    ),
+    Metric(
+        "rollout/reused_frac",
+        "share",
+        "prompt tokens not computed, because samples share them or the prefix cache holds them",
+        "1 - prompt tokens computed / rollout/prompt_tokens",
+    ),
+    Metric(
+        "rollout/kv_peak_frac",
+        "share",
+        "peak use of the KV cache",
+        "maximum over engine steps of blocks held by requests / blocks",
+    ),
+    Metric(
+        "rollout/accepted_frac",
+        "share",
+        "accepted speculative tokens",
+        "accepted speculative tokens / proposed speculative tokens",
+    ),
+    Metric(
+        "rollout/queue_peak",
+        "count",
+        "peak length of the engine's queue",
+        "maximum number of prompts and preempted completions that waited at once",
+    ),
+    Metric(
+        "rollout/preemptions",
+        "count",
+        "preempted completions: paused because no KV block was free, and continued later",
+        "number of preemptions; 0 unless engine.preemption allows them",
+    ),
+    Metric(
+        "rollout/recomputed_tokens",
+        "tokens",
+        "tokens computed again because of preemptions",
+        "tokens of preempted completions that were computed a second time",
+    ),
+)
+
+DYNAMIC = (
+    Metric("dynamic/rounds", "count", "sampling rounds of the step", "1 + rounds of refilling"),
+    Metric(
+        "dynamic/extra_frac",
+        "share",
+        "trajectories sampled in addition to those kept",
+        "trajectories sampled / trajectories kept - 1",
+    ),
+    Metric(
+        "dynamic/kept_frac",
+        "share",
+        "sampled groups with different rewards",
+        "groups sampled whose known rewards differ / groups sampled",
+    ),
+    Metric(
+        "dynamic/unfilled",
+        "count",
+        "groups kept although their rewards are equal",
+        "slots that were not filled in any round",
+    ),
+    Metric(
+        "dynamic/check_s",
+        "s",
+        "reward checks inside the rollout",
+        "wall clock of the checks of all rounds; part of time/rollout_s",
+    ),
+    Metric(
+        "dynamic/solved_frac",
+        "share",
+        "solved trajectories, discarded ones included",
+        "trajectories that solve their task / trajectories sampled",
+    ),
+    Metric(
+        "dynamic/reward_mean",
+        "reward",
+        "mean reward, discarded trajectories included",
+        "mean of known r over trajectories sampled",
+    ),
+)
+
+HELD_OUT = (
+    Metric(
+        "heldout/accuracy",
+        "share",
+        "held-out tasks solved (see eval.metric, eval.solved_at)",
+        "mean over tasks of the share of samples that are solved; a failed check is not solved",
+    ),
+    Metric(
+        "heldout/low",
+        "share",
+        "lower end of the 95% interval of heldout/accuracy",
+        "interval over tasks",
+    ),
+    Metric(
+        "heldout/high",
+        "share",
+        "upper end of the 95% interval of heldout/accuracy",
+        "interval over tasks",
+    ),
+    Metric(
+        "heldout/score",
+        "reward",
+        "mean of eval.metric on held-out tasks, partial credit included",
+        "mean over tasks of the mean over samples",
+    ),
+    Metric(
+        "heldout/source/*",
+        "share",
+        "held-out tasks of one source that are solved",
+        "as heldout/accuracy, for sources with at least 16 tasks",
+    ),
+    Metric(
+        "heldout/version",
+        "count",
+        "version of the weights that were evaluated",
+        "updates before the evaluation; always the policy's own weights",
+    ),
+)
+
+GROUPS: Mapping[str, tuple[Metric, ...]] = {
+    "Step": STEP,
+    "Time": TIME,
+    "Reward": REWARD,
+    "Rollout": ROLLOUT,
+    "Dynamic sampling": DYNAMIC,
+    "Held-out": HELD_OUT,
+}

@@ -1,0 +1,239 @@
+"""Metrics of training: loss, policy ratio, corrections, critic, mismatch, weight sync."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..types import LOG_RATIO_EDGES
+from .metric import Metric
+
+_EDGES = ", ".join(f"{edge:g}" for edge in LOG_RATIO_EDGES)
+
+TRAINING = (
+    Metric("train/loss", "nats", "loss that is minimised", "Σ weights · token_loss"),
+    Metric("train/pg_loss", "nats", "policy-gradient part of the loss", "Σ weights · policy_loss"),
+    Metric(
+        "train/kl",
+        "nats",
+        "KL divergence from the reference",
+        "mean of the recipe's KL estimator over sampled tokens in the rows that were computed",
+    ),
+    Metric(
+        "train/entropy",
+        "nats",
+        "entropy of the policy",
+        "mean over sampled tokens of -Σ_v p(v) log p(v)",
+    ),
+    Metric("train/grad_norm", "norm", "gradient norm before clipping", "√(Σ g²) of all parameters"),
+    Metric("train/learning_rate", "rate", "learning rate of the step", "schedule(step)"),
+    Metric(
+        "train/tokens",
+        "tokens",
+        "tokens computed by the trainer",
+        "without padding; a prompt shared by several samples counts once",
+    ),
+    Metric(
+        "train/microbatches",
+        "count",
+        "forward and backward passes",
+        "micro-batches of the step",
+    ),
+    Metric("train/updates", "count", "optimizer updates", "epochs · mini-batches - skipped ones"),
+    Metric(
+        "train/skipped",
+        "count",
+        "skipped updates",
+        "updates whose loss or gradient was not finite; 1 if no token had a weight",
+    ),
+    Metric(
+        "train/skipped_total",
+        "count",
+        "skipped updates since the start of the run",
+        "sum of the updates whose loss or gradient was not finite",
+    ),
+    Metric("train/tok_s", "tokens/s", "training speed", "train/tokens / time/trainer_s"),
+)
+
+POLICY_RATIO = (
+    Metric(
+        "train/ratio_mean",
+        "ratio",
+        "mean importance ratio; 1 when on-policy",
+        "mean of exp(logp - old_logp) over sampled tokens",
+    ),
+    Metric(
+        "train/log_ratio_mean",
+        "nats",
+        "mean log-ratio; 0 when on-policy",
+        "mean of logp - old_logp over sampled tokens",
+    ),
+    Metric(
+        "train/clipped_frac",
+        "share",
+        "tokens outside the clip range",
+        "tokens with ratio < 1 - clip_low or ratio > 1 + clip_high / sampled tokens",
+    ),
+    Metric(
+        "train/clip_active_frac",
+        "share",
+        "tokens whose gradient is removed by the clip",
+        "tokens outside the range on the side that their advantage favours / sampled tokens",
+    ),
+    Metric(
+        "train/ratio_hist",
+        "counts",
+        "histogram of the log-ratio",
+        f"11 bins, the first and the last open; edges {_EDGES}",
+        is_list=True,
+    ),
+)
+
+CORRECTION = (
+    Metric(
+        "correction/weight",
+        "ratio",
+        "importance weight of the policy loss",
+        "mean over sampled tokens of the weight that the rule gives",
+    ),
+    Metric(
+        "correction/dropped_frac",
+        "share",
+        "tokens without a policy loss",
+        "tokens of weight 0 / sampled tokens",
+    ),
+    Metric(
+        "correction/ess_frac",
+        "share",
+        "effective sample size; below 0.3, few samples carry most of the weight",
+        "(Σ w)² / (n Σ w²), w = trainer probability / sampler probability, before any rule",
+    ),
+    Metric(
+        "correction/chi2",
+        "ratio",
+        "χ² divergence of trainer and sampler; above 1, the correction is unreliable",
+        "mean of w² - 1 over sampled tokens",
+    ),
+)
+
+ADAPTIVE = (
+    Metric(
+        "algorithm/beta",
+        "weight",
+        "weight of the KL term, if algorithm.kl_target adapts it",
+        "beta · (1 + clip(KL / target - 1, ± 0.2) · n / 10000)",
+    ),
+    Metric(
+        "algorithm/entropy_bonus",
+        "weight",
+        "weight of the entropy bonus, if algorithm.entropy_target adapts it",
+        "0 above the target; otherwise ± 0.001 per step",
+    ),
+)
+
+CRITIC = (
+    Metric(
+        "critic/loss",
+        "loss",
+        "loss of the critic",
+        "Σ weights · ½ max((V - R)², (clip(V, V_old ± eps) - R)²); mean over the updates of the"
+        " step",
+    ),
+    Metric(
+        "critic/grad_norm",
+        "norm",
+        "gradient norm of the critic before clipping",
+        "√(Σ g²) of its parameters; mean over updates",
+    ),
+    Metric(
+        "critic/learning_rate",
+        "rate",
+        "learning rate of the critic",
+        "learning rate of the last update of the step",
+    ),
+    Metric(
+        "critic/explained_variance",
+        "share",
+        "explained variance of the critic",
+        "1 - Var(R - V) / Var(R) over sampled tokens, V as of sampling",
+    ),
+    Metric(
+        "critic/value_mean",
+        "reward",
+        "mean value predicted by the critic",
+        "mean of V over sampled tokens, as of sampling",
+    ),
+    Metric(
+        "critic/skipped",
+        "count",
+        "skipped updates of the critic",
+        "updates whose loss or gradient was not finite; 1 if no token had a weight",
+    ),
+)
+
+MISMATCH = (
+    Metric(
+        "mismatch/max_abs_logp",
+        "nats",
+        "largest difference on one token",
+        "max |engine logp - trainer logp| before the update",
+    ),
+    Metric(
+        "mismatch/p99_abs_logp",
+        "nats",
+        "difference that 99% of tokens do not exceed",
+        "99% quantile of |engine logp - trainer logp|",
+    ),
+    Metric(
+        "mismatch/mean_abs_logp",
+        "nats",
+        "mean difference",
+        "mean of |engine logp - trainer logp|",
+    ),
+    Metric(
+        "mismatch/kl_k3",
+        "nats",
+        "estimate of KL(engine ‖ trainer)",
+        "mean of exp(-r) + r - 1, r = engine logp - trainer logp",
+    ),
+    Metric(
+        "mismatch/prob_error",
+        "ratio",
+        "mean factor between the probabilities; 1 if they are equal",
+        "mean of exp |engine logp - trainer logp|",
+    ),
+)
+
+WEIGHT_SYNC = (
+    Metric(
+        "sync/version",
+        "count",
+        "version of the sampler's weights",
+        "updates that have reached the sampler",
+    ),
+    Metric(
+        "sync/staleness",
+        "updates",
+        "age of the oldest rollout in the batch",
+        "trainer version - oldest version in the batch",
+    ),
+)
+
+CUSTOM = (
+    Metric(
+        "custom/*",
+        "any",
+        "metric of a custom algorithm",
+        "a key that the algorithm reports and that is not in this list",
+    ),
+)
+
+GROUPS: Mapping[str, tuple[Metric, ...]] = {
+    "Training": TRAINING,
+    "Policy ratio": POLICY_RATIO,
+    "Off-policy correction": CORRECTION,
+    "Adaptive weights": ADAPTIVE,
+    "Critic": CRITIC,
+    "Engine against trainer": MISMATCH,
+    "Weight sync": WEIGHT_SYNC,
+    "Custom algorithms": CUSTOM,
+}
