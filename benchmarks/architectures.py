@@ -28,7 +28,7 @@ from sixfold.model.causal_lm import CausalLM
 from sixfold.model.scratch import character_tokenizer
 from sixfold.model.split_check import check_split
 from sixfold.rollout.engine_rollout import EngineRollout
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.trainer.logprobs import Scoring, score_batch
 from sixfold.types import Reward, SamplingParams, Task
 
@@ -176,7 +176,7 @@ def verdict(name: str) -> tuple[str, str]:
         Task(f"t{i}", ALPHABET[i : i + n])
         for i, n in enumerate((1, 9, min(30, context.tokens - 16)))
     ]
-    groups = EngineRollout(engine, PromptCodec(tokenizer), params, samples=3).generate(tasks, 0)
+    groups = EngineRollout(engine, Renderer(tokenizer), params, samples=3).generate(tasks, 0)
     for group in groups:
         for t in group.trajectories:
             t.reward = Reward(0.0)

@@ -27,7 +27,7 @@ from sixfold.model.loading import load_policy
 from sixfold.recipe.schema import ModelConfig, TrainerConfig
 from sixfold.reference.frozen import FrozenReference, NoReference
 from sixfold.rollout.engine_rollout import EngineRollout
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.sync.sync import SharedSync
 from sixfold.trainer.logprobs import Scoring
 from sixfold.trainer.trainer import Trainer
@@ -45,7 +45,7 @@ def build(job: Job) -> Controller:
     """The six roles for the job."""
     policy = load_policy(ModelConfig(path=job.model), seed=job.seed, device="cpu")
     tasks = [Task(row["id"], row["prompt"]) for row in job.read_prompts()]
-    codec = PromptCodec(policy.tokenizer)
+    codec = Renderer(policy.tokenizer)
     trajectories = job.prompts_per_step * job.samples_per_prompt
     longest = max(len(codec.encode(t)) for t in tasks) + job.max_new_tokens
     engine = Engine(

@@ -16,7 +16,7 @@ from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.rollout.base import Enough
 from sixfold.rollout.engine_rollout import EngineRollout
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, SamplingParams, Task, Trajectory
 
 
@@ -132,7 +132,7 @@ def test_on_the_engine_what_is_given_up_frees_its_blocks_and_is_counted(policy: 
     def rollout() -> EngineRollout:
         return EngineRollout(
             Engine(CausalLM(policy.model), kv_tokens=4096, max_running=40),
-            PromptCodec(policy.tokenizer),
+            Renderer(policy.tokenizer),
             params,
             samples=8,
         )

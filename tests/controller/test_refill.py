@@ -18,7 +18,7 @@ from sixfold.environment.scorer import Environment, RewardBudgetExceeded
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.rollout.engine_rollout import EngineRollout
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, SamplingParams, Task, Trajectory
 
 Draw = Callable[[str, int], list[str]]
@@ -304,7 +304,7 @@ def test_on_the_engine_the_metrics_are_of_everything_sampled(policy: Policy) -> 
     def run() -> tuple[Engine, Refill, list[Group]]:
         engine = Engine(CausalLM(policy.model), kv_tokens=2048, max_running=16)
         params = SamplingParams(max_tokens=5, stop_token_ids=policy.stop_token_ids)
-        inner = EngineRollout(engine, PromptCodec(policy.tokenizer), params, samples=2)
+        inner = EngineRollout(engine, Renderer(policy.tokenizer), params, samples=2)
         tasks = [Task(f"t{i}", f"{i}+{i}=") for i in range(30)]
         refill = Refill(inner, Environment([even]), tasks, max_rounds=4)
         return engine, refill, refill.generate(tasks[:6], seed=3)

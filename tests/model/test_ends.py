@@ -15,7 +15,7 @@ from sixfold.cli import main
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy, load_policy
 from sixfold.recipe.schema import ModelConfig
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.run.rendered_prompt import rendering
 from sixfold.types import Task
 
@@ -134,7 +134,7 @@ def test_more_tokens_than_embeddings_are_refused_but_for_pictures(
 def test_a_model_without_an_end_token_is_said_to_be_one(folder: Path) -> None:
     policy = load(folder, chat_template="none").stopping_at([], [])
     lines = rendering(
-        PromptCodec(policy.tokenizer), [Task("t", "q")], policy.stop_token_ids, policy.stop_strings
+        Renderer(policy.tokenizer), [Task("t", "q")], policy.stop_token_ids, policy.stop_strings
     )
     assert "names no end token" in lines[-1] and "rollout.stop_tokens" in lines[-1]
 

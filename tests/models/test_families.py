@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sixfold
 from sixfold.report.rollouts import read_rollouts
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.run.generate import generate
 from sixfold.types import Task
 from tests.models.families import FAMILIES, QUESTION, Family, make_tokenizer
@@ -96,9 +96,7 @@ SOLUTIONS = {"mistral": " so 42", "phi-3": " so 42", "gpt-oss": "<|channel|>fina
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_solution_is_the_familys_turn(family: Family) -> None:
     tokenizer = make_tokenizer(family)
-    codec = PromptCodec(
-        tokenizer, [tokenizer.convert_tokens_to_ids(token) for token in family.ends]
-    )
+    codec = Renderer(tokenizer, [tokenizer.convert_tokens_to_ids(token) for token in family.ends])
     task = Task("t", QUESTION, trace="so 42")
     *turn, end = codec.solution(task)
     assert tokenizer.decode([end]) == family.script[-1]

@@ -24,7 +24,7 @@ from sixfold.model.split_check import context_of
 from sixfold.recipe.plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
 from sixfold.rollout.engine_rollout import EngineRollout
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.sync.sync import SharedSync
 from sixfold.trainer.logprobs import Scoring, score_batch
 from sixfold.trainer.trainer import Trainer
@@ -42,7 +42,7 @@ def sampled(model: PreTrainedModel, engine: Engine, seed: int) -> list[Group]:
     params = SamplingParams(
         max_tokens=16, temperature=TEMPERATURE, stop_token_ids=stop_tokens(model, tokenizer)
     )
-    groups = EngineRollout(engine, PromptCodec(tokenizer), params, samples=4).generate(TASKS, seed)
+    groups = EngineRollout(engine, Renderer(tokenizer), params, samples=4).generate(TASKS, seed)
     for group in groups:
         for t in group.trajectories:
             t.reward = Reward(float(t.sample % 3))

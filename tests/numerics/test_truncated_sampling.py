@@ -24,7 +24,7 @@ from sixfold.model.scratch import character_tokenizer
 from sixfold.recipe.plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
 from sixfold.rollout.engine_rollout import EngineRollout
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.sync.sync import SharedSync
 from sixfold.trainer.logprobs import Scoring, score_batch
 from sixfold.trainer.trainer import Trainer
@@ -53,7 +53,7 @@ def sampled(
         stop_token_ids=stop_tokens(model, tokenizer),
         **RULES[rule],
     )  # type: ignore[arg-type]
-    rollout = EngineRollout(engine, PromptCodec(tokenizer), params, samples=4)
+    rollout = EngineRollout(engine, Renderer(tokenizer), params, samples=4)
     groups = rollout.generate(TASKS, seed)
     for t in chain.from_iterable(g.trajectories for g in groups):
         t.reward = Reward(float(t.sample % 3))

@@ -13,7 +13,7 @@ from sixfold.engine.speculative import Speculation
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.rollout.engine_rollout import EngineRollout
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import SamplingParams, Task
 
 TASKS = [Task(f"t{i}", f"{i}+{'7' * i}=") for i in (3, 0, 1, 12)]
@@ -24,7 +24,7 @@ def make_rollout(
 ) -> EngineRollout:
     engine = Engine(CausalLM(policy.model), **{"kv_tokens": 2000, **sizes})  # type: ignore[arg-type]
     params = SamplingParams(max_tokens=10, temperature=0.8, stop_token_ids=policy.stop_token_ids)
-    return EngineRollout(engine, PromptCodec(policy.tokenizer), params, samples, release_kv)
+    return EngineRollout(engine, Renderer(policy.tokenizer), params, samples, release_kv)
 
 
 def test_groups_come_in_task_order_and_trajectories_in_sample_order(policy: Policy) -> None:
@@ -62,7 +62,7 @@ def test_the_share_of_guesses_that_stood_is_of_the_call(policy: Policy) -> None:
 def test_streams_speak_of_the_sampled_tokens_and_of_no_other(policy: Policy) -> None:
     rollout = make_rollout(policy)
     rollout.engine.set_version(5)
-    codec = PromptCodec(policy.tokenizer)
+    codec = Renderer(policy.tokenizer)
     for group in rollout.generate(TASKS, seed=1):
         prompt = codec.encode(group.task)
         for t in group.trajectories:
@@ -164,7 +164,7 @@ def small_engine(
         prefix_cache=prefix_cache,
     )  # type: ignore[arg-type]
     assert engine.scheduler.blocks.count == blocks  # the engine adds one
-    return EngineRollout(engine, PromptCodec(policy.tokenizer), SamplingParams(max_tokens=8), 2)
+    return EngineRollout(engine, Renderer(policy.tokenizer), SamplingParams(max_tokens=8), 2)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_model_that_only_ends_gives_empty_texts_with_one_scored_token(policy: 
     model.get_output_embeddings().register_forward_hook(only_end)
     engine = Engine(CausalLM(model), kv_tokens=500)
     params = SamplingParams(max_tokens=10, stop_token_ids=(end,))
-    for group in EngineRollout(engine, PromptCodec(policy.tokenizer), params, 2).generate(TASKS, 0):
+    for group in EngineRollout(engine, Renderer(policy.tokenizer), params, 2).generate(TASKS, 0):
         for t in group.trajectories:
             assert (t.tokens[t.prompt_length :], t.text, t.finish_reason) == ([end], "", "stop")
             assert t.logp[-1] == pytest.approx(0.0, abs=1e-6)

@@ -16,7 +16,7 @@ from sixfold.model.loading import Policy
 from sixfold.recipe.plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
 from sixfold.rollout.engine_rollout import EngineRollout
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.trainer.logprobs import Scoring, score_batch
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Reward, SamplingParams, Task
@@ -26,7 +26,7 @@ def test_recomputed_old_log_probs_hide_staleness(policy: Policy) -> None:
     model = copy.deepcopy(policy.model)
     rollout = EngineRollout(
         Engine(CausalLM(model), kv_tokens=2000),
-        PromptCodec(policy.tokenizer),
+        Renderer(policy.tokenizer),
         SamplingParams(max_tokens=8),
         4,
     )

@@ -9,14 +9,14 @@ import pytest
 from sixfold.errors import UserError
 from sixfold.model.scratch import character_tokenizer
 from sixfold.rollout.prompt_lengths import Fitting, fitting_tasks
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Message, Task
 
 TASKS = [Task("short", "ab"), Task("long", "abcdefgh"), Task("fits", "abcd")]
 
 
-def codec() -> PromptCodec:
-    return PromptCodec(character_tokenizer("abcdefgh "))
+def codec() -> Renderer:
+    return Renderer(character_tokenizer("abcdefgh "))
 
 
 def test_overlong_prompts_are_dropped_and_counted_or_refused() -> None:

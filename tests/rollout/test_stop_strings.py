@@ -17,7 +17,7 @@ from sixfold.model.loading import Policy
 from sixfold.rollout.engine_rollout import EngineRollout
 from sixfold.rollout.outside_engine import Sampled
 from sixfold.rollout.outside_rollout import OutsideRollout
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import SamplingParams, Task, Trajectory
 
 TASKS = [Task(f"t{i}", f"{i}+{'7' * i}=") for i in range(6)]
@@ -32,7 +32,7 @@ def sample(policy: Policy, stops: Sequence[str], **sizes: Any) -> dict[tuple[str
     engine = Engine(CausalLM(policy.model), **{"kv_tokens": 2000, **sizes})
     params = SamplingParams(max_tokens=LONGEST, stop_token_ids=policy.stop_token_ids)
     rollout = EngineRollout(
-        engine, PromptCodec(policy.tokenizer, policy.stop_token_ids), params, 4, stops=stops
+        engine, Renderer(policy.tokenizer, policy.stop_token_ids), params, 4, stops=stops
     )
     found = {
         (t.task_id, t.sample): t for g in rollout.generate(TASKS, seed=1) for t in g.trajectories
@@ -42,7 +42,7 @@ def sample(policy: Policy, stops: Sequence[str], **sizes: Any) -> dict[tuple[str
     return found
 
 
-def cut(free: Trajectory, codec: PromptCodec, stops: Sequence[str]) -> tuple[list[int], str, str]:
+def cut(free: Trajectory, codec: Renderer, stops: Sequence[str]) -> tuple[list[int], str, str]:
     """Slowly: the shortest beginning whose text holds a stop string."""
     completion = free.tokens[free.prompt_length :]
     for length in range(1, len(completion) + 1):
@@ -55,7 +55,7 @@ def cut(free: Trajectory, codec: PromptCodec, stops: Sequence[str]) -> tuple[lis
 @pytest.mark.parametrize("engine", ENGINES)
 def test_completions_are_cut_and_otherwise_the_same(policy: Policy, engine: str) -> None:
     free = sample(policy, ())
-    codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
+    codec = Renderer(policy.tokenizer, policy.stop_token_ids)
     stops = [t.text[3:5] for t in list(free.values())[:6]] + [next(iter(free.values())).text[-1]]
     guesses = (
         {"speculation": Speculation(k=3, draft=CausalLM(policy.model))}
@@ -110,7 +110,7 @@ class Repeats:
 
 
 def test_an_outside_engine_is_cut_by_the_same_rule(policy: Policy) -> None:
-    codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
+    codec = Renderer(policy.tokenizer, policy.stop_token_ids)
     engine = Repeats(codec.plain("1+2=3;q: 4"))
     params = SamplingParams(max_tokens=10)
     (group,) = OutsideRollout(engine, codec, params, 1, stops=["q:", ";q"]).generate(TASKS[:1], 0)

@@ -22,7 +22,7 @@ from sixfold.errors import UserError
 from sixfold.model.loading import Policy
 from sixfold.rollout import vllm_process
 from sixfold.rollout.outside_rollout import OutsideRollout, sample_seed
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.rollout.vllm_process import VllmProcess
 from sixfold.types import SamplingParams, Task
 
@@ -48,13 +48,13 @@ def engine(fake: None, policy: Policy) -> Iterator[VllmProcess]:
 
 def make_rollout(policy: Policy, engine: VllmProcess, samples: int = 3) -> OutsideRollout:
     params = SamplingParams(max_tokens=10, temperature=0.8, stop_token_ids=policy.stop_token_ids)
-    return OutsideRollout(engine, PromptCodec(policy.tokenizer), params, samples)
+    return OutsideRollout(engine, Renderer(policy.tokenizer), params, samples)
 
 
 def test_streams_are_those_of_the_policy_at_the_sampling_temperature(
     policy: Policy, engine: VllmProcess
 ) -> None:
-    codec = PromptCodec(policy.tokenizer)
+    codec = Renderer(policy.tokenizer)
     groups = make_rollout(policy, engine).generate(TASKS, seed=1)
     assert [g.task for g in groups] == TASKS
     for group in groups:

@@ -27,7 +27,7 @@ from sixfold.model.attention import NAME
 from sixfold.model.loading import Policy, load_policy
 from sixfold.recipe.schema import ModelConfig, ScratchConfig
 from sixfold.rollout.outside_rollout import OutsideRollout
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.rollout.vllm_process import VllmProcess
 from sixfold.sync.sync import SyncError
 from sixfold.sync.versioned import VersionedSync
@@ -77,7 +77,7 @@ def make_rollout(policy: Policy, engine: VllmProcess, length: int = 12) -> Outsi
     params = SamplingParams(
         max_tokens=length, temperature=0.7, stop_token_ids=policy.stop_token_ids
     )
-    return OutsideRollout(engine, PromptCodec(policy.tokenizer), params, 4)
+    return OutsideRollout(engine, Renderer(policy.tokenizer), params, 4)
 
 
 def largest_gap(policy: Policy, engine: VllmProcess) -> float:

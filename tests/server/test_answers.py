@@ -15,7 +15,7 @@ from serving import Running
 from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Sequence
 from sixfold.model.causal_lm import CausalLM
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.server.job import noise_key
 from sixfold.server.record import read_trajectories
 from sixfold.types import SamplingParams, Task
@@ -37,8 +37,8 @@ def direct(server: Running, prompt: list[int], n: int, **params: Any) -> list[Se
     return sorted(engine.run(), key=lambda s: s.sample)
 
 
-def codec(server: Running) -> PromptCodec:
-    return PromptCodec(server.served.codec.tokenizer)
+def codec(server: Running) -> Renderer:
+    return Renderer(server.served.codec.tokenizer)
 
 
 def chat_tokens(server: Running, messages: list[Any] = HELLO) -> list[int]:

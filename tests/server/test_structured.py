@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sixfold.model.loading import Policy
-from sixfold.rollout.token_bytes import TokenBytes
+from sixfold.rollout.renderer.token_bytes import TokenBytes
 from sixfold.server import structured
 from sixfold.server.structured import Form, Grammars, lark_grammar
 

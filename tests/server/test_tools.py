@@ -17,7 +17,7 @@ from sixfold.engine.columns import Columns
 from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Chunk
 from sixfold.model.loading import Policy
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Message, Task
 
 ASK: list[Any] = [{"role": "user", "content": "what is 2+3?"}]
@@ -68,7 +68,7 @@ class Script:
 @pytest.fixture(scope="module")
 def scripted(chat_policy: Policy) -> Iterator[Running]:
     def prepare(engine: Engine) -> None:
-        tokens = [*PromptCodec(chat_policy.tokenizer).plain(SAID), chat_policy.stop_token_ids[0]]
+        tokens = [*Renderer(chat_policy.tokenizer).plain(SAID), chat_policy.stop_token_ids[0]]
         engine.runner = Script(engine, tokens)  # type: ignore[assignment]
 
     with running(chat_policy, prepare) as server:
@@ -181,6 +181,6 @@ def test_chats_are_tokenized_as_in_training(server: Running) -> None:
         Message(role="user", content="a"),
         Message(role="assistant", content="b"),
     )
-    assert codec.encode_chat([dict(m) for m in chat], []) == PromptCodec(codec.tokenizer).encode(
+    assert codec.encode_chat([dict(m) for m in chat], []) == Renderer(codec.tokenizer).encode(
         Task("t", chat)
     )

@@ -14,7 +14,7 @@ from sixfold.model.loading import Policy
 from sixfold.recipe.plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
 from sixfold.rollout.engine_rollout import EngineRollout
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.sync.sync import CopySync
 from sixfold.trainer.logprobs import Scoring
 from sixfold.trainer.trainer import Trainer
@@ -28,7 +28,7 @@ def clipped_fractions(policy: Policy, every: int, steps: int = 8) -> tuple[list[
     model = copy.deepcopy(policy.model)
     engine = Engine(CausalLM(copy.deepcopy(model).requires_grad_(False)), kv_tokens=1000)
     rollout = EngineRollout(
-        engine, PromptCodec(policy.tokenizer), SamplingParams(max_tokens=8), samples=4
+        engine, Renderer(policy.tokenizer), SamplingParams(max_tokens=8), samples=4
     )
     algorithm = make_algorithm(resolve_algorithm(AlgorithmConfig(name="grpo")), 8)
     trainer = Trainer(model, TrainerConfig(learning_rate=3e-3), Scoring(), steps)

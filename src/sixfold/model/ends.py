@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..chat.turn_end import TurnEnd, turn_end
 from ..errors import UserError, nearest
+from .turn_end import TurnEnd, turn_end
 
 AUTO = "auto"
 """Value in `rollout.stop_tokens` that stands for the ends of the model and its chat template."""

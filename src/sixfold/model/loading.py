@@ -23,17 +23,17 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from ..chat.template import set_template
-from ..chat.turn_end import TurnEnd
 from ..errors import UserError
 from ..kernels.norms import fuse_norms
 from ..recipe.hub_names import not_a_hub_id
 from ..recipe.schema import ModelConfig
 from .attention import NAME, register
+from .chat_template import set_template
 from .device import prepare_device
 from .ends import chosen_ends, keep_ends, model_ends
 from .scratch import character_tokenizer, scratch_model
 from .split_check import check_split
+from .turn_end import TurnEnd
 
 _PLACEHOLDER = re.compile(r"image|audio|video|vision|speech", re.IGNORECASE)
 

@@ -10,7 +10,7 @@ from ..engine.engine import Engine
 from ..engine.sequence import Sequence as EngineSequence
 from ..types import EngineStats, Group, SamplingParams, Task, Trajectory
 from .base import Enough
-from .prompts import PromptCodec
+from .renderer.renderer import Renderer
 from .stop_watch import StopWatch
 from .trajectories import completed, rollout_metrics
 
@@ -31,7 +31,7 @@ class EngineRollout:
     def __init__(
         self,
         engine: Engine,
-        codec: PromptCodec,
+        codec: Renderer,
         params: SamplingParams,
         samples: int,
         release_kv: bool = False,

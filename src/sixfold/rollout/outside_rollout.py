@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from ..types import Group, SamplingParams, Task, Trajectory
 from .outside_engine import OutsideEngine, Sampled
-from .prompts import PromptCodec
+from .renderer.renderer import Renderer
 from .stop_watch import cut_at_stop
 from .trajectories import completed, rollout_metrics
 
@@ -27,7 +27,7 @@ class OutsideRollout:
     def __init__(
         self,
         engine: OutsideEngine,
-        codec: PromptCodec,
+        codec: Renderer,
         params: SamplingParams,
         samples: int,
         stops: Sequence[str] = (),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ..errors import UserError
 from ..types import Task
-from .prompts import PromptCodec
-from .shortest_encoding import ShortestEncoding
+from .renderer.renderer import Renderer
+from .renderer.shortest_encoding import ShortestEncoding
 
 _SUSPECT = 8
 """Characters per allowed token. Longer prompts are checked by characters before tokenization."""
@@ -33,7 +33,7 @@ class Fitting:
     longest: int
 
 
-def fitting_tasks(codec: PromptCodec, tasks: Sequence[Task], limit: int, overlong: str) -> Fitting:
+def fitting_tasks(codec: Renderer, tasks: Sequence[Task], limit: int, overlong: str) -> Fitting:
     """The tasks whose prompts have at most `limit` tokens.
 
     Args:
@@ -76,7 +76,7 @@ class _Length:
         return f"{'' if self.exact else 'at least '}{self.tokens}"
 
 
-def _lengths(codec: PromptCodec, tasks: Sequence[Task], limit: int) -> Iterator[_Length]:
+def _lengths(codec: Renderer, tasks: Sequence[Task], limit: int) -> Iterator[_Length]:
     """Length of every prompt, in order.
 
     Prompts with too many characters to fit are not tokenized.

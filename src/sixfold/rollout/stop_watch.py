@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..engine.sequence import Sequence as EngineSequence
-from .text_stream import CompletionText
+from .renderer.text_stream import CompletionText
 
 
 class StopWatch:

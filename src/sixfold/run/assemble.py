@@ -11,7 +11,6 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from ..chat.turn_end import TurnEnd
 from ..data.sources import load_tasks
 from ..data.task_set import TaskSet, few_tasks_notes
 from ..engine.engine import Engine
@@ -22,13 +21,14 @@ from ..kernels.cpu.engine_kernels import cpu_kernels
 from ..model.causal_lm import CausalLM
 from ..model.device import prepare_device, resolve_device
 from ..model.loading import Policy, load_policy
+from ..model.turn_end import TurnEnd
 from ..recipe.backend import parse_backend
 from ..recipe.schema import Recipe
 from ..rollout.engine_rollout import EngineRollout
 from ..rollout.outside_engine import OutsideEngine
 from ..rollout.outside_rollout import OutsideRollout
 from ..rollout.prompt_lengths import fitting_tasks
-from ..rollout.prompts import PromptCodec
+from ..rollout.renderer.renderer import Renderer
 from ..sync.quantise import quantised_share
 from ..sync.sync import CopySync, SharedSync
 from ..sync.versioned import VersionedSync
@@ -60,7 +60,7 @@ class World:
     recipe: Recipe
     policy: Policy
     tasks: TaskSet
-    codec: PromptCodec
+    codec: Renderer
     engine: Engine | OutsideEngine
     environment: Environment
     scoring: Scoring
@@ -191,7 +191,7 @@ def build_world(
         environment.start()  # start early: its workers load while the model loads
         policy = load_policy(source, seed=recipe.run.seed, device=device)
         policy = policy.stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop, own_ends)
-        codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
+        codec = Renderer(policy.tokenizer, policy.stop_token_ids)
         environment.shown = codec.shown
         longest = _fit_prompts(recipe, tasks, codec, policy.context) + recipe.rollout.max_new_tokens
         autocast = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
@@ -293,7 +293,7 @@ def make_engine(
     )
 
 
-def _fit_prompts(recipe: Recipe, tasks: TaskSet, codec: PromptCodec, context: int) -> int:
+def _fit_prompts(recipe: Recipe, tasks: TaskSet, codec: Renderer, context: int) -> int:
     """Drop or refuse prompts that are too long.
 
     Returns:

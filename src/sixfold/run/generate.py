@@ -10,7 +10,7 @@ from ..engine.speculative import Speculation
 from ..errors import UserError
 from ..model.causal_lm import CausalLM
 from ..rollout.engine_rollout import EngineRollout
-from ..rollout.prompts import PromptCodec
+from ..rollout.renderer.renderer import Renderer
 from ..types import SamplingParams, Task
 from .sampling_model import load_for_sampling
 
@@ -52,7 +52,7 @@ def generate(
             the context.
     """
     policy = load_for_sampling(model, device, precision, "MODEL")
-    codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
+    codec = Renderer(policy.tokenizer, policy.stop_token_ids)
     task = Task("prompt", prompt)
     tokens = len(codec.encode(task))
     limit = _limit(tokens, max_tokens, policy.context)

@@ -12,14 +12,14 @@ from ..data.sources import load_tasks
 from ..model.ends import chosen_ends, model_ends
 from ..model.loading import load_tokenizer
 from ..recipe.schema import Recipe
-from ..rollout.prompts import PromptCodec
+from ..rollout.renderer.renderer import Renderer
 from ..types import Task
 
 SHOWN_CHARACTERS = 1200
 
 
 def rendering(
-    codec: PromptCodec,
+    codec: Renderer,
     tasks: Sequence[Task],
     stop_tokens: Sequence[int],
     stop_strings: Sequence[str],
@@ -70,7 +70,7 @@ def render_recipe(recipe: Recipe) -> list[str]:
         model_ends(settings, tokenizer), tokenizer, recipe.rollout.stop_tokens, recipe.rollout.stop
     )
     tasks = load_tasks(recipe.data, seed=recipe.run.seed, rewards=recipe.environment.rewards)
-    return rendering(PromptCodec(tokenizer, ends.tokens), tasks.train, ends.tokens, ends.strings)
+    return rendering(Renderer(tokenizer, ends.tokens), tasks.train, ends.tokens, ends.strings)
 
 
 def _middle_out(text: str) -> str:

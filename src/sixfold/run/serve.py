@@ -24,7 +24,7 @@ from ..model.ends import saved_stop_strings
 from ..model.loading import Policy, from_disk, vocabulary_hash
 from ..model.lora import read_adapter
 from ..rollout.kv_probe import check_int8_kv
-from ..rollout.prompts import PromptCodec
+from ..rollout.renderer.renderer import Renderer
 from ..server.app import Served, make_app
 from ..server.chat import ChatCodec
 from ..server.connections import BoundedHeaders
@@ -183,7 +183,7 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
         engine.load_adapter(name, read_adapter(path, policy.model))
     # A tokenizer is not shared between threads: the engine's thread decodes with its own copy, and
     # the threads of the event loop encode and decode with the others.
-    decoder = PromptCodec(copy.deepcopy(policy.tokenizer), policy.stop_token_ids)
+    decoder = Renderer(copy.deepcopy(policy.tokenizer), policy.stop_token_ids)
     grammars = Grammars(copy.deepcopy(policy.tokenizer), vocabulary, policy.stop_token_ids)
     recorder = Recorder(options.record) if options.record is not None else None
     thread = EngineThread(engine, decoder.decode, options.max_queue, recorder, decoder.opened)

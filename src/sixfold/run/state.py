@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from ..chat.turn_end import TurnEnd
 from ..errors import UserError
+from ..model.turn_end import TurnEnd
 from ..recipe.resume_policy import settings_of
 from ..trainer.optimizer_state import optimizer_tensors
 from ..trainer.trainer import Trainer

@@ -1,7 +1,7 @@
 """Convert chat messages and tools to prompt tokens with the tokenizer's chat template.
 
 Only the template writes special tokens. A special token spelled in a message, a tool's result or a
-tool's description stays text (`rollout/special_texts.py`).
+tool's description stays text (`rollout/renderer/special_texts.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..chat.template import TemplateRefusal, render
-from ..rollout.special_texts import SpecialTexts
+from ..model.chat_template import TemplateRefusal, render
+from ..rollout.renderer.special_texts import SpecialTexts
 from .api_error import bad_request
 
 

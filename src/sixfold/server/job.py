@@ -11,7 +11,7 @@ from typing import Any
 from ..engine.scoring import PromptScore
 from ..engine.sequence import Constraint, Request
 from ..engine.sequence import Sequence as EngineSequence
-from ..rollout.text_stream import CompletionText
+from ..rollout.renderer.text_stream import CompletionText
 from ..types import FinishReason, SamplingParams, Trajectory
 
 

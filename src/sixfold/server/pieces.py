@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from ..rollout.token_bytes import TokenBytes
+from ..rollout.renderer.token_bytes import TokenBytes
 
 
 class Pieces:

@@ -9,11 +9,11 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from ..rollout.renderer.tool_calls import ToolCall, ToolCallParser
 from .chat_ask import ChatAsk
 from .job import Delta, Job
 from .pieces import Pieces
 from .requests import Ask, TextAsk
-from .tool_calls import ToolCall, ToolCallParser
 
 
 class Reply:

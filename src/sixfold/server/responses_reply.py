@@ -6,12 +6,12 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from ..rollout.renderer.tool_calls import ToolCall, ToolCallParser
 from .chat_ask import ChatAsk
 from .job import Delta, Job
 from .pieces import Pieces
 from .replies import Reply, TokenLogprobs
 from .responses_ask import ResponsesAsk
-from .tool_calls import ToolCall, ToolCallParser
 
 
 class ResponsesReply(Reply):

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..rollout.token_bytes import TokenBytes
+from ..rollout.renderer.token_bytes import TokenBytes
+from ..rollout.renderer.tool_calls import CLOSE, OPEN
 from .api_error import bad_request
-from .tool_calls import CLOSE, OPEN
 
 log = logging.getLogger("sixfold.server")
 

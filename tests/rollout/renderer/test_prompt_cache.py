@@ -6,8 +6,8 @@ import tracemalloc
 from collections.abc import Sequence
 
 from sixfold.model.scratch import character_tokenizer
-from sixfold.rollout.prompt_cache import PromptCache
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.prompt_cache import PromptCache
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Message, Task
 
 
@@ -16,7 +16,7 @@ def tokens(task: Task) -> list[int]:
 
 
 def test_two_tasks_of_one_id_have_prompts_of_their_own() -> None:
-    codec = PromptCodec(character_tokenizer("ab"))
+    codec = Renderer(character_tokenizer("ab"))
     assert codec.shown(codec.encode(Task("0", "ab"))) == "<|user|>ab<|assistant|>"
     assert codec.shown(codec.encode(Task("0", "ba"))) == "<|user|>ba<|assistant|>"
 

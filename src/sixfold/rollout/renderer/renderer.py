@@ -10,19 +10,19 @@ from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
-from ..chat.template import TemplateRefusal, render
-from ..chat.think import continued_block, opened_block
-from ..chat.turn_end import turn_end
-from ..errors import UserError
-from ..types import Task
+from ...errors import UserError
+from ...model.chat_template import TemplateRefusal, render
+from ...model.turn_end import turn_end
+from ...types import Task
 from .prompt_cache import PromptCache
 from .special_texts import SpecialTexts
+from .think import continued_block, opened_block
 
 _TAG_TOKENS = 16
 """Number of tokens at the end of a prompt that are searched for a think tag."""
 
 
-class PromptCodec:
+class Renderer:
     """Renders prompts and decodes completions with one tokenizer.
 
     If the tokenizer has a chat template, every prompt is rendered as messages; a plain text is one

@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 from transformers import PreTrainedTokenizerFast
 
 from sixfold.model.scratch import character_tokenizer
-from sixfold.rollout.shortest_encoding import ShortestEncoding, keeps_characters
+from sixfold.rollout.renderer.shortest_encoding import ShortestEncoding, keeps_characters
 
 TEXTS = ["hello there  hello", "가나다 각", "ガガ é", "aaaa bbbb      ", "<|x|>"] * 20
 

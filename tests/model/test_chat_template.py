@@ -12,10 +12,10 @@ import pytest
 from tests.models.families import BY_NAME, TEMPLATES, make_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from sixfold.chat.template import TemplateRefusal, render, set_template
-from sixfold.chat.think import continued_block, opened_block
-from sixfold.chat.turn_end import TurnEnd, turn_end
 from sixfold.errors import UserError
+from sixfold.model.chat_template import TemplateRefusal, render, set_template
+from sixfold.model.turn_end import TurnEnd, turn_end
+from sixfold.rollout.renderer.think import continued_block, opened_block
 
 QWEN = make_tokenizer(BY_NAME["qwen3-base"])
 END, START, EOS = (

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from sixfold.rollout.text_stream import StopStrings, TextStream
-from sixfold.server.tool_calls import ToolCall, ToolCallParser
+from sixfold.rollout.renderer.text_stream import StopStrings, TextStream
+from sixfold.rollout.renderer.tool_calls import ToolCall, ToolCallParser
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from ..rollout.text_stream import StopStrings
+from .text_stream import StopStrings
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from .template import PROBE, TemplateRefusal, render
+from .chat_template import PROBE, TemplateRefusal, render
 
 _ANSWER, _NEXT = "4071829360", "6392817405"
 

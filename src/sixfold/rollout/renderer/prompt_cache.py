@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from ..types import Task
+from ...types import Task
 
 CACHED_TOKENS = 1 << 24
 """Tokens that the cache holds: 64 MiB at 4 bytes each. Tokenizing a prompt takes about 1 ms."""

@@ -1,1 +1,0 @@
-"""Chat templates of tokenizers: rendering, the end of a turn, and open think blocks."""

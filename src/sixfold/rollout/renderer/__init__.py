@@ -1,0 +1,4 @@
+"""Messages to tokens, and tokens to text: all code that tokenizes prompts or decodes completions.
+
+`renderer.py` has the class that the others serve.
+"""
