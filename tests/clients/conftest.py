@@ -57,7 +57,7 @@ def client(server: Running, tmp_path: Path) -> Callable[..., Any]:
             "SIXFOLD_CLIENTS_OPENAI2 and _OPENAI3 name no interpreters with the clients: make"
             " clients"
         )
-    server.served.codec.tokenizer.save_pretrained(tmp_path)
+    server.served.encoders[0].tokenizer.save_pretrained(tmp_path)
 
     def run(name: str, openai: int = 2) -> Any:
         environment = {

@@ -63,8 +63,8 @@ def test_lm_eval(client: Client, server: Running, text: str) -> None:
     for (context, continuation), (logp, is_greedy) in zip(
         found["pairs"], found["scored"], strict=True
     ):
-        tokens = server.served.codec.encode_text(context + continuation)
-        start = len(server.served.codec.encode_text(context))
+        tokens = server.served.encoders[0].encode_text(context + continuation)
+        start = len(server.served.encoders[0].encode_text(context))
         with torch.no_grad():
             rows = (
                 server.engine.runner.model.module(torch.tensor([tokens]))

@@ -38,7 +38,7 @@ def direct(server: Running, prompt: list[int], n: int, **params: Any) -> list[Se
 
 
 def codec(server: Running) -> Renderer:
-    return Renderer(server.served.codec.tokenizer)
+    return Renderer(server.served.encoders[0].tokenizer)
 
 
 def chat_tokens(server: Running, messages: list[Any] = HELLO) -> list[int]:
@@ -151,7 +151,7 @@ def test_the_likeliest_token_is_what_greedy_takes_and_truncation_leaves_fewer(
 
 
 def test_completions_show_the_likeliest_and_the_sampled_token(server: Running) -> None:
-    prompt = list(server.served.codec.encode_text("count"))
+    prompt = list(server.served.encoders[0].encode_text("count"))
     asked: dict[str, Any] = dict(max_tokens=12, top_k=3)
     drawn = (
         (seed, s)
@@ -199,7 +199,7 @@ def test_nobody_pays_for_what_another_asks(server: Running) -> None:
 
 def test_completions_take_texts_and_tokens_and_number_their_choices(server: Running) -> None:
     texts = ["one and", "two"]
-    tokens = [list(server.served.codec.encode_text(t)) for t in texts]
+    tokens = [list(server.served.encoders[0].encode_text(t)) for t in texts]
     create = server.client().completions.create
     by_text = create(model="tiny", prompt=texts, n=2, seed=3, max_tokens=9, logprobs=0)
     by_token = create(model="tiny", prompt=tokens, n=2, seed=3, max_tokens=9, logprobs=0)

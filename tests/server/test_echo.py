@@ -30,7 +30,7 @@ def truth(server: Running, tokens: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_a_prompt_is_scored_exactly(server: Running, max_tokens: int) -> None:
     texts = ["the sum of 1 and 2 is 3", "x", "a" * 300]
-    tokens = [server.served.codec.encode_text(text) for text in texts]
+    tokens = [server.served.encoders[0].encode_text(text) for text in texts]
     by_text = server.client().completions.create(prompt=texts, max_tokens=max_tokens, **ASKED)
     by_token = server.client().completions.create(prompt=tokens, max_tokens=max_tokens, **ASKED)
     for answer in (by_text, by_token):

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sixfold.model.loading import Policy
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.rollout.renderer.token_bytes import TokenBytes
 from sixfold.server import structured
 from sixfold.server.structured import Form, Grammars, lark_grammar
@@ -192,7 +193,11 @@ def test_without_the_library_it_is_refused_by_name(
 def test_each_tool_has_definitions_of_its_own() -> None:
     tokenizer = byte_level()
     form = Form(tools=(("f", SHARED), ("g", SHARED)), calls=True)
-    matcher = Grammars(tokenizer, len(tokenizer), (tokenizer.eos_token_id,)).compile(form).start()
+    matcher = (
+        Grammars(Renderer(tokenizer), len(tokenizer), (tokenizer.eos_token_id,))
+        .compile(form)
+        .start()
+    )
     written = tokenizer('<tool_call>{"name": "g", "arguments": {"v": ')["input_ids"]
     one, two, three = tokenizer("123")["input_ids"]
     allowed = matcher.allowed(written)
@@ -256,7 +261,9 @@ def test_grammars_speak_in_bytes(make: Any) -> None:
     (end,) = [tokenizer.eos_token_id]
     vocabulary = len(tokenizer) + 5  # a head wider than the tokenizer
     matcher = (
-        Grammars(tokenizer, vocabulary, (end,)).compile(Form(schema={"const": "\u4f60"})).start()
+        Grammars(Renderer(tokenizer), vocabulary, (end,))
+        .compile(Form(schema={"const": "\u4f60"}))
+        .start()
     )
     token_of = {TokenBytes(tokenizer)(i): i for i in reversed(range(len(tokenizer)))}
     completion: list[int] = []

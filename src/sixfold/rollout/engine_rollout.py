@@ -20,7 +20,7 @@ class EngineRollout:
 
     Args:
         engine: samples completions.
-        codec: renders prompts and decodes completions.
+        renderer: renders prompts and decodes completions.
         params: sampling parameters. The seed is replaced at every call.
         samples: completions per task (K).
         release_kv: free the memory of the KV cache after each call.
@@ -31,14 +31,14 @@ class EngineRollout:
     def __init__(
         self,
         engine: Engine,
-        codec: Renderer,
+        renderer: Renderer,
         params: SamplingParams,
         samples: int,
         release_kv: bool = False,
         stops: Sequence[str] = (),
     ) -> None:
         self.engine = engine
-        self.codec = codec
+        self.renderer = renderer
         self.params = params
         self.samples = samples
         self.release_kv = release_kv
@@ -75,14 +75,14 @@ class EngineRollout:
         requests = {
             t.id: (
                 t,
-                self.engine.add(t.id, self.codec.encode(t), params, list(range(self.samples))),
+                self.engine.add(t.id, self.renderer.encode(t), params, list(range(self.samples))),
             )
             for t in tasks
         }
         ended: dict[str, list[Trajectory]] = {t.id: [] for t in tasks}
         whole: dict[str, list[Trajectory]] = {}
         begun: list[EngineSequence] = []
-        watch = StopWatch(self.codec.decode, self.stops)
+        watch = StopWatch(self.renderer, self.stops)
 
         def on_end(sequence: EngineSequence) -> None:
             begun.append(sequence)
@@ -131,10 +131,10 @@ class EngineRollout:
             sequence.logp,
             sequence.version,
             sequence.finish_reason,
-            self.codec.decode(completion) if text is None else text,
+            self.renderer.decode(completion) if text is None else text,
             sequence.seconds,
             sequence.kept or None,
-            self.codec.opened(prompt),
+            self.renderer.opened(prompt),
         )
 
     def _measure(

@@ -18,7 +18,7 @@ class OutsideRollout:
 
     Args:
         engine: samples token ids.
-        codec: renders prompts and decodes completions.
+        renderer: renders prompts and decodes completions.
         params: sampling parameters. Their seed is replaced by one seed per sample.
         samples: completions per task (K).
         stops: stop strings. The engine does not stop at them; tokens after one are discarded.
@@ -27,13 +27,13 @@ class OutsideRollout:
     def __init__(
         self,
         engine: OutsideEngine,
-        codec: Renderer,
+        renderer: Renderer,
         params: SamplingParams,
         samples: int,
         stops: Sequence[str] = (),
     ) -> None:
         self.engine = engine
-        self.codec = codec
+        self.renderer = renderer
         self.params = params
         self.samples = samples
         self.stops = tuple(stops)
@@ -50,7 +50,7 @@ class OutsideRollout:
             raise ValueError("generate: task ids repeat within one call")
         started = time.perf_counter()
         asked = [(task, k) for task in tasks for k in range(self.samples)]
-        prompts = {task.id: self.codec.encode(task) for task in tasks}
+        prompts = {task.id: self.renderer.encode(task) for task in tasks}
         seeds = [sample_seed(seed, task.id, k) for task, k in asked]
         done = self.engine.generate([prompts[task.id] for task, _ in asked], self.params, seeds)
         self._check_versions(done)
@@ -85,8 +85,8 @@ class OutsideRollout:
             prompt: token ids of the prompt.
             sampled: the engine's completion.
         """
-        found = cut_at_stop(sampled.tokens, self.codec.decode, self.stops)
-        length, text = found or (len(sampled.tokens), self.codec.decode(sampled.tokens))
+        found = cut_at_stop(sampled.tokens, self.renderer, self.stops)
+        length, text = found or (len(sampled.tokens), self.renderer.decode(sampled.tokens))
         return completed(
             task.id,
             sample,
@@ -97,7 +97,7 @@ class OutsideRollout:
             sampled.finish_reason if found is None else "stop",
             text,
             sampled.seconds,
-            opened=self.codec.opened(prompt),
+            opened=self.renderer.opened(prompt),
         )
 
     def _check_versions(self, done: Sequence[Sampled]) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from ..errors import UserError
 from ..types import Task
 from .renderer.renderer import Renderer
-from .renderer.shortest_encoding import ShortestEncoding
 
 _SUSPECT = 8
 """Characters per allowed token. Longer prompts are checked by characters before tokenization."""
@@ -33,11 +32,11 @@ class Fitting:
     longest: int
 
 
-def fitting_tasks(codec: Renderer, tasks: Sequence[Task], limit: int, overlong: str) -> Fitting:
+def fitting_tasks(renderer: Renderer, tasks: Sequence[Task], limit: int, overlong: str) -> Fitting:
     """The tasks whose prompts have at most `limit` tokens.
 
     Args:
-        codec: tokenizes the prompts.
+        renderer: tokenizes the prompts.
         tasks: training or held-out tasks. May be empty.
         limit: longest allowed prompt, in tokens.
         overlong: "error" raises an error for a longer prompt, "drop" leaves its task out.
@@ -47,7 +46,7 @@ def fitting_tasks(codec: Renderer, tasks: Sequence[Task], limit: int, overlong: 
     """
     kept: list[Task] = []
     longest = 0
-    for task, length in zip(tasks, _lengths(codec, tasks, limit), strict=True):
+    for task, length in zip(tasks, _lengths(renderer, tasks, limit), strict=True):
         if length.tokens <= limit:
             kept.append(task)
             longest = max(longest, length.tokens)
@@ -76,21 +75,19 @@ class _Length:
         return f"{'' if self.exact else 'at least '}{self.tokens}"
 
 
-def _lengths(codec: Renderer, tasks: Sequence[Task], limit: int) -> Iterator[_Length]:
+def _lengths(renderer: Renderer, tasks: Sequence[Task], limit: int) -> Iterator[_Length]:
     """Length of every prompt, in order.
 
     Prompts with too many characters to fit are not tokenized.
     """
-    bound: ShortestEncoding | None = None
     for start in range(0, len(tasks), _TOGETHER):
         some = tasks[start : start + _TOGETHER]
         least = [0] * len(some)
         for number, task in enumerate(some):
             if _characters(task) > _SUSPECT * limit:
-                bound = bound or ShortestEncoding(codec.tokenizer)
-                least[number] = bound.tokens(codec.render(task))
+                least[number] = renderer.least_tokens(task)
         encoded = iter(
-            codec.encode_all(
+            renderer.encode_all(
                 [task for task, tokens in zip(some, least, strict=True) if tokens <= limit]
             )
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ..engine.sequence import Sequence as EngineSequence
+from .renderer.renderer import Renderer
 from .renderer.text_stream import CompletionText
 
 
@@ -12,12 +13,12 @@ class StopWatch:
     """Decodes running sequences and cuts each after the token that completes a stop string.
 
     Args:
-        decode: token ids -> text.
+        renderer: decodes tokens.
         stops: the stop strings. If there are none, nothing is decoded.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
-        self._decode = decode
+    def __init__(self, renderer: Renderer, stops: Sequence[str]) -> None:
+        self._renderer = renderer
         self._stops = tuple(stops)
         self._texts: dict[EngineSequence, tuple[CompletionText, int]] = {}
         self._ended: dict[EngineSequence, str] = {}
@@ -29,7 +30,7 @@ class StopWatch:
         reader, seen = (
             self._texts.pop(sequence)
             if sequence in self._texts
-            else (CompletionText(self._decode, self._stops), 0)
+            else (self._renderer.stream(self._stops), 0)
         )
         at = len(sequence.request.prompt) + seen
         new = sequence.tokens[at:]
@@ -59,13 +60,13 @@ class StopWatch:
 
 
 def cut_at_stop(
-    tokens: Sequence[int], decode: Callable[[Sequence[int]], str], stops: Sequence[str]
+    tokens: Sequence[int], renderer: Renderer, stops: Sequence[str]
 ) -> tuple[int, str] | None:
     """Cut a finished completion at its first stop string.
 
     Args:
         tokens: token ids of the completion.
-        decode: token ids -> text.
+        renderer: decodes tokens.
         stops: the stop strings.
 
     Returns:
@@ -74,7 +75,7 @@ def cut_at_stop(
     """
     if not stops:
         return None
-    reader = CompletionText(decode, stops)
+    reader = renderer.stream(stops)
     used = reader.push(tokens)
     if used is None and not reader.finish():
         return None

@@ -52,15 +52,15 @@ def generate(
             the context.
     """
     policy = load_for_sampling(model, device, precision, "MODEL")
-    codec = Renderer(policy.tokenizer, policy.stop_token_ids)
+    renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
     task = Task("prompt", prompt)
-    tokens = len(codec.encode(task))
+    tokens = len(renderer.encode(task))
     limit = _limit(tokens, max_tokens, policy.context)
     engine = Engine(
         CausalLM(policy.model), kv_tokens=(tokens + limit + 32) * n, speculation=speculation
     )
     sampling = SamplingParams(limit, temperature, stop_token_ids=policy.stop_token_ids)
-    (group,) = EngineRollout(engine, codec, sampling, n, stops=policy.stop_strings).generate(
+    (group,) = EngineRollout(engine, renderer, sampling, n, stops=policy.stop_strings).generate(
         [task], seed
     )
     return [t.text for t in group.trajectories]

@@ -19,7 +19,7 @@ SHOWN_CHARACTERS = 1200
 
 
 def rendering(
-    codec: Renderer,
+    renderer: Renderer,
     tasks: Sequence[Task],
     stop_tokens: Sequence[int],
     stop_strings: Sequence[str],
@@ -27,7 +27,7 @@ def rendering(
     """Describe the first task's prompt and the ends of a completion.
 
     Args:
-        codec: encodes prompts.
+        renderer: encodes prompts.
         tasks: tasks of the run.
         stop_tokens: tokens that end a completion.
         stop_strings: strings that end a completion.
@@ -37,17 +37,17 @@ def rendering(
     """
     if not tasks:
         return []
-    ids = codec.encode(tasks[0])
+    ids = renderer.encode(tasks[0])
     lines = [
         f"first prompt as the model reads it ({len(ids)} tokens, task"
-        f" {tasks[0].id}):\n{_middle_out(codec.shown(ids))}"
+        f" {tasks[0].id}):\n{_middle_out(renderer.shown(ids))}"
     ]
-    if opened := codec.opened(ids):
+    if opened := renderer.opened(ids):
         lines.append(
             f"the prompt opens a think block ({opened.strip()}): rewards read a completion with"
             " this tag before it"
         )
-    ends = [codec.piece(token) for token in stop_tokens] + [repr(text) for text in stop_strings]
+    ends = [renderer.piece(token) for token in stop_tokens] + [repr(text) for text in stop_strings]
     if ends:
         lines.append(f"a completion ends at {', '.join(ends)}, or after rollout.max_new_tokens")
     else:

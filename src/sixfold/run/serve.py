@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import logging
 import socket
@@ -26,11 +25,9 @@ from ..model.lora import read_adapter
 from ..rollout.kv_probe import check_int8_kv
 from ..rollout.renderer.renderer import Renderer
 from ..server.app import Served, make_app
-from ..server.chat import ChatCodec
 from ..server.connections import BoundedHeaders
 from ..server.engine_thread import EngineThread
 from ..server.hosts import AllowedHosts, is_loopback
-from ..server.pieces import Pieces
 from ..server.record import Recorder
 from ..server.requests import Limits
 from ..server.structured import Grammars
@@ -181,16 +178,13 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
         if name in (options.name, *engine.adapters.names):
             raise UserError(f"--adapter {name}={path}: the name '{name}' is taken")
         engine.load_adapter(name, read_adapter(path, policy.model))
-    # A tokenizer is not shared between threads: the engine's thread decodes with its own copy, and
-    # the threads of the event loop encode and decode with the others.
-    decoder = Renderer(copy.deepcopy(policy.tokenizer), policy.stop_token_ids)
-    grammars = Grammars(copy.deepcopy(policy.tokenizer), vocabulary, policy.stop_token_ids)
+    # A renderer is not shared between threads: each of these parts gets its own copy.
+    renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
+    grammars = Grammars(renderer.copy(), vocabulary, policy.stop_token_ids)
     recorder = Recorder(options.record) if options.record is not None else None
-    thread = EngineThread(engine, decoder.decode, options.max_queue, recorder, decoder.opened)
-    longest_token = max(map(len, policy.tokenizer.get_vocab()), default=1)
-    limits = Limits(
-        vocabulary, min(policy.context, options.kv_tokens), options.max_tokens, longest_token
-    )
+    thread = EngineThread(engine, renderer.copy(), options.max_queue, recorder)
+    context = min(policy.context, options.kv_tokens)
+    limits = Limits(vocabulary, context, options.max_tokens, renderer.longest_token)
     own_stops = saved_stop_strings(policy.model.generation_config)
     hosts = (
         AllowedHosts((options.host, *options.allow_hosts)) if is_loopback(options.host) else None
@@ -198,8 +192,8 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
     return Served(
         options.name,
         thread,
-        (ChatCodec(policy.tokenizer), ChatCodec(copy.deepcopy(policy.tokenizer))),
-        Pieces(copy.deepcopy(policy.tokenizer)),
+        renderer,
+        (renderer.copy(), renderer.copy()),
         grammars,
         limits,
         policy.stop_token_ids,

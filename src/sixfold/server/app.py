@@ -23,17 +23,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..engine.weights import NamedTensors
 from ..errors import UserError
+from ..rollout.renderer.renderer import Renderer
 from .api_error import ApiError, bad_request
 from .bounds import BodyReader, parse_body, shortened
-from .chat import ChatCodec
 from .chat_ask import ChatAsk
+from .encoding import PromptEncoder
 from .engine_thread import EngineThread
 from .form import check_form
 from .gate import Gate, as_response
 from .hosts import AllowedHosts
 from .job import Job
 from .metrics import Metrics
-from .pieces import Pieces
 from .replies import ChatReply, Reply, TextReply
 from .requests import MAX_CHOICES, MAX_VERSIONS_AHEAD, Ask, Limits, TextAsk, WeightsAsk, parse_ask
 from .responses_ask import parse_responses
@@ -47,8 +47,6 @@ BODY_SECONDS = 30.0
 """Longest time that a body may take to arrive."""
 CLOSE_SECONDS = 30.0
 """Longest wait for the engine's last step when the server stops."""
-LONG_TEXT = 1 << 16
-"""Prompts with at least this many characters use a second tokenizer, so short ones do not wait."""
 CLIENT_GONE = 499
 """Status in the metrics for a request whose client disconnected. It is never received."""
 
@@ -60,8 +58,8 @@ class Served:
     Args:
         name: the model's name in requests.
         engine: the engine's thread.
-        codecs: encoders for short and for long texts, each with its own tokenizer.
-        pieces: texts and bytes of tokens.
+        renderer: shows tokens in answers. Used only by the event loop's thread.
+        encoders: renderers for short and for long prompts, used by other threads.
         grammars: compiles grammars for constrained decoding.
         limits: limits that requests are checked against.
         stop_token_ids: ids of the tokens that end a completion.
@@ -75,8 +73,8 @@ class Served:
 
     name: str
     engine: EngineThread
-    codecs: tuple[ChatCodec, ChatCodec]
-    pieces: Pieces
+    renderer: Renderer
+    encoders: tuple[Renderer, Renderer]
     grammars: Grammars
     limits: Limits
     stop_token_ids: tuple[int, ...]
@@ -86,11 +84,6 @@ class Served:
     read_weights: Callable[[str], NamedTensors] | None = None
     stop_strings: tuple[str, ...] = ()
     turn_ends: tuple[str, ...] = ()
-
-    @property
-    def codec(self) -> ChatCodec:
-        """The encoder for short texts."""
-        return self.codecs[0]
 
 
 def make_app(served: Served) -> ASGIApp:
@@ -145,13 +138,13 @@ class Endpoints:
         self._created = int(time.time())
         # One update at a time: each needs memory for another copy of the weights.
         self._updating = asyncio.Lock()
-        self._lanes = [Lane(codec) for codec in served.codecs]
+        self._encoder = PromptEncoder(*served.encoders, served.limits)
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         ask = parse_ask(ChatAsk, await self._body(request))
         job = await self._chat_job("chatcmpl", ask)
-        return await self._answer(request, job, ChatReply(job, ask, self.served.pieces))
+        return await self._answer(request, job, ChatReply(job, ask, self.served.renderer))
 
     async def responses(self, request: Request) -> Response:
         """POST /v1/responses."""
@@ -161,7 +154,9 @@ class Endpoints:
         except ApiError as error:
             error.param = "input" if error.param == ask.prompt_field else error.param
             raise
-        return await self._answer(request, job, ResponsesReply(job, ask, self.served.pieces, asked))
+        return await self._answer(
+            request, job, ResponsesReply(job, ask, self.served.renderer, asked)
+        )
 
     async def text(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -175,11 +170,11 @@ class Endpoints:
         prompts = [await self._tokens(prompt) for prompt in given]
         job = await self._job("cmpl", ask, prompts, {"endpoint": "text", "prompt": ask.prompt})
         echoed = (
-            [p if isinstance(p, str) else self.served.pieces.join(p) for p in given]
+            [p if isinstance(p, str) else self.served.renderer.shown(p) for p in given]
             if ask.echo
             else []
         )
-        return await self._answer(request, job, TextReply(job, ask, self.served.pieces, echoed))
+        return await self._answer(request, job, TextReply(job, ask, self.served.renderer, echoed))
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -280,22 +275,9 @@ class Endpoints:
                 "version",
             )
 
-    async def _encode_chat(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
-    ) -> list[int]:
-        size = sum(len(message["content"]) for message in messages)
-        self.served.limits.check_length(size, "messages")
-        return await self._lane(size).run(lambda codec: codec.encode_chat(messages, tools))
-
     async def _tokens(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
-            self.served.limits.check_length(len(prompt), "prompt")
-            tokens = await self._lane(len(prompt)).run(lambda codec: codec.encode_text(prompt))
-            if not tokens:
-                raise bad_request(
-                    "prompt is empty: the model needs at least one token to continue", "prompt"
-                )
-            return tokens
+            return await self._encoder.text(prompt)
         if max(prompt) >= self.served.limits.vocabulary:
             raise bad_request(
                 f"prompt: the vocabulary has {self.served.limits.vocabulary} tokens, {max(prompt)}"
@@ -304,13 +286,10 @@ class Endpoints:
             )
         return prompt
 
-    def _lane(self, characters: int) -> Lane:
-        return self._lanes[characters >= LONG_TEXT]
-
     async def _chat_job(self, kind: str, ask: ChatAsk) -> Job:
         self._check_model(ask.model)
         messages, tools = ask.shown_messages(), ask.shown_tools()
-        prompt = await self._encode_chat(messages, tools)
+        prompt = await self._encoder.chat(messages, tools)
         return await self._job(
             kind, ask, [prompt], {"endpoint": "chat", "prompt": messages, "tools": tools}
         )
@@ -380,21 +359,6 @@ class Endpoints:
     def _answered(self, job: Job) -> None:
         self.counts.seconds += time.time() - job.created
         self.counts.generations += 1
-
-
-class Lane:
-    """A tokenizer with a queue.
-
-    It encodes one text at a time: fast tokenizers are not thread-safe.
-    """
-
-    def __init__(self, codec: ChatCodec) -> None:
-        self._codec = codec
-        self._limiter = anyio.CapacityLimiter(1)
-
-    async def run(self, encode: Callable[[ChatCodec], list[int]]) -> list[int]:
-        """Encode a text in another thread, after the texts that are already waiting."""
-        return await run_sync(encode, self._codec, limiter=self._limiter)
 
 
 class JobStream(StreamingResponse):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
@@ -19,6 +19,7 @@ from ..engine.engine import Engine
 from ..engine.sequence import Request
 from ..engine.sequence import Sequence as EngineSequence
 from ..engine.weights import NamedTensors
+from ..rollout.renderer.renderer import Renderer
 from ..types import FinishReason
 from .api_error import ApiError, bad_request
 from .job import Choice, Delta, Job, noise_key
@@ -36,10 +37,9 @@ class EngineThread:
 
     Args:
         engine: stepped and changed only by this thread after `start`.
-        decode: token ids -> text. Called only by this thread.
+        renderer: decodes completions. Used only by this thread.
         max_queue: most prompts that may wait to start. Further requests are refused.
         recorder: records finished completions; None for no record.
-        opened: token ids of a prompt -> think tag that the prompt leaves open. For the record.
 
     Attributes:
         aborted: number of aborted requests.
@@ -51,10 +51,9 @@ class EngineThread:
     def __init__(
         self,
         engine: Engine,
-        decode: Callable[[Sequence[int]], str],
+        renderer: Renderer,
         max_queue: int,
         recorder: Recorder | None = None,
-        opened: Callable[[Sequence[int]], str] = lambda prompt: "",
     ) -> None:
         self.engine = engine
         self.max_queue = max_queue
@@ -62,8 +61,7 @@ class EngineThread:
         self.rate = Rate()
         self.usage = engine.usage()
         self.failure: BaseException | None = None
-        self._decode = decode
-        self._opened = opened
+        self._renderer = renderer
         self._recorder = recorder
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._choices: dict[tuple[Request, int], Choice] = {}
@@ -206,7 +204,9 @@ class EngineThread:
                 return
             job.requests.append(request)
             for k in range(job.n):
-                self._choices[request, k] = Choice(job, i * job.n + k, self._decode)
+                self._choices[request, k] = Choice(
+                    job, i * job.n + k, self._renderer.stream(job.stops)
+                )
 
     def _load(self, tensors: NamedTensors, version: int, done: Future[int]) -> None:
         if not done.set_running_or_notify_cancel():
@@ -280,7 +280,8 @@ class EngineThread:
         asked = {"exchange": job.id, "created": job.created, "seed": job.params.seed, **job.asked}
         try:
             self._recorder.write(
-                choice.trajectory(sequence, reason, self._opened(sequence.request.prompt)), asked
+                choice.trajectory(sequence, reason, self._renderer.opened(sequence.request.prompt)),
+                asked,
             )
         except (OSError, ValueError) as error:
             log.error("an exchange cannot be recorded: %s", error)

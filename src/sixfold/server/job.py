@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,18 +107,18 @@ class Choice:
     Args:
         job: the choice's job.
         index: index of the choice.
-        decode: token ids -> text.
+        text: reader of the completion.
 
     Attributes:
         watched: True if the choice needs a check after every step, because it streams or has stop
             strings.
     """
 
-    def __init__(self, job: Job, index: int, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, job: Job, index: int, text: CompletionText) -> None:
         self.job = job
         self.index = index
         self.watched = job.stream or bool(job.stops)
-        self._text = CompletionText(decode, job.stops)
+        self._text = text
         self._delta = Delta(index)
         self._seen = 0
         self._told = 0
@@ -136,8 +136,8 @@ class Choice:
             are removed from the sequence.
         """
         at = len(sequence.request.prompt) + self._seen
-        # The stop token is not part of the text. `decode` only removes the model's stop tokens, not
-        # those of this request.
+        # The stop token is not part of the text. The renderer only knows the model's stop tokens,
+        # not those of this request.
         used = self._text.push(
             sequence.tokens[at : -1 if sequence.finish_reason == "stop" else None]
         )

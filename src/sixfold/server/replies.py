@@ -9,10 +9,10 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from ..rollout.renderer.renderer import Renderer
 from ..rollout.renderer.tool_calls import ToolCall, ToolCallParser
 from .chat_ask import ChatAsk
 from .job import Delta, Job
-from .pieces import Pieces
 from .requests import Ask, TextAsk
 
 
@@ -22,7 +22,7 @@ class Reply:
     Args:
         job: the job that is answered.
         ask: its request.
-        pieces: texts and bytes of tokens.
+        renderer: shows tokens as text.
 
     Attributes:
         last_event: last line of a stream.
@@ -32,10 +32,10 @@ class Reply:
     chunk_kind = ""
     last_event = "data: [DONE]\n\n"
 
-    def __init__(self, job: Job, ask: Ask, pieces: Pieces) -> None:
+    def __init__(self, job: Job, ask: Ask, renderer: Renderer) -> None:
         self.job = job
         self.ask = ask
-        self._pieces = pieces
+        self._renderer = renderer
         self._sampled = 0
 
     def whole(self, answers: Sequence[Delta]) -> dict[str, Any]:
@@ -120,14 +120,16 @@ class TextReply(Reply):
     Args:
         job: the job that is answered.
         ask: its request.
-        pieces: texts and bytes of tokens.
+        renderer: shows tokens as text.
         echoed: the prompts as texts; empty without `echo`.
     """
 
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, job: Job, ask: TextAsk, pieces: Pieces, echoed: Sequence[str] = ()) -> None:
-        super().__init__(job, ask, pieces)
+    def __init__(
+        self, job: Job, ask: TextAsk, renderer: Renderer, echoed: Sequence[str] = ()
+    ) -> None:
+        super().__init__(job, ask, renderer)
         self._to_echo = {i: echoed[i // job.n] for i in range(job.choices)} if echoed else {}
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
@@ -162,7 +164,7 @@ class TextReply(Reply):
             else None
         )
         return {
-            "tokens": [self._pieces.text(t) for t in tokens],
+            "tokens": [self._renderer.piece(t) for t in tokens],
             "token_logprobs": logps,
             "top_logprobs": shown,
             "text_offset": None,
@@ -184,14 +186,14 @@ class TextReply(Reply):
         if logp is None or top is None:
             return None
         ordered = sorted(({token: logp} | top).items(), key=lambda item: item[1])
-        return {self._pieces.text(t): p for t, p in ordered}
+        return {self._renderer.piece(t): p for t, p in ordered}
 
 
 class TokenLogprobs:
     """Log-probs of tokens in the format of chats and responses."""
 
-    def __init__(self, pieces: Pieces) -> None:
-        self._pieces = pieces
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
 
     def content(self, delta: Delta) -> list[dict[str, Any]]:
         """One entry per sampled token, with the likeliest tokens at its position if requested."""
@@ -203,9 +205,9 @@ class TokenLogprobs:
 
     def _token(self, token: int, logp: float) -> dict[str, Any]:
         return {
-            "token": self._pieces.text(token),
+            "token": self._renderer.piece(token),
             "logprob": logp,
-            "bytes": self._pieces.bytes(token),
+            "bytes": list(self._renderer.piece_bytes(token)),
         }
 
 
@@ -214,9 +216,9 @@ class ChatReply(Reply):
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, job: Job, ask: ChatAsk, pieces: Pieces) -> None:
-        super().__init__(job, ask, pieces)
-        self._tokens = TokenLogprobs(pieces)
+    def __init__(self, job: Job, ask: ChatAsk, renderer: Renderer) -> None:
+        super().__init__(job, ask, renderer)
+        self._tokens = TokenLogprobs(renderer)
         self._parsers = [ToolCallParser() for _ in range(job.choices)] if ask.uses_tools else []
         self._calls = [0] * job.choices
 

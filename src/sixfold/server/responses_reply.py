@@ -6,10 +6,10 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from ..rollout.renderer.renderer import Renderer
 from ..rollout.renderer.tool_calls import ToolCall, ToolCallParser
 from .chat_ask import ChatAsk
 from .job import Delta, Job
-from .pieces import Pieces
 from .replies import Reply, TokenLogprobs
 from .responses_ask import ResponsesAsk
 
@@ -22,18 +22,18 @@ class ResponsesReply(Reply):
     Args:
         job: the job that is answered.
         ask: the equivalent chat request.
-        pieces: texts and bytes of tokens.
+        renderer: shows tokens as text.
         asked: the request.
     """
 
     last_event = ""
 
-    def __init__(self, job: Job, ask: ChatAsk, pieces: Pieces, asked: ResponsesAsk) -> None:
-        super().__init__(job, ask, pieces)
+    def __init__(self, job: Job, ask: ChatAsk, renderer: Renderer, asked: ResponsesAsk) -> None:
+        super().__init__(job, ask, renderer)
         self._asked = asked
         self._id = job.id
         self._parser = ToolCallParser() if ask.uses_tools else None
-        self._logprobs = TokenLogprobs(pieces)
+        self._logprobs = TokenLogprobs(renderer)
         self._items: list[dict[str, Any]] = []
         self._text: dict[str, Any] | None = None
         self._number = 0

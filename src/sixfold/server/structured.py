@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from ..rollout.renderer.token_bytes import TokenBytes
+from ..rollout.renderer.renderer import Renderer
 from ..rollout.renderer.tool_calls import CLOSE, OPEN
 from .api_error import bad_request
 
@@ -88,18 +87,18 @@ def _schema(schema: dict[str, Any]) -> str:
 
 
 class Grammars:
-    """Compiles forms for one tokenizer.
+    """Compiles forms for one model.
 
     Args:
-        tokenizer: tokenizer of the model. Used by the thread that compiles.
+        renderer: has the model's tokenizer. Used only by the thread that compiles.
         vocabulary: width of the model's logits (V).
         stop_token_ids: ids of the tokens that end a completion.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, stop_token_ids: tuple[int, ...]
+        self, renderer: Renderer, vocabulary: int, stop_token_ids: tuple[int, ...]
     ) -> None:
-        self._tokenizer = tokenizer
+        self._renderer = renderer
         self._vocabulary = vocabulary
         self._stops = stop_token_ids
         self._made: Any = None
@@ -157,7 +156,7 @@ class Grammars:
 
                 # Any: llguidance's stubs require a class, but it accepts any object with this
                 # interface.
-                vocabulary: Any = _Vocabulary(self._tokenizer, self._vocabulary, self._stops)
+                vocabulary: Any = _Vocabulary(self._renderer, self._vocabulary, self._stops)
                 self._unwritable = vocabulary.unwritable(JSON_MARKS)
                 self._made = LLTokenizer(vocabulary, eos_token=list(self._stops))
             return self._made
@@ -169,14 +168,10 @@ class _Vocabulary:
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, size: int, stops: tuple[int, ...]
-    ) -> None:
-        self._tokenizer = tokenizer
-        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special} | set(
-            stops
-        )
-        token_bytes = TokenBytes(tokenizer)
+    def __init__(self, renderer: Renderer, size: int, stops: tuple[int, ...]) -> None:
+        self._renderer = renderer
+        special = renderer.special_token_ids | set(stops)
+        token_bytes = renderer.token_bytes
         self.tokens = [
             b"\xff" + token_bytes(i) if i in special else token_bytes(i) for i in range(size)
         ]
@@ -190,9 +185,7 @@ class _Vocabulary:
         return " ".join(character for character in characters if ord(character) not in known)
 
     def __call__(self, text: str) -> list[int]:
-        return list(
-            self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        )
+        return self._renderer.plain(text)
 
 
 class GrammarConstraint:

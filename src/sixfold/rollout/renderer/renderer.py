@@ -1,12 +1,11 @@
-"""Convert tasks to prompt tokens before sampling, and completions to text after it.
-
-Rollouts do both conversions only here.
-"""
+"""The renderer: messages to prompt tokens before sampling, sampled tokens to text after it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,38 +14,77 @@ from ...model.chat_template import TemplateRefusal, render
 from ...model.turn_end import turn_end
 from ...types import Task
 from .prompt_cache import PromptCache
+from .shortest_encoding import ShortestEncoding, longest_token
 from .special_texts import SpecialTexts
+from .text_stream import REPLACEMENT, CompletionText
 from .think import continued_block, opened_block
+from .token_bytes import TokenBytes
 
 _TAG_TOKENS = 16
 """Number of tokens at the end of a prompt that are searched for a think tag."""
 
 
-class Renderer:
-    """Renders prompts and decodes completions with one tokenizer.
+class RenderError(ValueError):
+    """A conversation or a text cannot be converted to tokens.
 
-    If the tokenizer has a chat template, every prompt is rendered as messages; a plain text is one
-    user message. Otherwise the text is tokenized unchanged. Only the template and the tokenizer
-    write special tokens. A special token that a prompt spells stays text.
+    Attributes:
+        part: what is wrong.
+    """
+
+    def __init__(self, message: str, part: Literal["messages", "tools", "prompt"]) -> None:
+        super().__init__(message)
+        self.part = part
+
+
+class Renderer:
+    """Converts messages to tokens and tokens to text, with the tokenizer of the policy.
+
+    Training, evaluation, `sixfold generate` and the server all use it, and no other code tokenizes
+    or decodes text. The rules are:
+
+    - **Prompts.** If the tokenizer has a chat template, every prompt is rendered as messages, and a
+      plain text is one user message. Otherwise the text is tokenized unchanged.
+    - **Special tokens.** Only the template and the tokenizer write them. A special token that a
+      message, a tool's result, a prompt or a solution spells stays text.
+    - **Completions.** Sampled tokens are decoded and never tokenized again. The text ends before
+      the first end token, and before the first stop string if there are any. Tags of thoughts and
+      tool calls stay in the text. `tool_calls.ToolCallParser` separates the calls.
+    - **Think blocks.** `opened` tells whether a prompt leaves one open. The completion then begins
+      inside it.
+
+    A renderer is not thread-safe, because fast tokenizers are not. `copy` makes one for another
+    thread.
 
     Args:
         tokenizer: tokenizer of the policy, with the recipe's chat template.
         stop_token_ids: ids of the tokens that end a completion. They are not part of its text.
 
     Attributes:
-        escaped: number of prompts that spelled a special token.
+        escaped: number of task prompts that spelled a special token.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_token_ids: Sequence[int] = ()
     ) -> None:
         self.tokenizer = tokenizer
+        self.stop_token_ids = tuple(stop_token_ids)
         self.escaped = 0
         self._special = SpecialTexts(tokenizer)
         self._cache = PromptCache()
         self._pieces: dict[int, str] = {}
         self._ends = {*stop_token_ids, tokenizer.eos_token_id}
         self._control = {*self._ends, tokenizer.bos_token_id, tokenizer.pad_token_id}
+
+    def copy(self) -> Renderer:
+        """A renderer with its own copy of the tokenizer, for another thread."""
+        return Renderer(copy.deepcopy(self.tokenizer), self.stop_token_ids)
+
+    @property
+    def has_template(self) -> bool:
+        """True if prompts are rendered by a chat template."""
+        return bool(self.tokenizer.chat_template)
+
+    # Messages to tokens.
 
     def encode(self, task: Task) -> list[int]:
         """Token ids of the task's prompt, ready for the completion.
@@ -61,22 +99,55 @@ class Renderer:
         """`encode` for every task. One call with many tasks uses all CPU cores."""
         return self._cache.get(tasks, self._encode)
 
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """Token ids of a conversation, up to the start of the assistant's next turn.
+
+        Args:
+            messages: turns, as the chat template expects them.
+            tools: descriptions of functions that the model may call.
+
+        Raises:
+            RenderError: the template refuses the messages or shows no tools, or the tokenizer does
+                not know some characters.
+        """
+        messages, tools = self._special.mark_all(messages), self._special.mark_all(tools)
+        try:
+            text = render(self.tokenizer, messages, tools=tools)
+            shows_tools = not tools or text != render(self.tokenizer, messages)
+        except TemplateRefusal as refusal:
+            raise RenderError(
+                f"the model's chat template refuses these messages: {refusal}", "messages"
+            ) from refusal
+        if not shows_tools:
+            raise RenderError("the model's chat template has no place for tools", "tools")
+        return self._known(self._special.encode_rendered([text])[0], "messages")
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a prompt without a template, with the tokens that the tokenizer adds.
+
+        Raises:
+            RenderError: the tokenizer does not know some characters.
+        """
+        return self._known(self._special.encode_bare([text])[0], "prompt")
+
     def solution(self, task: Task) -> list[int]:
         """Token ids of the assistant's turn with the task's worked solution, or else its answer.
 
         The chat template renders the turn, up to and including the token that ends it. If the
-        template would omit or rewrite a part of the solution, it is not used. Special tokens that
-        the solution spells stay text. The turn has an end token unless the model has none.
+        template would omit or rewrite a part of the solution, it is not used. The turn has an end
+        token unless the model has none.
         """
         text = task.trace if task.trace is not None else str(task.answer)
-        if not self.tokenizer.chat_template:
+        if not self.has_template:
             return self.plain(text) + self._end_tokens
-        turns = [(role, self._special.mark(content)) for role, content in self._turns(task)]
-        prompt, marked = self._template(task, turns), self._special.mark(text)
-        turn = self._turn(prompt, turns, marked)
+        messages, solution = self._special.mark_all(_messages(task)), self._special.mark(text)
+        prompt = self._template(task, messages)
+        turn = self._turn(prompt, messages, solution)
         ids = self._continuation(prompt, turn)
-        at = turn.rfind(marked.strip())
-        said = turn[: at + len(marked.strip())]
+        at = turn.rfind(solution.strip())
+        said = turn[: at + len(solution.strip())]
         # The template's text before the solution may contain end tokens too: skip those.
         before = [] if at == 0 else self._special.encode_rendered([said])[0]
         ends = [i for i, token in enumerate(ids) if token in self._ends][
@@ -92,25 +163,17 @@ class Renderer:
 
     def plain(self, text: str) -> list[int]:
         """Token ids of a completion given as text. Special tokens that it spells stay text."""
-        return list(
-            self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        )
+        return self._special.encode_plain(text)
 
     def render(self, task: Task) -> str:
         """The prompt as text, rendered by the chat template if there is one."""
-        return (
-            self._template(task, self._turns(task))
-            if self.tokenizer.chat_template
-            else self._bare(task)
-        )
+        return self._template(task, _messages(task)) if self.has_template else _bare(task)
 
-    def shown(self, ids: Sequence[int]) -> str:
-        """Token ids as text, including special tokens."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+    def least_tokens(self, task: Task) -> int:
+        """Lower bound on the number of tokens of the prompt, without tokenizing it."""
+        return self._shortest.tokens(self.render(task))
 
-    def opened(self, prompt: Sequence[int]) -> str:
-        """The think tag that the prompt ends with, or "" if it leaves no think block open."""
-        return opened_block(self.shown(prompt[-_TAG_TOKENS:]))
+    # Tokens to text.
 
     def decode(self, completion: Sequence[int]) -> str:
         """Text of a completion, up to its first end token.
@@ -123,11 +186,55 @@ class Renderer:
         )
         return self.shown([token for token in completion[:end] if token not in self._control])
 
+    def stream(self, stops: Sequence[str] = ()) -> CompletionText:
+        """Reader of a completion that arrives in parts. The result equals `decode` of the whole.
+
+        Args:
+            stops: stop strings. The text ends before the one that is complete first.
+        """
+        return CompletionText(self.decode, stops)
+
+    def opened(self, prompt: Sequence[int]) -> str:
+        """The think tag that the prompt ends with, or "" if it leaves no think block open."""
+        return opened_block(self.shown(prompt[-_TAG_TOKENS:]))
+
+    def shown(self, ids: Sequence[int]) -> str:
+        """Token ids as text, including special tokens."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def piece(self, token: int) -> str:
+        """One token as text, for display. A part of a character becomes a replacement character."""
+        if token not in self._pieces:
+            self._pieces[token] = self.shown([token])
+        return self._pieces[token]
+
+    def piece_bytes(self, token: int) -> bytes:
+        """Bytes of `piece`. A part of a character keeps its own bytes."""
+        text = self.piece(token)
+        return self.token_bytes(token) if REPLACEMENT in text else text.encode()
+
+    # The vocabulary.
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """Function from a token id to the token's bytes inside a text."""
+        return TokenBytes(self.tokenizer)
+
+    @property
+    def special_token_ids(self) -> set[int]:
+        """Ids of the tokenizer's special tokens."""
+        return {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest entry of the vocabulary."""
+        return longest_token(self.tokenizer)
+
     def _encode(self, tasks: Sequence[Task]) -> list[list[int]]:
         texts = [self._marked(task) for task in tasks]
         encoded = (
             self._special.encode_rendered(texts)
-            if self.tokenizer.chat_template
+            if self.has_template
             else self._special.encode_bare(texts)
         )
         for task, ids in zip(tasks, encoded, strict=True):
@@ -148,45 +255,33 @@ class Renderer:
 
         In a rendered prompt, marks replace special tokens that the task spells.
         """
-        if not self.tokenizer.chat_template:
-            text = self._bare(task)
+        if not self.has_template:
+            text = _bare(task)
             self.escaped += self._special.spelled_in(text)
             return text
-        turns = self._turns(task)
-        self.escaped += any(self._special.spelled_in(content) for _, content in turns)
-        return self._template(
-            task, [(role, self._special.mark(content)) for role, content in turns]
-        )
+        messages = _messages(task)
+        self.escaped += any(self._special.spelled_in(m["content"]) for m in messages)
+        return self._template(task, self._special.mark_all(messages))
 
-    def _bare(self, task: Task) -> str:
-        if not isinstance(task.prompt, str):
-            raise UserError(
-                f"task {task.id} is a chat, and the model has no chat template: use text prompts, a"
-                " chat model, or give a template (model.chat_template = FILE)"
-            )
-        return task.prompt
+    def _known(self, ids: list[int], part: Literal["messages", "prompt"]) -> list[int]:
+        if self._special.misses(ids):
+            raise RenderError(f"{part} has characters that the model's tokenizer lacks", part)
+        return ids
 
-    def _turns(self, task: Task) -> list[tuple[str, str]]:
-        return (
-            [("user", task.prompt)]
-            if isinstance(task.prompt, str)
-            else [(m["role"], m["content"]) for m in task.prompt]
-        )
-
-    def _template(self, task: Task, turns: list[tuple[str, str]]) -> str:
+    def _template(self, task: Task, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt rendered by the chat template. Raises UserError if the template refuses it."""
         try:
-            return render(self.tokenizer, _messages(turns))
+            return render(self.tokenizer, messages)
         except TemplateRefusal as refusal:
-            raise self._refused(task, turns, refusal) from refusal
+            raise self._refused(task, messages, refusal) from refusal
 
     def _refused(
-        self, task: Task, turns: list[tuple[str, str]], refusal: TemplateRefusal
+        self, task: Task, messages: Sequence[Mapping[str, str]], refusal: TemplateRefusal
     ) -> UserError:
         """The error for a prompt that the chat template refuses."""
-        if turns[0][0] == "system":
+        if messages[0]["role"] == "system":
             try:
-                render(self.tokenizer, _messages(turns[1:]))
+                render(self.tokenizer, messages[1:])
             except TemplateRefusal:
                 pass
             else:
@@ -202,12 +297,11 @@ class Renderer:
             " text prompts)"
         )
 
-    def _turn(self, prompt: str, turns: list[tuple[str, str]], solution: str) -> str:
+    def _turn(self, prompt: str, messages: Sequence[Mapping[str, str]], solution: str) -> str:
         """Text of the assistant's turn with this solution, to follow the rendered prompt."""
+        turns = [*messages, {"role": "assistant", "content": solution}]
         try:
-            whole = render(
-                self.tokenizer, _messages([*turns, ("assistant", solution)]), generation=False
-            )
+            whole = render(self.tokenizer, turns, generation=False)
         except TemplateRefusal:
             whole = ""
         turn = whole.removeprefix(prompt)
@@ -236,12 +330,23 @@ class Renderer:
         eos = self.tokenizer.eos_token_id
         return list(turn_end(self.tokenizer).tokens) or ([] if eos is None else [eos])
 
-    def piece(self, token: int) -> str:
-        """One token as text, for display."""
-        if token not in self._pieces:
-            self._pieces[token] = str(self.tokenizer.decode([token]))
-        return self._pieces[token]
+    @cached_property
+    def _shortest(self) -> ShortestEncoding:
+        return ShortestEncoding(self.tokenizer)
 
 
-def _messages(turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-    return [{"role": role, "content": content} for role, content in turns]
+def _messages(task: Task) -> list[dict[str, str]]:
+    """The task's prompt as messages."""
+    if isinstance(task.prompt, str):
+        return [{"role": "user", "content": task.prompt}]
+    return [{"role": m["role"], "content": m["content"]} for m in task.prompt]
+
+
+def _bare(task: Task) -> str:
+    """The task's prompt as text, for a tokenizer without a chat template."""
+    if not isinstance(task.prompt, str):
+        raise UserError(
+            f"task {task.id} is a chat, and the model has no chat template: use text prompts, a"
+            " chat model, or give a template (model.chat_template = FILE)"
+        )
+    return task.prompt

@@ -60,9 +60,7 @@ class ShortestEncoding:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._longest = (
-            max(map(len, tokenizer.get_vocab()), default=1) if keeps_characters(tokenizer) else 0
-        )
+        self._longest = longest_token(tokenizer) if keeps_characters(tokenizer) else 0
 
     def tokens(self, text: str) -> int:
         """Number of tokens that the text has at least."""
@@ -72,6 +70,11 @@ class ShortestEncoding:
         if not text.isascii():
             kept += sum(c.isalpha() for c in text if c > "\x7f") // _LETTERS_PER_CHARACTER
         return -(-kept // self._longest)
+
+
+def longest_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Characters of the longest entry of the vocabulary."""
+    return max(map(len, tokenizer.get_vocab()), default=1)
 
 
 def keeps_characters(tokenizer: PreTrainedTokenizerBase) -> bool:

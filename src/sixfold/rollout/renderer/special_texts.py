@@ -1,13 +1,14 @@
-"""Tokenize prompts so that text which spells a special token stays plain text.
+"""Tokenize text so that a special token which it spells stays plain text.
 
 As a special token, "<|im_end|>" in a user's message would end the user's turn, and the text after
-it could take another role. Training and the server both tokenize their prompts with this file.
+it could take another role.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -39,6 +40,24 @@ class SpecialTexts:
         """The text, with a mark in place of every special token that it spells."""
         return self._any_text.sub(lambda found: self._marks[found[0]], text)
 
+    def mark_all(self, value: Any) -> Any:
+        """A JSON value with `mark` applied to all of its texts. Tuples become lists."""
+        if isinstance(value, str):
+            return self.mark(value)
+        if isinstance(value, (list, tuple)):
+            return [self.mark_all(item) for item in value]
+        return (
+            {self.mark(key): self.mark_all(item) for key, item in value.items()}
+            if isinstance(value, dict)
+            else value
+        )
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a text, without any special token."""
+        return list(
+            self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        )
+
     def encode_rendered(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each rendered conversation.
 
@@ -53,7 +72,9 @@ class SpecialTexts:
             [
                 i
                 for piece in parts
-                for i in (self._spelled(piece) if piece in self._texts else next(plain))
+                for i in (
+                    self.encode_plain(self._texts[piece]) if piece in self._texts else next(plain)
+                )
             ]
             for parts in pieces
         ]
@@ -74,14 +95,6 @@ class SpecialTexts:
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         return list(self._tokenizer(texts, add_special_tokens=False)["input_ids"]) if texts else []
-
-    def _spelled(self, mark: str) -> list[int]:
-        """Plain token ids of the text that a mark stands for."""
-        return list(
-            self._tokenizer(self._texts[mark], add_special_tokens=False, split_special_tokens=True)[
-                "input_ids"
-            ]
-        )
 
     def misses(self, ids: list[int]) -> bool:
         """True if the ids show that the text had characters which the tokenizer does not know."""

@@ -1,0 +1,79 @@
+"""Convert prompts of requests to tokens, in threads beside the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+from anyio.to_thread import run_sync
+
+from ..rollout.renderer.renderer import Renderer, RenderError
+from .api_error import bad_request
+from .requests import Limits
+
+LONG_TEXT = 1 << 16
+"""Prompts with at least this many characters use a second renderer, so short ones do not wait."""
+
+
+class PromptEncoder:
+    """Encodes prompts, one short and one long prompt at a time.
+
+    Args:
+        short: renderer for short prompts.
+        long: renderer for prompts of at least LONG_TEXT characters.
+        limits: limits that prompts are checked against.
+    """
+
+    def __init__(self, short: Renderer, long: Renderer, limits: Limits) -> None:
+        self._limits = limits
+        # Renderers are not thread-safe: a limiter lets one thread at a time use each of them.
+        self._lanes = [(renderer, anyio.CapacityLimiter(1)) for renderer in (short, long)]
+
+    async def chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation.
+
+        Raises:
+            ApiError: the conversation is too long, there is no template, it refuses the messages,
+                or it does not support tools.
+        """
+
+        def encode(renderer: Renderer) -> list[int]:
+            if not renderer.has_template:
+                raise bad_request("the model has no chat template: use /v1/completions", "messages")
+            return renderer.encode_messages(messages, tools)
+
+        size = sum(len(message["content"]) for message in messages)
+        return await self._run(encode, size, "messages")
+
+    async def text(self, prompt: str) -> list[int]:
+        """Token ids of a prompt without a template.
+
+        Raises:
+            ApiError: the prompt is too long, or has no tokens.
+        """
+        tokens = await self._run(
+            lambda renderer: renderer.encode_text(prompt), len(prompt), "prompt"
+        )
+        if not tokens:
+            raise bad_request(
+                "prompt is empty: the model needs at least one token to continue", "prompt"
+            )
+        return tokens
+
+    async def _run(
+        self, encode: Callable[[Renderer], list[int]], characters: int, param: str
+    ) -> list[int]:
+        """Encode in another thread, after the prompts that are already waiting.
+
+        Args:
+            encode: converts the prompt.
+            characters: length of the prompt.
+            param: field of the prompt, for the error.
+        """
+        self._limits.check_length(characters, param)
+        renderer, limiter = self._lanes[characters >= LONG_TEXT]
+        try:
+            return await run_sync(encode, renderer, limiter=limiter)
+        except RenderError as error:
+            raise bad_request(str(error), error.part) from error
