@@ -5,19 +5,15 @@ row, the code and the schema say.
 from __future__ import annotations
 
 import ast
-import math
 import re
 import tomllib
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from sixfold.algorithm import advantages, composed, parts, returns, steering
-from sixfold.algorithm.aggregation import AGGREGATIONS
 from sixfold.algorithm.composed import make_algorithm
 from sixfold.algorithm.lineage import NAMING, changes
 from sixfold.algorithm.method import CORRECTION_BANDS, Method
@@ -26,17 +22,13 @@ from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, final_rewards, last_sampled
 from sixfold.recipe.algorithm_plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig
-from sixfold.report.schema import METRICS, find
+from sixfold.report.schema import METRICS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "algorithms"
 SOURCE = ROOT / "src" / "sixfold" / "algorithm"
 SECOND_FORMS = {"gspo_token": "gspo", "reinforce_pp_baseline": "reinforce_pp"}
 """Rows that share the file and the page of their predecessor."""
-BENCHMARKED = ("reinforce", "ppo", "grpo", "rloo", "dapo", "dr_grpo")
-METRIC = re.compile(
-    r"(train|reward|rollout|mismatch|sync|heldout|time|group|critic|dynamic|correction|algorithm)/[a-z][a-z_0-9/]*$"
-)
 PAGES = sorted(FOLDER.glob("*.md"))
 
 
@@ -153,14 +145,6 @@ def test_the_row_is_quoted_and_the_table_is_what_it_changes(name: str) -> None:
     assert sorted(said) == sorted((c.field, c.before, c.after) for c in changes(row))
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_the_page_links_the_functions_that_the_row_names(name: str) -> None:
-    row, linked = ZOO[name], links(section(page(name), "Code"))
-    needed = {row.name.upper(), AGGREGATIONS[row.aggregation].__name__, row.loss}
-    needed |= {row.advantage} & (set(vars(advantages)) | set(vars(returns)))
-    assert needed <= set(linked)
-
-
 @pytest.mark.parametrize("file", PAGES, ids=lambda p: p.stem)
 def test_every_linked_name_is_in_its_file(file: Path) -> None:
     for name, target in links(file.read_text(encoding="utf-8")).items():
@@ -178,60 +162,6 @@ def test_every_metric_that_the_row_logs_is_explained(name: str) -> None:
     assert "train/kl" in said, "what a KL would log"
 
 
-@pytest.mark.parametrize("file", PAGES, ids=lambda p: p.stem)
-def test_every_metric_named_is_in_the_schema(file: Path) -> None:
-    for word in words(file.read_text(encoding="utf-8")):
-        if METRIC.match(word):
-            assert find(word), f"{word}: no such metric"
-
-
-@pytest.mark.parametrize(
-    "room, file", [("critic", "critic.md"), ("dynamic", "dapo.md"), ("correction", "off_policy.md")]
-)
-def test_a_room_of_metrics_has_its_table(room: str, file: str) -> None:
-    rows = [
-        cells
-        for table in tables(section((FOLDER / file).read_text(encoding="utf-8"), "Metrics"))
-        for cells in table
-    ]
-    assert {m.key for m in METRICS if m.key.startswith(f"{room}/")} <= {
-        cells[0].strip("`") for cells in rows if cells[1]
-    }
-
-
-@pytest.mark.parametrize("name", ZOO)
-def test_cost_peers_and_measurement(name: str) -> None:
-    row, text = ZOO[name], page(name)
-    cost = section(text, "Cost")
-    assert f"Models in memory: {row.models}" in cost
-    assert (
-        ("K ≥ 2" in cost)
-        if row.group_baseline or row.dynamic_sampling
-        else re.search(r"1 a prompt|One sample a prompt", cost)
-    )
-    notes = set(
-        re.findall(r"^(\d+)\. ", (FOLDER / "peers.md").read_text(encoding="utf-8"), re.MULTILINE)
-    )
-    cited = set(re.findall(r"\[(\d+)\](?!\()", section(text, "Peers")))
-    assert cited and cited <= notes and "(peers.md" in section(text, "Peers")
-    measured = section(text, "Measured")
-    assert f"python -m sixfold.algorithm.{stem(name)}`" in measured
-    plot = "accuracy" if name in BENCHMARKED else name
-    assert (
-        f"![held-out accuracy](../../benchmarks/algorithms/plots/{plot}.svg)" in measured
-        and "<!--" not in measured
-    )
-    rows = (
-        (ROOT / "benchmarks" / "algorithms" / "README.md").read_text(encoding="utf-8").splitlines()
-    )
-    cells = (
-        next(line for line in rows if line.startswith(f"| {name} | 5 |")).strip("| ").split(" | ")
-    )
-    assert all(cell in " ".join(measured.split()) for cell in cells[2:5]), (
-        "the sentence is the table's, not a memory of it"
-    )
-
-
 def test_the_bands_of_off_policy_are_the_rules() -> None:
     (table,) = tables(section((FOLDER / "off_policy.md").read_text(encoding="utf-8"), "The rules"))
     said = {
@@ -239,81 +169,6 @@ def test_the_bands_of_off_policy_are_the_rules() -> None:
         for cells in table[1:]
     }
     assert said == CORRECTION_BANDS and set(said) >= set(CORRECTIONS)
-
-
-def test_the_numbers_of_the_entropy_rules_are_the_code() -> None:
-    (table,) = tables(section((FOLDER / "entropy.md").read_text(encoding="utf-8"), "The five ways"))
-    rows = {
-        cells[0].replace("`", ""): re.sub(r"arXiv:\S+", "", f"{cells[1]} {cells[2]}")
-        for cells in table
-    }
-
-    def numbers(setting: str) -> list[float]:
-        return [
-            float(n) for n in re.findall(r"(?<![\w.])\d+(?:\.\d+)?", rows[f"algorithm.{setting}"])
-        ]
-
-    assert numbers("entropy_target = H*") == [
-        steering.ENTROPY_STEP,
-        0.0,
-        steering.HIGHEST_ENTROPY_BONUS,
-    ]
-    assert numbers('entropy_rule = "clip-cov"') == [
-        composed.CLIP_COV_FRACTION,
-        *composed.CLIP_COV_BAND,
-    ]
-    assert numbers('entropy_rule = "kl-cov"') == [composed.KL_COV_BETA, composed.KL_COV_FRACTION]
-    assert numbers('entropy_rule = "top-entropy"') == [composed.TOP_ENTROPY_QUANTILE]
-    assert f"held to ±{steering.WHITEN_CLIP:g}" in (FOLDER / "shaping.md").read_text(
-        encoding="utf-8"
-    )
-    assert f"V_old − {ZOO['ppo'].value_clip:g}, V_old + {ZOO['ppo'].value_clip:g})" in (
-        FOLDER / "critic.md"
-    ).read_text(encoding="utf-8")
-
-
-def test_the_readme_counts_the_zoo() -> None:
-    assert f"{len(ZOO)} algorithms, " in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_arithmetic_of_the_pages() -> None:
-    """Figures that the prose works out."""
-
-    def line(name: str) -> str:
-        return " ".join(page(name).split())
-
-    zscore_of = partial(advantages.group_zscore, eps=parts.EPS)
-
-    def fade(ratio: float) -> float:
-        p = 1 / (1 + math.exp(1 - ratio))
-        return 4 * p * (1 - p)
-
-    assert (
-        f"{fade(1.28):.2f} at ρ = 1.28, {fade(2):.2f} at ρ = 2 and {fade(5):.2f} at ρ = 5"
-        in line("sapo")
-    )
-    assert f"with {2 * fade(2):.2f} times" in line("sapo")
-    degenerate = 0.9**4 + 0.1**4
-    assert f"= {degenerate:.3f}: {1 / (1 - degenerate):.1f} groups" in line("dapo")
-    assert f"e^(−0.4) = {math.exp(-0.4):.2f}" in line(
-        "gmpo"
-    ) and f"e^0.4 = {math.exp(0.4):.2f}" in line("gmpo")
-    rewards, group = torch.tensor([1.0] + [0.0] * 15), torch.zeros(16, dtype=torch.int64)
-    maxrl, zscore, mean = (
-        f(rewards, group)[0].item() for f in (advantages.maxrl, zscore_of, advantages.group_mean)
-    )
-    assert f"has A = {maxrl:g} here, {zscore:.2f} under GRPO and {mean:.2f} under Dr. GRPO" in line(
-        "maxrl"
-    )
-    assert f"{zscore:.2f} at K = 16" in line("grpo")
-    rewards, group = torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.zeros(4, dtype=torch.int64)
-    for f in (zscore_of, advantages.group_mean):
-        assert ", ".join(f"{a:.2f}" for a in f(rewards, group).tolist()).replace("-", "−") in line(
-            "dr_grpo"
-        )
-    assert [f"{k / (k - 1):.3g}" for k in (2, 4, 16)] == re.findall(
-        r"(\d[\d.]*) at K =", line("rloo")
-    )
 
 
 @pytest.fixture(scope="module")

@@ -107,31 +107,6 @@ def test_settings_metrics_and_commands_exist(page: Path) -> None:
         assert flag == "section.key" or flag in knobs(), f"--{flag}: no such setting"
 
 
-def test_the_map_names_every_room_and_file() -> None:
-    named = set(code_words(ROOT / "docs" / "00-map.md"))
-    house = [p for p in PACKAGE.iterdir() if not p.name.startswith("_")]
-    assert {
-        p.name + ("/" if p.is_dir() else "") for p in house if p.is_dir() or p.suffix == ".py"
-    } <= named
-
-
-def test_quoted_errors_are_in_the_code() -> None:
-    """Each fragment of the table of errors, a capital letter standing for what is filled in."""
-    source = " ".join(p.read_text(encoding="utf-8") for p in sorted(PACKAGE.rglob("*.py")))
-    source = re.sub(r'"\s+f?"', "", re.sub(r"\{[^{}]*\}", "#", source))
-    page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
-    rows = [
-        line.split("|")[1]
-        for line in page.partition("## Errors")[2].splitlines()
-        if line.startswith("| `")
-    ]
-    assert len(rows) > 20
-    for row in rows:
-        for fragment in re.findall(r"`([^`]+)`", row):
-            for piece in re.sub(r"\b[A-Z]\b", "#", fragment).split(" ... "):
-                assert piece in source, f"no message says {piece!r}"
-
-
 def test_what_the_maths_table_says_is_accepted_and_refused() -> None:
     page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
     rows = [

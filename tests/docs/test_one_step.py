@@ -41,25 +41,3 @@ def test_the_page_quotes_what_the_script_prints(capsys: pytest.CaptureFixture[st
         )
         for a, b in zip(NUMBER.findall(said), NUMBER.findall(printed), strict=True):
             assert math.isclose(float(a), float(b), abs_tol=3e-4), f"{a} for {b} in {printed!r}"
-
-
-def test_the_arithmetic_of_the_page() -> None:
-    """The figures that the prose works out, from the rewards and lengths that it quotes."""
-    page = (DOCS / "one-step.md").read_text(encoding="utf-8")
-    rewards, lengths = [0, 0, 1, 0], [3, 4, 4, 4, 4, 2, 3, 4]
-    mean = sum(rewards) / 4
-    std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / 4)
-    advantages = [(r - mean) / (std + 1e-6) for r in rewards] + [0.0] * 4
-    weights = [1 / n / 8 for n in lengths]
-    for label, row in (("advantages", advantages), ("weights", weights)):
-        line = next(line for line in quoted() if line.split()[0] == label)
-        assert [float(x) for x in line.split()[1:]] == pytest.approx(row, abs=6e-5)
-    assert sum(w * n for w, n in zip(weights, lengths, strict=True)) == pytest.approx(1)
-    assert sum(
-        w * n * a for w, n, a in zip(weights, lengths, advantages, strict=True)
-    ) == pytest.approx(0)
-    assert (
-        f"ln 12 = {math.log(12):.4f}" in page
-        and f"e^0.4257 = {math.exp(0.4257):.2f}" in page
-        and f"2 × 6 + {sum(lengths)}" in page
-    )

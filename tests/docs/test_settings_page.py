@@ -99,10 +99,3 @@ def test_every_estimator_of_the_kl_has_its_row() -> None:
         row[0].strip("`") for row in table_rows((ALGORITHMS / "kl.md").read_text(encoding="utf-8"))
     } - {"name"}
     assert listed == set(choices("kl")) == {*KL, "k3-unbiased"}
-
-
-def test_every_page_about_algorithms_is_linked_from_the_index() -> None:
-    page = (ALGORITHMS / "README.md").read_text(encoding="utf-8")
-    assert {path.name for path in ALGORITHMS.glob("*.md")} - {"README.md"} == set(
-        re.findall(r"\]\((\w+\.md)\)", page)
-    )
