@@ -30,7 +30,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 # Two workers with one thread each; a file's tests stay together, so that what they share is made once.
-PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: lint
 	$(PYTEST)

@@ -10,6 +10,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,10 @@ from sixfold.recipe.schema import ModelConfig, ScratchConfig
 
 torch.set_num_threads(1)
 register()
+# Flushing to the disk is most of the wall time of a tiny run. A killed process loses nothing that
+# it has written; only a power failure would, and no test can cause one. Tests of the order of
+# flushes replace this function by one that takes notes.
+os.fsync = lambda descriptor: None  # type: ignore[assignment]
 
 VOCABULARY = 61
 END = 1
@@ -62,6 +67,28 @@ _EXTRAS["gpt_oss"] = dict(
                          original_max_position_embeddings=64),
 )  # fmt: skip
 OTHER_ATTENTION = ("deepseek_v3", "gpt_oss")
+
+
+LONG = (
+    "devices",
+    "run/test_resume.py",
+    "run/test_reference_placements.py",
+    "run",
+    "engine",
+    "rollout",
+)
+"""Folders and files whose tests begin first: a long file that begins last keeps one worker busy
+while the other has nothing to do."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(here) if item.path.is_relative_to(here) else item.path
+        return next((i for i, name in enumerate(LONG) if path.is_relative_to(name)), len(LONG))
+
+    items.sort(key=place)
 
 
 def make_tiny(name: str, **extra: object) -> PreTrainedModel:

@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "phantom"
@@ -162,6 +161,33 @@ def _place(root: str) -> str:
     return "elsewhere"
 
 
+_pointer_of_capsule = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of_capsule.restype = ctypes.c_void_p
+_pointer_of_capsule.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def _map(function: Callable[[Any], Any], x: Any) -> Any:
+    """The same nest of tuples, lists and dictionaries with `function` of every leaf.
+
+    torch's `tree_map` does this for more types, and takes half of the time of a run.
+    """
+    if isinstance(x, (tuple, list)):
+        return type(x)([_map(function, y) for y in x])
+    if isinstance(x, dict):
+        return {key: _map(function, y) for key, y in x.items()}
+    return function(x)
+
+
+def _leaves(x: Any) -> Iterator[Any]:
+    if isinstance(x, (tuple, list)):
+        for y in x:
+            yield from _leaves(y)
+    elif isinstance(x, dict):
+        yield from _leaves(tuple(x.values()))
+    else:
+        yield x
+
+
 def is_phantom(x: object) -> bool:
     """True for a tensor on the device."""
     return isinstance(x, Tensor) and x.device.type == NAME
@@ -170,9 +196,8 @@ def is_phantom(x: object) -> bool:
 def alias(x: Tensor, device: int) -> Tensor:
     """The same memory as a tensor on another device: the device is a field of a DLPack capsule."""
     capsule = torch._C._to_dlpack(x)  # type: ignore[attr-defined]
-    read = ctypes.pythonapi.PyCapsule_GetPointer
-    read.restype, read.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    ctypes.c_int32.from_address(read(capsule, b"dltensor") + _DEVICE_FIELD).value = device
+    memory = _pointer_of_capsule(capsule, b"dltensor")
+    ctypes.c_int32.from_address(memory + _DEVICE_FIELD).value = device
     return torch._C._from_dlpack(capsule)  # type: ignore[attr-defined,no-any-return]
 
 
@@ -195,12 +220,12 @@ class _Call:
     def run(self, op: Any, name: str, args: Any, kwargs: Any) -> Any:
         self._may_grow = name == "resize_"
         kernel = _kernels.get(name)
-        out = (kernel or op)(*tree_map(self._down, args), **tree_map(self._down, kwargs))
+        out = (kernel or op)(*_map(self._down, args), **_map(self._down, kwargs))
         for view, original in self._views:
             if view.shape != original.shape:  # an `out` argument, or a resize, which grew
                 grown = on_device(view)
                 original.set_(grown.untyped_storage(), 0, grown.shape, grown.stride())  # type: ignore[call-overload]
-        return tree_map(partial(self._up, name), out)
+        return _map(partial(self._up, name), out)
 
     def _down(self, x: Any) -> Any:
         if isinstance(x, torch.device) and x.type == NAME:
@@ -228,7 +253,7 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     name = op._schema.name.partition("::")[2]
     if name in _METADATA_ONLY:
         return op.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **kwargs)
-    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    tensors = [x for x in _leaves((args, kwargs)) if isinstance(x, Tensor)]
     if tensors:
         _check_devices(op, name, tensors, args)
         _count(name, tensors, args, kwargs)
@@ -245,9 +270,9 @@ def _number_for_tensor(op: Any, args: Any) -> bool:
     """PyTorch passes a Python number where the schema has a tensor: another overload must
     take it.
     """
-    pairs = zip(args, op._schema.arguments, strict=False)
     return any(
-        isinstance(x, int | float) and isinstance(a.type, torch.TensorType) for x, a in pairs
+        isinstance(x, int | float) and isinstance(op._schema.arguments[i].type, torch.TensorType)
+        for i, x in enumerate(args)
     )
 
 
@@ -306,7 +331,7 @@ def _autocast(op: Any, dtype: Callable[[], torch.dtype], /, *args: Any, **kwargs
 
     key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
     with torch._C._ExcludeDispatchKeyGuard(key):  # type: ignore[attr-defined]
-        return op(*tree_map(cast, args), **tree_map(cast, kwargs))
+        return op(*_map(cast, args), **_map(cast, kwargs))
 
 
 class _DeviceModule:
