@@ -1,6 +1,4 @@
-"""Sixfold from Python: the same run as `sixfold train`, with a reward function and tasks of one's
-own.
-"""
+"""Python API: the same run as `sixfold train`, with the caller's reward function and tasks."""
 
 from __future__ import annotations
 

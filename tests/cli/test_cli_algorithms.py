@@ -86,7 +86,7 @@ def test_one_algorithm_in_full(
     text = printed(capsys, "dapo")
     assert text.startswith((dapo.__doc__ or "").strip())
     assert (
-        'what it changes of grpo\n  aggregation       "sequence" -> "token"\n  clip_high        '
+        'changes to grpo\n  aggregation       "sequence" -> "token"\n  clip_high        '
         " 0.2 -> 0.28\n  overlong_buffer   0.0 -> 0.2\n  dynamic_sampling  0 -> 4\n\n" in text
     )
     for field in fields(Method):
@@ -94,7 +94,7 @@ def test_one_algorithm_in_full(
             field.name not in NAMING
         )
     assert "baseline: group mean, divided by: group std" in text and "ratio: token" in text
-    assert "what it changes of" not in printed(capsys, "reinforce")
+    assert "changes to" not in printed(capsys, "reinforce")
 
 
 def test_every_choice_has_a_meaning() -> None:
@@ -125,8 +125,8 @@ def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
             "html",
         ): "sixfold algorithms: argument --format: invalid choice: 'html' (choose from",
         ("grpo", "--format", "markdown"): (
-            "sixfold algorithms: --format markdown is of the table alone; use text or json with"
-            " NAME or --convert"
+            "sixfold algorithms: --format markdown prints the whole table only; with NAME or"
+            " --convert use text or json"
         ),
         ("--convert", "trl", "nope"): f"no algorithm 'nope'. Known: {', '.join(ZOO)}",
         ("--convrt", "trl"): (
@@ -160,7 +160,7 @@ def test_hydra_lines_survive_a_shell(capsys: pytest.CaptureFixture[str]) -> None
         "actor_rollout_ref.actor.optim.betas=[0.9,0.95]" in given
         and "algorithm.norm_adv_by_std_in_grpo=False" in given
     )
-    assert "counted on, and so by default:" in rest and "clip_ratio_low = 0.2" in rest
+    assert "defaults that must stay:" in rest and "clip_ratio_low = 0.2" in rest
     assert not command.endswith("\\")
 
 
@@ -189,8 +189,8 @@ def test_python_lines_are_python(capsys: pytest.CaptureFixture[str]) -> None:
         " soft_punish_cache=13))"
     )
     assert (
-        "what differs: their deviation divides by K - 1" in rest
-        and "no setting gives this: dynamic sampling" in rest
+        "difference: their deviation divides by K - 1" in rest
+        and "not available: dynamic sampling" in rest
     )
 
 

@@ -1,8 +1,9 @@
-"""The command line: `sixfold VERB ...`. One module a verb, imported only once the verb is known, so
-that --help never waits for torch.
+"""The command line: `sixfold VERB ...`.
 
-Exit codes: 0 done, 1 a bug (with its traceback), 2 a mistake of the user's (one line), 3 training
-cannot go on (one line), 130 interrupted.
+Each verb has a module, imported only when the verb is used. --help therefore does not import torch.
+
+Exit codes: 0 success, 1 bug (with traceback), 2 user error (one line), 3 training cannot continue
+(one line), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,37 +18,41 @@ from ..errors import RunFailed, UserError, check_platform, nearest
 
 VERBS = {
     "train": "train a model by reinforcement learning, or resume a run",
-    "sft": "only the supervised warm-up of a recipe",
-    "eval": "mean reward and pass@k of a checkpoint on held-out tasks, with 95 % intervals",
+    "sft": "run only the supervised warm-up (SFT) of a recipe",
+    "eval": "evaluate checkpoints on held-out tasks: share solved and pass@k, with 95 % intervals",
     "generate": "sample completions of one prompt",
-    "serve": "answer OpenAI-compatible requests for a model",
-    "explain": "what a recipe resolves to, in plain words, with reasons",
-    "algorithms": "the algorithms: who patches whom, one in full, what to set in another framework",
-    "diff": "what differs between two runs",
-    "report": "write a run's report.html",
+    "serve": "serve a model with an OpenAI-compatible HTTP API",
+    "explain": "explain a recipe: resolved values with reasons, and whether it fits in memory",
+    "algorithms": "list the algorithms, show one, or convert it to settings of another framework",
+    "diff": "show how two runs differ",
+    "report": "write report.html of a run",
 }
 
 HELP = f"""usage: sixfold VERB [ARGUMENTS] [--section.key VALUE ...]
 
 {chr(10).join(f"  {verb:<12}{line}" for verb, line in VERBS.items())}
 
-  sixfold VERB --help   its arguments and, where it takes a recipe, every setting
+  sixfold VERB --help   show the arguments of the verb and all settings of a recipe
   --debug               show the traceback behind an error
   --version             print the version
 """
 
-# what the machine refuses, as against what we got wrong: no space, over quota, no permission,
-# read-only
+# Errors of the machine, not of Sixfold: no space, over quota, no permission, read-only.
 _REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; gives back the exit code."""
+    """Run one command.
+
+    Returns:
+        The exit code.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
         code = _dispatch([argument for argument in arguments if argument != "--debug"])
-        sys.stdout.flush()  # a closed pipe shows here and not at exit, where nobody could catch it
+        # A closed pipe raises here. At exit nobody could catch it.
+        sys.stdout.flush()
         return code
     except UserError as error:
         if debug:
@@ -58,9 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _refuse(str(error), 3)
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader left (| head); Python flushes once more at exit
+        # The reader has closed the pipe (| head), and Python flushes again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         if debug or error.errno not in _REFUSED:

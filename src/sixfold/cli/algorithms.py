@@ -1,5 +1,7 @@
-"""`sixfold algorithms [NAME] [--convert FRAMEWORK]`: the lineage table, one algorithm in full, or
-what to set elsewhere for the same numbers.
+"""`sixfold algorithms [NAME] [--convert FRAMEWORK]`.
+
+Prints the table of algorithms, one algorithm in full, or the settings of another framework that
+give the same numbers.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from ..recipe.schema import Recipe
 from .parsing import VerbParser
 
 FIXED = {
-    "tau_negative": "the soft gate's temperature where A < 0",
-    "gamma": "discount of a token's reward",
-    "value_clip": "the critic's values move at most this far from those at collection",
-    "overlong_penalty": "what the reward falls by at the end of the overlong buffer",
-    "overlong_truncated_only": "the buffer counts only for answers that were cut off",
+    "tau_negative": "temperature of the soft gate where A < 0",
+    "gamma": "discount factor per token",
+    "value_clip": "largest change of a critic value from its value at collection",
+    "overlong_penalty": "reward subtracted at the end of the overlong buffer",
+    "overlong_truncated_only": "apply the overlong buffer only to truncated answers",
 }
-"""Choices of a row that are no setting of a recipe."""
+"""Fields of a method that are not settings of a recipe, with descriptions."""
 
 _SHELL = set(" $[]{}()\"'*?&|<>;")
 
@@ -36,33 +38,33 @@ def parser() -> VerbParser:
     """Arguments of the verb."""
     arguments = VerbParser(
         "algorithms",
-        "The algorithms: who patches whom, one in full, and what to set in another framework for"
-        " the same numbers.",
+        "List the algorithms and what each changes in its predecessor, show one in full, or print"
+        " the settings of another framework that give the same numbers.",
     )
     arguments.add_argument(
         "name",
         metavar="NAME",
         nargs="?",
-        help="one algorithm: its formula, its patch, every choice, the lines of a recipe",
+        help="show this algorithm: formula, changes, all choices, and recipe lines",
     )
     arguments.add_argument(
         "--convert",
         metavar="FRAMEWORK",
         choices=list(FRAMEWORKS),
-        help="verl, trl or openrlhf: settings for the same numbers",
+        help="print settings for verl, trl or openrlhf that give the same numbers",
     )
     arguments.add_argument(
         "--format",
         metavar="FORMAT",
         choices=["text", "markdown", "json"],
         default="text",
-        help="text, markdown or json",
+        help="output format: text (default), markdown or json",
     )
     return arguments
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse and print."""
+    """Parse the arguments and print."""
     given, _ = parser().parse(argv)
     if given.name is not None and given.name not in ZOO:
         raise UserError(
@@ -71,8 +73,8 @@ def run(argv: Sequence[str]) -> int:
     rows = [ZOO[given.name]] if given.name else list(ZOO.values())
     if given.format == "markdown" and (given.name or given.convert):
         raise UserError(
-            "sixfold algorithms: --format markdown is of the table alone; use text or json with"
-            " NAME or --convert"
+            "sixfold algorithms: --format markdown prints the whole table only; with NAME or"
+            " --convert use text or json"
         )
     if given.convert:
         conversions = [convert(given.convert, row, default_sizes()) for row in rows]
@@ -107,7 +109,7 @@ def _as_dict(row: Method) -> dict[str, object]:
 
 
 def text_table(rows: Sequence[Method], width: int) -> str:
-    """The table in as many blocks as the width asks for, each beginning with the names."""
+    """Table of algorithms, split into blocks that fit the width. Each block starts with names."""
     table = [cells(row) for row in rows]
     widths = {
         column: max(len(column), *(len(line[column]) for line in table)) for column in table[0]
@@ -130,7 +132,7 @@ def text_table(rows: Sequence[Method], width: int) -> str:
 
 
 def markdown_table(rows: Sequence[Method]) -> str:
-    """The table for docs/algorithms/README.md, each name a link to the page of its file."""
+    """Table for docs/algorithms/README.md. Each name links to the algorithm's page."""
     table = [cells(row) for row in rows]
     lines = [
         list(table[0]),
@@ -145,9 +147,7 @@ def _linked(name: str) -> str:
 
 
 def one(row: Method, width: int) -> str:
-    """One algorithm: its file's account, its patch, every choice with what it means, and the lines
-    of a recipe.
-    """
+    """One algorithm in full: module docstring, changes, all choices with meanings, recipe lines."""
     parts = [
         docstring(row.name),
         *_patch_text(row),
@@ -162,7 +162,7 @@ def _patch_text(row: Method) -> Iterator[str]:
         lines = [
             f"  {c.field:<18}{_literal(c.before)} -> {_literal(c.after)}" for c in changes(row)
         ]
-        yield "\n".join([f"what it changes of {row.patches}", *lines])
+        yield "\n".join([f"changes to {row.patches}", *lines])
 
 
 def _choices(row: Method) -> list[str]:
@@ -170,7 +170,7 @@ def _choices(row: Method) -> list[str]:
 
 
 def meaning(field: str) -> str:
-    """What a choice is, as the recipe's schema says it where it is a setting."""
+    """Description of a choice: that of the recipe's setting, or of `FIXED`."""
     knob = knobs().get(f"algorithm.{field}")
     return knob.description if knob else f"{FIXED[field]} (no setting)"
 
@@ -182,7 +182,7 @@ def _choices_text(row: Method, width: int) -> str:
         ),
         "loss": f"; ratio: {LOSSES[row.loss].ratio}",
     }
-    lines = ["every choice"]
+    lines = ["all choices"]
     for name in _choices(row):
         start = f"  {name + ' = ' + _literal(getattr(row, name)):<42}"
         lines.append(
@@ -197,7 +197,7 @@ def _choices_text(row: Method, width: int) -> str:
 
 
 def recipe_lines(row: Method) -> list[str]:
-    """What to write in a recipe to train with it, besides what every recipe has."""
+    """Recipe lines that select the algorithm."""
     lines = ["[algorithm]", f'name = "{row.name}"']
     if row.group_baseline or row.dynamic_sampling:
         lines += ["", "[rollout]", f"samples_per_prompt = {default_sizes().samples}  # at least 2"]
@@ -220,16 +220,16 @@ def _literal(value: object) -> str:
 
 
 def default_sizes() -> Sizes:
-    """Those of a recipe that says nothing."""
+    """Batch sizes of a recipe that sets none."""
     rollout = Recipe().rollout
     return Sizes(rollout.prompts_per_step, rollout.samples_per_prompt, rollout.max_new_tokens)
 
 
 def conversion_text(framework: str, conversions: Sequence[Conversion], width: int) -> str:
-    """What holds for all rows once, then each row's lines to paste and what they do not cover."""
+    """Notes that hold for all rows, then for each row its settings and what they do not cover."""
     peer, sizes = FRAMEWORKS[framework], default_sizes()
     size = f"{sizes.prompts} prompts x {sizes.samples} samples a step, {sizes.horizon} tokens"
-    head = [f"{peer.title}, beside a recipe of {size}.", *peer.notes]
+    head = [f"{peer.title}, for a recipe with {size}.", *peer.notes]
     return "\n\n".join(
         [
             "\n".join(fill(line, width, subsequent_indent="  ") for line in head),
@@ -246,14 +246,14 @@ def _conversion(c: Conversion, width: int) -> str:
         lines += [
             "",
             fill(
-                f"counted on, and so by default: {kept}",
+                f"defaults that must stay: {kept}",
                 width,
                 subsequent_indent="  ",
                 break_long_words=False,
                 break_on_hyphens=False,
             ),
         ]
-    for title, notes in (("what differs", c.differs), ("no setting gives this", c.lacks)):
+    for title, notes in (("difference", c.differs), ("not available", c.lacks)):
         lines += [fill(f"{title}: {note}", width, subsequent_indent="  ") for note in notes]
     return "\n".join(lines)
 

@@ -1,6 +1,4 @@
-"""`sixfold diff RUN_A RUN_B`: settings, versions, code and final numbers of two runs, side by side
-where they differ.
-"""
+"""`sixfold diff RUN_A RUN_B`: differences in settings, versions, code and final numbers."""
 
 from __future__ import annotations
 
@@ -19,24 +17,22 @@ _ABSENT = "-"
 def parser() -> VerbParser:
     """Arguments of the verb."""
     arguments = VerbParser(
-        "diff", "What differs between two runs: settings, versions, code and final numbers."
+        "diff", "Show how two runs differ: settings, versions, code and final numbers."
     )
-    arguments.add_argument("run_a", metavar="RUN_A", help="a run's folder")
-    arguments.add_argument("run_b", metavar="RUN_B", help="another run's folder")
+    arguments.add_argument("run_a", metavar="RUN_A", help="folder of a run")
+    arguments.add_argument("run_b", metavar="RUN_B", help="folder of another run")
     return arguments
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse and print."""
+    """Parse the arguments and print."""
     given, _ = parser().parse(argv)
     print(compare_runs(run_folder(given.run_a), run_folder(given.run_b)))
     return 0
 
 
 def compare_runs(a: Path, b: Path) -> str:
-    """The comparison as text. A run of an older release may have settings that this one does not
-    know: they are compared as they stand.
-    """
+    """Comparison of two runs as text. Settings that this release does not know are compared too."""
     numbers = [
         {**_flatten(_json(run / "summary.json")), **_last_metrics(run / "metrics.jsonl")}
         for run in (a, b)
@@ -58,7 +54,7 @@ def _settings(run: Path) -> dict[str, Any]:
 
 
 def _environment(run: Path) -> dict[str, Any]:
-    """Versions, revision, machine, command; not the start time, in which any two runs differ."""
+    """Versions, revision, machine and command. The start time is left out: it always differs."""
     return {
         key: value
         for key, value in _flatten(_json(run / "environment.json")).items()
@@ -67,7 +63,7 @@ def _environment(run: Path) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A file's object, or nothing where the run has not come to writing it."""
+    """JSON object in a file. Empty if the run has not written the file."""
     if not path.exists():
         return {}
     try:
@@ -78,9 +74,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _last_metrics(path: Path) -> dict[str, Any]:
-    """The newest value of every number in metrics.jsonl; not every key is in every line. A last
-    line cut short by a kill is left out.
-    """
+    """Newest value of each number in metrics.jsonl. Lines cut short by a kill are skipped."""
     newest: dict[str, Any] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
@@ -100,14 +94,15 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Key and both values, as text, of every key whose values differ."""
+    """(key, value in A, value in B) as text, for keys whose values differ."""
     pairs = ((key, a.get(key, _ABSENT), b.get(key, _ABSENT)) for key in dict.fromkeys([*a, *b]))
     return [(key, *_shown_apart(left, right)) for key, left, right in pairs if left != right]
 
 
 def _shown_apart(a: object, b: object) -> tuple[str, str]:
-    """Two values that differ as two texts that differ: in full, or from where they part, if their
-    short forms are equal.
+    """Two different values as two different texts.
+
+    If their short forms are equal, the texts are shown in full or from the first difference on.
     """
     if _shown(a) != _shown(b):
         return _shown(a), _shown(b)

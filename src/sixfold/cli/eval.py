@@ -15,31 +15,31 @@ from .parsing import RECIPE_HELP, VerbParser
 def parser() -> VerbParser:
     """Arguments of the verb."""
     text = (
-        "Share of the recipe's held-out tasks that checkpoints solve, pass@k and mean score, with"
-        " 95 % intervals."
+        "Evaluate checkpoints on the recipe's held-out tasks: share solved, pass@k and mean score,"
+        " with 95 % intervals."
     )
     arguments = VerbParser("eval", text, takes_recipe=True)
     arguments.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
-    what = "checkpoints, runs or Hugging Face models: a row of the table each"
+    what = "checkpoints, runs or Hugging Face models to evaluate; each is a row of the table"
     arguments.add_argument(
         "--checkpoint", metavar="DIR", nargs="+", action="extend", required=True, help=what
     )
     arguments.add_argument(
         "--against",
         metavar="DIR",
-        help="one more, to compare the others with: paired test on the same tasks",
+        help="baseline checkpoint; the others are compared with it by a paired test",
     )
     arguments.add_argument(
         "--out",
         metavar="DIR",
         type=Path,
-        help="where results.json and completions go (default: a new folder in DIR/evaluations)",
+        help="folder for results.json and completions (default: a new folder in DIR/evaluations)",
     )
     return arguments
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse and evaluate."""
+    """Parse the arguments and evaluate."""
     given, settings = parser().parse(argv)
     recipe = with_model_folders(load_recipe(given.recipe, settings))
     if not make_plan(recipe).evaluations:

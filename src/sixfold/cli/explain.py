@@ -16,7 +16,7 @@ def parser() -> VerbParser:
     """Arguments of the verb."""
     arguments = VerbParser(
         "explain",
-        "What a recipe resolves to, in plain words, with the reason for each number.",
+        "Explain a recipe in words: resolved values, with the reason for each number.",
         takes_recipe=True,
     )
     arguments.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
@@ -25,14 +25,14 @@ def parser() -> VerbParser:
         action="store_true",
         help=(
             "also load the tokenizer and the tasks, and show the first prompt with its special"
-            " tokens and what ends a completion"
+            " tokens, and the tokens that end a completion"
         ),
     )
     return arguments
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse and print."""
+    """Parse the arguments and print."""
     given, settings = parser().parse(argv)
     recipe = with_model_folders(load_recipe(given.recipe, settings))
     print(explain(make_plan(recipe)))

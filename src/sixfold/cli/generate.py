@@ -18,35 +18,43 @@ def parser() -> VerbParser:
         "--prompt",
         metavar="TEXT",
         required=True,
-        help="what to complete, or to say to a chat model",
+        help="text to complete; for a chat model, the user message",
     )
     arguments.add_argument(
-        "--n", metavar="N", type=at_least(1), default=1, help="completions (default 1)"
+        "--n", metavar="N", type=at_least(1), default=1, help="number of completions (default 1)"
     )
     arguments.add_argument(
-        "--temperature", metavar="T", type=temperature, default=1.0, help="0: greedy (default 1)"
+        "--temperature",
+        metavar="T",
+        type=temperature,
+        default=1.0,
+        help="sampling temperature; 0 is greedy (default 1)",
     )
     arguments.add_argument(
         "--max-tokens",
         metavar="N",
         type=at_least(1),
-        help="longest completion in tokens (default 256, or what fits)",
+        help="maximum completion length in tokens (default 256, or less if the context is shorter)",
     )
     arguments.add_argument(
-        "--seed", metavar="N", type=at_least(0), default=0, help="of the sampling noise (default 0)"
+        "--seed",
+        metavar="N",
+        type=at_least(0),
+        default=0,
+        help="seed of the sampling noise (default 0)",
     )
     arguments.add_argument(
         "--speculation",
         choices=("none", "ngram"),
         default="none",
-        help="guess tokens from what the text repeats; same tokens (default none)",
+        help="speculative decoding; ngram guesses tokens from repeated text (default none)",
     )
     add_device(arguments)
     return arguments
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse and sample."""
+    """Parse the arguments and sample."""
     given, _ = parser().parse(argv)
     if not given.prompt.strip():
         raise UserError("sixfold generate: --prompt is empty; give the text to complete")

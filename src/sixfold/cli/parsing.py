@@ -1,5 +1,6 @@
-"""How every verb reads its arguments: argparse for the verb's own, `--section.key` settings kept
-apart for the recipe.
+"""Argument parsing of all verbs.
+
+argparse reads the verb's own arguments. `--section.key` settings are passed on to the recipe.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from typing import NoReturn
 from ..errors import UserError, nearest
 from ..recipe.schema import device_name
 
-RECIPE_HELP = "a .toml file, or the name of a shipped recipe, e.g. demo"
+RECIPE_HELP = "a .toml file, or the name of a shipped recipe such as demo"
 
 
 class VerbParser(argparse.ArgumentParser):
-    """Arguments of one verb. With takes_recipe, settings are allowed and listed by --help. Mistakes
-    are UserErrors.
+    """Argument parser of one verb. Mistakes raise UserError.
+
+    Args:
+        verb: name of the verb.
+        description: first lines of --help.
+        takes_recipe: accept settings, and list them in --help.
     """
 
     def __init__(self, verb: str, description: str, *, takes_recipe: bool = False) -> None:
@@ -39,7 +44,11 @@ class VerbParser(argparse.ArgumentParser):
         ]
 
     def parse(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """(the verb's own arguments, the settings as flags for `recipe_io`)."""
+        """Split into the verb's own arguments and the settings, which stay flags.
+
+        Raises:
+            UserError: for an unknown or misspelt option.
+        """
         own, settings = self._split(arguments)
         parsed, unknown = self.parse_known_args(own)
         if unknown:
@@ -50,11 +59,10 @@ class VerbParser(argparse.ArgumentParser):
         return parsed, settings
 
     def _split(self, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Keep apart the verb's own words and, for a recipe, `--key value` and `--key=value` of
-        everything that is not the verb's own.
+        """Separate the verb's own words from settings (`--key value` and `--key=value`).
 
-        argparse cannot: given `--trainer.learning_rate 1e-6 demo` it would take 1e-6 for the
-        recipe; and for a misspelt option it complains of the one that is then missing.
+        argparse cannot do this. It would take 1e-6 in `--trainer.learning_rate 1e-6 demo` for the
+        recipe, and report a misspelt option as a missing one.
         """
         own: list[str] = []
         settings: list[str] = []
@@ -81,16 +89,16 @@ class VerbParser(argparse.ArgumentParser):
         return own, settings
 
     def format_help(self) -> str:
-        """argparse's help and, for a verb that takes a recipe, the table of settings."""
+        """argparse's help. For a verb that takes a recipe, the table of settings follows."""
         return super().format_help() + (f"\n{settings_table()}" if self.takes_recipe else "")
 
     def error(self, message: str) -> NoReturn:
-        """argparse would print usage and exit; one line is what every other mistake gets."""
+        """Raise UserError, as for every other mistake; argparse would print the usage and exit."""
         raise UserError(f"sixfold {self.verb}: {message}. See sixfold {self.verb} --help")
 
 
 def settings_table() -> str:
-    """Every knob by section: key, default, valid values, one line on what it is."""
+    """Table of all settings by section: key, default, description, valid values."""
     from ..recipe.dump import toml_literal
     from ..recipe.knobs import knobs
 
@@ -107,7 +115,7 @@ def settings_table() -> str:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """An argparse type: a whole number >= least."""
+    """argparse type for an integer >= `least`."""
 
     def whole(text: str) -> int:
         try:
@@ -122,8 +130,9 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def temperature(text: str) -> float:
-    """An argparse type: 0, or a finite number from 1e-20; logits divided by less overflow
-    float32.
+    """argparse type for a temperature: 0, or a finite number >= 1e-20.
+
+    Logits divided by a smaller number overflow float32.
     """
     try:
         value = float(text)
@@ -137,7 +146,7 @@ def temperature(text: str) -> float:
 
 
 def device(text: str) -> str:
-    """A device's name; whether it is there is known when a model is loaded."""
+    """argparse type for a device. Loading the model later checks that it exists."""
     try:
         return device_name(text)
     except ValueError as error:
@@ -147,27 +156,31 @@ def device(text: str) -> str:
 
 
 def add_device(arguments: argparse.ArgumentParser) -> None:
-    """The options that say where a model runs, and in which precision."""
+    """Add --device and --precision."""
     arguments.add_argument(
         "--device",
         metavar="DEVICE",
         type=device,
         default="auto",
-        help="auto, cpu, cuda or cuda:N (default auto)",
+        help="device of the model: auto, cpu, cuda or cuda:N (default auto)",
     )
     arguments.add_argument(
         "--precision",
         choices=("auto", "float32", "bfloat16"),
         default="auto",
         help=(
-            "of weights and computation; auto: on a GPU bfloat16 where the run or config.json says"
-            " 16 bits, else float32 (default auto)"
+            "precision of weights and computation; auto: bfloat16 on a GPU if the run or"
+            " config.json uses 16 bits, otherwise float32 (default auto)"
         ),
     )
 
 
 def run_folder(text: str) -> Path:
-    """A folder that holds a run. UserError when it does not."""
+    """Folder of a run.
+
+    Raises:
+        UserError: if the folder does not hold a run.
+    """
     folder = Path(text).expanduser()
     if not folder.is_dir():
         raise UserError(

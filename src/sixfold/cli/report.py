@@ -10,14 +10,14 @@ from .parsing import VerbParser, run_folder
 def parser() -> VerbParser:
     """Arguments of the verb."""
     arguments = VerbParser(
-        "report", "Write a run's report.html: curves, where the time went, samples."
+        "report", "Write report.html of a run: final figures, curves, samples, time by phase."
     )
     arguments.add_argument("run", metavar="RUN", help="the run's folder, e.g. runs/demo")
     return arguments
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse, write, print where."""
+    """Parse the arguments, write the report, and print its path."""
     given, _ = parser().parse(argv)
     folder = run_folder(given.run)
     from ..report.html import write_report

@@ -12,18 +12,20 @@ from .train import start
 
 def parser() -> VerbParser:
     """Arguments of the verb."""
-    arguments = VerbParser("sft", "Only the supervised warm-up of a recipe.", takes_recipe=True)
+    arguments = VerbParser(
+        "sft", "Run only the supervised warm-up (SFT) of a recipe.", takes_recipe=True
+    )
     arguments.add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
     arguments.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace an earlier run of the same name; it is deleted when this one has ended",
+        help="replace an earlier run of the same name, which is deleted when the new run ends",
     )
     return arguments
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse and train."""
+    """Parse the arguments and train."""
     given, settings = parser().parse(argv)
     recipe = load_recipe(given.recipe, settings)
     if recipe.sft.steps == 0:

@@ -25,18 +25,18 @@ def parser() -> VerbParser:
     arguments.add_argument(
         "--resume",
         metavar="RUN",
-        help="go on from a run's newest checkpoint, with the run's own recipe",
+        help="continue a run from its newest checkpoint, with its recipe; settings may be added",
     )
     arguments.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace an earlier run of the same name; it is deleted when this one has ended",
+        help="replace an earlier run of the same name, which is deleted when the new run ends",
     )
     return arguments
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse, check what can be checked without torch, train."""
+    """Parse the arguments, check what can be checked without torch, and train."""
     given, settings = parser().parse(argv)
     if (given.recipe is None) == (given.resume is None):
         raise UserError(
@@ -69,8 +69,16 @@ def run(argv: Sequence[str]) -> int:
 def start(
     recipe: Recipe, *, resume: Path | None, overwrite: bool, stop_after: Literal["sft"] | None
 ) -> int:
-    """Refuse what the plan refuses, then import torch and run. A full disk is the user's to mend,
-    so it says how to go on.
+    """Check the plan, then import torch and run.
+
+    Args:
+        recipe: the recipe.
+        resume: folder of the run to resume, or None.
+        overwrite: replace an earlier run of the same name.
+        stop_after: last stage of the run, or None for all.
+
+    Raises:
+        UserError: if the plan refuses the recipe, or the disk is full.
     """
     recipe = with_model_folders(recipe)
     make_plan(recipe)
