@@ -221,7 +221,7 @@ MISTAKES = {
         " got 'nan'. See sixfold generate --help"
     ),
     "serve m --draft d --speculation ngram": (
-        "sixfold serve: --draft and --speculation ngram are two ways to guess; give one of them"
+        "sixfold serve: --draft and --speculation ngram both propose tokens; give one of them"
     ),
     "generate m --prompt=": "sixfold generate: --prompt is empty; give the text to complete",
     "explain nope.toml": "recipe not found: nope.toml",

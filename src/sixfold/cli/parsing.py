@@ -15,6 +15,8 @@ from ..errors import UserError, nearest
 from ..recipe.schema import device_name
 
 RECIPE_HELP = "a .toml file, or the name of a shipped recipe such as demo"
+Options = argparse.ArgumentParser | argparse._ArgumentGroup
+"""What options can be added to."""
 
 
 class VerbParser(argparse.ArgumentParser):
@@ -155,7 +157,7 @@ def device(text: str) -> str:
         ) from error
 
 
-def add_device(arguments: argparse.ArgumentParser) -> None:
+def add_device(arguments: Options) -> None:
     """Add --device and --precision."""
     arguments.add_argument(
         "--device",

@@ -9,124 +9,148 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import UserError
-from .parsing import VerbParser, add_device, at_least
+from .parsing import Options, VerbParser, add_device, at_least
 
 KEY_VARIABLE = "SIXFOLD_API_KEY"
 
 
 def parser() -> VerbParser:
-    """Arguments of the verb."""
-    arguments = VerbParser("serve", "Answer OpenAI-compatible requests for a model.")
+    """Arguments of the verb, in groups."""
+    arguments = VerbParser("serve", "Serve a model over HTTP, with OpenAI's interface.")
     arguments.add_argument(
         "model", metavar="MODEL_OR_RUN", help="a run, a checkpoint, or a Hugging Face model"
     )
-    arguments.add_argument(
+    _add_address(arguments.add_argument_group("address and access"))
+    _add_model(arguments.add_argument_group("model"))
+    _add_engine(arguments.add_argument_group("engine"))
+    _add_requests(arguments.add_argument_group("requests"))
+    return arguments
+
+
+def _add_address(group: Options) -> None:
+    """Options for where the server listens and who may use it."""
+    group.add_argument(
         "--host",
         metavar="ADDRESS",
         default="127.0.0.1",
-        help="where to listen (default 127.0.0.1: this machine only)",
+        help="address to listen on (default 127.0.0.1: this machine only)",
     )
-    arguments.add_argument(
+    group.add_argument(
+        "--port",
+        metavar="N",
+        type=_port,
+        default=8000,
+        help="port to listen on; 0 takes any free port (default 8000)",
+    )
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        default="",
+        help=f"key that every request must send; safer in the variable {KEY_VARIABLE}",
+    )
+    group.add_argument(
         "--insecure",
         action="store_true",
-        help="listen on an address that other machines reach, without an API key",
+        help="allow other machines to use the server without an API key",
     )
-    arguments.add_argument(
+    group.add_argument(
         "--allow-host",
         metavar="NAME",
         action="append",
         default=[],
-        help="a name by which a proxy on this machine may ask (Host header); repeatable",
+        help="accept this name in the Host header, for a proxy on this machine; repeatable",
     )
-    arguments.add_argument(
-        "--port", metavar="N", type=_port, default=8000, help="0: any free one (default 8000)"
+    group.add_argument(
+        "--allow-weight-updates",
+        action="store_true",
+        help="allow POST /v1/weights to load another checkpoint while the server runs",
     )
-    arguments.add_argument(
+
+
+def _add_model(group: Options) -> None:
+    """Options for what is served, on which device."""
+    group.add_argument(
         "--name",
         metavar="NAME",
         default="",
-        help="what requests call the model (default: MODEL_OR_RUN as given)",
+        help="name of the model in requests (default: MODEL_OR_RUN as given)",
     )
-    arguments.add_argument(
-        "--api-key",
-        metavar="KEY",
-        default="",
-        help=f"ask every request for it; better in the variable {KEY_VARIABLE}",
-    )
-    arguments.add_argument(
-        "--max-queue",
-        metavar="N",
-        type=at_least(1),
-        default=256,
-        help="prompts that may wait; beyond it: 429 (default 256)",
-    )
-    arguments.add_argument(
-        "--record",
-        metavar="FOLDER",
-        default="",
-        help="keep every exchange there, as trajectories that can be trained on",
-    )
-    arguments.add_argument(
-        "--max-tokens",
-        metavar="N",
-        type=at_least(1),
-        default=1024,
-        help="of a completion that names no limit (default 1024)",
-    )
-    arguments.add_argument(
-        "--kv-tokens",
-        metavar="N",
-        type=at_least(16),
-        default=32768,
-        help="tokens that the KV cache holds (default 32768)",
-    )
-    arguments.add_argument(
-        "--kv-dtype",
-        choices=("auto", "int8"),
-        default="auto",
-        help="of the KV cache: the model's own, or int8 (default auto)",
-    )
-    arguments.add_argument(
-        "--max-running",
-        metavar="N",
-        type=at_least(1),
-        default=64,
-        help="completions sampled together (default 64)",
-    )
-    arguments.add_argument(
-        "--speculation",
-        choices=("none", "ngram"),
-        default="none",
-        help="guess tokens from what the text repeats; same tokens (default none)",
-    )
-    arguments.add_argument(
-        "--draft",
-        metavar="MODEL_OR_RUN",
-        default="",
-        help="guess tokens with this smaller model, of the same tokenizer",
-    )
-    add_device(arguments)
-    arguments.add_argument(
-        "--grace",
-        metavar="SECONDS",
-        type=at_least(0),
-        default=10,
-        help="for running requests to end when stopped (default 10)",
-    )
-    arguments.add_argument(
+    group.add_argument(
         "--adapter",
         metavar="NAME=FOLDER",
         type=_named_folder,
         action="append",
         default=[],
-        help="a LoRA adapter, asked for by its name; repeatable",
+        help="serve a LoRA adapter under this name; repeatable",
     )
-    arguments.add_argument(
-        "--allow-weight-updates",
-        action="store_true",
-        help="let POST /v1/weights load another checkpoint while it serves",
+    add_device(group)
+
+
+def _add_engine(group: Options) -> None:
+    """Options for the engine's memory and speed."""
+    group.add_argument(
+        "--kv-tokens",
+        metavar="N",
+        type=at_least(16),
+        default=32768,
+        help="size of the KV cache in tokens (default 32768)",
     )
-    return arguments
+    group.add_argument(
+        "--kv-dtype",
+        choices=("auto", "int8"),
+        default="auto",
+        help="dtype of the KV cache: the model's dtype (auto) or int8 (default auto)",
+    )
+    group.add_argument(
+        "--max-running",
+        metavar="N",
+        type=at_least(1),
+        default=64,
+        help="most completions sampled at the same time (default 64)",
+    )
+    group.add_argument(
+        "--speculation",
+        choices=("none", "ngram"),
+        default="none",
+        help="speculative decoding; ngram guesses tokens from repeated text (default none)",
+    )
+    group.add_argument(
+        "--draft",
+        metavar="MODEL_OR_RUN",
+        default="",
+        help="propose tokens with this smaller model, which has the same tokenizer",
+    )
+
+
+def _add_requests(group: Options) -> None:
+    """Options for how requests are handled."""
+    group.add_argument(
+        "--max-tokens",
+        metavar="N",
+        type=at_least(1),
+        default=1024,
+        help="longest completion in tokens if the request sets no limit (default 1024)",
+    )
+    group.add_argument(
+        "--max-queue",
+        metavar="N",
+        type=at_least(1),
+        default=256,
+        help="most prompts that may wait; further requests get status 429 (default 256)",
+    )
+    group.add_argument(
+        "--record",
+        metavar="FOLDER",
+        default="",
+        help="write every request and its completions to this folder, as trajectories for training",
+    )
+    group.add_argument(
+        "--grace",
+        metavar="SECONDS",
+        type=at_least(0),
+        default=10,
+        help="time for running requests to finish when the server is stopped (default 10)",
+    )
 
 
 def _port(text: str) -> int:
@@ -148,7 +172,7 @@ def run(argv: Sequence[str]) -> int:
     given, _ = parser().parse(argv)
     if given.draft and given.speculation != "none":
         raise UserError(
-            "sixfold serve: --draft and --speculation ngram are two ways to guess; give one of them"
+            "sixfold serve: --draft and --speculation ngram both propose tokens; give one of them"
         )
     missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
     if missing:
