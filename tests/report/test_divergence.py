@@ -18,7 +18,7 @@ def test_it_rings_only_when_heldout_fell_for_certain_while_the_reward_rose() -> 
     said = watch.look(50, 0.8, interval(0.3, 0.4))
     assert (
         said is not None
-        and "at most 40.0% and was at least 50.0% at step 20" in said
+        and "at least 50.0% at step 20 to at most 40.0%" in said
         and "0.600 to 0.800" in said
     )
 

@@ -97,6 +97,19 @@ def test_nothing_learned_is_said_once_after_its_patience() -> None:
     assert rung(lambda s: 0.1, lambda s: 0.1, steps=PATIENCE - 1) == {}
 
 
+def test_an_absent_share_of_solved_tasks_is_left_out_of_its_mean() -> None:
+    """One step without the metric made the mean NaN, and a run that solves 97% was called out."""
+    said = []
+    watch = Learning()
+    for step in range(1, 2 * PATIENCE):
+        solved = {} if step % WINDOW == 7 else {"reward/solved_frac": 0.97}
+        said += watch.look({"reward/mean": 0.97, **solved})
+    assert said == []
+    watch = Learning()
+    lines = [line for _ in range(PATIENCE) for line in watch.look({"reward/mean": 0.97})]
+    assert len(lines) == 1 and "no clear gain" in lines[0], "nothing is known of solved tasks"
+
+
 def test_a_heldout_gain_is_learning_however_flat_the_rewards_are() -> None:
     watch = Learning((0.2, 0.15, 0.25))
     watch.look({"heldout/accuracy": 0.3, "heldout/low": 0.25, "heldout/high": 0.35})

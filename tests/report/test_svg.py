@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sixfold.report.numbers import percent
 from sixfold.report.svg import (
     BOTTOM,
     HEIGHT,
@@ -22,8 +23,6 @@ from sixfold.report.svg import (
     area_chart,
     histogram,
     line_chart,
-    number,
-    percent,
 )
 
 
@@ -94,23 +93,6 @@ def test_any_values_make_a_chart_within_its_plot(values: list[float | None], log
 def test_labels_are_escaped() -> None:
     svg = line_chart([Line("</svg><script>", [(1, 1.0), (2, 2.0)])])
     assert "<script" not in svg and "&lt;script&gt;" in svg
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"),
-        (0.4131, "0.413"),
-        (-0.02, "-0.02"),
-        (1.05e-4, "1.05e-4"),
-        (1e-5, "1e-5"),
-        (1834.4, "1834"),
-        (96e3, "96k"),
-        (2.5e6, "2.5M"),
-    ],
-)
-def test_numbers_are_short(value: float, text: str) -> None:
-    assert number(value) == text
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_a_run_says_how_far_its_sampler_is(
 ) -> None:
     run = train(tmp_path, form)
     said = capsys.readouterr().err
-    assert f"of the weights rounded as if in {form}: neither memory nor time is saved" in said
+    assert f"of them are rounded to {form} precision" in said
     assert f"{form} weights move log-probs by" in said
     steps = metrics(run)
     assert len(steps) == 4

@@ -80,8 +80,8 @@ class Baseline(NamedTuple):
 def preflight(solved: Sequence[bool]) -> Verdict:
     """Verdict on about 50 rollouts, each solved or not.
 
-    Below 5 % a group has hardly any sample to learn from. Above 95 % it has hardly any failure to
-    learn from. Training is productive from 10 to 80 %.
+    Below 5%, a group has hardly any solved sample to learn from. Above 95%, it has hardly any
+    failure to learn from. Training is productive from 10% to 80%.
 
     Raises:
         ValueError: if there are no rollouts.
@@ -97,12 +97,14 @@ def preflight(solved: Sequence[bool]) -> Verdict:
         return Verdict(
             rate,
             "too easy",
-            "take harder tasks: nearly every group will have equal rewards and teach nothing",
+            "take harder tasks: nearly every group will have equal rewards and give no gradient",
         )
     if 0.10 <= rate <= 0.80:
         return Verdict(rate, "productive", "the tasks suit the model")
     return Verdict(
-        rate, "borderline", "it can work; many groups will have equal rewards and teach nothing"
+        rate,
+        "borderline",
+        "training may work, but many groups will have equal rewards and give no gradient",
     )
 
 
@@ -149,7 +151,7 @@ MakeAnswer = Callable[[Task, int, str], Trajectory]
 def baseline_scores(
     score: Callable[[Sequence[Group]], None], tasks: Sequence[Task], make: MakeAnswer, seed: int = 0
 ) -> Baseline:
-    """Mean reward of uninformed answers: random text, and the best-paid constant answer.
+    """Mean reward of uninformed answers: random text and the best constant answer.
 
     Both should be about 0.
 

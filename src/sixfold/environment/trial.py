@@ -40,13 +40,13 @@ def try_rewards(environment: Environment, tasks: Sequence[Task], make: MakeAnswe
     failed = [reward.error for reward in rewards if reward.error and reward.error != NOT_APPLICABLE]
     if failed and len(failed) == len(rewards):
         raise UserError(
-            f"the rewards fail on all {len(failed)} made-up completions they were tried on, first"
-            f" with: {failed[0]}; mend them first"
+            f"environment.rewards fail on all {len(failed)} made-up completions, first with:"
+            f" {failed[0]}. Fix the rewards before training."
         )
     if failed:
         return (
-            f"the rewards fail on {len(failed)} of {len(rewards)} made-up completions, first with:"
-            f" {failed[0]}; a failed check teaches nothing"
+            f"environment.rewards fail on {len(failed)} of {len(rewards)} made-up completions,"
+            f" first with: {failed[0]}. A completion whose check fails is not trained on."
         )
     return ""
 

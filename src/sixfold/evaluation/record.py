@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ..report.numbers import percent, percent_range
 from ..report.samples import Sample
 from ..types import Reward
 from .evaluate import Evaluation
@@ -73,9 +74,11 @@ def summary_entries(name: str, found: Mapping[str, Any]) -> dict[str, object]:
 def shown(found: Mapping[str, Any]) -> str:
     """One line: share solved with its interval and by source, and the mean score if it differs."""
     low, high = found["interval"]
-    text = f"{found['accuracy']:.1%} solved ({low:.1%} to {high:.1%})"
+    text = f"{percent(found['accuracy'])} solved ({percent_range(low, high)})"
     if found.get("sources"):
-        text += ": " + ", ".join(f"{name} {share:.1%}" for name, share in found["sources"].items())
+        text += ": " + ", ".join(
+            f"{name} {percent(share)}" for name, share in found["sources"].items()
+        )
     if found["score"] is not None and abs(found["score"] - found["accuracy"]) >= 5e-4:
         text += f", mean score {found['score']:.3g}"
     return text + (f", {found['errors']} checks failed" if found["errors"] else "")

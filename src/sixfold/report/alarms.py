@@ -14,6 +14,7 @@ from statistics import fmean, median
 from typing import Any
 
 from .metric import Value
+from .numbers import number, percent
 
 WARM_UP = 5
 """First steps left out of the baseline: caches are filled and memory is mapped."""
@@ -31,13 +32,13 @@ DEGENERATE = 0.5
 """Share of degenerate groups above which most of the sampling is wasted."""
 KL_DRIFT = 0.01
 """Mean KL of sampler to trainer on fresh tokens, in nats per token, above which the sampler counts
-as a different policy. Probabilities are then off by about 10 %.
+as a different policy. Probabilities then differ by about 10%.
 """
 
 _WATCHED = {
-    "time/step_s": ("a step takes", "s", 1),
-    "rollout/tok_s": ("sampling makes", "tokens/s", -1),
-    "time/check_p99_s": ("the slowest 1 % of checks take", "s", 1),
+    "time/step_s": ("the duration of a step has grown", "s", 1),
+    "rollout/tok_s": ("the sampling speed has fallen", "tokens/s", -1),
+    "time/check_p99_s": ("the duration of the slowest 1% of checks has grown", "s", 1),
 }
 
 
@@ -110,7 +111,9 @@ class Alarms:
         before, now = median(first), median(last)
         worse = sign * (now / before - 1) > CREEP and (unit != "s" or now - before > NOTICEABLE_S)
         return self._ring(
-            key, worse, f"{words} {now:.3g} {unit}, {before:.3g} {unit} at the start of the run"
+            key,
+            worse,
+            f"{words} from {number(before)} to {number(now)} {unit} since the start of the run",
         )
 
     def _degenerate(self, share: float) -> str | None:
@@ -120,8 +123,8 @@ class Alarms:
         return self._ring(
             "degenerate",
             high,
-            f"{fmean(last):.0%} of groups have equal rewards and teach nothing: tasks too easy or"
-            " too hard by now",
+            f"{percent(fmean(last), 0)} of groups have equal rewards and give no gradient: the"
+            " tasks may have become too easy or too hard",
         )
 
     def _apart(self, kl: float) -> str | None:
@@ -131,8 +134,8 @@ class Alarms:
         return self._ring(
             "apart",
             far,
-            f"the sampler is {fmean(last):.2g} nats of KL a token from the trainer on the same"
-            " version of the weights",
+            f"sampler and trainer differ: their KL divergence is {fmean(last):.2g} nats per token,"
+            " although they have the same version of the weights",
         )
 
     def _ring(self, key: str, wrong: bool, line: str) -> str | None:

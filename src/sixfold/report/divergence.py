@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .metric import Value
+from .numbers import percent
 
 
 @dataclass
@@ -14,7 +15,7 @@ class Divergence:
     """Remembers the best evaluation so far, the one whose interval has the highest lower end.
 
     Attributes:
-        low: lower end of its 95 % interval.
+        low: lower end of its 95% interval.
         step: its step.
         ema: training reward (reward/ema) at that step.
     """
@@ -35,7 +36,7 @@ class Divergence:
     def look(self, step: int, ema: float | None, metrics: Mapping[str, Value]) -> str | None:
         """Warning line if held-out accuracy has fallen while the training reward rose.
 
-        This is the case if the 95 % interval lies wholly below the best one, and reward/ema is
+        This is the case if the 95% interval lies wholly below the best one, and reward/ema is
         higher than at the best evaluation.
 
         Args:
@@ -52,7 +53,7 @@ class Divergence:
         if high >= self.low or ema <= self.ema:
             return None
         return (
-            f"held-out accuracy is at most {high:.1%} and was at least {self.low:.1%} at step"
-            f" {self.step}, while the training reward rose from {self.ema:.3f} to {ema:.3f}: the"
-            " policy may be exploiting the checker; read the samples in the report"
+            f"held-out accuracy fell from at least {percent(self.low)} at step {self.step} to at"
+            f" most {percent(high)}, while the training reward rose from {self.ema:.3f} to"
+            f" {ema:.3f}: the policy may be exploiting the checker. Read the samples in the report."
         )

@@ -15,12 +15,12 @@ from ..run.durable import write_text_atomic
 from ..types import LOG_RATIO_EDGES
 from .marks import DOTS, mark
 from .notes import Note
-from .progress import clock
+from .numbers import clock, number, percent, percent_range
 from .run_record import Interval, RunRecord, read_run, series
 from .samples import Sample, pair
 from .schema import METRICS, ROLES, find, role_seconds
 from .style import STYLE
-from .svg import Line, area_chart, histogram, line_chart, number, percent
+from .svg import Line, area_chart, histogram, line_chart
 from .token_view import LEGEND, trajectories
 from .untrusted import escape
 
@@ -118,7 +118,7 @@ def _accuracy(interval: Interval | None) -> str:
 def _ends(interval: Interval | None) -> str:
     if interval is None or interval.low is None or interval.high is None:
         return "—"
-    return f"{interval.low:.1%} to {interval.high:.1%}"
+    return percent_range(interval.low, interval.high)
 
 
 def _notes(run: RunRecord) -> str:
@@ -287,7 +287,7 @@ def _time(run: RunRecord) -> str:
     )
     rows = "".join(
         f'<tr><td><span class="key c{colours[role]}">{role}</span></td><td'
-        f' class="n">{totals[role] / whole:.1%}</td><td class="n">{totals[role]:.1f} s</td><td'
+        f' class="n">{percent(totals[role] / whole)}</td><td class="n">{totals[role]:.1f} s</td><td'
         f' class="n">{totals[role] / len(per_step):.3f} s</td></tr>'
         for role in roles
     )
@@ -310,8 +310,8 @@ def _time(run: RunRecord) -> str:
 def _rollout_remark(share: float) -> str:
     verdict = "within" if 0.60 <= share <= 0.75 else "outside"
     return (
-        f'<p class="remark">Rollout takes {share:.0%} of a step, {verdict} the 60–75% that is usual'
-        " for large models on GPUs.</p>"
+        f'<p class="remark">Rollout takes {percent(share, 0)} of a step, {verdict} the 60–75% that'
+        " is usual for large models on GPUs.</p>"
     )
 
 

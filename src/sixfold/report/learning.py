@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, variance
 
 from .metric import Value
+from .numbers import percent, percent_range
 
 WINDOW = 20
 """Steps per mean."""
@@ -37,16 +38,16 @@ NEARLY_ALL = 0.95
 """Share of solved tasks above which there is little left to learn."""
 
 PARTIAL_CREDIT = (
-    "Try a reward that pays only for full answers, a smaller weight for the parts that rise, or"
-    " more warm-up (sft.steps); and read the samples in the report."
+    "Try a reward that is 0 unless the answer is right, a smaller weight for the parts that rise,"
+    " or more warm-up (sft.steps). Read the samples in the report."
 )
 FELL = (
     "Try a smaller trainer.learning_rate, algorithm.beta > 0 to stay near the starting policy, or"
-    " an earlier checkpoint; and check the reward."
+    " an earlier checkpoint. Check the reward."
 )
 NOT_LEARNING = (
-    "Try a larger trainer.learning_rate, more rollout.samples_per_prompt, tasks that are solved 10"
-    " to 80 % of the time, or more warm-up (sft.steps)."
+    "Try a larger trainer.learning_rate, more rollout.samples_per_prompt, tasks that are solved"
+    " 10% to 80% of the time, or more warm-up (sft.steps)."
 )
 
 
@@ -100,8 +101,8 @@ class Learning:
             return None
         return (
             f"the mean reward rose from {fmean(rewards[0]):.3g} to {fmean(rewards[1]):.3g}, but the"
-            f" share of solved tasks did not ({fmean(before):.1%} to {fmean(now):.1%}): the policy"
-            f" collects partial credit. {PARTIAL_CREDIT}"
+            f" share of solved tasks did not ({percent_range(fmean(before), fmean(now))}): the"
+            f" policy collects partial credit. {PARTIAL_CREDIT}"
         )
 
     def _fell(self, metrics: Mapping[str, Value]) -> str | None:
@@ -121,9 +122,9 @@ class Learning:
         if accuracy >= began_low or high >= began:
             return None
         return (
-            f"held-out accuracy is {accuracy:.1%} ({low:.1%} to {high:.1%}) and was {began:.1%}"
-            f" ({began_low:.1%} to {began_high:.1%}) at the start: training makes the model worse."
-            f" {FELL}"
+            f"held-out accuracy fell from {percent(began)} ({percent_range(began_low, began_high)})"
+            f" at the start to {percent(accuracy)} ({percent_range(low, high)}): training makes the"
+            f" model worse. {FELL}"
         )
 
     def _standing_still(self) -> str | None:
@@ -132,16 +133,16 @@ class Learning:
             return None
         first, last = self._rewards[:WINDOW], self._rewards[-WINDOW:]
         rise, error = _rise(first, last)
-        solved = fmean(solved for _, solved in list(self._recent)[-WINDOW:])
+        solved = [share for _, share in list(self._recent)[-WINDOW:] if not math.isnan(share)]
         if (
             rise > SLIGHT * error
-            or solved >= NEARLY_ALL
+            or (solved and fmean(solved) >= NEARLY_ALL)
             or (self.first and self._best > self.first[2])
         ):
             return None
         return (
-            f"no clear gain in {len(self._rewards)} steps: the mean reward is {fmean(last):.3g} and"
-            f" was {fmean(first):.3g}. {NOT_LEARNING}"
+            f"no clear gain in {len(self._rewards)} steps: the mean reward was {fmean(first):.3g}"
+            f" at the start and is {fmean(last):.3g} now. {NOT_LEARNING}"
         )
 
     def _ring(self, name: str, line: str | None) -> str | None:

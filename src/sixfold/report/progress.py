@@ -26,6 +26,7 @@ from rich.text import Text
 
 from .marks import TICKS, mark
 from .metric import Value
+from .numbers import clock, percent, percent_range
 from .samples import Sample, pair
 from .schema import ROLES, role_seconds
 from .untrusted import one_line, visible
@@ -187,7 +188,7 @@ class Progress:
         parts = [f"{self._stage} {self._latest.get('step', 0.0):.0f}/{self._total}"]
         parts += [f"{name} {text}" for name, text in self._figures()]
         shares = sorted(self._shares().items(), key=lambda item: -item[1])[:3]
-        parts.append(" ".join(f"{role} {share:.0%}" for role, share in shares))
+        parts.append(" ".join(f"{role} {percent(share, 0)}" for role, share in shares))
         parts.append(self._time_left())
         return visible("  ".join(part for part in parts if part))
 
@@ -201,12 +202,12 @@ class Progress:
         elif "train/loss" in m:
             figures.append(("loss", f"{m['train/loss']:.4f}"))
         if "heldout/accuracy" in m:
-            interval = (
-                f" [{m['heldout/low']:.1%}, {m['heldout/high']:.1%}]"
+            ends = (
+                f" ({percent_range(m['heldout/low'], m['heldout/high'])})"
                 if {"heldout/low", "heldout/high"} <= m.keys()
                 else ""
             )
-            figures.append(("held-out", f"{m['heldout/accuracy']:.1%}{interval}"))
+            figures.append(("held-out", f"{percent(m['heldout/accuracy'])}{ends}"))
         speed = m.get("rollout/tok_s", m.get("train/tok_s"))
         if speed is not None:
             figures.append(("tokens/s", f"{speed:,.0f}".replace(",", " ")))
@@ -263,7 +264,7 @@ class Progress:
         for role, share in self._shares().items():
             bar.append("█" * round(share * width), style=_COLOURS[role])
             if share >= 0.005:
-                legend.append("■ ", style=_COLOURS[role]).append(f"{role} {share:.0%}  ")
+                legend.append("■ ", style=_COLOURS[role]).append(f"{role} {percent(share, 0)}  ")
         return Group(bar, legend)
 
 
@@ -278,13 +279,6 @@ def sparkline(values: Sequence[float] | deque[float]) -> str:
     return "".join(
         _SPARKS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values
     )
-
-
-def clock(seconds: float) -> str:
-    """Seconds as 0:42, 12:05 or 3:07:00."""
-    whole = round(seconds)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def _completion(sample: Sample | None) -> Text:

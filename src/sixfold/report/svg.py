@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeGuard
 
+from .numbers import number, percent
 from .untrusted import escape
 
 Point = tuple[int, float | None]
@@ -72,23 +73,6 @@ class Frame:
 def drawable(value: float | None) -> TypeGuard[float]:
     """True for a finite number that an axis can show without overflow."""
     return value is not None and abs(value) < 1e100
-
-
-def number(value: float) -> str:
-    """The number with three significant digits: 0.413, 1.84k, 2.1e-6."""
-    size = abs(value)
-    if size >= 1e4:
-        power, letter = (1e9, "G") if size >= 1e9 else (1e6, "M") if size >= 1e6 else (1e3, "k")
-        return f"{value / power:.3g}{letter}"
-    if size and size < 1e-3:
-        mantissa, exponent = f"{value:.2e}".split("e")
-        return f"{float(mantissa):g}e{int(exponent)}"
-    return f"{value:.4g}" if size >= 1e3 else f"{value:.3g}"
-
-
-def percent(value: float) -> str:
-    """A share as a percentage with one decimal."""
-    return f"{value:.1%}"
 
 
 def line_chart(
@@ -169,7 +153,7 @@ def histogram(counts: Sequence[float], edges: Sequence[float]) -> str:
         )
         body += (
             f'<text class="tip" x="{LEFT}" y="12">{escape(name)}: {count:g} tokens'
-            f" ({count / total:.1%})</text></g>"
+            f" ({percent(count / total)})</text></g>"
         )
     for index, edge in enumerate(edges):
         body += (

@@ -24,6 +24,7 @@ from ..model.loading import Policy, load_policy
 from ..model.turn_end import TurnEnd
 from ..recipe.backend import parse_backend
 from ..recipe.schema import Recipe
+from ..report.numbers import percent
 from ..rollout.engine_rollout import EngineRollout
 from ..rollout.outside_engine import OutsideEngine
 from ..rollout.outside_rollout import OutsideRollout
@@ -245,8 +246,8 @@ def _engine_and_sync(
         sync.refresh()
         share = quantised_share(policy.model)
         notes.append(
-            f"the engine samples from {share:.0%} of the weights rounded as if in"
-            f" {recipe.sync.mode}: neither memory nor time is saved"
+            f"the engine samples from rounded weights: {percent(share, 0)} of them are rounded to"
+            f" {recipe.sync.mode} precision. This saves neither memory nor time."
         )
     return engine, sync
 

@@ -18,6 +18,7 @@ from ..evaluation.evaluate import Evaluation, evaluate
 from ..evaluation.results import check_out, completions_file, make_out, write_results
 from ..evaluation.statistics import Interval, PairedTest, paired_test
 from ..recipe.schema import Recipe, SyncConfig
+from ..report.numbers import p_value, percent, percent_range, points
 from .assemble import build_world
 from .model_source import model_folder
 
@@ -78,8 +79,9 @@ def evaluate_command(
     for path, test in tests.items():
         d = test.difference
         console.print(
-            f"{path} minus {against}: {d.mean:+.3f} ({d.low:+.3f} to {d.high:+.3f}), better on"
-            f" {test.wins} tasks, worse on {test.losses}, p = {test.p_value:.2g} ({test.test})"
+            f"{path} minus {against}: {points(d.mean)} points ({points(d.low)} to"
+            f" {points(d.high)}), better on {test.wins} tasks, worse on {test.losses},"
+            f" {p_value(test.p_value)} ({test.test})"
         )
     folder = make_out(out, Path(recipe.run.dir), recipe.run.name)
     written = write_results(
@@ -131,7 +133,7 @@ def _table(recipe: Recipe, results: Sequence[Evaluated]) -> Table:
         "step",
         "version",
         "solved",
-        "95 % interval",
+        "95% interval",
         *(f"pass@{k}" for k in ks if k > 1),
         "mean score",
         *shown_parts,
@@ -143,9 +145,9 @@ def _table(recipe: Recipe, results: Sequence[Evaluated]) -> Table:
         table.add_row(
             Text(r.path),
             *("-" if n is None else str(n) for n in (r.step, r.version)),
-            f"{share.mean:.3f}",
-            f"{share.low:.3f} to {share.high:.3f}",
-            *(f"{r.found.pass_at(k):.3f}" for k in ks if k > 1),
+            percent(share.mean),
+            percent_range(share.low, share.high),
+            *(percent(r.found.pass_at(k)) for k in ks if k > 1),
             f"{score.mean:.3f}" if score else "-",
             *(f"{means[name]:.3f}" if name in means else "-" for name in shown_parts),
             str(r.found.errors),

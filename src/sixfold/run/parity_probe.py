@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from ..algorithm.method import LOSSES, Method
 from ..batch import Batch, number
 from ..errors import UserError
+from ..report.numbers import percent
 from ..trainer.logprobs import score_batch
 from ..trainer.mismatch import QUANTISED_LIMIT, mismatch_metrics, outside_share
 from ..trainer.parity import Parity, parity_limits
@@ -79,10 +80,10 @@ def noise_warning(method: Method, logp: Tensor, batch: Batch) -> str:
     if share <= NOISE_SHARE:
         return ""
     return (
-        f"WARNING: rounding alone moves {share:.0%} of the sequences out of {method.name}'s clip"
-        f" band ({1 - low:g} to {1 + high:g}): clipping would follow numerical noise. Set"
-        " algorithm.correction = 'decoupled', which takes ratios against log-probs that the"
-        " trainer computes itself"
+        f"WARNING: rounding alone moves {percent(share, 0)} of the sequences outside the clip range"
+        f" of {method.name} ({1 - low:g} to {1 + high:g}): clipping would follow numerical noise."
+        " Set algorithm.correction = 'decoupled': it computes ratios from the trainer's own"
+        " log-probs."
     )
 
 

@@ -47,6 +47,7 @@ from ..recipe.schema import (
     SftConfig,
     TrainerConfig,
 )
+from ..report.numbers import percent, percent_range
 from ..report.rewards import reward_metrics
 from ..types import Group, Task
 from .assemble import build_world
@@ -287,12 +288,13 @@ def _train(task: SharedTask) -> None:
             f" {metrics['rollout/length_mean']:4.1f}"
         )
         print(
-            line + (f"  held-out {task.accuracy().mean:.1%}" if step % EVAL_EVERY == 0 else ""),
+            line
+            + (f"  held-out {percent(task.accuracy().mean)}" if step % EVAL_EVERY == 0 else ""),
             flush=True,
         )
     print(
-        f"held-out accuracy {_percent(before)} -> {_percent(task.accuracy())}, greedy, {HELDOUT}"
-        " sums, 95 % intervals",
+        f"held-out accuracy {_with_interval(before)} -> {_with_interval(task.accuracy())}, greedy,"
+        f" {HELDOUT} sums, 95% intervals",
         flush=True,
     )
     task.close()
@@ -325,5 +327,5 @@ def _say_sft(metrics: Metrics) -> None:
         print(f"SFT step {metrics['step']:.0f}  loss {metrics['train/loss']:.3f}", flush=True)
 
 
-def _percent(interval: Interval) -> str:
-    return f"{interval.mean:.1%} ({interval.low:.1%} to {interval.high:.1%})"
+def _with_interval(interval: Interval) -> str:
+    return f"{percent(interval.mean)} ({percent_range(interval.low, interval.high)})"

@@ -22,6 +22,7 @@ from ..environment.scorer import RewardBudgetExceeded
 from ..errors import UserError
 from ..evaluation.record import record, shown
 from ..report.loggers import JsonlLogger
+from ..report.numbers import percent
 from ..trainer.trainer import Trainer
 from ..types import Group, Reward
 from .assemble import World
@@ -109,7 +110,7 @@ def _preflight(work: Run) -> None:
             work.world.environment.solved_rule,
         )
         line = (
-            f"pre-flight: {verdict.pass_rate:.0%} of {len(rewards)} rollouts solved"
+            f"pre-flight: {percent(verdict.pass_rate, 0)} of {len(rewards)} rollouts solved"
             f" ({rule.text}), {verdict.label}: {verdict.advice}"
         )
         work.notes.add(0, line, warning=verdict.label in ("too hard", "too easy"))
@@ -120,8 +121,8 @@ def _preflight(work: Run) -> None:
                 sum(not mixed(g) for g in groups) / len(groups), rounds
             )
             work.progress.note(
-                f"dynamic sampling: expect about {extra:.0%} more rollouts, and {unfilled:.0%}"
-                " of the groups never filled"
+                f"dynamic sampling: expect about {percent(extra, 0)} more rollouts;"
+                f" {percent(unfilled, 0)} of the groups will not be filled"
             )
         work.state.preflight = {
             "solved": verdict.pass_rate,
@@ -148,7 +149,7 @@ def _baseline(work: Run) -> dict[str, object]:
     except RewardBudgetExceeded as error:
         work.notes.add(
             0,
-            f"pre-flight: what random and constant answers earn is unknown: {error}",
+            f"pre-flight: the rewards of random and constant answers are unknown: {error}",
             warning=True,
         )
         return {}
