@@ -11,6 +11,7 @@ from engine_job import Answer, Ask, Job, serve
 
 import sixfold
 from sixfold.engine.engine import Engine
+from sixfold.engine.sequence import Sequence
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import load_policy
 from sixfold.recipe.schema import ModelConfig
@@ -37,7 +38,7 @@ class Sixfold:
 
     def begin(self, greedy: bool) -> None:
         self.temperature = 0.0 if greedy else 1.0
-        self.same_weights = False
+        self.engine.prefixes.clear()
 
     def answer(self, asks: list[Ask]) -> list[list[Answer]]:
         for ask in asks:
@@ -45,10 +46,9 @@ class Sixfold:
                 self.engine.add(
                     ask.key, ask.prompt, SamplingParams(length, self.temperature), samples
                 )
-        done = {
-            (s.request.key, s.sample): s for s in self.engine.run(same_weights=self.same_weights)
-        }
-        self.same_weights = True
+        done: dict[tuple[str, int], Sequence] = {}
+        while self.engine.busy:
+            done |= {(s.request.key, s.sample): s for s in self.engine.step()}
         found = [[done[ask.key, sample] for sample in range(len(ask.lengths))] for ask in asks]
         return [
             [Answer(s.tokens[len(ask.prompt) :], s.logp) for s in row]

@@ -161,8 +161,9 @@ class EngineSide:
         stats, blocks = self.engine.stats, self.engine.scheduler.blocks
         shares = {
             name: getattr(stats, name)
-            for name in ("hit_rate", "padding_waste", "acceptance_rate", "tokens_per_pass")
+            for name in ("hit_rate", "acceptance_rate", "tokens_per_pass")
         }
+        shares["padding_waste"] = 1 - stats.decode_rows / max(1, stats.decode_slots)
         return asdict(stats) | shares | {
             "tokens": sum(len(s.logp) for s in driven.done.values()),
             "most_running": driven.most_running,

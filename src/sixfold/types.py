@@ -377,11 +377,6 @@ class EngineStats:
         return self.reused_tokens / max(1, self.prefill_tokens + self.reused_tokens)
 
     @property
-    def padding_waste(self) -> float:
-        """Share of decode rows that advanced no sequence."""
-        return 1 - self.decode_rows / max(1, self.decode_slots)
-
-    @property
     def acceptance_rate(self) -> float:
         """Share of speculative tokens that were accepted."""
         return self.accepted_tokens / max(1, self.proposed_tokens)

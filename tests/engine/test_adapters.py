@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from drain import drain
 from peft import LoraConfig, PeftModel, get_peft_model
 from tests.conftest import VOCABULARY
 from transformers import PreTrainedModel
@@ -258,34 +259,13 @@ def test_nobody_finds_the_keys_and_values_of_another_adapter(
     for name in (None, "all", "small", "all", None):
         before = engine.stats.reused_tokens
         engine.add("t", prompt, SamplingParams(max_tokens=1), [0], adapter=name)
-        (s,) = engine.run(same_weights=True)
+        (s,) = drain(engine)
         fresh = engine_with(prefix_cache="none")
         fresh.add("t", prompt, SamplingParams(max_tokens=1), [0], adapter=name)
         assert (s.tokens, s.logp) == next((f.tokens, f.logp) for f in fresh.run())
         reused.append(engine.stats.reused_tokens - before)
     known = 69 if kind == "radix" else 64
     assert reused == [0, 0, 0, known, known]
-
-
-def test_a_name_may_come_again_with_other_weights(
-    engine_with: Callable[..., Engine], folder: Path, tiny: Callable[[str], PreTrainedModel]
-) -> None:
-    """A request in flight goes on with what it began with; a new one finds nothing of it."""
-    engine = engine_with("small", max_running=1)
-    for key in ("first", "second"):
-        engine.add(key, PROMPTS[3], SamplingParams(max_tokens=8), [0], adapter="small")
-    for _ in range(3):
-        engine.step()
-    engine.unload_adapter("small")
-    with pytest.raises(ValueError, match="no adapter 'small' is loaded"):
-        engine.add("t", PROMPTS[3], SamplingParams(max_tokens=8), [0], adapter="small")
-    engine.load_adapter("small", read_adapter(str(folder / "all"), tiny("qwen3")))
-    engine.add("third", PROMPTS[3], SamplingParams(max_tokens=8), [0], adapter="small")
-    found = {s.request.key: s.logp for s in engine.run()}
-    for key, name in (("first", "small"), ("second", "small"), ("third", "all")):
-        fresh = engine_with(name)
-        fresh.add(key, PROMPTS[3], SamplingParams(max_tokens=8), [0], adapter=name)
-        assert found[key] == fresh.run()[0].logp
 
 
 @pytest.mark.parametrize("written_out", [True, False])
@@ -356,12 +336,10 @@ def test_names_are_checked(engine_with: Callable[..., Engine]) -> None:
     assert engine.adapters.names == list(KINDS)
     with pytest.raises(ValueError, match=r"no adapter 'smal' is loaded. Did you mean 'small'\?"):
         engine.add("t", [2], SamplingParams(max_tokens=1), [0], adapter="smal")
-    with pytest.raises(ValueError, match="adapter 'all' is loaded already: unload it first"):
+    with pytest.raises(ValueError, match="adapter 'all' is loaded already"):
         engine.load_adapter("all", weights)
     with pytest.raises(ValueError, match="needs a name"):
         engine.load_adapter("", weights)
-    with pytest.raises(ValueError, match="no adapter 'none' is loaded"):
-        engine.unload_adapter("none")
     assert not engine.busy
 
 

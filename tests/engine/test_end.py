@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from drain import drain
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
@@ -28,7 +29,7 @@ def test_one_sequence_may_be_ended_with_a_reason_and_its_siblings_go_on(
     with pytest.raises(ValueError, match="ended already: stop"):
         engine.end(first, "aborted")
     expected = {s.sample: s.tokens for s in whole.run()}
-    assert {s.sample: s.tokens for s in engine.run(same_weights=True)} == {
+    assert {s.sample: s.tokens for s in drain(engine)} == {
         k: t for k, t in expected.items() if k != first.sample
     }
     assert first.tokens == expected[first.sample][:7]

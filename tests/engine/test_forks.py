@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from drain import drain
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
@@ -116,23 +117,18 @@ def test_branches_of_a_sequence_that_has_ended(
 
 @pytest.mark.parametrize("at", [24, 25, 29, 33, 40])
 @pytest.mark.parametrize("kind", ["radix", "hash"])
-@pytest.mark.parametrize("shared", [False, True])
 def test_branches_of_a_sequence_that_runs_on(
-    make: Callable[[str], Engine], kind: str, at: int, shared: bool
+    make: Callable[[str], Engine], kind: str, at: int
 ) -> None:
-    """Between two of its steps, `at` tokens long. By itself it shares its prompt's full blocks;
-    told to share, all that it has filled. It goes on as if there were no branches, and leaves what
-    it computed to further ones."""
+    """Between two of its steps, `at` tokens long. It shares its prompt's full blocks. It goes on as
+    if there were no branches, and leaves what it computed to further ones.
+    """
     engine = make(kind)
     ask(engine, "parent", PROMPT, 26)
     while not engine.scheduler.running or engine.scheduler.running[0].length < at:
         engine.step()
     (parent,) = engine.scheduler.running
-    if shared:
-        engine.share(parent)
-    held = (parent.tokens[: parent.length - 1] if shared else PROMPT)[
-        : (parent.length - 1 if shared else len(PROMPT)) // SIZE * SIZE
-    ]
+    held = PROMPT[: len(PROMPT) // SIZE * SIZE]
     prompts = branch(engine, kind, parent.tokens[:at], [held])
     assert parent.length == at
     assert all(
@@ -140,18 +136,12 @@ def test_branches_of_a_sequence_that_runs_on(
         for b in parent.blocks[len(held) // SIZE :]
         for other in engine.scheduler.running[1:]
     )
-    found = texts(engine.run(same_weights=True))
+    found = texts(drain(engine))
     assert engine.usage().used == 0
     expected = alone(make("none"), prompts, 12) | alone(make("none"), {"parent": PROMPT}, 26)
     assert_same(found, expected)
     late = engine.stats.prefill_tokens
     ask(engine, "late", [*parent.tokens, 3], 1)
-    engine.run(same_weights=True)
+    drain(engine)
     known = parent.length - 1 if kind == "radix" else (parent.length - 1) // SIZE * SIZE
     assert engine.stats.prefill_tokens - late == parent.length + 1 - known
-    engine.prefixes.clear()
-    engine.share(parent)  # it has ended and holds nothing: nothing is shared
-    late = engine.stats.prefill_tokens
-    ask(engine, "later", [*parent.tokens, 3], 1)
-    engine.run(same_weights=True)
-    assert engine.stats.prefill_tokens - late == parent.length + 1 and engine.usage().used == 0

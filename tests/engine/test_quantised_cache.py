@@ -93,7 +93,9 @@ def test_blocks_are_copied_with_their_scales() -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_log_probs_move_by_little(name: str, tiny: Callable[[str], PreTrainedModel]) -> None:
+def test_log_probs_move_by_little(
+    name: str, tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Small models with distributions far from flat: hundredths of a nat. A mixture of experts may
     take another expert, so only its mean counts.
     """
@@ -106,11 +108,12 @@ def test_log_probs_move_by_little(name: str, tiny: Callable[[str], PreTrainedMod
     )
     assert 1e-4 < gaps.mean() < 0.01
     assert gaps.max() < 0.1 or name == "qwen3_moe"
-    assert kv_deviation(model, [[0]], tokens=40) == pytest.approx(float(gaps[:40].max()), abs=0.1)
+    monkeypatch.setattr("sixfold.rollout.kv_probe.TOKENS", 40)
+    assert kv_deviation(model, [[0]]) == pytest.approx(float(gaps[:40].max()), abs=0.1)
 
 
 def test_the_probe_refuses_a_model_that_an_int8_cache_moves_too_far(
-    tiny: Callable[[str], PreTrainedModel],
+    tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One large number in each key takes the scale for itself, and the others are rounded away:
     what happens to real models with outliers.
@@ -130,8 +133,9 @@ def test_the_probe_refuses_a_model_that_an_int8_cache_moves_too_far(
         ValueError, match=r"int8 KV cache moves this model's log-probs by .* nats \(limit 0.2\)"
     ):
         check_int8_kv(CausalLM(broken), prompts)
+    monkeypatch.setattr("sixfold.rollout.kv_probe.LIMIT", 1e-6)
     with pytest.raises(ValueError, match="limit 1e-06"):
-        check_int8_kv(CausalLM(tiny("llama")), prompts, limit=1e-6)
+        check_int8_kv(CausalLM(tiny("llama")), prompts)
 
 
 PROMPTS = [

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from drain import drain
 from tests.conftest import END, VOCABULARY
 from transformers import PreTrainedModel
 
@@ -143,7 +144,7 @@ def test_a_conversation_goes_on_as_if_computed_anew(tiny: Callable[[str], PreTra
         text, talks[kind] = PROMPTS[6], []
         for turn in range(4):
             engine.add(f"turn-{turn}", text, SamplingParams(max_tokens=20, seed=turn), [0])
-            (s,) = engine.run(same_weights=turn > 0)
+            (s,) = drain(engine) if turn else engine.run()
             talks[kind].append((s.tokens, s.logp))
             text = [*s.tokens, 5, 6, 7, 8, 9]
     for kind in ("radix", "hash"):

@@ -58,7 +58,7 @@ def test_no_grouping_saves_much_more(rows: list[tuple[list[int], int]]) -> None:
     )
     positions = np.array([position for _, position in rows])
     full = (positions + 1) // 5
-    shared = find_shared_prefixes(table, positions, 5, rows=8)
+    shared = find_shared_prefixes(table, positions, 5)
     for line, length in zip(shared.members, shared.lengths, strict=True):
         group = [int(row) for row in line if row >= 0]
         assert len(group) > 1 and 0 < length <= 5 * _common(table, full, group)
@@ -74,7 +74,7 @@ def test_no_grouping_saves_much_more(rows: list[tuple[list[int], int]]) -> None:
     assert 2 / 3 * saved <= (positions + 1).sum() - keys_read(shared, positions) <= saved
 
 
-def test_a_prompt_is_read_once_for_all_its_samples() -> None:
+def test_a_prompt_is_read_once_for_all_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 samples of a prompt of 512 tokens, 40 tokens further, blocks of 16: 512 + 16 * 40 keys
     instead of 16 * 552; twice 512 in lines of 8.
     """
@@ -82,10 +82,9 @@ def test_a_prompt_is_read_once_for_all_its_samples() -> None:
         [np.tile(np.arange(32), (16, 1)), 32 + np.arange(16 * 3).reshape(16, 3)], axis=1
     )
     positions = np.full(16, 551)
-    assert (
-        keys_read(find_shared_prefixes(table, positions, 16, rows=16), positions) == 512 + 16 * 40
-    )
     assert keys_read(find_shared_prefixes(table, positions, 16), positions) == 2 * 512 + 16 * 40
+    monkeypatch.setattr("sixfold.engine.shared_prefixes.ROWS", 16)
+    assert keys_read(find_shared_prefixes(table, positions, 16), positions) == 512 + 16 * 40
 
 
 @pytest.mark.parametrize(

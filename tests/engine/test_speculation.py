@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from chi_square import agree, fits
+from drain import drain
 from test_acceptance import accept_always, resample_from_p
 from test_same_seed_same_tokens import PROMPTS, SIZES
 from test_sampler import slow_distribution
@@ -346,7 +347,7 @@ def test_new_weights_of_either_model_are_used_at_once(
 
     def run(engine: Engine) -> list[tuple[list[int], list[float]]]:
         engine.add("t", PROMPTS[9], params, [0, 1, 2])
-        done = engine.run(same_weights=True)
+        done = drain(engine)
         assert {v for s in done for v in s.version} == {engine.version}
         assert all(len(s.version) == len(s.logp) == s.length - len(s.request.prompt) for s in done)
         return [(s.tokens, s.logp) for s in sorted(done, key=lambda s: s.sample)]

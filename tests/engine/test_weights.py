@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from drain import drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import VOCABULARY, make_tiny
@@ -125,13 +126,13 @@ class TestInFlight:
         for _ in range(3):
             engine.step()
         engine.load_weights(trained[1], 1)
-        old = engine.run(same_weights=True)
+        old = drain(engine)
         again = [
             engine.add(f"again-{i}", s.tokens, SamplingParams(max_tokens=3), [0])
             for i, s in enumerate(old)
         ]
         assert {len(set(s.version)) for s in old} == {2}
-        found = engine.run(same_weights=True)
+        found = drain(engine)
         # The second sample had the first one's prompt; and now the second text begins like the
         # first.
         assert engine.stats.reused_tokens == len(prompt) + (30 if kind == "radix" else 24)
@@ -150,12 +151,12 @@ class TestInFlight:
         while not any(s.request is swapped for s in engine.scheduler.running):
             engine.step()
         engine.load_weights(trained[1], 1)
-        engine.run(same_weights=True)
+        drain(engine)
         assert engine.stats.preemptions == 1 and engine.stats.brought_back_bytes > 0
         results = []
         for each in (engine, engine_of(model, prefix_cache="none")):
             each.add("new", prompt, SamplingParams(max_tokens=3), [0])
-            results.append(drawn(each.run(same_weights=True)[0]))
+            results.append(drawn(drain(each)[0]))
         assert results[0] == results[1]
 
     def test_what_has_not_begun_is_computed_under_the_new_weights_alone(
@@ -505,5 +506,5 @@ def test_what_lies_in_host_memory_goes_out_of_date_too(
     for s in swapped:
         for one in (engine, fresh):
             one.add("next", [*s.tokens, 3], SamplingParams(max_tokens=8, seed=1), [0])
-        (here,), (there,) = engine.run(same_weights=True), fresh.run()
+        (here,), (there,) = drain(engine), fresh.run()
         assert drawn(here)[1] == pytest.approx(drawn(there)[1], abs=1e-5)

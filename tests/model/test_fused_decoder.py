@@ -99,7 +99,7 @@ class Spy:
     def refresh(self) -> None:
         self.body.refresh()
 
-    def run(self, same_weights: bool = False) -> list[Tensor]:
+    def run(self, clear: bool = True) -> list[Tensor]:
         for i, length in enumerate((1, 8, 70, 17)):
             self.engine.add(
                 str(i),
@@ -107,7 +107,10 @@ class Spy:
                 SamplingParams(max_tokens=6, seed=i),
                 [0, 1],
             )
-        self.engine.run(same_weights=same_weights)
+        if clear:
+            self.engine.run()
+        while self.engine.busy:
+            self.engine.step()
         return self.states
 
 
@@ -322,9 +325,7 @@ def test_weights_are_seen_at_once(name: str) -> None:
 def test_what_pytorch_does_not_count_is_seen_where_the_engine_is_told(
     way: str, llama: PreTrainedModel
 ) -> None:
-    """Written through `.data`, as some optimizers do: a new call of run() that does not vouch for
-    the weights, or a new version.
-    """
+    """Written through `.data`, as some optimizers do: a new call of run(), or a new version."""
     spy = Spy(llama, body(llama))
     spy.run()
     version, weight = (
@@ -333,11 +334,11 @@ def test_what_pytorch_does_not_count_is_seen_where_the_engine_is_told(
     )
     weight.data.mul_(1.5)
     assert weight._version == version, "PyTorch counts it now: refresh() can go"
-    vouched = way == "set_version"
-    if vouched:
+    new_version = way == "set_version"
+    if new_version:
         spy.engine.set_version(1)
     spy.states.clear()
-    ours, theirs = spy.run(same_weights=vouched), Spy(llama, None).run()
+    ours, theirs = spy.run(clear=not new_version), Spy(llama, None).run()
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
 
@@ -353,7 +354,7 @@ def test_what_was_there_before_a_write_is_not_packed_again(
     packed.clear()
     engine.run()
     assert len(packed) == 4 * len(llama.model.layers) + 1  # once, for all steps
-    engine.run(same_weights=True)
+    engine.run(clear=False)
     assert len(packed) == 4 * len(llama.model.layers) + 1
 
 
@@ -500,7 +501,9 @@ def test_a_change_between_two_steps_is_noticed_by_the_next(llama: PreTrainedMode
             engine.add(str(i), [2 + i, 3, 4] * 3, SamplingParams(max_tokens=20), [0])
         done = [s for _ in range(6) for s in engine.step()]
         model.model.layers[0].mlp.register_forward_hook(lambda _module, _inputs, output: output * 3)
-        return {int(s.request.key): s.tokens for s in done + engine.run(same_weights=True)}
+        while engine.busy:
+            done += engine.step()
+        return {int(s.request.key): s.tokens for s in done}
 
     guessing = Speculation(k=3, shortest=1, longest=3)
     for sizes in (

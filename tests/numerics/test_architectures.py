@@ -17,7 +17,7 @@ from sixfold.algorithm.composed import make_algorithm
 from sixfold.batch import Batch, collate
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
-from sixfold.model.ends import stop_tokens
+from sixfold.model.ends import model_ends
 from sixfold.model.loading import Policy, vocabulary_hash
 from sixfold.model.scratch import character_tokenizer
 from sixfold.model.split_check import context_of
@@ -40,7 +40,9 @@ def sampled(model: PreTrainedModel, engine: Engine, seed: int) -> list[Group]:
     """Four groups of four with made-up rewards."""
     tokenizer = character_tokenizer(ALPHABET)
     params = SamplingParams(
-        max_tokens=16, temperature=TEMPERATURE, stop_token_ids=stop_tokens(model, tokenizer)
+        max_tokens=16,
+        temperature=TEMPERATURE,
+        stop_token_ids=model_ends(model.generation_config, tokenizer).tokens,
     )
     groups = EngineRollout(engine, Renderer(tokenizer), params, samples=4).generate(TASKS, seed)
     for group in groups:
@@ -102,7 +104,7 @@ def test_from_rollout_to_a_saved_model(
         model,
         tokenizer,
         context_of(model),
-        stop_tokens(model, tokenizer),
+        model_ends(model.generation_config, tokenizer).tokens,
         vocabulary_hash(tokenizer),
     ).save(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()

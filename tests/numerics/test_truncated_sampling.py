@@ -19,7 +19,7 @@ from sixfold.algorithm.composed import make_algorithm
 from sixfold.batch import Batch, collate
 from sixfold.engine.engine import Engine
 from sixfold.model.causal_lm import CausalLM
-from sixfold.model.ends import stop_tokens
+from sixfold.model.ends import model_ends
 from sixfold.model.scratch import character_tokenizer
 from sixfold.recipe.plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
@@ -50,7 +50,7 @@ def sampled(
     params = SamplingParams(
         max_tokens=16,
         temperature=TEMPERATURE,
-        stop_token_ids=stop_tokens(model, tokenizer),
+        stop_token_ids=model_ends(model.generation_config, tokenizer).tokens,
         **RULES[rule],
     )  # type: ignore[arg-type]
     rollout = EngineRollout(engine, Renderer(tokenizer), params, samples=4)

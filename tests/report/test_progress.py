@@ -70,7 +70,7 @@ def test_fast_steps_are_thinned_but_evaluations_and_the_last_are_not(
 ) -> None:
     clock = Clock(monkeypatch)
     console, stream = pipe()
-    with Progress(console, every_s=5.0) as shown:
+    with Progress(console) as shown:
         shown.stage("RL", 20)
         for number in range(1, 21):
             clock.now += 1.0
@@ -107,7 +107,8 @@ def test_a_resumed_stage_does_not_count_steps_it_did_not_do(
 def test_an_unfinished_stage_ends_with_the_step_it_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     console, stream = pipe()
-    with Progress(console, every_s=100.0) as shown:
+    monkeypatch.setattr("sixfold.report.progress.EVERY_S", 100.0)
+    with Progress(console) as shown:
         shown.stage("SFT", 10)
         for number in (1, 2):
             clock.now += 1.0

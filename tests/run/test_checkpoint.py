@@ -30,7 +30,7 @@ from sixfold.run.checkpoint import (
     save_checkpoint,
     set_aside_after,
 )
-from sixfold.run.durable import fault_hook, faultpoint
+from sixfold.run.durable import faultpoint
 from sixfold.run.listing import newest_checkpoint
 from sixfold.run.manifest import damage
 from sixfold.trainer.optimizer_state import load_optimizer_tensors, optimizer_tensors
@@ -97,9 +97,8 @@ def killed_at(point: int, action: Callable[[], object]) -> bool:
     """
     pid = os.fork()
     if pid == 0:
-        arrivals = iter(range(1, point + 1))
-        with fault_hook(lambda name: os._exit(KILLED) if next(arrivals) == point else None):
-            action()
+        os.environ["SIXFOLD_FAULT"] = f":{point}"
+        action()
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert status in (0, KILLED)
@@ -311,7 +310,6 @@ def test_one_flipped_bit_anywhere_is_found_and_named(tmp_path: Path, name: str) 
         file.write_bytes(altered)
         with pytest.raises(UserError) as error:
             load_checkpoint(tmp_path / "step-000009")
-        assert str(error.value).endswith(f"; newest intact checkpoint: {tmp_path / 'step-000008'}")
         if name != "manifest.json":
             assert str(error.value).startswith(f"{file}: sha256 mismatch")
     newest, warnings = newest_checkpoint(tmp_path)
@@ -353,10 +351,7 @@ def test_foreign_directories_and_newer_formats(tmp_path: Path) -> None:
     save(tmp_path, 8)
     sealed = save(tmp_path, 9) / "manifest.json"
     sealed.write_text(json.dumps({**json.loads(sealed.read_text()), "format": 99}))
-    message = (
-        r"format 99 is newer than this release \(max 2\); upgrade sixfold; newest intact"
-        r" checkpoint: .*step-000008"
-    )
+    message = r"format 99 is newer than this release \(max 2\); upgrade sixfold"
     with pytest.raises(UserError, match=message):
         load_checkpoint(tmp_path / "step-000009")
 

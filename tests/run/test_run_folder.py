@@ -54,14 +54,13 @@ def test_a_new_run_has_its_places(tmp_path: Path) -> None:
     files = [
         run.recipe,
         run.metrics,
-        run.report,
         run.summary,
         run.samples,
         run.environment,
         run.rollout_file(7),
     ]
     expected = (
-        "recipe.toml metrics.jsonl report.html summary.json samples.json environment.json"
+        "recipe.toml metrics.jsonl summary.json samples.json environment.json"
         " rollouts/step-000007.jsonl.zst"
     )
     assert [f.relative_to(run.path).as_posix() for f in files] == expected.split()

@@ -161,7 +161,8 @@ def test_main_prints_the_steps_and_accuracy_before_and_after(
 ) -> None:
     monkeypatch.setattr(shared_task, "EVAL_EVERY", 2)
     monkeypatch.setattr(shared_task, "TEACHER_STEPS", 2)
-    main(name, steps=9, arguments=["--steps", "2", "--sft-steps", "3", "--seed", "1"])
+    monkeypatch.setattr("sys.argv", [name, "--steps", "2", "--sft-steps", "3", "--seed", "1"])
+    main(name)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{name} on sums") and ("teacher" in "".join(lines)) == (
         name == "opd"
@@ -180,8 +181,11 @@ def test_main_prints_the_steps_and_accuracy_before_and_after(
     )
 
 
-def test_main_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_explains_itself(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["grpo", "--help"])
     with pytest.raises(SystemExit) as ended:
-        main("grpo", arguments=["--help"])
+        main("grpo")
     assert ended.value.code == 0
     assert "sixfold.algorithm.grpo" in capsys.readouterr().out

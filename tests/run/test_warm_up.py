@@ -4,10 +4,12 @@ tried before it begins.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from safetensors.torch import load_file
@@ -15,7 +17,7 @@ from safetensors.torch import load_file
 from sixfold.errors import UserError
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import parse_recipe
-from sixfold.run.durable import fault_hook
+from sixfold.run import durable
 from sixfold.run.start import train_run
 from sixfold.types import Task
 
@@ -89,22 +91,24 @@ def test_it_goes_on_bit_for_bit_from_each_checkpoint(
     assert sft_log(run) == sft_log(whole)
 
 
-def test_a_kill_at_any_point_of_its_saves_loses_nothing(whole: Path, tmp_path: Path) -> None:
+def test_a_kill_at_any_point_of_its_saves_loses_nothing(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed at the n-th fault point of the first process, for a spread of n; then resumed."""
+
+    def kill(code: int) -> NoReturn:
+        raise Killed(str(code))
+
     for number in (1, 4, 12, 20, 30, 40):
         folder = tmp_path / str(number)
-        seen: list[str] = []
-
-        def kill(name: str, seen: list[str] = seen, number: int = number) -> None:
-            seen.extend([name] * name.startswith("checkpoint."))
-            if len(seen) == number:
-                raise Killed(name)
-
-        with fault_hook(kill), pytest.raises(Killed):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(durable, "_arrivals", count(1))
+            patch.setattr(os, "_exit", kill)
+            patch.setenv("SIXFOLD_FAULT", f"checkpoint.:{number}")
             train_run(recipe(folder))
         assert train_run(recipe(folder), resume=folder / "r") == 0
         ours, theirs = weights(folder / "r"), weights(whole)
-        assert all(ours[name].equal(theirs[name]) for name in theirs), seen[-1]
+        assert all(ours[name].equal(theirs[name]) for name in theirs), number
         assert sft_log(folder / "r") == sft_log(whole)
 
 

@@ -221,11 +221,11 @@ def test_a_client_that_leaves_is_counted_once(chat_policy: Policy) -> None:
 
 
 def test_a_rate_is_that_of_a_steady_stream_and_fades() -> None:
-    rate = Rate(seconds=10.0)
+    rate = Rate()
     rate.add(50, now=100.0)
     assert rate.value(100.0) == 5.0
     assert rate.value(110.0) == pytest.approx(5.0 / math.e)
-    steady = Rate(seconds=10.0)
+    steady = Rate()
     for k in range(10_000):
         steady.add(3, now=k * 0.01)
     assert steady.value(100.0) == pytest.approx(300, rel=2e-3)

@@ -66,7 +66,7 @@ class Adapters:
         """
         if not name or name in self._loaded:
             raise ValueError(
-                f"adapter '{name}' is loaded already: unload it first"
+                f"adapter '{name}' is loaded already: choose another name"
                 if name
                 else "an adapter needs a name"
             )
@@ -78,14 +78,6 @@ class Adapters:
                 (padded[0].to(self._dtype), padded[1].to(self._dtype)) if self._dtype else padded
             )
         self._loaded[name] = LoadedAdapter(name, next(self._numbers), layers)
-
-    def unload(self, name: str) -> None:
-        """Unload an adapter.
-
-        Raises:
-            ValueError: if no adapter of this name is loaded.
-        """
-        del self._loaded[self.get(name).name]
 
     def get(self, name: str) -> LoadedAdapter:
         """Get a loaded adapter.

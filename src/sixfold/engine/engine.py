@@ -187,17 +187,16 @@ class Engine:
     def run(
         self,
         *,
-        same_weights: bool = False,
         on_end: Callable[[Sequence], None] = lambda _: None,
         ends: Callable[[Sequence], bool] | None = None,
     ) -> list[Sequence]:
         """Step until no sequence waits or runs.
 
+        If no sequence is running, the prefix cache is cleared first: weights may have changed
+        without a new version, as in supervised training. A caller that steps the engine itself
+        keeps the cache.
+
         Args:
-            same_weights: the caller guarantees that the weights have not changed since the last
-                call, so the prefix cache is kept (the next turn of a conversation). Weights may
-                change without a new version, as in supervised training, so by default the prefix
-                cache is cleared.
             on_end: called with each finished sequence, between two steps. It may abort requests.
             ends: called with each running sequence after each step. If it returns True, the
                 sequence ends with reason "stop". It may cut the sequence.
@@ -205,7 +204,7 @@ class Engine:
         Returns:
             The finished sequences, in the order in which they ended.
         """
-        if not same_weights and not self.scheduler.running:
+        if not self.scheduler.running:
             self._forget_weights()
         finished: list[Sequence] = []
         while self.busy:
@@ -294,14 +293,6 @@ class Engine:
         """
         self.adapters.load(name, adapter)
 
-    def unload_adapter(self, name: str) -> None:
-        """Unload an adapter. Requests in flight keep using it.
-
-        Raises:
-            ValueError: if no adapter of this name is loaded.
-        """
-        self.adapters.unload(name)
-
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a running sequence between two steps. Its blocks are freed immediately.
 
@@ -313,21 +304,6 @@ class Engine:
         sequence.finish_reason = reason
         sequence.seconds = time.perf_counter() - sequence.started
         self.scheduler.retire([sequence])
-
-    def share(self, sequence: Sequence) -> None:
-        """Offer the full blocks of a running sequence to the prefix cache.
-
-        New requests that begin with the sequence's tokens then share these blocks: for example
-        branches of a search, or several continuations of one turn. Sequences that end are offered
-        automatically. Each block gets one more reference.
-        """
-        if not sequence.request.stale:
-            size = self.scheduler.blocks.block_size
-            # A sequence that waits or has ended has no blocks.
-            filled = sequence.blocks[: (sequence.length - 1) // size]
-            self.prefixes.insert(
-                sequence.tokens[: len(filled) * size], filled, sequence.request.space
-            )
 
     def abort(self, request: Request) -> list[Sequence]:
         """Abort a request and free its blocks immediately.

@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+ROWS = 8
+"""Most members of a group of sequences with a common prefix (R)."""
+
 
 class SharedPrefixes(NamedTuple):
     """Groups of sequences that share a prefix.
@@ -47,7 +50,7 @@ class SharedPrefixes(NamedTuple):
 
 
 def find_shared_prefixes(
-    table: np.ndarray, positions: np.ndarray, block_size: int, rows: int = 8
+    table: np.ndarray, positions: np.ndarray, block_size: int
 ) -> SharedPrefixes:
     """Greedily group sequences so that many block reads are saved: (members - 1) * length per
     group.
@@ -59,7 +62,6 @@ def find_shared_prefixes(
         table: [B, M] block tables.
         positions: [B] position of each sequence's newest token.
         block_size: tokens per block.
-        rows: maximum number of members per group (R).
 
     Returns:
         The groups, without padding.
@@ -82,18 +84,18 @@ def find_shared_prefixes(
         # what the next sequence could then share with the one after it.
         if (
             joined
-            and count < rows
+            and count < ROWS
             and (count + 1) * joined >= (count - 1) * depth + max(joined, after)
         ):
             depth = joined
             continue
         if count > 1:
             own[order[start:i]] = depth * block_size
-            members.append(np.pad(order[start:i], (0, rows - count), constant_values=-1))
+            members.append(np.pad(order[start:i], (0, ROWS - count), constant_values=-1))
             lengths.append(depth * block_size)
         start, depth = i, depths[i]
     return SharedPrefixes(
-        np.array(members, dtype=np.int64).reshape(-1, rows), np.array(lengths, dtype=np.int64), own
+        np.array(members, dtype=np.int64).reshape(-1, ROWS), np.array(lengths, dtype=np.int64), own
     )
 
 

@@ -149,7 +149,7 @@ MakeAnswer = Callable[[Task, int, str], Trajectory]
 
 
 def baseline_scores(
-    score: Callable[[Sequence[Group]], None], tasks: Sequence[Task], make: MakeAnswer, seed: int = 0
+    score: Callable[[Sequence[Group]], None], tasks: Sequence[Task], make: MakeAnswer
 ) -> Baseline:
     """Mean reward of uninformed answers: random text and the best constant answer.
 
@@ -159,14 +159,13 @@ def baseline_scores(
         score: fills in rewards, as `Environment.score` does. A failed check counts as 0.
         tasks: tasks to answer.
         make: makes a trajectory that no model sampled.
-        seed: seed of the random text.
 
     Raises:
         ValueError: if there are no tasks. Errors of `score` also propagate.
     """
     if not tasks:
         raise ValueError("baseline_scores needs at least one task")
-    rng = random.Random(seed)
+    rng = random.Random(0)
     groups = []
     for task in tasks:
         babble = "".join(rng.choices(string.printable, k=rng.randrange(1, 80)))

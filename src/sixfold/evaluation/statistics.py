@@ -84,22 +84,23 @@ def task_means(samples: Sequence[Sequence[float]]) -> list[float]:
     return [math.fsum(task) / len(task) for task in samples]
 
 
-def wilson_interval(successes: int, n: int, z: float = 1.96) -> Interval:
-    """Wilson's interval of a share. It stays inside [0, 1] and has nonzero width at 0 and at n.
+def wilson_interval(successes: int, n: int) -> Interval:
+    """Wilson's 95 % interval of a share.
+
+    It stays inside [0, 1] and has nonzero width at 0 and at n.
 
     Wilson 1927, doi:10.1080/01621459.1927.10502953.
 
     Args:
         successes: number of outcomes that are 1.
         n: number of independent 0/1 outcomes.
-        z: half-width of the interval, in standard deviations.
 
     Raises:
         ValueError: unless 0 <= successes <= n and n >= 1.
     """
     if not 0 <= successes <= n or n < 1:
         raise ValueError(f"wilson_interval: 0 <= successes <= n and n >= 1, got {successes} of {n}")
-    share = successes / n
+    share, z = successes / n, 1.96
     spread = 1 + z * z / n
     center = (share + z * z / (2 * n)) / spread
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / spread

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..errors import UserError, nearest
 from .turn_end import TurnEnd, turn_end
@@ -77,11 +77,6 @@ def keep_ends(
     settings.stop_strings = [text for text in ends.strings if text not in template] or None
     if not settings.do_sample and _samples(settings):
         settings.do_sample = True
-
-
-def stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids of the tokens that end a completion. Chat models often have two."""
-    return model_ends(model.generation_config, tokenizer).tokens
 
 
 def _samples(settings: GenerationConfig) -> bool:

@@ -35,6 +35,8 @@ _SMALL = 4
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window_size")
 """Names of the attention window or chunk size in configurations and layers."""
 _WITHOUT_LIMIT = 1 << 20
+_TOLERANCE = 1e-3
+"""Largest accepted difference of logits, as a fraction of the largest logit."""
 
 # Errors that a model's code may raise when it is called in a way that it does not support.
 _FAILURES = (
@@ -62,7 +64,7 @@ class Context:
 
 
 @torch.no_grad()
-def check_split(model: PreTrainedModel, tolerance: float = 1e-3) -> Context:
+def check_split(model: PreTrainedModel) -> Context:
     """Check that body and head with Sixfold's attention are correct, and up to which length.
 
     Not supported are:
@@ -74,7 +76,6 @@ def check_split(model: PreTrainedModel, tolerance: float = 1e-3) -> Context:
 
     Args:
         model: has Sixfold's attention set, and keeps it.
-        tolerance: largest accepted difference of logits, as a fraction of the largest logit.
 
     Returns:
         The longest sequence for which the model is correct.
@@ -106,14 +107,14 @@ def check_split(model: PreTrainedModel, tolerance: float = 1e-3) -> Context:
             " through transformers' attention interface; all must"
         )
     difference = _difference(ours, _own_logits(model, kind))
-    if not difference <= tolerance:
+    if not difference <= _TOLERANCE:
         raise UserError(
             f"{kind}: its logits differ by {difference:.2g} of the largest from ours; a transformer"
             " with plain causal attention and a plain head is needed"
         )
     return min(
-        _window_context(model, kind, tolerance),
-        _rope_context(model, kind, positions, ours, tolerance),
+        _window_context(model, kind),
+        _rope_context(model, kind, positions, ours),
         key=lambda c: c.tokens,
     )
 
@@ -126,13 +127,12 @@ def context_of(model: PreTrainedModel) -> int:
     )
 
 
-def _window_context(model: PreTrainedModel, kind: str, tolerance: float) -> Context:
+def _window_context(model: PreTrainedModel, kind: str) -> Context:
     """Second probe: limit the context to the smallest window if small windows give wrong logits.
 
     Args:
         model: the model to check.
         kind: start of the error message.
-        tolerance: largest accepted difference, as a fraction of the largest logit.
 
     Raises:
         UserError: logits are wrong and the smallest window is no longer than a probe's sequence.
@@ -149,7 +149,7 @@ def _window_context(model: PreTrainedModel, kind: str, tolerance: float) -> Cont
             raise
         except (*_FAILURES, UserError):
             difference = torch.inf
-    if difference <= tolerance:
+    if difference <= _TOLERANCE:
         return whole
     if min(windows) <= max(b - a for a, b in _SPANS):
         raise UserError(
@@ -164,9 +164,7 @@ def _window_context(model: PreTrainedModel, kind: str, tolerance: float) -> Cont
     )
 
 
-def _rope_context(
-    model: PreTrainedModel, kind: str, positions: Tensor, ours: Tensor, tolerance: float
-) -> Context:
+def _rope_context(model: PreTrainedModel, kind: str, positions: Tensor, ours: Tensor) -> Context:
     """Third probe: limit the context to the length above which rotary frequencies change.
 
     Args:
@@ -174,7 +172,6 @@ def _rope_context(
         kind: start of the error message.
         positions: positions of the first probe, [N].
         ours: logits of the first probe, [N, V].
-        tolerance: largest accepted difference, as a fraction of the largest logit.
     """
     whole, (first, second) = context_of(model), (b - a for a, b in _SPANS)
     thresholds = sorted(n for n in _original_contexts(model) if second <= n < whole)
@@ -191,7 +188,7 @@ def _rope_context(
             raise UserError(
                 f"{kind}: it does not run at position {limit - 1} of its context: {raised(error)}"
             ) from error
-        if apart <= tolerance:
+        if apart <= _TOLERANCE:
             note = (
                 f"{type(model).__name__} turns positions otherwise in texts of more than {limit}"
                 " tokens, and with them all shorter texts of the same batch: the context is"

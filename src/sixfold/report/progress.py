@@ -31,6 +31,10 @@ from .samples import Sample, pair
 from .schema import ROLES, role_seconds
 from .untrusted import one_line, visible
 
+EVERY_S = 5.0
+"""Seconds between plain lines if the console is not a terminal."""
+_TIME_WIDTH = 48
+"""Characters of the bar of times."""
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SHADES = (
     "blue",
@@ -53,12 +57,10 @@ class Progress:
 
     Args:
         console: where to draw. Default: standard error, so that piped output stays clean.
-        every_s: seconds between plain lines if the console is not a terminal.
     """
 
-    def __init__(self, console: Console | None = None, every_s: float = 5.0) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(file=sys.stderr)
-        self._every_s = every_s
         # Rich's refresh thread draws the panel while `update` changes the state.
         self._lock = threading.Lock()
         self._begin("", 0)
@@ -175,7 +177,7 @@ class Progress:
     def _plain_line(self, always: bool) -> None:
         step = self._latest.get("step", 0.0)
         last = step >= self._total
-        due = time.monotonic() - self._printed_at >= self._every_s
+        due = time.monotonic() - self._printed_at >= EVERY_S
         if step != self._printed_step and (due or always or last):
             self._print(Text(self._line()))
             self._printed_at, self._printed_step = time.monotonic(), step
@@ -259,10 +261,10 @@ class Progress:
             grid, title=Text(visible(f" {doing} ")), title_align="left", border_style="dim"
         )
 
-    def _time_bar(self, width: int = 48) -> RenderableType:
+    def _time_bar(self) -> RenderableType:
         bar, legend = Text(), Text()
         for role, share in self._shares().items():
-            bar.append("█" * round(share * width), style=_COLOURS[role])
+            bar.append("█" * round(share * _TIME_WIDTH), style=_COLOURS[role])
             if share >= 0.005:
                 legend.append("■ ", style=_COLOURS[role]).append(f"{role} {percent(share, 0)}  ")
         return Group(bar, legend)

@@ -104,7 +104,7 @@ def line_chart(
     return _svg(body + _strips(frame, kept, show))
 
 
-def area_chart(layers: Sequence[Line], show: Callable[[float], str] = number) -> str:
+def area_chart(layers: Sequence[Line]) -> str:
     """An SVG of stacked layers, the first at the bottom.
 
     Every layer must have the same steps. A value of None counts as 0.
@@ -120,11 +120,11 @@ def area_chart(layers: Sequence[Line], show: Callable[[float], str] = number) ->
         ]
         edges.append(floor)
     frame = Frame(steps[0], steps[-1], 0.0, max(floor) or 1.0)
-    body = _axes(frame, show)
+    body = _axes(frame, number)
     for layer, below, above in zip(layers, edges, edges[1:], strict=False):
         outline = [*zip(steps, above, strict=True), *reversed(list(zip(steps, below, strict=True)))]
         body += f'<polygon class="fill c{layer.colour}" points="{_path(frame, outline)}"/>'
-    return _svg(body + _strips(frame, layers, show))
+    return _svg(body + _strips(frame, layers, number))
 
 
 def histogram(counts: Sequence[float], edges: Sequence[float]) -> str:

@@ -14,12 +14,13 @@ from ..types import SamplingParams
 
 LIMIT = 0.2
 """Largest accepted difference in nats. A bfloat16 run may differ by as much."""
+TOKENS = 64
+"""Length of the probe's completions."""
 
 
 def kv_deviation(
     model: LanguageModel,
     prompts: list[list[int]],
-    tokens: int = 64,
     autocast: torch.dtype | None = None,
 ) -> float:
     """Largest log-prob difference, in nats, between an int8 KV cache and an exact one.
@@ -30,17 +31,16 @@ def kv_deviation(
     Args:
         model: the policy.
         prompts: token ids of each prompt.
-        tokens: completion length in tokens.
         autocast: dtype of forward passes; None for no autocast.
     """
     engine = Engine(
         model,
-        kv_tokens=sum(len(p) + tokens + 16 for p in prompts),
+        kv_tokens=sum(len(p) + TOKENS + 16 for p in prompts),
         kv_dtype="int8",
         autocast=autocast,
     )
     for i, prompt in enumerate(prompts):
-        engine.add(f"probe {i}", prompt, SamplingParams(max_tokens=tokens), [0])
+        engine.add(f"probe {i}", prompt, SamplingParams(max_tokens=TOKENS), [0])
     worst = 0.0
     for s in engine.run():
         drawn = exact_logp(model, s.tokens, autocast)[len(s.request.prompt) - 1 :].cpu()
@@ -51,24 +51,22 @@ def kv_deviation(
 def check_int8_kv(
     model: LanguageModel,
     prompts: list[list[int]],
-    limit: float = LIMIT,
     autocast: torch.dtype | None = None,
 ) -> float:
-    """Return `kv_deviation`, and check it against a limit.
+    """Return `kv_deviation`, and check it against `LIMIT`.
 
     Args:
         model: the policy.
         prompts: token ids of each prompt.
-        limit: largest accepted difference, in nats.
         autocast: dtype of forward passes; None for no autocast.
 
     Raises:
         ValueError: the difference is above the limit, or NaN.
     """
     worst = kv_deviation(model, prompts, autocast=autocast)
-    if not worst <= limit:
+    if not worst <= LIMIT:
         raise ValueError(
-            f"an int8 KV cache moves this model's log-probs by {worst:.2g} nats (limit {limit:g}):"
+            f"an int8 KV cache moves this model's log-probs by {worst:.2g} nats (limit {LIMIT:g}):"
             " use kv_dtype auto"
         )
     return worst

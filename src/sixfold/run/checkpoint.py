@@ -124,25 +124,6 @@ def save_checkpoint(
     return final
 
 
-def load_checkpoint(directory: Path) -> Checkpoint:
-    """Read a checkpoint after verifying every byte of it.
-
-    Raises:
-        UserError: if it is not a checkpoint, incomplete, altered, or of a newer format. The message
-            names the newest intact checkpoint in the same directory.
-    """
-    try:
-        return _load(directory)
-    except UserError as error:
-        others = [
-            path for path in reversed(list_checkpoints(directory.parent)) if path != directory
-        ]
-        intact = next((path for path in others if is_intact(path)), None)
-        raise UserError(
-            f"{error}; newest intact checkpoint: {intact}" if intact else str(error)
-        ) from error
-
-
 def load_newest(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
     """Newest usable checkpoint, or None if there are none, and a warning per damaged one skipped.
 
@@ -154,7 +135,7 @@ def load_newest(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
     warnings: list[str] = []
     for path in reversed(list_checkpoints(checkpoints)):
         try:
-            return _load(path), warnings
+            return load_checkpoint(path), warnings
         except NewerFormat:
             raise
         except UserError as error:
@@ -167,7 +148,12 @@ def load_newest(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, []
 
 
-def _load(directory: Path) -> Checkpoint:
+def load_checkpoint(directory: Path) -> Checkpoint:
+    """Read a checkpoint after verifying every byte of it.
+
+    Raises:
+        UserError: if it is not a checkpoint, incomplete, altered, or of a newer format.
+    """
     step = verify(directory)
     try:
         with disk_errors(f"cannot read {directory}"):

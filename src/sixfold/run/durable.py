@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EACCES, EBUSY, EDQUOT, ENOSPC, EPERM, EROFS
 from itertools import count
@@ -28,7 +28,6 @@ _DISK_ERRORS = {
     EROFS: _FORBIDDEN,
 }
 
-_hooks: list[Callable[[str], None]] = []
 _arrivals = count(1)
 
 
@@ -36,23 +35,11 @@ def faultpoint(name: str) -> None:
     """Point at which tests can kill the process.
 
     SIXFOLD_FAULT=NAME:K kills the process at the K-th arrival at a point whose name begins with
-    NAME.
+    NAME. An empty NAME stands for every point.
     """
-    for hook in _hooks:
-        hook(name)
-    prefix, _, arrival = os.environ.get("SIXFOLD_FAULT", "").rpartition(":")
-    if prefix and name.startswith(prefix) and next(_arrivals) == int(arrival):
+    prefix, colon, arrival = os.environ.get("SIXFOLD_FAULT", "").rpartition(":")
+    if colon and name.startswith(prefix) and next(_arrivals) == int(arrival):
         os._exit(137)
-
-
-@contextmanager
-def fault_hook(hook: Callable[[str], None]) -> Iterator[None]:
-    """Call `hook` with the name of every fault point reached in this block."""
-    _hooks.append(hook)
-    try:
-        yield
-    finally:
-        _hooks.remove(hook)
 
 
 @contextmanager

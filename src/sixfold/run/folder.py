@@ -81,11 +81,6 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
-    def report(self) -> Path:
-        """The self-contained HTML report."""
-        return self.path / "report.html"
-
-    @property
     def summary(self) -> Path:
         """Final figures of the run."""
         return self.path / "summary.json"

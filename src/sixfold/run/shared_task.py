@@ -227,19 +227,13 @@ class SharedTask:
         self.world.close()
 
 
-def main(name: str, steps: int = STEPS, arguments: Sequence[str] | None = None) -> None:
-    """Run the algorithm with its own settings and print its progress.
-
-    Args:
-        name: name of the algorithm.
-        steps: default number of RL steps.
-        arguments: command-line arguments. None: those of the process.
-    """
+def main(name: str) -> None:
+    """Run the algorithm with its own settings and print its progress."""
     parser = argparse.ArgumentParser(
         prog=f"python -m sixfold.algorithm.{name}",
         description=f"{name} ({ZOO[name].paper}) alone on two-digit sums.",
     )
-    parser.add_argument("--steps", type=int, default=steps, help="RL steps (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=STEPS, help="RL steps (default %(default)s)")
     parser.add_argument(
         "--sft-steps",
         type=int,
@@ -249,7 +243,7 @@ def main(name: str, steps: int = STEPS, arguments: Sequence[str] | None = None) 
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of everything (default %(default)s)"
     )
-    asked = parser.parse_args(arguments)
+    asked = parser.parse_args()
     with TemporaryDirectory() as folder:
         base, teacher = Path(folder, "base"), Path(folder, "teacher")
         print(

@@ -327,6 +327,7 @@ class Endpoints:
             adapter,
             constraint,
             ask.scores_prompt,
+            ask.priority,
         )
 
     async def _answer(self, request: Request, job: Job, reply: Reply) -> Response:

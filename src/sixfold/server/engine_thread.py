@@ -194,6 +194,7 @@ class EngineThread:
                     prompt,
                     job.params,
                     list(range(job.n)),
+                    job.priority,
                     adapter=job.adapter,
                     constraint=job.constraint,
                 )

@@ -54,6 +54,7 @@ class Job:
         adapter: name of the LoRA adapter, or None for the base model.
         constraint: restricts the tokens that may be sampled; None for no restriction.
         scored: True if the log-probs of the prompts are requested.
+        priority: larger values leave the queue first.
         scores: these log-probs, one per prompt. Set before the first delta arrives.
         requests: the engine's requests, one per prompt.
         inbox: deltas, or the error that ended the job. Filled in the event loop's thread.
@@ -72,6 +73,7 @@ class Job:
     adapter: str | None = None
     constraint: Constraint | None = None
     scored: bool = False
+    priority: int = 0
     scores: list[PromptScore] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     inbox: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)

@@ -53,7 +53,6 @@ NEUTRAL: dict[str, list[Any]] = {
     "no_stop_trim": [False],
     "presence_penalty": [0],
     "frequency_penalty": [0],
-    "priority": [0],
     "response_format": [{"type": "text"}],
     "tool_choice": ["auto", "none"],
     "skip_special_tokens": [True],

@@ -42,6 +42,8 @@ TokenId = Annotated[int, Field(ge=0)]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataText = Annotated[str, Field(max_length=512)]
+Priority = Annotated[int, Field(ge=-1000, le=1000)]
+"""Requests with a larger priority leave the queue first."""
 
 
 class StreamOptions(BaseModel):
@@ -56,7 +58,8 @@ class StreamOptions(BaseModel):
 class Ask(BaseModel):
     """Common fields of /v1/chat/completions and /v1/completions.
 
-    With `return_token_ids`, the answer includes token ids, log-probs and weight versions.
+    Of the requests that wait, those with the largest `priority` start first. With
+    `return_token_ids`, the answer includes token ids, log-probs and weight versions.
     `metadata` is stored in the record of the exchange.
     """
 
@@ -78,6 +81,7 @@ class Ask(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
+    priority: Priority = 0
     metadata: Annotated[dict[MetadataKey, MetadataText], Field(max_length=16)] = {}
 
     @property

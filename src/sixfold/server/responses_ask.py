@@ -22,7 +22,7 @@ from .chat_ask import (
 )
 from .form import STRICT, check_form
 from .neutral import NEUTRAL, without_neutral
-from .requests import Count, MetadataKey, MetadataText
+from .requests import Count, MetadataKey, MetadataText, Priority
 
 NEUTRAL_RESPONSES: dict[str, list[Any]] = {
     "background": [False],
@@ -175,6 +175,7 @@ class ResponsesAsk(BaseModel):
     parallel_tool_calls: bool = True
     text: TextSettings = TextSettings()
     stream: bool = False
+    priority: Priority = 0
     metadata: Annotated[dict[MetadataKey, MetadataText], Field(max_length=16)] = {}
     include: Annotated[list[str], Field(max_length=32)] = []
     reasoning: dict[str, Any] | None = None
@@ -237,6 +238,7 @@ class ResponsesAsk(BaseModel):
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": self._format(),
             "stream": self.stream,
+            "priority": self.priority,
             "metadata": self.metadata,
         }
         return {key: value for key, value in fields.items() if value is not None}
