@@ -17,7 +17,6 @@ from options import Calls, options
 
 from sixfold.cli import VERBS
 
-ORACLE = "a published formula: tests hold it to other frameworks, which use other values"
 BENCHMARKS = "benchmarks/algorithms uses it"
 
 UNREACHED = {
@@ -28,7 +27,6 @@ UNREACHED = {
     "algorithm.distillation.forward_kl": "being given a row",
     "algorithm.distillation.generalised_jsd": "being given a row",
     "algorithm.distillation.reverse_kl": "being given a row",
-    "algorithm.entropy.entropy_of_logits": "being given a row",
     "algorithm.returns.scatter_turn_rewards": "waits for tasks of several turns",
     "evaluation.statistics.mean_interval": BENCHMARKS,
     "server.record.read_trajectories": "the Python API: docs/server.md",
@@ -36,11 +34,6 @@ UNREACHED = {
 """Definition -> why it stays although no entry point reaches it."""
 
 NEVER_PASSED = {
-    "algorithm.advantages.batch_std.eps": ORACLE,
-    "algorithm.kl.AdaptiveBeta.horizon": ORACLE,
-    "algorithm.returns.process_returns.eps": ORACLE,
-    "algorithm.returns.whiten.eps": ORACLE,
-    "algorithm.shaping.cosine_length_reward": ORACLE,
     "algorithm.method.Method": "a recipe sets the fields of a row by their names",
     "algorithm.advantages.normalise_then_sum.eps": "being given a row",
     "api.train": "the Python API",
@@ -51,10 +44,10 @@ NEVER_PASSED = {
     "environment.math_constants._logarithm.base": "called through a table with sympy's arguments",
     "model.attention.attention": "transformers calls it",
     "recipe.memory_text.memory_lines.devices": "to be given a caller",
-    "recipe.toml.dump_recipe.comments": "to be given a caller",
+    "recipe.dump.dump_recipe.comments": "to be given a caller",
     "report.progress.Progress.__init__.console": "tests draw on a console in memory",
     "rollout.kv_probe.check_int8_kv.autocast": "a recipe will set it",
-    "rollout.prompt_cache.PromptCache.__init__.capacity": "to be passed by the prompt codec",
+    "rollout.renderer.prompt_cache.PromptCache.__init__.capacity": "to be passed by the prompt codec",
     "run.shared_task.SharedTask.__init__.reward": BENCHMARKS,
 }
 """Parameter, or the function with all of its parameters -> why it stays although no call in the
