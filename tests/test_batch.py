@@ -148,6 +148,34 @@ def test_refusals() -> None:
         collate([Group(Task("t", "?"), [unscored])])
 
 
+def test_parts_are_sorted_by_name_and_nan_where_one_does_not_apply() -> None:
+    parts: list[dict[str, float]] = [{"form": 0.5, "answer": 1.0}, {"answer": 0.0}, {}]
+    rows = [_trajectory([False, False, True], 1.0) for _ in parts]
+    for row, of_row in zip(rows, parts, strict=True):
+        row.reward = Reward(None if not of_row else 1.0, of_row)
+    batch = collate([Group(Task("t", "?"), rows)])
+    assert batch.part_names == ("answer", "form") and batch.parts is not None
+    nan = float("nan")
+    torch.testing.assert_close(
+        batch.parts, torch.tensor([[1.0, 0.5], [0.0, nan], [nan, nan]]), equal_nan=True
+    )
+    bare = collate([Group(Task("t", "?"), [_trajectory([False, False, True], 0.25)])])
+    assert bare.part_names == ("reward",) and bare.parts is not None
+    assert bare.parts.tolist() == [[0.25]]
+
+
+def test_the_greedy_reward_is_its_own_with_process_rewards_and_nan_if_its_check_failed() -> None:
+    groups = []
+    for value, steps in ((1.0, ((2, 0.5),)), (None, ())):
+        greedy = _trajectory([False, False, True], 0.0)
+        greedy.reward = Reward(value, steps=steps)
+        rows = [_trajectory([False, False, True], 0.0) for _ in range(2)]
+        groups.append(Group(Task("t", "?"), rows, greedy))
+    batch = collate(groups)
+    assert batch.greedy is not None and batch.greedy[:2].tolist() == [1.5, 1.5]
+    assert batch.greedy[2:].isnan().all() and len(batch.tokens) == 4
+
+
 @settings(max_examples=25, deadline=None)
 @given(many_groups)
 def test_rows_picks_the_same_rows_of_every_table(groups: list[Group]) -> None:
@@ -159,8 +187,8 @@ def test_rows_picks_the_same_rows_of_every_table(groups: list[Group]) -> None:
     part = whole.rows(index)
     for name, table in vars(whole).items():
         mine = getattr(part, name)
-        if table is None:
-            assert mine is None
+        if not isinstance(table, torch.Tensor):
+            assert mine == table
         else:
             torch.testing.assert_close(mine, table[index], rtol=0, atol=0, equal_nan=True)
 

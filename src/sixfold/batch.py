@@ -102,7 +102,7 @@ class KeptSets:
 class Batch:
     """Trajectories of one step as tensors of shape [B, T], unless stated otherwise.
 
-    `collate` fills the fields up to `truncated`, and `kept`. The scorers (reference, critic,
+    `collate` fills the fields up to `greedy`, and `kept`. The scorers (reference, critic,
     proximal forward pass) fill ref_logp, prox_logp, values and entropy. The algorithm fills the
     fields from advantages to minibatch. The trainer reads all of them.
 
@@ -120,6 +120,11 @@ class Batch:
         source: [B] int64, hash of the task's source. The same source has the same number in every
             step.
         truncated: [B] bool, True if the completion reached the token limit.
+        parts: [B, R] named rewards before their weights. NaN where a reward does not apply or
+            failed. Without named rewards: R = 1, the reward itself.
+        part_names: R names, sorted.
+        greedy: [B] reward of the greedy completion of the row's prompt. NaN if its check failed.
+            None if no greedy completions were sampled.
         ref_logp: log-probs of the reference or teacher.
         prox_logp: the trainer's own log-probs at the start of the step (proximal policy).
         values: the critic's values of the state before token t.
@@ -148,6 +153,9 @@ class Batch:
     step_ends: Tensor | None = None
     source: Tensor | None = None
     truncated: Tensor | None = None
+    parts: Tensor | None = None
+    part_names: tuple[str, ...] = ()
+    greedy: Tensor | None = None
     ref_logp: Tensor | None = None
     prox_logp: Tensor | None = None
     values: Tensor | None = None
@@ -280,6 +288,7 @@ def collate(groups: Sequence[Group], scored: bool = True) -> Batch:
                 )
             rewards[b, index] += value
             step_ends[b, index] = True
+    names, parts = _parts(trajectories) if scored else ((), None)
     return Batch(
         tokens=tokens,
         mask=mask,
@@ -294,8 +303,35 @@ def collate(groups: Sequence[Group], scored: bool = True) -> Batch:
             [crc32(group.task.source.encode()) for group in groups for _ in group.trajectories]
         ),
         truncated=torch.tensor([t.finish_reason == "length" for t in trajectories]),
+        parts=parts,
+        part_names=names,
+        greedy=_greedy(groups) if scored else None,
         kept=_kept_sets(trajectories, tokens, mask) if any(t.kept for t in trajectories) else None,
     )
+
+
+def _parts(trajectories: Sequence[Trajectory]) -> tuple[tuple[str, ...], Tensor]:
+    """Sorted names and [B, R] values of the named rewards; without names, the reward itself."""
+    named = [t.reward.parts if t.reward else {} for t in trajectories]
+    names = tuple(sorted({name for parts in named for name in parts}))
+    if not names:
+        return ("reward",), torch.tensor([[_score(t)] for t in trajectories], dtype=torch.float32)
+    rows = [[parts.get(name, math.nan) for name in names] for parts in named]
+    return names, torch.tensor(rows, dtype=torch.float32)
+
+
+def _greedy(groups: Sequence[Group]) -> Tensor | None:
+    """[B] reward of each row's greedy completion, process rewards included. None without them."""
+    if all(group.greedy is None for group in groups):
+        return None
+    values: list[float] = []
+    for group in groups:
+        if group.greedy is None:
+            raise ValueError(f"collate: task {group.task.id} has no greedy completion, others have")
+        steps = group.greedy.reward.steps if group.greedy.reward else ()
+        baseline = _score(group.greedy) + sum(value for _, value in steps)
+        values += [baseline] * len(group.trajectories)
+    return torch.tensor(values, dtype=torch.float32)
 
 
 def _kept_sets(trajectories: Sequence[Trajectory], tokens: Tensor, mask: Tensor) -> KeptSets:

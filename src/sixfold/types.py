@@ -308,10 +308,18 @@ class Trajectory:
 
 @dataclass
 class Group:
-    """One task and its K trajectories. A group baseline is computed over one group."""
+    """One task and its K trajectories. A group baseline is computed over one group.
+
+    Attributes:
+        task: the task.
+        trajectories: K samples, which are trained on.
+        greedy: completion at temperature 0 whose reward is a baseline. It is not trained on. None
+            if the method needs none.
+    """
 
     task: Task
     trajectories: list[Trajectory]
+    greedy: Trajectory | None = None
 
     @property
     def rewards(self) -> list[float | None]:

@@ -48,7 +48,7 @@ def weighted_by_place(rewards: Tensor, group: Tensor) -> Tensor:
 def two_parts(rewards: Tensor, group: Tensor) -> Tensor:
     """`normalise_then_sum` of the reward and of its square."""
     return normalise_then_sum(
-        torch.stack([rewards, rewards**2], -1), torch.tensor([1.0, 0.5]), group
+        torch.stack([rewards, rewards**2], -1), torch.tensor([1.0, 0.5]), group, 1e-6
     )
 
 
@@ -215,7 +215,9 @@ def test_shapes_are_checked(advantage: Advantage) -> None:
         with pytest.raises(ValueError, match=r"\[B\]|\[B, R\]"):
             advantage(torch.zeros(rewards), torch.zeros(group, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"\[R\]"):
-        normalise_then_sum(torch.zeros(2, 3), torch.zeros(2), torch.zeros(2, dtype=torch.int64))
+        normalise_then_sum(
+            torch.zeros(2, 3), torch.zeros(2), torch.zeros(2, dtype=torch.int64), 1e-6
+        )
 
 
 @pytest.mark.parametrize("advantage", ALL)
@@ -498,13 +500,14 @@ def test_normalise_then_sum_lets_every_part_count() -> None:
     torch.testing.assert_close(normalise_then_sum(constant, both, group, 0.0), alone)
 
 
-def test_normalise_then_sum_drops_a_row_with_one_unknown_part() -> None:
-    parts = torch.tensor([[1.0, 0.5], [0.0, NAN], [0.0, 0.25], [0.5, 0.0]], dtype=torch.float64)
-    group, weights, keep = (
-        torch.tensor([0, 0, 0, 0]),
-        torch.tensor([1.0, 2.0]),
-        torch.tensor([0, 2, 3]),
-    )
-    a = normalise_then_sum(parts, weights, group)
-    assert a[1] == 0
-    torch.testing.assert_close(a[keep], normalise_then_sum(parts[keep], weights, group[keep]))
+def test_a_part_that_does_not_apply_adds_nothing_and_a_row_without_parts_is_excluded() -> None:
+    """By hand, weights 1 and 2: z-scores of (1, 0, 0.5) are +-s and 0 with s = sqrt(1.5); the
+    second part applies to rows 0 and 2 alone, with z-scores of +-1.
+    """
+    parts = torch.tensor([[1.0, 0.5], [0.0, NAN], [0.5, 0.25], [NAN, NAN]], dtype=torch.float64)
+    group, weights = torch.tensor([0, 0, 0, 0]), torch.tensor([1.0, 2.0])
+    s = math.sqrt(1.5)
+    total = torch.tensor([s + 2.0, -s, -2.0], dtype=torch.float64)
+    a = normalise_then_sum(parts, weights, group, 0.0)
+    torch.testing.assert_close(a[:3], total / total.std(correction=0))
+    assert a[3] == 0

@@ -63,11 +63,20 @@ def _random_batch(
         "values": 0.5 + 0.1 * ref,
         "entropy": ref.abs(),
         "step_ends": last_sampled(mask),
+        "parts": torch.rand(rows, 2, generator=g, dtype=torch.float64),
+        "greedy": (torch.arange(rows) // 3) * 0.5,
     }
     return (
-        batch.with_(**tables, source=torch.arange(rows) % 2, truncated=lengths >= width - 1),
+        replace(batch, **tables, part_names=("one", "two")).with_(
+            source=torch.arange(rows) % 2, truncated=lengths >= width - 1
+        ),
         logp,
     )
+
+
+def _is_table(value: object, batch: Batch) -> bool:
+    """True for a field [B, T]."""
+    return isinstance(value, Tensor) and value.shape == batch.mask.shape
 
 
 def _loss_and_gradient(algorithm: Composed, batch: Batch, logp: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,7 +182,7 @@ def test_padding_and_what_lies_in_it_change_nothing(
     def padded(t: Tensor, fill: float) -> Tensor:
         return torch.nn.functional.pad(torch.where(batch.mask, t, fill), (0, more), value=fill)
 
-    tables = {name: t for name, t in vars(batch).items() if t is not None and t.ndim == 2}
+    tables = {name: t for name, t in vars(batch).items() if _is_table(t, batch)}
     kept_clean = {
         name: torch.nn.functional.pad(t, (0, more))
         for name, t in tables.items()
@@ -229,13 +238,17 @@ def test_a_row_without_a_sampled_token_counts_nothing(algorithm: Composed) -> No
     more = {
         name: torch.cat([t, torch.zeros_like(t[:2])])
         for name, t in vars(batch).items()
-        if t is not None
+        if isinstance(t, Tensor)
     }
     more["group"][-2:] = 2
-    if algorithm.method.whiten != "none" or algorithm.method.advantage in ("batch_std", "gpg"):
+    if algorithm.method.whiten != "none" or algorithm.method.advantage in (
+        "batch_std",
+        "gpg",
+        "normalise_then_sum",
+    ):
         more["rewards"][-2:, 0] = NAN
     grown_loss, _ = _loss_and_gradient(
-        algorithm, Batch(**more), torch.cat([logp, torch.zeros(2, 7)])
+        algorithm, replace(batch, **more), torch.cat([logp, torch.zeros(2, 7)])
     )
     torch.testing.assert_close(grown_loss, loss, atol=1e-7, rtol=1e-6)
 
@@ -399,6 +412,8 @@ def test_a_patch_is_the_lines_that_the_docstring_says() -> None:
             "tau": 0.1,
         },
         "lite_ppo": {"advantage": "batch_std", "aggregation": "token"},
+        "gdpo": {"advantage": "normalise_then_sum"},
+        "remax": {"advantage": "greedy_baseline"},
         "opd": {
             "advantage": "teacher",
             "loss": "clipped_surrogate",
@@ -452,6 +467,7 @@ def _only_the_group_decides(m: method.Method) -> bool:
 )
 def test_a_group_of_equal_rewards_gives_exactly_zero(algorithm: Composed) -> None:
     batch, _ = _random_batch(2, rewards=[0.3] * 3 + [0.7] * 3)
+    batch = replace(batch, parts=batch.scores[:, None], part_names=("one",))
     loss, gradient = _loss_and_gradient(algorithm, batch, old_policy(batch, algorithm.method))
     assert float(loss) == 0.0 and not gradient.any()
 

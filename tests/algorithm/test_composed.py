@@ -198,7 +198,10 @@ def ragged(
         entropy=move.abs(),
         source=torch.arange(rows) % 2,
         truncated=lengths >= width - 2,
+        parts=torch.stack([rewards.sum(-1), move[:, 0]], -1),
+        greedy=(torch.arange(rows) // 4) * 0.25,
     )
+    batch = replace(batch, part_names=("one", "two"))
     return batch.with_(lengths=lengths + 1), old + 0.2 * move
 
 
@@ -555,6 +558,33 @@ def test_the_overlong_penalty_falls_on_whom_it_should(only: bool) -> None:
     expected = [p - sum(penalties) / 4 for p in penalties]
     advantages = filled(algorithm.compute_advantages(batch).advantages, "advantages")
     assert advantages[:, 2].tolist() == pytest.approx(expected)
+
+
+def test_the_weights_of_rewards_by_name() -> None:
+    """GDPO by hand: rewards a and b of two answers are (1, 0) and (0, 10), with weights 3 and 1.
+    The z-scores are +-1, the sums +-2, and +-1 over the batch; with weights 1 and 3 they turn.
+    """
+    for weights, expected in (({"a": 3.0}, 1.0), ({"a": 1.0, "b": 3.0}, -1.0)):
+        groups = [Group(Task("t", ""), [_answer(1.0, 0.0), _answer(0.0, 10.0)])]
+        algorithm = make("gdpo")
+        algorithm.part_weights = weights
+        advantages = filled(algorithm.compute_advantages(collate(groups)).advantages, "advantages")
+        assert advantages[:, 1].tolist() == pytest.approx([expected, -expected], abs=1e-5)
+
+
+def _answer(a: float, b: float) -> Trajectory:
+    """One sampled token with the named rewards a and b."""
+    return Trajectory(
+        "t",
+        0,
+        [1, 2],
+        1,
+        [False, True],
+        [0.0, -1.0],
+        [-1, 0],
+        "stop",
+        reward=Reward(a + b, {"b": b, "a": a}),
+    )
 
 
 # --- failed checks

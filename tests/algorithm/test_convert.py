@@ -80,6 +80,7 @@ def test_what_no_setting_gives_says_so() -> None:
             "opo",
             "maxrl",
             "kimi",
+            "remax",
         ],
         "openrlhf": [
             "reinforce",
@@ -92,6 +93,8 @@ def test_what_no_setting_gives_says_so() -> None:
             "maxrl",
             "kimi",
             "lite_ppo",
+            "gdpo",
+            "remax",
             "opd",
         ],
     }
@@ -157,6 +160,14 @@ def test_what_is_on_by_default_is_switched_off() -> None:
         == 3.0
     )
     assert convert("trl", replace(ZOO["grpo"], dual_clip=3.0), SIZES).changed["delta"] == 3.0
+
+
+def test_rewards_are_normalised_one_by_one() -> None:
+    verl = settings(convert("verl", ZOO["gdpo"], SIZES))
+    assert (verl["algorithm.adv_estimator"], verl["reward.reward_manager.name"]) == ("gdpo", "gdpo")
+    trl = settings(convert("trl", ZOO["gdpo"], SIZES))
+    assert trl["multi_objective_aggregation"] == "normalize_then_sum"
+    assert settings(convert("verl", ZOO["remax"], SIZES))["algorithm.adv_estimator"] == "remax"
 
 
 def test_the_overlong_buffer_is_in_tokens() -> None:

@@ -112,6 +112,9 @@ def a_batch() -> Batch:
         prompt_lengths=torch.ones(6, dtype=torch.int64),
         group=torch.tensor([0, 0, 0, 1, 1, 1]),
         truncated=torch.zeros(6, dtype=torch.bool),
+        parts=torch.tensor([[1.0, 0.0, 0.0, 1.0, 1.0, 0.0]]).T,
+        part_names=("reward",),
+        greedy=torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]),
         ref_logp=old - 0.5,
         values=torch.where(mask, 0.5, 0.0),
     )

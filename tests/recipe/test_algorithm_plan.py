@@ -200,6 +200,24 @@ ALONE: list[tuple[dict[str, object], str]] = [
         ),
     ),
     (
+        dict(name="gdpo", overlong_buffer=0.1),
+        (
+            "algorithm.overlong_buffer = 0.1 shapes rewards, and advantage 'normalise_then_sum'"
+            " reads each reward by itself"
+        ),
+    ),
+    (
+        dict(name="gdpo", beta=0.1, kl="k1", kl_in="reward"),
+        "algorithm.beta = 0.1 with kl_in = 'reward' takes the KL off the reward, and advantage",
+    ),
+    (
+        dict(name="remax", whiten="all"),
+        (
+            "algorithm.whiten = 'all' shapes rewards, and advantage 'greedy_baseline' subtracts the"
+            " reward of the greedy completion"
+        ),
+    ),
+    (
         dict(name="opd", length_penalty="cosine"),
         (
             "algorithm.length_penalty = 'cosine' shapes rewards, and opd reads none: its advantage"
@@ -235,6 +253,8 @@ FINE: list[dict[str, object]] = [
     dict(entropy_rule="clip-cov"),
     dict(epochs=2, minibatches=3),
     dict(name="maxrl", beta=0.1),
+    dict(name="gdpo", beta=0.1),
+    dict(name="remax", beta=0.1),  # k1 in the reward
     dict(length_penalty="kimi", overlong_buffer=0.2, whiten="all"),
 ]
 

@@ -208,15 +208,16 @@ def greedy_baseline(rewards: Tensor, greedy: Tensor) -> Tensor:
     return torch.where(rewards.isfinite() & greedy.isfinite(), rewards - greedy, 0.0)
 
 
-def normalise_then_sum(parts: Tensor, weights: Tensor, group: Tensor, eps: float = 1e-6) -> Tensor:
+def normalise_then_sum(parts: Tensor, weights: Tensor, group: Tensor, eps: float) -> Tensor:
     """Z-score each reward in its group, add them weighted, and z-score the sums in the batch.
 
     s_i = sum_n w_n zscore(r_i^n in the group), A_i = zscore(s_i in the batch)
 
     GDPO (arXiv:2601.05242). Rewards of different scale or rarity all count, because they are
-    normalised before they are added. A row with a part that is not finite is excluded. Population
-    std in both; TRL (normalize_then_sum) uses n - 1 and eps 1e-4, and keeps a row that lacks a
-    part. verl's second normalisation is over tokens.
+    normalised before they are added. A part that is not finite does not apply to the row and adds
+    nothing. A row without a finite part gets 0 and is excluded from the batch's statistics.
+    Population std in both; TRL (normalize_then_sum) uses n - 1 and eps 1e-4. verl's second
+    normalisation is over tokens.
 
     Args:
         parts: [B, R] rewards.
@@ -232,12 +233,10 @@ def normalise_then_sum(parts: Tensor, weights: Tensor, group: Tensor, eps: float
             f"parts must be [B, R] and weights [R]: got {tuple(parts.shape)} and"
             f" {tuple(weights.shape)}"
         )
-    rows_known = parts.isfinite().all(-1)
-    known = torch.where(rows_known[:, None], parts, torch.nan)
-    total = torch.stack(
-        [group_zscore(part, group, eps) for part in known.unbind(-1)], -1
-    ) @ weights.to(parts.dtype)
-    across = group_zscore(torch.where(rows_known, total, torch.nan), torch.zeros_like(group), eps)
+    known = parts.isfinite().any(-1)
+    scores = torch.stack([group_zscore(part, group, eps) for part in parts.unbind(-1)], -1)
+    total = scores @ weights.to(parts.dtype)
+    across = group_zscore(torch.where(known, total, torch.nan), torch.zeros_like(group), eps)
     # Every group's z-scores sum to 0, and so does the batch. Without this line, the rounding error
     # of the batch mean would become the advantage of a row with total 0.
     return torch.where(total == 0, 0.0, across)

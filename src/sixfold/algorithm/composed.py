@@ -12,7 +12,7 @@ micro-batches or ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -54,11 +54,14 @@ class Composed:
     Attributes:
         method: the resolved method.
         horizon: longest completion that the run allows, in tokens.
+        part_weights: weight of each named reward in the sum, for a method that reads the rewards
+            one by one. A name that is missing weighs 1.
         steering: values of the method that change during the run.
     """
 
     method: Method
     horizon: int
+    part_weights: Mapping[str, float] = field(default_factory=dict)
     steering: Steering = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +80,8 @@ class Composed:
         m = self.method
         scores = shaped_scores(batch, m, self.horizon)
         self.steering.look(batch, scores)
-        step = Step(batch, self._token_rewards(batch, self.steering.whitened(batch, scores)), m)
+        rewards = self._token_rewards(batch, self.steering.whitened(batch, scores))
+        step = Step(batch, rewards, m, self.part_weights)
         if m.needs_critic:
             advantages, returns = CRITICS[m.advantage](step)
             batch = batch.with_(returns=torch.where(known(step), returns, 0.0))

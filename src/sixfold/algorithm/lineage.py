@@ -39,9 +39,14 @@ def cells(m: Method) -> dict[str, str]:
         ),
         "critic": "yes" if m.needs_critic else "no",
         "models in memory": m.models,
-        "samples": "K >= 2" if m.group_baseline or m.dynamic_sampling else "1",
+        "samples": _samples(m),
         "paper": m.paper,
     }
+
+
+def _samples(m: Method) -> str:
+    least = "K >= 2" if m.group_baseline or m.dynamic_sampling else "1"
+    return f"{least} + greedy" if m.needs_greedy else least
 
 
 def _ratio(m: Method) -> str:

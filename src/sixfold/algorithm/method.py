@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 class AdvantageKind(NamedTuple):
     """What an advantage function stands on. baseline, scale: in words, for the table. needs: group
-    (K >= 2), critic, teacher, or nothing.
+    (K >= 2), greedy (a greedy completion per prompt), critic, teacher, or
+    nothing.
     """
 
     baseline: str
@@ -39,6 +40,8 @@ ADVANTAGES: dict[str, AdvantageKind] = {
     "gpg": AdvantageKind("group mean", "share of mixed groups", "group"),
     "pass_at_k": AdvantageKind("pass@k of the group", "its std", "group"),
     "top_gap": AdvantageKind("second best of the group", "-", "group"),
+    "normalise_then_sum": AdvantageKind("group mean", "group and batch std", "group"),
+    "greedy_baseline": AdvantageKind("greedy completion", "-", "greedy"),
     "process": AdvantageKind("mean of the group's steps", "their std", "group"),
     "whitened_return": AdvantageKind("batch mean", "batch std"),
     "whitened_group_mean": AdvantageKind("group mean", "batch std", "group"),
@@ -146,6 +149,11 @@ class Method:
     def group_baseline(self) -> bool:
         """The advantage is taken within a group: one sample a prompt has none."""
         return ADVANTAGES[self.advantage].needs == "group"
+
+    @property
+    def needs_greedy(self) -> bool:
+        """The baseline is the reward of a greedy completion of the prompt."""
+        return ADVANTAGES[self.advantage].needs == "greedy"
 
     @property
     def needs_critic(self) -> bool:

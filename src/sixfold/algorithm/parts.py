@@ -8,13 +8,13 @@ one more line here, and one in `method.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..batch import Batch, filled
+from ..batch import Batch, filled, send
 from . import advantages as adv
 from . import returns as ret
 from . import shaping
@@ -40,11 +40,19 @@ from the longest completion on.
 
 
 class Step(NamedTuple):
-    """Inputs of an advantage function. rewards: [B, T], shaped, with any KL subtracted."""
+    """Inputs of an advantage function.
+
+    Attributes:
+        batch: the step's batch.
+        rewards: [B, T], shaped, with any KL subtracted.
+        method: the method.
+        part_weights: weight of each named reward in the sum; 1 for a name that is missing.
+    """
 
     batch: Batch
     rewards: Tensor
     method: Method
+    part_weights: Mapping[str, float]
 
     @property
     def scores(self) -> Tensor:
@@ -73,6 +81,16 @@ class Terms(NamedTuple):
 
 def _no_baseline(s: Step) -> Tensor:
     return torch.where(s.scores.isfinite(), s.scores, 0.0)
+
+
+def _normalise_then_sum(s: Step) -> Tensor:
+    parts = torch.where(s.scores.isfinite()[:, None], filled(s.batch.parts, "parts"), torch.nan)
+    weights = torch.tensor([s.part_weights.get(name, 1.0) for name in s.batch.part_names])
+    return adv.normalise_then_sum(parts, send(weights, parts.device), s.batch.group, EPS)
+
+
+def _greedy_baseline(s: Step) -> Tensor:
+    return adv.greedy_baseline(s.scores, filled(s.batch.greedy, "greedy").to(s.scores.dtype))
 
 
 def _process(s: Step) -> Tensor:
@@ -145,6 +163,8 @@ ADVANTAGES: dict[str, Callable[[Step], Tensor]] = {
     "gpg": lambda s: adv.gpg(s.scores, s.batch.group),
     "pass_at_k": lambda s: adv.pass_at_k(s.scores, s.batch.group, PASS_AT_K),
     "top_gap": lambda s: adv.top_gap(s.scores, s.batch.group),
+    "normalise_then_sum": _normalise_then_sum,
+    "greedy_baseline": _greedy_baseline,
     "process": _process,
     "whitened_return": _whitened_return,
     "whitened_group_mean": _whitened_group_mean,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .cispo import CISPO
 from .dapo import DAPO
 from .dr_grpo import DR_GRPO
+from .gdpo import GDPO
 from .gmpo import GMPO
 from .grpo import GRPO
 from .gspo import GSPO, GSPO_TOKEN
@@ -17,6 +18,7 @@ from .opo import OPO
 from .ppo import PPO
 from .reinforce import REINFORCE
 from .reinforce_pp import REINFORCE_PP, REINFORCE_PP_BASELINE
+from .remax import REMAX
 from .rloo import RLOO
 from .sapo import SAPO
 
@@ -40,6 +42,8 @@ ZOO: dict[str, Method] = {
         MAXRL,
         KIMI,
         LITE_PPO,
+        GDPO,
+        REMAX,
         OPD,
     )
 }

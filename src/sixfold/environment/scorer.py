@@ -127,6 +127,11 @@ class Environment:
         self._labels = reward_labels(names, specs)
         self.solved_rule = solved_rule(self._labels, self._weights, metric, solved_at)
 
+    @property
+    def part_weights(self) -> dict[str, float]:
+        """Weight of each reward in the sum, by its name in `Reward.parts`."""
+        return dict(zip(self._labels, self._weights, strict=True))
+
     def start(self) -> None:
         """Start the processes without waiting.
 

@@ -29,6 +29,7 @@ _GRPO: dict[str, object] = {
     "use_bias_correction_kl": True,
     "loss_type": "dapo",
     "scale_rewards": "group",
+    "multi_objective_aggregation": "sum_then_normalize",
     "importance_sampling_level": "token",
     "delta": None,
     "sapo_temperature_pos": 1.0,
@@ -146,6 +147,14 @@ def _advantage(m: Method, s: Sizes) -> Answer:
         "group_mean": Answer(centred),
         "group_zscore": Answer({"scale_rewards": "group"}, (std_note(s, "1e-4"),)),
         "batch_std": Answer({"scale_rewards": "batch"}, (std_note(s, "1e-4", "N"),)),
+        "normalise_then_sum": Answer(
+            {"multi_objective_aggregation": "normalize_then_sum"},
+            (
+                "the weights of environment.weights go into reward_weights",
+                std_note(s, "1e-4"),
+                std_note(s, "1e-4", "N"),
+            ),
+        ),
         "leave_one_out": Answer(centred, (mean_of_all(s),)),
         "no_baseline": Answer(
             centred,

@@ -179,6 +179,19 @@ def _advantage(m: Method, s: Sizes) -> Answer:
                 ),
             ),
         ),
+        "normalise_then_sum": Answer(
+            {
+                estimator: "gdpo",
+                "reward.reward_manager.name": "gdpo",
+                "+algorithm.gdpo_reward_keys": ("REWARD_1", "REWARD_2"),
+                "+algorithm.gdpo_reward_weights": (1.0, 1.0),
+            },
+            (
+                std_note(s, "1e-6"),
+                "the second normalisation is over tokens, so long rows weigh more; here over rows",
+            ),
+        ),
+        "greedy_baseline": Answer({estimator: "remax"}),
         "top_gap": Answer({estimator: "grpo_passk", "algorithm.norm_adv_by_std_in_grpo": False}),
         "batch_std": Answer(
             centred,

@@ -11,9 +11,16 @@ from .schema import AlgorithmConfig, Recipe
 
 _WEIGHTED_BY_VTRACE = frozenset(CORRECTION_BANDS) - {"none", "negative-sequence"}
 _WITHOUT_LOW = ("truncated", "truncated-sequence", "decoupled", "negative-sequence")
-_WHOLE_REWARDS = (
+_WHOLE = (
     "takes a reward above 0 for a right answer and 0 for a wrong one, as the verifier gives them"
 )
+_UNSHAPED = {
+    "maxrl": _WHOLE,
+    "pass_at_k": _WHOLE,
+    "normalise_then_sum": "reads each reward by itself, as the environment gives it",
+    "greedy_baseline": "subtracts the reward of the greedy completion, which is not shaped",
+}
+"""Advantages that need unmodified rewards, with the reason."""
 
 
 def resolve_algorithm(config: AlgorithmConfig) -> Method:
@@ -230,8 +237,8 @@ def _check_idle(row: Method, overrides: dict[str, object]) -> None:
 
 def _check_rewards(row: Method) -> None:
     """Refuse reward shaping if the advantage needs unmodified rewards or ignores rewards."""
-    whole = row.advantage in ("maxrl", "pass_at_k")
-    if not whole and not row.needs_teacher:
+    why = _UNSHAPED.get(row.advantage, "")
+    if not why and not row.needs_teacher:
         return
     shaping = {
         "overlong_buffer": row.overlong_buffer or "",
@@ -247,12 +254,13 @@ def _check_rewards(row: Method) -> None:
         if value not in ("", "none"):
             raise UserError(
                 f"algorithm.{key} = {value!r} shapes rewards, and advantage '{row.advantage}'"
-                f" {_WHOLE_REWARDS}; remove it"
+                f" {why}; remove it"
             )
-    if whole and row.beta > 0 and row.kl_in == "reward":
+    # A baseline may be any number that does not depend on the sample: the KL may be in the reward.
+    if why and not row.needs_greedy and row.beta > 0 and row.kl_in == "reward":
         raise UserError(
             f"algorithm.beta = {row.beta:g} with kl_in = 'reward' takes the KL off the reward, and"
-            f" advantage '{row.advantage}' {_WHOLE_REWARDS}; use kl_in = 'loss'"
+            f" advantage '{row.advantage}' {why}; use kl_in = 'loss'"
         )
 
 

@@ -116,7 +116,7 @@ class World:
         )
 
     def prober(self) -> EngineRollout | OutsideRollout:
-        """Greedy rollout with one sample per task, which measures the progress of SFT."""
+        """Greedy rollout with one sample per task: progress of SFT, or a baseline."""
         return self._rollout(self._params(0.0), 1, self.recipe.engine.release_kv)
 
     def _params(self, temperature: float) -> SamplingParams:

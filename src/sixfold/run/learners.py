@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from ..algorithm.base import Algorithm
 from ..algorithm.composed import Composed, make_algorithm
 from ..algorithm.method import Method
+from ..controller.greedy import GreedyBaseline
 from ..controller.oversample import Oversample
 from ..controller.refill import Refill
 from ..critic.actor_critic import ActorCritic
@@ -160,6 +161,8 @@ def build_learners(
     named = (
         own if isinstance(own, Composed) else make_algorithm(method, recipe.rollout.max_new_tokens)
     )
+    if not named.part_weights:
+        named.part_weights = world.environment.part_weights
     algorithm, learns_values = own or named, method.needs_critic and own in (None, named)
     updates = recipe.run.steps * method.updates
     warm_up = recipe.critic.warmup_steps * method.updates if learns_values else 0
@@ -218,20 +221,21 @@ def training_rollout(world: World, own: Algorithm | None = None) -> Rollout:
     """Rollout role for training: K samples per task.
 
     With `rollout.oversample`, more samples are started. With dynamic sampling, groups whose rewards
-    are all equal are replaced.
+    are all equal are replaced. A method with a greedy baseline gets a greedy completion per group.
     """
-    rounds = method_of(world.recipe, own).dynamic_sampling
+    method = method_of(world.recipe, own)
+    rounds = method.dynamic_sampling
     config = world.recipe.rollout
-    rollout = (
+    rollout: Rollout = (
         Oversample(world.oversampler(), world.environment, config.samples_per_prompt)
         if config.oversample
         else world.rollout()
     )
-    return (
-        Refill(rollout, world.environment, world.tasks.train, rounds, world.tasks.weights)
-        if rounds
-        else rollout
-    )
+    if rounds:
+        rollout = Refill(rollout, world.environment, world.tasks.train, rounds, world.tasks.weights)
+    if method.needs_greedy:
+        rollout = GreedyBaseline(rollout, world.prober(), world.environment)
+    return rollout
 
 
 def _reference(world: World, teacher: PreTrainedModel | None) -> KeptReference:

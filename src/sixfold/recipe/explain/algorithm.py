@@ -31,7 +31,35 @@ def algorithm_facts(plan: Plan) -> list[Fact]:
         f"{row.name}: baseline: {cell['baseline']}; {ratio}; token losses averaged by"
         f" '{row.aggregation}' ({row.paper})"
     )
-    return [Fact("algorithm", text), _reference_fact(plan), *_correction_facts(row, recipe)]
+    return [
+        Fact("algorithm", text),
+        *_baseline_facts(row, recipe),
+        _reference_fact(plan),
+        *_correction_facts(row, recipe),
+    ]
+
+
+def _baseline_facts(row: Method, recipe: Recipe) -> list[Fact]:
+    """How an advantage reads named rewards or a greedy completion."""
+    reason = f"advantage = '{row.advantage}'"
+    if row.needs_greedy:
+        text = (
+            "one more completion per prompt at temperature 0: scored, subtracted from the rewards"
+            " of its prompt's samples, and not trained on. If its check fails, the prompt does not"
+            " train in this step"
+        )
+        return [Fact("greedy", text, reason)]
+    if row.advantage != "normalise_then_sum":
+        return []
+    count = len(recipe.environment.rewards)
+    text = (
+        f"{count} rewards, each normalised within its group, then added with their weights, then"
+        " normalised over the batch"
+        if count > 1
+        else "1 reward, so there is nothing to separate: the z-scores of the groups are normalised"
+        " once more over the batch. Name several in environment.rewards, or use grpo"
+    )
+    return [Fact("parts", text, reason)]
 
 
 def _reference_fact(plan: Plan) -> Fact:

@@ -1,0 +1,139 @@
+"""Greedy baselines: one scored completion per prompt at temperature 0, beside the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from sixfold.algorithm.composed import Composed
+from sixfold.algorithm.zoo import ZOO
+from sixfold.batch import collate
+from sixfold.controller.greedy import GreedyBaseline
+from sixfold.controller.refill import Refill
+from sixfold.engine.engine import Engine
+from sixfold.environment.scorer import Environment, RewardBudgetExceeded
+from sixfold.model.causal_lm import CausalLM
+from sixfold.model.loading import Policy
+from sixfold.report.rewards import reward_metrics
+from sixfold.rollout.engine_rollout import EngineRollout
+from sixfold.rollout.prompts import PromptCodec
+from sixfold.types import Group, SamplingParams, Task, Trajectory
+
+
+class Answers:
+    """Rollout whose samples answer with given texts; "?" makes the check fail."""
+
+    def __init__(self, answers: dict[str, str]) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+
+    def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
+        self.asked += [task.id for task in tasks]
+        return [
+            Group(t, [_trajectory(t, k, text) for k, text in enumerate(self.answers[t.id])])
+            for t in tasks
+        ]
+
+    def stats(self) -> dict[str, float]:
+        return {"rollout/tokens": 3.0}
+
+
+def _trajectory(task: Task, sample: int, text: str) -> Trajectory:
+    return Trajectory(task.id, sample, [1, 2], 1, [False, True], [0.0, -1.0], [-1, 0], "stop", text)
+
+
+def reward(completion: str, task: Task) -> float:
+    return float(completion)
+
+
+def generate(
+    samples: dict[str, str], greedy: dict[str, str], error_budget: float = 1.0
+) -> tuple[list[Group], GreedyBaseline]:
+    """Groups of all tasks with their rewards, and the rollout that made them."""
+    with Environment([reward], error_budget=error_budget) as environment:
+        rollout = GreedyBaseline(Answers(samples), Answers(greedy), environment)
+        groups = rollout.generate([Task(name, "") for name in samples], 0)
+        environment.score(groups)
+    return groups, rollout
+
+
+def test_advantages_are_the_reward_less_that_of_the_greedy_completion() -> None:
+    """Prompt a fails greedily, b succeeds, the check of c's greedy completion fails."""
+    groups, rollout = generate({"a": "10", "b": "11", "c": "10"}, {"a": "0", "b": "1", "c": "?"})
+    batch = collate(groups)
+    assert batch.greedy is not None and batch.greedy[:4].tolist() == [0.0, 0.0, 1.0, 1.0]
+    done = Composed(ZOO["remax"], horizon=4).compute_advantages(batch)
+    assert done.advantages is not None and done.weights is not None
+    assert done.advantages[:, 1].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    # Without a baseline prompt c must not train, and its rows stay in the denominator.
+    assert done.weights[:, 1].tolist() == pytest.approx([1 / 6, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert rollout.stats() == {
+        "rollout/tokens": 3.0,
+        "rollout/greedy_tokens": 3.0,
+        "rollout/greedy_error_frac": pytest.approx(1 / 3),
+        "rollout/greedy_reward": 0.5,
+    }
+
+
+def test_the_greedy_completion_counts_in_no_metric_and_no_row() -> None:
+    groups, _ = generate({"a": "11", "b": "11"}, {"a": "0", "b": "?"})
+    metrics = reward_metrics(groups)
+    assert metrics["reward/mean"] == 1.0 and metrics["reward/error_frac"] == 0.0
+    assert len(collate(groups).tokens) == 4
+    assert [g.greedy.text for g in groups if g.greedy] == ["0", "?"]
+
+
+def test_failed_greedy_checks_are_a_share_of_the_whole_step() -> None:
+    """One of 2 greedy checks fails: a sixth of the 6 checks of the step."""
+    samples, greedy = {"a": "10", "b": "10"}, {"a": "1", "b": "?"}
+    generate(samples, greedy, error_budget=0.17)
+    with pytest.raises(RewardBudgetExceeded):
+        generate(samples, greedy, error_budget=0.16)
+
+
+def test_only_tasks_that_reach_the_step_get_a_greedy_completion() -> None:
+    """Dynamic sampling replaces the group of b, whose rewards are equal, by that of c."""
+    tasks = [Task(name, "") for name in "abc"]
+    greedy = Answers({"a": "0", "b": "0", "c": "1"})
+    with Environment([reward]) as environment:
+        inner = Refill(Answers({"a": "10", "b": "11", "c": "01"}), environment, tasks, 2)
+        groups = GreedyBaseline(inner, greedy, environment).generate(tasks[:2], 0)
+    assert [g.task.id for g in groups] == greedy.asked == ["a", "c"]
+
+
+def test_a_group_without_a_greedy_completion_among_others_is_refused() -> None:
+    groups, _ = generate({"a": "10", "b": "11"}, {"a": "0", "b": "1"})
+    with pytest.raises(ValueError, match="task b"):
+        collate([groups[0], replace(groups[1], greedy=None)])
+    assert collate([replace(group, greedy=None) for group in groups]).greedy is None
+
+
+def test_the_samples_are_those_of_a_rollout_without_a_baseline(policy: Policy) -> None:
+    """Tokens and log-probs of two calls on one engine, bit for bit; the greedy completion is that
+    of an engine of its own.
+    """
+    codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
+    tasks = [Task(f"t{i}", f"{i}+{i}=") for i in range(3)]
+    sampled, best = SamplingParams(6), SamplingParams(6, temperature=0.0)
+
+    def engine() -> Engine:
+        return Engine(CausalLM(policy.model), kv_tokens=512, block_size=16, max_running=8)
+
+    plain = EngineRollout(engine(), codec, sampled, 4)
+    alone = EngineRollout(engine(), codec, best, 1)
+    shared = engine()
+    with Environment([lambda completion, task: 1.0]) as environment:
+        rollout = GreedyBaseline(
+            EngineRollout(shared, codec, sampled, 4),
+            EngineRollout(shared, codec, best, 1),
+            environment,
+        )
+        for seed in (0, 1):
+            expected, found = plain.generate(tasks, seed), rollout.generate(tasks, seed)
+            for a, b, c in zip(expected, found, alone.generate(tasks, 0), strict=True):
+                for left, right in zip(a.trajectories, b.trajectories, strict=True):
+                    assert (left.tokens, left.logp) == (right.tokens, right.logp)
+                assert b.greedy is not None and b.greedy.tokens == c.trajectories[0].tokens
+            assert rollout.stats()["rollout/tokens"] == plain.stats()["rollout/tokens"]
