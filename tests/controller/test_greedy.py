@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from sixfold.rollout.prompts import PromptCodec
 
 from sixfold.algorithm.composed import Composed
 from sixfold.algorithm.zoo import ZOO
@@ -18,7 +19,6 @@ from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.report.rewards import reward_metrics
 from sixfold.rollout.engine_rollout import EngineRollout
-from sixfold.rollout.prompts import PromptCodec
 from sixfold.types import Group, SamplingParams, Task, Trajectory
 
 

@@ -28,7 +28,6 @@ from .tables import (
 )
 
 grpo = peer("trl.trainer.grpo_trainer")
-from trl.experimental.gkd.gkd_trainer import GKDTrainer  # noqa: E402
 from trl.experimental.gmpo.gmpo_trainer import GMPOTrainer  # noqa: E402
 from trl.experimental.iw_opd.iw_opd_trainer import IWOPDTrainer  # noqa: E402
 from trl.trainer.rloo_trainer import RLOOTrainer  # noqa: E402
@@ -478,22 +477,6 @@ def test_adaptive_entropy_of_trl_applies_what_the_step_before_decided(
 
 
 # Distillation
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_generalised_jsd(seed: int, beta: float) -> None:
-    # beta 0 is forward KL and 1 reverse KL on both sides; TRL adds up the vocabulary and divides by
-    # the scored tokens.
-    t = make_tables(seed)
-    g = torch.Generator().manual_seed(seed)
-    student, teacher = (torch.randn(*t.mask.shape, 11, generator=g) * 2 for _ in range(2))
-    labels = torch.where(t.mask, 0, -100)
-    assert_same_loss(
-        lambda z: aggregated(distillation.generalised_jsd(z, teacher, beta), t, "token"),
-        lambda z: GKDTrainer.generalized_jsd_loss(z, teacher, labels, beta=beta),
-        student,
-    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -353,6 +353,16 @@ def test_the_explanation_says_what_the_algorithm_is() -> None:
     assert "ratio and clip: token, 0.8 to 1.3" in says("algorithm", "--algorithm.clip_high=0.3")
 
 
+def test_the_explanation_says_how_named_rewards_and_greedy_completions_are_used() -> None:
+    one, two = "--environment.rewards=arithmetic", "--environment.rewards=arithmetic,math"
+    gdpo, remax = "--algorithm.name=gdpo", "--algorithm.name=remax"
+    assert says("parts", gdpo, two).startswith("2 rewards, each normalised within its group")
+    alone = says("parts", gdpo, one)
+    assert alone.startswith("1 reward") and "environment.rewards" in alone
+    assert "temperature 0" in says("greedy", remax) and "not trained on" in says("greedy", remax)
+    assert fact("parts", two) is None and fact("greedy", gdpo) is None
+
+
 def test_the_explanation_says_what_else_is_kept() -> None:
     parameters = make_plan(Recipe()).model.parameters or 0
     critic = says("critic", "--algorithm.name=ppo", "--critic.warmup_steps=3")

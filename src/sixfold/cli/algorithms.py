@@ -210,6 +210,8 @@ def recipe_lines(row: Method) -> list[str]:
                 " features"
             ),
         ]
+    if row.advantage == "normalise_then_sum":
+        lines += ["", "[environment]", 'rewards = ["...", "..."]  # several, and their weights']
     if row.needs_teacher:
         lines += ["", "[reference]", 'path = "..."  # the teacher']
     return lines

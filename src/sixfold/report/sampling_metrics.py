@@ -152,6 +152,24 @@ ROLLOUT = (
         "tokens in rollout/tokens whose trajectory is not in the step",
     ),
     Metric(
+        "rollout/greedy_tokens",
+        "tokens",
+        "tokens of the greedy completions whose rewards are the baseline",
+        "sum of sampled tokens; not part of rollout/tokens",
+    ),
+    Metric(
+        "rollout/greedy_reward",
+        "reward",
+        "mean greedy baseline of the step",
+        "mean reward of the greedy completions whose check answered",
+    ),
+    Metric(
+        "rollout/greedy_error_frac",
+        "share",
+        "prompts without a greedy baseline, which do not train in this step",
+        "greedy completions whose check failed / greedy completions",
+    ),
+    Metric(
         "rollout/solved_length_p98",
         "tokens",
         "length that solved tasks need; a much larger rollout.max_new_tokens gains nothing",
