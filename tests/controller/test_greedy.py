@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from sixfold.rollout.prompts import PromptCodec
+from sixfold.rollout.renderer.renderer import Renderer
 
 from sixfold.algorithm.composed import Composed
 from sixfold.algorithm.zoo import ZOO
@@ -114,7 +114,7 @@ def test_the_samples_are_those_of_a_rollout_without_a_baseline(policy: Policy) -
     """Tokens and log-probs of two calls on one engine, bit for bit; the greedy completion is that
     of an engine of its own.
     """
-    codec = PromptCodec(policy.tokenizer, policy.stop_token_ids)
+    codec = Renderer(policy.tokenizer, policy.stop_token_ids)
     tasks = [Task(f"t{i}", f"{i}+{i}=") for i in range(3)]
     sampled, best = SamplingParams(6), SamplingParams(6, temperature=0.0)
 
