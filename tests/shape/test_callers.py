@@ -20,13 +20,6 @@ from sixfold.cli import VERBS
 BENCHMARKS = "benchmarks/algorithms uses it"
 
 UNREACHED = {
-    "algorithm.advantages.greedy_baseline": "being given a row",
-    "algorithm.advantages.normalise_then_sum": "being given a row",
-    "algorithm.distillation._kl": "being given a row",
-    "algorithm.distillation._log_probs": "being given a row",
-    "algorithm.distillation.forward_kl": "being given a row",
-    "algorithm.distillation.generalised_jsd": "being given a row",
-    "algorithm.distillation.reverse_kl": "being given a row",
     "algorithm.returns.scatter_turn_rewards": "waits for tasks of several turns",
     "evaluation.statistics.mean_interval": BENCHMARKS,
     "server.record.read_trajectories": "the Python API: docs/server.md",
@@ -35,7 +28,6 @@ UNREACHED = {
 
 NEVER_PASSED = {
     "algorithm.method.Method": "a recipe sets the fields of a row by their names",
-    "algorithm.advantages.normalise_then_sum.eps": "being given a row",
     "api.train": "the Python API",
     "engine.engine.Engine.__init__.chunked_prefill": "a recipe will set it",
     "engine.engine.Engine.__init__.continuous": "a recipe will set it",
