@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from sixfold.rollout.renderer.renderer import Renderer
 
 from sixfold.algorithm.composed import Composed
 from sixfold.algorithm.zoo import ZOO
@@ -19,6 +18,7 @@ from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.report.rewards import reward_metrics
 from sixfold.rollout.engine_rollout import EngineRollout
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, SamplingParams, Task, Trajectory
 
 
