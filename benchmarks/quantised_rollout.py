@@ -3,7 +3,7 @@ run has trained?
 
     sixfold train demo && python benchmarks/quantised_rollout.py runs/demo [--tasks 64]
 
-For each `sync.mode`: as many training tasks, the recipe's samples of each, drawn by the engine from
+For each `sync.kind`: as many training tasks, the recipe's samples of each, drawn by the engine from
 its weights and scored with the policy's by the trainer's code; `copy` shows what numerics alone do.
 And how many held-out tasks the weights that sample solve greedily.
 """
@@ -66,7 +66,7 @@ def main() -> None:
         f"{'max |d|':>12}{'KL k3':>12}{'ESS':>10}{'held out':>10}"
     )
     for mode in MODES:
-        recipe = load_recipe(str(given.run / "recipe.toml"), ["--sync.mode", mode])
+        recipe = load_recipe(str(given.run / "recipe.toml"), ["--sync.kind", mode])
         world = build_world(recipe, model_folder(str(given.run)))
         print(f"{mode:6}{drift(world, given.tasks)}", flush=True)
         world.close()

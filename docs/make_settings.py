@@ -5,11 +5,12 @@ docs/settings.md
 from __future__ import annotations
 
 from itertools import groupby
+from typing import get_args
 
 from pydantic import BaseModel
 
 from sixfold.recipe.dump import toml_literal
-from sixfold.recipe.knobs import Knob, knobs
+from sixfold.recipe.knobs import Knob, kind_knobs, knobs
 from sixfold.recipe.schema import Recipe
 
 HEAD = """# Settings
@@ -20,6 +21,10 @@ a test keeps it equal to the schema (`recipe/schema/`).
 {count} settings.
 A recipe writes each in the table of its section. On the command line it is `--section.key VALUE`,
 which overrides the recipe.
+
+A section with a `kind` has the settings of that kind only: a setting of another kind is refused.
+A kind on the command line replaces the recipe's: settings in the recipe that the new kind lacks are
+dropped, and those that it has are kept.
 """
 
 
@@ -39,15 +44,24 @@ def _purpose(section: str) -> str:
     """The section's own docstring, on one line."""
     kind: type[BaseModel] = Recipe
     for name in section.split("."):
-        annotation = kind.model_fields[name].annotation
+        field = kind.model_fields[name]
+        if section in kind_knobs() and section.endswith(name):
+            return "\n".join(_variant(variant) for variant in get_args(field.annotation))
+        annotation = field.annotation
         assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
         kind = annotation
     return " ".join((kind.__doc__ or "").split())
 
 
+def _variant(variant: type[BaseModel]) -> str:
+    """One kind of a section, as a line of a list."""
+    kinds = ", ".join(f"`{kind}`" for kind in get_args(variant.model_fields["kind"].annotation))
+    return f"- {kinds}: {' '.join((variant.__doc__ or '').split())}"
+
+
 def _row(knob: Knob) -> str:
     default = "the algorithm's own" if knob.default is None else f"`{toml_literal(knob.default)}`"
-    cells = (f"`{knob.key}`", default, knob.description, knob.accepts)
+    cells = (f"`{knob.key}`", default, knob.purpose, knob.accepts)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

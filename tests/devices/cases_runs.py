@@ -88,11 +88,11 @@ def test_a_resumed_run_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 RUNS: dict[str, dict[str, Any]] = {
     "copy, every second step, bfloat16": {
-        "sync__mode": "copy",
+        "sync__kind": "copy",
         "sync__every": 2,
         "run__precision": "bfloat16",
     },
-    "int8": {"sync__mode": "int8", "algorithm__correction": "truncated"},
+    "int8": {"sync__kind": "int8", "algorithm__correction": "truncated"},
     "ppo": {"algorithm__name": "ppo", "trainer__activation_checkpointing": "full"},
     "worker reference, reset": {
         "algorithm__beta": 0.1,
@@ -102,7 +102,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "inline reference, minibatches, n-gram": {
         "algorithm__beta": 0.1,
         "algorithm__minibatches": 2,
-        "engine__speculation": "ngram",
+        "engine__speculation__kind": "ngram",
         "trainer__share_prefix": False,
     },
     "truncated, oversampled": {
@@ -121,6 +121,6 @@ def test_runs(settings: dict[str, Any], tmp_path: Path) -> None:
     for line in made:
         assert line["train/skipped"] == 0.0 or line["train/tokens"] == 0.0
         assert line.get("mismatch/max_abs_logp", 0.0) < (
-            0.5 if {"run__precision", "sync__mode"} & settings.keys() else 1e-4
+            0.5 if {"run__precision", "sync__kind"} & settings.keys() else 1e-4
         )
     assert counts.at("trainer/packing.py") == counts.at("trainer/segments.py") == 0, counts.table()

@@ -27,7 +27,7 @@ from sixfold.engine.speculative import Speculation
 from sixfold.model.base import Body, LayerAdditions, Layout
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
-from sixfold.recipe.schema import EngineConfig, Recipe
+from sixfold.recipe.schema import EngineConfig, NgramSpeculation, Recipe
 from sixfold.run.assemble import make_engine
 from sixfold.types import Kept, SamplingParams
 
@@ -405,8 +405,8 @@ def test_a_stop_token_and_the_limit_cut_a_run(tiny: Callable[[str], PreTrainedMo
 def test_the_recipe_switches_it_on_and_it_is_off_by_default(policy: Policy) -> None:
     engines = [
         make_engine(Recipe(engine=EngineConfig(**asked)), policy, 64, None)
-        for asked in ({}, dict(speculation="ngram"))
-    ]  # type: ignore[arg-type]
+        for asked in ({}, {"speculation": NgramSpeculation(tokens=3)})
+    ]
     assert engines[0].speculator is None
     assert engines[1].speculator is not None and isinstance(
         engines[1].speculator.proposer, NGramProposer

@@ -303,10 +303,10 @@ TOGETHER: dict[str, str] = {
     ),
     "--reference.placement=worker": "reference.reset_every and placement speak of a reference",
     "--algorithm.correction=truncated --algorithm.epochs=2": (
-        "algorithm.correction: 'truncated' corrects for samples of an older version"
+        "algorithm.correction = 'truncated' corrects for samples of older"
     ),
     "--algorithm.name=ppo --algorithm.advantage=vtrace": (
-        "algorithm.correction: 'vtrace' corrects for samples of an older version"
+        "algorithm.correction = 'vtrace' corrects for samples of older"
     ),
     "--algorithm.name=ppo --critic.body=none": (
         "ppo takes its advantage (gae) from a critic, and critic.body = 'none'; use 'own' or"
@@ -316,23 +316,26 @@ TOGETHER: dict[str, str] = {
         "grpo takes its advantage (vtrace) from a critic"
     ),
     "--algorithm.correction=truncated": (
-        "algorithm.correction: 'truncated' corrects for samples of an older version of the weights,"
-        " and here there is none: engine and trainer share them (sync.mode = 'shared') in float32."
-        " Use sync.mode = 'copy' with sync.every > 1, or remove it"
+        "algorithm.correction = 'truncated' corrects for samples of older or rounded weights, but"
+        " engine and trainer share their weights (sync.kind = 'shared') in float32. Use sync.kind ="
+        " 'copy' with sync.every > 1, or remove it"
     ),
     "--algorithm.name=ppo --algorithm.advantage=vtrace --algorithm.epochs=1": (
-        "algorithm.correction: 'vtrace' corrects for samples of an older"
+        "algorithm.correction = 'vtrace' corrects for samples of older"
     ),
-    "--sync.mode=int8": (
-        "sync.mode = 'int8' samples from rounded weights, whose log-probs 'grpo' would take for the"
-        " policy's own; set algorithm.correction, e.g. 'truncated': it scores the samples again"
-        " with the trainer's weights and weighs the difference"
+    "--sync.kind=int8": (
+        "sync.kind = 'int8' changes the log-probs of the samples, but 'grpo' would take them for"
+        " the policy's own. Set algorithm.correction, e.g. 'truncated': it scores the samples again"
+        " with the trainer's weights and weights them by the difference"
     ),
-    "--sync.mode=fp8 --sync.every=4 --algorithm.correction=negative-sequence": (
-        "sync.mode = 'fp8' samples from rounded weights, whose log-probs"
+    "--engine.kv_dtype=int8": (
+        "engine.kv_dtype = 'int8' changes the log-probs of the samples, but 'grpo' would take them"
     ),
-    "--sync.mode=fp8 --algorithm.name=reinforce": (
-        "sync.mode = 'fp8' samples from rounded weights, whose log-probs 'reinforce'"
+    "--sync.kind=fp8 --sync.every=4 --algorithm.correction=negative-sequence": (
+        "sync.kind = 'fp8' changes the log-probs of the samples"
+    ),
+    "--sync.kind=fp8 --algorithm.name=reinforce": (
+        "sync.kind = 'fp8' changes the log-probs of the samples, but 'reinforce'"
     ),
     "--algorithm.name=opd": (
         "opd distils from a teacher: name one with reference.path, a model with the policy's"
@@ -381,14 +384,15 @@ FINE_TOGETHER = [
     "--algorithm.entropy_rule=kl-cov --algorithm.epochs=2",
     "--algorithm.name=ppo --critic.warmup_steps=5",
     "--algorithm.correction=truncated --run.precision=bfloat16",
-    "--algorithm.correction=truncated --sync.mode=copy",
+    "--algorithm.correction=truncated --sync.kind=copy",
+    "--algorithm.correction=truncated --engine.kv_dtype=int8",
     *(
-        f"--algorithm.correction={rule} --sync.mode=int8"
+        f"--algorithm.correction={rule} --sync.kind=int8"
         for rule in CORRECTION_BANDS
         if rule not in ("none", "negative-sequence")
     ),
-    "--algorithm.name=ppo --algorithm.advantage=vtrace --sync.mode=fp8",
-    "--algorithm.name=reinforce --algorithm.correction=decoupled --sync.mode=fp8 --sync.every=4",
+    "--algorithm.name=ppo --algorithm.advantage=vtrace --sync.kind=fp8",
+    "--algorithm.name=reinforce --algorithm.correction=decoupled --sync.kind=fp8 --sync.every=4",
     "--algorithm.name=opd --reference.path=teacher --reference.placement=worker",
     "--algorithm.beta=0.1 --reference.path=other",
     "--algorithm.beta=0.1 --reference.placement=fused",
@@ -447,7 +451,7 @@ def test_the_same_with_what_they_ask_for(flags: str) -> None:
         ("--algorithm.name=ppo --critic.body=none", "ppo takes its advantage (gae) from a critic"),
         (
             "--algorithm.correction=truncated",
-            "algorithm.correction: 'truncated' corrects for samples of an older version",
+            "algorithm.correction = 'truncated' corrects for samples of older",
         ),
         (
             "--algorithm.name=maxrl --algorithm.whiten=all",

@@ -58,7 +58,7 @@ def test_weights_and_all_that_is_held_with_them_by_hand() -> None:
     assert sizes(memory("--algorithm.beta=0.1"))["reference"] == 4 * N
     assert sizes(memory("--algorithm.name=ppo"))["critic"] == 16 * N
     assert "critic" not in sizes(memory("--algorithm.name=ppo", "--critic.body=policy"))
-    assert sizes(memory("--sync.mode=copy"))["sync copy"] == 4 * N
+    assert sizes(memory("--sync.kind=copy"))["sync copy"] == 4 * N
     single = sizes(memory("--run.precision=float32"))
     assert "engine's weights" not in single and "weights cast in a pass" not in single
     teacher = sizes(memory("--algorithm.beta=0.1", f"--reference.path={QWEN}"))
@@ -231,7 +231,7 @@ def test_explain_describes_the_gpu_that_cuda_shows_the_run(
 def test_settings_that_help_come_largest_first_and_really_help() -> None:
     flags = [
         "--run.precision=float32",
-        "--sync.mode=copy",
+        "--sync.kind=copy",
         "--algorithm.name=ppo",
         "--trainer.activation_checkpointing=none",
     ]
@@ -246,7 +246,7 @@ def test_settings_that_help_come_largest_first_and_really_help() -> None:
         "trainer.activation_checkpointing",
         "trainer.max_tokens_per_microbatch",
         "critic.body",
-        "sync.mode",
+        "sync.kind",
     }
     assert wanted <= set(names)
 

@@ -117,22 +117,28 @@ def test_what_a_model_does_not_say_stays_unknown(tmp_path: Path) -> None:
     assert bounded.longest_tokens == 100 and bounded.kv_tokens == 256 * 112
 
 
-@pytest.mark.parametrize("backend", ["vllm", "sglang:http://localhost:30000"])
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
 def test_what_only_the_embedded_engine_does_is_refused_with_another(backend: str) -> None:
-    other = f"--rollout.backend={backend}"
-    assert refusal(other, "--engine.speculation=ngram").startswith(
-        "engine.speculation is the embedded engine's, and rollout.backend"
-    )
-    assert refusal(other, "--rollout.oversample=12").startswith(
-        f"rollout.oversample gives up samples on the way, which rollout.backend = '{backend}'"
-    )
-    assert refusal(other, "--sync.mode=int8", "--algorithm.correction=truncated").startswith(
-        "sync.mode = 'int8' rounds the embedded engine's weights, and rollout.backend ="
+    other = f"--rollout.backend.kind={backend}"
+    for key, value in {
+        "engine.speculation.kind": "ngram",
+        "engine.preemption.kind": "swap",
+        "engine.kv_dtype": "int8",
+        "engine.chunked_prefill": "true",
+        "engine.continuous": "false",
+    }.items():
+        message = refusal(
+            other, f"--{key}={value}", "--algorithm.correction=truncated", "--sync.kind=copy"
+        )
+        assert message.startswith(f"{key} = ") and f"rollout.backend.kind = '{backend}'" in message
+    assert refusal(other, "--rollout.oversample=12").startswith("rollout.oversample")
+    assert refusal(other, "--sync.kind=int8", "--algorithm.correction=truncated").startswith(
+        "sync.kind = 'int8' rounds the embedded engine's weights, but rollout.backend.kind ="
         f" '{backend}' samples elsewhere"
     )
     for flag in ("top_p=0.9", "top_k=5", "min_p=0.1"):
         assert refusal(other, f"--rollout.{flag}").startswith(
-            f"rollout.top_p, top_k and min_p: rollout.backend = '{backend}' does not say which"
+            f"rollout.top_p, top_k and min_p: rollout.backend.kind = '{backend}'"
         )
 
 
@@ -304,26 +310,30 @@ def says(topic: str, *flags: str) -> str:
 
 def test_the_explanation_says_how_the_engine_admits_and_what_it_computes_once() -> None:
     plain = says("prefill")
-    assert plain.startswith(
-        "a prompt is computed once for its 8 samples; what prompts begin with in common is computed"
-        " once too, found in a radix tree"
-    )
-    assert "at most 4096 prompt tokens in an engine step" in plain
-    assert "is computed for each; at most 100 prompt" in says(
-        "prefill", "--engine.prefix_cache=none", "--engine.prefill_tokens_per_step=100"
-    )
-    assert "by whole blocks" in says("prefill", "--engine.prefix_cache=hash")
+    assert plain.startswith("a prompt is computed once for its 8 samples;")
+    assert "radix tree" in plain and "at most 4096 prompt tokens, or one longer" in plain
+    apart = says("prefill", "--engine.prefix_cache=none", "--engine.prefill_tokens_per_step=100")
+    assert "separately" in apart and "at most 100 prompt tokens" in apart
+    assert "full blocks" in says("prefill", "--engine.prefix_cache=hash")
+    assert "in chunks" in says("prefill", "--engine.chunked_prefill=true")
+    assert fact("batching") is None and "static" in says("batching", "--engine.continuous=false")
     assert says(
         "prefill", "--rollout.samples_per_prompt=1", "--algorithm.name=reinforce"
     ).startswith("a prompt has one sample;")
     assert says("prefill", "--rollout.oversample=12").startswith(
         "a prompt is computed once for its 12 samples;"
     )
-    assert "none has to stop" in says("admission")
-    assert "the last in line stops and goes on later, to the same tokens" in says(
-        "admission", "--engine.preemption=recompute"
+    assert "none is preempted" in says("admission")
+    assert "computed again later" in says("admission", "--engine.preemption.kind=recompute")
+    swap = "--engine.preemption.kind=swap"
+    assert "moved to host memory and" in says("admission", swap)
+    assert "host memory (5,000 tokens)" in says(
+        "admission", swap, "--engine.preemption.host_tokens=5000"
     )
-    assert "waits in host memory" in says("admission", "--engine.preemption=swap")
+    assert fact("speculation") is None
+    assert "up to 3 tokens are proposed from earlier text" in says(
+        "speculation", "--engine.speculation.kind=ngram", "--engine.speculation.tokens=3"
+    )
     assert says("KV cache", "--engine.kv_tokens=1000", "--engine.block_size=8").startswith(
         "1,000 tokens in 125 blocks of 8; 1.95 MiB"
     )
@@ -411,12 +421,12 @@ def test_the_explanation_says_what_is_kept_of_the_distribution() -> None:
 
 
 def test_the_explanation_says_the_correction() -> None:
-    stale = ("--sync.mode=copy", "--sync.every=4")
+    stale = ("--sync.kind=copy", "--sync.every=4")
     found = fact("correction", "--algorithm.correction=masked", *stale)
     assert found is not None and found.says.endswith(
         "pi(start of the step) / pi(sampler), 0.5 to 5"
     )
-    assert found.why == "algorithm.correction; sync.mode = copy, every = 4"
+    assert found.why == "algorithm.correction; sync.kind = copy, every = 4"
     assert says(
         "correction", "--algorithm.correction=truncated", "--algorithm.correction_high=4", *stale
     ).endswith("up to 4")
@@ -426,14 +436,11 @@ def test_the_explanation_says_the_correction() -> None:
 
 def test_the_explanation_says_whose_weights_sample() -> None:
     assert says("weights").startswith("engine and trainer share one set of weights; forward")
-    assert says("weights", "--sync.mode=copy").startswith(
-        "the engine has its own copy of the weights; forward"
+    assert says("weights", "--sync.kind=copy").startswith(
+        "the engine has its own copy of the weights, updated after every step; forward"
     )
-    rounded = says("weights", "--sync.mode=fp8", "--algorithm.correction=truncated")
-    assert rounded.startswith(
-        "the engine has its own copy of the weights, rounded as if in fp8 (simulated: nothing is"
-        " saved); forward"
-    )
+    rounded = says("weights", "--sync.kind=fp8", "--algorithm.correction=truncated")
+    assert "rounded as in fp8 (simulated" in rounded
 
 
 def test_the_explanation_says_what_dynamic_sampling_will_cost() -> None:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from sixfold.errors import UserError
 from sixfold.recipe.dump import dump_recipe, flat
 from sixfold.recipe.find import shipped_recipes
-from sixfold.recipe.knobs import Knob, knobs, sections
-from sixfold.recipe.schema import Recipe
+from sixfold.recipe.knobs import Knob, kind_knobs, knobs, sections
+from sixfold.recipe.schema import Recipe, RolloutConfig, VllmBackend
 from sixfold.recipe.toml import load_recipe, parse_recipe
 
 
@@ -208,7 +208,10 @@ MISTAKES = {
     ),
     "contradiction": (
         "sync.every = 2",
-        "sync.every > 1 needs sync.mode = 'copy': a shared module is never stale (demo.toml)",
+        (
+            "sync.every belongs to kind 'copy', 'int8' or 'fp8', and sync.kind is 'shared' by"
+            " default. Set sync.kind = 'copy', or remove sync.every (demo.toml, line 1)"
+        ),
     ),
     "object construction": ('environment._target_ = "builtins.exec"', None),
 }
@@ -240,9 +243,9 @@ FLAG_MISTAKES = {
         "--engine.release_kv needs a value: true or false "
         "(one that starts with -- is written --engine.release_kv=VALUE)"
     ),
-    ("--engine.preemption", "true"): (
-        "engine.preemption: expected one of 'none', 'recompute', 'swap', got 'true'"
-        " (--engine.preemption)"
+    ("--engine.preemption.kind", "true"): (
+        "engine.preemption.kind: expected one of 'none', 'recompute', 'swap', got 'true'"
+        " (--engine.preemption.kind)"
     ),
     ("--log.to", "tensorbord"): (
         "log.to: expected a list out of 'csv', 'tensorboard', 'trackio', 'wandb', got"
@@ -341,7 +344,7 @@ def test_flags_are_laid_over_the_file_with_the_type_of_their_knob() -> None:
         "--data.answer_after=####",
     ]
     recipe = parse_recipe(
-        'run.steps = 3\nrun.seed = 9\ntrainer = { betas = [0.8, 0] }\n[sync]\nmode = "copy"',
+        'run.steps = 3\nrun.seed = 9\ntrainer = { betas = [0.8, 0] }\n[sync]\nkind = "copy"',
         "x.toml",
         flags,
     )
@@ -370,7 +373,7 @@ def test_flags_are_laid_over_the_file_with_the_type_of_their_knob() -> None:
         and recipe.run.dir == "--x"
         and recipe.data.answer_after == "####"
     )
-    assert recipe.sync.mode == "copy"
+    assert recipe.sync.kind == "copy"
 
 
 def test_a_line_inside_a_multi_line_string_is_not_a_key() -> None:
@@ -440,7 +443,7 @@ def _values(knob: Knob) -> st.SearchStrategy[Any]:
         return st.lists(st.floats(0, 1, exclude_max=True), min_size=2, max_size=2)
     if knob.key == "run.name":
         return st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,9}\Z")
-    if knob.key == "rollout.vllm.devices":
+    if knob.key == "rollout.backend.devices":
         return st.sampled_from(["", "0", "1,2"])
     if knob.key in ("model.chat_template", "log.project"):
         return st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
@@ -459,7 +462,9 @@ def _values(knob: Knob) -> st.SearchStrategy[Any]:
 
 # tied to each other by the schema: drawn alone they contradict
 _TIED = {
-    "sync.every",
+    "rollout.backend.url",
+    "engine.speculation.shortest",
+    "engine.speculation.longest",
     "environment.weights",
     "environment.rewards",
     "model.scratch.heads",
@@ -479,7 +484,22 @@ def recipes(draw: st.DrawFn) -> Recipe:
         for part in path:
             node = node.setdefault(part, {})
         node[name] = draw(_values(knobs()[key]))
+    for section, kind in kind_knobs().items():
+        _keep_fields_of_kind(tree, section, kind)
     return Recipe.model_validate_json(json.dumps(tree))
+
+
+def _keep_fields_of_kind(tree: dict[str, Any], section: str, knob: Knob) -> None:
+    table = tree
+    for part in section.split("."):
+        table = table.get(part, {})
+    if table:
+        kind = table.setdefault("kind", knob.default)
+        for name in set(table) - {"kind"}:
+            if kind not in knobs()[f"{section}.{name}"].kinds:
+                del table[name]
+        if kind == "draft":
+            table["path"] = "small-model"
 
 
 @settings(max_examples=150, deadline=None)
@@ -503,11 +523,10 @@ def test_any_valid_value_passes_as_a_flag(data: st.DataObject) -> None:
         st.sampled_from([k for k in knobs().values() if k.key not in _TIED and k.kind != "string"])
     )
     value = data.draw(_values(knob))
-    recipe = parse_recipe(
-        "run.seed = 1",
-        "x",
-        [f"--{knob.key}={json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")],
-    )
+    flags = [f"--{knob.key}={json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")]
+    if knob.kinds:
+        flags.append(f"--{knob.section}.kind={knob.kinds[0]}")
+    recipe = parse_recipe("run.seed = 1", "x", flags)
     assert flat(recipe)[knob.key] == (tuple(value) if isinstance(value, list) else value)
 
 
@@ -588,15 +607,17 @@ def test_comments_are_the_descriptions_and_only_on_request() -> None:
     assert all(
         f"# {knob.description}\n{knob.name} = " in commented
         for knob in knobs().values()
-        if knob.default is not None
+        if knob.default is not None and not knob.kinds
     )
+    vllm = Recipe(rollout=RolloutConfig(backend=VllmBackend()))
+    assert "# kind vllm: path of the Python" in dump_recipe(vllm, comments=True)
 
 
 def test_the_knob_table_is_the_schema() -> None:
     defaults = flat(Recipe())
-    assert list(defaults) == list(knobs())
+    assert list(defaults) == [key for key, knob in knobs().items() if not knob.kinds]
     assert {key: list(v) if isinstance(v, tuple) else v for key, v in defaults.items()} == {
-        k.key: k.default for k in knobs().values()
+        k.key: k.default for k in knobs().values() if not k.kinds
     }
     assert all(knob.description and knob.accepts for knob in knobs().values())
     assert {"run", "model", "model.scratch", "data.reasoning_gym"} <= sections()

@@ -46,14 +46,14 @@ def test_what_training_needs_later_counts() -> None:
     """
     fits = dict(free=17 * GB, total=24 * GB, weights=3 * GB, kv=7 * GB)
     assert memory_share(**fits, training=0) == 0.5
-    with pytest.raises(UserError, match=r"rollout\.backend = 'vllm' does not fit") as caught:
+    with pytest.raises(UserError, match=r"rollout\.backend\.kind = 'vllm' does not fit") as caught:
         memory_share(**fits, training=18 * GB)
     for part in (
         "12.0 GB",
         "18.0 GB more",
         "17.0 of 24.0 GB",
-        "rollout.vllm.devices",
-        "rollout.vllm.sleep",
+        "rollout.backend.devices",
+        "rollout.backend.sleep",
         "engine.max_running",
     ):
         assert part in str(caught.value)
@@ -77,7 +77,7 @@ def test_gpus_are_numbered_as_the_trainer_sees_them(
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UserError, match=r"rollout\.vllm\.devices = '2'") as caught:
+    with pytest.raises(UserError, match=r"rollout\.backend\.devices = '2'") as caught:
         visible_devices("2", "cuda:0", "4,6")
     assert "leaves 2 GPUs" in str(caught.value)
 
@@ -86,8 +86,9 @@ def arguments(
     policy: Policy, monkeypatch: pytest.MonkeyPatch, memory: tuple[int, int] | None, *flags: str
 ) -> dict[str, Any]:
     monkeypatch.setattr(sixfold.run.outside, "free_memory", lambda device: memory)
-    recipe = parse_recipe('run.name = "x"\nrollout.backend = "vllm"', "x.toml", list(flags))
-    return _vllm_arguments(recipe, policy, 64, torch.bfloat16)
+    recipe = parse_recipe('run.name = "x"\nrollout.backend.kind = "vllm"', "x.toml", list(flags))
+    assert recipe.rollout.backend.kind == "vllm"
+    return _vllm_arguments(recipe, recipe.rollout.backend, policy, 64, torch.bfloat16)
 
 
 def test_the_settings_reach_vllm(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +98,7 @@ def test_the_settings_reach_vllm(policy: Policy, monkeypatch: pytest.MonkeyPatch
     beside = arguments(policy, monkeypatch, (70 * GB, 80 * GB))
     assert beside["gpu_memory_utilization"] == 0.03, "2 GB for its context, and a tiny model"
     assert (
-        arguments(policy, monkeypatch, None, "--rollout.vllm.memory", "0.4")[
+        arguments(policy, monkeypatch, None, "--rollout.backend.memory", "0.4")[
             "gpu_memory_utilization"
         ]
         == 0.4
@@ -106,9 +107,9 @@ def test_the_settings_reach_vllm(policy: Policy, monkeypatch: pytest.MonkeyPatch
         policy,
         monkeypatch,
         None,
-        "--rollout.vllm.tensor_parallel",
+        "--rollout.backend.tensor_parallel",
         "2",
-        "--rollout.vllm.sleep",
+        "--rollout.backend.sleep",
         "true",
     )
     assert split["tensor_parallel_size"] == 2 and split["enable_sleep_mode"] is True

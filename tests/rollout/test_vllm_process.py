@@ -169,7 +169,7 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Change:
 
 def test_an_interpreter_that_is_not_there_is_refused(policy: Policy) -> None:
     with pytest.raises(
-        UserError, match=r"rollout.backend = 'vllm:/no/such/python': no such interpreter"
+        UserError, match=r"rollout.backend.python = '/no/such/python': no such interpreter"
     ):
         start(policy, "/no/such/python")
 

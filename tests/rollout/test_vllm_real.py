@@ -192,8 +192,8 @@ def _recipe(folder: Path, steps: int) -> list[str]:
     file.write_text(
         f'[run]\nname = "tiny"\ndir = "{folder}"\nsteps = {steps}\nthreads = 1\n[data]\nheldout ='
         " 8\n[data.arithmetic]\ndigits = 1\n[environment]\npreflight = 16\n[sft]\nsteps ="
-        f' 60\n[rollout]\nmax_new_tokens = 16\nbackend = "vllm:{PYTHON}"\n[trainer]\nlearning_rate'
-        " = 1e-3\n"
+        f' 60\n[rollout]\nmax_new_tokens = 16\nbackend = {{kind = "vllm", python = "{PYTHON}"}}\n'
+        "[trainer]\nlearning_rate = 1e-3\n"
     )
     code = "import sys; from sixfold.cli import main; sys.exit(main())"
     return [sys.executable, "-c", code, "train", str(file), *sizes]

@@ -179,7 +179,7 @@ STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
         "ppo",
         {"algorithm__beta": 0.05, "algorithm__kl": "k1", "algorithm__kl_in": "reward"},
     ),
-    "v-trace": ("ppo", {"algorithm__advantage": "vtrace", "sync__mode": "copy", "sync__every": 2}),
+    "v-trace": ("ppo", {"algorithm__advantage": "vtrace", "sync__kind": "copy", "sync__every": 2}),
     "steered": (
         "grpo",
         {
@@ -192,14 +192,14 @@ STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
     "dynamic sampling": ("dapo", {}),
     "corrected": (
         "grpo",
-        {"algorithm__correction": "truncated", "sync__mode": "copy", "sync__every": 2},
+        {"algorithm__correction": "truncated", "sync__kind": "copy", "sync__every": 2},
     ),
     "decoupled": (
         "grpo",
         {
             "algorithm__correction": "decoupled",
             "algorithm__epochs": 2,
-            "sync__mode": "copy",
+            "sync__kind": "copy",
             "sync__every": 3,
         },
     ),
@@ -350,7 +350,7 @@ def test_four_updates_a_step_count_four_versions(
     settings = needs("grpo", models) | {
         "algorithm__epochs": 2,
         "algorithm__minibatches": 2,
-        "sync__mode": sync,
+        "sync__kind": sync,
         "sync__every": every,
     }
     steps = metrics(train(tmp_path, "run", graded, run__steps=3, **settings))

@@ -26,9 +26,9 @@ from .processes import metrics, tiny_recipe
 STEPS = 5
 KINDS: dict[str, dict[str, object]] = {
     "shared": {},
-    "stale": {"sync__mode": "copy", "sync__every": 3},
-    "int8": {"sync__mode": "int8", "algorithm__correction": "truncated"},
-    "stale fp8": {"sync__mode": "fp8", "sync__every": 2, "algorithm__correction": "truncated"},
+    "stale": {"sync__kind": "copy", "sync__every": 3},
+    "int8": {"sync__kind": "int8", "algorithm__correction": "truncated"},
+    "stale fp8": {"sync__kind": "fp8", "sync__every": 2, "algorithm__correction": "truncated"},
 }
 
 

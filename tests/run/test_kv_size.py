@@ -64,7 +64,7 @@ def test_a_gpu_holds_what_fits_and_the_user_is_told(
         "288 tokens" in note
         and "896" in note
         and "engine.max_running = 8" in note
-        and "engine.preemption" in note
+        and "engine.preemption.kind" in note
     )
     engine = assembly.make_engine(asked, policy, LONGEST, None, notes)
     assert engine.scheduler.blocks.count == 288 // 16 + 1 and len(notes) == 2

@@ -39,7 +39,7 @@ forms = pytest.mark.parametrize("form", ["int8", "fp8"])
 def flags(folder: Path, form: str, **overrides: object) -> list[str]:
     return tiny_recipe(
         folder,
-        **{"run__steps": 4, "sync__mode": form, "algorithm__correction": "truncated", **overrides},
+        **{"run__steps": 4, "sync__kind": form, "algorithm__correction": "truncated", **overrides},
     )
 
 
@@ -217,7 +217,7 @@ def test_weights_too_far_off_do_not_start(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(
         UserError,
         match=(
-            r"sync.mode = 'fp8': rounded weights move log-probs by 0.00\d+ nats in the mean \(limit"
+            r"sync.kind = 'fp8': rounding moves log-probs by 0.00\d+ nats in the mean \(limit"
             r" 1e-05\), too far"
         ),
     ):
@@ -256,7 +256,7 @@ def test_a_row_of_ones_own_without_a_correction_is_refused(tmp_path: Path) -> No
     with pytest.raises(
         UserError,
         match=(
-            r"sync.mode = 'int8' samples from rounded weights, whose log-probs 'grpo' would take"
+            r"sync.kind = 'int8' changes the log-probs of the samples, but 'grpo' would take them"
             r" for the policy's own"
         ),
     ):

@@ -202,7 +202,7 @@ def test_a_run_with_an_engine_of_its_own_resumes_exactly(tmp_path: Path, every: 
     """With sync.every = 2 the engine's weights are older than the trainer's at every odd step: they
     must come back as they were.
     """
-    settings = {"sync__mode": "copy", "sync__every": every, "checkpoint__every": 3}
+    settings = {"sync__kind": "copy", "sync__every": every, "checkpoint__every": 3}
     for name, parts in (("a", [7]), ("b", [3, 7])):
         for steps in parts:
             resume = tmp_path / name if steps != parts[0] else None

@@ -116,7 +116,7 @@ def test_a_run_of_a_newer_release_is_not_taken_back_to_an_older_checkpoint(folde
     [
         ({"model__path": "elsewhere"}, "model.path"),
         ({"model__scratch__hidden_size": 24}, "model.scratch.hidden_size"),
-        ({"sync__mode": "copy"}, "sync.mode"),
+        ({"sync__kind": "copy"}, "sync.kind"),
         ({"run__seed": 1}, "run.seed"),
         ({"sft__steps": 9}, "sft.steps"),
         ({"algorithm__name": "ppo"}, "algorithm.name"),

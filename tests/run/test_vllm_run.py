@@ -31,7 +31,8 @@ def run(folder: Path, name: str, steps: int, resume: bool = False, **more: objec
     flags = tiny_recipe(
         folder,
         run__steps=steps,
-        rollout__backend=f"vllm:{sys.executable}",
+        rollout__backend__kind="vllm",
+        rollout__backend__python=sys.executable,
         checkpoint__every=1,
         checkpoint__keep=9,
         **more,
@@ -57,7 +58,7 @@ def test_a_stale_run_resumes_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     """With sync.every = 2 the checkpoint of step 3 holds weights that the sampler has and the
     trainer no longer has.
     """
-    stale = dict(sync__mode="copy", sync__every=2)
+    stale = dict(sync__kind="copy", sync__every=2)
     whole = run(tmp_path, "whole", 4, **stale)
     steps, halved = metrics(whole), Path(shutil.copytree(whole, tmp_path / "halved"))
     shutil.rmtree(halved / "checkpoints/step-000004")

@@ -112,7 +112,7 @@ def settings_table() -> str:
             lines.append(f"\n[{section}]")
         default = "the algorithm's" if knob.default is None else toml_literal(knob.default)
         lines.append(f"  --{knob.key} {default}")
-        lines.append(f"      {knob.description} ({knob.accepts})")
+        lines.append(f"      {knob.purpose} ({knob.accepts})")
     return "\n".join(lines) + "\n"
 
 

@@ -110,7 +110,7 @@ def check_algorithm(recipe: Recipe, row: Method) -> None:
             "algorithm.advantage = 'process' reads rewards of steps (Reward.steps), and a recipe's"
             " rewards speak of whole answers; it is for an environment of your own, from Python"
         )
-    if row.entropy_rule == "kl-cov" and row.updates == 1 and recipe.sync.mode == "shared":
+    if row.entropy_rule == "kl-cov" and row.updates == 1 and recipe.sync.kind == "shared":
         raise UserError(
             "algorithm.entropy_rule = 'kl-cov' charges for moving away from the sampler, and with"
             " one update a step nothing has moved; use algorithm.minibatches or epochs > 1, or"
@@ -274,28 +274,33 @@ def _check_correction(recipe: Recipe, row: Method) -> None:
     )
     # The only rule that uses the policy's current log-probs.
     moves = row.updates > 1 and rule == "negative-sequence"
-    if rule and recipe.sync.mode == "shared" and recipe.run.precision == "float32" and not moves:
+    exact = recipe.run.precision == "float32" and not recipe.quantised_sampling
+    if rule and recipe.sync.kind == "shared" and exact and not moves:
         raise UserError(
-            f"algorithm.correction: '{rule}' corrects for samples of an older version of the"
-            " weights, and here there is none: engine and trainer share them (sync.mode ="
-            " 'shared') in float32. Use sync.mode = 'copy' with sync.every > 1, or remove it"
+            f"algorithm.correction = '{rule}' corrects for samples of older or rounded weights, but"
+            " engine and trainer share their weights (sync.kind = 'shared') in float32. Use"
+            " sync.kind = 'copy' with sync.every > 1, or remove it"
         )
 
 
 def check_recomputed(recipe: Recipe, row: Method) -> None:
-    """Check that ratios use the trainer's own log-probs if the sampler is quantised.
+    """Check that ratios use the trainer's own log-probs if weights or KV cache are quantised.
 
-    The log-probs of samples from quantised weights are not the policy's.
+    The log-probs of samples from a quantised engine are not the policy's.
 
     Raises:
         UserError: if they do not.
     """
-    if recipe.sync.quantised and not row.ratio_from_trainer:
+    if recipe.quantised_sampling and not row.ratio_from_trainer:
+        setting = (
+            f"sync.kind = '{recipe.sync.kind}'"
+            if recipe.sync.quantised
+            else f"engine.kv_dtype = '{recipe.engine.kv_dtype}'"
+        )
         raise UserError(
-            f"sync.mode = '{recipe.sync.mode}' samples from rounded weights, whose log-probs"
-            f" '{row.name}' would take for the policy's own; set algorithm.correction, e.g."
-            " 'truncated': it scores the samples again with the trainer's weights and weighs the"
-            " difference"
+            f"{setting} changes the log-probs of the samples, but '{row.name}' would take them for"
+            " the policy's own. Set algorithm.correction, e.g. 'truncated': it scores the samples"
+            " again with the trainer's weights and weights them by the difference"
         )
 
 

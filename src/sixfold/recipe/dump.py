@@ -15,6 +15,7 @@ from .schema import Recipe
 def flat(recipe: Recipe) -> dict[str, Any]:
     """Every value by dotted key, in the order of the schema.
 
+    A section with several kinds has the settings of its kind.
     The tables of a list contain only values that differ from their defaults.
     """
 
@@ -44,11 +45,11 @@ def dump_recipe(recipe: Recipe, *, comments: bool = False) -> str:
     values = flat(recipe)
     tables: dict[str, list[str]] = {}
     for knob in knobs().values():
-        if values[knob.key] is None:
+        if values.get(knob.key) is None:
             continue
         lines = tables.setdefault(knob.section, [f"[{knob.section}]"])
         if comments:
-            lines.append(f"# {knob.description}")
+            lines.append(f"# {knob.purpose}")
         lines.append(f"{knob.name} = {toml_literal(values[knob.key])}")
     return "\n\n".join("\n".join(lines) for lines in tables.values()) + "\n"
 

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..errors import UserError, nearest
-from .knobs import Knob, knobs, sections
+from .knobs import Knob, kind_knobs, knobs, sections
 
 _SECRET = re.compile(
     r"(^|[_-])(token|api[_-]?key|secret|password|passwd|credentials?)$", re.IGNORECASE
@@ -27,16 +27,25 @@ def check_keys(tree: Mapping[str, Any], place: Callable[[str], str], prefix: str
         key = prefix + name
         if key in sections():
             if not isinstance(value, dict):
-                example = next(k for k in knobs() if k.startswith(key + "."))
-                raise UserError(
-                    f"'{key}' is a section, not a setting; set what is in it, e.g. {example}"
-                    f" ({place(key)})"
-                )
+                raise UserError(f"{_value_for_section(key, value)} ({place(key)})")
             check_keys(value, place, key + ".")
         elif key not in knobs():
             raise UserError(f"{_unknown_key(key, value)} ({place(key)})")
         elif knobs()[key].fields and isinstance(value, list):
             _check_tables(knobs()[key], value, place)
+
+
+def _value_for_section(key: str, value: Any) -> str:
+    """Error message for a section that is written like a setting."""
+    kind = kind_knobs().get(key)
+    if kind is None:
+        example = next(k for k in knobs() if k.startswith(key + "."))
+        return f"'{key}' is a section, not a setting; set what is in it, e.g. {example}"
+    meant = next((c for c in kind.choices if str(value).partition(":")[0] == c), "")
+    fields = [k.key for k in knobs().values() if k.section == key and meant in k.kinds]
+    more = f" and, for example, {fields[0]}" if fields else ""
+    example = f"{kind.key} = '{meant or kind.choices[0]}'{more}"
+    return f"'{key}' is a section, not a setting; set {example}"
 
 
 def _check_tables(knob: Knob, tables: Sequence[Any], place: Callable[[str], str]) -> None:
@@ -73,10 +82,18 @@ def _unknown_key(key: str, value: Any) -> str:
         return f"'{key}' belongs under " + " or ".join(
             f"'{knob.section}' ({knob.key})" for knob in homes
         )
+    section = key.rpartition(".")[0]
+    kind = kind_knobs().get(section)
+    if kind is not None and value in kind.choices:
+        return f"unknown key '{key}'. Write {kind.key} = '{value}'"
     takers = [
         knob.key
         for knob in knobs().values()
-        if name in knob.choices and knob.section == key.rpartition(".")[0]
+        if name in knob.choices
+        and (
+            knob.section == section
+            or (knob.name == "kind" and knob.section.rpartition(".")[0] == section)
+        )
     ]
     if takers:
         return f"unknown key '{key}': '{name}' is a value of {takers[0]}"
@@ -99,3 +116,17 @@ def shown(value: Any) -> str:
         return "a table"
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def bad_value(knob: Knob, asked: Mapping[str, Any]) -> str:
+    """Error message for a value that a setting does not accept."""
+    value: Any = asked
+    for part in knob.key.split("."):
+        value = value[part]
+    wrong = [
+        item
+        for item in (value if isinstance(value, list) else [value])
+        if isinstance(item, str) and item not in knob.choices
+    ]
+    near = nearest(wrong[0], list(knob.choices)) if wrong else ""
+    return f"{knob.key}: expected {knob.accepts}, got {shown(value)}{near and '.' + near}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -35,6 +35,7 @@ class Knob:
         item: JSON type of the items of a list. "table" for a list of tables.
         choices: allowed values, or allowed items of a list. Empty if they are not enumerated.
         fields: names allowed in the tables of a list.
+        kinds: values of the section's `kind` that have this setting. Empty: all.
     """
 
     key: str
@@ -45,6 +46,7 @@ class Knob:
     item: str = ""
     choices: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
 
     @property
     def section(self) -> str:
@@ -53,6 +55,15 @@ class Knob:
     @property
     def name(self) -> str:
         return self.key.rpartition(".")[2]
+
+    @property
+    def purpose(self) -> str:
+        """Description, with the kinds that have the setting."""
+        return (
+            f"kind {', '.join(self.kinds)}: {self.description}"
+            if self.kinds
+            else (self.description)
+        )
 
 
 @cache
@@ -66,6 +77,8 @@ def knobs() -> dict[str, Knob]:
                 yield from walk(
                     schema["$defs"][spec["$ref"].rpartition("/")[2]], f"{prefix}{name}."
                 )
+            elif "oneOf" in spec:
+                yield from _union(schema["$defs"], spec, f"{prefix}{name}.")
             elif reference := spec.get("items", {}).get("$ref"):
                 fields = schema["$defs"][reference.rpartition("/")[2]]["properties"]
                 words = f"a list of tables with any of {', '.join(fields)}"
@@ -89,6 +102,40 @@ def sections() -> frozenset[str]:
     """Dotted names of all sections, including nested ones."""
     parts = (key.split(".") for key in knobs())
     return frozenset(".".join(path[:depth]) for path in parts for depth in range(1, len(path)))
+
+
+@cache
+def kind_knobs() -> dict[str, Knob]:
+    """The setting `kind` of every section that has one, by section."""
+    kinds = {knob.section for knob in knobs().values() if knob.kinds}
+    return {
+        knob.section: knob
+        for knob in knobs().values()
+        if knob.section in kinds and knob.name == "kind"
+    }
+
+
+def _union(models: Mapping[str, Any], spec: Mapping[str, Any], prefix: str) -> Iterator[Knob]:
+    """Settings of a section with several kinds: `kind`, then the fields of all kinds.
+
+    Args:
+        models: JSON schemas by name.
+        spec: JSON schema of the section.
+        prefix: dotted key of the section, with a dot.
+    """
+    fields: dict[str, dict[str, Mapping[str, Any]]] = {}
+    choices: list[str] = []
+    for variant in spec["oneOf"]:
+        properties = dict(models[variant["$ref"].rpartition("/")[2]]["properties"])
+        tag = properties.pop("kind")
+        kinds = tag.get("enum", [tag.get("const")])
+        choices += kinds
+        for name, field in properties.items():
+            fields.setdefault(name, {}).update(dict.fromkeys(kinds, field))
+    kind = {"enum": choices, "type": "string", "default": spec["default"]["kind"]}
+    yield _knob(f"{prefix}kind", {**kind, "description": spec["description"]})
+    for name, homes in fields.items():
+        yield replace(_knob(prefix + name, next(iter(homes.values()))), kinds=tuple(homes))
 
 
 def _knob(key: str, spec: Mapping[str, Any]) -> Knob:

@@ -10,6 +10,22 @@ HEADROOM = 0.1
 """Share of GPU memory left for fragmentation, workspaces, CUDA graphs and other processes."""
 
 
+SCALE = 4
+"""Bytes of the scale of one key or value in an int8 cache."""
+
+
+def token_bytes(numbers: int, head_dim: int, width: int, kv_dtype: str) -> int:
+    """Bytes of the keys and values of one token in all layers.
+
+    Args:
+        numbers: numbers in the keys and values of one token, over all layers.
+        head_dim: numbers in one key or value of one head. Each has a scale in an int8 cache.
+        width: bytes per number in a cache that is not quantised.
+        kv_dtype: auto or int8.
+    """
+    return numbers + SCALE * numbers // head_dim if kv_dtype == "int8" else numbers * width
+
+
 def wanted_tokens(max_running: int, longest: int, block_size: int) -> int:
     """Size of a KV cache in which all sequences can run at full length, in tokens.
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .algorithm_plan import resolve_algorithm
-from .backend import parse_backend
-from .kv_budget import HEADROOM, wanted_tokens
+from .kv_budget import HEADROOM, token_bytes, wanted_tokens
 from .model_size import ModelSize
 from .schema import Recipe
 
@@ -264,18 +263,18 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
     return tuple(parts)
 
 
-def held_parts(recipe: Recipe, parameters: int, teacher: int | None = None) -> tuple[Part, ...]:
+def held_parts(
+    recipe: Recipe, parameters: int, teacher: int | None = None, draft: int | None = None
+) -> tuple[Part, ...]:
     """Memory that is held for the whole run.
 
     Args:
         recipe: the whole run.
         parameters: parameters of the policy.
         teacher: parameters of a separate reference model. None: as the policy.
+        draft: parameters of the draft model. None: there is none.
     """
-    method, embedded = (
-        resolve_algorithm(recipe.algorithm),
-        parse_backend(recipe.rollout.backend).kind == "engine",
-    )
+    method, embedded = resolve_algorithm(recipe.algorithm), recipe.rollout.backend.kind == "engine"
     parts = [
         Part("weights", WEIGHTS * parameters, "4 bytes a parameter, float32", early=True),
         Part("gradients", GRADIENT * parameters, "4 bytes a parameter, float32", samples=False),
@@ -298,15 +297,18 @@ def held_parts(recipe: Recipe, parameters: int, teacher: int | None = None) -> t
         parts.append(
             Part("engine's weights", LOWERED * parameters, "2 bytes a parameter, bfloat16")
         )
-    if embedded and recipe.sync.mode != "shared":
+    if embedded and recipe.sync.kind != "shared":
         parts.append(
             Part(
                 "sync copy",
                 WEIGHTS * parameters,
-                f"4 bytes a parameter: sync.mode = {recipe.sync.mode}",
+                f"4 bytes a parameter: sync.kind = {recipe.sync.kind}",
                 early=True,
             )
         )
+    if draft is not None:
+        width = number_width(recipe)
+        parts.append(Part("draft model", width * draft, f"{width} bytes a parameter", early=True))
     return tuple(parts)
 
 
@@ -316,6 +318,7 @@ def memory_plan(
     prompt: int | None,
     longest: int | None,
     teacher: int | None = None,
+    draft: ModelSize | None = None,
 ) -> MemoryPlan:
     """Memory of the run, part by part.
 
@@ -325,16 +328,27 @@ def memory_plan(
         prompt: longest prompt, in tokens. None: not known.
         longest: longest sequence, in tokens. None: not known.
         teacher: parameters of a separate reference model.
+        draft: sizes of the draft model. None: there is none.
     """
-    engine, embedded = recipe.engine, parse_backend(recipe.rollout.backend).kind == "engine"
+    engine, embedded = recipe.engine, recipe.rollout.backend.kind == "engine"
     sequence = wanted_tokens(1, longest, engine.block_size) if longest else 0
     wanted = engine.kv_tokens or engine.max_running * sequence
     work = [p for p in work_parts(recipe, size, prompt) if embedded or p.trains]
     return MemoryPlan(
-        parts=(*held_parts(recipe, size.parameters, teacher), *work),
+        parts=(
+            *held_parts(recipe, size.parameters, teacher, draft.parameters if draft else None),
+            *work,
+        ),
         cache_wanted=wanted if embedded else 0,
         cache_least=(engine.kv_tokens or sequence) if embedded else 0,
-        cache_token=2 * size.layers * size.keys * number_width(recipe),
+        cache_token=_cache_token(recipe, size, engine.kv_dtype)
+        + (_cache_token(recipe, draft, "auto") if draft else 0),
         sequence=sequence,
         cache_trains=not engine.release_kv,
     )
+
+
+def _cache_token(recipe: Recipe, size: ModelSize, kv_dtype: str) -> int:
+    """Bytes of one token in a model's KV cache."""
+    numbers, head_dim = 2 * size.layers * size.keys, size.queries // size.heads
+    return token_bytes(numbers, head_dim, number_width(recipe), kv_dtype)

@@ -8,10 +8,9 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .backend import parse_backend
 from .memory import MemoryPlan, memory_plan
-from .plan import ModelShape, Plan, make_plan
-from .schema import Recipe
+from .plan import ModelShape, Plan, model_shape
+from .schema import Recipe, SharedSyncConfig
 
 CARDS = (24, 40, 80)
 """Sizes of the GPUs that every plan is compared with, in GB (10^9 bytes)."""
@@ -37,11 +36,16 @@ class Device:
 
 def memory_of(plan: Plan) -> MemoryPlan | None:
     """Memory of the plan. None if the model's sizes are not known."""
-    size, teacher = plan.model.size, _teacher(plan.recipe)
-    if size is None or teacher is None:
+    size, teacher, speculation = (
+        plan.model.size,
+        _teacher(plan.recipe),
+        plan.recipe.engine.speculation,
+    )
+    draft = _shape_of(plan.recipe, speculation.path).size if speculation.kind == "draft" else None
+    if size is None or teacher is None or (speculation.kind == "draft" and draft is None):
         return None
     return memory_plan(
-        plan.recipe, size, plan.max_prompt_tokens, plan.longest_tokens, teacher or None
+        plan.recipe, size, plan.max_prompt_tokens, plan.longest_tokens, teacher or None, draft
     )
 
 
@@ -49,9 +53,17 @@ def _teacher(recipe: Recipe) -> int | None:
     """Parameters of a separate reference model. 0 if there is none, None if not known."""
     if not recipe.reference.path:
         return 0
-    model = recipe.model.model_copy(update={"path": recipe.reference.path})
-    shape: ModelShape = make_plan(recipe.model_copy(update={"model": model})).model
-    return shape.parameters
+    return _shape_of(recipe, recipe.reference.path).parameters
+
+
+def _shape_of(recipe: Recipe, path: str) -> ModelShape:
+    """Sizes of another model of the recipe.
+
+    Raises:
+        UserError: if there is no such model.
+    """
+    model = recipe.model.model_copy(update={"path": path, "revision": ""})
+    return model_shape(recipe.model_copy(update={"model": model}))
 
 
 def memory_lines(plan: Plan, devices: list[Device] | None = None) -> list[tuple[str, str]]:
@@ -85,11 +97,12 @@ def memory_lines(plan: Plan, devices: list[Device] | None = None) -> list[tuple[
     )
     lines.append((f"at the peak: {gigabytes(peak)}, and a tenth of the GPU as headroom", why))
     lines.append((_cards(memory), "GB of 10^9 bytes; nothing else may run on the GPU"))
-    if parse_backend(plan.recipe.rollout.backend).kind != "engine":
+    backend = plan.recipe.rollout.backend.kind
+    if backend != "engine":
         lines.append(
             (
                 "the sampler's weights and cache are not counted",
-                f"rollout.backend = {plan.recipe.rollout.backend} has a process of its own",
+                f"rollout.backend.kind = {backend} has a process of its own",
             )
         )
     devices = (
@@ -165,8 +178,8 @@ def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
         ("engine", "max_running", max(1, running // 2)),
         ("critic", "body", "policy"),
     ]
-    if not recipe.sync.quantised:
-        wanted.append(("sync", "mode", "shared"))
+    if recipe.sync.kind == "copy":
+        yield "sync.kind = 'shared'", recipe.model_copy(update={"sync": SharedSyncConfig()})
     for section, key, value in wanted:
         part = getattr(recipe, section)
         if getattr(part, key) != value:

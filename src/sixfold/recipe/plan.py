@@ -18,7 +18,8 @@ from typing import Any
 from ..algorithm.method import Method
 from ..errors import UserError
 from .algorithm_plan import check_algorithm, resolve_algorithm
-from .backend import parse_backend
+from .dump import toml_literal
+from .kv_budget import token_bytes
 from .memory import number_width
 from .model_size import ModelSize, model_size
 from .schema import Recipe, ScratchConfig
@@ -47,6 +48,7 @@ class ModelShape:
         parameters: number of parameters, tied weights counted once.
         context: longest sequence, in tokens.
         kv_numbers_per_token: numbers in the keys and values of one token, over all layers.
+        kv_head_dim: numbers in one key or value of one head.
         size: sizes of the parts.
     """
 
@@ -54,6 +56,7 @@ class ModelShape:
     parameters: int | None = None
     context: int | None = None
     kv_numbers_per_token: int | None = None
+    kv_head_dim: int | None = None
     size: ModelSize | None = None
 
 
@@ -111,8 +114,7 @@ def make_plan(recipe: Recipe) -> Plan:
     prompt, longest = _lengths(recipe, model.context)
     trajectories = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     kv_tokens = _kv_tokens(recipe, longest)
-    numbers = model.kv_numbers_per_token
-    width = number_width(recipe)
+    each = kv_token_bytes(recipe, model.kv_numbers_per_token, model.kv_head_dim)
     return Plan(
         recipe=recipe,
         algorithm=algorithm,
@@ -124,7 +126,7 @@ def make_plan(recipe: Recipe) -> Plan:
         step_tokens=None if prompt is None else _step_tokens(recipe, prompt),
         kv_tokens=kv_tokens,
         kv_blocks=None if kv_tokens is None else kv_tokens // recipe.engine.block_size,
-        kv_bytes=None if kv_tokens is None or numbers is None else kv_tokens * numbers * width,
+        kv_bytes=None if kv_tokens is None or each is None else kv_tokens * each,
         keeps_reference=algorithm.needs_reference,
         evaluations=_evaluations(recipe),
         checkpoint_bytes=(
@@ -159,30 +161,46 @@ def _check_truncation(recipe: Recipe, algorithm: Method) -> None:
 def _check_backend(recipe: Recipe) -> None:
     """Refuse settings that an engine in another process does not support."""
     r = recipe.rollout
-    if parse_backend(r.backend).kind == "engine":
+    backend = r.backend.kind
+    if backend == "engine":
         return
     if recipe.sync.quantised:
         raise UserError(
-            f"sync.mode = '{recipe.sync.mode}' rounds the embedded engine's weights, and"
-            f" rollout.backend = '{r.backend}' samples elsewhere; use backend 'engine', or"
-            " sync.mode = 'copy'"
+            f"sync.kind = '{recipe.sync.kind}' rounds the embedded engine's weights, but"
+            f" rollout.backend.kind = '{backend}' samples elsewhere. Use rollout.backend.kind ="
+            " 'engine', or sync.kind = 'copy'"
         )
-    if recipe.engine.speculation != "none":
-        raise UserError(
-            f"engine.speculation is the embedded engine's, and rollout.backend = '{r.backend}'"
-            " samples elsewhere; use 'none'"
-        )
+    for key, value, default in _only_embedded(recipe):
+        if value != default:
+            raise UserError(
+                f"{key} = {toml_literal(value)} has no effect with rollout.backend.kind ="
+                f" '{backend}': it is a setting of the embedded engine. Remove it, or use"
+                " rollout.backend.kind = 'engine'"
+            )
     if r.oversample:
         raise UserError(
-            f"rollout.oversample gives up samples on the way, which rollout.backend = '{r.backend}'"
-            " does not; use 0, or backend 'engine'"
+            "rollout.oversample aborts samples while others run, which rollout.backend.kind ="
+            f" '{backend}' cannot do. Set rollout.oversample = 0, or use rollout.backend.kind ="
+            " 'engine'"
         )
     if r.top_p < 1 or r.top_k or r.min_p:
         raise UserError(
-            f"rollout.top_p, top_k and min_p: rollout.backend = '{r.backend}' does not say which"
-            " tokens it kept, so the trainer could not score the distribution that was sampled;"
-            " switch them off, or use backend 'engine'"
+            f"rollout.top_p, top_k and min_p: rollout.backend.kind = '{backend}' does not report"
+            " which tokens it kept, so the trainer could not score the distribution that was"
+            " sampled. Switch them off, or use rollout.backend.kind = 'engine'"
         )
+
+
+def _only_embedded(recipe: Recipe) -> list[tuple[str, object, object]]:
+    """(key, value, default) of the settings that only the embedded engine has."""
+    engine = recipe.engine
+    return [
+        ("engine.preemption.kind", engine.preemption.kind, "none"),
+        ("engine.speculation.kind", engine.speculation.kind, "none"),
+        ("engine.kv_dtype", engine.kv_dtype, "auto"),
+        ("engine.chunked_prefill", engine.chunked_prefill, False),
+        ("engine.continuous", engine.continuous, True),
+    ]
 
 
 def model_shape(recipe: Recipe) -> ModelShape:
@@ -241,6 +259,7 @@ def _scratch_shape(sizes: ScratchConfig) -> ModelShape:
         parameters=size.parameters,
         context=sizes.context,
         kv_numbers_per_token=2 * size.layers * size.keys,
+        kv_head_dim=size.queries // size.heads,
         size=size,
     )
 
@@ -274,6 +293,7 @@ def _hub_shape(name: str, revision: str) -> ModelShape:
             parameters=size.parameters,
             size=size,
             kv_numbers_per_token=2 * size.layers * size.keys,
+            kv_head_dim=size.queries // size.heads,
         )
     )
 
@@ -295,6 +315,7 @@ def _local_shape(folder: Path) -> ModelShape:
         parameters=stored if size is None else size.parameters,
         context=config.get("max_position_embeddings", config.get("n_positions")),
         kv_numbers_per_token=kv_numbers_per_token(config),
+        kv_head_dim=kv_head_dim(config),
         size=size,
     )
 
@@ -310,7 +331,26 @@ def kv_numbers_per_token(config: dict[str, Any]) -> int | None:
     if layers is None or heads is None or hidden is None:
         return None
     head_dim = config.get("head_dim") or hidden // heads
-    return layers * 2 * (config.get("num_key_value_heads") or heads) * head_dim
+    return int(layers * 2 * (config.get("num_key_value_heads") or heads) * head_dim)
+
+
+def kv_head_dim(config: dict[str, Any]) -> int | None:
+    """Numbers in one key or value of one head. None if config.json does not say."""
+    heads, hidden = (config.get(key) for key in ("num_attention_heads", "hidden_size"))
+    return config.get("head_dim") or (hidden // heads if hidden and heads else None)
+
+
+def kv_token_bytes(recipe: Recipe, numbers: int | None, head_dim: int | None) -> int | None:
+    """Bytes of the keys and values of one token in the engine's cache. None: not known.
+
+    Args:
+        recipe: sets the dtype of the cache.
+        numbers: numbers in the keys and values of one token, over all layers.
+        head_dim: numbers in one key or value of one head.
+    """
+    if numbers is None or head_dim is None:
+        return None
+    return token_bytes(numbers, head_dim, number_width(recipe), recipe.engine.kv_dtype)
 
 
 def _stored_parameters(folder: Path) -> int | None:

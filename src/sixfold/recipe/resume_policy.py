@@ -44,7 +44,7 @@ FREE: dict[str, str] = {
     "data": "the fingerprint of the tasks decides: other tasks are refused",
     "environment": "the fingerprint of the rewards says what changed",
     "rollout": "takes effect from the next step",
-    "engine": "speed and memory alone",
+    "engine": "takes effect from the next step",
     "algorithm": "takes effect from the next step",
     "critic": "takes effect from the next step",
     "reference": "takes effect from the next step",
@@ -84,7 +84,7 @@ def allowed_changes(saved: Mapping[str, Any], recipe: Recipe, *, warming_up: boo
         UserError: if a setting changed that a resumed run cannot change.
     """
     asked = settings_of(recipe)
-    defaults = settings_of(Recipe())
+    defaults = {key: knob.default for key, knob in knobs().items()}
     changed = [key for key, value in asked.items() if value != saved.get(key, defaults[key])]
     for key in changed:
         reason = why_fixed(key)

@@ -14,11 +14,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..errors import UserError, nearest
+from ..errors import UserError
 from .find import find_recipe, read_recipe_file
 from .flags import parse_flags
-from .keys import check_keys, shown
-from .knobs import Knob, knobs
+from .keys import bad_value, check_keys, shown
+from .kinds import settle_kinds
+from .knobs import kind_knobs, knobs
 from .schema import Recipe
 from .toml_lines import key_lines, line_of, syntax_error
 
@@ -69,7 +70,12 @@ def parse_recipe(text: str, where: str, flags: Sequence[str] = ()) -> Recipe:
     check_keys(flagged, lambda key: f"--{key}")
     for key, value in given.items():
         _put(asked, key, value)
-    return _validate(asked, where, lambda key: f"--{key}" if key in given else place(key))
+
+    def origin(key: str) -> str:
+        return f"--{key}" if key in given else place(key)
+
+    settle_kinds(asked, given, origin)
+    return _validate(asked, where, origin)
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -91,13 +97,13 @@ def _validate(asked: Mapping[str, Any], where: str, place: Callable[[str], str])
         )
     except ValidationError as invalid:
         error = invalid.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in error["loc"] if isinstance(part, str))
+        key = _setting_at(error["loc"])
         if error["type"] == "unsupported":  # raised by a validator of this setting
             raise UserError(
                 f"{key} = '{error['input']}': {error['msg']} ({place(key)})"
             ) from invalid
         if key in knobs():
-            raise UserError(f"{_bad_value(knobs()[key], asked)} ({place(key)})") from invalid
+            raise UserError(f"{bad_value(knobs()[key], asked)} ({place(key)})") from invalid
         parent, _, name = key.rpartition(".")
         if parent in knobs():  # a field of a list of tables
             number = next(part for part in error["loc"] if isinstance(part, int)) + 1
@@ -107,20 +113,21 @@ def _validate(asked: Mapping[str, Any], where: str, place: Callable[[str], str])
         raise UserError(f"{error['msg'].removeprefix('Value error, ')} ({where})") from invalid
 
 
+def _setting_at(location: Sequence[str | int]) -> str:
+    """Dotted key of a location in pydantic's errors.
+
+    A location contains indices of lists, and the kind of a section after the section's name.
+    """
+    key, in_kind = "", False
+    for part in location:
+        if isinstance(part, str) and key in kind_knobs() and not in_kind:
+            in_kind = True
+        elif isinstance(part, str):
+            key, in_kind = f"{key}.{part}".lstrip("."), False
+    return key
+
+
 def _said_of_field(error: Any) -> str:
     """Pydantic's message about a field in a list of tables, with the refused value."""
     message = error["msg"][0].lower() + error["msg"][1:]
     return message if error["type"] == "missing" else f"{message}, got {shown(error['input'])}"
-
-
-def _bad_value(knob: Knob, asked: Mapping[str, Any]) -> str:
-    value: Any = asked
-    for part in knob.key.split("."):
-        value = value[part]
-    wrong = [
-        item
-        for item in (value if isinstance(value, list) else [value])
-        if isinstance(item, str) and item not in knob.choices
-    ]
-    near = nearest(wrong[0], list(knob.choices)) if wrong else ""
-    return f"{knob.key}: expected {knob.accepts}, got {shown(value)}{near and '.' + near}"

@@ -216,7 +216,7 @@ ROLLOUT = (
         "rollout/preemptions",
         "count",
         "preempted completions: paused because no KV block was free, and continued later",
-        "number of preemptions; 0 unless engine.preemption allows them",
+        "number of preemptions; 0 if engine.preemption.kind is none",
     ),
     Metric(
         "rollout/recomputed_tokens",

@@ -34,10 +34,10 @@ def memory_share(free: int, total: int, weights: int, kv: int, training: int) ->
     if need + training > free or share * total > free:
         later = f", and training needs {training / 1e9:.1f} GB more" if training else ""
         raise UserError(
-            f"rollout.backend = 'vllm' does not fit: vLLM needs {need / 1e9:.1f} GB"
+            f"rollout.backend.kind = 'vllm' does not fit: vLLM needs {need / 1e9:.1f} GB"
             f" ({weights / 1e9:.1f} weights, {kv / 1e9:.1f} KV cache){later}; {free / 1e9:.1f} of"
-            f" {total / 1e9:.1f} GB are free. Give it another GPU with rollout.vllm.devices, set"
-            " rollout.vllm.sleep = true, or lower engine.max_running or rollout.max_new_tokens"
+            f" {total / 1e9:.1f} GB are free. Give it another GPU with rollout.backend.devices, set"
+            " rollout.backend.sleep = true, or lower engine.max_running or rollout.max_new_tokens"
         )
     return share
 
@@ -46,8 +46,8 @@ def visible_devices(devices: str, policy: str, visible: str | None) -> str | Non
     """CUDA_VISIBLE_DEVICES of the vLLM process; None to leave it unchanged.
 
     Args:
-        devices: `rollout.vllm.devices`, GPU numbers as this process counts them; empty for the GPU
-            of the policy.
+        devices: `rollout.backend.devices`, GPU numbers as this process counts them; empty for the
+            GPU of the policy.
         policy: device of the policy: cpu, cuda or cuda:N.
         visible: CUDA_VISIBLE_DEVICES of this process, which renumbers GPUs; None if it is not set.
 
@@ -65,6 +65,6 @@ def visible_devices(devices: str, policy: str, visible: str | None) -> str | Non
         return ",".join(there[int(n)] for n in wanted.split(","))
     except IndexError:
         raise UserError(
-            f"rollout.vllm.devices = '{devices}': CUDA_VISIBLE_DEVICES = '{visible}' leaves"
+            f"rollout.backend.devices = '{devices}': CUDA_VISIBLE_DEVICES = '{visible}' leaves"
             f" {len(there)} GPUs, counted from 0"
         ) from None

@@ -80,8 +80,8 @@ class VllmProcess:
         self._python = python or sys.executable
         if shutil.which(self._python) is None:
             raise UserError(
-                f"rollout.backend = 'vllm:{python}': no such interpreter; give the path of a python"
-                " that has vllm"
+                f"rollout.backend.python = '{python}': no such interpreter; give the path of a"
+                " python that has vllm"
             )
         # A file, not a pipe: nobody reads a pipe, so it would fill up and block the process.
         self._log = tempfile.TemporaryFile(prefix="sixfold-vllm-log-")  # noqa: SIM115
@@ -141,7 +141,7 @@ class VllmProcess:
         return logp
 
     def _rest(self) -> None:
-        """Free vLLM's GPU memory for the trainer, if the recipe sets `rollout.vllm.sleep`."""
+        """Free vLLM's GPU memory for the trainer, if the recipe sets `rollout.backend.sleep`."""
         if self._sleep:
             self._ask({"do": "sleep"})
 
@@ -211,7 +211,7 @@ class VllmProcess:
     def _refusal(self, reply: Mapping[str, Any]) -> UserError:
         if reply["missing"]:
             return UserError(
-                f"rollout.backend = 'vllm': {self._python} has no vllm: pip install"
+                f"rollout.backend.kind = 'vllm': {self._python} has no vllm: pip install"
                 " 'sixfold[vllm]', or give the interpreter of an environment that has it:"
                 " 'vllm:/path/to/python'"
             )

@@ -22,8 +22,7 @@ from ..model.causal_lm import CausalLM
 from ..model.device import prepare_device, resolve_device
 from ..model.loading import Policy, load_policy
 from ..model.turn_end import TurnEnd
-from ..recipe.backend import parse_backend
-from ..recipe.schema import Recipe
+from ..recipe.schema import Preemption, Recipe
 from ..report.numbers import percent
 from ..rollout.engine_rollout import EngineRollout
 from ..rollout.outside_engine import OutsideEngine
@@ -35,6 +34,7 @@ from ..sync.sync import CopySync, SharedSync
 from ..sync.versioned import VersionedSync
 from ..trainer.logprobs import Scoring
 from ..types import SamplingParams
+from .draft_model import load_draft
 from .kv_size import kv_tokens
 from .outside import start_outside
 from .rendered_prompt import rendering
@@ -235,19 +235,18 @@ def _engine_and_sync(
         ending: receives the callback that ends an engine in another process.
         notes: receives messages for the user.
     """
-    backend = parse_backend(recipe.rollout.backend)
-    if backend.kind != "engine":
-        return start_outside(recipe, backend, policy, longest, ending)
+    if recipe.rollout.backend.kind != "engine":
+        return start_outside(recipe, recipe.rollout.backend, policy, longest, ending)
     engine = make_engine(recipe, policy, longest, autocast, notes)
-    if recipe.sync.mode == "shared":
+    if recipe.sync.kind == "shared":
         return engine, SharedSync(policy.model, engine)
-    sync = CopySync(policy.model, engine, recipe.sync.every, recipe.sync.mode)
+    sync = CopySync(policy.model, engine, recipe.sync.every, recipe.sync.kind)
     if recipe.sync.quantised:  # the engine starts with an unquantised copy
         sync.refresh()
         share = quantised_share(policy.model)
         notes.append(
             f"the engine samples from rounded weights: {percent(share, 0)} of them are rounded to"
-            f" {recipe.sync.mode} precision. This saves neither memory nor time."
+            f" {recipe.sync.kind} precision. This saves neither memory nor time."
         )
     return engine, sync
 
@@ -277,21 +276,56 @@ def make_engine(
         raise UserError(
             f"engine.cuda_graphs = 'on' needs a GPU, and the model is on {model.device}; use auto"
         )
-    if recipe.sync.mode != "shared":
+    if recipe.sync.kind != "shared":
         model = copy.deepcopy(model).requires_grad_(False)
+    speculation, draft = _speculation(recipe, policy, longest)
     return Engine(
         CausalLM(model),
         kv_tokens=config.kv_tokens
-        or kv_tokens(recipe, policy, longest, notes if notes is not None else []),
+        or kv_tokens(recipe, policy, longest, notes if notes is not None else [], draft),
         block_size=config.block_size,
         max_running=config.max_running,
         prefill_tokens=config.prefill_tokens_per_step,
         prefix_cache=config.prefix_cache,
-        preemption=config.preemption,
+        continuous=config.continuous,
+        chunked_prefill=config.chunked_prefill,
+        preemption=config.preemption.kind,
+        host_tokens=_host_tokens(config.preemption),
+        kv_dtype=config.kv_dtype,
         autocast=autocast,
-        speculation=Speculation() if config.speculation == "ngram" else None,
+        speculation=speculation,
         cuda_graphs={"auto": None, "on": True, "off": False}[config.cuda_graphs],
     )
+
+
+def _host_tokens(config: Preemption) -> int | None:
+    """Tokens in host memory. None: as many as the KV cache."""
+    return (config.host_tokens or None) if config.kind == "swap" else None
+
+
+def _speculation(
+    recipe: Recipe, policy: Policy, longest: int
+) -> tuple[Speculation | None, PreTrainedModel | None]:
+    """Speculation of the recipe, and its draft model if it has one.
+
+    Args:
+        recipe: the whole run.
+        policy: the trainer's model.
+        longest: longest sequence, in tokens.
+
+    Raises:
+        UserError: if the draft model does not fit the policy.
+    """
+    config = recipe.engine.speculation
+    if config.kind == "ngram":
+        speculation = Speculation(config.tokens, None, config.shortest, config.longest)
+        return speculation, None
+    if config.kind == "draft":
+        draft = load_draft(
+            config.path, policy, recipe.run.precision, longest, "engine.speculation.path"
+        )
+        return Speculation(config.tokens, CausalLM(draft)), draft
+    return None, None
 
 
 def _fit_prompts(recipe: Recipe, tasks: TaskSet, codec: Renderer, context: int) -> int:

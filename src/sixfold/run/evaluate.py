@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..evaluation.evaluate import Evaluation, evaluate
 from ..evaluation.results import check_out, completions_file, make_out, write_results
 from ..evaluation.statistics import Interval, PairedTest, paired_test
-from ..recipe.schema import Recipe, SyncConfig
+from ..recipe.schema import Recipe, SharedSyncConfig
 from ..report.numbers import p_value, percent, percent_range, points
 from .assemble import build_world
 from .model_source import model_folder
@@ -93,7 +93,9 @@ def evaluate_command(
 
 def _evaluate(recipe: Recipe, path: str, model: str) -> Evaluated:
     # Nothing is trained here: sample from the model itself, not from a quantised copy.
-    world = build_world(recipe.model_copy(update={"sync": SyncConfig()}), model)
+    engine = recipe.engine.model_copy(update={"kv_dtype": "auto"})
+    exact = recipe.model_copy(update={"sync": SharedSyncConfig(), "engine": engine})
+    world = build_world(exact, model)
     try:
         if not world.tasks.heldout:
             raise UserError("no held-out tasks: set data.heldout or data.heldout_split")

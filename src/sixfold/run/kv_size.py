@@ -6,17 +6,25 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from ..errors import UserError
 from ..model.device import free_memory
 from ..model.loading import Policy
 from ..recipe import kv_budget
 from ..recipe.memory import held_parts, number_width, work_parts
 from ..recipe.model_size import rough_size
-from ..recipe.plan import kv_numbers_per_token
+from ..recipe.plan import kv_head_dim, kv_numbers_per_token, kv_token_bytes
 from ..recipe.schema import Recipe
 
 
-def kv_tokens(recipe: Recipe, policy: Policy, longest: int, notes: list[str]) -> int:
+def kv_tokens(
+    recipe: Recipe,
+    policy: Policy,
+    longest: int,
+    notes: list[str],
+    draft: PreTrainedModel | None = None,
+) -> int:
     """Number of tokens in the KV cache.
 
     It has room for `engine.max_running` sequences. On a GPU it is smaller if less fits.
@@ -26,18 +34,18 @@ def kv_tokens(recipe: Recipe, policy: Policy, longest: int, notes: list[str]) ->
         policy: on its device, together with the engine's own copy if the recipe has one.
         longest: longest sequence, in tokens.
         notes: receives a message if less fits than is wanted.
+        draft: draft model, on the same device. Its KV cache has as many tokens.
 
     Raises:
         UserError: if not even one sequence fits.
     """
     engine = recipe.engine
     wanted = kv_budget.wanted_tokens(engine.max_running, longest, engine.block_size)
-    config = json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False))
-    memory, numbers = free_memory(policy.model.device), kv_numbers_per_token(config)
-    if memory is None or numbers is None:
+    config = _config(policy.model)
+    memory, per_token = free_memory(policy.model.device), _token_bytes(recipe, policy.model, draft)
+    if memory is None or per_token is None:
         return wanted
     free, total = memory
-    per_token = numbers * number_width(recipe)
     reserved = reserved_bytes(recipe, policy, config, longest) + int(kv_budget.HEADROOM * total)
     tokens = kv_budget.tokens_that_fit(free, reserved, per_token, wanted)
     tokens -= tokens % engine.block_size
@@ -54,10 +62,30 @@ def kv_tokens(recipe: Recipe, policy: Policy, longest: int, notes: list[str]) ->
         notes.append(
             f"KV cache: {tokens:,} tokens ({tokens * per_token / 1e9:.1f} GB) fit beside training,"
             f" not the {wanted:,} ({wanted * per_token / 1e9:.1f} GB) of engine.max_running ="
-            f" {engine.max_running} full-length sequences: fewer run at a time; engine.preemption ="
-            " 'recompute' admits more, engine.kv_tokens sets another size"
+            f" {engine.max_running} full-length sequences: fewer run at a time;"
+            " engine.preemption.kind = 'recompute' admits more, engine.kv_tokens sets another size"
         )
     return tokens
+
+
+def _config(model: PreTrainedModel) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(
+        model.config.get_text_config().to_json_string(use_diff=False)
+    )
+    return config
+
+
+def _token_bytes(
+    recipe: Recipe, model: PreTrainedModel, draft: PreTrainedModel | None
+) -> int | None:
+    """Bytes of one token in the KV caches of the model and its draft model. None: not known."""
+    own, other = _config(model), _config(draft) if draft is not None else None
+    size = kv_token_bytes(recipe, kv_numbers_per_token(own), kv_head_dim(own))
+    if other is None or size is None:
+        return size
+    # The draft model's cache is never quantised.
+    more = kv_numbers_per_token(other)
+    return None if more is None else size + more * number_width(recipe)
 
 
 def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], longest: int) -> int:

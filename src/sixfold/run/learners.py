@@ -173,8 +173,8 @@ def build_learners(
         if algorithm.needs_reference
         else NoReference()
     )
-    # Log-probs of quantised weights differ from the policy's by design.
-    limit = inf if recipe.sync.quantised else TRAINING_LIMIT[recipe.run.precision]
+    # Log-probs of a quantised sampler differ from the policy's by design.
+    limit = inf if recipe.quantised_sampling else TRAINING_LIMIT[recipe.run.precision]
     policy = Trainer(
         world.policy.model,
         config,

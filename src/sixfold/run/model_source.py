@@ -55,7 +55,9 @@ def _newest(run: Path, setting: str) -> Path:
 
 
 def with_model_folders(recipe: Recipe) -> Recipe:
-    """Recipe with runs and checkpoints in model.path and reference.path replaced by model folders.
+    """Recipe in which runs and checkpoints are replaced by their model folders.
+
+    Applies to model.path, reference.path and engine.speculation.path.
 
     The run stores its recipe in this form. When it is resumed, it finds the same weights, even if
     the run that they came from has continued.
@@ -71,6 +73,12 @@ def with_model_folders(recipe: Recipe) -> Recipe:
             changes[name] = section.model_copy(
                 update={"path": model_folder(section.path, f"{name}.path")}
             )
+    draft = recipe.engine.speculation
+    if draft.kind == "draft":
+        setting = "engine.speculation.path"
+        if any(_kind(Path(draft.path).expanduser(), setting)):
+            pinned = draft.model_copy(update={"path": model_folder(draft.path, setting)})
+            changes["engine"] = recipe.engine.model_copy(update={"speculation": pinned})
     return recipe.model_copy(update=changes) if changes else recipe
 
 

@@ -12,9 +12,8 @@ import torch
 from ..errors import UserError
 from ..model.device import free_memory
 from ..model.loading import Policy
-from ..recipe.backend import Backend
 from ..recipe.plan import kv_numbers_per_token
-from ..recipe.schema import Recipe
+from ..recipe.schema import Recipe, SglangBackend, VllmBackend
 from ..rollout.outside_engine import OutsideEngine
 from ..rollout.sglang_server import SglangServer
 from ..rollout.vllm_memory import memory_share, visible_devices
@@ -29,7 +28,11 @@ VLLM_BLOCK = 128
 
 
 def start_outside(
-    recipe: Recipe, backend: Backend, policy: Policy, longest: int, ending: ExitStack
+    recipe: Recipe,
+    backend: VllmBackend | SglangBackend,
+    policy: Policy,
+    longest: int,
+    ending: ExitStack,
 ) -> tuple[OutsideEngine, VersionedSync]:
     """Create the engine and its weight sync, and check that it computes what the policy computes.
 
@@ -49,17 +52,16 @@ def start_outside(
     if backend.kind == "sglang":
         engine = SglangServer(backend.url, config, dtype)
     else:
-        vllm = recipe.rollout.vllm
         engine = VllmProcess(
             config,
             dtype,
-            _vllm_arguments(recipe, policy, longest, dtype),
+            _vllm_arguments(recipe, backend, policy, longest, dtype),
             backend.python,
             torch.get_num_threads(),
             visible_devices(
-                vllm.devices, str(policy.model.device), os.environ.get("CUDA_VISIBLE_DEVICES")
+                backend.devices, str(policy.model.device), os.environ.get("CUDA_VISIBLE_DEVICES")
             ),
-            vllm.sleep,
+            backend.sleep,
         )
     ending.callback(engine.close)
     limit = parity_limits(recipe.run.precision, str(policy.model.device), outside=True).mean
@@ -68,14 +70,14 @@ def start_outside(
         sync.refresh()
     except SyncError as error:
         raise UserError(
-            f"rollout.backend = '{recipe.rollout.backend}': {error}: this model cannot be trained"
+            f"rollout.backend.kind = '{backend.kind}': {error}: this model cannot be trained"
             " with it"
         ) from error
     return engine, sync
 
 
 def _vllm_arguments(
-    recipe: Recipe, policy: Policy, longest: int, dtype: torch.dtype
+    recipe: Recipe, vllm: VllmBackend, policy: Policy, longest: int, dtype: torch.dtype
 ) -> dict[str, Any]:
     """The [engine] settings as arguments of vLLM."""
     settings = recipe.engine
@@ -87,7 +89,6 @@ def _vllm_arguments(
         ),
         "enable_prefix_caching": settings.prefix_cache != "none",
     }
-    vllm = recipe.rollout.vllm
     if vllm.tensor_parallel > 1:
         arguments["tensor_parallel_size"] = vllm.tensor_parallel
     if vllm.sleep:
@@ -102,20 +103,20 @@ def _vllm_arguments(
             (tokens + VLLM_BLOCK) * numbers * dtype.itemsize // vllm.tensor_parallel
         )
     if share := _memory_share(
-        recipe, policy, arguments.get("kv_cache_memory_bytes", 0), dtype, longest
+        recipe, vllm, policy, arguments.get("kv_cache_memory_bytes", 0), dtype, longest
     ):
         arguments["gpu_memory_utilization"] = share
     return arguments
 
 
 def _memory_share(
-    recipe: Recipe, policy: Policy, kv: int, dtype: torch.dtype, longest: int
+    recipe: Recipe, vllm: VllmBackend, policy: Policy, kv: int, dtype: torch.dtype, longest: int
 ) -> float | None:
     """vLLM's share of its GPU's memory. None lets vLLM decide, as on a CPU.
 
     On the policy's GPU, the bytes that training has yet to allocate are left free.
     """
-    vllm, device = recipe.rollout.vllm, policy.model.device
+    device = policy.model.device
     if vllm.memory:
         return vllm.memory
     own = bool(vllm.devices) and str(device.index or 0) not in vllm.devices.split(",")

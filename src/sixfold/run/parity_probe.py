@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..algorithm.method import LOSSES, Method
 from ..batch import Batch, number
+from ..engine.engine import Engine
 from ..errors import UserError
 from ..report.numbers import percent
+from ..rollout.kv_probe import exact_logp
 from ..trainer.logprobs import score_batch
 from ..trainer.mismatch import QUANTISED_LIMIT, mismatch_metrics, outside_share
 from ..trainer.parity import Parity, parity_limits
 from .assemble import World
 
+EXACT_ROWS = 8
+"""Trajectories that are scored with an exact KV cache if the engine's cache is quantised."""
 NOISE_SHARE = 0.05
 """Share of sequences that rounding may move out of a clip band before the user is warned."""
 
@@ -38,17 +44,19 @@ def check_parity(world: World, batch: Batch, method: Method, say: Callable[[str]
             from the policy's.
     """
     recipe = world.recipe
-    logp = _scored(world, world.sampler, batch)
-    parity = Parity.of(
-        mismatch_metrics(logp[batch.mask], batch.old_logp[batch.mask]), int(batch.mask.sum())
+    logp, sampled, mask = (
+        _with_exact_cache(world, batch)
+        if recipe.engine.kv_dtype == "int8"
+        else (_scored(world, world.sampler, batch), batch.old_logp, batch.mask)
     )
+    parity = Parity.of(mismatch_metrics(logp[mask], sampled[mask]), int(mask.sum()))
     say(f"parity: engine and trainer differ by {parity}")
     if over := parity_limits(recipe.run.precision, world.device, world.outside).exceeded(parity):
         raise UserError(
             f"engine and trainer disagree by {over} on the same tokens and weights: this model"
             " cannot be trained here"
         )
-    if recipe.sync.quantised:
+    if recipe.quantised_sampling:
         _check_quantised(world, batch, say)
     elif line := noise_warning(method, logp, batch):
         say(line)
@@ -88,26 +96,60 @@ def noise_warning(method: Method, logp: Tensor, batch: Batch) -> str:
 
 
 def _check_quantised(world: World, batch: Batch, say: Callable[[str], None]) -> None:
-    """Measure how far quantised weights move the policy's log-probs.
+    """Measure how far quantised weights or a quantised KV cache move the policy's log-probs.
 
     Raises:
         UserError: if the mean difference exceeds QUANTISED_LIMIT.
     """
-    mode = world.recipe.sync.mode
+    recipe = world.recipe
+    names = [f"{recipe.sync.kind} weights"] if recipe.sync.quantised else []
+    names += [f"{recipe.engine.kv_dtype} KV cache"] if recipe.engine.kv_dtype == "int8" else []
+    setting, exact = (
+        (f"sync.kind = '{recipe.sync.kind}'", "'copy'")
+        if recipe.sync.quantised
+        else (f"engine.kv_dtype = '{recipe.engine.kv_dtype}'", "'auto'")
+    )
     logp = _scored(world, world.policy.model, batch)
     drift = mismatch_metrics(logp[batch.mask], batch.old_logp[batch.mask])
     kl, mean, most = (
         number(drift, f"mismatch/{key}") for key in ("kl_k3", "mean_abs_logp", "max_abs_logp")
     )
     say(
-        f"{mode} weights move log-probs by {mean:.1e} nats in the mean, {most:.1e} at most; KL to"
-        f" the policy {kl:.1e} per token"
+        f"{' and '.join(names)} move log-probs by {mean:.1e} nats in the mean, {most:.1e} at most;"
+        f" KL to the policy {kl:.1e} per token"
     )
     if not mean <= QUANTISED_LIMIT:
         raise UserError(
-            f"sync.mode = '{mode}': rounded weights move log-probs by {mean:.2g} nats in the mean"
-            f" (limit {QUANTISED_LIMIT:g}), too far to learn from their samples; use 'copy'"
+            f"{setting}: rounding moves log-probs by {mean:.2g} nats in the mean (limit"
+            f" {QUANTISED_LIMIT:g}), too far to learn from these samples. Use {exact}"
         )
+
+
+def _with_exact_cache(world: World, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Score a few trajectories by the trainer, and by the engine with a KV cache that is exact.
+
+    The log-probs in the batch come from a quantised cache, so they say nothing about parity.
+
+    Returns:
+        Log-probs of the trainer, of the engine, and the mask of scored tokens, each [B, T]. They
+        are at temperature 1 and without truncation.
+
+    Raises:
+        TypeError: if the engine runs in another process.
+    """
+    if not isinstance(world.engine, Engine):
+        raise TypeError("only the embedded engine has an int8 KV cache")
+    few = replace(batch.rows(torch.arange(min(EXACT_ROWS, len(batch.tokens)))), kept=None)
+    scoring, config = replace(world.scoring, temperature=1.0), world.recipe.trainer
+    logp = score_batch(
+        world.sampler, few, scoring, config.max_tokens_per_microbatch, config.share_prefix
+    )
+    sampled = torch.zeros_like(logp)
+    model = world.engine.runner.model
+    for row, length in enumerate(few.lengths.tolist()):
+        tokens = few.tokens[row, :length].tolist()
+        sampled[row, 1:length] = exact_logp(model, tokens, scoring.autocast).to(logp.device)
+    return logp, sampled, few.mask
 
 
 def _scored(world: World, model: PreTrainedModel, batch: Batch) -> Tensor:

@@ -14,7 +14,7 @@ def evaluate_policy(
 ) -> Evaluation:
     """Evaluate the policy's own weights, as a checkpoint at this moment would contain them.
 
-    The sampler may hold older (`sync.every` > 1) or quantised (`sync.mode` int8, fp8) weights. It
+    The sampler may hold older (`sync.every` > 1) or quantised (`sync.kind` int8, fp8) weights. It
     gets the policy's weights for the evaluation, and its own afterwards. So training samples do not
     depend on whether there was an evaluation.
 

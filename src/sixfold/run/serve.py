@@ -31,6 +31,7 @@ from ..server.hosts import AllowedHosts, is_loopback
 from ..server.record import Recorder
 from ..server.requests import Limits
 from ..server.structured import Grammars
+from .draft_model import load_draft
 from .model_source import model_folder
 from .sampling_model import load_for_sampling
 
@@ -242,22 +243,8 @@ def _speculation(policy: Policy, options: ServeOptions) -> Speculation | None:
     if not options.draft:
         return Speculation() if options.speculation == "ngram" else None
     precision = str(policy.model.dtype).removeprefix("torch.")
-    draft = load_for_sampling(options.draft, str(policy.model.device), precision, "--draft")
-    same_size = (
-        draft.model.config.get_text_config().vocab_size
-        == policy.model.config.get_text_config().vocab_size
-    )
-    if not same_size or draft.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        raise UserError(
-            f"--draft {options.draft}: its vocabulary is not the model's; a draft needs the same"
-            " tokenizer"
-        )
-    if draft.context < policy.context:
-        raise UserError(
-            f"--draft {options.draft}: its context of {draft.context} tokens is shorter than the"
-            f" model's, {policy.context}"
-        )
-    return Speculation(draft=CausalLM(draft.model))
+    draft = load_draft(options.draft, policy, precision, policy.context, "--draft")
+    return Speculation(draft=CausalLM(draft))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -33,7 +33,7 @@ def explain(plan: Plan) -> str:
 
 def asked_settings(recipe: Recipe) -> list[tuple[str, str, str]]:
     """(key, value, default) in TOML syntax for every setting that differs from its default."""
-    defaults = flat(Recipe())
+    defaults = {**{key: knob.default for key, knob in knobs().items()}, **flat(Recipe())}
     changed = [(key, value) for key, value in flat(recipe).items() if value != defaults[key]]
     return [(key, _literal(value), _literal(defaults[key])) for key, value in changed]
 

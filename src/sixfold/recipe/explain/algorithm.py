@@ -114,7 +114,7 @@ def _correction_facts(row: Method, recipe: Recipe) -> list[Fact]:
         Fact(
             "correction",
             says,
-            f"algorithm.correction; sync.mode = {recipe.sync.mode}, every = {recipe.sync.every}",
+            f"algorithm.correction; sync.kind = {recipe.sync.kind}, every = {recipe.sync.every}",
         )
     ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..backend import parse_backend
 from ..plan import TRAINING_BYTES_PER_PARAMETER, Plan
 from ..schema import Recipe
 from .fact import UNKNOWN, Fact, bytes_text, count_text
@@ -39,28 +38,28 @@ def model_facts(plan: Plan) -> list[Fact]:
 
 def _sampler_facts(recipe: Recipe) -> list[Fact]:
     """Which engine samples, and how it gets the weights."""
-    backend, sync = parse_backend(recipe.rollout.backend), recipe.sync
+    backend, sync = recipe.rollout.backend, recipe.sync
     where = f"forward passes in {recipe.run.precision} on device {recipe.run.device}"
+    when = f"every {sync.every} steps" if sync.every > 1 else "after every step"
     if backend.kind == "engine":
         copies = (
             "engine and trainer share one set of weights"
-            if sync.mode == "shared"
-            else "the engine has its own copy of the weights"
+            if sync.kind == "shared"
+            else f"the engine has its own copy of the weights, updated {when}"
         )
-        copies += (
-            f", rounded as if in {sync.mode} (simulated: nothing is saved)"
-            if sync.quantised
-            else ""
-        )
-        return [Fact("weights", f"{copies}; {where}", f"sync.mode = {sync.mode}")]
-    vllm = f"vLLM in a process of its own, under {backend.python or 'this Python'}"
-    who = vllm if backend.kind == "vllm" else f"SGLang at {backend.url}, which must be running"
-    when = f"every {sync.every} steps" if sync.every > 1 else "after every step"
+        if sync.quantised:
+            copies += f", rounded as in {sync.kind} (simulated: no memory or time is saved)"
+        return [Fact("weights", f"{copies}; {where}", f"sync.kind = {sync.kind}")]
+    who = (
+        f"vLLM in its own process, run by {backend.python or 'the same Python interpreter'}"
+        if backend.kind == "vllm"
+        else f"the SGLang server at {backend.url}, which must be running"
+    )
     return [
-        Fact("sampler", who, f"rollout.backend = {recipe.rollout.backend}"),
+        Fact("sampler", who, f"rollout.backend.kind = {backend.kind}"),
         Fact(
             "weights",
-            f"the sampler has its own copy, handed over {when}; trainer: {where}",
-            "it shares no memory with the trainer",
+            f"the sampler has its own copy of the weights, updated {when}; trainer: {where}",
+            "the sampler shares no memory with the trainer",
         ),
     ]

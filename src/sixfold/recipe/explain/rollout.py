@@ -4,34 +4,25 @@ from __future__ import annotations
 
 from ...algorithm.method import Method
 from ...environment.preflight import degenerate_probability, expected_refill
+from ..dump import toml_literal
 from ..plan import Plan
+from ..schema import EngineConfig, Preemption, Speculation
 from .fact import UNKNOWN, Fact, bytes_text, tokens_text
 
 _PREFIXES = {
-    "radix": "what prompts begin with in common is computed once too, found in a radix tree",
-    "hash": (
-        "what prompts begin with in common is computed once too, by whole blocks, found by their"
-        " hashes"
-    ),
-    "none": "what prompts begin with in common is computed for each",
+    "radix": "prompts that share a beginning compute it once (radix tree)",
+    "hash": "prompts that share a beginning compute its full blocks once (hashes of blocks)",
+    "none": "prompts that share a beginning compute it separately",
 }
-_SPECULATION = (
-    "the next tokens are guessed from the completion's own text and checked in one forward: the"
-    " same tokens and log-probs, sooner where text repeats itself and few sequences run, later"
-    " where it does not"
-)
 _ADMISSION = {
-    "none": (
-        "a completion starts once the longest that it may become fits beside those that run, so"
-        " none has to stop"
-    ),
+    "none": "a sequence starts when its longest possible completion fits, so none is preempted",
     "recompute": (
-        "a completion starts once its prompt fits; where blocks run out, the last in line stops and"
-        " goes on later, to the same tokens"
+        "a sequence starts when its prompt fits; if blocks run out, the newest sequence stops, is"
+        " computed again later and continues with the same tokens"
     ),
     "swap": (
-        "a completion starts once its prompt fits; where blocks run out, the last in line waits in"
-        " host memory, then goes on to the same tokens"
+        "a sequence starts when its prompt fits; if blocks run out, the newest sequence is moved to"
+        " host memory{room} and later continues with the same tokens"
     ),
 }
 _SOLVED = (0.1, 0.5, 0.9)
@@ -53,7 +44,7 @@ def rollout_facts(plan: Plan) -> list[Fact]:
             _microbatch_reason(plan),
         ),
         *_truncation_facts(plan),
-        *(_engine_facts(plan) if rollout.backend == "engine" else []),
+        *(_engine_facts(plan) if rollout.backend.kind == "engine" else []),
     ]
 
 
@@ -74,35 +65,83 @@ def _engine_facts(plan: Plan) -> list[Fact]:
         f" {tokens_text(plan.longest_tokens)}"
     )
     full_length += (
-        "; on a GPU no more than is free there, less what training needs and a tenth of its memory"
+        "; on a GPU at most its free memory, minus what training needs and a tenth of the total"
     )
     shared = (
         f"a prompt is computed once for its {samples} samples"
         if samples > 1
         else "a prompt has one sample"
     )
+    dtype = "" if engine.kv_dtype == "auto" else f", in {engine.kv_dtype}: log-probs change"
     return [
         Fact(
             "KV cache",
-            f"{room}; {size}",
+            f"{room}; {size}{dtype}",
             f"engine.kv_tokens = {engine.kv_tokens}" if engine.kv_tokens else full_length,
         ),
         Fact(
             "prefill",
-            f"{shared}; {_PREFIXES[engine.prefix_cache]}; at most {engine.prefill_tokens_per_step}"
-            " prompt tokens in an engine step, or one longer prompt, while what runs waits",
+            f"{shared}; {_PREFIXES[engine.prefix_cache]}; {_prefill_step(engine)}",
             f"engine.prefix_cache = {engine.prefix_cache}; engine.prefill_tokens_per_step ="
-            f" {engine.prefill_tokens_per_step}",
+            f" {engine.prefill_tokens_per_step}; engine.chunked_prefill ="
+            f" {toml_literal(engine.chunked_prefill)}",
         ),
-        *(
-            [Fact("speculation", _SPECULATION, f"engine.speculation = {engine.speculation}")]
-            if engine.speculation != "none"
-            else []
-        ),
-        Fact(
-            "admission", _ADMISSION[engine.preemption], f"engine.preemption = {engine.preemption}"
-        ),
+        *_batching_facts(engine),
+        *_speculation_facts(engine.speculation),
+        _admission_fact(engine.preemption),
     ]
+
+
+def _prefill_step(engine: EngineConfig) -> str:
+    tokens = engine.prefill_tokens_per_step
+    if engine.chunked_prefill:
+        return (
+            f"an engine step computes at most {tokens} prompt tokens; a longer prompt is computed"
+            " in chunks while other sequences decode"
+        )
+    return (
+        f"an engine step computes at most {tokens} prompt tokens, or one longer prompt, while other"
+        " sequences wait"
+    )
+
+
+def _batching_facts(engine: EngineConfig) -> list[Fact]:
+    if engine.continuous:
+        return []
+    return [
+        Fact(
+            "batching",
+            "static: waiting sequences start only when all running ones have finished, which is"
+            " slower",
+            "engine.continuous = false",
+        )
+    ]
+
+
+def _speculation_facts(config: Speculation) -> list[Fact]:
+    if config.kind == "none":
+        return []
+    if config.kind == "ngram":
+        says = (
+            f"up to {config.tokens} tokens are proposed from earlier text of the same sequence, and"
+            " one forward pass checks them. Tokens and log-probs stay the same. It is faster if"
+            " text repeats and few sequences run, and slower otherwise"
+        )
+    else:
+        says = (
+            f"{config.path} proposes up to {config.tokens} tokens, and one forward pass of the"
+            " policy checks them. The distribution of completions stays the same. The draft model"
+            " is not trained, so it may propose worse tokens as the policy changes"
+        )
+    return [Fact("speculation", says, f"engine.speculation.kind = {config.kind}")]
+
+
+def _admission_fact(config: Preemption) -> Fact:
+    room = ""
+    if config.kind == "swap":
+        room = f" ({config.host_tokens:,} tokens)" if config.host_tokens else ""
+    says = _ADMISSION[config.kind].format(room=room)
+    return Fact("admission", says, f"engine.preemption.kind = {config.kind}")
 
 
 def _truncation_facts(plan: Plan) -> list[Fact]:

@@ -87,7 +87,8 @@ def eval_facts(plan: Plan) -> list[Fact]:
         Fact(
             "evaluation",
             f"{everything}{some} x {samples}, {how}; {plan.evaluations} times: {when}",
-            "of the policy's own weights",
+            "it samples from the policy's own weights"
+            + (", through the int8 KV cache" if plan.recipe.engine.kv_dtype == "int8" else ""),
         ),
         Fact(
             "solved",

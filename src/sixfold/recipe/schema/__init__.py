@@ -9,40 +9,57 @@ computed in `recipe/plan.py` and printed by `sixfold explain`.
 """
 
 from .algorithm import AlgorithmConfig, CriticConfig, ReferenceConfig
+from .backend import Backend, EngineBackend, SglangBackend, VllmBackend
 from .base import PATTERNS, Section, device_name
 from .data import ArithmeticConfig, DataConfig, GymConfig, SourceConfig
 from .engine import EngineConfig
 from .environment import EnvironmentConfig
 from .model import ModelConfig, ScratchConfig
+from .preemption import NoPreemption, Preemption, RecomputePreemption, SwapPreemption
 from .recipe import Recipe
 from .records import CheckpointConfig, EvalConfig, LogConfig
-from .rollout import RolloutConfig, VllmConfig
+from .rollout import RolloutConfig
 from .run import RunConfig
-from .trainer import SftConfig, SyncConfig, TrainerConfig
+from .speculation import DraftSpeculation, NgramSpeculation, NoSpeculation, Speculation
+from .sync import CopySyncConfig, SharedSyncConfig, SyncConfig
+from .trainer import SftConfig, TrainerConfig
 
 __all__ = [
     "PATTERNS",
     "AlgorithmConfig",
     "ArithmeticConfig",
+    "Backend",
     "CheckpointConfig",
+    "CopySyncConfig",
     "CriticConfig",
     "DataConfig",
+    "DraftSpeculation",
+    "EngineBackend",
     "EngineConfig",
     "EnvironmentConfig",
     "EvalConfig",
     "GymConfig",
     "LogConfig",
     "ModelConfig",
+    "NgramSpeculation",
+    "NoPreemption",
+    "NoSpeculation",
+    "Preemption",
     "Recipe",
+    "RecomputePreemption",
     "ReferenceConfig",
     "RolloutConfig",
     "RunConfig",
     "ScratchConfig",
     "Section",
     "SftConfig",
+    "SglangBackend",
+    "SharedSyncConfig",
     "SourceConfig",
+    "Speculation",
+    "SwapPreemption",
     "SyncConfig",
     "TrainerConfig",
-    "VllmConfig",
+    "VllmBackend",
     "device_name",
 ]

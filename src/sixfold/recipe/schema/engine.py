@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from .base import Section, knob
+from .preemption import NoPreemption, Preemption
+from .speculation import NoSpeculation, Speculation
 
 
 class EngineConfig(Section):
@@ -24,19 +26,37 @@ class EngineConfig(Section):
         " fails), on (a failure is an error), off",
     )
     prefill_tokens_per_step: int = knob(4096, "prompt tokens computed in one engine step", ge=1)
+    chunked_prefill: bool = knob(
+        False,
+        "compute long prompts in chunks of prefill_tokens_per_step, so that running sequences"
+        " decode in between",
+    )
+    continuous: bool = knob(
+        True,
+        "continuous batching: start waiting sequences as others finish; false: start a batch only"
+        " when the previous one has finished, to measure what continuous batching gains",
+    )
+    kv_dtype: Literal["auto", "int8"] = knob(
+        "auto",
+        "dtype of the KV cache: auto (that of the forward pass), or int8, which takes less memory"
+        " and changes log-probs; set algorithm.correction with it",
+    )
     prefix_cache: Literal["radix", "hash", "none"] = knob(
         "radix", "how beginnings that prompts have in common are found, to be computed once"
-    )
-    preemption: Literal["none", "recompute", "swap"] = knob(
-        "none",
-        "not none: admit by the room for the prompt, and where blocks run out stop sequences, to be"
-        " computed again or swapped to host memory",
-    )
-    speculation: Literal["none", "ngram"] = knob(
-        "none",
-        "guess tokens from what the text repeats and check several in one forward; same tokens",
     )
     release_kv: bool = knob(
         False,
         "give the cache's memory back while the trainer works (a GPU shared by both may need it)",
+    )
+    preemption: Preemption = knob(
+        NoPreemption(),
+        "what happens when KV cache blocks run out: nothing has to (none), or the last sequences"
+        " stop and are computed again later (recompute) or moved to host memory (swap)",
+        discriminator="kind",
+    )
+    speculation: Speculation = knob(
+        NoSpeculation(),
+        "speculative decoding: who proposes tokens that one forward pass checks; ngram gives the"
+        " same tokens as none, draft the same distribution",
+        discriminator="kind",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import model_validator
 
 from .algorithm import AlgorithmConfig, CriticConfig, ReferenceConfig
-from .base import Section
+from .base import Section, knob
 from .data import DataConfig
 from .engine import EngineConfig
 from .environment import EnvironmentConfig
@@ -13,7 +13,8 @@ from .model import ModelConfig
 from .records import CheckpointConfig, EvalConfig, LogConfig
 from .rollout import RolloutConfig
 from .run import RunConfig
-from .trainer import SftConfig, SyncConfig, TrainerConfig
+from .sync import SharedSyncConfig, SyncConfig
+from .trainer import SftConfig, TrainerConfig
 
 
 class Recipe(Section):
@@ -30,18 +31,24 @@ class Recipe(Section):
     reference: ReferenceConfig = ReferenceConfig()
     trainer: TrainerConfig = TrainerConfig()
     sft: SftConfig = SftConfig()
-    sync: SyncConfig = SyncConfig()
+    sync: SyncConfig = knob(
+        SharedSyncConfig(),
+        "how new weights reach the engine: one module (shared), a copy, or a copy that is rounded"
+        " as if quantised (int8, fp8)",
+        discriminator="kind",
+    )
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
 
+    @property
+    def quantised_sampling(self) -> bool:
+        """True if the engine's log-probs differ from the policy's because of quantisation."""
+        return self.sync.quantised or self.engine.kv_dtype == "int8"
+
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
         """Refuse settings that are valid on their own but contradict each other."""
-        if self.sync.every > 1 and self.sync.mode == "shared":
-            raise ValueError(
-                "sync.every > 1 needs sync.mode = 'copy': a shared module is never stale"
-            )
         if self.environment.weights and len(self.environment.weights) != len(
             self.environment.rewards
         ):

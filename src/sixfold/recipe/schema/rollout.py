@@ -1,30 +1,9 @@
-"""Settings of the rollout, and of the program that samples."""
+"""Settings of the rollout."""
 
 from __future__ import annotations
 
-from .base import DEVICES, Real, Section, StopText, knob
-
-
-class VllmConfig(Section):
-    """The vLLM process, used if rollout.backend is vllm."""
-
-    devices: str = knob(
-        "",
-        "GPUs of the vLLM process by number, e.g. 1 or 1,2 (empty: the policy's)",
-        pattern=DEVICES,
-    )
-    tensor_parallel: int = knob(
-        1, "GPUs that share each weight matrix; name as many in rollout.vllm.devices", ge=1
-    )
-    memory: Real = knob(
-        0.0,
-        "share of each GPU's memory that vLLM may take (0: what weights and KV cache need)",
-        ge=0,
-        le=1,
-    )
-    sleep: bool = knob(
-        False, "move vLLM's weights to host memory and drop its KV cache while the trainer works"
-    )
+from .backend import Backend, EngineBackend
+from .base import Real, Section, StopText, knob
 
 
 class RolloutConfig(Section):
@@ -64,9 +43,8 @@ class RolloutConfig(Section):
     stop: tuple[StopText, ...] = knob(
         (), "texts that end a completion; the graded text ends before the first of them"
     )
-    backend: str = knob(
-        "engine",
-        "who samples: engine (the embedded one), vllm, vllm:/path/to/python, or"
-        " sglang:http://host:port",
+    backend: Backend = knob(
+        EngineBackend(),
+        "program that samples: the embedded engine, a vLLM process, or an SGLang server",
+        discriminator="kind",
     )
-    vllm: VllmConfig = VllmConfig()

@@ -1,4 +1,4 @@
-"""Settings of the trainer, of the supervised warm-up and of weight sync."""
+"""Settings of the trainer and of the supervised warm-up."""
 
 from __future__ import annotations
 
@@ -52,21 +52,3 @@ class SftConfig(Section):
         ge=0,
         le=1,
     )
-
-
-class SyncConfig(Section):
-    """How new weights reach the engine."""
-
-    mode: Literal["shared", "copy", "int8", "fp8"] = knob(
-        "shared",
-        "shared: engine and trainer are one module; copy: the engine has its own weights; int8,"
-        " fp8: its own, rounded as if quantised",
-    )
-    every: int = knob(
-        1, "sync every N steps (not with shared): more than 1 makes rollouts stale on purpose", ge=1
-    )
-
-    @property
-    def quantised(self) -> bool:
-        """True if the engine samples from quantised weights, which differ from the trainer's."""
-        return self.mode in ("int8", "fp8")

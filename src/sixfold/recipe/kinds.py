@@ -1,0 +1,54 @@
+"""Sections with several kinds: check that the settings given belong to the kind. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any
+
+from ..errors import UserError
+from .keys import bad_value
+from .knobs import Knob, kind_knobs, knobs
+
+
+def settle_kinds(asked: dict[str, Any], flags: Container[str], place: Callable[[str], str]) -> None:
+    """Write the kind of every section that is given, and check its fields.
+
+    A kind given by a flag replaces the kind of the file. Fields of the file that the new kind lacks
+    are removed, because a flag cannot unset them.
+
+    Args:
+        asked: values by section, of the file and the flags. Changed in place.
+        flags: dotted keys given as flags.
+        place: says where a key was written, for error messages.
+
+    Raises:
+        UserError: if a kind does not exist, or a field belongs to another kind.
+    """
+    for section, knob in kind_knobs().items():
+        table: Any = asked
+        for part in section.split("."):
+            table = table.get(part, {})
+        if not table:
+            continue
+        given = "kind" in table
+        kind = table.setdefault("kind", knob.default)
+        if kind not in knob.choices:
+            raise UserError(f"{bad_value(knob, asked)} ({place(knob.key)})")
+        for name in list(table):
+            field = knobs()[f"{section}.{name}"]
+            if not field.kinds or kind in field.kinds:
+                continue
+            if knob.key in flags and field.key not in flags:
+                del table[name]
+                continue
+            now = f"'{kind}'" if given else f"'{kind}' by default"
+            raise UserError(
+                f"{field.key} belongs to {_kinds(field)}, and {knob.key} is {now}. Set"
+                f" {knob.key} = '{field.kinds[0]}', or remove {field.key} ({place(field.key)})"
+            )
+
+
+def _kinds(field: Knob) -> str:
+    """Kinds that have a field, as in "kind 'copy', 'int8' or 'fp8'"."""
+    *first, last = (f"'{kind}'" for kind in field.kinds)
+    return f"kind {', '.join(first)} or {last}" if first else f"kind {last}"
