@@ -98,7 +98,7 @@ def test_models_beside_the_policy_and_released_memory_count(policy: Policy) -> N
 
 
 def test_explain_states_the_rule() -> None:
-    assert "on a GPU no more than is free there, less what training needs" in explain(
+    assert "on a GPU at most its free memory, minus what training needs" in explain(
         make_plan(recipe())
     )
 
