@@ -29,10 +29,6 @@ UNREACHED = {
 NEVER_PASSED = {
     "algorithm.method.Method": "a recipe sets the fields of a row by their names",
     "api.train": "the Python API",
-    "engine.engine.Engine.__init__.chunked_prefill": "a recipe will set it",
-    "engine.engine.Engine.__init__.continuous": "a recipe will set it",
-    "engine.engine.Engine.__init__.host_tokens": "a recipe will set it",
-    "engine.speculative.Speculation": "a recipe will set it",
     "environment.math_constants._logarithm.base": "called through a table with sympy's arguments",
     "model.attention.attention": "transformers calls it",
     "recipe.memory_text.memory_lines.devices": "to be given a caller",
