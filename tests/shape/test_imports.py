@@ -152,6 +152,24 @@ def test_every_row_of_the_zoo_has_a_file_of_its_own_name_or_of_its_predecessors(
     assert {f"algorithm.{name}" for name in ZOO} >= ALGORITHMS
 
 
+def test_only_the_renderer_tokenizes_and_decodes() -> None:
+    """Other code asks it, so that training and the server convert text in the same way."""
+    using = {name for name, _, tree in modules() if any(map(_uses_a_tokenizer, ast.walk(tree)))}
+    assert {n for n in using if not n.startswith("rollout.renderer.")} == {"model.chat_template"}
+    assert "rollout.renderer.renderer" in using
+
+
+def _uses_a_tokenizer(node: ast.AST) -> bool:
+    """True for `tokenizer(...)`, `x.tokenizer.decode(...)` and the like."""
+    if not isinstance(node, ast.Call):
+        return False
+    called = ast.unparse(node.func).split(".")
+    return called[-1].lstrip("_") == "tokenizer" or (
+        called[-1] in ("decode", "encode", "batch_decode", "apply_chat_template")
+        and called[-2:-1] in (["tokenizer"], ["_tokenizer"])
+    )
+
+
 def test_nobody_imports_controller_run_api_or_cli() -> None:
     for name, found in OURS.items():
         if _room(name) not in ("controller", "run", "api", "cli", "__main__", ""):

@@ -6,11 +6,52 @@ from collections.abc import Sequence
 
 from ..engine.sequence import Sequence as EngineSequence
 from .renderer.renderer import Renderer
-from .renderer.text_stream import CompletionText
+
+
+class SequenceText:
+    """Text of one growing sequence, cut before its first stop string.
+
+    Args:
+        renderer: decodes tokens.
+        stops: the stop strings; empty for none.
+
+    Attributes:
+        seen: number of completion tokens that have been read.
+    """
+
+    def __init__(self, renderer: Renderer, stops: Sequence[str]) -> None:
+        self.seen = 0
+        self._reader = renderer.stream(stops)
+
+    @property
+    def text(self) -> str:
+        """The part of the text that is final."""
+        return self._reader.text
+
+    def advance(self, sequence: EngineSequence) -> bool:
+        """Read the new tokens of the sequence.
+
+        Returns:
+            True if a stop string is complete. Tokens after it, from a step that sampled several,
+            are removed from the sequence.
+        """
+        prompt = len(sequence.request.prompt)
+        # The stop token is not part of the text. The renderer only knows the model's stop tokens,
+        # not those of a request to the server.
+        end = -1 if sequence.finish_reason == "stop" else None
+        used = self._reader.push(sequence.tokens[prompt + self.seen : end])
+        if used is not None:
+            sequence.cut(prompt + self.seen + used)
+        self.seen = len(sequence.tokens) - prompt
+        return used is not None
+
+    def finish(self) -> bool:
+        """Make the held-back text final. Returns True if that completes a stop string."""
+        return self._reader.finish()
 
 
 class StopWatch:
-    """Decodes running sequences and cuts each after the token that completes a stop string.
+    """Reads running sequences and cuts each after the token that completes a stop string.
 
     Args:
         renderer: decodes tokens.
@@ -20,26 +61,18 @@ class StopWatch:
     def __init__(self, renderer: Renderer, stops: Sequence[str]) -> None:
         self._renderer = renderer
         self._stops = tuple(stops)
-        self._texts: dict[EngineSequence, tuple[CompletionText, int]] = {}
+        self._texts: dict[EngineSequence, SequenceText] = {}
         self._ended: dict[EngineSequence, str] = {}
 
     def ends(self, sequence: EngineSequence) -> bool:
         """True if a stop string is complete. Tokens after it are then removed from the sequence."""
         if sequence in self._ended:
             return True
-        reader, seen = (
-            self._texts.pop(sequence)
-            if sequence in self._texts
-            else (self._renderer.stream(self._stops), 0)
-        )
-        at = len(sequence.request.prompt) + seen
-        new = sequence.tokens[at:]
-        used = reader.push(new)
-        if used is None:
-            self._texts[sequence] = reader, seen + len(new)
+        if sequence not in self._texts:
+            self._texts[sequence] = SequenceText(self._renderer, self._stops)
+        if not self._texts[sequence].advance(sequence):
             return False
-        sequence.cut(at + used)
-        self._ended[sequence] = reader.text
+        self._ended[sequence] = self._texts.pop(sequence).text
         return True
 
     def text(self, sequence: EngineSequence) -> str | None:
@@ -51,7 +84,7 @@ class StopWatch:
         if not self._stops:
             return None
         if not self.ends(sequence):
-            reader, _ = self._texts.pop(sequence)
+            reader = self._texts.pop(sequence)
             if not reader.finish():
                 return None
             self._ended[sequence] = reader.text

@@ -205,9 +205,7 @@ class EngineThread:
                 return
             job.requests.append(request)
             for k in range(job.n):
-                self._choices[request, k] = Choice(
-                    job, i * job.n + k, self._renderer.stream(job.stops)
-                )
+                self._choices[request, k] = Choice(job, i * job.n + k, self._renderer)
 
     def _load(self, tensors: NamedTensors, version: int, done: Future[int]) -> None:
         if not done.set_running_or_notify_cancel():

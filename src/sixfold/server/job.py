@@ -11,7 +11,8 @@ from typing import Any
 from ..engine.scoring import PromptScore
 from ..engine.sequence import Constraint, Request
 from ..engine.sequence import Sequence as EngineSequence
-from ..rollout.renderer.text_stream import CompletionText
+from ..rollout.renderer.renderer import Renderer
+from ..rollout.stop_watch import SequenceText
 from ..types import FinishReason, SamplingParams, Trajectory
 
 
@@ -109,26 +110,25 @@ class Choice:
     Args:
         job: the choice's job.
         index: index of the choice.
-        text: reader of the completion.
+        renderer: decodes tokens.
 
     Attributes:
         watched: True if the choice needs a check after every step, because it streams or has stop
             strings.
     """
 
-    def __init__(self, job: Job, index: int, text: CompletionText) -> None:
+    def __init__(self, job: Job, index: int, renderer: Renderer) -> None:
         self.job = job
         self.index = index
         self.watched = job.stream or bool(job.stops)
-        self._text = text
+        self._reader = SequenceText(renderer, job.stops)
         self._delta = Delta(index)
-        self._seen = 0
         self._told = 0
 
     @property
     def text(self) -> str:
         """The part of the completion's text that is final."""
-        return self._text.text
+        return self._reader.text
 
     def advance(self, sequence: EngineSequence) -> bool:
         """Add the sequence's new tokens to the delta.
@@ -137,21 +137,14 @@ class Choice:
             True if a stop string is complete. Tokens after it, from a step that sampled several,
             are removed from the sequence.
         """
-        at = len(sequence.request.prompt) + self._seen
-        # The stop token is not part of the text. The renderer only knows the model's stop tokens,
-        # not those of this request.
-        used = self._text.push(
-            sequence.tokens[at : -1 if sequence.finish_reason == "stop" else None]
-        )
-        if used is not None:
-            sequence.cut(at + used)
-        new = sequence.tokens[at:]
-        self._delta.tokens += new
-        self._delta.logp += sequence.logp[self._seen :]
-        self._delta.version += sequence.version[self._seen :]
-        self._delta.top += sequence.top[self._seen :]
-        self._seen += len(new)
-        stopped = used is not None or (sequence.finish_reason is not None and self._text.finish())
+        first = self._reader.seen
+        stopped = self._reader.advance(sequence)
+        self._delta.tokens += sequence.tokens[len(sequence.request.prompt) + first :]
+        self._delta.logp += sequence.logp[first:]
+        self._delta.version += sequence.version[first:]
+        self._delta.top += sequence.top[first:]
+        if not stopped and sequence.finish_reason is not None:
+            stopped = self._reader.finish()
         self._delta.text += self.text[self._told :]
         self._told = len(self.text)
         return stopped
