@@ -45,9 +45,9 @@ def build(job: Job) -> Controller:
     """The six roles for the job."""
     policy = load_policy(ModelConfig(path=job.model), seed=job.seed, device="cpu")
     tasks = [Task(row["id"], row["prompt"]) for row in job.read_prompts()]
-    codec = Renderer(policy.tokenizer)
+    renderer = Renderer(policy.tokenizer)
     trajectories = job.prompts_per_step * job.samples_per_prompt
-    longest = max(len(codec.encode(t)) for t in tasks) + job.max_new_tokens
+    longest = max(len(renderer.encode(t)) for t in tasks) + job.max_new_tokens
     engine = Engine(
         CausalLM(policy.model), kv_tokens=trajectories * (longest + 16), max_running=trajectories
     )
@@ -91,7 +91,7 @@ def build(job: Job) -> Controller:
         parameters=sum(p.numel() for p in policy.model.parameters()),
     )
     return Controller(
-        rollout=EngineRollout(engine, codec, sampling, job.samples_per_prompt),
+        rollout=EngineRollout(engine, renderer, sampling, job.samples_per_prompt),
         environment=Environment([checked]),
         reference=reference,
         algorithm=make_algorithm(replace(ZOO["grpo"], beta=job.beta), job.max_new_tokens),

@@ -96,12 +96,14 @@ SOLUTIONS = {"mistral": " so 42", "phi-3": " so 42", "gpt-oss": "<|channel|>fina
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_solution_is_the_familys_turn(family: Family) -> None:
     tokenizer = make_tokenizer(family)
-    codec = Renderer(tokenizer, [tokenizer.convert_tokens_to_ids(token) for token in family.ends])
+    renderer = Renderer(
+        tokenizer, [tokenizer.convert_tokens_to_ids(token) for token in family.ends]
+    )
     task = Task("t", QUESTION, trace="so 42")
-    *turn, end = codec.solution(task)
+    *turn, end = renderer.solution(task)
     assert tokenizer.decode([end]) == family.script[-1]
-    spoken = tokenizer.decode([*codec.encode(task), *turn]).removeprefix(
-        tokenizer.decode(codec.encode(task))
+    spoken = tokenizer.decode([*renderer.encode(task), *turn]).removeprefix(
+        tokenizer.decode(renderer.encode(task))
     )
     assert spoken == SOLUTIONS.get(family.name, "so 42")
 

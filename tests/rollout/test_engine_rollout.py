@@ -62,9 +62,9 @@ def test_the_share_of_guesses_that_stood_is_of_the_call(policy: Policy) -> None:
 def test_streams_speak_of_the_sampled_tokens_and_of_no_other(policy: Policy) -> None:
     rollout = make_rollout(policy)
     rollout.engine.set_version(5)
-    codec = Renderer(policy.tokenizer)
+    renderer = Renderer(policy.tokenizer)
     for group in rollout.generate(TASKS, seed=1):
-        prompt = codec.encode(group.task)
+        prompt = renderer.encode(group.task)
         for t in group.trajectories:
             n, p = len(t.tokens), len(prompt)
             assert t.tokens[:p] == prompt and t.prompt_length == p and t.turns == [p]

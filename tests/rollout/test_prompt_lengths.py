@@ -15,32 +15,32 @@ from sixfold.types import Message, Task
 TASKS = [Task("short", "ab"), Task("long", "abcdefgh"), Task("fits", "abcd")]
 
 
-def codec() -> Renderer:
+def renderer() -> Renderer:
     return Renderer(character_tokenizer("abcdefgh "))
 
 
 def test_overlong_prompts_are_dropped_and_counted_or_refused() -> None:
-    assert fitting_tasks(codec(), TASKS, limit=6, overlong="drop") == Fitting(
+    assert fitting_tasks(renderer(), TASKS, limit=6, overlong="drop") == Fitting(
         [TASKS[0], TASKS[2]], 1, 6
     )  # two tokens of template
     with pytest.raises(
         UserError, match=r"task long: the prompt has 10 tokens and 6 fit.*data.overlong"
     ):
-        fitting_tasks(codec(), TASKS, limit=6, overlong="error")
-    assert fitting_tasks(codec(), TASKS, limit=10, overlong="error") == Fitting(TASKS, 0, 10)
+        fitting_tasks(renderer(), TASKS, limit=6, overlong="error")
+    assert fitting_tasks(renderer(), TASKS, limit=10, overlong="error") == Fitting(TASKS, 0, 10)
 
 
 def test_nothing_left_is_refused() -> None:
     with pytest.raises(UserError, match="0 usable tasks: 3 read, 3 dropped"):
-        fitting_tasks(codec(), TASKS, limit=3, overlong="drop")
-    assert fitting_tasks(codec(), [], limit=3, overlong="drop") == Fitting([], 0, 0)
+        fitting_tasks(renderer(), TASKS, limit=3, overlong="drop")
+    assert fitting_tasks(renderer(), [], limit=3, overlong="drop") == Fitting([], 0, 0)
 
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_huge_prompt_is_refused_before_it_is_tokenized(
     monkeypatch: pytest.MonkeyPatch, chat: bool
 ) -> None:
-    c, text = codec(), "abcdefgh" * 1_000_000
+    c, text = renderer(), "abcdefgh" * 1_000_000
     encoded: list[str] = []
     encode = c.encode_all
     monkeypatch.setattr(
@@ -59,7 +59,7 @@ def test_a_huge_prompt_is_refused_before_it_is_tokenized(
 
 def test_a_prompt_that_fits_is_never_refused_by_its_characters() -> None:
     """Blanks that a template trims, and text that it leaves out, are no tokens."""
-    c = codec()
+    c = renderer()
     c.tokenizer.chat_template = "{{ messages[-1]['content'] | trim }}"
     tasks = [
         Task("blank", " " * 1000 + "abc"),

@@ -42,11 +42,11 @@ def sample(policy: Policy, stops: Sequence[str], **sizes: Any) -> dict[tuple[str
     return found
 
 
-def cut(free: Trajectory, codec: Renderer, stops: Sequence[str]) -> tuple[list[int], str, str]:
+def cut(free: Trajectory, renderer: Renderer, stops: Sequence[str]) -> tuple[list[int], str, str]:
     """Slowly: the shortest beginning whose text holds a stop string."""
     completion = free.tokens[free.prompt_length :]
     for length in range(1, len(completion) + 1):
-        text = codec.decode(completion[:length])
+        text = renderer.decode(completion[:length])
         if at := [text.index(stop) for stop in stops if stop in text]:
             return completion[:length], text[: min(at)], "stop"
     return completion, free.text, free.finish_reason
@@ -55,7 +55,7 @@ def cut(free: Trajectory, codec: Renderer, stops: Sequence[str]) -> tuple[list[i
 @pytest.mark.parametrize("engine", ENGINES)
 def test_completions_are_cut_and_otherwise_the_same(policy: Policy, engine: str) -> None:
     free = sample(policy, ())
-    codec = Renderer(policy.tokenizer, policy.stop_token_ids)
+    renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
     stops = [t.text[3:5] for t in list(free.values())[:6]] + [next(iter(free.values())).text[-1]]
     guesses = (
         {"speculation": Speculation(k=3, draft=CausalLM(policy.model))}
@@ -63,7 +63,7 @@ def test_completions_are_cut_and_otherwise_the_same(policy: Policy, engine: str)
         else {}
     )
     stopped = sample(policy, stops, **ENGINES[engine], **guesses)
-    expected = {key: cut(t, codec, stops) for key, t in free.items()}
+    expected = {key: cut(t, renderer, stops) for key, t in free.items()}
     assert sum(len(tokens) < LONGEST for tokens, _, _ in expected.values()) > 6
     for key, (tokens, text, reason) in expected.items():
         t, whole = stopped[key], free[key]
@@ -110,15 +110,17 @@ class Repeats:
 
 
 def test_an_outside_engine_is_cut_by_the_same_rule(policy: Policy) -> None:
-    codec = Renderer(policy.tokenizer, policy.stop_token_ids)
-    engine = Repeats(codec.plain("1+2=3;q: 4"))
+    renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
+    engine = Repeats(renderer.plain("1+2=3;q: 4"))
     params = SamplingParams(max_tokens=10)
-    (group,) = OutsideRollout(engine, codec, params, 1, stops=["q:", ";q"]).generate(TASKS[:1], 0)
+    (group,) = OutsideRollout(engine, renderer, params, 1, stops=["q:", ";q"]).generate(
+        TASKS[:1], 0
+    )
     (t,) = group.trajectories
     assert (t.text, t.finish_reason) == ("1+2=3", "stop")
-    assert t.tokens[t.prompt_length :] == codec.plain("1+2=3;q")
+    assert t.tokens[t.prompt_length :] == renderer.plain("1+2=3;q")
     assert t.logp[t.prompt_length :] == [-float(i) for i in range(7)]
-    rollout = OutsideRollout(engine, codec, params, 1)
+    rollout = OutsideRollout(engine, renderer, params, 1)
     (group,) = rollout.generate(TASKS[:1], 0)
     assert (group.trajectories[0].text, group.trajectories[0].finish_reason) == (
         "1+2=3;q: 4",

@@ -54,12 +54,12 @@ def make_rollout(policy: Policy, engine: VllmProcess, samples: int = 3) -> Outsi
 def test_streams_are_those_of_the_policy_at_the_sampling_temperature(
     policy: Policy, engine: VllmProcess
 ) -> None:
-    codec = Renderer(policy.tokenizer)
+    renderer = Renderer(policy.tokenizer)
     groups = make_rollout(policy, engine).generate(TASKS, seed=1)
     assert [g.task for g in groups] == TASKS
     for group in groups:
         assert [t.sample for t in group.trajectories] == [0, 1, 2]
-        prompt = codec.encode(group.task)
+        prompt = renderer.encode(group.task)
         for t in group.trajectories:
             n, p = len(t.tokens), len(prompt)
             assert t.task_id == group.task.id and t.tokens[:p] == prompt and t.turns == [p]
@@ -73,7 +73,7 @@ def test_streams_are_those_of_the_policy_at_the_sampling_temperature(
             assert t.logp[p:] == pytest.approx(
                 log_probs(policy, t.tokens, 0.8)[p - 1 :].tolist(), abs=1e-5
             )
-            assert t.text == codec.decode(t.tokens[p:]) and t.seconds > 0
+            assert t.text == renderer.decode(t.tokens[p:]) and t.seconds > 0
     assert {t.finish_reason for g in groups for t in g.trajectories} == {"stop", "length"}
 
 

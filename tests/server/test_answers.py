@@ -37,12 +37,12 @@ def direct(server: Running, prompt: list[int], n: int, **params: Any) -> list[Se
     return sorted(engine.run(), key=lambda s: s.sample)
 
 
-def codec(server: Running) -> Renderer:
+def renderer(server: Running) -> Renderer:
     return Renderer(server.served.encoders[0].tokenizer)
 
 
 def chat_tokens(server: Running, messages: list[Any] = HELLO) -> list[int]:
-    return codec(server).encode(Task("t", tuple(messages)))
+    return renderer(server).encode(Task("t", tuple(messages)))
 
 
 def test_chat_equals_the_engine_token_for_token(server: Running) -> None:
@@ -64,12 +64,12 @@ def test_chat_equals_the_engine_token_for_token(server: Running) -> None:
         extra: dict[str, Any] = choice.model_extra or {}
         assert extra["token_ids"] == sampled and extra["prompt_token_ids"] == prompt
         assert extra["token_logprobs"] == s.logp and extra["weight_versions"] == [0] * len(sampled)
-        assert choice.message.content == codec(server).decode(sampled)
+        assert choice.message.content == renderer(server).decode(sampled)
         assert choice.finish_reason == s.finish_reason
         assert choice.logprobs is not None and choice.logprobs.content is not None
         assert [t.logprob for t in choice.logprobs.content] == s.logp
         assert [t.token for t in choice.logprobs.content] == [
-            codec(server).piece(t) for t in sampled
+            renderer(server).piece(t) for t in sampled
         ]
     lengths = [len(s.logp) for s in expected]
     assert answer.usage is not None
@@ -82,7 +82,7 @@ def test_chat_equals_the_engine_token_for_token(server: Running) -> None:
 
 def test_chat_shows_the_likeliest_tokens(server: Running) -> None:
     prompt = chat_tokens(server)
-    piece = codec(server).piece
+    piece = renderer(server).piece
     create = server.client().chat.completions.create
     asked: dict[str, Any] = dict(
         model="tiny", messages=HELLO, seed=5, max_tokens=12, temperature=0.8, logprobs=True
@@ -171,7 +171,7 @@ def test_completions_show_the_likeliest_and_the_sampled_token(server: Running) -
     assert logprobs is not None
     sampled = zip(expected.tokens[len(prompt) :], expected.logp, expected.top, strict=True)
     assert logprobs.top_logprobs == [
-        {codec(server).piece(t): p for t, p in (top | {token: logp}).items()}
+        {renderer(server).piece(t): p for t, p in (top | {token: logp}).items()}
         for token, logp, top in sampled
     ]
     assert {len(top) for top in logprobs.top_logprobs or ()} == {
@@ -207,7 +207,7 @@ def test_completions_take_texts_and_tokens_and_number_their_choices(server: Runn
     for answer in (by_text, by_token):
         assert [c.index for c in answer.choices] == [0, 1, 2, 3]
         assert [c.text for c in answer.choices] == [
-            codec(server).decode(s.tokens[len(s.request.prompt) :]) for s in expected
+            renderer(server).decode(s.tokens[len(s.request.prompt) :]) for s in expected
         ]
         assert [c.logprobs.token_logprobs for c in answer.choices if c.logprobs] == [
             s.logp for s in expected
@@ -305,7 +305,7 @@ def test_a_stop_string_cuts_the_text_and_ends_the_sampling(server: Running, stre
         for s in direct(server, prompt, 1, max_tokens=40, seed=seed)
         if len(s.logp) > 20
     )
-    text = codec(server).decode(free.tokens[len(prompt) :])
+    text = renderer(server).decode(free.tokens[len(prompt) :])
     stop = text[10:13]
     cut = text.index(stop)
     asked: dict[str, Any] = dict(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from serving import ALPHABET, OPTIONS, Running, running
-from test_answers import HELLO, OURS, chat_tokens, codec, direct
+from test_answers import HELLO, OURS, chat_tokens, direct, renderer
 
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy, load_policy
@@ -52,7 +52,7 @@ def test_stop_strings_cut_at_the_very_token_that_ends_them(
             if len(s.logp) > 30
         )
         completion = free.tokens[len(prompt) :]
-        text, ends = codec(server).decode(completion), []
+        text, ends = renderer(server).decode(completion), []
         for at in range(10, 20):
             stop = text[at : at + 3]
             cut = text.index(stop)
@@ -60,7 +60,7 @@ def test_stop_strings_cut_at_the_very_token_that_ends_them(
                 next(
                     n
                     for n in range(len(completion))
-                    if stop in codec(server).decode(completion[:n])
+                    if stop in renderer(server).decode(completion[:n])
                 )
             )
             if stream:

@@ -177,12 +177,12 @@ def test_tools_that_the_template_would_not_show_are_refused(chat_policy: Policy)
 
 
 def test_chats_are_tokenized_as_in_training(server: Running) -> None:
-    codec = server.served.encoders[0]
+    renderer = server.served.encoders[0]
     chat = (
         Message(role="system", content="be <|end|> kind"),
         Message(role="user", content="a"),
         Message(role="assistant", content="b"),
     )
-    assert codec.encode_messages([dict(m) for m in chat]) == Renderer(codec.tokenizer).encode(
+    assert renderer.encode_messages([dict(m) for m in chat]) == Renderer(renderer.tokenizer).encode(
         Task("t", chat)
     )

@@ -35,7 +35,6 @@ NEVER_PASSED = {
     "recipe.dump.dump_recipe.comments": "to be given a caller",
     "report.progress.Progress.__init__.console": "tests draw on a console in memory",
     "rollout.kv_probe.check_int8_kv.autocast": "a recipe will set it",
-    "rollout.renderer.prompt_cache.PromptCache.__init__.capacity": "the renderer will",
     "run.shared_task.SharedTask.__init__.reward": BENCHMARKS,
 }
 """Parameter, or the function with all of its parameters -> why it stays although no call in the

@@ -6,7 +6,7 @@ import tracemalloc
 from collections.abc import Sequence
 
 from sixfold.model.scratch import character_tokenizer
-from sixfold.rollout.renderer.prompt_cache import PromptCache
+from sixfold.rollout.renderer.prompt_cache import CACHED_TOKENS, PromptCache
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Message, Task
 
@@ -16,16 +16,16 @@ def tokens(task: Task) -> list[int]:
 
 
 def test_two_tasks_of_one_id_have_prompts_of_their_own() -> None:
-    codec = Renderer(character_tokenizer("ab"))
-    assert codec.shown(codec.encode(Task("0", "ab"))) == "<|user|>ab<|assistant|>"
-    assert codec.shown(codec.encode(Task("0", "ba"))) == "<|user|>ba<|assistant|>"
+    renderer = Renderer(character_tokenizer("ab"))
+    assert renderer.shown(renderer.encode(Task("0", "ab"))) == "<|user|>ab<|assistant|>"
+    assert renderer.shown(renderer.encode(Task("0", "ba"))) == "<|user|>ba<|assistant|>"
 
 
 def test_the_key_tells_text_from_chats_and_turns_apart() -> None:
     def chat(*contents: str) -> Task:
         return Task("0", tuple(Message(role="user", content=c) for c in contents))
 
-    cache = PromptCache()
+    cache = PromptCache(CACHED_TOKENS)
     prompts = [
         Task("0", "ab"),
         chat("ab"),
@@ -66,7 +66,7 @@ def test_the_least_recently_used_prompts_are_dropped_at_the_limit() -> None:
 
 def test_a_cached_token_takes_four_bytes() -> None:
     """And a prompt some 300 more: key, array and table. As Python integers a token takes 36."""
-    cache, count, length = PromptCache(), 500, 1000
+    cache, count, length = PromptCache(CACHED_TOKENS), 500, 1000
     tracemalloc.start()
     for n in range(count):
         cache.get([Task(str(n), str(n))], lambda _: [[100_000 + i for i in range(length)]])

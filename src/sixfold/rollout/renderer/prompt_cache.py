@@ -24,7 +24,7 @@ class PromptCache:
         capacity: most tokens in the cache. Beyond it, the least recently used prompts are dropped.
     """
 
-    def __init__(self, capacity: int = CACHED_TOKENS) -> None:
+    def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.tokens = 0
         self._kept: OrderedDict[bytes, array[int]] = OrderedDict()

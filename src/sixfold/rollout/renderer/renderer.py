@@ -13,7 +13,7 @@ from ...errors import UserError
 from ...model.chat_template import TemplateRefusal, render
 from ...model.turn_end import turn_end
 from ...types import Task
-from .prompt_cache import PromptCache
+from .prompt_cache import CACHED_TOKENS, PromptCache
 from .shortest_encoding import ShortestEncoding, longest_token
 from .special_texts import SpecialTexts
 from .text_stream import REPLACEMENT, CompletionText
@@ -70,7 +70,7 @@ class Renderer:
         self.stop_token_ids = tuple(stop_token_ids)
         self.escaped = 0
         self._special = SpecialTexts(tokenizer)
-        self._cache = PromptCache()
+        self._cache = PromptCache(CACHED_TOKENS)
         self._pieces: dict[int, str] = {}
         self._ends = {*stop_token_ids, tokenizer.eos_token_id}
         self._control = {*self._ends, tokenizer.bos_token_id, tokenizer.pad_token_id}
