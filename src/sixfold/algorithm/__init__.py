@@ -1,3 +1,4 @@
-"""Algorithms: advantages, losses, aggregation. `method`, `zoo` and `lineage` import no torch; the
-rest does.
+"""Algorithms: advantages, losses and aggregation.
+
+The rows, `method`, `zoo` and `lineage` import no torch; the other modules do.
 """

@@ -1,10 +1,10 @@
-"""Advantages from rewards, group by group. Pure functions on [B]: rewards and the number of each
-row's group in, advantages out.
+"""Advantages from rewards, computed per group.
 
-A row whose checker failed has a reward that is not finite: it takes no part in any mean, deviation
-or count and gets advantage 0. A group whose
-known rewards are all equal is degenerate: exactly 0. Below, sums, means and K are over the known
-rows of the row's group.
+Pure functions on [B]: they take rewards and the number of each row's group, and return advantages.
+
+A row with a reward that is not finite (its check failed) is left out of every mean, standard
+deviation and count, and gets advantage 0. A group whose known rewards are all equal is degenerate
+and gets exactly 0. Below, sums, means and K are over the known rows of the row's group.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""How token losses become one number: a weight for every token, decided once for the whole step, so
-that the loss is (weights * token_loss).sum().
+"""How token losses are averaged: one weight per token, fixed for the whole step.
 
-The denominators are the step's, never a micro-batch's. A row without a scored token weighs nothing
-and is not counted. Each function takes mask [B, T] bool, group [B] and the horizon (most tokens a
-completion may have), and gives weights [B, T], zero where the mask is.
+The loss is (weights * token_loss).sum(). The denominators are those of the step, never of a
+micro-batch. A row without a scored token has weight 0 and is not counted.
+
+Each function takes mask [B, T] bool, group [B] and the horizon (maximum tokens of a completion). It
+returns weights [B, T], which are 0 where the mask is False.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""The contract of an algorithm: advantages and weights from rewards, a loss from log-probs. Tensors
-in, tensors out; no model, no task.
+"""The algorithm role: a protocol with two methods, and metrics of a batch.
+
+An algorithm turns rewards into advantages and weights, and log-probs into a loss. It takes and
+returns tensors. It knows no model and no task.
 """
 
 from __future__ import annotations
@@ -15,35 +17,37 @@ from .off_policy import chi2, effective_sample_size
 
 
 class Algorithm(Protocol):
-    """The two methods of an algorithm, and whether it needs `ref_logp`."""
+    """What the training loop needs of an algorithm."""
 
     @property
-    def needs_reference(self) -> bool: ...
+    def needs_reference(self) -> bool:
+        """True if `ref_logp` is read."""
+        ...
 
     def compute_advantages(self, batch: Batch) -> Batch:
-        """The step's batch with `advantages` and `weights` filled in, over all its rows at once."""
+        """Fill in `advantages` and `weights`. The batch must hold all rows of the step."""
         ...
 
     def compute_loss(self, batch: Batch, logp: Tensor) -> LossOutput:
-        """The loss of some rows of that batch."""
+        """Loss of some rows of that batch. logp: [B, T]."""
         ...
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
-    """What can be said of a step's batch before it is trained on."""
+    """Metrics of a step's batch before it is trained on."""
     metrics = {"group/degenerate_frac": degenerate_fraction(batch)}
     if batch.prox_logp is not None:
-        ratio = exp_clamped(
-            batch.prox_logp - batch.old_logp
-        )  # as it is: a correction hides what these two are about
+        # The raw ratio: a correction would hide the effect that these two metrics show.
+        ratio = exp_clamped(batch.prox_logp - batch.old_logp)
         metrics["correction/ess_frac"] = float(effective_sample_size(ratio, batch.mask))
         metrics["correction/chi2"] = float(chi2(ratio, batch.mask))
     return metrics
 
 
 def degenerate_fraction(batch: Batch) -> float:
-    """Share of groups whose known rewards are all equal: they teach a group baseline nothing. Reads
-    the raw rewards.
+    """Share of groups whose known rewards, before shaping, are all equal.
+
+    With a group baseline they give no gradient.
     """
     flat = degenerate(batch.scores, batch.group)
     return len(batch.group[flat].unique()) / len(batch.group.unique())

@@ -2,11 +2,13 @@
 
     loss = sum_t -sg[min(rho_t, 1 + eps_high)] A_t log pi(o_t) / sum |o_i|
 
-Patches DAPO in loss, clip_low and clip_high. The clip holds the weight and never the gradient.
-Under a clipped ratio a rare but decisive token ("however", "wait") drops out of the batch after its
-first update; here every token goes on teaching, with a bounded weight. There is no lower bound.
-eps_high is not published; ScaleRL (arXiv:2510.13786) caps the weight at 5. Note that verl caps at
-1 + eps_high, as here, and TRL at eps_high itself.
+Patches DAPO in loss, clip_low and clip_high. The clip bounds the weight of a token and never
+removes its gradient. Under a clipped ratio, a rare but decisive token ("however", "wait") drops out
+of the batch after its first update. Here every token keeps a gradient with a bounded weight. There
+is no lower bound.
+
+eps_high is not published. ScaleRL (arXiv:2510.13786) caps the weight at 5. verl caps at
+1 + eps_high, as here; TRL caps at eps_high itself.
 
 Runs alone on the shared task: python -m sixfold.algorithm.cispo
 """

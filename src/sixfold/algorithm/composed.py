@@ -1,13 +1,13 @@
-"""A row of the zoo as the two methods that the loop calls: `compute_advantages` before the first
-update, `compute_loss` in every one.
+"""Run a row of the zoo: `compute_advantages` once per step, `compute_loss` in every update.
 
-    rewards -> shaped -> advantages [B, T] -> entropy rule, importance weights -> weights [B, T]
-    once, over all rows of the step token loss -> held-back tokens -> entropy, KL -> (weights *
-    loss).sum()                            for any rows of it
+    compute_advantages, once, over all rows of the step:
+        rewards -> shaped -> advantages [B, T] -> entropy rule, importance weights -> weights [B, T]
+    compute_loss, for any rows of it:
+        token loss -> held-back tokens -> entropy, KL -> (weights * loss).sum()
 
-Everything that looks across rows (group statistics, denominators, which tokens a rule picks)
-happens in the first, so that the second gives the same gradient for any split of the rows into
-micro-batches or ranks.
+Everything that compares rows (group statistics, denominators, the tokens that a rule selects)
+happens in `compute_advantages`. So `compute_loss` gives the same gradient for any split of the rows
+into micro-batches or ranks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Entropy of the policy: how it is measured, and the rules that keep it from collapsing. Nats.
-Tables are [B, T], mask bool.
+"""Entropy of the policy: an estimate from samples, and rules that keep it from collapsing.
 
-Where advantage and log-prob go together, entropy falls (arXiv:2505.22617): Clip-Cov and KL-Cov hold
-back the few tokens where the covariance is largest. What a rule selects is decided once over the
-whole step, never a micro-batch: the means and the count are the step's.
+Entropies are in nats. Tables are [B, T], and the mask is bool.
+
+Where advantage and log-prob go together, the entropy falls (arXiv:2505.22617). Clip-Cov and KL-Cov
+hold back the few tokens with the largest covariance. A rule selects tokens once for the whole step,
+never per micro-batch: its means and counts are those of the step.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """GMPO: geometric-mean policy optimisation (arXiv:2507.20673).
 
-    loss = mean_i -A_i exp(mean_t clip*(log rho_it, -0.4, 0.4)),   clip* one-sided: above where A >
-    0, below where A < 0
+    loss = mean_i -A_i exp(mean_t clip*(log rho_it, -0.4, 0.4)),
+           clip* is one-sided: above where A > 0, below where A < 0
 
-Patches GRPO in loss, clip_low and clip_high. The arithmetic mean of the token ratios becomes their
-geometric mean, which one outlier cannot rule. As GSPO, but each token's log-ratio is clipped before
-the mean and the band is wide. It costs credit within an answer: a row's tokens share one factor.
+Patches GRPO in loss, clip_low and clip_high. The geometric mean of the token ratios replaces their
+arithmetic mean, so one outlier cannot dominate. It resembles GSPO, but each token's log-ratio is
+clipped before the mean, and the band is wide.
+
+It costs credit assignment within an answer: the tokens of a row share one factor.
 
 Runs alone on the shared task: python -m sixfold.algorithm.gmpo
 """

@@ -4,13 +4,15 @@
     loss = mean_i mean_t -min(rho_it A_i, clip(rho_it, 1 - eps, 1 + eps) A_i) + beta k3(pi, ref)
 
 Patches PPO in advantage, aggregation, kl, kl_in and epochs. The mean and std of K samples of the
-prompt stand in for the critic, which halves the memory. It costs K samples a prompt, gives nothing
-on a group whose rewards are all equal, and its mean over each sequence weighs a token by 1 / |o_i|:
-right answers are pulled towards being short, wrong ones are let off for being long (Dr. GRPO).
+prompt replace the critic, which halves the memory. Ratio and clip are those of PPO. The KL moves
+from the reward into the loss, as k3. There is one pass over the samples instead of two.
 
-The paper trains with beta = 0.04. The default here is 0: a verifier is not a reward model that one
-drifts away from, and without the KL no reference is kept. Ratio and clip are PPO's; the KL moves
-from the reward into the loss, as k3; one pass over the samples instead of two.
+It costs K samples per prompt. A group with equal rewards gives no gradient. The mean over each
+sequence weighs a token by 1 / |o_i|: right answers are pushed towards being short, and long wrong
+answers are penalised less per token (see Dr. GRPO).
+
+The paper trains with beta = 0.04. The default here is 0: a verifier cannot be drifted away from
+like a reward model, and without the KL no reference model is kept.
 
 Runs alone on the shared task: python -m sixfold.algorithm.grpo
 """

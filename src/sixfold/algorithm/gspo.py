@@ -3,11 +3,13 @@
     s_i  = exp(mean_t (log pi - log pi_old)) = (pi(o_i) / pi_old(o_i))^(1 / |o_i|)
     loss = mean_i -min(s_i A_i, clip(s_i, 1 - 3e-4, 1 + 4e-4) A_i)
 
-Patches GRPO in loss, clip_low and clip_high. The ratio is the sequence's, because the reward is. A
-whole answer is clipped or kept, and one token whose probability jumps (an expert that a mixture
-routes elsewhere) no longer rules the gradient. The band is over five hundred times narrower, since
-s is a geometric mean. It costs the credit within an answer; `gspo_token` gives it back: s_it =
-sg[s_i] pi / sg[pi], the same numbers where A is constant over a row.
+Patches GRPO in loss, clip_low and clip_high. The ratio is that of the whole sequence, because the
+reward is. An answer is clipped or kept as a whole. A single token whose probability jumps, such as
+one that a mixture of experts routes differently, no longer dominates the gradient. The band is over
+five hundred times narrower than GRPO's, because s is a geometric mean.
+
+It costs credit assignment within an answer. `gspo_token` restores it: s_it = sg[s_i] pi / sg[pi],
+which gives the same numbers if A is constant over a row.
 
 Runs alone on the shared task: python -m sixfold.algorithm.gspo
 """

@@ -1,14 +1,15 @@
-"""Estimators of KL(policy || reference) from one sampled token (Schulman 2020,
-joschu.net/blog/kl-approx.html). r = logp - ref_logp, on [B, T].
+"""Estimators of KL(policy || reference) from one sampled token (Schulman 2020).
 
-Values: k1 and k3 are unbiased, k2 is biased; k3 is never negative. As loss terms their gradients
-differ from what their values mean: k1 has zero expected gradient, k2 gives the gradient of
-KL(policy || reference), k3 that of KL(reference || policy) (arXiv:2510.01555). In the reward, k1 is
-right; in the loss, k2, "k3+" or `unbiased`: each token's own KL, for in the loss no token answers
-for where it leads the later ones.
+joschu.net/blog/kl-approx.html. r = logp - ref_logp, on [B, T].
 
-Peers clamp more: verl k3 to +-10, OpenRLHF every estimator to +-10. Here only what is exponentiated
-is clamped, r to +-20.
+As values, k1 and k3 are unbiased, k2 is biased, and k3 is never negative. As loss terms their
+gradients differ from their values: k1 has zero expected gradient, k2 gives the gradient of
+KL(policy || reference), k3 that of KL(reference || policy) (arXiv:2510.01555). In the reward, use
+k1. In the loss, use k2, "k3+" or `unbiased`. They give the KL of each token alone: in the loss, a
+token gets no credit for the states that it leads to.
+
+Peers clamp more: verl k3 to +-10, OpenRLHF every estimator to +-10. Here only the argument of an
+exponential is clamped, r to +-20.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The zoo as a table: what each row is made of, and what it changes of its predecessor. Everything
-is read off the rows; no torch.
+"""The zoo as a table: the choices of each row, and what it changes of its predecessor.
+
+Everything is read from the rows and their files. No torch.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from .method import ADVANTAGES, LOSSES, Method
 from .zoo import ZOO
 
 NAMING = ("name", "patches", "paper")
-"""Fields that say who a row is, not what it does."""
+"""Fields that identify a row and are not choices."""
 
 
 class Change(NamedTuple):
-    """A choice that a row makes otherwise than its predecessor."""
+    """A choice of a row that differs from its predecessor's."""
 
     field: str
     before: object
@@ -66,7 +67,7 @@ def _ratio(m: Method) -> str:
 
 
 def changes(m: Method) -> list[Change]:
-    """What the row changes of its predecessor, in the order of `Method`. Empty for a root."""
+    """Choices that differ from the predecessor's, in the order of `Method`. Empty for a root."""
     if not m.patches:
         return []
     before = ZOO[m.patches]
@@ -87,11 +88,11 @@ def home(name: str) -> Path:
 
 
 def docstring(name: str) -> str:
-    """The account in that file, read without running it."""
+    """The module docstring of the row's file, read without running it."""
     return ast.get_docstring(ast.parse(home(name).read_text(encoding="utf-8"))) or ""
 
 
 def _shorter(name: str) -> list[str]:
-    """The name, and the name without its last words, longest first."""
+    """The name, then the name without its last word, and so on."""
     words = name.split("_")
     return ["_".join(words[:count]) for count in range(len(words), 0, -1)]

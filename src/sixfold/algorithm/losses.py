@@ -1,11 +1,13 @@
-"""Token losses: pure functions on [B, T], per-token values out. Nothing here averages: the weights
-do (`aggregation.py`).
+"""Token losses: pure functions on [B, T] that return per-token values. They do not average.
 
-logp: log-probs under the policy being trained (the only table that gets a gradient); old_logp:
-under the policy before the update; advantages:
-constants. There is no mask here: callers hand in tables already cleaned under it (zeros where
-nothing was sampled), because NaN there would reach the gradient as NaN * 0. Losses that read a
-whole row take the mask: `sequence_losses.py`.
+Averaging is done by the weights (`aggregation.py`). Arguments:
+
+    logp        log-probs under the policy being trained; the only table with a gradient
+    old_logp    log-probs under the policy before the update
+    advantages  constants
+
+There is no mask. Callers pass tables that are 0 where nothing was sampled, because NaN there would
+reach the gradient as NaN * 0. Losses that read a whole row take the mask: `sequence_losses.py`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 
     A_i = (r_i - mean) / mean of the group; 0 where no sample is right
 
-Patches GRPO in advantage. The mean stands where the std stood. For 0/1 rewards this is the gradient
-of log p(right) rather than of p(right), so a prompt solved once in K counts K times as much as by
-r - mean alone: hard prompts lead. It costs variance, since few samples carry them.
+Patches GRPO in advantage. The mean of the group replaces its std. For rewards of 0 and 1 this is
+the gradient of log p(right) rather than of p(right). A prompt solved once in K counts K times as
+much as with r - mean alone, so hard prompts dominate.
+
+It costs variance, because few samples carry the hard prompts.
 
 Runs alone on the shared task: python -m sixfold.algorithm.maxrl
 """

@@ -1,14 +1,14 @@
-"""An algorithm as data: a row of choices, each the name of a function or a number. No torch, so the
-command line can read the whole zoo.
+"""An algorithm as data: a row of choices, each the name of a function or a number.
 
-    advantage     functions of `advantages.py` and `returns.py`    how rewards become a signal for
-    each token loss          functions of `losses.py`                         what a token's signal
-    does to its log-prob aggregation   functions of `aggregation.py`                    how token
-    losses become one number the rest      clip, KL, entropy, correction, shaping           numbers
-    and names of the same kind
+No torch, so the command line can read the whole zoo.
+
+    advantage      functions of `advantages.py` and `returns.py`: rewards to a signal per token
+    loss           functions of `losses.py`: what a token's signal does to its log-prob
+    aggregation    functions of `aggregation.py`: how token losses are averaged
+    the rest       clip, KL, entropy, correction, shaping: numbers, and names of the same kind
 
 A named algorithm is its predecessor with some choices changed (`dataclasses.replace`), so the zoo
-is also the account of who patched whom. `composed.py` turns a row into the two methods that the
+also shows which algorithm patches which. `composed.py` turns a row into the two methods that the
 loop calls.
 """
 
@@ -19,9 +19,13 @@ from typing import NamedTuple
 
 
 class AdvantageKind(NamedTuple):
-    """What an advantage function stands on. baseline, scale: in words, for the table. needs: group
-    (K >= 2), greedy (a greedy completion per prompt), critic, teacher, or
-    nothing.
+    """Properties of an advantage function.
+
+    Attributes:
+        baseline: what is subtracted from the reward, in words, for the table.
+        scale: what it is divided by, in words.
+        needs: "group" (at least 2 samples per prompt), "greedy" (a greedy completion per prompt),
+            "critic", "teacher", or "" for nothing.
     """
 
     baseline: str
@@ -52,8 +56,11 @@ ADVANTAGES: dict[str, AdvantageKind] = {
 
 
 class LossKind(NamedTuple):
-    """What a token loss looks at. ratio: token, sequence or none. clips: how it holds the ratio
-    back, in words; None: it takes no clip.
+    """Properties of a token loss.
+
+    Attributes:
+        ratio: "token", "sequence" or "none".
+        clips: how the ratio is bounded, in words. None: the loss takes no clip.
     """
 
     ratio: str
@@ -74,7 +81,7 @@ LOSSES: dict[str, LossKind] = {
 }
 
 PASS_AT_K = 4
-"""The k of `pass_at_k`: fewest samples of a prompt that it can look at."""
+"""The k of `pass_at_k`, and its minimum number of samples per prompt."""
 
 CORRECTION_BANDS: dict[str, tuple[float | None, float | None]] = {
     "none": (None, None),
@@ -86,30 +93,46 @@ CORRECTION_BANDS: dict[str, tuple[float | None, float | None]] = {
     "decoupled": (None, 5.0),
     "negative-sequence": (None, 0.5),
 }
-"""Rule -> (lowest, highest) that its paper, or the peer that ships it, lets through."""
+"""Rule -> (smallest, largest) weight in its paper, or in the peer that ships it."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the zoo: the vetted defaults of a named algorithm, or those with a recipe's
-    overrides laid over them.
+    """One row of the zoo, or a row with the overrides of a recipe.
 
-    name, patches (the predecessor), paper. advantage, loss, aggregation: see the module.
-    clip_low, clip_high: the ratio is held to [1 - clip_low, 1 + clip_high]; None: that side is
-    open. dual_clip: where A < 0 the loss is capped at -dual_clip * A; 0: off. tau, tau_negative: of
-    a soft gate, or the mirror step.
-    beta: weight of the KL to the reference. kl: its estimator. kl_in: "loss" or "reward".
-    kl_target: beta follows the KL; 0: fixed.
-    gamma, lam, value_clip: of GAE and the critic. whiten: rewards standardised by what the run has
-    seen (none, all, source).
-    entropy_bonus, entropy_target: weight of the entropy, and what it is steered to; 0: off.
-    entropy_rule: none, clip-cov, kl-cov, top-entropy.
-    correction: an importance-sampling rule, with the band it lets through; None: the rule's own.
-    overlong_buffer: share of the completion limit over which the reward falls by overlong_penalty,
-    of all answers or only of those cut off; 0: off.
-    length_penalty: none, kimi, cosine, stop-properly.
-    dynamic_sampling: most rounds of sampling in a step; 0: off. epochs, minibatches: passes over a
-    step's samples, optimizer steps in a pass.
+    Attributes:
+        name: name of the algorithm.
+        patches: name of the predecessor. Empty for a root.
+        paper: reference.
+        advantage: key of `ADVANTAGES`.
+        loss: key of `LOSSES`.
+        aggregation: key of `aggregation.AGGREGATIONS`.
+        clip_low: the ratio is at least 1 - clip_low. None: no lower bound.
+        clip_high: the ratio is at most 1 + clip_high. None: no upper bound.
+        dual_clip: where A < 0 the loss is at most -dual_clip * A. 0: off.
+        tau: temperature of a soft gate, or strength of the mirror step.
+        tau_negative: temperature of a soft gate where A < 0.
+        beta: weight of the KL to the reference. 0: no KL and no reference.
+        kl: estimator of the KL.
+        kl_in: "loss" or "reward".
+        kl_target: KL that beta is adapted to. 0: beta is fixed.
+        gamma: discount of token rewards.
+        lam: lambda of GAE.
+        value_clip: largest change of the critic's values from those at collection.
+        whiten: whether rewards are standardised by running statistics: none, all, source.
+        entropy_bonus: weight of the entropy in the objective. 0: off.
+        entropy_target: entropy that the bonus is adapted to, in nats. 0: the bonus is fixed.
+        entropy_rule: none, clip-cov, kl-cov, top-entropy.
+        correction: rule for importance weights, a key of `CORRECTION_BANDS`.
+        correction_low: smallest weight that the rule lets through. None: the rule's own.
+        correction_high: largest weight that the rule lets through. None: the rule's own.
+        overlong_buffer: share of the completion limit over which the reward falls. 0: off.
+        overlong_penalty: how far the reward falls over the buffer.
+        overlong_truncated_only: whether only truncated completions pay it.
+        length_penalty: none, kimi, cosine, stop-properly.
+        dynamic_sampling: maximum rounds of sampling per step. 0: off.
+        epochs: passes over a step's samples.
+        minibatches: optimizer steps per pass.
     """
 
     name: str
@@ -147,63 +170,66 @@ class Method:
 
     @property
     def group_baseline(self) -> bool:
-        """The advantage is taken within a group: one sample a prompt has none."""
+        """True if the advantage compares samples of a prompt, so that at least 2 are needed."""
         return ADVANTAGES[self.advantage].needs == "group"
 
     @property
     def needs_greedy(self) -> bool:
-        """The baseline is the reward of a greedy completion of the prompt."""
+        """True if the baseline is the reward of a greedy completion of the prompt."""
         return ADVANTAGES[self.advantage].needs == "greedy"
 
     @property
     def needs_critic(self) -> bool:
-        """The advantage needs a value of every state."""
+        """True if the advantage needs the value of every state."""
         return ADVANTAGES[self.advantage].needs == "critic"
 
     @property
     def needs_teacher(self) -> bool:
-        """The advantage is a teacher's opinion of each token."""
+        """True if the advantage comes from a teacher's log-probs."""
         return ADVANTAGES[self.advantage].needs == "teacher"
 
     @property
     def needs_reference(self) -> bool:
-        """`ref_logp` is read: there is a KL term, or a teacher."""
+        """True if `ref_logp` is read: there is a KL term, or a teacher."""
         return self.beta > 0 or self.needs_teacher
 
     @property
     def kl_in_loss(self) -> bool:
-        """beta * KL is a term of the loss."""
+        """True if beta * KL is a term of the loss."""
         return self.beta > 0 and self.kl_in == "loss"
 
     @property
     def ratio_from_trainer(self) -> bool:
-        """Ratios are against the trainer's own log-probs when the step began; what led there from
-        the sampler is an importance weight.
+        """True if ratios are against the trainer's own log-probs at the start of the step.
+
+        The gap to the sampler is then an importance weight.
         """
         return self.correction not in ("none", "negative-sequence") or self.advantage == "vtrace"
 
     @property
     def needs_proximal(self) -> bool:
-        """A pass over the samples with the trainer's weights before the first update: what
-        corrections and entropy rules are computed from.
+        """True if the trainer must score the samples before the first update.
+
+        Corrections and entropy rules are computed from these log-probs.
         """
         return self.ratio_from_trainer or self.entropy_rule != "none"
 
     @property
     def entropy_in_loss(self) -> bool:
-        """The entropy is a term of the loss, so its gradient is needed."""
+        """True if the entropy is a term of the loss, so that its gradient is needed."""
         return self.entropy_bonus > 0 or self.entropy_target > 0
 
     @property
     def regularised(self) -> bool:
-        """Samples without an advantage still move the weights: by the KL, the entropy, or the
-        mirror step.
+        """True if samples without an advantage still change the weights.
+
+        They do so by the KL, the entropy, or the mirror step.
         """
         return self.kl_in_loss or self.entropy_in_loss or self.loss == "mirror_descent"
 
     @property
     def updates(self) -> int:
-        """Optimizer steps that a step's samples are used for."""
+        """Optimizer steps made on the samples of one step."""
         return self.epochs * self.minibatches
 
     @property
@@ -216,7 +242,7 @@ class Method:
 
     @property
     def models(self) -> str:
-        """Models in memory."""
+        """The models in memory, in words."""
         other = (
             ["critic"] * self.needs_critic
             + ["teacher"] * self.needs_teacher

@@ -1,14 +1,13 @@
-"""Corrections for tokens that another policy sampled: weights that multiply the policy loss, rho =
-pi_prox / pi_sampler.
+"""Importance weights for tokens that another policy sampled: rho = pi_prox / pi_sampler.
 
-log_rho = prox_logp - old_logp [B, T]: the trainer's log-probs when the step began, less those of
-the sampler. With the ratio of the loss taken against prox_logp, the weight is the other half of the
-importance ratio pi / pi_sampler (decoupled PPO). Weights are constants [B, T]: 0 drops a token, 1
-stands where there is nothing to correct, outside the mask too, and everywhere where the sampler was
-the proximal policy.
+log_rho = prox_logp - old_logp [B, T]: the trainer's log-probs at the start of the step, minus those
+of the sampler. The ratio of the loss is then taken against prox_logp, and the two factors together
+are pi / pi_sampler (decoupled PPO). Weights are constants [B, T] that multiply the policy loss. A
+weight of 0 drops a token. The weight is 1 off the mask, and wherever the sampler was the proximal
+policy.
 
 A dropped token still counts in the denominators of `aggregation.py`, as in verl, TRL and OpenRLHF.
-Bounds are on rho; verl's token_k1 and seq_mean_k1 bound its inverse, so that unequal bounds are
+Bounds are on rho. verl's token_k1 and seq_mean_k1 bound its inverse, so asymmetric bounds are
 mirrored there.
 """
 

@@ -1,9 +1,8 @@
-"""What the names in a row stand for: advantages and token losses by name, each bound to the
-settings that it reads.
+"""Advantages and token losses by name, each bound to the settings that it reads.
 
 The functions themselves, pure and on plain tensors, are in `advantages.py`, `returns.py`,
-`losses.py`, `sequence_losses.py`, `distillation.py`. One more way to make an advantage or a loss is
-one more line here, and one in `method.py`.
+`losses.py`, `sequence_losses.py` and `distillation.py`. A new advantage or loss needs one line here
+and one in `method.py`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """REINFORCE (Williams 1992, doi:10.1007/BF00992696).
 
-    A_i = r_i          loss = - (1 / B) sum_i A_i sum_t log pi(o_it)
+    A_i  = r_i
+    loss = - (1 / B) sum_i A_i sum_t log pi(o_it)
 
-The root of the family: what is rewarded becomes likelier. Unbiased, and noisy: with rewards of 0
-and 1 the failures teach nothing at all, and the successes push everything that happened to be
-sampled with them. No ratio and no clip, so every sample serves one update.
+The root of the family. Tokens of a rewarded answer become more likely. The gradient is unbiased but
+has a high variance. With rewards of 0 and 1, failures give no gradient, and a success reinforces
+every token that was sampled with it. There is no ratio and no clip, so each sample serves only one
+update.
 
-A KL, where one is wanted, is k1 taken off the reward, the estimator whose score-function gradient
-is that of KL(policy || reference); as a loss term k1 has zero expected gradient. With
+A KL, if wanted, is k1 subtracted from the reward. Its score-function gradient is that of
+KL(policy || reference). As a loss term k1 has zero expected gradient. With
 `algorithm.advantage = "group_mean"` this is REINFORCE with a baseline (Kool, van Hoof, Welling
 2019).
 

@@ -1,14 +1,16 @@
 """REINFORCE++ and its form with a group baseline (arXiv:2501.03262).
 
-    A_t = (G_t - mean) / std over all tokens of the batch,   G_t = sum of the token rewards from t
-    on, k1 to the reference taken off each
+    A_t = (G_t - mean) / std over all tokens of the batch,
+          G_t = sum of the token rewards from t on, each less beta k1 to the reference
     baseline form: A_i = r_i - mean of the group, then standardised over all tokens of the batch
 
-Patches PPO in advantage and epochs. The statistics of the whole batch stand in for the critic. One
-std for all prompts neither blows up a nearly solved prompt nor is biased by its own small group;
-one sample a prompt is enough, and one pass over them. It costs the prompt's own difficulty: without
-the group mean an easy prompt's answers all look good. The baseline form puts that back and moves
-the KL into the loss, as k2.
+Patches PPO in advantage and epochs. The statistics of the whole batch replace the critic. One std
+for all prompts does not amplify a nearly solved prompt, and is not biased by a small group. One
+sample per prompt and one pass over the samples are enough.
+
+It costs the baseline of each prompt: without the group mean, all answers to an easy prompt look
+good. The baseline form (`reinforce_pp_baseline`) restores the group mean and moves the KL into the
+loss, as k2.
 
 Runs alone on the shared task: python -m sixfold.algorithm.reinforce_pp
 """

@@ -1,10 +1,9 @@
-"""What follows a token: returns and advantages along a row. Pure functions on [B, T].
+"""Returns and advantages along a row. Pure functions on [B, T].
 
-Index t speaks of token t: its reward, and the value of the state before it. A token that the policy
-did not sample (mask False: prompt, tool output,
-padding) is skipped: the token after it follows the token before it directly, at one factor of gamma
-and lam. What lies under the mask is never read. A row with a reward that is not finite on a sampled
-token (its checker failed) gets advantage 0.
+Index t refers to token t: its reward, and the value of the state before it. A token that the policy
+did not sample (mask False: prompt, tool output, padding) is skipped. The next sampled token follows
+the previous one directly, at one factor of gamma and lam. Values off the mask are never read. A row
+with a reward that is not finite on a sampled token (its check failed) gets advantage 0.
 """
 
 from __future__ import annotations

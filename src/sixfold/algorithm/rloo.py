@@ -1,13 +1,17 @@
-"""RLOO: REINFORCE, leave one out (Kool, van Hoof, Welling 2019; for language models
-arXiv:2402.14740).
+"""RLOO: REINFORCE, leave one out (arXiv:2402.14740).
 
-    A_i = r_i - mean_{j != i} r_j  =  K / (K - 1) (r_i - mean)          loss = - (1 / B) sum_i A_i
-    sum_t log pi(o_it)
+First described by Kool, van Hoof, Welling 2019.
 
-Patches REINFORCE in advantage. The baseline of a sample is the mean of the others. Since r_i is not
-in its own baseline the gradient stays unbiased, where the mean of all K is short by the factor (K
-- 1) / K. No ratio, no clip, no std, no length norm. It costs K >= 2 samples a prompt, and its scale
-  is the reward's: rewards times 100 are a learning rate times 100.
+    A_i  = r_i - mean_{j != i} r_j  =  K / (K - 1) (r_i - mean)
+    loss = - (1 / B) sum_i A_i sum_t log pi(o_it)
+
+Patches REINFORCE in advantage. The baseline of a sample is the mean reward of the other samples.
+Because r_i is not in its own baseline, the gradient is unbiased. With the mean of all K samples it
+would be too small by the factor (K - 1) / K. There is no ratio, no clip, no std and no
+normalisation by length.
+
+It costs K >= 2 samples per prompt. Its scale is that of the rewards: multiplying the rewards by 100
+is like multiplying the learning rate by 100.
 
 Runs alone on the shared task: python -m sixfold.algorithm.rloo
 """

@@ -1,11 +1,14 @@
-"""Losses whose ratio is the whole sequence's. Same tables as `losses.py`, and the mask [B, T] bool:
-a row's mean is over its scored tokens.
+"""Losses with the ratio of a whole sequence. Same tables as `losses.py`, and the mask.
 
-Every scored token carries its row's loss, so that the mean over sequences that the papers write is
-the aggregation "sequence", values and gradients; micro-batches may split the batch between rows,
-never inside one. What stands under the mask may be junk or NaN: it is replaced before any
-arithmetic. There loss is 0, ratio 1, `outside` and `active` False. A row's advantage is the mean of
-its scored tokens'.
+mask is [B, T] bool. Means of a row are over its scored tokens. A row's advantage is the mean of the
+advantages of its scored tokens.
+
+Every scored token carries the loss of its row. The mean over sequences of the papers is then the
+aggregation "sequence", in values and gradients. A micro-batch may split the batch between rows, but
+not within one.
+
+Values off the mask may be junk or NaN: they are replaced before any arithmetic. There the loss is
+0, the ratio 1, and `outside` and `active` are False.
 """
 
 from __future__ import annotations
@@ -24,12 +27,21 @@ def sequence_surrogate(
     clip_low: float,
     clip_high: float,
 ) -> Surrogate:
-    """-min(s A, clip(s, 1 - clip_low, 1 + clip_high) A), s = exp(mean_t(logp - old_logp)) (GSPO,
-    arXiv:2507.18071 eq. 5 and 7).
+    """GSPO (arXiv:2507.18071 eq. 5 and 7).
 
-    PPO's surrogate on the geometric mean of the row's ratios, so a row is clipped whole. With
-    aggregation "sequence" a token's gradient is -s A / |o| / B. Peers: verl clamps log s at +10
-    from above; here +-20.
+    -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A), s = exp(mean_t(logp - old_logp))
+
+    PPO's surrogate on the geometric mean of the row's ratios, so a row is clipped as a whole. With
+    aggregation "sequence" the gradient of a token is -s A / |o| / B. Peers: verl clamps log s at
+    +10 from above; here +-20.
+
+    Args:
+        logp: [B, T] log-probs under the policy.
+        old_logp: [B, T] log-probs under the policy before the update.
+        advantages: [B, T].
+        mask: [B, T] bool, True for scored tokens.
+        clip_low: lower width of the band.
+        clip_high: upper width of the band.
     """
     logp, old_logp, advantages = _scored(mask, logp, old_logp, advantages)
     log_s = _row_mean(logp - old_logp, mask)
@@ -46,11 +58,12 @@ def sequence_token_surrogate(
     clip_low: float,
     clip_high: float,
 ) -> Surrogate:
-    """-min(s_t A_t, clip(s_t) A_t), s_t = sg[s] pi_t / sg[pi_t], sg: no gradient (GSPO-token,
-    arXiv:2507.18071 eq. 13-14).
+    """GSPO-token (arXiv:2507.18071 eq. 13-14); sg stops the gradient.
 
-    The value of s_t is the row's s, its gradient the token's own: advantages may differ by token.
-    Equal to GSPO where they do not.
+    -min(s_t A_t, clip(s_t) A_t), s_t = sg[s] pi_t / sg[pi_t]
+
+    The value of s_t is the row's s, and its gradient is that of the token, so advantages may differ
+    by token. If they do not, it equals GSPO. Arguments: see `sequence_surrogate`.
     """
     logp, old_logp, advantages = _scored(mask, logp, old_logp, advantages)
     log_s = _row_mean(logp - old_logp, mask).detach() + (logp - logp.detach())
@@ -65,8 +78,10 @@ def length_scaled_sequence_surrogate(
     clip_low: float,
     clip_high: float,
 ) -> Surrogate:
-    """|o| times GSPO's loss of the row (LUSPO, arXiv:2602.05261): with aggregation "sequence" a
-    token's gradient is -s A / B, whatever |o|.
+    """LUSPO (arXiv:2602.05261): |o| times GSPO's loss of the row.
+
+    With aggregation "sequence" the gradient of a token is -s A / B, for any |o|. Arguments: see
+    `sequence_surrogate`.
     """
     s = sequence_surrogate(logp, old_logp, advantages, mask, clip_low, clip_high)
     return s._replace(loss=s.loss * mask.sum(-1, keepdim=True))
@@ -80,13 +95,22 @@ def geometric_surrogate(
     clip_low: float,
     clip_high: float,
 ) -> Surrogate:
-    """-A exp(mean_t c_t), c_t = log r_t held at most clip_high where A > 0, at least -clip_low
-    where A < 0 (GMPO, arXiv:2507.20673 eq. 4).
+    """GMPO (arXiv:2507.20673 eq. 4).
 
-    The clip is PPO's, in log space and token by token, before the geometric mean: a clipped token
-    loses its gradient, the row does not.
-    ratio: the row's exp(mean_t c_t); outside, active: the token's log r_t. Peers: verl averages
-    over the micro-batch it sees, so its gradient depends on the split; here the weights average.
+    -A exp(mean_t c_t), c_t = min(log r_t, clip_high) where A > 0, max(log r_t, -clip_low) elsewhere
+
+    The clip is PPO's, in log space, for each token before the geometric mean. A clipped token loses
+    its gradient; the row does not. `ratio` is the row's exp(mean_t c_t); `outside` and `active` are
+    about the token's log r_t. Peers: verl averages over the micro-batch, so its gradient depends on
+    the split; here the weights average.
+
+    Args:
+        logp: [B, T] log-probs under the policy.
+        old_logp: [B, T] log-probs under the policy before the update.
+        advantages: [B, T].
+        mask: [B, T] bool, True for scored tokens.
+        clip_low: largest decrease of a log-ratio.
+        clip_high: largest increase of a log-ratio.
     """
     logp, old_logp, advantages = _scored(mask, logp, old_logp, advantages)
     log_ratio, advantage = logp - old_logp, _row_mean(advantages, mask)
@@ -106,13 +130,22 @@ def geometric_surrogate(
 def mirror_descent(
     logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, tau: float
 ) -> Surrogate:
-    """(A - tau sum_t(logp - old_logp))^2, A = r - mean of the group (Kimi k1.5, arXiv:2501.12599
-    eq. 3; K2, arXiv:2507.20534 section 3.2.3).
+    """Kimi k1.5 (arXiv:2501.12599 eq. 3) and K2 (arXiv:2507.20534 section 3.2.3).
 
-    The group's mean stands for tau log Z of the optimal policy. With aggregation "sequence" a
-    token's gradient on the old policy is -2 tau A / B (k1.5 writes its step as this over 2 tau).
-    Off it the square pulls back, also where A = 0, and unclamped: that pull is the trust region.
-    ratio: exp of the sum; no band, so `outside`, `active` are False. tau is not published.
+    (A - tau sum_t(logp - old_logp))^2, A = r - mean of the group
+
+    The mean of the group stands for tau log Z of the optimal policy. With aggregation "sequence"
+    the gradient of a token on the old policy is -2 tau A / B (k1.5 writes its step as this over
+    2 tau). Away from the old policy the square pulls back, also where A = 0 and without a clamp.
+    This pull is the trust region. `ratio` is the exponential of the sum. There is no band, so
+    `outside` and `active` are False.
+
+    Args:
+        logp: [B, T] log-probs under the policy.
+        old_logp: [B, T] log-probs under the policy before the update.
+        advantages: [B, T].
+        mask: [B, T] bool, True for scored tokens.
+        tau: strength of the pull. Not published.
     """
     logp, old_logp, advantages = _scored(mask, logp, old_logp, advantages)
     log_ratio = _row_sum(logp - old_logp, mask)
@@ -135,13 +168,23 @@ def power_weight(
     k_neg: float,
     lam_neg: float,
 ) -> Surrogate:
-    """-sg(W^k exp(lam (1 - W))) A log pi, W = prod_t r_t of the row, sg: no gradient (VESPO,
-    arXiv:2602.10693).
+    """VESPO (arXiv:2602.10693); sg stops the gradient.
 
-    k, lam are the positive pair where the token's A >= 0, the negative elsewhere. The weight is 1
-    at W = 1, largest at W = k / lam, and falls to 0 on both sides: a token loss, averaged by
-    "token". ratio: W; no band, so `outside`, `active` are False. Peers: TRL also clamps each
-    token's log-ratio to +-20, and log W from below at log 1e-8.
+    -sg(W^k exp(lam (1 - W))) A log pi, W = prod_t r_t of the row
+
+    The weight is 1 at W = 1, largest at W = k / lam, and falls to 0 on both sides. It is a token
+    loss, averaged by "token". `ratio` is W. There is no band, so `outside` and `active` are False.
+    Peers: TRL also clamps each token's log-ratio to +-20, and log W from below at log 1e-8.
+
+    Args:
+        logp: [B, T] log-probs under the policy.
+        old_logp: [B, T] log-probs under the policy before the update.
+        advantages: [B, T].
+        mask: [B, T] bool, True for scored tokens.
+        k_pos: k where the token's A >= 0.
+        lam_pos: lam where the token's A >= 0.
+        k_neg: k elsewhere.
+        lam_neg: lam elsewhere.
     """
     logp, old_logp, advantages = _scored(mask, logp, old_logp, advantages)
     log_w = _row_sum(logp - old_logp, mask).detach().clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
@@ -160,10 +203,10 @@ def _scored(mask: Tensor, *tables: Tensor) -> tuple[Tensor, ...]:
 
 
 def _row_sum(table: Tensor, mask: Tensor) -> Tensor:
-    """The sum of each row of a cleaned table, on every scored token of the row; 0 elsewhere."""
+    """[B, T] sum of each row of a cleaned table, on every scored token; 0 elsewhere."""
     return torch.where(mask, table.sum(-1, keepdim=True), 0.0)
 
 
 def _row_mean(table: Tensor, mask: Tensor) -> Tensor:
-    """The mean over a row's scored tokens, on each of them; 0 elsewhere."""
+    """[B, T] mean over a row's scored tokens, on each of them; 0 elsewhere."""
     return _row_sum(table, mask) / mask.sum(-1, keepdim=True).clamp_min(1)

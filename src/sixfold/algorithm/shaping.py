@@ -1,7 +1,6 @@
-"""Rewards reshaped before they become advantages. Everything is [B]; lengths count completion
-tokens.
+"""Rewards reshaped before they become advantages. All tensors are [B].
 
-A reward that is NaN (the checker failed) stays NaN.
+Lengths count completion tokens. A NaN reward (its check failed) stays NaN.
 """
 
 from __future__ import annotations

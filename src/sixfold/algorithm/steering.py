@@ -1,8 +1,8 @@
-"""What an algorithm adapts from step to step: the weight of the KL, that of the entropy, and the
-statistics that whiten rewards.
+"""Values that an algorithm adapts from step to step.
 
-Everything here is measured on the samples as they were drawn, before any update, so a step's
-numbers do not depend on how it is split.
+They are the weight of the KL, the weight of the entropy, and the statistics that whiten rewards.
+All are measured on the samples before any update, so the numbers of a step do not depend on how it
+is split.
 """
 
 from __future__ import annotations

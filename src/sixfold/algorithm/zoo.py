@@ -1,4 +1,4 @@
-"""All algorithms on one screen. Adding one: its file, and its line here. No torch."""
+"""All named algorithms. To add one: add its file, and a line here. No torch."""
 
 from __future__ import annotations
 
