@@ -30,7 +30,7 @@ TINY = {
     "rollout.samples_per_prompt": 4,
     "rollout.max_new_tokens": 12,
     "trainer.learning_rate": 1e-3,
-    "sft.steps": 15,
+    "sft.steps": 4,
     "sft.examples_per_step": 8,
     "eval.every": 0,
     "checkpoint.every": 2,

@@ -73,7 +73,7 @@ def weights(task: SharedTask) -> list[torch.Tensor]:
     return [p.detach().clone() for p in task.world.policy.model.parameters()]
 
 
-@pytest.mark.parametrize("name", sorted(ZOO))
+@pytest.mark.parametrize("name", ["grpo", "ppo", "dapo", "opd"])  # every kind of helper
 def test_three_steps_update_the_weights_and_come_out_the_same_twice(
     name: str, models: Path
 ) -> None:

@@ -9,7 +9,7 @@ import io
 import re
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,8 @@ LONGER_FILES: dict[str, str] = dict.fromkeys(
 """Name -> why it may be longer."""
 
 
-def _code_lines(path: Path, tree: ast.Module) -> set[int]:
+@cache
+def _code_lines(path: Path, tree: ast.Module) -> frozenset[int]:
     """Lines that hold code: not blank, not only a comment, not of a docstring."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
@@ -47,20 +48,22 @@ def _code_lines(path: Path, tree: ast.Module) -> set[int]:
             and isinstance(node.value.value, str)
         ):
             lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return lines
+    return frozenset(lines)
 
 
-def _functions() -> Iterator[tuple[str, Function, int]]:
+@cache
+def _functions() -> tuple[tuple[str, Function, int], ...]:
     """(module.function, node, code lines)."""
-    for name, path, tree in modules():
-        code = _code_lines(path, tree)
-        for node in ast.walk(tree):
-            if isinstance(node, Function):
-                yield (
-                    f"{name}.{node.name}",
-                    node,
-                    len(code & set(range(node.lineno, (node.end_lineno or 0) + 1))),
-                )
+    return tuple(
+        (
+            f"{name}.{node.name}",
+            node,
+            len(_code_lines(path, tree) & set(range(node.lineno, (node.end_lineno or 0) + 1))),
+        )
+        for name, path, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, Function)
+    )
 
 
 def test_functions_are_short() -> None:
