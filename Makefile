@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test check lint bench differential vllm clients clean help
+.PHONY: demo test check lint style types every-test quick-tests bench differential vllm clients clean help
 
 help:
 	@echo "make demo    teach a small model to add, on this machine, in under five minutes"
@@ -24,19 +24,31 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/sixfold train demo --overwrite
 
-lint: $(STAMP)
+lint: style types
+
+style: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks recipes docs
 	$(BIN)/ruff format --check src tests benchmarks recipes docs
+
+types: $(STAMP)
 	$(BIN)/mypy
 
-# Two workers with one thread each; a file's tests stay together, so that what they share is made once.
+# Two workers with one thread each. The tests of a file stay together, so that what they share is
+# made once; the files keep the order of tests/conftest.py, which puts long ones first.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test: lint
+every-test: $(STAMP)
 	$(PYTEST)
 
-check: lint
+quick-tests: $(STAMP)
 	$(PYTEST) -m "not slow"
+
+# Types are checked while tests run: mypy without its cache takes as long as the quick tests.
+test: style
+	@$(MAKE) --no-print-directory -j2 types every-test
+
+check: style
+	@$(MAKE) --no-print-directory -j2 types quick-tests
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/grpo_step.py

@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,8 +82,17 @@ LONG = (
 while the other has nothing to do."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the tests, and mark as slow what `mostly_slow` leaves out of the quick lane."""
     here = Path(__file__).parent
+    seen: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("mostly_slow"):
+            function = (item.path, item.location[2].partition("[")[0])
+            seen[function] += 1
+            if seen[function] > mark.args[0]:
+                item.add_marker("slow")
 
     def place(item: pytest.Item) -> int:
         path = item.path.relative_to(here) if item.path.is_relative_to(here) else item.path

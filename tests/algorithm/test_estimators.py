@@ -626,6 +626,7 @@ def symmetric() -> tuple[Tensor, float]:
     return entropy, right
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     "changes",
     [

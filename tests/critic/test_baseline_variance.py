@@ -103,6 +103,7 @@ def test_the_true_value_lowers_the_variance_and_keeps_the_mean(
     assert variance_v < 0.1 * variance
 
 
+@pytest.mark.slow
 def test_so_does_the_value_that_a_critic_has_learned(
     world: tuple[PreTrainedModel, Batch, Tensor],
 ) -> None:

@@ -1,4 +1,4 @@
-"""Run every `cases_*.py` of this folder on the fake device, in a process of its own.
+"""Run every `cases_*.py` of this folder on the fake device, in processes of their own.
 
 Registering a device changes PyTorch for the rest of the process, so these cases must not run beside
 other tests. To run them by hand, or one of them:
@@ -16,9 +16,13 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+QUICK = [HERE / "cases_device.py", HERE / "cases_engine.py"]
+OTHERS = sorted(set(HERE.glob("cases_*.py")) - set(QUICK))
 
 
-def test_cases_pass_on_the_fake_device(tmp_path: Path) -> None:
+@pytest.mark.mostly_slow(1)
+@pytest.mark.parametrize("files", [QUICK, OTHERS], ids=["device and engine", "others"])
+def test_cases_pass_on_the_fake_device(files: list[Path], tmp_path: Path) -> None:
     pytest.importorskip(
         "torch", "2.13", reason="the fake device needs the Python backend of torch 2.13"
     )
@@ -33,7 +37,7 @@ def test_cases_pass_on_the_fake_device(tmp_path: Path) -> None:
         "python_files=cases_*.py",
     ]
     done = subprocess.run(
-        [*command, "--basetemp", str(tmp_path / "cases"), str(HERE)],
+        [*command, "--basetemp", str(tmp_path / "cases"), *map(str, files)],
         capture_output=True,
         text=True,
         timeout=1800,

@@ -220,6 +220,7 @@ def test_the_object_of_the_page_learns_what_is_above_average(own: dict[str, Any]
     ).weights.any()
 
 
+@pytest.mark.slow
 def test_the_object_of_the_page_runs_on_the_shared_task(
     own: dict[str, Any],
     tmp_path: Path,

@@ -62,7 +62,7 @@ def test_each_step_has_the_table_that_a_fresh_one_would_be(
 def test_a_table_is_filled_and_looked_at_for_prefixes_once_a_batch(
     tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """32 sequences of different lengths: at nearly every step one of them gets a block."""
+    """Eight sequences of different lengths: at nearly every step one of them gets a block."""
     filled: list[int] = []
     looked: list[object] = []
     monkeypatch.setattr(
@@ -79,7 +79,7 @@ def test_a_table_is_filled_and_looked_at_for_prefixes_once_a_batch(
         model_runner, "find_shared_prefixes", lambda *args: looked.append(1) or find(*args)
     )
     engine = Engine(CausalLM(tiny("qwen3")), kv_tokens=4000, block_size=4, prefix_cache="none")
-    for i in range(32):
+    for i in range(8):
         engine.add(str(i), [i + 2] * (1 + i % 4), SamplingParams(max_tokens=24), [0])
     engine.run()
     assert engine.stats.steps == 24

@@ -526,6 +526,7 @@ def test_the_exponential_is_right_to_two_units_in_the_last_place(tmp_path: Path)
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_kernel_touches_memory_that_is_not_its_own(tmp_path: Path) -> None:
     """The tests above once more, on a copy of the kernels that the compiler has made to check every
     access.

@@ -93,6 +93,7 @@ SCHEDULES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.mostly_slow(6)
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
 @pytest.mark.parametrize("settings", SCHEDULES, ids=str)
 def test_replays_draw_the_same_bits(
@@ -111,6 +112,7 @@ def test_replays_draw_the_same_bits(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 def test_replays_of_the_gpu_kernels_draw_the_same_bits(
     kv_dtype: str, monkeypatch: pytest.MonkeyPatch

@@ -158,8 +158,9 @@ def test_a_compiler_without_openmp_will_do(commands: Path) -> None:
     assert works(cpu_kernels())
 
 
+@pytest.mark.slow
 @with_compiler
-@pytest.mark.parametrize("keep", [0, 5000, -1])
+@pytest.mark.parametrize("keep", [5000, -1])
 def test_a_broken_file_in_the_cache_is_made_anew(keep: int, own_cache: Path) -> None:
     """In a process of its own: half a library can end the one that loads it."""
     assert works(cpu_kernels())
@@ -209,6 +210,7 @@ def test_what_lies_in_the_folder_of_somebody_else_is_not_run(
     assert not list((tmp_path / "sixfold-12345").iterdir())
 
 
+@pytest.mark.slow
 @with_compiler
 def test_processes_that_compile_at_once_all_get_kernels(own_cache: Path) -> None:
     both = [
@@ -230,6 +232,7 @@ def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         cpu_kernels()
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_before_there_is_an_engine(own_cache: Path) -> None:
     program = "import sixfold.engine.engine, sixfold.model.causal_lm; print('here')"
     assert (

@@ -111,7 +111,8 @@ SIZES: list[dict[str, object]] = [
 UNSHARED = sum(len(prompt) for prompt in PROMPTS)
 
 
-@pytest.mark.parametrize(("name", "every"), [("qwen3", 1), ("gemma2", 2), ("gpt2", 2)])
+@pytest.mark.mostly_slow(1)
+@pytest.mark.parametrize(("name", "every"), [("gemma2", 3), ("qwen3", 1), ("gpt2", 3)])
 def test_trajectories_do_not_depend_on_the_engine(
     name: str, every: int, tiny: Callable[[str], PreTrainedModel]
 ) -> None:

@@ -124,6 +124,7 @@ def steps(tokens: np.ndarray, length: int) -> np.ndarray:
     return np.bincount(code.reshape(-1), minlength=SYMBOLS ** (length + 1)).reshape(SYMBOLS, -1)
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_tokens_follow_the_models_distribution(proposer: str, sampling: str) -> None:
@@ -138,6 +139,7 @@ def test_tokens_follow_the_models_distribution(proposer: str, sampling: str) -> 
     assert fits(steps(tokens, 3), joint.reshape(SYMBOLS, -1)) > LEVEL
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("rule", [accept_always, resample_from_p])
 @pytest.mark.parametrize(
     ("proposer", "sampling"),
@@ -241,6 +243,7 @@ def near(model: PreTrainedModel, noise: float, seed: int = 1) -> PreTrainedModel
     return made
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
 def test_guesses_from_the_text_leave_every_bit_as_it_is(
     name: str, tiny: Callable[[str], PreTrainedModel]
@@ -282,6 +285,7 @@ def test_with_a_draft_tokens_depend_on_the_two_models_and_nothing_else(
         ), sizes
 
 
+@pytest.mark.slow
 def test_a_draft_keeps_the_distribution_of_a_model_with_a_memory(
     tiny: Callable[[str], PreTrainedModel],
 ) -> None:

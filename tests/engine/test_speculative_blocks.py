@@ -132,7 +132,7 @@ PROPOSERS = st.sampled_from(["n-gram", "draft"])
     st.integers(1, 5),
     st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6), st.booleans()), max_size=4),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_block_is_lost_or_shared_whatever_is_guessed(
     tiny: Callable[[str], PreTrainedModel],
     mix: dict,

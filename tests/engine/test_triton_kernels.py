@@ -93,6 +93,7 @@ class Cached:
         ]
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize(
     ("kernel", "group", "d", "block_size"),
     [
@@ -117,6 +118,7 @@ def test_decode_attention_is_dense_attention(
     )
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("kernel", "split", "dtype"),
     [
@@ -187,6 +189,7 @@ def test_the_int8_write_is_quantise(dtype: torch.dtype) -> None:
     ).all()
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("vocabulary", [61, 1024, 2500])
 def test_the_sampler_draws_what_sample_draws(vocabulary: int) -> None:
     torch.manual_seed(vocabulary)
@@ -208,6 +211,7 @@ def test_the_sampler_draws_what_sample_draws(vocabulary: int) -> None:
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("name", "kv_dtype"),
     [("qwen3", "auto"), ("gemma2", "int8"), ("deepseek_v3", "auto"), ("gpt_oss", "auto")],
@@ -226,7 +230,7 @@ def test_an_engine_on_the_kernels_draws_the_same_tokens(
                 str(i),
                 prompt,
                 SamplingParams(
-                    max_tokens=4, temperature=0.8, stop_token_ids=(END,), seed=VOCABULARY
+                    max_tokens=3, temperature=0.8, stop_token_ids=(END,), seed=VOCABULARY
                 ),
                 [0, 1],
             )
@@ -244,7 +248,7 @@ def test_an_engine_on_the_kernels_draws_the_same_tokens(
         monkeypatch.setattr(module, "triton_serves", lambda device: True)
     monkeypatch.setattr(triton_kernels, "units_of", counting)
     drawn = draw()
-    assert sum(cascades) == 3  # of the decodes; prompts have units of their own
+    assert sum(cascades) == 2  # of the decodes; prompts have units of their own
     assert {key: tokens for key, (tokens, _) in drawn.items()} == {
         key: tokens for key, (tokens, _) in expected.items()
     }
@@ -254,6 +258,7 @@ def test_an_engine_on_the_kernels_draws_the_same_tokens(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kv_dtype"), [("qwen3", "auto"), ("gemma2", "auto"), ("qwen3", "int8")]
 )
@@ -377,6 +382,7 @@ def test_registers_suffice(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_they_compile_for_a_gpu_without_one(tmp_path: Path) -> None:
     """The interpreter takes Python that the compiler refuses: types that change in a loop, names it
     may not read.

@@ -252,6 +252,7 @@ def test_rotate_against_the_slow_version(
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_kernel_touches_memory_that_is_not_its_own(tmp_path: Path) -> None:
     """The tests above once more, on a copy of the kernels that the compiler has made to check every
     access.

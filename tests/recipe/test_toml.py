@@ -502,7 +502,7 @@ def _keep_fields_of_kind(tree: dict[str, Any], section: str, knob: Knob) -> None
             table["path"] = "small-model"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(recipe=recipes(), comments=st.booleans())
 def test_what_is_dumped_loads_back_equal(recipe: Recipe, comments: bool) -> None:
     text = dump_recipe(recipe, comments=comments)

@@ -56,6 +56,7 @@ def test_it_parses_and_has_a_plan(name: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["demo", "reasoning_gym"])
 def test_it_runs_a_few_steps(name: str, tmp_path: Path) -> None:
     extra = ["--data.reasoning_gym.size", "20"] if name == "reasoning_gym" else []
@@ -63,6 +64,7 @@ def test_it_runs_a_few_steps(name: str, tmp_path: Path) -> None:
     _check(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_gsm8k_runs_on_a_local_model_and_dataset_of_the_same_form(tmp_path: Path) -> None:
     """The real loading path: a chat model folder by from_pretrained, a dataset folder by
     `datasets`, answers after ####, math-verify.

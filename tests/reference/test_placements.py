@@ -165,6 +165,7 @@ def workers() -> Iterator[dict[str, WorkerReference]]:
         one.close()
 
 
+@pytest.mark.slow
 def test_a_worker_scores_over_the_sets_that_sampling_kept(
     workers: dict[str, WorkerReference],
 ) -> None:
@@ -353,6 +354,7 @@ def test_a_model_that_its_configuration_does_not_make_is_refused(
         workers["patched"].score(batch_of(0))
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_run_leaves_no_process_behind() -> None:
     context = multiprocessing.get_context("fork")
     mine, theirs = context.Pipe()

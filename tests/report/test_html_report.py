@@ -340,6 +340,7 @@ BREAKABLE = [
 ]
 
 
+@pytest.mark.mostly_slow(8)
 @pytest.mark.parametrize("name", BREAKABLE)
 @pytest.mark.parametrize(
     "rubbish", [b"\xff\xfe\x00\n", b"[[[\n", b'"text"\n', b"[" * 100_000 + b"\n"]

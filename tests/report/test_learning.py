@@ -54,6 +54,7 @@ def test_partial_credit_after_a_good_start_is_called_out_too() -> None:
     assert any("partial credit" in line and step > 100 for step, line in said.items())
 
 
+@pytest.mark.mostly_slow(5)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_healthy_run_hears_nothing(seed: int) -> None:
     """The demo's curve (a reward of 0 or 1, so reward and solved are one), a slower one, and one

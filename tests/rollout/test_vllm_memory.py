@@ -118,6 +118,7 @@ def test_the_settings_reach_vllm(policy: Policy, monkeypatch: pytest.MonkeyPatch
     )
 
 
+@pytest.mark.slow
 def test_sleep_frees_memory_between_requests_and_changes_no_token(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -217,6 +217,7 @@ def test_a_kill_is_named(policy: Policy, fake: None) -> None:
         engine.score([1, 2])
 
 
+@pytest.mark.slow
 def test_silence_has_an_end_and_signs_of_life_put_it_off(
     policy: Policy, fault: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +238,7 @@ def test_silence_has_an_end_and_signs_of_life_put_it_off(
     slow.close()
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit_are_named(policy: Policy, fake: None) -> None:
     engine = start(policy)
     with pytest.raises(UserError, match=r"KeyError: 'no.such.weight'"):

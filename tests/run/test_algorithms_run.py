@@ -219,6 +219,7 @@ STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("case", STATEFUL)
 def test_a_stop_leaves_no_trace(case: str, tmp_path: Path, models: dict[str, str]) -> None:
     """Stopped after step 2 and resumed to 4: weights, moments, critic, what is steered, and every
@@ -265,6 +266,7 @@ def test_a_resume_with_another_beta_uses_it(tmp_path: Path, models: dict[str, st
 # --- PPO
 
 
+@pytest.mark.slow
 def test_the_critic_comes_to_explain_the_returns(tmp_path: Path, models: dict[str, str]) -> None:
     """A reward that the question decides: V is 0 at first, and after 15 steps knows most of it."""
     settings = needs("ppo", models) | {

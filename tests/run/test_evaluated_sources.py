@@ -80,6 +80,7 @@ def solved_if_of(source: str) -> Any:
     return lambda completion, task: float(task.source == source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("of_words", "steps"), [(0, 10), (SOURCE_TASKS, 20)])
 def test_the_warm_up_waits_for_the_weakest_source(
     tmp_path: Path, of_words: int, steps: int

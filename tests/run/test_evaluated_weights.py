@@ -78,6 +78,7 @@ def evaluated(run: Path, *checkpoints: str, out: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_figure_is_that_of_the_checkpoint(tmp_path: Path, kind: str) -> None:
     run = train(tmp_path, **KINDS[kind])
@@ -114,6 +115,7 @@ def test_every_figure_is_that_of_the_checkpoint(tmp_path: Path, kind: str) -> No
     assert summary["heldout_after_checkpoint"] == "checkpoints/step-000005"
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("kind", ["stale", "stale fp8"])
 def test_training_does_not_notice_evaluations(tmp_path: Path, kind: str) -> None:
     """The same tokens of the same versions, and the same weights at the end, with an evaluation

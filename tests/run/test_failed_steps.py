@@ -143,6 +143,7 @@ CASES = [(place, OUT_OF_MEMORY[0]) for place in PLACES] + [
 ]
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize(
     ("place", "error"),
     CASES,
@@ -211,6 +212,7 @@ def test_another_runtime_error_stays_what_it_is(
     assert newest(tmp_path / "r") == "step-000002", "what was done is saved all the same"
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(("first", "left"), [(2, "sft-000001"), (7, "step-000002")])
 def test_divergence_leaves_the_last_good_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, first: int, left: str
@@ -290,6 +292,7 @@ INTERRUPTED = [
 ]
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize(("where", "number", "left", "said"), INTERRUPTED)
 def test_a_signal_stops_at_once_where_nothing_is_lost(
     tmp_path: Path,

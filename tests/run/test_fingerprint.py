@@ -69,6 +69,21 @@ def test_neighbours_do_not_run_into_each_other() -> None:
     )
 
 
+def in_a_process(tasks: str, hash_seed: str = "0") -> str:
+    """The fingerprint of an expression for tasks, computed by a process of its own."""
+    code = (
+        "from sixfold.run.fingerprint import tasks_fingerprint; from sixfold.types import Task;"
+        f" print(tasks_fingerprint({tasks}, lambda task: [ord(c) for c in str(task.prompt)]))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+
+
 class Odd:
     """Has no JSON form and, like most objects, shows its address."""
 
@@ -80,33 +95,15 @@ def test_objects_in_a_row_are_the_same_in_every_process() -> None:
     assert (
         tasks_difference(tasks_fingerprint(first, encode), tasks_fingerprint(second, encode)) == ""
     )
-    code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_fingerprint"
-        " as t; print(t.tasks_fingerprint(t.TASKS, t.encode))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(tasks_fingerprint(TASKS, encode))
+    assert in_a_process(repr(TASKS)) == str(tasks_fingerprint(TASKS, encode))
 
 
 def test_sets_and_keys_of_any_type_are_the_same_in_every_process() -> None:
     """The order of a set of texts differs from process to process, and JSON has no order for mixed
     keys.
     """
-    code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_fingerprint"
-        " as t; from sixfold.types import Task; print(t.tasks_fingerprint([Task('a', 'p',"
-        " columns={'s': set('abcdef'), 'm': {1: 2, 'b': 3, (4, 5): 6}})], t.encode))"
-    )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
+    tasks = "[Task('a', 'p', columns={'s': set('abcdef'), 'm': {1: 2, 'b': 3, (4, 5): 6}})]"
+    outputs = {in_a_process(tasks, seed) for seed in ("1", "2")}
     assert len(outputs) == 1
 
 

@@ -72,6 +72,7 @@ def tensors(run: Path, step: int) -> tuple[dict[str, torch.Tensor], dict[str, to
     return load_file(folder / "model" / "model.safetensors"), engine
 
 
+@pytest.mark.mostly_slow(1)
 @forms
 def test_a_run_says_how_far_its_sampler_is(
     tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
@@ -166,6 +167,7 @@ def test_old_log_probs_are_the_trainers_own_computed_again(tmp_path: Path, form:
         world.close()
 
 
+@pytest.mark.mostly_slow(1)
 @forms
 def test_a_resumed_run_repeats_it_bit_for_bit(tmp_path: Path, form: str) -> None:
     """Synced every second step, so at step 3 the engine holds what it got after step 2 and no

@@ -92,8 +92,9 @@ def test_a_reward_that_pays_for_everything_is_called_out(
 def test_an_honest_reward_is_not_called_out_and_a_resume_keeps_what_was_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = train(tmp_path, run__steps=1, environment__preflight=4, data__arithmetic__digits=3)
-    train(tmp_path, resume=run, run__steps=2, environment__preflight=4, data__arithmetic__digits=3)
+    hard = {"data__arithmetic__digits": 3, "data__limit": 60}
+    run = train(tmp_path, run__steps=1, environment__preflight=4, **hard)
+    train(tmp_path, resume=run, run__steps=2, environment__preflight=4, **hard)
     assert "earned without solving" not in "".join(capsys.readouterr())
     found = json.loads((run / "summary.json").read_text())["preflight"]
     assert found["rollouts"] == 4 and (

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 
 from .processes import metrics, start, tiny_recipe
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {
     "algorithm__beta": 0.1,
     "reference__reset_every": 4,

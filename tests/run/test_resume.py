@@ -22,8 +22,10 @@ from sixfold.run.listing import newest_checkpoint
 
 from .processes import metrics, start, tiny_recipe
 
+pytestmark = pytest.mark.slow
+
 KILLS = 10
-STEPS = 24
+STEPS = 16
 
 
 @pytest.fixture(scope="module")

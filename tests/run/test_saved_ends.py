@@ -9,6 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sixfold.recipe.toml import parse_recipe
 from sixfold.run.generate import generate
 from sixfold.run.start import train_run
@@ -42,6 +44,7 @@ def saved(folder: Path, step: int) -> dict[str, Any]:
     return settings
 
 
+@pytest.mark.slow
 def test_generate_stops_where_the_run_stopped_and_resume_where_it_is_told_to(
     tmp_path: Path,
 ) -> None:

@@ -26,6 +26,7 @@ def train(folder: Path, **overrides: object) -> Path:
     return folder / "run"
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     "more",
     [
@@ -63,6 +64,7 @@ def test_a_run_trains_on_what_it_sampled(tmp_path: Path, more: dict[str, object]
     assert "kept (p" in (run / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_repeats_it_bit_for_bit(tmp_path: Path) -> None:
     whole = train(tmp_path)
     for folder in (whole / "checkpoints").iterdir():

@@ -54,6 +54,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VLLM", "")
 
 
+@pytest.mark.slow
 def test_a_stale_run_resumes_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     """With sync.every = 2 the checkpoint of step 3 holds weights that the sampler has and the
     trainer no longer has.
@@ -72,6 +73,7 @@ def test_a_stale_run_resumes_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     assert "heldout_after" in json.loads((whole / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_sampler_that_keeps_its_old_weights_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def test_it_goes_on_bit_for_bit_from_each_checkpoint(
     assert sft_log(run) == sft_log(whole)
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_point_of_its_saves_loses_nothing(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

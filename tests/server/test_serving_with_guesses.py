@@ -34,6 +34,7 @@ def ask(server: Running, seed: int, **more: Any) -> Any:
     )
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_strings_cut_at_the_very_token_that_ends_them(
     chat_policy: Policy, tmp_path: Path, stream: bool

@@ -258,6 +258,7 @@ def wait_for(url: str, process: subprocess.Popen[str]) -> None:
     raise AssertionError("the server did not start")
 
 
+@pytest.mark.slow
 def test_the_command_serves_and_a_signal_ends_it_within_its_grace(
     chat_policy: Policy, tmp_path: Path
 ) -> None:
@@ -334,6 +335,7 @@ def test_a_stop_in_the_middle_ends_running_requests_within_the_grace(chat_policy
         assert server.engine.scheduler.blocks.used == 0
 
 
+@pytest.mark.slow
 def test_no_look_through_all_that_was_imported_stops_the_streams(
     chat_policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
