@@ -16,7 +16,7 @@ from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
 
 @runtime_checkable
-class _Array(Protocol):
+class Array(Protocol):
     """A tensor, an array, or a scalar of an array library."""
 
     def tolist(self) -> Any: ...
@@ -28,8 +28,8 @@ def number(value: Any) -> float:
     Raises:
         TypeError: for text, None, lists, complex numbers and arrays of several entries.
     """
-    plain = value.tolist() if isinstance(value, _Array) else value
-    if isinstance(value, _Array):
+    plain = value.tolist() if isinstance(value, Array) else value
+    if isinstance(value, Array):
         while isinstance(plain, list) and len(plain) == 1:
             plain = plain[0]
     if not isinstance(plain, SupportsFloat):
@@ -43,13 +43,13 @@ def entries(values: Any) -> list[Any]:
     Raises:
         TypeError: for anything else, including text and dictionaries.
     """
-    plain = values.tolist() if isinstance(values, _Array) else values
+    plain = values.tolist() if isinstance(values, Array) else values
     try:
         if not isinstance(plain, str | bytes | Mapping):
             return [
                 (
                     entry[0]
-                    if isinstance(values, _Array) and isinstance(entry, list) and len(entry) == 1
+                    if isinstance(values, Array) and isinstance(entry, list) and len(entry) == 1
                     else entry
                 )
                 for entry in plain

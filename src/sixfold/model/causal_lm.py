@@ -15,12 +15,12 @@ from transformers import PreTrainedModel
 
 from ..kernels.attention import AttentionLayer, causal_attention
 from ..kernels.cpu.body_kernels import Compile, body_kernels
-from .base import Body, LayerAdditions, Layout
+from .base import Body, LayerAdditions, Layout, ModuleBody
 from .footing import Footing
 from .fused_decoder import fused_decoder
 from .head import head_product
 from .lora import added
-from .lowered import Halves, LoweredBody
+from .lowered import LoweredBody
 
 
 def hidden_states(
@@ -147,7 +147,7 @@ def _halves(module: nn.Module) -> CausalLM:
     return CausalLM(cast(PreTrainedModel, module))
 
 
-def _probe_logits(model: Halves) -> Tensor:
+def _probe_logits(model: ModuleBody) -> Tensor:
     """Logits [2, V] of one forward pass on two tokens."""
     zeros = torch.zeros(2, dtype=torch.int64, device=next(model.module.parameters()).device)
     return model.logits(model.hidden(zeros, zeros, Segments(((0, 2),))))

@@ -14,121 +14,23 @@ call `refresh` after those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from ..kernels.attention import AttentionLayer
-from ..kernels.cpu.body_kernels import BodyKernels, CLayer, CLayers, CNorm, Packed, Rows
+from ..kernels.cpu.body_kernels import BodyKernels, CLayer, CLayers, Packed, Rows
 from .base import Body, CompiledLayout, LayerAdditions, Layout, ModuleBody
+from .decoder_layer import Linear, layer_of, norm_of, rows_of
+from .decoder_parts import has_decoder_parts
 
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings whose angles depend only on the position, not on the sequence length."""
 TOLERANCE = 1e-4
 """Largest accepted difference of the probe's hidden states, relative to their magnitude.
 
 Rounding is a hundred times smaller; a missing component makes a difference many times larger.
 """
-PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-LINEARS = {
-    "self_attn": ["q_proj", "k_proj", "v_proj", "o_proj"],
-    "mlp": ["gate_proj", "up_proj", "down_proj"],
-}
-OTHERS = {"self_attn": {"q_norm", "k_norm"}, "mlp": {"act_fn"}}
-
-
-Weights = Mapping[str, Tensor | None]
-"""A module's parameter dictionary.
-
-Parameters are looked up at every use, so a replaced one is seen.
-"""
-
-
-@dataclass(frozen=True)
-class _Norm:
-    weights: Weights
-    epsilon: float
-
-    @property
-    def weight(self) -> Tensor:
-        return self.weights["weight"]  # type: ignore[return-value]
-
-    def as_c(self) -> CNorm:
-        return CNorm(self.weight.data_ptr(), self.epsilon)
-
-
-@dataclass
-class _Linear:
-    """Linear layers with the same input, computed as one matrix product.
-
-    Attributes:
-        parts: parameter dictionary of each layer.
-        paths: name of each layer in the model.
-        packed: packed copy of the layers' weights, made at the first use.
-    """
-
-    parts: list[Weights]
-    paths: list[str]
-    packed: Packed | None = None
-
-    def pack(self, kernels: BodyKernels) -> Packed:
-        """Packed copy of the layers' weights. It is made if there is none."""
-        if self.packed is None:
-            weights = [part["weight"] for part in self.parts]
-            biases = [part.get("bias") for part in self.parts]
-            self.packed = kernels.pack(weights, biases)  # type: ignore[arg-type]
-        return self.packed
-
-    def run(
-        self,
-        kernels: BodyKernels,
-        x: Tensor,
-        out: Tensor,
-        additions: LayerAdditions | None,
-        *,
-        add: bool = False,
-    ) -> None:
-        """Write x W^T + b and the additions to `out`. With `add`, add them to `out` instead.
-
-        Args:
-            kernels: computes the product.
-            x: input [N, inputs].
-            out: results of all layers side by side, [N, outputs].
-            additions: added to each layer's columns of `out`; None for none.
-            add: keep the values of `out` as a summand.
-        """
-        kernels.product(x, self.pack(kernels), out, add=add)
-        if additions is not None:
-            for path, own in zip(
-                self.paths, out.split([_rows(part) for part in self.parts], dim=1), strict=True
-            ):
-                additions.add(path, x, own)
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """The linear layers and norms of one decoder layer.
-
-    `heads`: query and key norms, if there are any.
-    """
-
-    qkv: _Linear
-    output: _Linear
-    gate_up: _Linear
-    down: _Linear
-    before_attention: _Norm
-    before_mlp: _Norm
-    heads: tuple[_Norm, _Norm] | None
-
-    def as_c(self, kernels: BodyKernels) -> CLayer:
-        linears = (
-            linear.pack(kernels).as_c()
-            for linear in (self.qkv, self.output, self.gate_up, self.down)
-        )
-        heads = (norm.as_c() for norm in self.heads) if self.heads else (CNorm(), CNorm())
-        return CLayer(*linears, self.before_attention.as_c(), self.before_mlp.as_c(), *heads)
 
 
 class FusedDecoder:
@@ -138,7 +40,7 @@ class FusedDecoder:
     since.
 
     Args:
-        model: the module, whose submodules have passed `_has_parts`.
+        model: the module, whose submodules have passed `has_decoder_parts`.
         kernels: compiled CPU kernels.
     """
 
@@ -158,12 +60,12 @@ class FusedDecoder:
         ]
         self._rotary = body.get_submodule("rotary_emb")
         self._embedding = body.get_submodule("embed_tokens")._parameters
-        self._norm = _norm(body.get_submodule("norm"))
+        self._norm = norm_of(body.get_submodule("norm"))
         self._layers = [
-            _layer(block, f"model.layers.{name}")
+            layer_of(block, f"model.layers.{name}")
             for name, block in body.get_submodule("layers").named_children()
         ]
-        self._head = _Linear([head._parameters], ["lm_head"]) if type(head) is nn.Linear else None
+        self._head = Linear([head._parameters], ["lm_head"]) if type(head) is nn.Linear else None
         self._linears = [
             linear
             for layer in self._layers
@@ -173,8 +75,8 @@ class FusedDecoder:
         self._attention: list[AttentionLayer] = []
         first = self._layers[0]
         self._width = 2 * self._rotary.get_buffer("inv_freq").numel()
-        self._heads, self._kv_heads = (_rows(part) // self._width for part in first.qkv.parts[:2])
-        self._inner = _rows(first.down.parts[0], 1)
+        self._heads, self._kv_heads = (rows_of(part) // self._width for part in first.qkv.parts[:2])
+        self._inner = rows_of(first.down.parts[0], 1)
         self._table = (torch.empty(0), torch.empty(0))
         self._packed_from: tuple[list[nn.Parameter], list[tuple[int, int, int]]] = ([], [])
         self._readable = False
@@ -229,7 +131,7 @@ class FusedDecoder:
         """As `Body.logits`."""
         if self._head is None:
             return self._model.logits(hidden)
-        logits = hidden.new_empty(len(hidden), _rows(self._head.parts[0]))
+        logits = hidden.new_empty(len(hidden), rows_of(self._head.parts[0]))
         self._head.run(self._kernels, hidden, logits, None)
         return self._model.scaled(logits)
 
@@ -421,7 +323,7 @@ def fused_decoder(model: ModuleBody, kernels: BodyKernels) -> FusedDecoder | Non
 
     Supported modules have the common transformer architecture and float32 weights on the CPU.
     """
-    if not _has_parts(model.module):
+    if not has_decoder_parts(model.module):
         return None
     if any(p.dtype != torch.float32 or not p.is_cpu for p in model.module.parameters()):
         return None
@@ -454,117 +356,3 @@ def _random_weights(block: nn.Module) -> dict[str, Tensor]:
             else value.normal_(0, p.shape[1] ** -0.5, generator=generator)
         )
     return made
-
-
-def _has_parts(module: nn.Module) -> bool:
-    """True if the module has exactly the submodules and shapes that the kernels compute."""
-    body = module._modules.get("model")
-    if body is None or set(body._modules) != {"embed_tokens", "layers", "norm", "rotary_emb"}:
-        return False
-    embedding, rotary, layers = (
-        body.get_submodule("embed_tokens"),
-        body.get_submodule("rotary_emb"),
-        list(body.get_submodule("layers").children()),
-    )
-    if (
-        type(embedding) is not nn.Embedding
-        or embedding.max_norm is not None
-        or not _is_norm(body.get_submodule("norm"))
-    ):
-        return False
-    config = vars(module).get("config")
-    limited = config is not None and "max_position_embeddings" in vars(config)
-    static = vars(rotary).get("rope_type") in STATIC_ROPE and "inv_freq" in rotary._buffers
-    if not (limited and static and layers and all(_layer_has_parts(block) for block in layers)):
-        return False
-    shapes = [{name: tuple(p.shape) for name, p in block.named_parameters()} for block in layers]
-    expected = _shapes(
-        shapes[0], embedding.weight.shape[1], 2 * rotary.get_buffer("inv_freq").numel()
-    )
-    return all(layer == shapes[0] for layer in shapes) and expected.items() <= shapes[0].items()
-
-
-def _layer_has_parts(block: nn.Module) -> bool:
-    if set(block._modules) != PARTS:
-        return False
-    for room, names in LINEARS.items():
-        found = block.get_submodule(room)._modules
-        if not set(names) <= set(found) <= set(names) | OTHERS[room] or any(
-            type(found[name]) is not nn.Linear for name in names
-        ):
-            return False
-    heads = {"q_norm", "k_norm"} & set(block.get_submodule("self_attn")._modules)
-    return len(heads) != 1 and all(
-        _is_norm(m) for name, m in block.named_modules() if name.endswith("norm")
-    )
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return set(module._parameters) == {"weight"} and "variance_epsilon" in vars(module)
-
-
-def _shapes(
-    layer: dict[str, tuple[int, ...]], hidden: int, width: int
-) -> dict[str, tuple[int, ...]]:
-    """Expected weight shapes of a layer.
-
-    Heads are complete and as wide as the rotary embedding. Each norm covers its entire input.
-
-    Args:
-        layer: actual shapes, from which the numbers of heads and the MLP width are read.
-        hidden: width of the hidden states.
-        width: width of the rotary embedding (D).
-    """
-    heads, kv_heads = (
-        max(1, layer[f"self_attn.{name}.weight"][0] // width) for name in ("q_proj", "k_proj")
-    )
-    inner = layer["mlp.gate_proj.weight"][0]
-    expected: dict[str, tuple[int, ...]] = {
-        f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")
-    }
-    expected |= {
-        f"self_attn.{name}.weight": (n * width, hidden)
-        for name, n in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))
-    }
-    expected |= {f"mlp.{name}.weight": (inner, hidden) for name in ("gate_proj", "up_proj")}
-    expected |= {
-        "self_attn.o_proj.weight": (hidden, heads * width),
-        "mlp.down_proj.weight": (hidden, inner),
-    }
-    return expected | {
-        name: (width,)
-        for name in ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
-        if name in layer
-    }
-
-
-def _layer(block: nn.Module, path: str) -> _Layer:
-    attention = block.get_submodule("self_attn")
-
-    def linear(room: str, *names: str) -> _Linear:
-        return _Linear(
-            [block.get_submodule(f"{room}.{name}")._parameters for name in names],
-            [f"{path}.{room}.{name}" for name in names],
-        )
-
-    return _Layer(
-        linear("self_attn", "q_proj", "k_proj", "v_proj"),
-        linear("self_attn", "o_proj"),
-        linear("mlp", "gate_proj", "up_proj"),
-        linear("mlp", "down_proj"),
-        _norm(block.get_submodule("input_layernorm")),
-        _norm(block.get_submodule("post_attention_layernorm")),
-        (
-            (_norm(attention.get_submodule("q_norm")), _norm(attention.get_submodule("k_norm")))
-            if "q_norm" in attention._modules
-            else None
-        ),
-    )
-
-
-def _norm(module: nn.Module) -> _Norm:
-    return _Norm(module._parameters, module.variance_epsilon)  # type: ignore[arg-type]
-
-
-def _rows(weights: Weights, dimension: int = 0) -> int:
-    return weights["weight"].shape[dimension]  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.pytorch_utils import Conv1D
 
-from .base import Body, LayerAdditions, Layout
+from .base import Body, LayerAdditions, Layout, ModuleBody
 
 Slot = tuple[dict[str, nn.Parameter | None], dict[str, nn.Parameter | None], str]
 """Parameter dictionaries of a submodule and of its twin, and the name of a parameter in both."""
-
-
-class Halves(Body, Protocol):
-    """A body and head that belong to one module (`CausalLM`)."""
-
-    @property
-    def module(self) -> nn.Module: ...
 
 
 class LoweredBody:
@@ -37,9 +30,9 @@ class LoweredBody:
 
     def __init__(
         self,
-        model: Halves,
-        make: Callable[[nn.Module], Halves],
-        probe: Callable[[Halves], Tensor],
+        model: ModuleBody,
+        make: Callable[[nn.Module], ModuleBody],
+        probe: Callable[[ModuleBody], Tensor],
         dtype: torch.dtype,
     ) -> None:
         """Build the twin; the copies are made by the first `ready`.

@@ -14,9 +14,10 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from ..environment.rewards import BUILT_IN
+from ..environment.values import Array
 from ..types import Task
 
 PARTS = {
@@ -34,13 +35,6 @@ TOKENS_ALONE = (
     " today's date, or the tokenizer does. Give the template the earlier value in"
     " model.template_args, such as date_string=26 Jul 2024 for Llama 3.2, or start a new run"
 )
-
-
-@runtime_checkable
-class _Array(Protocol):
-    """An array of numpy or torch."""
-
-    def tolist(self) -> Any: ...
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -141,7 +135,7 @@ def _stable(value: Any) -> Any:
         return [_stable(inner) for inner in value]
     if isinstance(value, set | frozenset):
         return f"{type(value).__name__} {sorted(_shown(inner) for inner in value)}"
-    if isinstance(value, _Array) and not isinstance(value, type):
+    if isinstance(value, Array) and not isinstance(value, type):
         return _stable(value.tolist())  # repr omits the middle of a long array
     return _shown(value)
 
