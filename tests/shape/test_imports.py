@@ -37,20 +37,21 @@ CONCRETE = ALGORITHMS | {"algorithm.zoo", "algorithm.composed", "algorithm.parts
 ALLOWED = {
     "types": {"errors"},
     "errors": set(),
+    "seeds": set(),
     "batch": {"types"},
     "recipe": {"algorithm", "environment", "errors"},
     "kernels": set(),
     "model": {"errors", "kernels", "recipe"},
-    "engine": {"kernels", "model", "types"},
+    "engine": {"kernels", "model", "seeds", "types"},
     "algorithm": {"batch", "types"},
     "interop": {"algorithm"},
     "environment": {"errors", "types"},
-    "data": {"environment", "errors", "recipe", "types"},
+    "data": {"environment", "errors", "recipe", "seeds", "types"},
     "trainer": {"batch", "errors", "kernels", "model", "recipe", "types"},
     "reference": {"batch", "errors", "model", "recipe", "trainer", "types"},
     "critic": {"batch", "errors", "model", "recipe", "trainer"},
     "sync": {"engine", "rollout"},
-    "rollout": {"engine", "errors", "model", "recipe", "types"},
+    "rollout": {"engine", "errors", "model", "recipe", "seeds", "types"},
     "server": {"engine", "errors", "rollout", "types"},
     "evaluation": {"environment", "errors", "report", "rollout", "types"},
     "report": {"errors", "recipe", "types"},
@@ -60,6 +61,7 @@ ALLOWED = {
         "environment",
         "reference",
         "rollout",
+        "seeds",
         "sync",
         "trainer",
         "types",
@@ -182,7 +184,7 @@ def test_nobody_imports_controller_run_api_or_cli() -> None:
 
 NEEDS_ENVIRONMENT = {"recipe.explain"}
 LEAVES = [
-    *("types", "errors", "algorithm.method", "algorithm.zoo"),
+    *("types", "errors", "seeds", "algorithm.method", "algorithm.zoo"),
     *sorted(name for name in OURS if _room(name) == "recipe" and name not in NEEDS_ENVIRONMENT),
 ]
 

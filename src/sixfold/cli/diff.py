@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..report.run_record import dotted
 from .parsing import VerbParser, run_folder
 
 _ABSENT = "-"
@@ -34,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
 def compare_runs(a: Path, b: Path) -> str:
     """Comparison of two runs as text. Settings that this release does not know are compared too."""
     numbers = [
-        {**_flatten(_json(run / "summary.json")), **_last_metrics(run / "metrics.jsonl")}
+        {**dotted(_json(run / "summary.json")), **_last_metrics(run / "metrics.jsonl")}
         for run in (a, b)
     ]
     parts = [
@@ -48,7 +49,7 @@ def compare_runs(a: Path, b: Path) -> str:
 def _settings(run: Path) -> dict[str, Any]:
     path = run / "recipe.toml"
     try:
-        return _flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+        return dotted(tomllib.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
         raise UserError(f"{path} cannot be read as TOML: {error}") from error
 
@@ -57,7 +58,7 @@ def _environment(run: Path) -> dict[str, Any]:
     """Versions, revision, machine and command. The start time is left out: it always differs."""
     return {
         key: value
-        for key, value in _flatten(_json(run / "environment.json")).items()
+        for key, value in dotted(_json(run / "environment.json")).items()
         if key != "started"
     }
 
@@ -82,15 +83,6 @@ def _last_metrics(path: Path) -> dict[str, Any]:
         except ValueError:
             continue
     return {key: value for key, value in newest.items() if isinstance(value, (int, float))}
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= (
-            _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-    return flat
 
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
 
+from ..seeds import STEP_BYTES, seed_number
 from ..types import Task
 from .mixture import MixtureStream
 
@@ -70,4 +70,4 @@ def task_stream(
 
 def step_seed(seed: int, step: int) -> int:
     """Sampling seed of a step. A task that recurs in a later epoch gets different noise."""
-    return int.from_bytes(blake2b(f"{seed}/{step}".encode(), digest_size=7).digest(), "little")
+    return seed_number(f"{seed}/{step}", STEP_BYTES)

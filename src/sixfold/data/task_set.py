@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from heapq import nsmallest
 from numbers import Integral
 from typing import Any
 
 from ..errors import UserError
+from ..seeds import ORDER_BYTES, seed_bytes
 from ..types import Task
 from .rows import check_value
 
@@ -90,9 +90,7 @@ def drawn_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
     """
     if not count:
         return list(tasks)
-    return nsmallest(
-        count, tasks, key=lambda task: blake2b(f"{seed}:{task.id}".encode(), digest_size=8).digest()
-    )
+    return nsmallest(count, tasks, key=lambda task: seed_bytes(f"{seed}:{task.id}", ORDER_BYTES))
 
 
 def few_tasks_notes(tasks: TaskSet, per_step: int) -> list[str]:

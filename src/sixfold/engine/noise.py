@@ -7,9 +7,9 @@ torch's CUDA generator also use.
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
 import numpy as np
+
+from ..seeds import NOISE_BYTES, seed_bytes
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -57,7 +57,7 @@ def uniforms(
     Returns:
         float64 in [0, 1): [positions], or [S, positions] for a list of samples.
     """
-    digest = blake2b(f"{seed}\x00{task}".encode(), digest_size=16, person=purpose.encode()).digest()
+    digest = seed_bytes(f"{seed}\x00{task}", NOISE_BYTES, purpose)
     k0, k1, word2, word3 = (int.from_bytes(digest[i : i + 4], "little") for i in (0, 4, 8, 12))
     counter = np.empty((*np.shape(sample), positions, 4), dtype=np.uint64)
     counter[..., 0] = np.arange(positions)

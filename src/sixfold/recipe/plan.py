@@ -401,13 +401,14 @@ def _kv_tokens(recipe: Recipe, longest: int | None) -> int | None:
                 f"engine.kv_tokens = {engine.kv_tokens} cannot hold one sequence of up to {longest}"
                 f" tokens; use >= {longest}, or 0 for enough, or a smaller data.max_prompt_tokens"
             )
-        return _whole_blocks(engine.kv_tokens, engine.block_size)
+        return whole_blocks(engine.kv_tokens, engine.block_size)
     return (
-        None if longest is None else engine.max_running * _whole_blocks(longest, engine.block_size)
+        None if longest is None else engine.max_running * whole_blocks(longest, engine.block_size)
     )
 
 
-def _whole_blocks(tokens: int, block: int) -> int:
+def whole_blocks(tokens: int, block: int) -> int:
+    """A number of tokens, rounded up to a multiple of the block size."""
     return -(-tokens // block) * block
 
 

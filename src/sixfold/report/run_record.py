@@ -157,6 +157,18 @@ def series(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, fl
     ]
 
 
+def dotted(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested objects by dotted name, in order."""
+    values: dict[str, Any] = {}
+    for key, value in record.items():
+        values |= (
+            dotted(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping)
+            else {f"{prefix}{key}": value}
+        )
+    return values
+
+
 def read_run(path: Path) -> RunRecord:
     """Read a run for its report.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from hashlib import blake2b
 
+from ..seeds import SAMPLE_BYTES, seed_number
 from ..types import Group, SamplingParams, Task, Trajectory
 from .outside_engine import OutsideEngine, Sampled
 from .renderer.renderer import Renderer
@@ -123,6 +123,4 @@ def sample_seed(seed: int, task_id: str, sample: int) -> int:
         task_id: id of the task.
         sample: index of the sample within the task.
     """
-    return int.from_bytes(
-        blake2b(f"{seed}\x00{task_id}\x00{sample}".encode(), digest_size=6).digest(), "little"
-    )
+    return seed_number(f"{seed}\x00{task_id}\x00{sample}", SAMPLE_BYTES)

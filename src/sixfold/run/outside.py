@@ -12,7 +12,7 @@ import torch
 from ..errors import UserError
 from ..model.device import free_memory
 from ..model.loading import Policy
-from ..recipe.plan import kv_numbers_per_token
+from ..recipe.plan import kv_numbers_per_token, whole_blocks
 from ..recipe.schema import Recipe, SglangBackend, VllmBackend
 from ..rollout.outside_engine import OutsideEngine
 from ..rollout.sglang_server import SglangServer
@@ -97,7 +97,8 @@ def _vllm_arguments(
         json.loads(policy.model.config.get_text_config().to_json_string(use_diff=False))
     )
     if numbers:  # otherwise vLLM takes all free memory
-        tokens = _whole_blocks(settings.kv_tokens) or settings.max_running * _whole_blocks(longest)
+        asked = whole_blocks(settings.kv_tokens, VLLM_BLOCK)
+        tokens = asked or settings.max_running * whole_blocks(longest, VLLM_BLOCK)
         # vLLM keeps one block empty, so ask for one more.
         arguments["kv_cache_memory_bytes"] = (
             (tokens + VLLM_BLOCK) * numbers * dtype.itemsize // vllm.tensor_parallel
@@ -130,7 +131,3 @@ def _memory_share(
     # A sleeping vLLM frees its memory for training, so nothing is reserved for training then.
     training = 0 if own or vllm.sleep else reserved_bytes(recipe, policy, config, longest)
     return memory_share(*memory, weights, kv, training)
-
-
-def _whole_blocks(tokens: int) -> int:
-    return -(-tokens // VLLM_BLOCK) * VLLM_BLOCK
