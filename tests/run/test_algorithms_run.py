@@ -21,7 +21,9 @@ from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, LossOutput
 from sixfold.environment.arithmetic import arithmetic_reward
 from sixfold.recipe.toml import parse_recipe
+from sixfold.report.rollouts import read_rollouts
 from sixfold.report.schema import find
+from sixfold.run.folder import RunFolder
 from sixfold.run.start import train_run
 from sixfold.types import Task
 
@@ -396,3 +398,52 @@ def test_old_log_probs_stay_and_the_ratio_moves(
             torch.equal(getattr(before, n), getattr(after, n))
             for n in ("tokens", "old_logp", "advantages", "weights")
         )
+
+
+def test_the_rewards_of_a_recipe_reach_gdpo_with_their_weights(
+    tmp_path: Path, models: dict[str, str]
+) -> None:
+    """Advantages of a run on two rewards, from the parts in its rollout dump: z-scores in the group
+    plus a quarter of those of the second reward, over their std in the step.
+    """
+    (tmp_path / "form.py").write_text(
+        "def form(completion, task):\n    return float(len(completion))\n"
+    )
+    settings = {"algorithm__name": "gdpo", "log__rollouts_every": 1, "run__steps": 1}
+    rewards = f"arithmetic,{tmp_path / 'form.py'}:form"
+    flags = {"environment__rewards": rewards, "environment__weights": "1,0.25"}
+    recipe = parse_recipe(
+        'run.name = "run"',
+        "test",
+        tiny_recipe(tmp_path, model__path=models["base"], sft__steps=0, **settings, **flags),
+    )
+    assert train_run(recipe) == 0
+    records = read_rollouts(RunFolder(tmp_path / "run").rollout_file(1))
+    groups = list({r["task_id"]: 0 for r in records})
+    group = torch.tensor([groups.index(r["task_id"]) for r in records])
+    total = torch.zeros(len(records))
+    for name, weight in (("arithmetic", 1.0), ("form", 0.25)):
+        part = torch.tensor([r["reward"]["parts"][name] for r in records])
+        for number in range(len(groups)):
+            rows = part[group == number]
+            total[group == number] += (
+                weight * (rows - rows.mean()) / (rows.std(correction=0) + 1e-6)
+            )
+    expected = total / total.std(correction=0)
+    assert expected.abs().max() > 0.5
+    advantages = torch.tensor([r["advantage"] for r in records])
+    torch.testing.assert_close(advantages, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_remax_runs_with_dynamic_sampling_and_dynamic_k(
+    tmp_path: Path, models: dict[str, str]
+) -> None:
+    settings = needs("remax", models) | {
+        "algorithm__dynamic_sampling": 2,
+        "rollout__oversample": 6,
+        "rollout__samples_per_prompt": 3,
+    }
+    run = train(tmp_path, "run", graded, run__steps=2, **settings)
+    for step in metrics(run):
+        assert step["rollout/greedy_tokens"] > 0 and step["rollout/greedy_error_frac"] == 0
+        assert step["dynamic/rounds"] >= 1 and step["train/updates"] == 1
