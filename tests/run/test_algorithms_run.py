@@ -407,10 +407,11 @@ def test_the_rewards_of_a_recipe_reach_gdpo_with_their_weights(
     plus a quarter of those of the second reward, over their std in the step.
     """
     (tmp_path / "form.py").write_text(
-        "def form(completion, task):\n    return float(len(completion))\n"
+        "def long(completion, task):\n    return float(len(completion))\n\n"
+        "def high(completion, task):\n    return float(sum(map(ord, completion)) % 7)\n"
     )
     settings = {"algorithm__name": "gdpo", "log__rollouts_every": 1, "run__steps": 1}
-    rewards = f"arithmetic,{tmp_path / 'form.py'}:form"
+    rewards = ",".join(f"{tmp_path / 'form.py'}:{name}" for name in ("long", "high"))
     flags = {"environment__rewards": rewards, "environment__weights": "1,0.25"}
     recipe = parse_recipe(
         'run.name = "run"',
@@ -422,7 +423,7 @@ def test_the_rewards_of_a_recipe_reach_gdpo_with_their_weights(
     groups = list({r["task_id"]: 0 for r in records})
     group = torch.tensor([groups.index(r["task_id"]) for r in records])
     total = torch.zeros(len(records))
-    for name, weight in (("arithmetic", 1.0), ("form", 0.25)):
+    for name, weight in (("long", 1.0), ("high", 0.25)):
         part = torch.tensor([r["reward"]["parts"][name] for r in records])
         for number in range(len(groups)):
             rows = part[group == number]
@@ -430,7 +431,6 @@ def test_the_rewards_of_a_recipe_reach_gdpo_with_their_weights(
                 weight * (rows - rows.mean()) / (rows.std(correction=0) + 1e-6)
             )
     expected = total / total.std(correction=0)
-    assert expected.abs().max() > 0.5
     advantages = torch.tensor([r["advantage"] for r in records])
     torch.testing.assert_close(advantages, expected, atol=1e-4, rtol=1e-4)
 
