@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -47,7 +48,8 @@ def sizes(plan: MemoryPlan) -> dict[str, int]:
 
 def lines(*flags: str, devices: list[Device] | None = None) -> str:
     plan = make_plan(load_recipe("gsm8k", [f"--model.path={QWEN}", *flags]))
-    return "\n".join(says for says, _ in memory_lines(plan, devices or []))
+    with patch("sixfold.recipe.memory_text.find_devices", return_value=devices or []):
+        return "\n".join(says for says, _ in memory_lines(plan))
 
 
 def test_weights_and_all_that_is_held_with_them_by_hand() -> None:

@@ -31,10 +31,7 @@ NEVER_PASSED = {
     "api.train": "the Python API",
     "environment.math_constants._logarithm.base": "called through a table with sympy's arguments",
     "model.attention.attention": "transformers calls it",
-    "recipe.memory_text.memory_lines.devices": "to be given a caller",
-    "recipe.dump.dump_recipe.comments": "to be given a caller",
     "report.progress.Progress.__init__.console": "tests draw on a console in memory",
-    "rollout.kv_probe.check_int8_kv.autocast": "a recipe will set it",
     "run.shared_task.SharedTask.__init__.reward": BENCHMARKS,
 }
 """Parameter, or the function with all of its parameters -> why it stays although no call in the

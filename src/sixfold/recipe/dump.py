@@ -35,21 +35,14 @@ def flat(recipe: Recipe) -> dict[str, Any]:
     return dict(walk(recipe, ""))
 
 
-def dump_recipe(recipe: Recipe, *, comments: bool = False) -> str:
-    """TOML that loads back to an equal Recipe. Settings that are None are left out.
-
-    Args:
-        recipe: recipe to write.
-        comments: write each setting's description above it.
-    """
+def dump_recipe(recipe: Recipe) -> str:
+    """TOML that loads back to an equal Recipe. Settings that are None are left out."""
     values = flat(recipe)
     tables: dict[str, list[str]] = {}
     for knob in knobs().values():
         if values.get(knob.key) is None:
             continue
         lines = tables.setdefault(knob.section, [f"[{knob.section}]"])
-        if comments:
-            lines.append(f"# {knob.purpose}")
         lines.append(f"{knob.name} = {toml_literal(values[knob.key])}")
     return "\n\n".join("\n".join(lines) for lines in tables.values()) + "\n"
 

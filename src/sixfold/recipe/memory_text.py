@@ -66,12 +66,8 @@ def _shape_of(recipe: Recipe, path: str) -> ModelShape:
     return model_shape(recipe.model_copy(update={"model": model}))
 
 
-def memory_lines(plan: Plan, devices: list[Device] | None = None) -> list[tuple[str, str]]:
+def memory_lines(plan: Plan) -> list[tuple[str, str]]:
     """Lines about each part, the sum, the GPUs on which it fits, and what helps.
-
-    Args:
-        plan: plan of the run.
-        devices: GPUs of this machine. None: ask nvidia-smi.
 
     Returns:
         (statement, reason) pairs.
@@ -105,9 +101,7 @@ def memory_lines(plan: Plan, devices: list[Device] | None = None) -> list[tuple[
                 f"rollout.backend.kind = {backend} has a process of its own",
             )
         )
-    devices = (
-        find_devices() if devices is None and plan.recipe.run.device != "cpu" else devices or []
-    )
+    devices = [] if plan.recipe.run.device == "cpu" else find_devices()
     device = _chosen(plan.recipe, devices)
     if device is not None:
         lines.append((_here(memory, device), "free memory as nvidia-smi states it"))

@@ -18,11 +18,7 @@ TOKENS = 64
 """Length of the probe's completions."""
 
 
-def kv_deviation(
-    model: LanguageModel,
-    prompts: list[list[int]],
-    autocast: torch.dtype | None = None,
-) -> float:
+def kv_deviation(model: LanguageModel, prompts: list[list[int]]) -> float:
     """Largest log-prob difference, in nats, between an int8 KV cache and an exact one.
 
     An engine with an int8 cache samples completions. Their log-probs are then computed again with
@@ -31,39 +27,32 @@ def kv_deviation(
     Args:
         model: the policy.
         prompts: token ids of each prompt.
-        autocast: dtype of forward passes; None for no autocast.
     """
     engine = Engine(
         model,
         kv_tokens=sum(len(p) + TOKENS + 16 for p in prompts),
         kv_dtype="int8",
-        autocast=autocast,
     )
     for i, prompt in enumerate(prompts):
         engine.add(f"probe {i}", prompt, SamplingParams(max_tokens=TOKENS), [0])
     worst = 0.0
     for s in engine.run():
-        drawn = exact_logp(model, s.tokens, autocast)[len(s.request.prompt) - 1 :].cpu()
+        drawn = exact_logp(model, s.tokens, None)[len(s.request.prompt) - 1 :].cpu()
         worst = max(worst, float((torch.tensor(s.logp) - drawn).abs().max()))
     return worst
 
 
-def check_int8_kv(
-    model: LanguageModel,
-    prompts: list[list[int]],
-    autocast: torch.dtype | None = None,
-) -> float:
+def check_int8_kv(model: LanguageModel, prompts: list[list[int]]) -> float:
     """Return `kv_deviation`, and check it against `LIMIT`.
 
     Args:
         model: the policy.
         prompts: token ids of each prompt.
-        autocast: dtype of forward passes; None for no autocast.
 
     Raises:
         ValueError: the difference is above the limit, or NaN.
     """
-    worst = kv_deviation(model, prompts, autocast=autocast)
+    worst = kv_deviation(model, prompts)
     if not worst <= LIMIT:
         raise ValueError(
             f"an int8 KV cache moves this model's log-probs by {worst:.2g} nats (limit {LIMIT:g}):"
