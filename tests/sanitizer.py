@@ -21,11 +21,11 @@ cpu_kernels.FLAGS = (
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
 )
 options = ["-x", "--noconftest", "-p", "no:cacheprovider"]
-sys.exit(pytest.main([*options, sys.argv[1], "-k", sys.argv[2]]))
+sys.exit(pytest.main([*options, "-k", *sys.argv[1:]]))
 """
 
 
-def run_sanitized(test_file: str, chosen: str, library: str, folder: Path) -> None:
+def run_sanitized(chosen: str, library: str, folder: Path, *test_files: str) -> None:
     """chosen: which tests, as pytest's -k. library: what their kernels' file is called. Skips where
     the compiler has no sanitizers.
     """
@@ -45,7 +45,7 @@ def run_sanitized(test_file: str, chosen: str, library: str, folder: Path) -> No
     }
     root = Path(__file__).parents[1]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, test_file, chosen],
+        [sys.executable, "-c", PROGRAM, chosen, *test_files],
         env=environment,
         cwd=root,
         capture_output=True,

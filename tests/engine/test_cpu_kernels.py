@@ -532,8 +532,8 @@ def test_no_kernel_touches_memory_that_is_not_its_own(tmp_path: Path) -> None:
     access.
     """
     run_sanitized(
-        __file__,
         "any_attention or shared_blocks or 96 or 127 or greedy or logp_nan",
         "kernels",
         tmp_path,
+        __file__,
     )

@@ -254,7 +254,9 @@ def test_rotate_against_the_slow_version(
 
 @pytest.mark.slow
 def test_no_kernel_touches_memory_that_is_not_its_own(tmp_path: Path) -> None:
-    """The tests above once more, on a copy of the kernels that the compiler has made to check every
-    access.
+    """The tests above, and one of the decoder, once more, on a copy of the kernels that the
+    compiler has made to check every access.
     """
-    run_sanitized(__file__, "product or packed or 257 or 96 or far_out", "body", tmp_path)
+    decoder = Path(__file__).with_name("test_fused_decoder.py")
+    chosen = "product or packed or 257 or 96 or far_out or (at_once and bit and 2-qwen3)"
+    run_sanitized(chosen, "body", tmp_path, __file__, str(decoder))

@@ -7,12 +7,10 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from tests.conftest import ARCHITECTURES, VOCABULARY, make_tiny
-from tests.sanitizer import run_sanitized
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -413,10 +411,6 @@ def test_all_layers_at_once_are_operation_by_operation_to_the_bit(
     for layout in (DecodeLayout, PrefillLayout):
         monkeypatch.setattr(layout, "compiled", lambda *_: None)
     assert draw(model) == at_once
-
-
-def test_no_kernel_at_once_touches_memory_that_is_not_its_own(tmp_path: Path) -> None:
-    run_sanitized(__file__, "at_once and bit and 2-qwen3", "body", tmp_path)
 
 
 def test_rows_go_their_own_ways_only_where_none_reads_what_another_writes(

@@ -28,6 +28,18 @@ def refusal(text: str, *flags: str) -> str:
     return str(caught.value)
 
 
+KINDS = ("unknown", "expected", "duplicate", "needs", "valid", "nested", "digits", "empty")
+KINDS += ("twice", "unexpected", "section", "not found", "folder", "UTF-8", "regular", "Permission")
+
+
+def facts(message: str) -> set[str]:
+    """What a message must say in whatever words: the kind of mistake, the settings and values that
+    it names, the remedy that it proposes, and the place.
+    """
+    found = re.findall(r"'[^']*'|--[\w.]+|[a-z_]+(?:\.[a-z_]+)+|\d[\d.e-]*", message)
+    return set(found) | {kind for kind in KINDS if kind in message}
+
+
 MISTAKES = {
     "unknown key": (
         "[run]\nseed = 1\n\n[trainer]\nlearning_rte = 1e-6",
@@ -218,13 +230,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_a_mistake_is_one_exact_line(case: str) -> None:
+def test_a_mistake_is_one_line_with_setting_remedy_and_place(case: str) -> None:
     text, expected = MISTAKES[case]
     message = refusal(text)
     assert "\n" not in message
-    assert message == expected or (
-        expected is None and message.startswith("unknown key 'environment._target_'.")
-    )
+    if expected is None:
+        assert {"unknown", "'environment._target_'"} <= facts(message)
+    else:
+        assert facts(message) == facts(expected), message
 
 
 FLAG_MISTAKES = {
@@ -294,7 +307,8 @@ FLAG_MISTAKES = {
 
 @pytest.mark.parametrize("flags", FLAG_MISTAKES)
 def test_a_flag_mistake_names_the_flag(flags: tuple[str, ...]) -> None:
-    assert refusal('run.name = "x"', *flags) == FLAG_MISTAKES[flags]
+    message = refusal('run.name = "x"', *flags)
+    assert facts(message) == facts(FLAG_MISTAKES[flags]), message
 
 
 @pytest.mark.parametrize(
@@ -392,9 +406,13 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
     binary.write_bytes(b'run.name = "\xff\xfe"')
     wide.write_bytes('run.name = "x"'.encode("utf-16-le"))
     large.write_bytes(b"#" * (1 << 20) + b"\n")
-    assert file_refusal(tmp_path / "no.toml") == f"recipe not found: {tmp_path}/no.toml"
-    assert file_refusal(tmp_path) == f"{tmp_path} is a folder; a recipe is a .toml file"
-    assert file_refusal(binary) == f"{binary} is not a UTF-8 TOML file (byte 12 is not text)"
+    for path, *parts in (
+        (tmp_path / "no.toml", "not found"),
+        (tmp_path, "folder", ".toml"),
+        (binary, "UTF-8", "byte 12"),
+    ):
+        message = file_refusal(path)
+        assert str(path) in message and all(part in message for part in parts), message
     assert "zero byte" in file_refusal(wide)
     assert "larger than 1 MiB" in file_refusal(large)
     assert (
