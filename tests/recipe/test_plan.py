@@ -281,18 +281,18 @@ def test_the_explanation_says_the_numbers_and_why() -> None:
         ),
         "at most 131,072 tokens in 8,192 blocks of 16; 256 MiB",
         "because engine.kv_tokens = 0: room for engine.max_running = 256 sequences of 512 tokens",
-        "a frozen copy is kept, scored in the loop; KL k3 in the loss, weight 0.04",
+        "a frozen copy of the policy, scored in the loop; KL k3 in the loss, weight 0.04",
         "because beta = 0.04 (algorithm.beta in the recipe)",
         (
-            "after 100 RL steps or after 5 minutes or once the moving average of the reward reaches"
-            " 0.9, whichever is first"
+            "after 100 RL steps or after 5 minutes or when the moving average of the reward reaches"
+            " 0.9, whichever comes first"
         ),
         "training state: 12.1 MiB",
         "asked for (4 of ",
         "algorithm.beta     0.04  (default the algorithm's own)",
     ):
         assert line in text
-    assert "none is kept" in explain(make_plan(Recipe()))
+    assert "none is loaded" in explain(make_plan(Recipe()))
 
 
 def fact(topic: str, *flags: str) -> Fact | None:
@@ -348,7 +348,7 @@ def test_the_explanation_counts_optimizer_steps() -> None:
         "2 epochs x 1 minibatch = 2 optimizer steps, at most 3 micro-batches of <= 4096 tokens in"
         " each epoch" in ppo
     )
-    assert "computed a pass over the samples" in says("training", "--algorithm.name=ppo")
+    assert "computed per pass over the samples" in says("training", "--algorithm.name=ppo")
     # 4 minibatches: each of them closes a micro-batch of its own
     assert "1 epoch x 4 minibatches = 4 optimizer steps, at most 6 micro-batches" in says(
         "step", "--algorithm.minibatches=4"
@@ -378,9 +378,9 @@ def test_the_explanation_says_what_else_is_kept() -> None:
     critic = says("critic", "--algorithm.name=ppo", "--critic.warmup_steps=3")
     assert (
         f"training state: about {16 * parameters / 2**20:.3g} MiB more; learning rate 1e-05;"
-        " trained alone in the first 3 steps" in critic
+        " only the critic is trained in the first 3 steps" in critic
     )
-    assert "a value head on the policy's hidden states; training state: next to nothing" in says(
+    assert "a value head on the policy's hidden states; training state: very small" in says(
         "critic", "--algorithm.name=ppo", "--critic.body=policy"
     )
     assert fact("critic") is None
@@ -390,10 +390,7 @@ def test_the_explanation_says_what_else_is_kept() -> None:
         "--reference.path=org/teacher",
         "--reference.placement=worker",
     )
-    assert teacher.startswith(
-        "org/teacher is kept, scored by a process of its own while answers are checked; its"
-        " log-probs less the policy's"
-    )
+    assert teacher.startswith("org/teacher, scored by another process while answers are checked;")
     adapted = says(
         "reference",
         "--algorithm.beta=0.02",
@@ -401,23 +398,24 @@ def test_the_explanation_says_what_else_is_kept() -> None:
         "--reference.reset_every=7",
     )
     assert adapted.endswith(
-        "KL k3 in the loss, weight 0.02, adapted until the KL is 0.1; copied anew every 7 steps"
+        "KL k3 in the loss, weight 0.02, adapted until the KL is 0.1; replaced by a copy of the"
+        " policy every 7 steps"
     )
 
 
 def test_the_explanation_says_what_is_kept_of_the_distribution() -> None:
     assert fact("sampling") is None
     assert says("sampling", "--rollout.top_p=0.9").startswith(
-        "from the fewest that reach a probability of 0.9, renormalised; trainer and reference"
+        "from the smallest set with a probability of at least 0.9, renormalised; trainer"
     )
     all_three = says(
         "sampling", "--rollout.top_p=0.9", "--rollout.top_k=50", "--rollout.min_p=0.05"
     )
     assert (
-        "the 50 most probable tokens, of these the fewest that reach a probability of 0.9, of these"
-        " those at least 0.05 times as pro" in all_three
+        "the 50 most probable tokens, of these the smallest set with a probability of at least 0.9,"
+        " of these tokens at least 0.05 times as pro" in all_three
     )
-    assert "costs at most 200 bytes a sampled token" in all_three
+    assert "takes at most 200 bytes per sampled token" in all_three
 
 
 def test_the_explanation_says_the_correction() -> None:
@@ -430,7 +428,7 @@ def test_the_explanation_says_the_correction() -> None:
     assert says(
         "correction", "--algorithm.correction=truncated", "--algorithm.correction_high=4", *stale
     ).endswith("up to 4")
-    assert "fallen by 0.5" in says("correction", "--algorithm.correction=negative-sequence", *stale)
+    assert "below -0.5" in says("correction", "--algorithm.correction=negative-sequence", *stale)
     assert fact("correction") is None
 
 
@@ -450,18 +448,18 @@ def test_the_explanation_says_what_dynamic_sampling_will_cost() -> None:
     # mixed
     costs = [(q + q**2, q**3) for q in (0.1**4 + 0.9**4, 2 * 0.5**4, 0.9**4 + 0.1**4)]
     assert (
-        f"probability 0.1, 0.5, 0.9: {', '.join(f'{more:.2f}' for more, _ in costs)} groups more"
+        f"probability 0.1, 0.5, 0.9: {', '.join(f'{more:.2f}' for more, _ in costs)} more groups"
         in found.says
     )
     assert f"a share of {', '.join(f'{left:.3f}' for _, left in costs)} stays" in found.says
-    assert "in 3 rounds a step at most" in found.says and "p^4 + (1 - p)^4" in found.why
+    assert "in at most 3 rounds per step" in found.says and "p^4 + (1 - p)^4" in found.why
     assert fact("refill") is None
 
 
 def test_the_explanation_says_the_overlong_buffer_in_tokens() -> None:
     found = fact("overlong", "--algorithm.overlong_buffer=0.2", "--rollout.max_new_tokens=100")
     assert found is not None
-    assert found.says == "the reward of every answer falls past 80 tokens, by 1 at 100"
+    assert found.says == "the reward of every completion falls beyond 80 tokens, by 1 at 100 tokens"
     assert found.why == "overlong_buffer = 0.2: the last 20 of 100 tokens"
     assert fact("overlong") is None
 

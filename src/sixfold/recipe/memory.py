@@ -241,8 +241,8 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
         Part(
             "backward pass of a layer",
             in_layer,
-            f"{cast_layer + head + layer:,} bytes, less the room of the logits and the head's"
-            " gradient: the loss's backward pass is over by then",
+            f"{cast_layer + head + layer:,} bytes, minus the memory of the logits and the head's"
+            " gradient, which the backward pass of the loss has freed",
             samples=False,
         ),
         Part(
@@ -256,9 +256,9 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
         gone = (
             ""
             if mode == "none"
-            else "; less the room of what the backward passes need: the casts are gone by then"
+            else "; minus the memory that backward passes need, because the casts are freed before"
         )
-        says = f"2 bytes a parameter but the embedding's, bfloat16: {cast:,} bytes{gone}"
+        says = f"2 bytes per parameter except the embedding's, bfloat16: {cast:,} bytes{gone}"
         parts.insert(0, Part("weights cast in a pass", cast_kept + in_forward, says, samples=False))
     return tuple(parts)
 
@@ -276,13 +276,13 @@ def held_parts(
     """
     method, embedded = resolve_algorithm(recipe.algorithm), recipe.rollout.backend.kind == "engine"
     parts = [
-        Part("weights", WEIGHTS * parameters, "4 bytes a parameter, float32", early=True),
-        Part("gradients", GRADIENT * parameters, "4 bytes a parameter, float32", samples=False),
-        Part("AdamW moments", MOMENTS * parameters, "8 bytes a parameter, float32"),
+        Part("weights", WEIGHTS * parameters, "4 bytes per parameter, float32", early=True),
+        Part("gradients", GRADIENT * parameters, "4 bytes per parameter, float32", samples=False),
+        Part("AdamW moments", MOMENTS * parameters, "8 bytes per parameter, float32"),
     ]
     if method.needs_reference:
         parts.append(
-            Part("reference", WEIGHTS * (teacher or parameters), "4 bytes a parameter, float32")
+            Part("reference", WEIGHTS * (teacher or parameters), "4 bytes per parameter, float32")
         )
     if method.needs_critic and recipe.critic.body == "own":
         each = WEIGHTS + GRADIENT + MOMENTS
@@ -290,25 +290,25 @@ def held_parts(
             Part(
                 "critic",
                 each * parameters,
-                f"{each} bytes a parameter: weights, gradients, moments",
+                f"{each} bytes per parameter: weights, gradients, moments",
             )
         )
     if embedded and recipe.run.precision == "bfloat16":
         parts.append(
-            Part("engine's weights", LOWERED * parameters, "2 bytes a parameter, bfloat16")
+            Part("engine's weights", LOWERED * parameters, "2 bytes per parameter, bfloat16")
         )
     if embedded and recipe.sync.kind != "shared":
         parts.append(
             Part(
                 "sync copy",
                 WEIGHTS * parameters,
-                f"4 bytes a parameter: sync.kind = {recipe.sync.kind}",
+                f"4 bytes per parameter: sync.kind = {recipe.sync.kind}",
                 early=True,
             )
         )
     if draft is not None:
         width = number_width(recipe)
-        parts.append(Part("draft model", width * draft, f"{width} bytes a parameter", early=True))
+        parts.append(Part("draft model", width * draft, f"{width} bytes per parameter", early=True))
     return tuple(parts)
 
 

@@ -10,11 +10,11 @@ from .fact import UNKNOWN, Fact, bytes_text
 
 _PLACEMENTS = {
     "inline": "in the loop",
-    "worker": "by a process of its own while answers are checked",
+    "worker": "by another process while answers are checked",
     "fused": "by the trainer before each micro-batch",
 }
 _BODIES = {
-    "own": "a copy of the policy's body under a value head",
+    "own": "a copy of the policy's body with a value head",
     "policy": "a value head on the policy's hidden states",
 }
 
@@ -73,21 +73,25 @@ def _reference_fact(plan: Plan) -> Fact:
         idle = "; reference.reset_every has no effect" if config.reset_every else ""
         return Fact(
             "reference",
-            f"none is kept{idle}",
-            f"beta = 0 ({whose}), so nothing is measured against it",
+            f"none is loaded{idle}",
+            f"beta = 0 ({whose}), so there is no KL",
         )
-    kept = f"{config.path} is kept" if config.path else "a frozen copy is kept"
-    scored = f"{kept}, scored {_PLACEMENTS[config.placement]}"
+    model = config.path or "a frozen copy of the policy"
+    scored = f"{model}, scored {_PLACEMENTS[config.placement]}"
     if row.needs_teacher:
         return Fact(
             "teacher",
-            f"{scored}; its log-probs less the policy's are the advantage of each token",
+            f"{scored}; the advantage of a token is its log-prob minus that of the policy",
             f"advantage = '{row.advantage}'",
         )
     weight = f"weight {row.beta:g}" + (
         f", adapted until the KL is {row.kl_target:g}" if row.kl_target else ""
     )
-    reset = f"; copied anew every {config.reset_every} steps" if config.reset_every else ""
+    reset = (
+        f"; replaced by a copy of the policy every {config.reset_every} steps"
+        if config.reset_every
+        else ""
+    )
     return Fact(
         "reference",
         f"{scored}; KL {row.kl} in the {row.kl_in}, {weight}{reset}",
@@ -101,8 +105,8 @@ def _correction_facts(row: Method, recipe: Recipe) -> list[Fact]:
     low, high = row.band
     if row.correction == "negative-sequence":
         says = (
-            "completions with A < 0 are dropped once their mean log-ratio to the sampler has"
-            f" fallen by {high:g}"
+            "completions with A < 0 are dropped if their mean log-ratio to the sampler is below"
+            f" -{high:g}"
         )
     else:
         bounds = f"{low:g} to {high:g}" if low is not None else f"up to {high:g}"
@@ -123,7 +127,7 @@ def critic_facts(plan: Plan) -> list[Fact]:
     row, config = plan.algorithm, plan.recipe.critic
     if not row.needs_critic:
         return []
-    state = "next to nothing"
+    state = "very small"
     if config.body == "own":
         size = plan.model.parameters
         state = (
@@ -132,7 +136,9 @@ def critic_facts(plan: Plan) -> list[Fact]:
             else f"about {bytes_text(TRAINING_BYTES_PER_PARAMETER * size)} more"
         )
     alone = (
-        f"; trained alone in the first {config.warmup_steps} steps" if config.warmup_steps else ""
+        f"; only the critic is trained in the first {config.warmup_steps} steps"
+        if config.warmup_steps
+        else ""
     )
     text = (
         f"{_BODIES[config.body]}; training state: {state}; learning rate"

@@ -30,7 +30,7 @@ def model_facts(plan: Plan) -> list[Fact]:
         Fact(
             "memory",
             f"training state: {state}",
-            "float32 weights, gradient and two AdamW moments are 16 bytes a parameter",
+            "float32 weights, gradient and two AdamW moments are 16 bytes per parameter",
         ),
         *_sampler_facts(plan.recipe),
     ]

@@ -147,21 +147,27 @@ def _admission_fact(config: Preemption) -> Fact:
 def _truncation_facts(plan: Plan) -> list[Fact]:
     rollout = plan.recipe.rollout
     top_k = f"the {rollout.top_k} most probable tokens" if rollout.top_k else ""
-    top_p = f"the fewest that reach a probability of {rollout.top_p:g}" if rollout.top_p < 1 else ""
+    top_p = (
+        f"the smallest set with a probability of at least {rollout.top_p:g}"
+        if rollout.top_p < 1
+        else ""
+    )
     min_p = (
-        f"those at least {rollout.min_p:g} times as probable as the best" if rollout.min_p else ""
+        f"tokens at least {rollout.min_p:g} times as probable as the most probable one"
+        if rollout.min_p
+        else ""
     )
     rules = [rule for rule in (top_k, top_p, min_p) if rule]
     if not rules:
         return []
-    bound = f"at most {4 * rollout.top_k} bytes" if rollout.top_k else "4 bytes for each kept token"
+    bound = f"at most {4 * rollout.top_k} bytes" if rollout.top_k else "4 bytes per kept token"
     return [
         Fact(
             "sampling",
             f"from {', of these '.join(rules)}, renormalised; trainer and reference score each"
-            f" token over the set that the sampler kept, which costs {bound} a sampled token",
+            f" token over the set that the sampler kept, which takes {bound} per sampled token",
             f"rollout.top_k = {rollout.top_k}, top_p = {rollout.top_p:g}, min_p ="
-            f" {rollout.min_p:g}; evaluation draws from all tokens",
+            f" {rollout.min_p:g}; evaluations sample from all tokens",
         )
     ]
 
@@ -177,9 +183,9 @@ def sampling_facts(plan: Plan) -> list[Fact]:
         facts.append(
             Fact(
                 "oversample",
-                f"{started} samples of a task are started; its group is whole once {samples} have"
-                " ended and their rewards differ, the others are aborted and reach no loss. Short"
-                " answers end first: this favours them",
+                f"{started} samples per task are started. A group is complete when {samples} have"
+                " finished and their rewards differ. The others are aborted and do not enter the"
+                " loss. Short completions finish first, so this favours them",
                 f"rollout.oversample = {started}, samples_per_prompt = {samples}",
             )
         )
@@ -193,9 +199,9 @@ def sampling_facts(plan: Plan) -> list[Fact]:
         *facts,
         Fact(
             "refill",
-            f"groups whose rewards are all equal are sampled anew, in {rounds} rounds a step at"
-            f" most; where tasks are solved with probability {', '.join(map(str, _SOLVED))}: {more}"
-            f" groups more for each of the step, and a share of {left} stays as it is",
+            f"groups whose rewards are all equal are sampled again, in at most {rounds} rounds per"
+            f" step. If tasks are solved with probability {', '.join(map(str, _SOLVED))}: {more}"
+            f" more groups per group of the step, and a share of {left} stays without a gradient",
             f"dynamic_sampling = {rounds}; {samples} rewards of 0 or 1 are all equal with"
             f" probability p^{samples} + (1 - p)^{samples}",
         ),
@@ -212,16 +218,16 @@ def _updates(row: Method) -> str:
 
 def _microbatch_reason(plan: Plan) -> str:
     if plan.longest_tokens is None:
-        return "no length is known before the model is loaded, and a trajectory is never split"
+        return "lengths are unknown until the model is loaded; a trajectory is never split"
     budget = plan.recipe.trainer.max_tokens_per_microbatch
     if plan.longest_tokens > budget:
         return (
-            f"a trajectory is never split, and one of more than {budget} tokens gets a micro-batch"
-            " of its own"
+            f"a trajectory is never split; one of more than {budget} tokens is alone in its"
+            " micro-batch"
         )
     shared = (
         "a prompt counts once for its completions (trainer.share_prefix)"
         if plan.recipe.trainer.share_prefix
-        else "each counts its prompt"
+        else "the prompt counts for each completion"
     )
     return f"a trajectory has at most {plan.longest_tokens} tokens and is never split; {shared}"

@@ -15,7 +15,7 @@ def task_facts(plan: Plan) -> list[Fact]:
     why = (
         f"data.max_prompt_tokens = {data.max_prompt_tokens}"
         if data.max_prompt_tokens
-        else f"context less rollout.max_new_tokens = {plan.recipe.rollout.max_new_tokens}"
+        else f"the model's context minus rollout.max_new_tokens = {plan.recipe.rollout.max_new_tokens}"
     )
     longer = "stops the run" if data.overlong == "error" else "is dropped and counted"
     rewards = plan.recipe.environment
@@ -54,10 +54,10 @@ def reward_facts(plan: Plan) -> list[Fact]:
     if not row.overlong_buffer:
         return []
     buffer = max(1, round(row.overlong_buffer * longest))
-    whose = "of answers cut off" if row.overlong_truncated_only else "of every answer"
+    whose = "of truncated completions" if row.overlong_truncated_only else "of every completion"
     text = (
-        f"the reward {whose} falls past {longest - buffer} tokens, by {row.overlong_penalty:g} at"
-        f" {longest}"
+        f"the reward {whose} falls beyond {longest - buffer} tokens, by"
+        f" {row.overlong_penalty:g} at {longest} tokens"
     )
     return [
         Fact(
@@ -93,7 +93,7 @@ def eval_facts(plan: Plan) -> list[Fact]:
         Fact(
             "solved",
             _solved(plan.recipe),
-            "by eval.metric and eval.solved_at; counted in accuracy, pass@k and pre-flight",
+            "eval.metric and eval.solved_at; used for accuracy, pass@k and the pre-flight",
         ),
     ]
 

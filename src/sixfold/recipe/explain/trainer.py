@@ -13,21 +13,21 @@ def trainer_facts(plan: Plan) -> list[Fact]:
         f" {trainer.warmup_steps} warm-up steps)"
     )
     tokens = (
-        f"tokens computed a step: {UNKNOWN}"
+        f"tokens computed per step: {UNKNOWN}"
         if plan.step_tokens is None
-        else f"at most {plan.step_tokens:,} tokens computed a {_pass(plan)}"
+        else f"at most {plan.step_tokens:,} tokens computed per {_pass(plan)}"
     )
     facts = [
         Fact(
             "training",
             f"{rate}; {tokens}",
-            "every prompt and completion at its longest" if plan.step_tokens else "",
+            "if every prompt and completion has its maximum length" if plan.step_tokens else "",
         )
     ]
     if sft.steps:
-        pace = f"looked at every {SFT_PROBE_EVERY} steps"
+        pace = f"measured every {SFT_PROBE_EVERY} steps"
         end = (
-            f", or once {sft.stop_at_accuracy:.0%} of a probe set is solved ({pace})"
+            f", or until {sft.stop_at_accuracy:.0%} of a probe set is solved ({pace})"
             if sft.stop_at_accuracy
             else ""
         )
@@ -50,8 +50,8 @@ def end_facts(plan: Plan) -> list[Fact]:
     if run.max_minutes:
         ends.append(f"after {run.max_minutes:g} minutes")
     if run.target_reward:
-        ends.append(f"once the moving average of the reward reaches {run.target_reward:g}")
-    return [Fact("ends", " or ".join(ends) + (", whichever is first" if len(ends) > 1 else ""))]
+        ends.append(f"when the moving average of the reward reaches {run.target_reward:g}")
+    return [Fact("ends", " or ".join(ends) + (", whichever comes first" if len(ends) > 1 else ""))]
 
 
 def disk_facts(plan: Plan) -> list[Fact]:
@@ -63,9 +63,9 @@ def disk_facts(plan: Plan) -> list[Fact]:
     )
     when = f"every {kept.every} steps and at the end" if kept.every else "at the end"
     rollouts = (
-        f"every trajectory of one step in {log.rollouts_every}"
+        f"all trajectories, every {log.rollouts_every} steps"
         if log.rollouts_every > 1
-        else "every trajectory"
+        else "all trajectories"
     )
     also = f"; {rollouts}" if log.rollouts_every else "; no trajectories"
     return [
@@ -73,6 +73,6 @@ def disk_facts(plan: Plan) -> list[Fact]:
         Fact(
             "checkpoints",
             f"{when}, the newest {kept.keep} kept; {each}",
-            "float32 weights and two AdamW moments are 12 bytes a parameter",
+            "float32 weights and two AdamW moments are 12 bytes per parameter",
         ),
     ]

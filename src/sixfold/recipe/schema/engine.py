@@ -12,20 +12,20 @@ from .speculation import NoSpeculation, Speculation
 class EngineConfig(Section):
     """The embedded inference engine."""
 
-    block_size: int = knob(16, "tokens in one block of the paged KV cache", ge=1)
-    max_running: int = knob(256, "sequences decoded together", ge=1)
+    block_size: int = knob(16, "tokens per block of the paged KV cache", ge=1)
+    max_running: int = knob(256, "maximum number of sequences that are decoded together", ge=1)
     kv_tokens: int = knob(
         0,
-        "tokens that the KV cache holds (0: enough for max_running full-length sequences, on a GPU"
-        " at most what is free beside training)",
+        "tokens in the KV cache (0: enough for max_running sequences of full length; on a"
+        " GPU at most what training leaves free)",
         ge=0,
     )
     cuda_graphs: Literal["auto", "on", "off"] = knob(
         "auto",
-        "launch a decode step as one captured CUDA graph: auto (on a GPU; off after a capture that"
-        " fails), on (a failure is an error), off",
+        "decode with CUDA graphs: auto (on a GPU, until a capture fails), on (a failed"
+        " capture is an error), off",
     )
-    prefill_tokens_per_step: int = knob(4096, "prompt tokens computed in one engine step", ge=1)
+    prefill_tokens_per_step: int = knob(4096, "prompt tokens computed per engine step", ge=1)
     chunked_prefill: bool = knob(
         False,
         "compute long prompts in chunks of prefill_tokens_per_step, so that running sequences"
@@ -42,11 +42,11 @@ class EngineConfig(Section):
         " and changes log-probs; set algorithm.correction with it",
     )
     prefix_cache: Literal["radix", "hash", "none"] = knob(
-        "radix", "how beginnings that prompts have in common are found, to be computed once"
+        "radix", "how the engine finds prompts that share a beginning, which is then computed once"
     )
     release_kv: bool = knob(
         False,
-        "give the cache's memory back while the trainer works (a GPU shared by both may need it)",
+        "free the KV cache while the trainer works, for a GPU that both share",
     )
     preemption: Preemption = knob(
         NoPreemption(),

@@ -13,20 +13,21 @@ class EvalConfig(Section):
     every: int = knob(10, "steps between held-out evaluations (0: first and last only)", ge=0)
     tasks: int = knob(
         0,
-        "held-out tasks per evaluation during training (0: all); the first and last always use all",
+        "held-out tasks per evaluation during training (0: all); the first and last"
+        " evaluation use all",
         ge=0,
     )
-    samples: int = knob(1, "completions per task", ge=1)
-    temperature: Real = knob(0.0, "0: greedy", ge=0)
+    samples: int = knob(1, "completions per held-out task", ge=1)
+    temperature: Real = knob(0.0, "sampling temperature of evaluations (0: greedy)", ge=0)
     metric: str = knob(
         "",
-        "what is evaluated: the name of a reward, or 'reward' for the weighted sum; empty: the"
-        " verifier among them",
+        "metric of evaluations: the name of a reward, or 'reward' for the weighted sum"
+        " (empty: the verifier among the rewards)",
     )
     solved_at: Real = knob(
         1.0,
-        "a completion counts as solved from this value of the metric on; for 'reward', times the"
-        " sum of the weights",
+        "value of the metric from which a completion counts as solved; for 'reward' it is"
+        " multiplied by the sum of the weights",
     )
 
 
@@ -36,7 +37,7 @@ class CheckpointConfig(Section):
     every: int = knob(
         50, "steps between checkpoints, of SFT and of RL (0: at their ends only)", ge=0
     )
-    keep: int = knob(2, "newest checkpoints kept", ge=1)
+    keep: int = knob(2, "number of newest checkpoints that are kept", ge=1)
 
 
 class LogConfig(Section):
@@ -44,9 +45,9 @@ class LogConfig(Section):
 
     to: tuple[Literal["csv", "tensorboard", "trackio", "wandb"], ...] = knob(
         (),
-        "csv: metrics.csv, metrics.jsonl as a table; tensorboard: event files; trackio: locally;"
-        " wandb: to Weights & Biases (extras of their names)",
+        "additional loggers: csv (metrics.csv), tensorboard (event files), trackio"
+        " (local), wandb (Weights & Biases); each but csv needs the extra of its name",
     )
     project: str = knob("sixfold", "project of the run in trackio and wandb", min_length=1)
-    entity: str = knob("", "user or team of the run in wandb (empty: your default there)")
-    rollouts_every: int = knob(1, "steps between dumps of every trajectory (0: never)", ge=0)
+    entity: str = knob("", "user or team of the run in wandb (empty: your default)")
+    rollouts_every: int = knob(1, "steps between dumps of all trajectories (0: no dumps)", ge=0)

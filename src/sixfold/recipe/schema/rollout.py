@@ -13,32 +13,37 @@ class RolloutConfig(Section):
     samples_per_prompt: int = knob(8, "completions per task (K)", ge=1)
     oversample: int = knob(
         0,
-        "samples to start of a task, of which the first K that teach something are kept (0: K)",
+        "samples to start per task; the first K finished samples with unequal rewards are"
+        " kept and the others aborted (0: start K)",
         ge=0,
     )
     max_new_tokens: int = knob(64, "longest completion in tokens", ge=1)
-    temperature: Real = knob(1.0, "sampling temperature; scoring uses the same", ge=1e-20)
+    temperature: Real = knob(
+        1.0, "sampling temperature; log-probs are computed at the same temperature", ge=1e-20
+    )
     top_p: Real = knob(
         1.0,
-        "sample from the fewest tokens that reach this probability; scoring uses the same set (1:"
-        " off)",
+        "sample from the smallest set of tokens with at least this probability; log-probs"
+        " are computed over the same set (1: off)",
         gt=0,
         le=1,
     )
     top_k: int = knob(
-        0, "sample from the k most probable tokens; scoring uses the same set (0: off)", ge=0
+        0,
+        "sample from the k most probable tokens; log-probs are computed over the same set (0: off)",
+        ge=0,
     )
     min_p: Real = knob(
         0.0,
-        "sample from tokens at least this share as probable as the best; scoring uses the same set"
-        " (0: off)",
+        "sample from tokens whose probability is at least this share of the largest;"
+        " log-probs are computed over the same set (0: off)",
         ge=0,
         lt=1,
     )
     stop_tokens: tuple[str, ...] = knob(
         ("auto",),
-        "tokens that end a completion; auto: the model's end tokens and what ends a turn in its"
-        " chat template",
+        "tokens that end a completion; auto: the model's end tokens and the end of a turn"
+        " in its chat template",
     )
     stop: tuple[StopText, ...] = knob(
         (), "texts that end a completion; the graded text ends before the first of them"

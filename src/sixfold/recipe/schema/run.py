@@ -12,22 +12,23 @@ class RunConfig(Section):
 
     name: str = knob("run", "name of the run; its folder is DIR/NAME", pattern=NAME)
     dir: str = knob("runs", "folder that holds the runs")
-    seed: int = knob(0, "the seed of everything: tasks, weights, sampling noise", ge=0)
+    seed: int = knob(0, "seed of task order, initial weights and sampling noise", ge=0)
     steps: int = knob(100, "RL steps", ge=0)
     max_minutes: Real = knob(
-        0.0, "stop after this much wall time, with a checkpoint (0: no limit)", ge=0
+        0.0,
+        "minutes of wall time after which the run writes a checkpoint and stops (0: no limit)",
+        ge=0,
     )
     target_reward: Real = knob(
         0.0,
-        "stop once the moving average of the reward reaches this, from step 10 on (0: never)",
+        "stop when the moving average of the reward reaches this value, from step 10 on (0: never)",
         ge=0,
     )
     device: Device = knob(
         "auto",
-        "where the model lives: auto (a GPU if there is one), cpu, cuda, or cuda:N for GPU"
-        " number N",
+        "device of the model: auto (a GPU if there is one), cpu, cuda, or cuda:N for GPU number N",
     )
     precision: Literal["float32", "bfloat16"] = knob(
-        "float32", "of the forward passes; weights and gradients stay float32"
+        "float32", "dtype of the forward passes; weights and gradients are always float32"
     )
-    threads: int = knob(0, "CPU threads for torch (0: every core)", ge=0, le=1024)
+    threads: int = knob(0, "CPU threads of torch (0: one per core)", ge=0, le=1024)

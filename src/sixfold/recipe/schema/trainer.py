@@ -12,43 +12,46 @@ class TrainerConfig(Section):
 
     learning_rate: Real = knob(1e-6, "AdamW learning rate", gt=0)
     schedule: Literal["constant", "linear", "cosine"] = knob(
-        "constant", "learning rate after warm-up: constant, or decaying to 0 at the last update"
+        "constant", "learning rate after the warm-up: constant, or a decay to 0 at the last update"
     )
     warmup_steps: int = knob(0, "updates over which the learning rate rises from 0", ge=0)
     betas: tuple[Decay, Decay] = knob(
         (0.9, 0.95),
-        "AdamW's betas; with 0.95 the second forgets a gradient spike in about 20 steps",
+        "betas of AdamW; with 0.95, the second forgets a gradient spike after about 20 steps",
     )
-    epsilon: Real = knob(1e-8, "AdamW epsilon", gt=0)
+    epsilon: Real = knob(1e-8, "epsilon of AdamW", gt=0)
     weight_decay: Real = knob(
         0.0, "AdamW weight decay; the KL cannot see the drift it causes, so 0 for RL", ge=0
     )
-    grad_clip: Real = knob(1.0, "largest gradient norm", gt=0)
-    max_tokens_per_microbatch: int = knob(4096, "tokens in one forward and backward", ge=16)
-    logprob_chunk: int = knob(1024, "positions whose logits exist at one time", ge=16)
+    grad_clip: Real = knob(1.0, "largest norm of the gradient", gt=0)
+    max_tokens_per_microbatch: int = knob(4096, "tokens per forward and backward pass", ge=16)
+    logprob_chunk: int = knob(1024, "positions whose logits exist at the same time", ge=16)
     activation_checkpointing: Literal["none", "selective", "full"] = knob(
         "none", "recompute activations in the backward pass to save memory"
     )
     share_prefix: bool = knob(
-        True, "compute a prompt once for all its completions, forward and backward"
+        True, "compute a prompt once for all its completions, in the forward and backward pass"
     )
     max_skipped_steps: int = knob(
-        3, "stop after this many updates in a row whose gradient was not finite", ge=1
+        3,
+        "number of consecutive updates with a gradient that is not finite after which the"
+        " run stops",
+        ge=1,
     )
 
 
 class SftConfig(Section):
     """Supervised warm-up on the tasks' worked solutions, by the same trainer."""
 
-    steps: int = knob(0, "most SFT steps before RL (0: none)", ge=0)
-    examples_per_step: int = knob(64, "worked solutions per step", ge=1)
+    steps: int = knob(0, "maximum number of SFT steps before RL (0: no SFT)", ge=0)
+    examples_per_step: int = knob(64, "worked solutions per SFT step", ge=1)
     learning_rate: Real = knob(1e-3, "AdamW learning rate", gt=0)
     warmup_steps: int = knob(10, "steps over which the learning rate rises from 0", ge=0)
     weight_decay: Real = knob(0.1, "AdamW weight decay", ge=0)
     stop_at_accuracy: Real = knob(
         0.0,
-        "end the warm-up once this share of a probe set is solved greedily, of each source (0: run"
-        " all steps)",
+        "end SFT when this share of a probe set is solved greedily, for each source (0:"
+        " run all steps)",
         ge=0,
         le=1,
     )
