@@ -11,11 +11,11 @@ from .fact import Fact, tokens_text
 def task_facts(plan: Plan) -> list[Fact]:
     data = plan.recipe.data
     kept = _held_out(data)
-    limit = tokens_text(plan.max_prompt_tokens)
+    limit, new = tokens_text(plan.max_prompt_tokens), plan.recipe.rollout.max_new_tokens
     why = (
         f"data.max_prompt_tokens = {data.max_prompt_tokens}"
         if data.max_prompt_tokens
-        else f"the model's context minus rollout.max_new_tokens = {plan.recipe.rollout.max_new_tokens}"
+        else f"the model's context minus rollout.max_new_tokens = {new}"
     )
     longer = "stops the run" if data.overlong == "error" else "is dropped and counted"
     rewards = plan.recipe.environment
