@@ -135,8 +135,8 @@ def test_failures_are_outcomes_of_their_own_trajectory_only() -> None:
             "hang": "told: timeout after 0.5 s",
             "spin": "told: timeout after 0.5 s",
             "raise": "told: ValueError: two lines",
-            "crash": "told: process ended by SIGKILL",
-            "exit": "told: process ended with code 3",
+            "crash": "told: process was killed by SIGKILL; the machine may be out of memory",
+            "exit": "told: process ended with exit code 3",
             "nan": "told: ValueError: returned nan",
             "inf": "told: ValueError: returned inf",
             "text": "told: TypeError: returned str, not a number",
@@ -330,7 +330,7 @@ def test_a_worker_outlives_no_parent() -> None:
         "import os, time\n"
         "from sixfold.environment.pool import WorkerPool\n"
         f"pool = WorkerPool(['{SAMPLE}:length'], workers=1, timeout_s=1.0)\n"
-        "pool.rewards(); print(pool._workers[0].process.pid, flush=True); os._exit(9)"
+        "pool.rewards(); print(pool._workers[0].child.process.pid, flush=True); os._exit(9)"
     )
     pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
     for _ in range(100):

@@ -137,7 +137,7 @@ def test_sleep_frees_memory_between_requests_and_changes_no_token(
             for version in (1, 2):
                 engine.load(weights(policy), version)
                 drawn.append([s.tokens for s in engine.generate([[3, 4, 5]], params, [7])])
-            assert engine._last_words().count("asleep") == (2 if sleep else 0)
+            assert engine._child.last_words().count("asleep") == (2 if sleep else 0)
         finally:
             engine.close()
     assert drawn[0] == drawn[1] == drawn[2] == drawn[3]

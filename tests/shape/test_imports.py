@@ -41,17 +41,18 @@ ALLOWED = {
     "batch": {"types"},
     "recipe": {"algorithm", "environment", "errors"},
     "kernels": set(),
+    "processes": set(),
     "model": {"errors", "kernels", "recipe"},
     "engine": {"kernels", "model", "seeds", "types"},
     "algorithm": {"batch", "types"},
     "interop": {"algorithm"},
-    "environment": {"errors", "types"},
+    "environment": {"errors", "processes", "types"},
     "data": {"environment", "errors", "recipe", "seeds", "types"},
     "trainer": {"batch", "errors", "kernels", "model", "recipe", "types"},
-    "reference": {"batch", "errors", "model", "recipe", "trainer", "types"},
+    "reference": {"batch", "errors", "model", "processes", "recipe", "trainer", "types"},
     "critic": {"batch", "errors", "model", "recipe", "trainer"},
     "sync": {"engine", "rollout"},
-    "rollout": {"engine", "errors", "model", "recipe", "seeds", "types"},
+    "rollout": {"engine", "errors", "model", "processes", "recipe", "seeds", "types"},
     "server": {"engine", "errors", "rollout", "types"},
     "evaluation": {"environment", "errors", "report", "rollout", "types"},
     "report": {"errors", "recipe", "types"},
@@ -80,6 +81,9 @@ CONTRACTS = {
 A chat template belongs to the tokenizer, which is loaded and saved with the model. The renderer in
 `rollout` renders with it, but needs nothing else of `model`.
 """
+
+
+VLLMS = {"safetensors", "vllm"}
 
 
 def _room(name: str) -> str:
@@ -112,6 +116,19 @@ def _may(room: str, imported: str) -> bool:
 @pytest.mark.parametrize("name", sorted(ANYONES))
 def test_what_anyone_imports_needs_nothing_itself(name: str) -> None:
     assert {i for i in OURS[name] if _room(i) != "run"} <= {"errors"}
+
+
+@pytest.mark.parametrize(
+    ("name", "others"), [("processes.program", set()), ("rollout.vllm_worker", VLLMS)]
+)
+def test_what_runs_under_another_interpreter_needs_nothing_of_ours(
+    name: str, others: set[str]
+) -> None:
+    """But for type annotations."""
+    ((path, tree),) = [(path, tree) for module, path, tree in modules() if module == name]
+    tree.body = [node for node in tree.body if not isinstance(node, ast.If)]
+    found = {i.split(".")[0] for i in imports(name, path, tree)}
+    assert found - set(sys.stdlib_module_names) == others
 
 
 def test_every_package_has_a_rule() -> None:
@@ -194,7 +211,11 @@ WITHOUT_TORCH = [
     "run.durable",
     "run.folder",
     "evaluation.statistics",
-] + [name for name in OURS if _room(name) in ("cli", "data", "environment", "interop", "report")]
+] + [
+    name
+    for name in OURS
+    if _room(name) in ("cli", "data", "environment", "interop", "processes", "report")
+]
 
 
 def test_what_only_parses_checks_or_reports_imports_no_torch() -> None:

@@ -1,24 +1,16 @@
-"""A scoring process: `python -m sixfold.reference.worker REQUESTS REPLIES WEIGHTS`.
+"""The program of a scoring process (`processes/program.py`).
 
-The arguments are file descriptors. Protocol: a message is a letter, a length and that many bytes.
-Every request has one reply.
-
-Requests: M, the model as JSON (see `Setup`); B, a batch (safetensors); W, the weights have changed.
-Replies: L, log-probs (safetensors); K, done; E, an error as text.
-
-The process ends when the parent's end of the pipe closes, however the parent ended.
+The first request is the model as JSON (see `Setup`); its answer is empty. After that an empty
+request says that the weights have changed; its answer is empty. Every other request is a batch, and
+its answer the log-probs, both as safetensors.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import struct
-import sys
-import traceback
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import IO, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load as tensors_of
@@ -28,10 +20,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ..batch import Batch, KeptSets
 from ..model.attention import NAME, register
+from ..processes.program import Requests
 from ..trainer.logprobs import Scoring, score_batch
 from .shared_weights import DTYPES, Place, mapped
 
-HEADER = struct.Struct("!cQ")
 FIELDS = ("tokens", "mask", "lengths", "prompt_lengths", "group")
 """Fields of a batch that decide its log-probs. KEPT is added if sampling was truncated."""
 KEPT = ("ids", "start", "count")
@@ -44,7 +36,8 @@ class Setup:
     Attributes:
         architecture: class name of the parent's model.
         config: configuration of the Hugging Face model, as JSON.
-        places: locations of the shared tensors.
+        weights: file descriptor of the shared tensors.
+        places: their locations in it.
         parameters: names of the parameters, in order.
         device: device of the model.
         threads: CPU threads.
@@ -57,6 +50,7 @@ class Setup:
 
     architecture: str
     config: dict[str, Any]
+    weights: int
     places: list[Place]
     parameters: list[str]
     device: str
@@ -78,34 +72,13 @@ class Setup:
         return cls(**{**record, "places": [Place(*place) for place in record["places"]]})
 
 
-def send(descriptor: int, letter: bytes, body: bytes = b"") -> None:
-    """Write one message.
-
-    Raises:
-        BrokenPipeError: if the reader has closed its end.
-    """
-    message = memoryview(HEADER.pack(letter, len(body)) + body)
-    while message:
-        message = message[os.write(descriptor, message) :]
-
-
-def receive(stream: IO[bytes]) -> tuple[bytes, bytes] | None:
-    """The next message, or None if the other side has closed its end."""
-    header = stream.read(HEADER.size)
-    if len(header) < HEADER.size:
-        return None
-    letter, length = HEADER.unpack(header)
-    body = stream.read(length)
-    return (letter, body) if len(body) == length else None
-
-
 class Scorer:
     """The frozen model in this process, on weights that the parent maps too."""
 
-    def __init__(self, setup: Setup, descriptor: int) -> None:
+    def __init__(self, setup: Setup) -> None:
         torch.set_num_threads(setup.threads)
         self._setup = setup
-        self._shared = mapped(descriptor, setup.places)
+        self._shared = mapped(setup.weights, setup.places)
         self._model = _build(setup).to(setup.device)  # type: ignore[arg-type]
         for name, buffer in self._model.named_buffers():
             if name in self._shared:
@@ -152,33 +125,19 @@ def _build(setup: Setup) -> PreTrainedModel:
     return model.requires_grad_(False).eval()
 
 
-def serve(requests: IO[bytes], replies: int, weights: int) -> None:
+def serve(requests: Requests) -> None:
     """Answer requests until the parent closes its end."""
-    scorer: Scorer | None = None
-    while message := receive(requests):
-        letter, body = message
+    scorer = Scorer(Setup.from_bytes(next(requests)))
+    requests.answer()
+    for body in requests:
         try:
-            if scorer is None:
-                scorer, reply = Scorer(Setup.from_bytes(body), weights), (b"K", b"")
-            elif letter == b"W":
-                scorer.take_weights()
-                reply = b"K", b""
+            if body:
+                reply = bytes_of({"logp": scorer.score(tensors_of(body))})
             else:
-                reply = b"L", bytes_of({"logp": scorer.score(tensors_of(body))})
+                scorer.take_weights()
+                reply = b""
         except Exception:  # noqa: BLE001  boundary: the parent raises it
-            reply = b"E", traceback.format_exc().encode()
-        send(replies, *reply)
-        if scorer is None:
-            return  # without a model no request can be answered
-
-
-def main() -> None:
-    """Entry point of the process."""
-    # BrokenPipeError: the parent ended while this process was scoring.
-    with os.fdopen(int(sys.argv[1]), "rb") as requests, suppress(BrokenPipeError):
-        serve(requests, int(sys.argv[2]), int(sys.argv[3]))
+            requests.fail()
+        else:
+            requests.answer(reply)
     os._exit(0)  # nothing to flush, and an interpreter with torch takes a second to shut down
-
-
-if __name__ == "__main__":
-    main()

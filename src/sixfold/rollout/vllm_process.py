@@ -4,13 +4,8 @@ The process may use the interpreter of another environment. `VllmProcess` sends 
 for replies; `vllm_worker.py` runs in the process. Weights are passed as a safetensors file, which
 is deleted once the worker has read it. The file is in memory (/dev/shm) if there is enough space.
 
-Invariants:
-
-- Every wait has a time limit.
-- Any failure of a request ends the process, so a reply is never matched to the wrong request.
-- The process is started by exec in its own process group, so Ctrl-C in the terminal does not reach
-  it. The run finishes its step and then closes the process.
-- The process ends with the run, even after `kill -9` of the run.
+Invariants: every wait has a time limit, and any failure of a request ends the process. The process
+ends with the run, however that ends (`processes/child.py`).
 """
 
 from __future__ import annotations
@@ -18,14 +13,11 @@ from __future__ import annotations
 import copy
 import json
 import os
-import select
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +27,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ..errors import UserError
+from ..processes.child import Child, ChildEnded, ChildError, ChildSilent, last_lines
 from ..types import SamplingParams
 from .outside_engine import Sampled, stored
 
@@ -43,8 +36,6 @@ START_S = 900.0
 
 SILENCE_S = 300.0
 """Longest time without a heartbeat. It must cover one engine step or one weight sync."""
-
-_LAST_LINES = 5
 
 
 class VllmProcess:
@@ -83,18 +74,27 @@ class VllmProcess:
                 f"rollout.backend.python = '{python}': no such interpreter; give the path of a"
                 " python that has vllm"
             )
-        # A file, not a pipe: nobody reads a pipe, so it would fill up and block the process.
-        self._log = tempfile.TemporaryFile(prefix="sixfold-vllm-log-")  # noqa: SIM115
-        self._unread = b""
-        self._open = True
-        self._process, self._requests, self._replies = self._spawn(threads, devices)
+        self._child = Child(
+            str(Path(__file__).with_name("vllm_worker.py")),
+            python=self._python,
+            environment={
+                **_ENVIRONMENT,
+                **os.environ,
+                "OMP_NUM_THREADS": str(threads),
+                **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}),
+            },
+            keeps_output=True,
+        )
         with tempfile.TemporaryDirectory(prefix="sixfold-vllm-") as folder:
             config.save_pretrained(folder)
             name = str(dtype).removeprefix("torch.")
-            self.vllm_version = str(
-                self._ask(
-                    {"do": "start", "model": folder, "engine": {"dtype": name, **engine}}, START_S
-                )["vllm"]
+            reply = self._ask({"model": folder, "engine": {"dtype": name, **engine}}, START_S)
+        self.vllm_version = str(reply["vllm"])
+        if not self.vllm_version:
+            self.close()
+            raise UserError(
+                f"rollout.backend.kind = 'vllm': {self._python} has no vllm. Run pip install"
+                " 'sixfold[vllm]', or set rollout.backend.python to an interpreter that has it"
             )
 
     def generate(
@@ -145,140 +145,40 @@ class VllmProcess:
         if self._sleep:
             self._ask({"do": "sleep"})
 
-    def close(self, grace_s: float = 5.0) -> None:
-        """End the process: close its pipe, wait `grace_s` seconds, then kill it."""
-        if not self._open:
-            return
-        self._open = False
-        os.close(self._requests)
-        try:
-            self._process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            # Kill the process group: vLLM's child processes must end too.
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        os.close(self._replies)
-        self._log.close()
+    def close(self) -> None:
+        """End the process."""
+        self._child.close()
 
     def _ask(self, request: dict[str, Any], patience_s: float | None = None) -> dict[str, Any]:
-        """Send a request and return its reply. Any other outcome ends the process.
+        """Send a request and return its answer. Any other outcome ends the process.
 
         Args:
-            request: JSON object with the key "do".
+            request: JSON object; after the first one with the key "do".
             patience_s: longest time without a heartbeat, in seconds. None: SILENCE_S.
 
         Raises:
             UserError: the request failed, or the process ended or sends no heartbeat.
         """
         patience_s = patience_s or SILENCE_S
-        if not self._open:
+        if self._child.closed:
             raise UserError("vLLM's process has ended: start the run again with --resume")
-        try:
-            self._write(json.dumps(request).encode() + b"\n", patience_s)
-            while not (reply := self._read(patience_s)):
-                pass  # an empty object is a heartbeat
-            if "error" in reply:
-                raise self._refusal(reply)
-            return reply
-        except BaseException:
-            self.close(grace_s=0.0)
-            raise
+        with ExitStack() as on_failure:
+            on_failure.callback(self._child.close, grace_s=0.0)
+            try:
+                self._child.send(json.dumps(request).encode(), patience_s)
+                reply = dict(json.loads(self._child.receive(patience_s)))
+            except ChildError as error:
+                raise self._told(error) from error
+            on_failure.pop_all()
+        return reply
 
-    def _write(self, data: bytes, patience_s: float) -> None:
-        """Write all of `data`. Raises UserError if the process stops reading for `patience_s`."""
-        rest = memoryview(data)
-        try:
-            while rest:
-                if not select.select([], [self._requests], [], patience_s)[1]:
-                    raise self._silence(patience_s)
-                rest = rest[os.write(self._requests, rest) :]
-        except BrokenPipeError as error:
-            raise self._death() from error
-
-    def _read(self, patience_s: float) -> dict[str, Any]:
-        """Read the next line as a JSON object. Raises UserError if none comes in `patience_s`."""
-        until = time.monotonic() + patience_s
-        while b"\n" not in self._unread:
-            if not select.select([self._replies], [], [], max(0.0, until - time.monotonic()))[0]:
-                raise self._silence(patience_s)
-            data = os.read(self._replies, 1 << 20)
-            if not data:
-                raise self._death()
-            self._unread += data
-        line, _, self._unread = self._unread.partition(b"\n")
-        return dict(json.loads(line))
-
-    def _refusal(self, reply: Mapping[str, Any]) -> UserError:
-        if reply["missing"]:
-            return UserError(
-                f"rollout.backend.kind = 'vllm': {self._python} has no vllm: pip install"
-                " 'sixfold[vllm]', or give the interpreter of an environment that has it:"
-                " 'vllm:/path/to/python'"
-            )
-        return UserError(f"vLLM failed:\n{_tail(reply['error'])}")
-
-    def _silence(self, patience_s: float) -> UserError:
-        return UserError(
-            f"vLLM's process has given no sign of life for {patience_s:g} s; it said"
-            f" last:\n{self._last_words()}"
-        )
-
-    def _death(self) -> UserError:
-        try:
-            code = self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            return UserError(f"vLLM's process closed its pipe; it said last:\n{self._last_words()}")
-        how = f"ended with exit code {code}" + (
-            f" ({signal.Signals(-code).name})" if code < 0 else ""
-        )
-        memory = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
-        return UserError(
-            f"vLLM's process {how}{memory}: go on with --resume. It said"
-            f" last:\n{self._last_words()}"
-        )
-
-    def _last_words(self) -> str:
-        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 8192))
-        return _tail(self._log.read().decode(errors="replace"))
-
-    def _spawn(self, threads: int, devices: str | None) -> tuple[subprocess.Popen[bytes], int, int]:
-        """Start the process.
-
-        Returns:
-            The process, the descriptor to write requests to, and the descriptor to read replies
-            from.
-        """
-        requests_read, requests = os.pipe()
-        replies, replies_write = os.pipe()
-        os.set_blocking(requests, False)
-        script = str(Path(__file__).with_name("vllm_worker.py"))
-        try:
-            process = subprocess.Popen(
-                # -P: otherwise files next to the script would shadow installed modules
-                [
-                    self._python,
-                    "-P",
-                    script,
-                    str(requests_read),
-                    str(replies_write),
-                    str(os.getpid()),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=(requests_read, replies_write),
-                process_group=0,
-                env={
-                    **_ENVIRONMENT,
-                    **os.environ,
-                    "OMP_NUM_THREADS": str(threads),
-                    **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}),
-                },
-            )
-        finally:
-            os.close(requests_read)
-            os.close(replies_write)
-        return process, requests, replies
+    def _told(self, error: ChildError) -> UserError:
+        last = f"It wrote last:\n{self._child.last_words()}"
+        if isinstance(error, ChildEnded):
+            return UserError(f"vLLM's process {error}: go on with --resume. {last}")
+        if isinstance(error, ChildSilent):
+            return UserError(f"vLLM's process has given {error}. {last}")
+        return UserError(f"vLLM failed:\n{last_lines(str(error))}")
 
 
 _ENVIRONMENT = {
@@ -312,10 +212,4 @@ def _memory(size: int) -> str | None:
         str(shared)
         if shared.is_dir() and shutil.disk_usage(shared).free > 1.1 * size + (1 << 20)
         else None
-    )
-
-
-def _tail(text: str) -> str:
-    return (
-        "\n".join(f"  {line}" for line in text.strip().splitlines()[-_LAST_LINES:]) or "  (nothing)"
     )

@@ -1,59 +1,38 @@
-"""The program of vLLM's process: `python -P vllm_worker.py REQUESTS REPLIES PARENT`.
+"""The program of vLLM's process (`processes/program.py`).
 
-The arguments are two file descriptors and the parent's process id. The program runs under vLLM's
-interpreter. It imports only the standard library, vllm and vllm's dependencies, and nothing of
-Sixfold: the environment may have other versions of every package.
+It runs under vLLM's interpreter. It imports only the standard library, vllm and vllm's
+dependencies, and nothing of Sixfold: the environment may have other versions of every package.
 
-Protocol: one JSON object per line. Every request {"do": ...} gets one reply. Lines with `{}`
-between replies are heartbeats.
+Requests and answers are JSON objects. The first request is
 
-    start     model (folder with config.json), engine (arguments of vllm.LLM)
-              -> vllm: its version
+    model (folder with config.json), engine (arguments of vllm.LLM)
+              -> vllm: its version; empty if it is not installed
+
+Later ones have a key "do":
+
     load      path (safetensors), tied {name: name in the file}, version
               -> tensors: their number
     generate  prompts [[id]], seeds [int], params (of vllm.SamplingParams)
               -> samples, in the order of the prompts
-    sleep     -> asleep: true. The next request wakes vLLM.
+    sleep     -> nothing. The next request wakes vLLM.
     score     tokens [id]
               -> logp of all tokens but the first, at temperature 1
 
-The reply to a failed request is {"error": text, "missing": true if vllm is not installed}. The
-process ends when the parent closes its end of the pipe, and is killed when the parent dies.
+Notes between answers are heartbeats. An exception ends the process.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
-import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..processes.program import Requests
 
 BEAT_S = 1.0
-PR_SET_PDEATHSIG = 1
-
-
-def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent ends for any reason (Linux only).
-
-    Without this, a long vLLM step would continue, because it does not read the pipe.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent ended before prctl took effect
-            os._exit(1)
-
-
-def write_line(descriptor: int, message: dict[str, Any]) -> None:
-    """Write one JSON object and a newline. Raises BrokenPipeError if the reader is gone."""
-    data = memoryview(json.dumps(message).encode() + b"\n")
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 class Sampler:
@@ -87,7 +66,7 @@ class Sampler:
         """Move the weights to host memory and drop the KV cache."""
         self._llm.sleep(level=1)
         self._asleep = True
-        return {"asleep": True}  # an empty reply would count as a heartbeat
+        return {}
 
     def wake(self) -> None:
         """Undo `sleep`. Does nothing if vLLM is awake."""
@@ -237,59 +216,40 @@ class Heart:
     It is called between steps, so a step that hangs sends no heartbeat.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
         self._last = time.monotonic()
 
     def beat(self) -> None:
         """Send a heartbeat if the last one is at least BEAT_S seconds old."""
         if time.monotonic() - self._last >= BEAT_S:
             self._last = time.monotonic()
-            write_line(self._descriptor, {})
+            self._requests.note()
 
 
-class Worker:
-    """Answers one request at a time."""
+def answer(sampler: Sampler, heart: Heart, do: str, **request: Any) -> dict[str, Any]:
+    """The answer to a request."""
+    if do == "sleep":
+        return sampler.sleep()
+    sampler.wake()
+    if do == "load":
+        return sampler.load(**request)
+    work = sampler.generate if do == "generate" else sampler.score
+    return work(beat=heart.beat, **request)
 
-    def __init__(self, replies: int) -> None:
-        self._heart = Heart(replies)
-        self._sampler: Sampler | None = None
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The reply to a request. An exception becomes a reply with "error"."""
-        what = request.pop("do")
-        try:
-            if self._sampler is None:
-                return self._start(**request)
-            if what == "sleep":
-                return self._sampler.sleep()
-            self._sampler.wake()
-            if what == "load":
-                return self._sampler.load(**request)
-            work = self._sampler.generate if what == "generate" else self._sampler.score
-            return work(beat=self._heart.beat, **request)
-        except Exception as error:  # noqa: BLE001  process boundary: the parent raises the error
-            missing = isinstance(error, ModuleNotFoundError) and error.name == "vllm"
-            return {"error": traceback.format_exc(), "missing": missing}
-
-    def _start(self, **setup: Any) -> dict[str, Any]:
+def serve(requests: Requests) -> None:
+    """Answer requests until the parent closes its end."""
+    setup = json.loads(next(requests))
+    try:
         import vllm
-
-        self._sampler = Sampler(**setup)
-        return {"vllm": vllm.__version__}
-
-
-def main() -> None:
-    """Entry point of the process."""
-    die_with(int(sys.argv[3]))
-    replies = int(sys.argv[2])
-    worker = Worker(replies)
-    # BrokenPipeError: the parent ended while a request was running.
-    with os.fdopen(int(sys.argv[1]), "rb") as requests, suppress(BrokenPipeError):
-        for line in requests:
-            write_line(replies, worker.answer(json.loads(line)))
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        requests.answer(b'{"vllm": ""}')
+        return
+    sampler, heart = Sampler(**setup), Heart(requests)
+    requests.answer(json.dumps({"vllm": vllm.__version__}).encode())
+    for body in requests:
+        requests.answer(json.dumps(answer(sampler, heart, **json.loads(body))).encode())
     os._exit(0)  # nothing to flush, and a normal exit with torch loaded takes a second
-
-
-if __name__ == "__main__":
-    main()

@@ -109,13 +109,13 @@ def forked(completion: str, task: Task) -> float:
 
 
 def stray(completion: str, task: Task) -> float:
-    """Writes what the completion holds on every pipe that it can find, as a library that prints to
-    odd descriptors would.
+    """Writes the completion, a character per byte, to every descriptor that it can find, as a
+    library that prints to odd descriptors would.
     """
     for descriptor in range(3, 32):
         try:
             if completion:
-                os.write(descriptor, completion.encode() + b"\n")
+                os.write(descriptor, completion.encode("latin-1"))
         except OSError:
             pass
     return 1.0

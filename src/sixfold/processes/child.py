@@ -1,0 +1,265 @@
+"""A Python program that answers requests over a private pipe: the parent's side.
+
+Contract, for every program that `Child` starts:
+
+- It is started by exec, never by fork: this is safe beside torch's threads, and copies no lock.
+- Requests and replies are bytes behind a header (`program.HEADER`). Replies carry numbers and come
+  in the order of the requests. A reply with another number, or bytes that are no message, count as
+  the death of the process: no answer reaches another request. A message of another process, such
+  as a forked copy of the program, is ignored.
+- Every wait can have a time limit. A note of the program starts the time again.
+- A death is noticed by the next read, which first delivers what was sent before.
+- The program has its own process group, so Ctrl-C at the terminal does not reach it: the run
+  finishes its step, then closes it.
+- It ends with `close`, and with this process however that ends, whatever it does to signals. So
+  does every process that it has started.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from . import program
+from .program import ANSWER, ERROR, HEADER, MARK, NOTE, REQUEST
+
+STOP_TIMEOUT_S = 5.0  # time for a supervisor to end its process tree
+_READ_BYTES = 1 << 18
+_LAST_BYTES, _LAST_LINES = 8192, 5
+
+
+class ChildError(RuntimeError):
+    """A request got no answer."""
+
+
+class ChildEnded(ChildError):
+    """The process is dead or counts as dead. The text continues "the process ..."."""
+
+
+class ChildSilent(ChildError):
+    """The process has sent nothing, or read nothing, for too long. Close it."""
+
+
+class RequestFailed(ChildError):
+    """The program raised an exception. The text is its traceback."""
+
+
+class Message(NamedTuple):
+    """A message of the program: an answer, or a note that comes before the next answer."""
+
+    is_answer: bool
+    body: bytes
+
+
+class Child:
+    """A program in another process.
+
+    Args:
+        target: module of Sixfold, or path of a file, that defines `serve(requests: Requests)`.
+        python: interpreter for a file. None: this interpreter, with the same import path.
+        environment: environment variables to set.
+        descriptors: file descriptors that the program inherits under the same numbers.
+        keeps_output: keep standard output and error for `last_words`, off the terminal.
+        reply_limit: maximum bytes of a reply.
+
+    Attributes:
+        process: the supervisor. Its exit code is that of the program.
+        pid: the program. 0 before its first message.
+        replies: descriptor to poll before `arrived`.
+        closed: True once `close` was called.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        python: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
+        keeps_output: bool = False,
+        reply_limit: int = 1 << 40,
+    ) -> None:
+        self.pid = 0
+        self.closed = False
+        self._limit = reply_limit
+        self._asked = self._answered = 0  # number of the last request, and of the last answer
+        self._unread = bytearray()
+        # A file, not a pipe: nobody reads a pipe, so it would fill up and block the process.
+        self._output = tempfile.TemporaryFile() if keeps_output else None  # noqa: SIM115
+        variables = {**os.environ, **(environment or {})}
+        if python is None:
+            variables["PYTHONPATH"] = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+        requests, self._requests = os.pipe()
+        self.replies, replies = os.pipe()
+        os.set_blocking(self._requests, False)
+        # -P: the files beside program.py must not shadow modules.
+        command = [python or sys.executable, "-P", program.__file__]
+        try:
+            self.process = subprocess.Popen(
+                [*command, str(os.getpid()), str(requests), str(replies), target],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=(requests, replies, *descriptors),
+                process_group=0,
+                env=variables,
+            )
+        finally:
+            os.close(requests)
+            os.close(replies)
+
+    @property
+    def owed(self) -> int:
+        """Number of answers that have not arrived."""
+        return self._asked - self._answered
+
+    def send(self, body: bytes, timeout_s: float | None = None, answers: int = 1) -> None:
+        """Send a request. The death of the process is noticed by the next read, not here.
+
+        Args:
+            body: the request.
+            timeout_s: longest time in which the process reads nothing. None: no limit.
+            answers: number of answers that the program gives to it.
+
+        Raises:
+            ChildSilent: if the process stops reading.
+        """
+        header = HEADER.pack(MARK, REQUEST, answers, self._asked + 1, len(body))
+        self._asked += answers
+        message = memoryview(header + body)
+        while message:
+            try:
+                message = message[os.write(self._requests, message) :]
+            except BlockingIOError:
+                _wait_for(self._requests, select.POLLOUT, timeout_s)
+            except BrokenPipeError:
+                return
+
+    def receive(self, timeout_s: float | None = None) -> bytes:
+        """Wait for all answers that are owed, and return the last one.
+
+        Args:
+            timeout_s: longest time without a message. None: no limit.
+
+        Raises:
+            ChildEnded: if the process has ended, or sent something that is no reply.
+            ChildSilent: if no message has come for `timeout_s`.
+            RequestFailed: if the program raised an exception.
+        """
+        body = b""
+        while self.owed:
+            if message := self._next():
+                body = message.body
+            else:
+                self._read(timeout_s)
+        return body
+
+    def arrived(self) -> Iterator[Message]:
+        """Messages that have arrived. Call it when `replies` is readable, and take all of them.
+
+        Raises:
+            ChildEnded: as in `receive`, after the messages that came before.
+            RequestFailed: if the program raised an exception.
+        """
+        self._read(None)
+        while message := self._next():
+            yield message
+
+    def last_words(self) -> str:
+        """The last lines of the output that `keeps_output` keeps, indented."""
+        if self._output is None:
+            return ""
+        self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - _LAST_BYTES))
+        return last_lines(self._output.read().decode(errors="replace"))
+
+    def close(self, grace_s: float = program.GRACE_S) -> None:
+        """End the program and all that it has started: close its pipe, then end it by force.
+
+        Args:
+            grace_s: time to end by itself. More than `program.GRACE_S` has no effect.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        os.close(self._requests)
+        try:
+            self.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self.process.terminate()
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        os.close(self.replies)
+        if self._output is not None:
+            self._output.close()
+
+    def _read(self, timeout_s: float | None) -> None:
+        """Read once from the pipe."""
+        if timeout_s is not None:
+            _wait_for(self.replies, select.POLLIN, timeout_s)
+        data = os.read(self.replies, _READ_BYTES)
+        if not data:
+            raise self._death()
+        self._unread += data
+
+    def _next(self) -> Message | None:
+        """Take the next message out of what was read. None if it is not complete."""
+        while len(self._unread) >= HEADER.size:
+            mark, kind, pid, number, length = HEADER.unpack_from(self._unread)
+            if mark != MARK or length > self._limit:
+                raise ChildEnded("sent something that is no reply")
+            end = HEADER.size + length
+            if len(self._unread) < end:
+                return None
+            body = bytes(self._unread[HEADER.size : end])
+            del self._unread[:end]
+            self.pid = self.pid or pid
+            if pid == self.pid:
+                return self._checked(kind, number, body)
+        return None
+
+    def _checked(self, kind: bytes, number: int, body: bytes) -> Message:
+        if number != self._answered + 1 or not self.owed or kind not in (ANSWER, NOTE, ERROR):
+            raise ChildEnded("sent a reply to another request")
+        if kind != NOTE:
+            self._answered = number
+        if kind == ERROR:
+            raise RequestFailed(body.decode(errors="replace"))
+        return Message(kind == ANSWER, body)
+
+    def _death(self) -> ChildEnded:
+        try:
+            code = self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return ChildEnded("closed its pipe")
+        if code >= 0:
+            return ChildEnded(f"ended with exit code {code}")
+        memory = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
+        return ChildEnded(f"was killed by {_signal_name(-code)}{memory}")
+
+
+def last_lines(text: str) -> str:
+    """The last lines of a text, indented: for the end of an error message."""
+    lines = text.strip().splitlines()[-_LAST_LINES:]
+    return "\n".join(f"  {line}" for line in lines) or "  (nothing)"
+
+
+def _signal_name(number: int) -> str:
+    return {s.value: s.name for s in signal.Signals}.get(number, f"signal {number}")
+
+
+def _wait_for(descriptor: int, event: int, timeout_s: float | None) -> None:
+    poll = select.poll()
+    poll.register(descriptor, event)
+    if not poll.poll(None if timeout_s is None else 1000 * timeout_s):
+        raise ChildSilent(f"no sign of life for {timeout_s:g} s")
