@@ -19,7 +19,7 @@ def paths(requests: Requests, text: bytes) -> None:
 
 def several(requests: Requests, text: bytes) -> None:
     for word in text.split():
-        requests.note(b"before " + word)
+        requests.note()
         requests.answer(word)
 
 
@@ -32,7 +32,7 @@ def write(requests: Requests, text: bytes) -> None:
 
 def fork(requests: Requests, text: bytes) -> None:
     if not os.fork():
-        requests.note(b"of the copy")
+        requests.note()
         requests.answer(b"of the copy")
         os._exit(0)
     os.wait()

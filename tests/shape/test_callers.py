@@ -42,6 +42,10 @@ ENTRIES = {
     *((f"cli.{verb}", "run") for verb in VERBS),
     ("cli", "main"),  # the command `sixfold`
     ("api", "train"),  # `sixfold.train`, imported on first use
+    # `processes.child.Child` starts these by name
+    ("environment.worker", "serve"),
+    ("reference.worker", "serve"),
+    ("rollout.vllm_worker", "serve"),
 }
 
 

@@ -92,12 +92,12 @@ class Requests:
         self._send(ANSWER, self._pid, body)
         self._number += 1
 
-    def note(self, body: bytes = b"") -> None:
-        """Tell the parent something before the next answer; it counts as a sign of life.
+    def note(self) -> None:
+        """Send a sign of life before the next answer. `Child.arrived` shows it as a message.
 
         A forked copy of this process may do so too.
         """
-        self._send(NOTE, self._program, body)
+        self._send(NOTE, self._program, b"")
 
     def fail(self) -> None:
         """Answer with the traceback of the exception that is being handled."""
