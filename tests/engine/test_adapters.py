@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from drain import drain
 from peft import LoraConfig, PeftModel, get_peft_model
 from tests.conftest import VOCABULARY
+from tests.engine.drain import drain
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from drain import drain
+from tests.engine.drain import drain
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine

@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable
 
 import pytest
-from drain import drain
 from tests.conftest import END, VOCABULARY
+from tests.engine.drain import drain
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine

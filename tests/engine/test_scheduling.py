@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from drain import drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engine.drain import drain
 from torch import Tensor
 from transformers import PreTrainedModel
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from chi_square import agree, fits
-from drain import drain
 from test_acceptance import accept_always, resample_from_p
 from test_same_seed_same_tokens import PROMPTS, SIZES
 from test_sampler import slow_distribution
 from tests.conftest import END, VOCABULARY
+from tests.engine.drain import drain
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 

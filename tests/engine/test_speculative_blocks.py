@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
-from drain import drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_scheduling import BookRunner, _add, _mixes, _watch, assert_empty
+from tests.engine.drain import drain
 from torch import Tensor
 from transformers import PreTrainedModel
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from drain import drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import VOCABULARY, make_tiny
+from tests.engine.drain import drain
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 

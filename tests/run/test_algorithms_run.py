@@ -350,12 +350,12 @@ def test_the_critic_of_a_run_is_a_transformers_model(
 def test_four_updates_a_step_count_four_versions(
     sync: str, tmp_path: Path, models: dict[str, str]
 ) -> None:
-    every = 2 if sync == "copy" else 1
+    every = {"sync__every": 2} if sync == "copy" else {}
     settings = needs("grpo", models) | {
         "algorithm__epochs": 2,
         "algorithm__minibatches": 2,
         "sync__kind": sync,
-        "sync__every": every,
+        **every,
     }
     steps = metrics(train(tmp_path, "run", graded, run__steps=3, **settings))
     assert [m["train/updates"] for m in steps] == [4, 4, 4]

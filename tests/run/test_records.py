@@ -123,7 +123,7 @@ def test_checks_that_fail_on_nonsense_do_not_end_the_run(
         update={"environment": recipe.environment.model_copy(update={"error_budget": 0.2})}
     )
     assert train_run(recipe, reward=strict) == 0
-    assert "what random and constant answers earn is unknown" in " ".join(
+    assert "rewards of random and constant answers are unknown" in " ".join(
         "".join(capsys.readouterr()).split()
     )
 
