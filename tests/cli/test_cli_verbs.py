@@ -347,7 +347,7 @@ def test_help_and_explain_need_little_time() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = "{'pydantic', 'rich', 'torch', 'argparse'}"
+    heavy = "{'pydantic', 'rich', 'torch', 'argparse', 'jinja2'}"
     code = (
         f"import sys; from sixfold.cli import main; main(['--help']); print(sorted({heavy} &"
         " set(sys.modules)))"

@@ -7,23 +7,30 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from jinja2 import UndefinedError
 
 from sixfold.errors import UserError
+from sixfold.recipe.dump import dump_recipe
+from sixfold.recipe.toml import load_recipe
 from sixfold.report.html import write_report
 from sixfold.report.marks import mark
 from sixfold.report.notes import Notes
+from sixfold.report.page import environment, render_page
 from sixfold.report.rollouts import read_rollouts, write_rollouts
 from sixfold.report.run_record import read_run
 from sixfold.report.samples import Sample, write_samples
-from sixfold.report.token_view import trajectories
+from sixfold.report.token_view import Record, trajectories
 from sixfold.report.untrusted import visible
 from sixfold.run.folder import RunFolder
 from sixfold.types import Group, Reward, Task, Trajectory
+
+SOURCE = Path(__file__).parents[2] / "src" / "sixfold"
 
 PAYLOADS = [
     "<script>window.__pwned=1</script>",
@@ -45,7 +52,10 @@ PAYLOADS = [
 
 
 class Page(HTMLParser):
-    """Collects a page's tags with their attribute names, its attribute values and its text."""
+    """Collects a page's tags with their attribute names, its attribute values and its text.
+
+    `text` is as written, `plain` has single spaces and no style sheet.
+    """
 
     def __init__(self, source: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -63,6 +73,18 @@ class Page(HTMLParser):
         self.text += data
 
 
+def shown(run: Path) -> str:
+    """Text of a run's report in reading order: no style sheet, one space between elements."""
+    source = write_report(run).read_text(encoding="utf-8")
+    source = re.sub(r"<style>.*?</style>", "", source, flags=re.S).replace("<", " <")
+    return " ".join(Page(source).text.split())
+
+
+def tokens(records: list[Record]) -> str:
+    """HTML of the trajectories of one step."""
+    return render_page("trajectories.html", steps=[trajectories(20, records)])
+
+
 def hostile_run(folder: Path, text: str) -> Path:
     """A run with `text` wherever somebody else's words can stand: completion, prompt,
     configuration, metric names, errors, data.
@@ -72,7 +94,11 @@ def hostile_run(folder: Path, text: str) -> Path:
     run.rollouts.mkdir(parents=True)
     quoted = "".join(f"\\U{ord(c):08x}" for c in text.replace("\ud800", ""))
     comment = re.sub("[\x00-\x1f]", "", name)
-    run.recipe.write_text(f'# {comment}\n[run]\nsteps = 2\nname = "{quoted}"\n', encoding="utf-8")
+    sections = f'[model]\npath = "{quoted}"\n[data]\nsource = "{quoted}"\n'
+    sections += f'[algorithm]\nname = "{quoted}"\n[run]\nsteps = 2\nname = "{quoted}"\n'
+    run.recipe.write_text(f"# {comment}\n{sections}", encoding="utf-8")
+    for warning in (False, True):
+        Notes(run.path, lambda line: None).add(1, text, warning=warning)
     lines = [
         {
             "step": s,
@@ -84,8 +110,11 @@ def hostile_run(folder: Path, text: str) -> Path:
         for s in (1, 2)
     ]
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run.summary.write_text(json.dumps({"error": text, text: text, "heldout_after": text}))
-    run.environment.write_text(json.dumps({text: {"nested": [text]}}))
+    summary = {"error": text, text: text, "heldout_after": text, "heldout_metric": text}
+    summary |= {"ended": {"text": text}, "preflight": {"warning": text}}
+    run.summary.write_text(json.dumps(summary))
+    facts = {text: {"nested": [text]}, "started": text, "git_revision": text}
+    run.environment.write_text(json.dumps(facts | {"packages": {"sixfold": text}}))
     write_samples(run.samples, [Sample(text, text, text, 0.0)], [Sample(text, text, text, None)])
     task = Task(id=text, prompt=text, answer=text, source=text)
     reward = Reward(None, {text: 1.0}, error=text)
@@ -122,7 +151,47 @@ def test_untrusted_text_makes_no_element_and_no_attribute(tmp_path: Path, payloa
     assert not [
         value for value in page.values if value.startswith(("http", "//", "javascript:", "data:"))
     ]
-    assert page.text.count(visible(payload)) >= 10, "the text is there to read"
+    assert page.text.count(visible(payload)) >= 20, "the text is there to read"
+
+
+def test_only_the_drawing_code_makes_markup() -> None:
+    """A template that marks text as safe, or code that makes `Markup` of it, would let it out."""
+    makers = [
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        if "Markup(" in path.read_text(encoding="utf-8")
+    ]
+    assert makers == ["report/svg.py"]
+    templates = sorted((SOURCE / "report" / "templates").glob("*.html"))
+    assert len(templates) >= 4
+    for path in templates:
+        text = path.read_text(encoding="utf-8")
+        # `~`, join and replace join text to Markup and skip the spelling out of hidden characters.
+        unsafe = (
+            r"\|\s*(safe|e|escape|forceescape|join|replace|format|xmlattr|tojson)\b|autoescape|~"
+        )
+        assert not re.search(unsafe, text), path.name
+    assert environment().autoescape is True
+
+
+def test_a_template_escapes_and_spells_out() -> None:
+    page = environment().from_string('<a title="{{ x }}">{{ x }}</a>').render(x="\u202e\"<b>&'")
+    text = "⟨U+202E⟩&#34;&lt;b&gt;&amp;&#39;"
+    assert page == f'<a title="{text}">{text}</a>'
+
+
+def test_a_value_that_a_template_lacks_is_an_error() -> None:
+    with pytest.raises(UndefinedError, match="absent"):
+        environment().from_string("{{ absent }}").render()
+
+
+def test_the_templates_are_in_the_package() -> None:
+    """A wheel holds what package-data names, and nothing else that is no Python file."""
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["sixfold"]
+    packed = {path for pattern in patterns for path in SOURCE.glob(pattern)}
+    assert {path for path in (SOURCE / "report" / "templates").iterdir()} <= packed
+    assert any(line.startswith("jinja2") for line in project["project"]["dependencies"])
 
 
 def test_the_page_may_load_nothing(run_folder: Path) -> None:
@@ -141,44 +210,85 @@ def test_the_page_may_load_nothing(run_folder: Path) -> None:
     )
 
 
-def test_the_headline_is_the_runs(run_folder: Path) -> None:
-    text = Page(write_report(run_folder).read_text(encoding="utf-8")).text
-    figures = ("32.0% → 95.1%", "29.0% to 36.0% → 93.0% to 96.7%", "40of 40 planned", "96k")
-    for expected in (*figures, '[algorithm]\nname = "grpo"', "2.13.0"):
-        assert expected in text
+def test_the_final_figures_come_first(run_folder: Path) -> None:
+    (run_folder / "recipe.toml").write_text(dump_recipe(load_recipe("demo")), encoding="utf-8")
+    summary = json.loads((run_folder / "summary.json").read_text())
+    difference = {"mean": 0.631, "interval": [0.58, 0.672], "p_value": 1e-9, "test": "McNemar"}
+    summary |= {
+        "heldout_after_sft_version": 0,
+        "heldout_after_version": 39,
+        "heldout_metric": "math >= 1",
+        "heldout_tasks": 512,
+        "heldout_difference": difference,
+        "ended": {"reason": "steps", "text": "all 40 steps are done", "step": 40},
+        "sft_steps": 8,
+        "seconds": 372.0,
+    }
+    (run_folder / "summary.json").write_text(json.dumps(summary))
+    environment = {"started": "2026-11-22T19:38:36+00:00", "packages": {"sixfold": "0.1.0"}}
+    environment |= {"git_revision": "dd0301ed2ccee70f8c77b7153053e84a37cbd9d4"}
+    (run_folder / "environment.json").write_text(json.dumps(environment))
+    text = shown(run_folder)
+    top = text[: text.index("Tasks solved, held-out")]
+    record = read_run(run_folder)
+    first, last = (record.metrics[i]["reward/ema"] for i in (0, -1))
+    speed = 40 * 2400 / sum(m["time/rollout_s"] for m in record.metrics)
+    for expected in (
+        "model from scratch (4 layers, hidden size 128)",
+        "task arithmetic",
+        "algorithm grpo",
+        "started 2026-11-22 19:38",
+        "ended all 40 steps are done",
+        "held-out tasks solved (math >= 1) 32.0% → 95.1%",
+        "29.0% to 36.0% → 93.0% to 96.7%",
+        "version 0 → version 39, 512 tasks",
+        "+63.1 points 95% interval +58.0 to +67.2, p < 1e-6",
+        f"reward {first:.3g} → {last:.3g}",
+        "steps 40 of 300 planned, after 8 steps of SFT",
+        "time 6:12",
+        f"tokens per second {speed:.4g} 96k tokens sampled",
+        "sixfold 0.1.0 revision dd0301ed2",
+    ):
+        assert expected in top, expected
     assert "missing or unreadable" not in text
     assert "step 8: loss 0.375" in text, "the SFT curve"
 
 
-def test_the_page_begins_with_what_is_wrong_and_why_it_ended(run_folder: Path) -> None:
+def test_the_sections_are_in_the_order_in_which_they_are_looked_for(run_folder: Path) -> None:
+    source = write_report(run_folder).read_text(encoding="utf-8")
+    order = ["tiles", "curves", "samples", "time", "rollouts", "numerics", "metrics", "settings"]
+    places = [source.index(f'="{name}"') for name in order]
+    assert places == sorted(places)
+    curves = source[source.index('id="curves"') : source.index('id="samples"')]
+    assert 'class="band' in curves, "the held-out curve has its intervals"
+
+
+def test_warnings_come_before_the_curves(run_folder: Path) -> None:
     summary = json.loads((run_folder / "summary.json").read_text())
-    summary |= {
-        "ended": "the reward reached run.target_reward = 0.9",
-        "heldout_metric": "math >= 1",
-        "steps": 40,
-    }
-    summary |= {
-        "heldout_after_sft_version": 0,
-        "heldout_after_version": 39,
-        "preflight": {"warning": "the verifier pays for <b>nothing</b>"},
-    }
+    summary |= {"preflight": {"warning": "the answer '1' earns <b>0.25</b>"}}
     (run_folder / "summary.json").write_text(json.dumps(summary))
     notes = Notes(run_folder, lambda line: None)
     notes.add(0, "pre-flight: 40% of 64 rollouts solved")
     notes.add(31, "the policy collects partial credit", warning=True)
     for step in (33, 35, 38):
-        notes.add(
-            step, f"a step takes {step / 3:.3g} s, 1e-3 s at the start of the run", warning=True
-        )
+        notes.add(step, f"a step has grown from 1e-3 to {step / 3:.3g} s", warning=True)
     with (run_folder / "notes.jsonl").open("a") as file:
         file.write('{"step": 40, "te')
-    text = Page(write_report(run_folder).read_text(encoding="utf-8")).text
-    top = text[: text.index("Curves", text.index("Look at this first"))]
-    assert "before step 1 pre-flight: the verifier pays for <b>nothing</b>" in top
-    assert "step 31 the policy collects partial credit" in top and "64 rollouts" not in top
-    assert "step 33, then 2 more a step takes 11 s" in top and top.count("a step takes") == 1
-    assert "ended: the reward reached run.target_reward = 0.9" in top
-    assert "held-out tasks solved (math >= 1)" in top and "version 0 → version 39" in top
+    text = shown(run_folder)
+    top = text[text.index("Look at this first") : text.index("Tasks solved, held-out")]
+    warned, other = top.split("Notes (1)")
+    assert "before step 1 pre-flight: the answer '1' earns <b>0.25</b>" in warned
+    assert "step 31 the policy collects partial credit" in warned
+    assert "step 33, then 2 more a step has grown" in warned and warned.count("has grown") == 1
+    assert "64 rollouts" in other and "64 rollouts" not in warned
+
+
+@pytest.mark.parametrize("ended", ["the reward is high", {"text": "the reward is high"}])
+def test_the_reason_for_the_end_is_shown(run_folder: Path, ended: object) -> None:
+    (run_folder / "summary.json").write_text(json.dumps({"ended": ended}))
+    assert "ended the reward is high" in shown(run_folder)
+    (run_folder / "summary.json").unlink()
+    assert "ended not finished: step 40 of 40" in shown(run_folder)
 
 
 def test_the_chart_has_the_first_and_the_last_evaluation(run_folder: Path) -> None:
@@ -205,7 +315,7 @@ def test_only_what_is_solved_has_the_full_dot(run_folder: Path) -> None:
     }
     old = {"good": {"value": 1.0}, "part": {"value": 0.5}}
     for name, reward in [*marks.items(), *old.items()]:
-        page = trajectories(20, [{**record, "reward": reward}])
+        page = tokens([{**record, "reward": reward}])
         assert set(re.findall(r'class="dot-(\w+)"', page)) == {name}
     assert [mark(r["value"], r.get("solved")) for r in marks.values()] == list(marks)
     partial = Sample("1+1=", "2", "20", 0.4, solved=False)
@@ -213,7 +323,7 @@ def test_only_what_is_solved_has_the_full_dot(run_folder: Path) -> None:
         RunFolder(run_folder).samples, [partial], [Sample("1+1=", "2", "2", 0.6, solved=True)]
     )
     page = write_report(run_folder).read_text(encoding="utf-8")
-    section = page[page.index('id="samples"') : page.index('id="trajectories"')]
+    section = page[page.index('id="samples"') : page.index('id="time"')]
     assert re.findall(r'class="dot-(\w+)"', section) == ["part", "good"]
 
 
@@ -235,11 +345,13 @@ def test_time_shares_are_of_the_whole_run(build_run: Callable[[str, int], Path])
         for s in (1, 2)
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-    text = Page(write_report(run).read_text(encoding="utf-8")).text
-    assert "rollout60.0%12.0 s6.000 s" in text
-    assert "trainer30.0%6.0 s3.000 s" in text
-    assert "other10.0%2.0 s1.000 s" in text
-    assert "Rollout takes 60% of a step, within the 60–75%" in text
+    text = shown(run)
+    for expected in (
+        "rollout 60.0% 12.0 s 6.000 s",
+        "trainer 30.0% 6.0 s 3.000 s",
+        "other 10.0% 2.0 s 1.000 s",
+    ):
+        assert expected in text
 
 
 def test_the_token_view_says_every_number(run_folder: Path) -> None:
@@ -255,23 +367,22 @@ def test_the_token_view_says_every_number(run_folder: Path) -> None:
         "version": [-1, 4, 4],
         "advantage": [0.0, 0.25, -1.0],
     }
-    page = trajectories(20, [record])
-    assert '<span class="grey" data-t="id 55 · not sampled">7</span>' in page
+    page = tokens([record])
+    spans = re.findall(
+        r'<span class="([^"]*)" data-t="([^"]*)">(.*?)</span>(?=<span|</div>)', page, re.S
+    )
     newline = '<span class="nl">⏎</span>\n'
-    assert (
-        '<span class="a1 p2" data-t="id 56 · log-prob -0.9163 (p 0.4) · version 4 · advantage'
-        f' 0.25">8{newline}</span>' in page
-    )
-    assert (
-        '<span class="n4 p4" data-t="id 57 · log-prob -5.2983 (p 0.005) · version 4 · advantage'
-        ' -1">⟨57⟩</span>' in page
-    )
+    assert spans == [
+        ("grey", "id 55 · not sampled", "7"),
+        ("a1 p2", "id 56 · log-prob -0.9163 (p 0.4) · version 4 · advantage 0.25", f"8{newline}"),
+        ("n4 p4", "id 57 · log-prob -5.2983 (p 0.005) · version 4 · advantage -1", "⟨57⟩"),
+    ]
 
 
 def test_without_pieces_the_ids_are_shown(run_folder: Path) -> None:
     record = read_rollouts(RunFolder(run_folder).rollout_file(20))[0]
     del record["pieces"]
-    text = Page(trajectories(20, [record])).text
+    text = Page(tokens([record])).text
     assert " ".join(str(token) for token in record["tokens"][record["prompt_length"] :]) in text
 
 
@@ -289,7 +400,7 @@ def test_groups_with_spread_come_first(run_folder: Path) -> None:
         for task, values in rewards.items()
         for value in values
     ]
-    shown = re.findall(r"task (\w+) ", Page(trajectories(20, records)).text)
+    shown = re.findall(r"task (\w+) ", Page(tokens(records)).text)
     assert shown == ["wide", "half", "dull"]
 
 
@@ -297,8 +408,8 @@ def test_a_run_of_no_steps_is_a_page(build_run: Callable[[str, int], Path]) -> N
     run = build_run("fresh", 0)
     for name in ("summary.json", "samples.json", "environment.json", "metrics.jsonl"):
         (run / name).unlink()
-    text = Page(write_report(run).read_text(encoding="utf-8")).text
-    assert "0of 0 planned" in text and "5 missing or unreadable" in text
+    text = shown(run)
+    assert "steps 0 of 0 planned" in text and "5 missing or unreadable" in text
     for name in (
         "metrics.jsonl: missing",
         "samples.json: missing",
@@ -351,7 +462,10 @@ def test_a_broken_file_is_named_and_the_rest_shown(
     (run_folder / name).write_bytes(rubbish)
     text = Page(write_report(run_folder).read_text(encoding="utf-8")).text
     assert "1 missing or unreadable" in text and f"{name}: " in text
-    assert "Curves" in text and "Trajectories" in text
+    assert "Tasks solved, held-out" in text or name == "metrics.jsonl"
+    assert (
+        "hover or tap a token" in text and "Seconds per step" in text
+    ) or name == "metrics.jsonl"
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -202,3 +202,7 @@ def test_one_heldout_task_with_a_real_valued_reward_has_a_wide_interval(tmp_path
     assert summary["heldout_after"] == 0.0 and summary["heldout_after_score"] >= 0.25
     low, high = summary["heldout_after_interval"]
     assert low == 0.0 and 0.7 < high < 1
+    difference = summary["heldout_difference"]
+    assert difference["mean"] == 0.0 and difference["p_value"] == 1.0, (
+        "of one task, before and after"
+    )

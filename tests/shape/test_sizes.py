@@ -19,7 +19,7 @@ from sixfold.recipe.knobs import knobs
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-LONGER_FUNCTIONS: dict[str, str] = dict.fromkeys(("report.html._curves",), "to be split")
+LONGER_FUNCTIONS: dict[str, str] = {}
 LONGER_FILES: dict[str, str] = {}
 """Name -> why it may be longer."""
 

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ..report.numbers import percent, percent_range
+from ..report.numbers import p_value, percent, percent_range, points
 from ..report.samples import Sample
 from ..types import Reward
 from .evaluate import Evaluation
+from .statistics import PairedTest, paired_test, task_means
 
 SHOWN_SAMPLES = 8
 
@@ -20,8 +21,8 @@ SHOWN_SAMPLES = 8
 def record(evaluation: Evaluation) -> dict[str, Any]:
     """JSON form of an evaluation.
 
-    It holds accuracy with its interval and by source, score, version, failed checks, and the first
-    samples.
+    It holds accuracy with its interval and by source, the share solved of each task, score,
+    version, failed checks, and the first samples.
     """
     mean, *ends = evaluation.interval
     score = evaluation.score
@@ -29,6 +30,7 @@ def record(evaluation: Evaluation) -> dict[str, Any]:
         "accuracy": mean,
         "interval": ends,
         "sources": evaluation.by_source,
+        "values": task_means(evaluation.values),
         "score": score.mean if score else None,
         "version": evaluation.version,
         "tasks": len(evaluation.groups),
@@ -69,6 +71,57 @@ def summary_entries(name: str, found: Mapping[str, Any]) -> dict[str, object]:
         **({f"{name}_score": found["score"]} if found["score"] is not None else {}),
         f"{name}_version": found["version"],
     }
+
+
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> PairedTest | None:
+    """Paired test of two records of the same tasks: `after` minus `before`.
+
+    Returns:
+        None if a record lacks the values of its tasks, as those of earlier releases do.
+    """
+    values = [list(found.get("values") or ()) for found in (after, before)]
+    return paired_test(*values) if values[0] and len(values[0]) == len(values[1]) else None
+
+
+def difference_entry(test: PairedTest) -> dict[str, object]:
+    """`heldout_difference` of summary.json: mean and 95% interval of the difference, and p."""
+    mean, *ends = test.difference
+    return {
+        "mean": mean,
+        "interval": ends,
+        "p_value": test.p_value,
+        "test": test.test,
+        "better": test.wins,
+        "worse": test.losses,
+    }
+
+
+def final_rows(
+    before: Mapping[str, Any], after: Mapping[str, Any], test: PairedTest | None
+) -> list[tuple[str, str, str]]:
+    """Rows (name, before, after) of the table on the screen."""
+    records = (before, after)
+    rows = [
+        ("held-out solved", *(percent(found["accuracy"]) for found in records)),
+        ("95% interval", *(percent_range(*found["interval"]) for found in records)),
+    ]
+    for name, share in (after.get("sources") or {}).items():
+        earlier = (before.get("sources") or {}).get(name)
+        rows.append((f"  {name}", "" if earlier is None else percent(earlier), percent(share)))
+    if before["score"] is not None and after["score"] is not None and _graded(*records):
+        rows.append(("mean score", *(f"{found['score']:.3g}" for found in records)))
+    if before["errors"] or after["errors"]:
+        rows.append(("checks failed", *(str(found["errors"]) for found in records)))
+    if test:
+        low, high = (points(end) for end in test.difference[1:])
+        difference = f"{points(test.difference.mean)} points ({low} to {high})"
+        rows.append(("difference", "", f"{difference}, {p_value(test.p_value)}"))
+    return [(name, old, new) for name, old, new in rows]
+
+
+def _graded(*records: Mapping[str, Any]) -> bool:
+    """True if the mean score differs from the share solved."""
+    return any(abs(found["score"] - found["accuracy"]) >= 5e-4 for found in records)
 
 
 def shown(found: Mapping[str, Any]) -> str:

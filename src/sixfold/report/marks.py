@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 Mark = Literal["good", "part", "bad", "unknown"]
@@ -23,3 +24,24 @@ def mark(reward: float | None, solved: bool | None) -> Mark:
     if solved if solved is not None else reward >= 1:
         return "good"
     return "part" if reward > 0 else "bad"
+
+
+@dataclass(frozen=True)
+class Dot:
+    """Mark of a completion in the report.
+
+    Attributes:
+        mark: the mark.
+        symbol: the character that shows it.
+        reward: the reward in words.
+    """
+
+    mark: Mark
+    symbol: str
+    reward: str
+
+
+def dot(reward: float | None, solved: bool | None) -> Dot:
+    """Dot of one completion. For the arguments see `mark`."""
+    found = mark(reward, solved)
+    return Dot(found, DOTS[found], "no reward" if reward is None else f"reward {reward:.3g}")

@@ -127,7 +127,7 @@ class Progress:
     def before_after(self, rows: Sequence[tuple[str, str, str]]) -> None:
         """Show figures before and after training as rows (name, before, after). Ends the stage."""
         self._close_stage()
-        table = Table("", "before", "after", title="Before and after", title_justify="left")
+        table = Table("", "before", "after", title="Before and after RL", title_justify="left")
         for row in rows:
             table.add_row(*(Text(one_line(cell)) for cell in row))
         self._print(table)

@@ -1,8 +1,8 @@
 """Charts as inline SVG: lines with gaps, interval bands, stacked areas, histograms.
 
 There are no scripts: values appear on hover by CSS. Colours are CSS classes (c0, c1, ...;
-`style.STYLE`), so charts follow the page's light or dark scheme. Titles and labels are escaped
-here; callers pass plain text.
+`templates/style.css`), so charts follow the page's light or dark scheme. Callers pass plain text.
+Every text is escaped here, so the result is `Markup` that a template shows as it is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeGuard
+
+from markupsafe import Markup
 
 from .numbers import number, percent
 from .untrusted import escape
@@ -80,7 +82,7 @@ def line_chart(
     show: Callable[[float], str] = number,
     limits: tuple[float, float] | None = None,
     log: bool = False,
-) -> str:
+) -> Markup:
     """An SVG with one curve per line.
 
     Args:
@@ -104,7 +106,7 @@ def line_chart(
     return _svg(body + _strips(frame, kept, show))
 
 
-def area_chart(layers: Sequence[Line]) -> str:
+def area_chart(layers: Sequence[Line]) -> Markup:
     """An SVG of stacked layers, the first at the bottom.
 
     Every layer must have the same steps. A value of None counts as 0.
@@ -127,7 +129,7 @@ def area_chart(layers: Sequence[Line]) -> str:
     return _svg(body + _strips(frame, layers, number))
 
 
-def histogram(counts: Sequence[float], edges: Sequence[float]) -> str:
+def histogram(counts: Sequence[float], edges: Sequence[float]) -> Markup:
     """Bars of counts between `edges`. The first and the last bar are open."""
     total = sum(counts)
     if total <= 0 or len(counts) != len(edges) + 1:
@@ -199,7 +201,7 @@ def _axes(frame: Frame, show: Callable[[float], str]) -> str:
     for level in levels:
         y = frame.y(level)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        label = show(level).replace(".0%", "%")
+        label = escape(show(level).replace(".0%", "%"))
         parts.append(
             f'<text class="tick" x="{LEFT - 6}" y="{y + 3.5}" text-anchor="end">{label}</text>'
         )
@@ -274,8 +276,8 @@ def _strips(frame: Frame, lines: Sequence[Line], show: Callable[[float], str]) -
     return "".join(parts)
 
 
-def _svg(body: str) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{body}</svg>'
+def _svg(body: str) -> Markup:
+    return Markup(f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{body}</svg>')
 
 
 def _hit(x: float, width: float) -> str:
@@ -285,7 +287,7 @@ def _hit(x: float, width: float) -> str:
     )
 
 
-def _nothing() -> str:
+def _nothing() -> Markup:
     return _svg(
         f'<text class="tick" x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle">not'
         " measured</text>"

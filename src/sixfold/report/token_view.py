@@ -1,17 +1,18 @@
-"""Trajectories token by token. Colour is the advantage, the underline is the surprise.
+"""Trajectories token by token: what `templates/trajectories.html` shows.
 
-Tokens that the policy did not sample are grey. All text here comes from a model or a dataset, and
-each piece passes through `escape`.
+Colour is the advantage, the underline is the surprise. Tokens that the policy did not sample are
+grey.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from .marks import DOTS, mark
-from .untrusted import escape, one_line
+from .marks import Dot, dot
+from .untrusted import one_line
 
 GROUPS_SHOWN = 3
 SAMPLES_SHOWN = 8
@@ -19,17 +20,71 @@ TOKENS_SHOWN = 1200
 
 Record = Mapping[str, Any]
 
-LEGEND = (
-    '<p class="legend">advantage <span class="n4">−max</span><span class="n2">−</span><span'
-    ' class="a0">0</span><span class="a2">+</span><span class="a4">+max</span> · probability when'
-    ' sampled <span class="a0 p1">&lt; 90 %</span> <span class="a0 p2">&lt; 50 %</span> <span'
-    ' class="a0 p3">&lt; 10 %</span> <span class="a0 p4">&lt; 1 %</span> · <span class="grey">not'
-    " sampled by the policy</span> · hover or tap a token for its numbers</p>"
-)
+
+@dataclass(frozen=True)
+class Token:
+    """One token: CSS classes, the numbers shown on hover, and its text split at newlines."""
+
+    style: str
+    tip: str
+    lines: Sequence[str]
 
 
-def trajectories(step: int, records: Sequence[Record], first_open: bool = False) -> str:
-    """HTML of the groups of a step with the widest spread of rewards, each in a <details>.
+@dataclass(frozen=True)
+class SampleView:
+    """One completion.
+
+    Attributes:
+        dot: its mark.
+        about: sample number, reward, advantage, length, finish reason.
+        error: error of its check. Empty if there was none.
+        tokens: its tokens.
+        more: number of tokens that are not shown.
+    """
+
+    dot: Dot
+    about: str
+    error: str
+    tokens: Sequence[Token]
+    more: int
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """One task and its completions.
+
+    Attributes:
+        dots: marks of all completions.
+        prompt: start of the prompt.
+        about: task, reference answer, source.
+        tokens: tokens of the prompt.
+        more: number of prompt tokens that are not shown.
+        samples: the first completions.
+        hidden: number of completions that are not shown.
+        is_open: whether the group is shown open.
+    """
+
+    dots: Sequence[Dot]
+    prompt: str
+    about: str
+    tokens: Sequence[Token]
+    more: int
+    samples: Sequence[SampleView]
+    hidden: int
+    is_open: bool
+
+
+@dataclass(frozen=True)
+class StepView:
+    """Some groups of a step, of `total`."""
+
+    number: int
+    total: int
+    groups: Sequence[GroupView]
+
+
+def trajectories(step: int, records: Sequence[Record], first_open: bool = False) -> StepView:
+    """The groups of a step with the widest spread of rewards.
 
     Args:
         step: number of the step.
@@ -43,32 +98,31 @@ def trajectories(step: int, records: Sequence[Record], first_open: bool = False)
     scale = max(
         (abs(a) for group in widest for record in group for a in _advantages(record)), default=0.0
     )
-    shown = "".join(_group(group, scale, first_open and group is widest[0]) for group in widest)
-    return (
-        f"<h3>Step {step} <small>{len(widest)} of {len(groups)} groups, those with the widest"
-        f" spread of rewards</small></h3>{shown}"
-    )
+    views = [_group(group, scale, first_open and group is widest[0]) for group in widest]
+    return StepView(step, len(groups), views)
 
 
-def _group(records: Sequence[Record], scale: float, is_open: bool) -> str:
+def _group(records: Sequence[Record], scale: float, is_open: bool) -> GroupView:
     first = records[0]
-    dots = "".join(_dot(record) for record in records)
-    prompt = one_line(str(first.get("prompt", "")), 90)
-    head = f'<summary><span class="dots">{dots}</span> <code>{escape(prompt)}</code></summary>'
     about = [
         f"task {first.get('task_id', '')}",
         f"reference answer {first.get('answer')}",
         f"source {first.get('source') or '—'}",
     ]
-    body = f'<p class="about">{escape(" · ".join(about))}</p>'
-    body += f'<div class="tokens prompt">{_tokens(first, 0, _prompt_length(first), scale)}</div>'
-    body += "".join(_sample(record, scale) for record in records[:SAMPLES_SHOWN])
-    if len(records) > SAMPLES_SHOWN:
-        body += f'<p class="about">{len(records) - SAMPLES_SHOWN} more samples in the dump</p>'
-    return f"<details{' open' if is_open else ''}>{head}{body}</details>"
+    tokens, more = _tokens(first, 0, _prompt_length(first), scale)
+    return GroupView(
+        dots=[_dot(record) for record in records],
+        prompt=one_line(str(first.get("prompt", "")), 90),
+        about=" · ".join(about),
+        tokens=tokens,
+        more=more,
+        samples=[_sample(record, scale) for record in records[:SAMPLES_SHOWN]],
+        hidden=max(0, len(records) - SAMPLES_SHOWN),
+        is_open=is_open,
+    )
 
 
-def _sample(record: Record, scale: float) -> str:
+def _sample(record: Record, scale: float) -> SampleView:
     facts = [f"#{record.get('sample', '?')}", f"reward {_figure(_reward(record))}"]
     advantages = _advantages(record)
     if advantages and min(advantages) == max(advantages):
@@ -79,22 +133,19 @@ def _sample(record: Record, scale: float) -> str:
     ]
     reward = record.get("reward") or {}
     facts += [f"{name} {_figure(value)}" for name, value in (reward.get("parts") or {}).items()]
-    error = f'<p class="error">{escape(reward["error"])}</p>' if reward.get("error") else ""
-    tokens = _tokens(record, _prompt_length(record), len(_stream(record, "tokens")), scale)
-    return (
-        f'<p class="about">{_dot(record)} {escape(" · ".join(facts))}</p>{error}<div'
-        f' class="tokens">{tokens}</div>'
-    )
+    tokens, more = _tokens(record, _prompt_length(record), len(_stream(record, "tokens")), scale)
+    return SampleView(_dot(record), " · ".join(facts), str(reward.get("error") or ""), tokens, more)
 
 
-def _tokens(record: Record, start: int, stop: int, scale: float) -> str:
+def _tokens(record: Record, start: int, stop: int, scale: float) -> tuple[list[Token], int]:
+    """Tokens `start` to `stop`, at most TOKENS_SHOWN, and the number of those left out."""
     ids, mask, logp, version = (
         _stream(record, name) for name in ("tokens", "mask", "logp", "version")
     )
     pieces = record.get("pieces")
     advantages, kept = _advantages(record), _kept(record)
     last = min(stop, start + TOKENS_SHOWN)
-    spans = []
+    tokens = []
     for t in range(start, last):
         text = _piece(pieces[t] if isinstance(pieces, list) and t < len(pieces) else None, ids[t])
         if mask[t]:
@@ -105,37 +156,21 @@ def _tokens(record: Record, start: int, stop: int, scale: float) -> str:
                 if advantages
                 else None
             )
-            spans.append(
-                _sampled(text, ids[t], logp[t], version[t], advantage, scale, kept.get(t, ""))
-            )
+            surprise, probability = _probability(logp[t])
+            style = f"{_shade(advantage, scale)} p{surprise}"
+            tip = f"id {ids[t]} · {probability} · version {version[t]}"
+            tip += f" · advantage {_figure(advantage)}{kept.get(t, '')}"
         else:
-            spans.append(
-                f'<span class="grey" data-t="id {escape(ids[t])} · not sampled">{text}</span>'
-            )
-    more = f'<span class="grey"> … {stop - last} more tokens</span>' if stop > last else ""
-    return "".join(spans) + more
+            style, tip = "grey", f"id {ids[t]} · not sampled"
+        tokens.append(Token(style, tip, text.split("\n")))
+    return tokens, stop - last
 
 
-def _sampled(
-    text: str,
-    token: object,
-    logp: float | None,
-    version: object,
-    advantage: float | None,
-    scale: float,
-    kept: str,
-) -> str:
+def _probability(logp: object) -> tuple[int, str]:
+    """Level of surprise, and the log-prob in words."""
     if isinstance(logp, float | int):
-        surprise, probability = (
-            _surprise(logp),
-            f"log-prob {logp:.4f} (p {math.exp(min(logp, 0.0)):.3g})",
-        )
-    else:
-        surprise, probability = 4, "log-prob not finite"
-    tip = f"id {token} · {probability} · version {version} · advantage {_figure(advantage)}{kept}"
-    return (
-        f'<span class="{_shade(advantage, scale)} p{surprise}" data-t="{escape(tip)}">{text}</span>'
-    )
+        return _surprise(logp), f"log-prob {logp:.4f} (p {math.exp(min(logp, 0.0)):.3g})"
+    return 4, "log-prob not finite"
 
 
 def _kept(record: Record) -> dict[int, str]:
@@ -167,20 +202,16 @@ def _shade(advantage: float | None, scale: float) -> str:
 
 
 def _piece(text: object, token: object) -> str:
+    """Text of a token. A token without text shows its id."""
     if text is None:
-        return f"{escape(token)} "
-    if text == "":
-        return f"⟨{escape(token)}⟩"
-    return escape(text).replace("\n", '<span class="nl">⏎</span>\n')
+        return f"{token} "
+    return f"⟨{token}⟩" if text == "" else str(text)
 
 
-def _dot(record: Record) -> str:
+def _dot(record: Record) -> Dot:
     reward = record.get("reward")
     solved = reward.get("solved") if isinstance(reward, Mapping) else None
-    found = mark(_reward(record), solved if isinstance(solved, bool) else None)
-    return (
-        f'<span class="dot-{found}" title="reward {_figure(_reward(record))}">{DOTS[found]}</span>'
-    )
+    return dot(_reward(record), solved if isinstance(solved, bool) else None)
 
 
 def _figure(value: object) -> str:

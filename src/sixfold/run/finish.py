@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..evaluation.record import record, samples, shown, summary_entries
+from ..evaluation.record import (
+    compare,
+    difference_entry,
+    final_rows,
+    record,
+    samples,
+    summary_entries,
+)
 from ..report.html import write_report
+from ..report.numbers import clock
 from ..report.samples import write_samples
 from .durable import write_json_atomic
 from .ending import Ending
@@ -53,22 +61,25 @@ def finish(work: Run, ending: Ending | None, version: int) -> None:
         summary |= summary_entries("heldout_after", after) | {
             "heldout_after_checkpoint": f"checkpoints/step-{work.state.step:06d}"
         }
-        rows.append((f"held-out ({summary['heldout_metric']})", shown(before), shown(after)))
+        test = compare(before, after)
+        summary |= {"heldout_difference": difference_entry(test)} if test else {}
+        rows = final_rows(before, after, test)
         low, high = after["interval"]
         for alarm in work.learning.look(
             {"heldout/accuracy": after["accuracy"], "heldout/low": low, "heldout/high": high}
         ):
             work.notes.add(work.state.step, alarm, warning=True)
+    seconds = time.perf_counter() - work.started
     summary |= {
         "tokens_sampled": work.state.tokens_total,
-        "seconds": round(time.perf_counter() - work.started, 1),
+        "seconds": round(seconds, 1),
         "versions": _versions(),
     }
     write_samples(work.run.samples, samples(before), samples(after))
     write_json_atomic(work.run.summary, summary)
     report = write_report(work.run.path)
     if rows:
-        work.progress.before_after([*rows, ("seconds", "", f"{summary['seconds']}")])
+        work.progress.before_after([*rows, ("time", "", clock(seconds))])
         work.progress.samples(samples(before), samples(after))
     if ending:
         work.progress.note(f"the run has ended: {ending.text}")

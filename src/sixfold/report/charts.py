@@ -1,0 +1,221 @@
+"""The report's charts: which metrics are drawn together, and under which title."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from ..types import LOG_RATIO_EDGES
+from .numbers import percent
+from .run_record import RunRecord, series
+from .schema import ROLES, role_seconds
+from .svg import Line, area_chart, histogram, line_chart
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its title and the lines of its legend."""
+
+    title: str
+    chart: Markup
+    legend: Sequence[Line] = ()
+
+
+@dataclass(frozen=True)
+class RoleTime:
+    """Time of one role over the whole run, in words; `weight` is its share as a CSS number."""
+
+    name: str
+    colour: int
+    weight: str
+    share: str
+    total: str
+    per_step: str
+
+
+@dataclass(frozen=True)
+class TimeView:
+    """Where the time went: table, remark and chart."""
+
+    roles: Sequence[RoleTime]
+    remark: str
+    chart: Figure
+
+
+def learning_figures(run: RunRecord) -> list[Figure]:
+    """Held-out tasks with their intervals, the reward, held-out by source, parts of the reward.
+
+    A single part is not drawn: it is the reward, up to its weight.
+    """
+    if not run.metrics:
+        return []
+    trained = "dynamic/solved_frac" if run.series("dynamic/solved_frac") else "reward/solved_frac"
+    solved = [_line(run, trained, "training samples", 6, thin=True), _heldout_line(run)]
+    figures = [
+        _shares("Tasks solved, held-out with 95% intervals", solved),
+        _lines(
+            "Reward",
+            _line(run, "reward/mean", "mean", 6, thin=True),
+            _line(run, "reward/ema", "moving average"),
+        ),
+    ]
+    sources = [
+        Line(name, points, index % 9, dots=True)
+        for index, (name, points) in enumerate(run.sources().items())
+    ]
+    keys = sorted({key for record in run.metrics for key in record if _is_part(key)})
+    parts = [_line(run, key, key.removeprefix(_PART), i % 9) for i, key in enumerate(keys)]
+    figures += [_shares("Held-out tasks solved, by source", sources)] if sources else []
+    figures += [_lines("Parts of the reward", *parts)] if len(parts) > 1 else []
+    return figures
+
+
+def rollout_figures(run: RunRecord) -> list[Figure]:
+    """Completion length, samples that do not train, speed."""
+    if not run.metrics:
+        return []
+    return [
+        _lines(
+            "Completion length, tokens",
+            _line(run, "rollout/length_mean", "mean"),
+            _line(run, "rollout/length_max", "longest", 1, thin=True),
+        ),
+        _shares(
+            "Samples without a gradient, or cut",
+            [
+                _line(run, "group/degenerate_frac", "groups with equal rewards"),
+                _line(run, "rollout/truncated_frac", "length limit reached", 1),
+                _line(run, "reward/error_frac", "check failed", 3),
+            ],
+            limits=None,
+        ),
+        _lines(
+            "Tokens per second",
+            _line(run, "rollout/tok_s", "rollout"),
+            _line(run, "train/tok_s", "trainer", 1),
+        ),
+    ]
+
+
+def numerics_figures(run: RunRecord) -> list[Figure]:
+    """Mismatch of engine and trainer, policy ratio, KL, entropy, gradients and losses."""
+    if not run.metrics:
+        return []
+    mismatch = [
+        _line(run, "mismatch/max_abs_logp", "max"),
+        _line(run, "mismatch/mean_abs_logp", "mean", 1),
+    ]
+    clip = [
+        _line(run, "train/clipped_frac", "outside the clip range"),
+        _line(run, "train/clip_active_frac", "gradient removed", 1),
+    ]
+    figures = [
+        Figure(
+            "Engine against trainer, |Δ log-prob|, nats", line_chart(mismatch, log=True), mismatch
+        ),
+        Figure(
+            "Log-ratio of the last step, tokens", histogram(_last_histogram(run), LOG_RATIO_EDGES)
+        ),
+        _single("Mean importance ratio", run, "train/ratio_mean", 3),
+        _shares("Clipped tokens", clip, limits=None),
+        _single("KL to the reference, nats", run, "train/kl"),
+        _single("Entropy, nats", run, "train/entropy", 2),
+        _single("Gradient norm before clipping", run, "train/grad_norm", 3),
+        _lines(
+            "Loss",
+            _line(run, "train/loss", "loss"),
+            _line(run, "train/pg_loss", "policy gradient", 1),
+        ),
+        _single("Learning rate", run, "train/learning_rate", 6),
+    ]
+    if run.warm_up:
+        loss = Line("loss", series(run.warm_up, "train/loss"), 4)
+        figures.append(Figure("SFT warm-up, loss", line_chart([loss])))
+    return figures
+
+
+def time_view(run: RunRecord) -> TimeView | None:
+    """Time by role: shares over the whole run, and seconds per step. None if not recorded."""
+    per_step = [
+        (step, role_seconds(record)) for step, record in zip(run.steps, run.metrics, strict=True)
+    ]
+    every = (*ROLES, "other")
+    roles = [role for role in every if any(role in seconds for _, seconds in per_step)]
+    totals = {role: sum(seconds.get(role, 0.0) for _, seconds in per_step) for role in roles}
+    whole = sum(totals.values())
+    if not whole:
+        return None
+    colours = {role: index for index, role in enumerate(every)}
+    layers = [
+        Line(role, [(step, seconds.get(role, 0.0)) for step, seconds in per_step], colours[role])
+        for role in roles
+    ]
+    rows = [
+        RoleTime(
+            role,
+            colours[role],
+            f"{totals[role] / whole:.5f}",
+            percent(totals[role] / whole),
+            f"{totals[role]:.1f} s",
+            f"{totals[role] / len(per_step):.3f} s",
+        )
+        for role in roles
+    ]
+    chart = Figure("Seconds per step", area_chart(layers), layers)
+    return TimeView(rows, _rollout_remark(totals.get("rollout", 0.0) / whole), chart)
+
+
+_PART = "reward/part/"
+
+
+def _is_part(key: str) -> bool:
+    return key.startswith(_PART)
+
+
+def _line(run: RunRecord, key: str, label: str, colour: int = 0, thin: bool = False) -> Line:
+    return Line(label, run.series(key), colour, thin)
+
+
+def _lines(title: str, *lines: Line) -> Figure:
+    return Figure(title, line_chart(lines), lines)
+
+
+def _shares(
+    title: str, lines: Sequence[Line], limits: tuple[float, float] | None = (0.0, 1.0)
+) -> Figure:
+    return Figure(title, line_chart(lines, percent, limits=limits), lines)
+
+
+def _single(title: str, run: RunRecord, key: str, colour: int = 0) -> Figure:
+    """A figure of one curve, which needs no legend."""
+    return Figure(title, line_chart([_line(run, key, title.split(",")[0].lower(), colour)]))
+
+
+def _heldout_line(run: RunRecord) -> Line:
+    """Curve of all evaluations, including the first (step 0) and the last."""
+    found = run.evaluations()
+    band = [(step, e.low, e.high) for step, e in found if e.low is not None and e.high is not None]
+    return Line("held-out", [(step, e.value) for step, e in found], 2, dots=True, band=band)
+
+
+def _last_histogram(run: RunRecord) -> list[float]:
+    found = [
+        record["train/ratio_hist"]
+        for record in run.metrics
+        if isinstance(record.get("train/ratio_hist"), list)
+    ]
+    return (
+        [float(count) if isinstance(count, float | int) else 0.0 for count in found[-1]]
+        if found
+        else []
+    )
+
+
+def _rollout_remark(share: float) -> str:
+    verdict = "within" if 0.60 <= share <= 0.75 else "outside"
+    return (
+        f"The rollout takes {percent(share, 0)} of a step, {verdict} the 60% to 75% that are usual"
+        " for large models on GPUs."
+    )

@@ -1,0 +1,44 @@
+"""HTML pages from the jinja2 templates in `templates/`.
+
+Every value is escaped, and characters that hide or reorder text are spelled out (`visible`). The
+only exception is `Markup`, which only the drawing code in `svg.py` makes. A value that a template
+names and nobody gives is an error.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from .numbers import number, percent
+from .untrusted import visible
+
+
+def render_page(template: str, **values: object) -> str:
+    """The text of a template in `templates/` with `values` filled in.
+
+    Raises:
+        jinja2.UndefinedError: if the template uses a value that is not given.
+    """
+    return environment().get_template(template).render(**values)
+
+
+@cache
+def environment() -> Environment:
+    """The environment of all templates."""
+    pages = Environment(
+        loader=PackageLoader("sixfold.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_spelled_out,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters |= {"number": number, "percent": percent}
+    return pages
+
+
+def _spelled_out(value: object) -> str:
+    return value if isinstance(value, Markup) else visible(str(value))

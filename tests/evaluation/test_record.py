@@ -1,0 +1,56 @@
+"""The stored form of evaluations: before and after are compared task by task."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sixfold.evaluation.evaluate import Evaluation
+from sixfold.evaluation.record import compare, difference_entry, final_rows, record
+from sixfold.evaluation.statistics import paired_test
+from sixfold.types import Group, Reward, Task, Trajectory
+
+
+def found(solved: list[bool], source: str = "") -> dict[str, Any]:
+    """Record of one sample per task, as read back from a checkpoint."""
+    groups = [
+        Group(
+            Task(str(i), "", source=source or f"half {i % 2}"),
+            [
+                Trajectory(
+                    str(i), 0, [1, 2], 1, [False, True], [0.0, -1.0], [-1, 0], "stop", "",
+                    reward=Reward(float(right), solved=right, score=float(right)),
+                )
+            ],
+        )
+        for i, right in enumerate(solved)
+    ]  # fmt: skip
+    return json.loads(json.dumps(record(Evaluation(groups))))
+
+
+BEFORE, AFTER = [False] * 20 + [True] * 20, [False] * 2 + [True] * 37 + [False]
+
+
+def test_the_difference_is_paired_and_after_minus_before() -> None:
+    test = compare(found(BEFORE, "a"), found(AFTER, "a"))
+    assert test == paired_test([float(s) for s in AFTER], [float(s) for s in BEFORE])
+    entry = json.loads(json.dumps(difference_entry(test)))
+    assert (entry["mean"], entry["better"], entry["worse"]) == (17 / 40, 18, 1)
+    low, high = entry["interval"]
+    assert low < 17 / 40 < high and entry["p_value"] == 2 * (1 + 19) / 2**19
+
+
+def test_records_without_values_or_of_other_tasks_are_not_compared() -> None:
+    old = {key: value for key, value in found(BEFORE, "a").items() if key != "values"}
+    assert compare(old, found(AFTER, "a")) is None
+    assert compare(found(AFTER[:-1], "a"), found(AFTER, "a")) is None
+
+
+def test_the_table_on_the_screen_has_the_figures() -> None:
+    before, after = found(BEFORE), found(AFTER)
+    rows = {name: (old, new) for name, old, new in final_rows(before, after, None)}
+    assert rows["held-out solved"] == ("50.0%", "92.5%")
+    assert rows["95% interval"] == ("35.2% to 64.8%", "80.1% to 97.4%")
+    assert rows["  half 0"] == ("50.0%", "95.0%") and "difference" not in rows
+    rows = {row[0]: row[2] for row in final_rows(before, after, compare(before, after))}
+    assert rows["difference"].startswith("+42.5 points (+") and "p = 7.6e-05" in rows["difference"]
