@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from sixfold.evaluation.statistics import paired_test
-from sixfold.report.svg import HEIGHT, WIDTH, Line, line_chart, percent
+from sixfold.report.numbers import percent
+from sixfold.report.svg import HEIGHT, WIDTH, Line, line_chart
 
 LABELS = {"sixfold": "Sixfold", "trl": "TRL"}
 Curve = Sequence[tuple[int, float]]
@@ -130,7 +131,7 @@ def chart(found: Mapping[str, Any]) -> str:
             for column in zip(*curves, strict=True)
         ]
         lines.append(Line(f"{label}, mean", mean, colour, dots=True))
-    return standalone(line_chart(lines, percent, limits=(0.0, 1.0)))
+    return standalone(str(line_chart(lines, percent, limits=(0.0, 1.0))))
 
 
 def standalone(svg: str) -> str:

@@ -26,8 +26,9 @@ from typing import Any
 import scaled_gsm8k
 
 from sixfold.recipe.toml import load_recipe
-from sixfold.report.style import STYLE
-from sixfold.report.svg import Line, line_chart, percent
+from sixfold.report.numbers import percent
+from sixfold.report.page import render_page
+from sixfold.report.svg import Line, line_chart
 
 RECIPES = ("demo", "reasoning_gym", "gsm8k")
 CURVES = Path(__file__).parents[1] / "docs" / "curves"
@@ -143,9 +144,9 @@ def draw(files: Sequence[Path]) -> None:
             Line(f"seed {r['seed']}", r["curve"], colour=number, dots=True)
             for number, r in enumerate(results)
         ]
-        picture = line_chart(lines, percent, (0.0, 1.0))
+        picture = str(line_chart(lines, percent, (0.0, 1.0)))
         opened = picture.index(">")
-        style = f"<style>{STYLE}</style>"
+        style = f"<style>{render_page('style.css')}</style>"
         (CURVES / f"{recipe}.svg").write_text(
             f"{picture[:opened]}"
             f' xmlns="http://www.w3.org/2000/svg">{style}{picture[opened + 1 :]}\n'

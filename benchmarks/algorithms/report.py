@@ -19,7 +19,8 @@ from statistics import fmean
 from typing import Any
 
 from sixfold.evaluation.statistics import Interval, mean_interval
-from sixfold.report.svg import HEIGHT, WIDTH, Line, line_chart, number, percent
+from sixfold.report.numbers import number, percent
+from sixfold.report.svg import HEIGHT, WIDTH, Line, line_chart
 
 HERE = Path(__file__).parent
 SIX = ("reinforce", "ppo", "grpo", "rloo", "dapo", "dr_grpo")
@@ -350,7 +351,7 @@ def above(base: dict[int, Run]) -> Callable[[Run], list[tuple[float, float | Non
 
 def picture(title: str, lines: Sequence[Line], show: Callable[[float], str]) -> str:
     """A chart as a file of its own: with title, legend and style."""
-    chart = line_chart(lines, show).replace(
+    chart = str(line_chart(lines, show)).replace(
         "<svg ", f'<svg y="18" width="{WIDTH}" height="{HEIGHT}" ', 1
     )
     key = ""
