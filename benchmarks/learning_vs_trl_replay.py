@@ -44,7 +44,7 @@ def groups_of(
     groups = []
     for first in range(0, len(step["tasks"]), SAMPLES_PER_PROMPT):
         task = tasks[step["tasks"][first]]
-        prompt = world.codec.encode(task)
+        prompt = world.renderer.encode(task)
         trajectories = []
         for k in range(SAMPLES_PER_PROMPT):
             completion = step["completions"][first + k]

@@ -164,7 +164,7 @@ def main() -> None:
 
     groups = rollout.generate(TASKS, step_seed(recipe.run.seed, 1))
     print_tasks(groups)
-    print_trajectories(groups, world.codec.piece)
+    print_trajectories(groups, world.renderer.piece)
     world.environment.score(groups)
     print_rewards(groups)
     batch = collate(groups)

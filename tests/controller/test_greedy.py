@@ -114,20 +114,20 @@ def test_the_samples_are_those_of_a_rollout_without_a_baseline(policy: Policy) -
     """Tokens and log-probs of two calls on one engine, bit for bit; the greedy completion is that
     of an engine of its own.
     """
-    codec = Renderer(policy.tokenizer, policy.stop_token_ids)
+    renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
     tasks = [Task(f"t{i}", f"{i}+{i}=") for i in range(3)]
     sampled, best = SamplingParams(6), SamplingParams(6, temperature=0.0)
 
     def engine() -> Engine:
         return Engine(CausalLM(policy.model), kv_tokens=512, block_size=16, max_running=8)
 
-    plain = EngineRollout(engine(), codec, sampled, 4)
-    alone = EngineRollout(engine(), codec, best, 1)
+    plain = EngineRollout(engine(), renderer, sampled, 4)
+    alone = EngineRollout(engine(), renderer, best, 1)
     shared = engine()
     with Environment([lambda completion, task: 1.0]) as environment:
         rollout = GreedyBaseline(
-            EngineRollout(shared, codec, sampled, 4),
-            EngineRollout(shared, codec, best, 1),
+            EngineRollout(shared, renderer, sampled, 4),
+            EngineRollout(shared, renderer, best, 1),
             environment,
         )
         for seed in (0, 1):

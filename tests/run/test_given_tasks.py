@@ -30,7 +30,7 @@ def test_held_out_tasks_get_their_own_prompts_and_noise_whatever_their_ids(tmp_p
         recipe, reward=lambda completion, task: 0.0, tasks=given_tasks(train, heldout)
     )
     try:
-        world.codec.encode(world.tasks.train[0])
+        world.renderer.encode(world.tasks.train[0])
         groups = evaluate(world.evaluator(), world.environment, world.tasks.heldout, seed=0).groups
         assert (
             len({t.id for t in [*world.tasks.train, *world.tasks.heldout]}) == 6
@@ -38,7 +38,7 @@ def test_held_out_tasks_get_their_own_prompts_and_noise_whatever_their_ids(tmp_p
         for group, given in zip(groups, heldout, strict=True):
             (sampled,) = group.trajectories
             assert (
-                world.codec.shown(sampled.tokens[: sampled.prompt_length])
+                world.renderer.shown(sampled.tokens[: sampled.prompt_length])
                 == f"<|user|>{given.prompt}<|assistant|>"
             )
             assert group.task.answer == given.answer

@@ -48,7 +48,7 @@ class World:
         recipe: the whole run.
         policy: the trained model with its tokenizer.
         tasks: training and held-out tasks.
-        codec: encodes prompts and decodes tokens.
+        renderer: encodes prompts and decodes tokens.
         engine: engine that samples.
         environment: scores trajectories.
         scoring: settings for computing log-probs.
@@ -61,7 +61,7 @@ class World:
     recipe: Recipe
     policy: Policy
     tasks: TaskSet
-    codec: Renderer
+    renderer: Renderer
     engine: Engine | OutsideEngine
     environment: Environment
     scoring: Scoring
@@ -100,7 +100,7 @@ class World:
             raise TypeError("only the embedded engine gives up samples on the way")
         return EngineRollout(
             rollout.engine,
-            self.codec,
+            self.renderer,
             rollout.params,
             r.oversample,
             self.recipe.engine.release_kv,
@@ -131,9 +131,9 @@ class World:
     ) -> EngineRollout | OutsideRollout:
         if isinstance(self.engine, Engine):
             return EngineRollout(
-                self.engine, self.codec, params, samples, release_kv, self.policy.stop_strings
+                self.engine, self.renderer, params, samples, release_kv, self.policy.stop_strings
             )
-        return OutsideRollout(self.engine, self.codec, params, samples, self.policy.stop_strings)
+        return OutsideRollout(self.engine, self.renderer, params, samples, self.policy.stop_strings)
 
     def close(self) -> None:
         """Stop the worker processes of the environment and close the resources in `ending`."""
@@ -192,13 +192,15 @@ def build_world(
         environment.start()  # start early: its workers load while the model loads
         policy = load_policy(source, seed=recipe.run.seed, device=device)
         policy = policy.stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop, own_ends)
-        codec = Renderer(policy.tokenizer, policy.stop_token_ids)
-        environment.shown = codec.shown
-        longest = _fit_prompts(recipe, tasks, codec, policy.context) + recipe.rollout.max_new_tokens
+        renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
+        environment.shown = renderer.shown
+        longest = (
+            _fit_prompts(recipe, tasks, renderer, policy.context) + recipe.rollout.max_new_tokens
+        )
         autocast = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
         scoring = Scoring(recipe.rollout.temperature, recipe.trainer.logprob_chunk, autocast)
         tasks.notes += policy.notes
-        tasks.notes += rendering(codec, tasks.train, policy.stop_token_ids, policy.stop_strings)
+        tasks.notes += rendering(renderer, tasks.train, policy.stop_token_ids, policy.stop_strings)
         ending = on_failure.enter_context(ExitStack())
         engine, sync = _engine_and_sync(recipe, policy, longest, autocast, ending, tasks.notes)
         if (
@@ -213,7 +215,7 @@ def build_world(
             )
         on_failure.pop_all()
     return World(
-        recipe, policy, tasks, codec, engine, environment, scoring, sync, device, longest, ending
+        recipe, policy, tasks, renderer, engine, environment, scoring, sync, device, longest, ending
     )
 
 
@@ -328,7 +330,7 @@ def _speculation(
     return None, None
 
 
-def _fit_prompts(recipe: Recipe, tasks: TaskSet, codec: Renderer, context: int) -> int:
+def _fit_prompts(recipe: Recipe, tasks: TaskSet, renderer: Renderer, context: int) -> int:
     """Drop or refuse prompts that are too long.
 
     Returns:
@@ -343,7 +345,7 @@ def _fit_prompts(recipe: Recipe, tasks: TaskSet, codec: Renderer, context: int) 
     limit = min(room, recipe.data.max_prompt_tokens or room)
     longest = 0
     for name in ("train", "heldout"):
-        fitting = fitting_tasks(codec, getattr(tasks, name), limit, recipe.data.overlong)
+        fitting = fitting_tasks(renderer, getattr(tasks, name), limit, recipe.data.overlong)
         getattr(tasks, name)[:] = fitting.tasks
         longest = max(longest, fitting.longest)
         if fitting.dropped:
@@ -351,9 +353,9 @@ def _fit_prompts(recipe: Recipe, tasks: TaskSet, codec: Renderer, context: int) 
                 f"{name}: {fitting.dropped} tasks dropped, their prompts are over {limit} tokens"
             )
     tasks.notes += few_tasks_notes(tasks, recipe.rollout.prompts_per_step)
-    if codec.escaped:
+    if renderer.escaped:
         tasks.notes.append(
-            f"{codec.escaped} prompts spell special tokens of the tokenizer; they are encoded as"
+            f"{renderer.escaped} prompts spell special tokens of the tokenizer; they are encoded as"
             " plain text"
         )
     return longest

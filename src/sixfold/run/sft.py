@@ -192,5 +192,8 @@ class SftStage:
 
     def _batch(self, tasks: list[Task]) -> Batch:
         return sft_batch(
-            [example(t, self.world.codec.encode(t), self.world.codec.solution(t)) for t in tasks]
+            [
+                example(t, self.world.renderer.encode(t), self.world.renderer.solution(t))
+                for t in tasks
+            ]
         )

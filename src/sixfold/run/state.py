@@ -102,7 +102,7 @@ def signature(world: World, rewards: Sequence[str | Callable[..., Any]]) -> dict
     return {
         "settings": settings_of(world.recipe),
         "tasks": {
-            name: tasks_fingerprint(tasks, world.codec.encode) for name, tasks in splits.items()
+            name: tasks_fingerprint(tasks, world.renderer.encode) for name, tasks in splits.items()
         },
         "rewards": rewards_fingerprint(rewards),
         "solved": world.environment.solved_rule.text,

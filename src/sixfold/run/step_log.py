@@ -80,7 +80,7 @@ class StepLog:
                 work.run.rollout_file(step),
                 groups,
                 _advantages(groups, batch),
-                work.world.codec.piece,
+                work.world.renderer.piece,
             )
         self._seconds = time.perf_counter() - began
         self._last.mark(replace(work.state_now(), unlogged=unfinished(metrics)))

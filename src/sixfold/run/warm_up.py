@@ -176,4 +176,4 @@ def made_up(world: World) -> MakeAnswer:
     The answer ends with the token that ends a turn.
     """
     end = list(world.policy.stop_token_ids[:1])
-    return made_up_answers(world.codec.encode, lambda text: world.codec.plain(text) + end)
+    return made_up_answers(world.renderer.encode, lambda text: world.renderer.plain(text) + end)
