@@ -18,10 +18,11 @@ from sixfold.recipe.memory_text import memory_of
 from sixfold.recipe.plan import make_plan
 from sixfold.recipe.schema import ModelConfig
 from sixfold.recipe.toml import parse_recipe
-from sixfold.run.assemble import make_engine
+from sixfold.run.assemble import build_world, make_engine
 from sixfold.run.model_source import with_model_folders
+from sixfold.run.policy_evaluation import evaluate_policy
 from sixfold.run.start import train_run
-from sixfold.types import EngineStats, SamplingParams
+from sixfold.types import EngineStats, Group, SamplingParams
 
 from .processes import metrics, tiny_recipe
 
@@ -191,6 +192,33 @@ def test_a_run_with_an_int8_cache_measures_its_drift(
     for m in steps:
         assert 1e-5 < m["mismatch/max_abs_logp"] < 1 and math.isfinite(m["mismatch/kl_k3"])
         assert "correction/ess_frac" in m
+
+
+def test_evaluations_use_an_exact_cache_even_with_kv_dtype_int8(tmp_path: Path) -> None:
+    """They measure the policy. Training samples go through the int8 cache before and after."""
+
+    def logps(groups: list[Group]) -> list[list[float]]:
+        return [t.logp for g in groups for t in g.trajectories]
+
+    found, sampled = {}, {}
+    for kv_dtype in ("auto", "int8"):
+        flags = tiny_recipe(
+            tmp_path, engine__kv_dtype=kv_dtype, algorithm__correction="truncated", data__heldout=4
+        )
+        world = build_world(parse_recipe('run.name = "x"', "x", flags))
+        try:
+            heldout = world.tasks.heldout
+            before = logps(world.rollout().generate(heldout, seed=0))
+            found[kv_dtype] = [
+                logps(evaluate_policy(world, heldout, 0, probe=probe).groups)
+                for probe in (False, True)
+            ]
+            sampled[kv_dtype] = logps(world.rollout().generate(heldout, seed=0))
+            assert sampled[kv_dtype] == before
+        finally:
+            world.close()
+    assert found["int8"] == found["auto"]
+    assert sampled["int8"] != sampled["auto"]
 
 
 def test_an_int8_cache_excuses_no_other_difference(

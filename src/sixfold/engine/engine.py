@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
@@ -23,7 +24,7 @@ from .constraints import Constraints
 from .kv_cache import KVCache
 from .look_ahead import give_back
 from .model_runner import ModelRunner, fill, on_device
-from .offload import HostBlocks
+from .offload import HostBlocks, HostPools
 from .prefix_cache import make_prefix_cache
 from .quantised_cache import Int8KVCache
 from .sampler import likeliest, sample
@@ -348,6 +349,30 @@ class Engine:
         self.runner.release_memory()
         if self.speculator is not None:
             self.speculator.proposer.release_memory()
+
+    @contextmanager
+    def exact_cache(self) -> Iterator[None]:
+        """Use a KV cache in the dtype of the forward pass in this block, even with kv_dtype int8.
+
+        Both caches are freed at each change, so only one takes memory at a time.
+
+        Raises:
+            RuntimeError: if sequences are in flight at the start.
+        """
+        runner = self.runner
+        if runner.cache.exact:
+            yield
+            return
+        self.release_memory()
+        kept = runner.cache, runner.host
+        runner.cache = KVCache(runner.cache.blocks, runner.cache.block_size)
+        runner.host = HostPools(runner.cache)
+        try:
+            yield
+        finally:
+            if not self.busy:  # an error may leave sequences in flight
+                self.release_memory()
+            runner.cache, runner.host = kept
 
     def _forget_weights(self) -> None:
         self.prefixes.clear()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
+from ..engine.engine import Engine
 from ..evaluation.evaluate import Evaluation
 from ..types import Task
 from .assemble import World
@@ -16,7 +18,7 @@ def evaluate_policy(
 
     The sampler may hold older (`sync.every` > 1) or quantised (`sync.kind` int8, fp8) weights. It
     gets the policy's weights for the evaluation, and its own afterwards. So training samples do not
-    depend on whether there was an evaluation.
+    depend on whether there was an evaluation. An int8 KV cache gives way to an exact one.
 
     Args:
         world: the run.
@@ -27,7 +29,9 @@ def evaluate_policy(
     Raises:
         RuntimeError: if the tokens are not stamped with `version`.
     """
-    with world.sync.policy_weights(version):
+    engine = world.engine
+    exact = engine.exact_cache() if isinstance(engine, Engine) else nullcontext()
+    with world.sync.policy_weights(version), exact:
         rollout, seed = (world.prober(), 0) if probe else (world.evaluator(), world.recipe.run.seed)
         groups = rollout.generate(tasks, seed)
     found = Evaluation(groups)

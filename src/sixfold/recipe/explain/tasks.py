@@ -88,7 +88,7 @@ def eval_facts(plan: Plan) -> list[Fact]:
             "evaluation",
             f"{everything}{some} x {samples}, {how}; {plan.evaluations} times: {when}",
             "it samples from the policy's own weights"
-            + (", through the int8 KV cache" if plan.recipe.engine.kv_dtype == "int8" else ""),
+            + (", with an exact KV cache" if plan.recipe.engine.kv_dtype == "int8" else ""),
         ),
         Fact(
             "solved",
