@@ -15,7 +15,7 @@ from .critic import Critic
 
 
 class ValueObjective(Protocol):
-    """What an algorithm with a critic must provide."""
+    """Methods that an algorithm with a critic must have."""
 
     def value_batch(self, batch: Batch) -> Batch:
         """The step's batch with the weights of the critic's loss.

@@ -1,6 +1,6 @@
-"""The stored form of an evaluation.
+"""Stored form of an evaluation.
 
-It gives figures for summary.json, samples for the report, and a line for the screen.
+From it come the figures of summary.json, the samples of the report, and a line for the screen.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def record(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def upgraded(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A record in the form of `record`, from one in a checkpoint of an earlier release.
+    """Convert a record from an earlier release's checkpoint to the form of `record`.
 
     The earlier form holds [mean, low, high] and samples.
     """

@@ -1,7 +1,7 @@
 """Statistics of evaluations: pass@k, 95 % intervals, and tests of one checkpoint against another.
 
-Standard library only. The unit of evidence is the task. Samples of one task are correlated, so they
-are first averaged to one value per task (`task_means`); intervals and tests run over tasks.
+Standard library only. Intervals and tests are over tasks: samples of one task are correlated, so
+they are first averaged to one value per task (`task_means`).
 
 No interval has width 0 and no p-value is 0: agreement of a few tasks is weak evidence.
 """

@@ -1,5 +1,5 @@
 """Child processes that answer requests over a private pipe.
 
-`child.py` is the parent's side, `program.py` the child's. Three things use them: the processes that
-check answers, the reference in a process, and vLLM.
+`child.py` is the parent's side, `program.py` the child's. The checker processes, the reference
+worker and vLLM use them.
 """

@@ -3,16 +3,16 @@
 Contract, for every program that `Child` starts:
 
 - It is started by exec, never by fork: this is safe beside torch's threads, and copies no lock.
-- Requests and replies are bytes behind a header (`program.HEADER`). Replies carry numbers and come
-  in the order of the requests. A reply with another number, or bytes that are no message, count as
-  the death of the process: no answer reaches another request. A message of another process, such
-  as a forked copy of the program, is ignored.
-- Every wait can have a time limit. A note of the program starts the time again.
-- A death is noticed by the next read, which first delivers what was sent before.
+- Requests and replies are bytes after a header (`program.HEADER`). Replies carry numbers and come
+  in the order of the requests. A reply with an unexpected number or a malformed message counts as
+  the death of the process, so an answer can never reach the wrong request. A message from another
+  process, such as a forked copy of the program, is ignored.
+- Every wait can have a time limit. A note from the program restarts the time limit.
+- The next read detects a death. It first delivers the messages that were sent before.
 - The program has its own process group, so Ctrl-C at the terminal does not reach it: the run
   finishes its step, then closes it.
-- It ends with `close`, and with this process however that ends, whatever it does to signals. So
-  does every process that it has started.
+- The program and all processes that it has started end on `close`, or when this process ends for
+  any reason. Ignoring signals does not prevent it.
 """
 
 from __future__ import annotations
@@ -121,12 +121,12 @@ class Child:
         return self._asked - self._answered
 
     def send(self, body: bytes, timeout_s: float | None = None, answers: int = 1) -> None:
-        """Send a request. The death of the process is noticed by the next read, not here.
+        """Send a request. If the process has died, the next read reports it, not this call.
 
         Args:
             body: the request.
-            timeout_s: longest time in which the process reads nothing. None: no limit.
-            answers: number of answers that the program gives to it.
+            timeout_s: maximum seconds in which the process reads nothing. None: no limit.
+            answers: number of answers that the program gives to the request.
 
         Raises:
             ChildSilent: if the process stops reading.
@@ -146,10 +146,10 @@ class Child:
         """Wait for all answers that are owed, and return the last one.
 
         Args:
-            timeout_s: longest time without a message. None: no limit.
+            timeout_s: maximum seconds without a message. None: no limit.
 
         Raises:
-            ChildEnded: if the process has ended, or sent something that is no reply.
+            ChildEnded: if the process has ended, or sent something that is not a reply.
             ChildSilent: if no message has come for `timeout_s`.
             RequestFailed: if the program raised an exception.
         """
@@ -180,7 +180,7 @@ class Child:
         return last_lines(self._output.read().decode(errors="replace"))
 
     def close(self, grace_s: float = program.GRACE_S) -> None:
-        """End the program and all that it has started: close its pipe, then end it by force.
+        """End the program and all processes that it has started: close its pipe, then kill them.
 
         Args:
             grace_s: time to end by itself. More than `program.GRACE_S` has no effect.
@@ -213,7 +213,7 @@ class Child:
         self._unread += data
 
     def _next(self) -> Message | None:
-        """Take the next message out of what was read. None if it is not complete."""
+        """Remove the next message from the buffer. None if it is not complete."""
         while len(self._unread) >= HEADER.size:
             mark, kind, pid, number, length = HEADER.unpack_from(self._unread)
             if mark != MARK or length > self._limit:

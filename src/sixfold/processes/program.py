@@ -35,8 +35,8 @@ GRACE_S = 1.0
 HEADER = struct.Struct("!4scIQQ")
 """Precedes every message: MARK, kind, pid, number of the answer, bytes of the body.
 
-`pid` is the sender's. A request has the number of its first answer, and how many it asks for in
-place of the pid.
+`pid` is the sender's. In a request, the number is that of its first answer, and the field `pid`
+holds the number of answers requested.
 """
 
 MARK = b"\x006f\n"  # text that a library prints to the pipe does not begin like this
@@ -171,8 +171,8 @@ def end_descendants(keep: Collection[int] = ()) -> None:
 def _supervise(child: int, requests: int, parent: int) -> NoReturn:
     """Wait until the program ends or must end, then end its process tree and exit as it did.
 
-    It must end on SIGTERM, or `GRACE_S` after the parent has closed its end of the pipe `requests`
-    or is gone. Whatever the program does to signals or timers has no effect here.
+    The program must end on SIGTERM, or `GRACE_S` after the parent has closed its end of the pipe
+    `requests` or has ended. Signal handlers and timers of the program have no effect here.
 
     Args:
         child: pid of the program.

@@ -23,12 +23,12 @@ class Scorer(Protocol):
 
 
 class Reference(Protocol):
-    """What the training loop needs. A reference is frozen: equal batches give equal log-probs."""
+    """Reference as the training loop uses it. It is frozen: equal batches give equal log-probs."""
 
     def start(self, groups: Sequence[Group]) -> None:
-        """Called when rollouts exist but rewards do not yet: scoring may begin in the background.
+        """Start scoring in the background if possible. Rewards are not known yet.
 
-        It does not change any value.
+        Calling it changes no result.
         """
         ...
 
@@ -42,7 +42,7 @@ class Reference(Protocol):
 
 
 class KeptReference(Reference, Protocol):
-    """What a run needs besides: the reference's weights, their checkpoints and their reset."""
+    """Reference of a run: adds access to the weights, their checkpoints and their reset."""
 
     @property
     def scorer(self) -> Callable[[PackedRow], Tensor] | None:

@@ -1,8 +1,8 @@
 """The program of a scoring process (`processes/program.py`).
 
-The first request is the model as JSON (see `Setup`); its answer is empty. After that an empty
-request says that the weights have changed; its answer is empty. Every other request is a batch, and
-its answer the log-probs, both as safetensors.
+The first request is the model as JSON (see `Setup`); its answer is empty. A later empty request
+reports that the weights have changed; its answer is empty too. Every other request is a batch, and
+its answer is the batch's log-probs, both as safetensors.
 """
 
 from __future__ import annotations

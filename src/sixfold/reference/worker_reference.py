@@ -5,7 +5,7 @@ Parts: `WorkerReference` sends requests and collects replies; `worker.py` is the
 needs only a message to read them again.
 
 Invariants: at most one batch is being scored, and `score` always returns the result for the batch
-that it was given. The process ends with the run, however that ends (`processes/child.py`).
+that it was given. The process ends when the run ends, for any reason (`processes/child.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WEIGHTS_CHANGED = b""
 
 
 class ReferenceFailed(RuntimeError):
-    """The scoring process failed or died. The message says how."""
+    """The scoring process failed or died. The message states the cause."""
 
 
 class WorkerReference(FrozenWeights):
@@ -136,7 +136,7 @@ class WorkerReference(FrozenWeights):
             self._collect()
 
     def _collect(self) -> bytes:
-        """Answer to the last request. Earlier answers only say that they are done."""
+        """Answer to the last request. Earlier answers are empty acknowledgements."""
         self._asked = None
         try:
             return self._child.receive()

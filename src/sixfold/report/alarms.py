@@ -1,7 +1,7 @@
-"""Alarms on the course of a run. Each is one line, repeated only after its condition has cleared.
+"""Alarms about the progress of a run. Each is one line, repeated only after it has cleared.
 
 They report slower steps, fewer tokens per second, slower checks, degenerate groups, and a sampler
-that is far from the trainer.
+whose log-probs differ from the trainer's.
 """
 
 from __future__ import annotations

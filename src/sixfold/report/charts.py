@@ -1,4 +1,4 @@
-"""The report's charts: which metrics are drawn together, and under which title."""
+"""The report's charts: the metrics and the title of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the report shows first: what ran, how it ended, the final figures, and the notes."""
+"""Top of the report: facts about the run, how it ended, the final figures, and the notes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class HeldOut:
     """Share of held-out tasks solved before and after training, in words.
 
     Attributes:
-        rule: what solved means. Empty if not recorded.
+        rule: rule by which a completion counts as solved. Empty if not recorded.
         before: share before RL.
         after: share after RL.
         note: intervals, weight versions and number of tasks.

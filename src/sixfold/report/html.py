@@ -1,8 +1,8 @@
 """`report.html`: one file that shows a run, without scripts, network access or external assets.
 
 The page is `templates/report.html`. Text from a model, a dataset, a recipe or an exception is
-escaped by the templates (`page.py`). The content security policy of the page blocks whatever might
-still get through.
+escaped by the templates (`page.py`). If an escape is missing, the page's content security policy
+still blocks scripts and network access.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Trajectories token by token: what `templates/trajectories.html` shows.
+"""Trajectories token by token, as `templates/trajectories.html` shows them.
 
-Colour is the advantage, the underline is the surprise. Tokens that the policy did not sample are
-grey.
+Colour shows the advantage, the underline shows the surprise. Tokens that the policy did not sample
+are grey.
 """
 
 from __future__ import annotations

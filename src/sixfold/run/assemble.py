@@ -156,8 +156,8 @@ def build_world(
         model_path: folder of the model. Empty: as the recipe says.
         reward: replaces the recipe's rewards.
         tasks: replace the recipe's tasks.
-        own_ends: what ends a completion for the model itself. Needed for a checkpoint, whose model
-            folder also contains the recipe's additions.
+        own_ends: tokens and strings that end a completion by the model's own configuration. Needed
+            for a checkpoint, because its model folder also contains those that the recipe added.
 
     Raises:
         UserError: for a missing device, model or dataset, or if prompts do not fit.

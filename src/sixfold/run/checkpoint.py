@@ -189,8 +189,8 @@ def prune(checkpoints: Path, keep: int) -> list[Path]:
 def set_aside_after(checkpoints: Path, last: Path | None) -> list[Path]:
     """Rename checkpoints newer than `last` to `damaged-NAME`, and return their new paths.
 
-    A run resumes from `last` because the newer ones are damaged. Their names are needed for new
-    checkpoints. They are not deleted, because the user may still recover something from them.
+    A run resumes from `last` because the newer ones are damaged. The resumed run needs their names
+    for its own checkpoints. They are not deleted: the user may still recover data from them.
 
     Args:
         checkpoints: directory of the run's checkpoints.

@@ -19,8 +19,8 @@ class Ending:
     """Reason why a run ended.
 
     Attributes:
-        reason: for programs; the name of the setting in [run].
-        text: for people.
+        reason: name of the setting in [run] that ended the run. For programs.
+        text: sentence for the user.
         step: last step done.
     """
 

@@ -70,7 +70,7 @@ def _limit(prompt: int, wanted: int | None, context: int) -> int:
     """Maximum completion length, in tokens.
 
     Raises:
-        UserError: if prompt and completion do not fit the context.
+        UserError: if prompt and completion are longer than the context.
     """
     room = context - prompt
     if room < 1:

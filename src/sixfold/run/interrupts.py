@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 class Interrupted(KeyboardInterrupt):
     """A signal arrived where the run can stop at once.
 
-    It is a KeyboardInterrupt, so no `except Exception` on the way treats it as a failure.
+    It is a KeyboardInterrupt, so no `except Exception` treats it as a failure.
     """
 
 

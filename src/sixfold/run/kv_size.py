@@ -33,7 +33,7 @@ def kv_tokens(
         recipe: the whole run.
         policy: on its device, together with the engine's own copy if the recipe has one.
         longest: longest sequence, in tokens.
-        notes: receives a message if less fits than is wanted.
+        notes: receives a message if fewer tokens fit than `engine.max_running` sequences need.
         draft: draft model, on the same device. Its KV cache has as many tokens.
 
     Raises:

@@ -46,7 +46,7 @@ class LastStep:
             self._good = self._state
 
     def save_after(self, error: BaseException) -> Path | None:
-        """Publish what is safe after a step has failed.
+        """Publish the newest state that is safe after a step has failed.
 
         Returns:
             None if nothing is more recent than the checkpoints on disk.
@@ -111,7 +111,7 @@ def last_ending(run: RunFolder) -> int | None:
 
 
 def where_it_stopped(run: RunFolder) -> str:
-    """Describe what a signal has left, and the command that resumes the run."""
+    """State how far a stopped run has come, and the command that resumes it."""
     newest = list_checkpoints(run.checkpoints)[-1:]
     if newest:
         stage, _, step = newest[0].name.partition("-")

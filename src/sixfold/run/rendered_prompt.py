@@ -1,7 +1,7 @@
-"""Show the first prompt with its special tokens, and what ends a completion.
+"""Show the first prompt with its special tokens, and the tokens and strings that end a completion.
 
-It is printed at the start of a run and by `sixfold explain --render`. A wrong chat template shows
-up here first.
+It is printed at the start of a run and by `sixfold explain --render`. It reveals a wrong chat
+template before training.
 """
 
 from __future__ import annotations

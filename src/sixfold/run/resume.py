@@ -1,4 +1,4 @@
-"""Resume a run: choose the checkpoint, check the settings, and delete what came after it."""
+"""Resume a run: choose the checkpoint, check the settings, and delete output after it."""
 
 from __future__ import annotations
 

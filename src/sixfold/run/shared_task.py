@@ -11,11 +11,11 @@ with a carry is worked out sometimes, and mostly guessed. Before its answer, eac
     21+34=    1+4=5;2+3+0=5;...#55
     27+58=    7+8=15;2+5+1=8;.....#85        or, 7 times in 10,        ..#97
 
-So the base model can work out any sum but does not know that it pays. RL has something to find, and
-the length of an answer is free.
+So the base model can work out any sum, but mostly guesses sums with a carry. RL can learn to work
+them out. The length of a completion does not affect its reward.
 
-Held-out sums are never trained on, not even with their terms swapped. All algorithms share every
-setting, including the learning rate, except those of their own method.
+Held-out sums are never trained on, not even with their terms swapped. All algorithms have the same
+settings, including the learning rate. Only the settings of their method differ.
 """
 
 from __future__ import annotations

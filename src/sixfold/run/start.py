@@ -159,7 +159,7 @@ class Run:
         self.notes = Notes(self.run.path, self.progress.note)
 
     def prepare(self, checkpoint: Checkpoint | None, made_with: Mapping[str, Any]) -> None:
-        """Load the checkpoint's state, delete what came after it, and record what will run."""
+        """Load the checkpoint's state, delete later output, and record the recipe and versions."""
         if checkpoint:
             self.state = RunState.of(checkpoint)
             self.alarms.load(self.state.alarms)

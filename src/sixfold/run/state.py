@@ -92,11 +92,11 @@ class RunState:
 
 
 def signature(world: World, rewards: Sequence[str | Callable[..., Any]]) -> dict[str, Any]:
-    """Fields of `RunState` that identify what a run is made with.
+    """Fields of `RunState` that identify the inputs of a run.
 
-    They are settings, tasks, rewards, the rule for solved, the tokenizer and the model's own ends.
-    If the task fingerprints are equal, a step number refers to the same tasks and an accuracy to
-    the same test.
+    They are settings, tasks, rewards, the rule for solved, the tokenizer, and the model's own end
+    tokens and strings. If the task fingerprints are equal, a step number refers to the same tasks
+    and an accuracy to the same test.
     """
     splits = {"training": world.tasks.train, "held-out": world.tasks.heldout}
     return {

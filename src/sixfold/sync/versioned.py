@@ -1,7 +1,7 @@
 """Weight sync to an engine in another process, under checkpoint names and with a version number.
 
 The engine's memory cannot be inspected: weights may be fused, repacked or on another machine. So
-the check compares outputs: after every sync, both sides score the same fixed sequence. The engine
+outputs are compared: after every sync, engine and trainer score the same fixed sequence. The engine
 stamps tokens with its version, which shows that the version arrived.
 """
 

@@ -16,11 +16,11 @@ from ..types import LOG_RATIO_EDGES
 QUANTISED_LIMIT = 0.1
 """Largest mean log-prob difference, in nats, between a quantised sampler and the policy at start.
 
-The mean is judged because single tokens can differ by nats while the mean is a thousandth.
+The limit applies to the mean: single tokens can differ by several nats while the mean is 0.001.
 """
 
 HIGH = 0.99
-"""Quantile reported as mismatch/p99_abs_logp."""
+"""Quantile of mismatch/p99_abs_logp."""
 
 
 def log_ratio_metrics(logp: Tensor, old_logp: Tensor) -> Metrics:

@@ -2,9 +2,8 @@
 
 In float32 on a CPU every token must agree, because the arithmetic is the same. Elsewhere single
 tokens may differ. Kernels round differently by batch size, and where probabilities are small a
-rounded logit moves a log-prob by tenths of a nat. Over thousands of tokens the worst one is 0.3 to
-1 nats off in bfloat16 although nothing is wrong. In that case the mean and the 99 % quantile are
-judged.
+rounded logit moves a log-prob by tenths of a nat. In bfloat16 the maximum over thousands of tokens
+is 0.3 to 1 nats although nothing is wrong. So only the mean and the 99th percentile are limited.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class ParityLimits:
 
     Attributes:
         mean: limit of the mean over all tokens.
-        high: limit of the 99 % quantile.
+        high: limit of the 99th percentile.
         worst: limit of the maximum.
     """
 
