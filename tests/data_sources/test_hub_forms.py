@@ -135,7 +135,7 @@ def test_answers_that_are_not_there_are_said(tmp_path: Path) -> None:
     )
     assert none.train[0].answer is None and none.train[0].columns == {"question": "q", "anwser": 1}
     assert none.notes == [
-        "split 'train' has no column 'answer' (data.answer_field): its tasks have no reference"
+        "split 'train' has no column 'answer' (data.answer_field), so its tasks have no reference"
         " answer. Did you mean 'anwser'?"
     ]
     some = load(

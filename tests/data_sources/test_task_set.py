@@ -94,8 +94,8 @@ def test_a_draw_is_of_the_whole_list_and_its_order_does_not_matter() -> None:
 def test_fewer_tasks_than_a_step_asks_for_are_said() -> None:
     assert few_tasks_notes(TaskSet(tasks("0", "1", "2"), []), 3) == []
     assert few_tasks_notes(TaskSet(tasks("0", "1", "2"), []), 4) == [
-        "rollout.prompts_per_step = 4, and there are 3 training tasks: every step trains on all of"
-        " them"
+        "rollout.prompts_per_step = 4, but there are only 3 training tasks: every step trains on"
+        " all of them"
     ]
     mixed = TaskSet(
         [Task(n, "?", source=n[0]) for n in ("a0", "a1", "b0", "b1", "b2")],

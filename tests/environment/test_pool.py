@@ -76,7 +76,7 @@ def test_a_child_forked_in_this_process_ends_in_the_reward() -> None:
 def test_a_stray_line_costs_only_its_own_check(line: str) -> None:
     found = outcomes("stray", ["", line, "", ""])
     assert [found[n].values for n in (0, 2, 3)] == [[1.0]] * 3
-    assert str(found[1].error).startswith("process sent something that is no reply")
+    assert str(found[1].error).startswith("process sent something that is not a reply")
 
 
 NESTED = "[" * 100_000

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from sixfold.evaluation.evaluate import Evaluation
-from sixfold.evaluation.record import compare, difference_entry, final_rows, record
+from sixfold.evaluation.record import compare, difference_entry, final_rows, record, solved_if
 from sixfold.evaluation.statistics import paired_test
 from sixfold.types import Group, Reward, Task, Trajectory
 
@@ -54,3 +54,8 @@ def test_the_table_on_the_screen_has_the_figures() -> None:
     assert rows["  half 0"] == ("50.0%", "95.0%") and "difference" not in rows
     rows = {row[0]: row[2] for row in final_rows(before, after, compare(before, after))}
     assert rows["difference"].startswith("+42.5 points (+") and "p = 7.6e-05" in rows["difference"]
+
+
+def test_the_rule_for_solved_names_the_reward_once() -> None:
+    assert solved_if("math >= 1").endswith(" if reward math >= 1")
+    assert solved_if("reward >= 2").endswith(" if reward >= 2")

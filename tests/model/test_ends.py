@@ -136,7 +136,7 @@ def test_a_model_without_an_end_token_is_said_to_be_one(folder: Path) -> None:
     lines = rendering(
         Renderer(policy.tokenizer), [Task("t", "q")], policy.stop_token_ids, policy.stop_strings
     )
-    assert "names no end token" in lines[-1] and "rollout.stop_tokens" in lines[-1]
+    assert "no end token" in lines[-1] and "rollout.stop_tokens" in lines[-1]
 
 
 def test_explain_renders_the_first_prompt(

@@ -131,9 +131,7 @@ def test_a_finished_run_names_the_setting_and_an_interrupted_one_the_call(
     )
     sixfold.train(recipe)
     sixfold.train(recipe, resume=True)
-    assert "to go on, resume with a larger settings['run.steps']" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    assert "resume with a larger settings['run.steps']" in " ".join(capsys.readouterr().err.split())
 
     def stopped(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)

@@ -123,16 +123,16 @@ def test_it_is_taken_over_frozen_and_not_copied(policy: Policy, tmp_path: Path) 
     [
         (
             {"alphabet": "abdc"},
-            r"2 tokens have other ids, as 'c', 8 in the policy's and 9 in the teacher's$",
+            r"2 tokens have other ids, for example 'c': 8 in the policy's, 9 in the teacher's$",
         ),
         (
             {"alphabet": "abce"},
             (
-                r"1 tokens of the policy's are unknown to it, as 'd'; 1 of its tokens are unknown"
-                r" to the policy$"
+                r"1 tokens of the policy are unknown to the teacher, for example 'd'; 1 tokens of"
+                r" the teacher are unknown to the policy$"
             ),
         ),
-        ({"alphabet": "abcde"}, r"policy's: 1 of its tokens are unknown to the policy$"),
+        ({"alphabet": "abcde"}, r"policy's: 1 tokens of the teacher are unknown to the policy$"),
         (
             {"context": 63},
             (
@@ -162,8 +162,7 @@ def test_a_vocabulary_padded_less_than_the_policys_is_refused(tmp_path: Path) ->
     with pytest.raises(
         UserError,
         match=(
-            r"it gives probabilities to 10 token ids, the policy to 16; a teacher needs at least as"
-            r" many$"
+            r"the teacher has 10 token ids, the policy 16\. Use a teacher with at least as many$"
         ),
     ):
         load_teacher(path, policy, longest=64)

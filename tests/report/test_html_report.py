@@ -220,7 +220,7 @@ def test_the_final_figures_come_first(run_folder: Path) -> None:
         "heldout_metric": "math >= 1",
         "heldout_tasks": 512,
         "heldout_difference": difference,
-        "ended": {"reason": "steps", "text": "all 40 steps are done", "step": 40},
+        "ended": {"reason": "steps", "text": "40 of 40 steps", "step": 40},
         "sft_steps": 8,
         "seconds": 372.0,
     }
@@ -238,7 +238,7 @@ def test_the_final_figures_come_first(run_folder: Path) -> None:
         "task arithmetic",
         "algorithm grpo",
         "started 2026-11-22 19:38",
-        "ended all 40 steps are done",
+        "ended 40 of 40 steps",
         "held-out tasks solved (math >= 1) 32.0% → 95.1%",
         "29.0% to 36.0% → 93.0% to 96.7%",
         "version 0 → version 39, 512 tasks",

@@ -56,7 +56,8 @@ def test_a_pipe_gets_one_plain_line_a_step(monkeypatch: pytest.MonkeyPatch) -> N
                 }
             )
     common = (
-        "reward 0.400  (this step 0.500)  tokens/s 12 346  mismatch 2.1e-06  rollout 75% other 25%"
+        "reward 0.400  (this step 0.500)  tokens/s 12 346  mismatch 2.1e-06"
+        "  time: rollout 75% other 25%"
     )
     assert stream.getvalue().splitlines() == [
         f"RL 1/3  {common}  0:20 left",

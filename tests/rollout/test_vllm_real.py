@@ -144,7 +144,7 @@ def test_experts_are_refused_where_vllm_loses_them(policy: Policy) -> None:
     )
     model.set_attn_implementation(NAME)
     process = start(replace(policy, model=model), PYTHON)
-    with pytest.raises(SyncError, match="scores the probe otherwise than the trainer"):
+    with pytest.raises(SyncError, match="engine and trainer score the probe differently"):
         VersionedSync(model, process, 1, LIMIT, 64).refresh()
     process.close()
 

@@ -437,7 +437,7 @@ def test_where_none_can_be_read_nothing_is_chosen_or_deleted(tmp_path: Path) -> 
     with pytest.raises(
         UserError,
         match=(
-            r"no checkpoint in .* can be read, and none was deleted; .*step-000002/state.json is"
+            r"no checkpoint in .* can be read: .*step-000002/state.json is"
             r" truncated"
         ),
     ):

@@ -187,8 +187,8 @@ def test_a_run_with_an_int8_cache_measures_its_drift(
 ) -> None:
     steps = train(tmp_path, engine__kv_dtype="int8", algorithm__correction="truncated")
     said = capsys.readouterr().err
-    assert "parity: engine and trainer differ by" in said
-    assert "int8 KV cache move log-probs by" in said
+    assert "parity of engine and trainer log-probs: mean difference" in said
+    assert "int8 KV cache change log-probs: mean difference" in said
     for m in steps:
         assert 1e-5 < m["mismatch/max_abs_logp"] < 1 and math.isfinite(m["mismatch/kl_k3"])
         assert "correction/ess_frac" in m
@@ -228,7 +228,7 @@ def test_an_int8_cache_excuses_no_other_difference(
     recipe = parse_recipe('run.name = "x"', "x", [*flags, "--run.steps=1"])
     exact = sixfold.run.parity_probe.exact_logp
     monkeypatch.setattr(sixfold.run.parity_probe, "exact_logp", lambda *a: exact(*a) + 2e-2)
-    with pytest.raises(UserError, match="engine and trainer disagree by"):
+    with pytest.raises(UserError, match=r"engine and trainer disagree .*run\.precision"):
         train_run(recipe)
     monkeypatch.setattr(sixfold.run.parity_probe, "exact_logp", exact)
     monkeypatch.setattr(sixfold.run.parity_probe, "QUANTISED_LIMIT", 1e-9)

@@ -260,7 +260,7 @@ def test_an_engine_that_begins_to_disagree_ends_the_run(
         with pytest.raises(
             RunFailed,
             match=(
-                r"engine and trainer disagree by .*limit 0\.05.*The last good state is step-000002"
+                r"engine and trainer disagree .*limit 0\.05.*The last good state is step-000002"
             ),
         ):
             train(tmp_path)

@@ -80,7 +80,7 @@ def test_a_run_says_how_far_its_sampler_is(
     run = train(tmp_path, form)
     said = capsys.readouterr().err
     assert f"of them are rounded to {form} precision" in said
-    assert f"{form} weights move log-probs by" in said
+    assert f"{form} weights change log-probs: mean difference" in said
     steps = metrics(run)
     assert len(steps) == 4
     for m in steps:
@@ -219,8 +219,8 @@ def test_weights_too_far_off_do_not_start(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(
         UserError,
         match=(
-            r"sync.kind = 'fp8': rounding moves log-probs by 0.00\d+ nats in the mean \(limit"
-            r" 1e-05\), too far"
+            r"sync.kind = 'fp8': rounding changes .*: mean difference 0.00\d+ nats \(limit"
+            r" 1e-05\)\. Use 'copy'"
         ),
     ):
         train_run(parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, "fp8")))
@@ -246,7 +246,7 @@ def test_the_parity_of_engine_and_trainer_is_asked_as_strictly_as_ever(
     train_run(recipe)
     score = sixfold.run.parity_probe.score_batch
     monkeypatch.setattr(sixfold.run.parity_probe, "score_batch", lambda *a: score(*a) + 2e-5)
-    with pytest.raises(UserError, match="engine and trainer disagree by"):
+    with pytest.raises(UserError, match=r"engine and trainer disagree .*run\.precision"):
         train_run(recipe, overwrite=True)
 
 

@@ -120,7 +120,7 @@ def test_a_worker_that_dies_ends_the_run_with_its_exit_code(tmp_path: Path) -> N
     os.kill(worker, signal.SIGKILL)
     process.join(60)
     assert process.exitcode == 1
-    assert "the reference's process was killed by SIGKILL" in (tmp_path / "errors").read_text()
+    assert "the reference process was killed by SIGKILL" in (tmp_path / "errors").read_text()
 
 
 def children(pid: int) -> list[int]:

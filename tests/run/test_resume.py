@@ -163,7 +163,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     said = (tmp_path / "errors").read_text()
     assert (
         process.exitcode == 0
-        and "passing over a damaged checkpoint" in said
+        and "skipping a damaged checkpoint" in said
         and f"resuming {run} from step-{STEPS - 2:06d}" in said
     )
     kept = run / "checkpoints" / f"damaged-step-{STEPS:06d}" / "model" / "model.safetensors"

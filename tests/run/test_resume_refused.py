@@ -92,7 +92,7 @@ def make_newer(checkpoint: Path) -> None:
     [
         (spoil_state, "state.json is truncated"),
         (make_newer, "upgrade sixfold"),
-        (shutil.rmtree, "put it back"),
+        (shutil.rmtree, "restore a checkpoint, or start over with --overwrite"),
     ],
 )
 def test_where_no_checkpoint_can_be_used_the_run_is_left_as_it_is(
@@ -165,7 +165,8 @@ def test_other_tasks_are_refused_with_what_differs(folder: Path, what: str) -> N
     change, said = CHANGES[what]
     write_inputs(folder, rows=[change(row) for row in ROWS])
     message = refusal(folder)
-    assert "trained on other tasks: of the training tasks" in message and said in message
+    assert "was trained on other training tasks: " in message and said in message
+    assert "Restore the dataset" in message
 
 
 def test_fewer_heldout_tasks_are_refused(folder: Path) -> None:
@@ -179,7 +180,7 @@ def test_heldout_tasks_alone_count_too(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in heldout))
     assert train(tmp_path, run__steps=1, data__heldout_split=path) == 0
     path.write_text("".join(json.dumps({**row, "answer": 0}) + "\n" for row in heldout))
-    assert "of the held-out tasks their answers" in refusal(tmp_path, data__heldout_split=path)
+    assert "other held-out tasks: their answers" in refusal(tmp_path, data__heldout_split=path)
 
 
 TEMPLATE = (
@@ -210,7 +211,7 @@ def test_a_template_with_todays_date_is_refused_on_another_day_unless_it_is_give
     assert (
         "the tokens of their prompts differ" in message
         and "model.template_args" in message
-        and "restore the dataset" not in message
+        and "Restore the dataset" not in message
     )
     assert "the tokens of their prompts differ" in refusal(
         tmp_path, **same, model__template_args="day=04"
@@ -249,7 +250,7 @@ def test_metrics_cut_before_the_checkpoint_are_said(
     metrics = folder / "r" / "metrics.jsonl"
     metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
     assert train(folder, resume=True, run__steps=3) == 0
-    assert "ends at step 1 and the checkpoint is of step 2" in capsys.readouterr().err
+    assert "ends at step 1, but the checkpoint is of step 2" in capsys.readouterr().err
 
 
 def test_metrics_that_are_gone_are_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def test_it_ends_at_the_reward_aimed_for(
         and ended["step"] == TARGET_AFTER
         and "run.target_reward = 0.5" in ended["text"]
     )
-    assert f"the run has ended: {ended['text']}" in capsys.readouterr().err
+    assert f"finished: {ended['text']}" in capsys.readouterr().err
 
 
 def test_one_lucky_step_does_not_end_a_run(tmp_path: Path) -> None:
@@ -87,7 +87,8 @@ def test_it_ends_when_the_time_is_up(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert train_run(recipe(tmp_path, **limited), resume=tmp_path / "r") == 0
     said = capsys.readouterr().err
     assert (
-        "this run has ended: run.max_minutes = 0.025 have passed" in said
+        "already finished: " in said
+        and "run.max_minutes = 0.025" in said
         and "a larger --run.max_minutes" in said
     )
     assert all(path.read_bytes() == content for path, content in before.items())

@@ -78,7 +78,7 @@ def test_a_sampler_that_keeps_its_old_weights_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "stale")
-    with pytest.raises(RuntimeError, match="scores the probe otherwise than the trainer"):
+    with pytest.raises(RuntimeError, match="engine and trainer score the probe differently"):
         run(tmp_path, "stale", 2, trainer__learning_rate=0.01)
 
 

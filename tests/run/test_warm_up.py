@@ -179,7 +179,7 @@ def test_sft_may_be_shortened_while_it_lasts_and_not_after(whole: Path, tmp_path
     assert len(sft_log(run)) == 10
 
 
-def test_few_tasks_are_looked_at_too(tmp_path: Path) -> None:
+def test_few_tasks_are_looked_at_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They used to get no probe set, so that SFT learned all of them by heart and left nothing to
     RL.
     """
@@ -188,3 +188,5 @@ def test_few_tasks_are_looked_at_too(tmp_path: Path) -> None:
     assert train_run(few, tasks=tasks, reward=lambda completion, task: 1.0) == 0
     log = sft_log(tmp_path / "r")
     assert len(log) == 10 and '"heldout/accuracy": 1.0' in log[-1]
+    said = " ".join(capsys.readouterr().err.split())
+    assert "SFT ended after 10 of 30 steps: 100%" in said and "sft.stop_at_accuracy" in said

@@ -117,7 +117,7 @@ def test_weights_that_are_not_finite_leave_the_engine_as_it_was(
     with torch.no_grad():
         trained.get_parameter(name).view(-1)[7] = bad
     with pytest.raises(
-        SyncError, match=rf"weight '{name}' is not finite .*: not handed to the engine"
+        SyncError, match=rf"weight '{name}' is not finite .*: it was not copied to the engine"
     ):
         sync.sync(1)
     assert same_bits(sampler(engine), before) and engine.version == 0

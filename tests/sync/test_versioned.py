@@ -147,7 +147,7 @@ def test_an_engine_that_did_not_load_is_found_out(trained: PreTrainedModel) -> N
     with pytest.raises(
         SyncError,
         match=(
-            r"scores the probe otherwise than the trainer, by 0\.\d+ nats in the mean \(limit"
+            r"score the probe differently: mean difference 0\.\d+ nats \(limit"
             r" 0.0001\)"
         ),
     ):

@@ -166,7 +166,8 @@ class Critic:
         """
         if not any(name.startswith(PREFIX) for name in tensors):
             raise UserError(
-                "the checkpoint holds no critic: it was made with an algorithm that has none"
+                "the checkpoint holds no critic: it was made with an algorithm that has none. Set"
+                " that algorithm again, or start a new run"
             )
         own = {
             name.removeprefix(PREFIX): tensor

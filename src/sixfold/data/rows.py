@@ -95,7 +95,7 @@ def _answer_notes(
     if all(lookup(row.fields, data.answer_field) is MISSING for row in rows):
         hint = nearest(data.answer_field, list(paths(rows[0].fields)))
         return [
-            f"split '{name}' has no column {data.answer_field!r} (data.answer_field): its tasks"
+            f"split '{name}' has no column {data.answer_field!r} (data.answer_field), so its tasks"
             f" have no reference answer.{hint}"
         ]
     return [
@@ -186,8 +186,7 @@ def _prompt(row: Row, data: DataConfig) -> str | tuple[Message, ...]:
     if data.system_prompt:
         if messages[0]["role"] == "system":
             raise UserError(
-                f"{row.where}: the row has a system message of its own: leave data.system_prompt"
-                " empty"
+                f"{row.where}: the row already has a system message: leave data.system_prompt empty"
             )
         messages.insert(0, Message(role="system", content=data.system_prompt))
     check_turns(row.where, messages)

@@ -99,8 +99,8 @@ def few_tasks_notes(tasks: TaskSet, per_step: int) -> list[str]:
         count = len(tasks.train)
         return (
             [
-                f"rollout.prompts_per_step = {per_step}, and there are {count} training tasks:"
-                " every step trains on all of them"
+                f"rollout.prompts_per_step = {per_step}, but there are only {count} training"
+                " tasks: every step trains on all of them"
             ]
             if count < per_step
             else []
@@ -112,7 +112,7 @@ def few_tasks_notes(tasks: TaskSet, per_step: int) -> list[str]:
         if count < share:
             notes.append(
                 f"data.sources: {name!r} has {count} training tasks and a share of {share:.1f}"
-                " prompts per step: steps are smaller than asked"
+                " prompts per step: steps have fewer prompts than rollout.prompts_per_step"
             )
     return notes
 
@@ -148,7 +148,8 @@ def _given_task(where: str, task: Task) -> Task:
         identity = str(task.id)
     if not identity.strip():
         raise UserError(
-            f"{where} has the id {task.id!r}: give every task a text of its own, e.g. id='{where}'"
+            f"{where} has the id {task.id!r}: give every task a unique text as id, e.g."
+            f" id='{where}'"
         )
     if isinstance(prompt, list | tuple):
         for message in prompt:
@@ -186,7 +187,7 @@ def _check_unique(tasks: Sequence[Task], which: str) -> None:
         if task.id in first:
             raise UserError(
                 f"duplicate id {task.id!r}: {which} tasks {first[task.id]} and {number} both have"
-                " it; give every task an id of its own"
+                " it; give every task a unique id"
             )
         first[task.id] = number
 

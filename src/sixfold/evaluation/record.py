@@ -137,6 +137,11 @@ def shown(found: Mapping[str, Any]) -> str:
     return text + (f", {found['errors']} checks failed" if found["errors"] else "")
 
 
+def solved_if(rule: str) -> str:
+    """The rule for solved as a sentence. rule: such as "math >= 1", or "reward >= 1" (the sum)."""
+    return f"a completion counts as solved if reward {rule.removeprefix('reward ')}"
+
+
 def samples(found: Mapping[str, Any]) -> list[Sample]:
     """The samples of a record."""
     return [Sample(**sample) for sample in found.get("samples", [])]

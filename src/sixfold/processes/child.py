@@ -217,7 +217,7 @@ class Child:
         while len(self._unread) >= HEADER.size:
             mark, kind, pid, number, length = HEADER.unpack_from(self._unread)
             if mark != MARK or length > self._limit:
-                raise ChildEnded("sent something that is no reply")
+                raise ChildEnded("sent something that is not a reply")
             end = HEADER.size + length
             if len(self._unread) < end:
                 return None

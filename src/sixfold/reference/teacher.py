@@ -40,8 +40,8 @@ def load_teacher(path: str, policy: Policy, longest: int) -> PreTrainedModel:
     # The policy can sample ids that pad its vocabulary, for which the teacher would have no row.
     if theirs < ours:
         raise UserError(
-            f"{where}: it gives probabilities to {theirs} token ids, the policy to {ours}; a"
-            " teacher needs at least as many"
+            f"{where}: the teacher has {theirs} token ids, the policy {ours}. Use a teacher with"
+            " at least as many"
         )
     if teacher.context < longest:
         raise UserError(
@@ -61,13 +61,14 @@ def _difference(teacher: PreTrainedTokenizerBase, policy: PreTrainedTokenizerBas
     if moved:
         i, token = moved[0]
         parts.append(
-            f"{len(moved)} tokens have other ids, as {token!r}, {i} in the policy's and"
+            f"{len(moved)} tokens have other ids, for example {token!r}: {i} in the policy's,"
             f" {theirs[token]} in the teacher's"
         )
     if missing:
         parts.append(
-            f"{len(missing)} tokens of the policy's are unknown to it, as {missing[0][1]!r}"
+            f"{len(missing)} tokens of the policy are unknown to the teacher, for example"
+            f" {missing[0][1]!r}"
         )
     if more:
-        parts.append(f"{more} of its tokens are unknown to the policy")
+        parts.append(f"{more} tokens of the teacher are unknown to the policy")
     return "; ".join(parts)

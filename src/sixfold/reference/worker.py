@@ -118,8 +118,8 @@ def _build(setup: Setup) -> PreTrainedModel:
     names = [name for name, _ in model.named_parameters()]
     if type(model).__name__ != setup.architecture or names != setup.parameters:
         raise ValueError(
-            f"{setup.architecture} cannot be built from its configuration alone:"
-            " reference.placement = 'inline' needs no second one"
+            f"{setup.architecture} cannot be built from its configuration: set reference.placement"
+            " = 'inline', which builds no second model"
         )
     model.set_attn_implementation(NAME)
     return model.requires_grad_(False).eval()

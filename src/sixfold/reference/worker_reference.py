@@ -141,11 +141,11 @@ class WorkerReference(FrozenWeights):
         try:
             return self._child.receive()
         except RequestFailed as error:
-            raise ReferenceFailed(f"the reference's process failed:\n{error}") from error
+            raise ReferenceFailed(f"the reference process failed:\n{error}") from error
         except ChildEnded as error:
             raise ReferenceFailed(
-                f"the reference's process {error}: go on with --resume, or without it by"
-                f" reference.placement = 'inline'. It wrote last:\n{self._child.last_words()}"
+                f"the reference process {error}. Continue with --resume, or set reference.placement"
+                f" = 'inline' to run without it. Its last output:\n{self._child.last_words()}"
             ) from error
 
 

@@ -190,7 +190,8 @@ class Progress:
         parts = [f"{self._stage} {self._latest.get('step', 0.0):.0f}/{self._total}"]
         parts += [f"{name} {text}" for name, text in self._figures()]
         shares = sorted(self._shares().items(), key=lambda item: -item[1])[:3]
-        parts.append(" ".join(f"{role} {percent(share, 0)}" for role, share in shares))
+        if shares:
+            parts.append("time: " + " ".join(f"{name} {percent(s, 0)}" for name, s in shares))
         parts.append(self._time_left())
         return visible("  ".join(part for part in parts if part))
 

@@ -181,7 +181,7 @@ MISMATCH = (
         "mismatch/p99_abs_logp",
         "nats",
         "difference that 99% of tokens do not exceed",
-        "99% quantile of |engine logp - trainer logp|",
+        "99th percentile of |engine logp - trainer logp|",
     ),
     Metric(
         "mismatch/mean_abs_logp",

@@ -97,7 +97,7 @@ class World:
         r = self.recipe.rollout
         rollout = self.rollout()
         if not isinstance(rollout, EngineRollout):
-            raise TypeError("only the embedded engine gives up samples on the way")
+            raise TypeError("only the embedded engine can abort single samples")
         return EngineRollout(
             rollout.engine,
             self.renderer,
@@ -210,8 +210,8 @@ def build_world(
             and cpu_kernels() is None
         ):
             tasks.notes.append(
-                "no C compiler, or SIXFOLD_KERNELS=torch: the engine runs on PyTorch's operations"
-                " alone, which is slower"
+                "the engine uses PyTorch operations only, which is slower: there is no C compiler,"
+                " or SIXFOLD_KERNELS=torch is set"
             )
         on_failure.pop_all()
     return World(
@@ -276,7 +276,7 @@ def make_engine(
     model = policy.model
     if config.cuda_graphs == "on" and model.device.type != "cuda":
         raise UserError(
-            f"engine.cuda_graphs = 'on' needs a GPU, and the model is on {model.device}; use auto"
+            f"engine.cuda_graphs = 'on' needs a GPU, but the model is on {model.device}: set 'auto'"
         )
     if recipe.sync.kind != "shared":
         model = copy.deepcopy(model).requires_grad_(False)
@@ -340,7 +340,7 @@ def _fit_prompts(recipe: Recipe, tasks: TaskSet, renderer: Renderer, context: in
     if room < 1:
         raise UserError(
             f"rollout.max_new_tokens = {recipe.rollout.max_new_tokens} leaves no room for a prompt"
-            f" in the model's context of {context} tokens"
+            f" in the model's context of {context} tokens: lower it"
         )
     limit = min(room, recipe.data.max_prompt_tokens or room)
     longest = 0
@@ -350,12 +350,13 @@ def _fit_prompts(recipe: Recipe, tasks: TaskSet, renderer: Renderer, context: in
         longest = max(longest, fitting.longest)
         if fitting.dropped:
             tasks.notes.append(
-                f"{name}: {fitting.dropped} tasks dropped, their prompts are over {limit} tokens"
+                f"{name}: {fitting.dropped} tasks dropped because their prompts are longer than"
+                f" {limit} tokens"
             )
     tasks.notes += few_tasks_notes(tasks, recipe.rollout.prompts_per_step)
     if renderer.escaped:
         tasks.notes.append(
-            f"{renderer.escaped} prompts spell special tokens of the tokenizer; they are encoded as"
+            f"{renderer.escaped} prompts contain the text of special tokens, which is encoded as"
             " plain text"
         )
     return longest

@@ -139,11 +139,11 @@ def load_newest(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
         except NewerFormat:
             raise
         except UserError as error:
-            warnings.append(f"passing over a damaged checkpoint: {error}")
+            warnings.append(f"skipping a damaged checkpoint: {error}")
     if warnings:
         raise UserError(
-            f"no checkpoint in {checkpoints} can be read, and none was deleted;"
-            f" {warnings[0].partition(': ')[2]}"
+            f"no checkpoint in {checkpoints} can be read: {warnings[0].partition(': ')[2]}. None"
+            " was deleted: restore one, or start over with --overwrite"
         )
     return None, []
 
@@ -242,7 +242,7 @@ def _require_space(final: Path, needed: int) -> None:
     if free < needed:
         raise UserError(
             f"checkpoint {final} needs {_size(needed)}, {_size(free)} free in {final.parent}: "
-            "free some space, keep fewer checkpoints (checkpoint.keep), or choose another run.dir"
+            "free some space, lower checkpoint.keep, or choose another run.dir"
         )
 
 

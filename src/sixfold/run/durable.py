@@ -18,7 +18,7 @@ from ..errors import UserError
 
 _FULL = "no space left: free some, or choose a folder on another disk (run.dir)"
 _FORBIDDEN = "not writable: choose another folder (run.dir) or change its permissions"
-_BUSY = "in use, as the folder of a mount is: choose another name (run.name)"
+_BUSY = "in use, for example as a mount point: choose another name (run.name)"
 _DISK_ERRORS = {
     EBUSY: _BUSY,
     ENOSPC: _FULL,

@@ -20,7 +20,7 @@ class Ending:
 
     Attributes:
         reason: name of the setting in [run] that ended the run. For programs.
-        text: sentence for the user.
+        text: progress and reason, shown after "finished: ".
         step: last step done.
     """
 
@@ -43,23 +43,23 @@ def why_ended(limits: RunConfig, step: int, ema: float | None, seconds: float) -
         seconds: wall time of the run.
     """
     if step >= limits.steps:
-        return Ending("steps", f"all {limits.steps} steps are done", step)
+        return Ending("steps", f"{limits.steps} of {limits.steps} steps", step)
     if (
         limits.target_reward > 0
         and ema is not None
         and step >= TARGET_AFTER
         and ema >= limits.target_reward
     ):
-        reached = (
-            f"the moving average of the reward, {ema:.3f}, has reached run.target_reward ="
-            f" {limits.target_reward:g}"
+        return Ending(
+            "target_reward",
+            f"{step} of {limits.steps} steps, run.target_reward = {limits.target_reward:g} reached"
+            f" (moving average of the reward {ema:.3f})",
+            step,
         )
-        return Ending("target_reward", f"{reached} after step {step} of {limits.steps}", step)
     if limits.max_minutes > 0 and seconds >= 60 * limits.max_minutes:
         return Ending(
             "max_minutes",
-            f"run.max_minutes = {limits.max_minutes:g} have passed after step {step} of"
-            f" {limits.steps}",
+            f"{step} of {limits.steps} steps, run.max_minutes = {limits.max_minutes:g} reached",
             step,
         )
     return None
@@ -67,4 +67,4 @@ def why_ended(limits: RunConfig, step: int, ema: float | None, seconds: float) -
 
 def how_to_go_on(ending: Ending) -> str:
     """Tell the user which setting lets an ended run continue."""
-    return f"to go on, resume with a larger --run.{ending.reason}"
+    return f"to continue, resume with a larger --run.{ending.reason}"

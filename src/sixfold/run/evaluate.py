@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..errors import UserError
 from ..evaluation.evaluate import Evaluation, evaluate
+from ..evaluation.record import solved_if
 from ..evaluation.results import check_out, completions_file, make_out, write_results
 from ..evaluation.statistics import Interval, PairedTest, paired_test
 from ..recipe.schema import Recipe, SharedSyncConfig
@@ -129,7 +130,7 @@ def _table(recipe: Recipe, results: Sequence[Evaluated]) -> Table:
     """One row per checkpoint."""
     ks, parts = _ks(recipe.eval.samples), sorted({name for r in results for name in r.found.parts})
     shown_parts = parts if len(parts) > 1 else []
-    title = f"{len(results[0].found.groups)} held-out tasks, solved means {results[0].rule}"
+    title = f"{len(results[0].found.groups)} held-out tasks; {solved_if(results[0].rule)}"
     table = Table(
         Column("", overflow="fold"),
         "step",

@@ -31,9 +31,9 @@ PARTS = {
 """Hashed part of a task -> its name in messages."""
 
 TOKENS_ALONE = (
-    "the text of the prompts is the same: the chat template writes something else now, such as"
-    " today's date, or the tokenizer does. Give the template the earlier value in"
-    " model.template_args, such as date_string=26 Jul 2024 for Llama 3.2, or start a new run"
+    "the text of the prompts is the same, so the chat template or the tokenizer has changed. A"
+    " template may insert today's date. Set the earlier value in model.template_args, such as"
+    " date_string=26 Jul 2024 for Llama 3.2, or start a new run"
 )
 
 
@@ -75,7 +75,7 @@ def tasks_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         return f"there were {saved['count']}, now there are {now['count']}"
     changed = [part for part in PARTS if saved[part] != now[part]]
     if changed == ["tokens"]:
-        return f"{PARTS['tokens']} differ; {TOKENS_ALONE}"
+        return f"{PARTS['tokens']} differ, but {TOKENS_ALONE}"
     named = [
         part
         for part in changed

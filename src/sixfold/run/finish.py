@@ -82,7 +82,7 @@ def finish(work: Run, ending: Ending | None, version: int) -> None:
         work.progress.before_after([*rows, ("time", "", clock(seconds))])
         work.progress.samples(samples(before), samples(after))
     if ending:
-        work.progress.note(f"the run has ended: {ending.text}")
+        work.progress.note(f"finished: {ending.text}")
     work.progress.note(f"report: {report}")
 
 

@@ -82,4 +82,6 @@ class Interrupts:
         if not self._finishing:
             self._say("stopping")
             raise Interrupted
-        self._say("stopping after this step, with a checkpoint (once more: at once)")
+        self._say(
+            "stopping after this step and saving a checkpoint (a second signal stops immediately)"
+        )

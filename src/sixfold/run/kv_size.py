@@ -53,17 +53,18 @@ def kv_tokens(
     if tokens < one:
         raise UserError(
             f"engine.kv_tokens = 0: one sequence of {longest} tokens needs"
-            f" {one * per_token / 1e9:.1f} GB of KV cache; of {free / 1e9:.1f} GB free training"
-            f" needs about {reserved / 1e9:.1f}. Lower rollout.max_new_tokens or"
-            " trainer.max_tokens_per_microbatch, or set run.precision = 'bfloat16',"
+            f" {one * per_token / 1e9:.1f} GB of KV cache, but training needs about"
+            f" {reserved / 1e9:.1f} of the {free / 1e9:.1f} GB free. Lower"
+            " rollout.max_new_tokens or trainer.max_tokens_per_microbatch, or set run.precision ="
+            " 'bfloat16',"
             " engine.release_kv = true or trainer.activation_checkpointing = 'full'"
         )
     if tokens < wanted:
         notes.append(
-            f"KV cache: {tokens:,} tokens ({tokens * per_token / 1e9:.1f} GB) fit beside training,"
-            f" not the {wanted:,} ({wanted * per_token / 1e9:.1f} GB) of engine.max_running ="
-            f" {engine.max_running} full-length sequences: fewer run at a time;"
-            " engine.preemption.kind = 'recompute' admits more, engine.kv_tokens sets another size"
+            f"KV cache: {tokens:,} tokens ({tokens * per_token / 1e9:.1f} GB) fit beside training."
+            f" engine.max_running = {engine.max_running} full-length sequences need {wanted:,}"
+            f" ({wanted * per_token / 1e9:.1f} GB), so fewer run at a time."
+            " engine.preemption.kind = 'recompute' admits more; engine.kv_tokens sets another size"
         )
     return tokens
 

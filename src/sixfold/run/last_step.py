@@ -121,7 +121,7 @@ def where_it_stopped(run: RunFolder) -> str:
         )
     if run.recipe.is_file() and not run.earlier:
         return (
-            "stopped before there was a checkpoint; train from the beginning with: sixfold train"
+            "stopped before the first checkpoint; start again with: sixfold train"
             f" --resume {run.path}"
         )
     return "stopped before anything was trained"
@@ -159,5 +159,5 @@ def failures_in_words(recipe: Recipe, run: RunFolder, progress: Progress) -> Ite
 def _left(run: RunFolder) -> str:
     newest = list_checkpoints(run.checkpoints)[-1:]
     if not newest:
-        return "No checkpoint had been made"
+        return "There is no checkpoint yet"
     return f"The last good state is {newest[0].name}; go on with: sixfold train --resume {run.path}"

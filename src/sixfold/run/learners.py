@@ -117,7 +117,8 @@ class Learners:
         if self.reference.tensors() and not self.has_teacher:
             if not any(name.startswith("reference/") for name in tensors):
                 raise UserError(
-                    "the checkpoint holds no reference weights: it was made with algorithm.beta = 0"
+                    "the checkpoint holds no reference weights: it was made with algorithm.beta ="
+                    " 0. Set it to 0 again, or start a new run"
                 )
             self.reference.load(tensors)
         if self.critic:

@@ -35,7 +35,7 @@ def newest_checkpoint(checkpoints: Path) -> tuple[Path | None, list[str]]:
         cause = damage(path)
         if cause is None:
             return path, warnings
-        warnings.append(f"passing over a damaged checkpoint: {cause}")
+        warnings.append(f"skipping a damaged checkpoint: {cause}")
     return None, warnings
 
 

@@ -49,7 +49,8 @@ def _newest(run: Path, setting: str) -> Path:
         print(warning, file=sys.stderr)
     if checkpoint is None:
         raise UserError(
-            f"{setting} = '{run}': the run has no intact checkpoint to load a model from"
+            f"{setting} = '{run}': the run has no intact checkpoint. Name another run, a checkpoint"
+            " or a model folder"
         )
     return checkpoint
 

@@ -70,10 +70,8 @@ def remedies(recipe: Recipe, phase: str) -> str:
             ],
             switches,
         )
-    return (
-        f"lower {', '.join(filter(None, lower))}; or set"
-        f" {', '.join(filter(None, set_to)) or 'nothing else: all that helps is set'}"
-    )
+    others = ", ".join(filter(None, set_to))
+    return f"lower {', '.join(filter(None, lower))}" + (f"; or set {others}" if others else "")
 
 
 def free_memory_of(error: BaseException) -> None:

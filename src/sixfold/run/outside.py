@@ -70,8 +70,8 @@ def start_outside(
         sync.refresh()
     except SyncError as error:
         raise UserError(
-            f"rollout.backend.kind = '{backend.kind}': {error}: this model cannot be trained"
-            " with it"
+            f"rollout.backend.kind = '{backend.kind}': {error}. This model cannot be trained with"
+            " it: use 'engine'"
         ) from error
     return engine, sync
 

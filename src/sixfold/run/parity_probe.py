@@ -50,11 +50,11 @@ def check_parity(world: World, batch: Batch, method: Method, say: Callable[[str]
         else (_scored(world, world.sampler, batch), batch.old_logp, batch.mask)
     )
     parity = Parity.of(mismatch_metrics(logp[mask], sampled[mask]), int(mask.sum()))
-    say(f"parity: engine and trainer differ by {parity}")
+    say(f"parity of engine and trainer log-probs: {parity}")
     if over := parity_limits(recipe.run.precision, world.device, world.outside).exceeded(parity):
         raise UserError(
-            f"engine and trainer disagree by {over} on the same tokens and weights: this model"
-            " cannot be trained here"
+            f"engine and trainer disagree on the same tokens and weights: {over}. Set run.precision"
+            " = 'float32' or SIXFOLD_KERNELS=torch; if neither helps, this model cannot be trained"
         )
     if recipe.quantised_sampling:
         _check_quantised(world, batch, say)
@@ -115,13 +115,13 @@ def _check_quantised(world: World, batch: Batch, say: Callable[[str], None]) -> 
         number(drift, f"mismatch/{key}") for key in ("kl_k3", "mean_abs_logp", "max_abs_logp")
     )
     say(
-        f"{' and '.join(names)} move log-probs by {mean:.1e} nats in the mean, {most:.1e} at most;"
-        f" KL to the policy {kl:.1e} per token"
+        f"{' and '.join(names)} change log-probs: mean difference {mean:.1e} nats, maximum"
+        f" {most:.1e}, KL divergence to the policy {kl:.1e} nats per token"
     )
     if not mean <= QUANTISED_LIMIT:
         raise UserError(
-            f"{setting}: rounding moves log-probs by {mean:.2g} nats in the mean (limit"
-            f" {QUANTISED_LIMIT:g}), too far to learn from these samples. Use {exact}"
+            f"{setting}: rounding changes log-probs too much to learn from these samples: mean"
+            f" difference {mean:.2g} nats (limit {QUANTISED_LIMIT:g}). Use {exact}"
         )
 
 

@@ -44,16 +44,16 @@ def rendering(
     ]
     if opened := renderer.opened(ids):
         lines.append(
-            f"the prompt opens a think block ({opened.strip()}): rewards read a completion with"
-            " this tag before it"
+            f"the prompt opens a think block ({opened.strip()}): rewards get this tag before the"
+            " completion"
         )
     ends = [renderer.piece(token) for token in stop_tokens] + [repr(text) for text in stop_strings]
     if ends:
         lines.append(f"a completion ends at {', '.join(ends)}, or after rollout.max_new_tokens")
     else:
         lines.append(
-            "the model names no end token, so every completion has rollout.max_new_tokens tokens:"
-            " name what ends one in rollout.stop_tokens or rollout.stop"
+            "the model's configuration names no end token, so every completion has"
+            " rollout.max_new_tokens tokens: set rollout.stop_tokens or rollout.stop"
         )
     return lines
 

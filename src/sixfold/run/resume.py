@@ -34,9 +34,8 @@ def find_checkpoint(
     if checkpoint is None:
         if (step := run.last_step()) is not None:
             raise UserError(
-                f"{run.path} has done {step} steps, and no checkpoint of them is in"
-                f" {run.checkpoints}: put it back, or start over with --overwrite; nothing was"
-                " changed"
+                f"{run.path} has finished {step} steps, but {run.checkpoints} holds no checkpoint."
+                " Nothing was changed: restore a checkpoint, or start over with --overwrite"
             )
         say(f"resuming {run.path} from the start: it has no checkpoint yet")
         return None
@@ -70,7 +69,7 @@ def cut_after(
     last = run.last_step() or 0
     if last < written:
         say(
-            f"WARNING: {run.metrics} ends at step {last} and the checkpoint is of step"
+            f"WARNING: {run.metrics} ends at step {last}, but the checkpoint is of step"
             f" {state.step}: the metrics of the steps between are lost"
         )
     truncate_after(run.metrics, written)

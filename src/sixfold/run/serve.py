@@ -131,7 +131,10 @@ def _check_open_to_all(host: str, options: ServeOptions) -> None:
             f"--host {options.host}: anyone who can reach this machine could use the model; set an"
             " --api-key, or give --insecure"
         )
-    print("warning: anyone who can reach this machine can use it: no --api-key is set", flush=True)
+    print(
+        "warning: no --api-key is set: anyone who can reach this machine can use the model",
+        flush=True,
+    )
 
 
 def uvicorn_config(served: Served, grace: int) -> uvicorn.Config:
@@ -177,7 +180,9 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
     )
     for name, path in options.adapters:
         if name in (options.name, *engine.adapters.names):
-            raise UserError(f"--adapter {name}={path}: the name '{name}' is taken")
+            raise UserError(
+                f"--adapter {name}={path}: the name '{name}' is taken; choose another name"
+            )
         engine.load_adapter(name, read_adapter(path, policy.model))
     # A renderer is not shared between threads: each of these parts gets its own copy.
     renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
@@ -225,11 +230,11 @@ def _read_weights(vocabulary: str, path: str) -> dict[str, Tensor]:
     except UserError as error:
         log.warning("weights were not loaded: %s", error)
         raise UserError(
-            "path: no model that can be loaded is there; see the server's log"
+            "path: the folder contains no model that can be loaded; see the server's log"
         ) from error
     if vocabulary_hash(tokenizer) != vocabulary:
         raise UserError(
-            f"path = '{path}': its tokenizer has another vocabulary than the model that is served"
+            f"path = '{path}': its tokenizer has another vocabulary than the served model"
         )
     return dict(model.named_parameters())
 

@@ -13,6 +13,7 @@ from ..controller.stream import task_stream
 from ..data.task_set import drawn_tasks
 from ..errors import UserError
 from ..recipe.plan import SFT_PROBE_EVERY
+from ..report.numbers import percent
 from ..trainer.optimizer_state import load_optimizer_tensors
 from ..trainer.sft import example, sft_batch, sft_loss
 from ..trainer.trainer import Trainer, TrainingDiverged
@@ -51,6 +52,7 @@ class SftStage:
             early.
         every: steps between saves. 0: never.
         interrupts: signals when to stop.
+        enough: the probe result that reached `sft.stop_at_accuracy`, in words. Empty before that.
     """
 
     world: World
@@ -58,6 +60,7 @@ class SftStage:
     save: Callable[[Trainer, SftMark], None] = lambda trainer, mark: None
     every: int = 0
     interrupts: Interrupts = field(default_factory=lambda: Interrupts(print))
+    enough: str = field(default="", init=False)
     _mark: SftMark = field(default_factory=SftMark, init=False)
     _good: SftMark = field(default_factory=SftMark, init=False)
     _began: float = field(default_factory=time.perf_counter, init=False)
@@ -153,6 +156,11 @@ class SftStage:
             # The weakest source decides: a source that is never solved gives RL no gradient.
             weakest = min(found.by_source.values(), default=found.interval.mean)
             solved = weakest >= self.world.recipe.sft.stop_at_accuracy
+            if solved:
+                self.enough = (
+                    f"{percent(weakest, 0)} of the probe tasks"
+                    f"{' of the weakest source' if found.by_source else ''} are solved"
+                )
         with self.interrupts.finishing():
             self.on_step(metrics)
             self._mark = replace(self._mark, unlogged={})
@@ -186,7 +194,7 @@ class SftStage:
         if not tasks:
             raise UserError(
                 "sft.steps > 0, but no task has a worked solution or an answer: set"
-                " data.trace_field, or sft.steps = 0"
+                " data.trace_field to a column of solutions, or sft.steps = 0"
             )
         return tasks
 

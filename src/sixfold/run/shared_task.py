@@ -247,8 +247,8 @@ def main(name: str) -> None:
     with TemporaryDirectory() as folder:
         base, teacher = Path(folder, "base"), Path(folder, "teacher")
         print(
-            f"{name} on sums of two numbers below 100; first {asked.sft_steps} steps of SFT, half a"
-            " minute",
+            f"{name} on sums of two numbers below 100. First {asked.sft_steps} steps of SFT, about"
+            " half a minute",
             flush=True,
         )
         make_base(base, asked.seed, asked.sft_steps, _say_sft)

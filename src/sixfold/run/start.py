@@ -210,7 +210,7 @@ class Run:
         ending = self._ended(self.state.step)
         if not ending or self.state.unlogged or last_ending(self.run) != ending.record()["step"]:
             return False
-        self.progress.note(f"this run has ended: {ending.text}; {self.words(how_to_go_on(ending))}")
+        self.progress.note(f"already finished: {ending.text}; {self.words(how_to_go_on(ending))}")
         self.run.end()
         return True
 
@@ -247,7 +247,7 @@ class Run:
             if why := learners.reset_reference(
                 step, heldout if isinstance(heldout, float) else None
             ):
-                self.progress.note(f"step {step}: the policy copied into the reference ({why})")
+                self.progress.note(f"step {step}: copied the policy into the reference ({why})")
             done = self._ended(step) is not None or self.interrupts.exit_code != 0
             if done or (recipe.checkpoint.every and step % recipe.checkpoint.every == 0):
                 self._save(learners)

@@ -201,21 +201,21 @@ def check_same(checkpoint: Checkpoint, now: Mapping[str, Any]) -> list[str]:
     for split, tasks in now["tasks"].items() if state.tasks else ():
         if difference := tasks_difference(state.tasks[split], tasks):
             if TOKENS_ALONE in difference:
-                raise UserError(f"{checkpoint.path}: of the {split} tasks {difference}")
+                raise UserError(f"{checkpoint.path}: the {split} tasks differ: {difference}")
             raise UserError(
-                f"{checkpoint.path}: trained on other tasks: of the {split} tasks {difference}:"
-                " restore the dataset or start a new run"
+                f"{checkpoint.path} was trained on other {split} tasks: {difference}. Restore the"
+                " dataset, or start a new run"
             )
     if state.vocabulary_hash != now["vocabulary_hash"]:
         raise UserError(
-            f"{checkpoint.path}: its tokenizer is not the one it was trained with (vocabulary hash"
-            " differs)"
+            f"{checkpoint.path}: the tokenizer is not the one that the run was trained with (its"
+            " vocabulary differs). Restore the checkpoint's tokenizer files, or start a new run"
         )
     if state.before and state.solved not in ("", now["solved"]):
         raise UserError(
-            f"{checkpoint.path}: its first evaluation measured {state.solved}, and this one would"
-            f" measure {now['solved']} (eval.metric, eval.solved_at, environment): leave the"
-            " measure as it was, and measure checkpoints another way with sixfold eval"
+            f"{checkpoint.path}: the rule for solved has changed from {state.solved} to"
+            f" {now['solved']}. Restore eval.metric, eval.solved_at and [environment], and use"
+            " sixfold eval to measure checkpoints by another rule"
         )
     changed = rewards_difference(state.rewards, now["rewards"])
     notes = [
@@ -225,8 +225,8 @@ def check_same(checkpoint: Checkpoint, now: Mapping[str, Any]) -> list[str]:
     ]
     if not state.tasks:
         notes.append(
-            f"{checkpoint.path.name} is of an earlier release: whether tasks and rewards are the"
-            " same cannot be told"
+            f"{checkpoint.path.name} was saved by an earlier release: it does not show whether"
+            " tasks and rewards are the same"
         )
     return notes
 

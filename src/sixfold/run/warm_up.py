@@ -20,7 +20,7 @@ from ..environment.preflight import (
 )
 from ..environment.scorer import RewardBudgetExceeded
 from ..errors import UserError
-from ..evaluation.record import record, shown
+from ..evaluation.record import record, shown, solved_if
 from ..report.loggers import JsonlLogger
 from ..report.numbers import percent
 from ..trainer.trainer import Trainer
@@ -47,8 +47,8 @@ def warm_up(work: Run, checkpoint: Checkpoint | None) -> None:
     if work.world.tasks.heldout:
         work.state.before = record(evaluate_policy(work.world, work.world.tasks.heldout, version=0))
         work.progress.note(
-            f"held-out before RL: {shown(work.state.before)}; solved means"
-            f" {work.world.environment.solved_rule.text}"
+            f"held-out before RL: {shown(work.state.before)};"
+            f" {solved_if(work.world.environment.solved_rule.text)}"
         )
     work.watch()
 
@@ -80,6 +80,11 @@ def _sft(work: Run, checkpoint: Checkpoint | None) -> None:
     )
     done = stage.run(begun, checkpoint.tensors if checkpoint else None)
     log.close()
+    if stage.enough and done < work.recipe.sft.steps:
+        work.progress.note(
+            f"SFT ended after {done} of {work.recipe.sft.steps} steps: {stage.enough}"
+            f" (sft.stop_at_accuracy = {work.recipe.sft.stop_at_accuracy:g})"
+        )
     work.state = replace(work.state, sft_steps=done, counters={}, unlogged={}, warming_up=False)
     with work.interrupts.finishing():
         publish_sft(work.run, work.world, None, work.state_now())
@@ -103,7 +108,8 @@ def _preflight(work: Run) -> None:
         ]
         if not rewards:
             raise UserError(
-                f"pre-flight: every check failed, the first with: {_first_error(groups)}"
+                f"pre-flight: every reward check failed, the first with: {_first_error(groups)}."
+                " Correct environment.rewards or the answers of the tasks"
             )
         verdict, rule = (
             preflight([bool(r.solved) for r in rewards]),
@@ -121,8 +127,8 @@ def _preflight(work: Run) -> None:
                 sum(not mixed(g) for g in groups) / len(groups), rounds
             )
             work.progress.note(
-                f"dynamic sampling: expect about {percent(extra, 0)} more rollouts;"
-                f" {percent(unfilled, 0)} of the groups will not be filled"
+                f"dynamic sampling: expect about {percent(extra, 0)} more rollouts; about"
+                f" {percent(unfilled, 0)} of the groups will still have equal rewards"
             )
         work.state.preflight = {
             "solved": verdict.pass_rate,

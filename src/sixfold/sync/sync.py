@@ -33,7 +33,7 @@ def finite_weights(trainer: PreTrainedModel) -> dict[str, Tensor]:
     """
     weights: dict[str, Tensor] = dict(trainer.named_parameters())
     if wrong := first_false({name: source.isfinite().all() for name, source in weights.items()}):
-        raise SyncError(f"weight '{wrong}' is not finite: not handed to the engine")
+        raise SyncError(f"weight '{wrong}' is not finite: it was not copied to the engine")
     return weights
 
 
@@ -179,7 +179,7 @@ class CopySync:
         try:
             self._engine.load_weights(weights, version, undo=self._trainer.device.type == "cpu")
         except ValueError as error:
-            raise SyncError(f"{error}: not handed to the engine") from error
+            raise SyncError(f"{error}: it was not copied to the engine") from error
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights that training samples from, by name, for a checkpoint.

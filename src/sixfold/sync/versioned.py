@@ -154,8 +154,8 @@ class VersionedSync:
         gap = float((torch.tensor(self._engine.score(self._probe)) - ours).abs().mean())
         if not gap <= self._limit:
             raise SyncError(
-                f"the engine scores the probe otherwise than the trainer, by {gap:.2g} nats in the"
-                f" mean (limit {self._limit:g})"
+                "engine and trainer score the probe differently: mean difference"
+                f" {gap:.2g} nats (limit {self._limit:g})"
             )
 
 

@@ -65,8 +65,8 @@ def apply_activation_checkpointing(model: PreTrainedModel, mode: Mode) -> None:
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if mode != "none" and not layers:
         raise UserError(
-            f"trainer.activation_checkpointing = '{mode}': {type(model).__name__} has no layers"
-            " that can be computed again; use 'none'"
+            f"trainer.activation_checkpointing = '{mode}': the layers of {type(model).__name__}"
+            " cannot be recomputed. Use 'none'"
         )
     recompute = _recompute_selected if mode == "selective" else _recompute_all
     for layer in layers:

@@ -34,13 +34,13 @@ class ParityLimits:
     def exceeded(self, found: Parity) -> str:
         """Describe which limits are exceeded; empty if none is. NaN exceeds every limit."""
         judged = {
-            "in the mean": (found.mean, self.mean),
-            "at the 99 % quantile": (found.high, self.high),
-            "at worst": (found.worst, self.worst),
+            "mean difference": (found.mean, self.mean),
+            "99th percentile": (found.high, self.high),
+            "maximum": (found.worst, self.worst),
         }
         over = [
-            f"{value:.2g} nats {where} (limit {limit:g})"
-            for where, (value, limit) in judged.items()
+            f"{name} {value:.2g} nats (limit {limit:g})"
+            for name, (value, limit) in judged.items()
             if not value <= limit
         ]
         return " and ".join(over)
@@ -65,8 +65,8 @@ class Parity:
 
     def __str__(self) -> str:
         return (
-            f"{self.mean:.1e} nats in the mean, {self.high:.1e} at the 99 % quantile,"
-            f" {self.worst:.1e} at worst, on {self.tokens} tokens"
+            f"mean difference {self.mean:.1e} nats, 99th percentile {self.high:.1e},"
+            f" maximum {self.worst:.1e}, over {self.tokens} tokens"
         )
 
 

@@ -26,7 +26,10 @@ def example(task: Task, prompt: list[int], solution: list[int]) -> Group:
         UserError: if the solution is empty.
     """
     if not solution:
-        raise UserError(f"task {task.id} has no worked solution to learn from (data.trace_field)")
+        raise UserError(
+            f"task {task.id} has no worked solution: set data.trace_field to a column of solutions,"
+            " or sft.steps = 0"
+        )
     tokens = prompt + solution
     trajectory = Trajectory(
         task_id=task.id,

@@ -203,8 +203,7 @@ class Trainer:
         )
         if not updates:
             self.skip_reason = (
-                "no trajectory carries a signal: every advantage is zero, as where all rewards are"
-                " equal"
+                "every advantage is zero, for example because the rewards of each group are equal"
             )
             return {
                 "train/skipped": 1.0,
@@ -303,10 +302,10 @@ class Trainer:
         if isinstance(mean, float) and self.mismatch_limit < mean < math.inf:
             self.optimizer.zero_grad(set_to_none=True)
             raise EngineDisagrees(
-                f"engine and trainer disagree by {mean:.2g} nats in the mean on tokens that the"
-                f" current weights sampled (limit {self.mismatch_limit:g}): ratios between them are"
-                " noise, and no update was made. Try SIXFOLD_KERNELS=torch or run.precision ="
-                ' "float32"; if it stays, this model is not computed right here'
+                "engine and trainer disagree on tokens sampled from the current weights: mean"
+                f" difference {mean:.2g} nats (limit {self.mismatch_limit:g}). The ratios would be"
+                " noise, so no update was made. Set run.precision = 'float32' or"
+                " SIXFOLD_KERNELS=torch; if neither helps, this model cannot be trained"
             )
 
     def _step(self, norm: Tensor, read: _Read, rate: float) -> bool:
