@@ -114,7 +114,10 @@ def test_a_failed_check_among_the_first_is_measured_against_all_that_were_starte
 
 @pytest.mark.parametrize("keep", [0, 1, 4, 5])
 def test_one_alone_or_all_that_are_started_is_no_choice(keep: int) -> None:
-    with Environment([reward]) as environment, pytest.raises(ValueError, match="more than"):
+    with (
+        Environment([reward]) as environment,
+        pytest.raises(ValueError, match="must be at least 2"),
+    ):
         Oversample(Ending([0, 1, 2, 3], {}), environment, keep)
 
 

@@ -99,7 +99,7 @@ def test_a_run_with_a_checkpoint_keeps_the_earlier_one_until_it_has_ended(tmp_pa
     assert names(tmp_path) == [".demo.replaced", "demo"]
     with pytest.raises(
         UserError,
-        match=r"already holds a run .*the run that it was to replace is in .*\.demo\.replaced",
+        match=r"already holds a run .*the run that it would have replaced is in .*\.demo\.replaced",
     ):
         check_free(tmp_path, "demo")
     with open_run(tmp_path / "demo") as resumed:

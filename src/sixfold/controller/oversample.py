@@ -33,8 +33,8 @@ class Oversample:
     def __init__(self, inner: StoppableRollout, environment: EnvironmentRole, keep: int) -> None:
         if not 2 <= keep < inner.samples:
             raise ValueError(
-                f"to keep {keep} samples of a task that differ takes keep >= 2 and more than that"
-                f" started; got {inner.samples}"
+                f"keep = {keep} must be at least 2 and less than the {inner.samples} samples"
+                " started per task"
             )
         self._inner = inner
         self._environment = environment

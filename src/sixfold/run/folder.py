@@ -144,11 +144,8 @@ class RunFolder:
         if not self.earlier or not self.earlier.path.is_dir():
             return ""
         if has_checkpoint(self.path):
-            return (
-                f"the run that this one replaces is kept in {self.earlier.path} until this one has"
-                " ended"
-            )
-        return f"no checkpoint was made: the earlier run is back in {self.path}"
+            return f"the replaced run is kept in {self.earlier.path} until the new run has finished"
+        return f"the new run made no checkpoint: the earlier run is back in {self.path}"
 
     def end(self) -> None:
         """Delete the replaced run, because this one has ended."""
@@ -253,7 +250,7 @@ def check_free(directory: Path, name: str, overwrite: bool = False) -> None:
     if entries and not overwrite:
         progress = "no step finished" if run.last_step() is None else f"step {run.last_step()}"
         older = (
-            f"; the run that it was to replace is in {replaced(run.path)}"
+            f"; the run that it would have replaced is in {replaced(run.path)}"
             if replaced(run.path).is_dir()
             else ""
         )
