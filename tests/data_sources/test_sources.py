@@ -251,7 +251,7 @@ BAD_ROWS = {
     "list answer": ([qa("q", [1])], "'answer' must be text or a number, got list"),
     "empty answer": ([qa("q", " ")], "empty answer"),
     "truncated": ([qa(), '{"question": "q", "ans'], r"a.jsonl:2: invalid JSON at column 19"),
-    "no object": (["[1]"], "a.jsonl:1: want an object, got list"),
+    "no object": (["[1]"], "a.jsonl:1: expected an object, got list"),
     "nothing": ([], "has 0 rows in split 'train'"),
     "empty prompt": ([qa(), qa(" ")], "a.jsonl:2: empty prompt"),
     "no messages": ([qa([])], "a.jsonl:1: empty prompt"),
@@ -385,7 +385,7 @@ BAD_FILES = {
         b"question;answer\nq;1\n",
         r"columns.csv:2: missing field 'question'.*row keys: \['question;answer'\]",
     ),
-    "rows.txt": (b"q", "rows.txt: cannot read .txt; want .jsonl"),
+    "rows.txt": (b"q", "rows.txt: cannot read .txt; expected .jsonl"),
 }
 
 

@@ -74,7 +74,7 @@ def read_file(path: Path, limit: int, seed: int) -> list[Row]:
         )
     if suffix not in FILE_TYPES:
         raise UserError(
-            f"{path}: cannot read {path.suffix or 'a file without a suffix'}; want"
+            f"{path}: cannot read {path.suffix or 'a file without a suffix'}; expected"
             f" {', '.join(FILE_TYPES)}"
         )
     try:
@@ -127,13 +127,13 @@ def _json_line(where: str, line: bytes, number: int) -> Row:
 def _read_json(path: Path) -> Iterator[_Unread]:
     text = _decoded(str(path), path.read_bytes())
     if not text.strip():
-        raise UserError(f"{path}: the file is empty; want a list of objects")
+        raise UserError(f"{path}: the file is empty; expected a list of objects")
     lines = text.count("\n{") and text.lstrip().startswith("{")
     rows = parse_json(
         str(path), text, " (one object per line? then name the file .jsonl)" if lines else ""
     )
     if not isinstance(rows, list):
-        raise UserError(f"{path}: want a list of objects, got {json_type(rows)}")
+        raise UserError(f"{path}: expected a list of objects, got {json_type(rows)}")
     for number, fields in enumerate(rows):
         yield partial(_object_row, f"{path}: row {number + 1}", fields, number)
 
@@ -163,7 +163,7 @@ def _csv_rows(path: Path, lines: Any) -> Iterator[_Unread]:
     header: list[str] = next(lines, [])
     if not header:
         raise UserError(
-            f"{path}: the file is empty; want a first line with the names of the columns"
+            f"{path}: the file is empty; expected a first line with the names of the columns"
         )
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
@@ -221,7 +221,7 @@ def _arrow_rows(path: Path, table: Any, numbers: list[int]) -> list[dict[str, An
 
 def _object_row(where: str, fields: Any, number: int) -> Row:
     if not isinstance(fields, dict):
-        raise UserError(f"{where}: want an object, got {json_type(fields)}")
+        raise UserError(f"{where}: expected an object, got {json_type(fields)}")
     return Row(where, fields, number)
 
 

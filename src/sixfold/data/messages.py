@@ -51,7 +51,7 @@ def _message(where: str, message: Any) -> Message:
             f" {str(message)[:60]}"
         )
     if message["role"] not in ROLES:
-        raise UserError(f"{where}: unknown role {message['role']!r}; want {', '.join(ROLES)}")
+        raise UserError(f"{where}: unknown role {message['role']!r}; expected {', '.join(ROLES)}")
     if not content.strip():
         raise UserError(f"{where}: empty prompt (a message without content)")
     return Message(role=message["role"], content=content)
