@@ -256,7 +256,7 @@ def test_metrics_cut_before_the_checkpoint_are_said(
 def test_metrics_that_are_gone_are_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "r" / "metrics.jsonl").unlink()
     assert train(folder, resume=True, run__steps=3) == 0
-    assert "ends at step 0 and the checkpoint is of step 2" in capsys.readouterr().err
+    assert "ends at step 0, but the checkpoint is of step 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
