@@ -157,7 +157,7 @@ def test_an_engine_that_did_not_load_is_found_out(trained: PreTrainedModel) -> N
 def test_an_engine_that_computes_nan_is_found_out(trained: PreTrainedModel) -> None:
     engine = Elsewhere(trained)
     engine.score = lambda tokens: [float("nan")] * (len(tokens) - 1)  # type: ignore[method-assign]
-    with pytest.raises(SyncError, match="by nan nats"):
+    with pytest.raises(SyncError, match="mean difference nan nats"):
         VersionedSync(trained, engine, 1, LIMIT, 64).refresh()
 
 
