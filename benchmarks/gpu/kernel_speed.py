@@ -79,7 +79,7 @@ class AttentionProbe:
     def release(self) -> None:
         """It copies no weights."""
 
-    def footing(self) -> None:
+    def graph_fingerprint(self) -> None:
         """It looks at the clock between launches, which no graph holds."""
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ def resample_from_p(
     logp: Tensor, draft: Draft, greedy: Tensor, accept: Tensor, again: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Leaves out what makes it exact: the residual."""
-    _, stands = reject(logp, draft, greedy, accept, again)
-    return torch.where(stands, draft.tokens, inverse_transform(logp.exp(), again)), stands
+    _, accepted = reject(logp, draft, greedy, accept, again)
+    return torch.where(accepted, draft.tokens, inverse_transform(logp.exp(), again)), accepted
 
 
 def one_noise(
@@ -63,14 +63,14 @@ def drawn(
         for purpose in ("", "accept", "residual")
     ]
     logp, logq = (torch.tensor(side).log().expand(N, -1) for side in (p, q))
-    tokens, stands = rule(
+    tokens, accepted = rule(
         logp,
         Draft(inverse_transform(logq.exp(), noise[0]), logq),
         torch.full((N,), greedy),
         noise[1],
         noise[2],
     )
-    return tokens.numpy(), stands.numpy()
+    return tokens.numpy(), accepted.numpy()
 
 
 def quality(rule: Rule, p: list[float], q: list[float]) -> float:
@@ -82,9 +82,9 @@ def quality(rule: Rule, p: list[float], q: list[float]) -> float:
 def test_tokens_follow_the_models_distribution_whatever_the_draft(pair: str) -> None:
     p, q = PAIRS[pair]
     assert quality(reject, p, q) > LEVEL
-    _, stands = drawn(reject, p, q)
+    _, accepted = drawn(reject, p, q)
     rate = np.minimum(p, q).sum()  # what can stand at all
-    assert abs(stands.mean() - rate) <= 4 * np.sqrt(rate * (1 - rate) / N) + 1e-6
+    assert abs(accepted.mean() - rate) <= 4 * np.sqrt(rate * (1 - rate) / N) + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_the_noise_that_rejects_is_not_to_draw_again(pair: str) -> None:
 
 def test_a_greedy_row_takes_the_best_token_and_a_guess_stands_only_if_it_is_that() -> None:
     p, q = PAIRS["near"]
-    tokens, stands = drawn(reject, p, q, greedy=True)
+    tokens, accepted = drawn(reject, p, q, greedy=True)
     guesses, _ = drawn(accept_always, p, q)
-    assert (tokens == 0).all() and (stands == (guesses == 0)).all() and 0 < stands.mean() < 1
+    assert (tokens == 0).all() and (accepted == (guesses == 0)).all() and 0 < accepted.mean() < 1
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=9))

@@ -37,30 +37,30 @@ def reject(
     guess = draft.tokens[:, None]
     p, q = (side.gather(-1, guess)[:, 0].double().exp() for side in (logp, draft.logp))
     best = logp.argmax(-1)
-    stands = torch.where(greedy, draft.tokens == best, accept_noise * q < p)
+    accepted = torch.where(greedy, draft.tokens == best, accept_noise * q < p)
     tokens = draft.tokens.clone()
-    at = (~stands).nonzero()[:, 0]
+    at = (~accepted).nonzero()[:, 0]
     target = logp[at].double().exp()
     residual = (target - draft.logp[at].double().exp()).clamp_min(0.0)
     # If p and q are equal up to rounding, the residual sums to 0 and cannot be sampled: use p.
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, target)
     tokens[at] = torch.where(greedy[at], best[at], inverse_transform(residual, residual_noise[at]))
-    return tokens, stands
+    return tokens, accepted
 
 
-def run_lengths(stands: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def run_lengths(accepted: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Number of tokens that each sequence gains: its accepted tokens, plus the one after them.
 
     Args:
-        stands: [N] bool, whether each row's proposed token is accepted; sequence after sequence.
+        accepted: [N] bool, whether each row's proposed token is accepted; sequence after sequence.
         rows: [B] number of rows of each sequence, at least 1.
 
     Returns:
         [B] token counts.
     """
     ends = np.cumsum(rows)
-    falls = ~stands
-    falls[ends - 1] = True
-    at = np.flatnonzero(falls)
+    rejected = ~accepted
+    rejected[ends - 1] = True
+    at = np.flatnonzero(rejected)
     starts = ends - rows
     return at[np.searchsorted(at, starts)] - starts + 1

@@ -113,7 +113,7 @@ class DecodeGraphs:
         self,
         inputs: list[np.ndarray],
         forward: Callable[[list[Tensor]], Tensor],
-        footing: Callable[[], object | None],
+        fingerprint: Callable[[], object | None],
         plain: bool,
     ) -> Tensor | None:
         """Replay the graph for inputs of these shapes, or capture it first.
@@ -121,16 +121,18 @@ class DecodeGraphs:
         Args:
             inputs: int64 arrays.
             forward: forward pass to capture. It gets the inputs as tensors on the device.
-            footing: returns a fingerprint of everything a graph depends on besides the cache. If it
-                changes, or the cache moves to another address, all graphs are dropped. If it
-                returns None, nothing is captured.
+            fingerprint: returns a fingerprint of everything that a graph depends on besides the
+                cache. If it changes, or the cache moves to another address, all graphs are dropped.
+                If it is None, nothing is captured.
             plain: False if adapters add to the forward pass.
 
         Returns:
             forward(inputs), valid until the next run. None if the caller must run it eagerly: not
             `plain`, more than MOST_ROWS rows, no fingerprint, or a failed capture.
         """
-        fixed = footing() if plain and not self.failure and len(inputs[0]) <= MOST_ROWS else None
+        fixed = (
+            fingerprint() if plain and not self.failure and len(inputs[0]) <= MOST_ROWS else None
+        )
         if fixed is None:
             self._stats.eager_decodes += 1
             return None

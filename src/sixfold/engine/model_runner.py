@@ -366,7 +366,7 @@ class ModelRunner:
             None
             if self._graphs is None
             else self._graphs.run(
-                inputs, self._decode_hidden, self._ready.footing, additions is None
+                inputs, self._decode_hidden, self._ready.graph_fingerprint, additions is None
             )
         )
         return (

@@ -8,9 +8,8 @@ Every implementation promises:
   evict them.
 - Context: keys and values depend on all earlier tokens and on the adapter. So a block is found only
   after the same tokens, and only in the same `space` (a number) that it was inserted in.
-- Eviction: it evicts only blocks that no one else owns, least recently used first. Within a
-sequence,
-  later blocks go before earlier ones.
+- Eviction: it evicts only blocks that no one else owns, least recently used first. Within one
+  sequence, later blocks go before earlier ones.
 - Versions: its contents belong to one version of the weights. The engine clears it when weights
   change.
 

@@ -170,12 +170,12 @@ class Speculator:
             [s.blocks for s in sequences], rows.owner, rows.tokens, rows.positions, adapters
         )
         logits = self._constraints.apply(logits, rows.constrained)
-        draw, stands = (
+        draw, accepted = (
             self._sure(rows, logits)
             if proposals.draft is None
             else self._drafted(rows, logits, proposals.draft)
         )
-        lengths = run_lengths(stands.cpu().numpy(), rows.counts)
+        lengths = run_lengths(accepted.cpu().numpy(), rows.counts)
         self._stats.proposed_tokens += sum(map(len, proposals.tokens))
         starts = np.cumsum(rows.counts) - rows.counts
         tokens, logps = draw.token.tolist(), draw.logp.tolist()
@@ -219,8 +219,8 @@ class Speculator:
         )
         noise = on(noise, logp.device)
         greedy = on(torch.tensor([p.temperature == 0 for p in rows.params]), logp.device)
-        tokens, stands = reject(logp, draft, greedy, noise[0], noise[1])
-        return Draw(tokens, logp.gather(-1, tokens[:, None])[:, 0], cut), stands
+        tokens, accepted = reject(logp, draft, greedy, noise[0], noise[1])
+        return Draw(tokens, logp.gather(-1, tokens[:, None])[:, 0], cut), accepted
 
     def _streams(self, sequence: Sequence) -> np.ndarray:
         """Noise [2, max_tokens]: for acceptance, and for drawing from the residual distribution."""

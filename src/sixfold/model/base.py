@@ -135,7 +135,7 @@ class Body(Protocol):
         """Free the memory of weight copies until the next forward pass."""
         ...
 
-    def footing(self) -> object | None:
+    def graph_fingerprint(self) -> object | None:
         """Fingerprint of everything that a CUDA graph of `hidden` depends on.
 
         A captured graph is valid while the fingerprint does not change.

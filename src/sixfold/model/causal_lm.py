@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from ..kernels.attention import AttentionLayer, causal_attention
 from ..kernels.cpu.body_kernels import Compile, body_kernels
 from .base import Body, LayerAdditions, Layout, ModuleBody
-from .footing import Footing
 from .fused_decoder import fused_decoder
+from .graph_validity import GraphFingerprint
 from .head import head_product
 from .lora import added
 from .lowered import LoweredBody
@@ -71,7 +71,7 @@ class CausalLM:
 
     def __init__(self, module: PreTrainedModel) -> None:
         self.module = module
-        self._footing: Footing | None = None
+        self._fingerprint: GraphFingerprint | None = None
         self._lowered: dict[torch.dtype, LoweredBody] = {}
 
     def hidden(
@@ -105,19 +105,19 @@ class CausalLM:
             self._lowered[dtype] = LoweredBody(self, _halves, _probe_logits, dtype)
         return self._lowered[dtype]
 
-    def footing(self) -> tuple[object, ...] | None:
-        """Fingerprint of everything that a CUDA graph of `hidden` depends on (see `footing.py`).
+    def graph_fingerprint(self) -> tuple[object, ...] | None:
+        """As `Body.graph_fingerprint` (see `graph_validity.py`).
 
         Returns:
             None if `hidden` cannot be captured.
         """
-        if self._footing is None:
+        if self._fingerprint is None:
             zeros = torch.zeros(2, dtype=torch.int64, device=next(self.module.parameters()).device)
-            self._footing = Footing(
+            self._fingerprint = GraphFingerprint(
                 self.module.base_model,
                 lambda: hidden_states(self.module, zeros, zeros, Segments(((0, 2),))),
             )
-        return self._footing.of_now()
+        return self._fingerprint.current()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As `Body.logits`: [N, hidden] -> float32 [N, V]."""

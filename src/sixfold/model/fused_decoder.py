@@ -107,7 +107,7 @@ class FusedDecoder:
         """As `Body.release`."""
         self.refresh()
 
-    def footing(self) -> None:
+    def graph_fingerprint(self) -> None:
         """None: the CPU has no CUDA graphs."""
 
     def hidden(

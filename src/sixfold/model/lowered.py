@@ -107,10 +107,10 @@ class LoweredBody:
         """As `Body.logits`: [N, hidden] -> float32 [N, V]. Call it under autocast."""
         return self._twin.logits(hidden)
 
-    def footing(self) -> object | None:
-        """Fingerprint of the twin, because a graph reads the twin's copies. See `Body.footing`."""
+    def graph_fingerprint(self) -> object | None:
+        """Fingerprint of the twin (`Body.graph_fingerprint`): a graph reads the twin's copies."""
         with self._autocast():
-            return self._twin.footing()
+            return self._twin.graph_fingerprint()
 
     def _state(self) -> list[object]:
         """Ids of all submodules and parameters of the module."""

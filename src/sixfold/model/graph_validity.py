@@ -19,7 +19,7 @@ ON_HOST = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 COPIES = {torch.ops.aten._to_copy, torch.ops.aten.copy_}
 
 
-class Footing:
+class GraphFingerprint:
     """Fingerprint of one module, for checking whether a captured graph is still valid.
 
     Args:
@@ -35,7 +35,7 @@ class Footing:
         self._looked = 0
         self._look()
 
-    def of_now(self) -> tuple[object, ...] | None:
+    def current(self) -> tuple[object, ...] | None:
         """Fingerprint of the module.
 
         A captured graph is valid while the fingerprint does not change.

@@ -1,4 +1,4 @@
-"""What a captured forward stands on: which models have a footing, and what changes it."""
+"""Fingerprints of models for CUDA graphs: which models have one, and what changes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from sixfold.model.attention import NAME
 from sixfold.model.causal_lm import CausalLM
-from sixfold.model.footing import Footing
+from sixfold.model.graph_validity import GraphFingerprint
 
 X = torch.arange(3.0)
 CAPTURED: dict[str, Callable[[], object]] = {
@@ -44,8 +44,8 @@ ON_HOST: dict[str, Callable[[], object]] = {
 def test_what_the_host_decides_is_noticed(what: str, inference: bool) -> None:
     """In inference mode too, where the engine asks."""
     with torch.inference_mode(inference):
-        footing = Footing(nn.Linear(1, 1), {**CAPTURED, **ON_HOST}[what]).of_now()
-    assert (footing is not None) == (what in CAPTURED)
+        fingerprint = GraphFingerprint(nn.Linear(1, 1), {**CAPTURED, **ON_HOST}[what]).current()
+    assert (fingerprint is not None) == (what in CAPTURED)
 
 
 @pytest.fixture
@@ -59,20 +59,20 @@ def model() -> PreTrainedModel:
 def test_dense_models_have_one(name: str, tiny: Callable[[str], PreTrainedModel]) -> None:
     """Experts are looked up on the host."""
     with torch.inference_mode():
-        assert (CausalLM(tiny(name)).footing() is not None) == (name != "qwen3_moe")
+        assert (CausalLM(tiny(name)).graph_fingerprint() is not None) == (name != "qwen3_moe")
 
 
 def test_it_stays_while_numbers_change(model: PreTrainedModel) -> None:
     lm = CausalLM(model)
-    before = lm.footing()
+    before = lm.graph_fingerprint()
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(2)
-    assert before is not None and lm.footing() == before
+    assert before is not None and lm.graph_fingerprint() == before
     handle = model.model.layers[1].register_forward_hook(lambda *_: None)
-    assert lm.footing() is None
+    assert lm.graph_fingerprint() is None
     handle.remove()
-    assert lm.footing() == before
+    assert lm.graph_fingerprint() == before
 
 
 def _moved(model: PreTrainedModel) -> None:
@@ -102,10 +102,10 @@ def test_it_is_another_when_something_lies_elsewhere(
     change: Callable[[PreTrainedModel], None], model: PreTrainedModel
 ) -> None:
     lm = CausalLM(model)
-    before = lm.footing()
+    before = lm.graph_fingerprint()
     change(model)
-    after = lm.footing()
-    assert before is not None and after not in (None, before) and after == lm.footing()
+    after = lm.graph_fingerprint()
+    assert before is not None and after not in (None, before) and after == lm.graph_fingerprint()
 
 
 class Asks(nn.Module):
@@ -115,8 +115,8 @@ class Asks(nn.Module):
 
 def test_a_new_part_is_looked_at(model: PreTrainedModel) -> None:
     lm = CausalLM(model)
-    assert lm.footing() is not None
+    assert lm.graph_fingerprint() is not None
     model.model.layers[0].mlp.act_fn = Asks()
-    assert lm.footing() is None
+    assert lm.graph_fingerprint() is None
     model.model.layers[0].mlp.act_fn = nn.SiLU()
-    assert lm.footing() is not None
+    assert lm.graph_fingerprint() is not None
