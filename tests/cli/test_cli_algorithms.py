@@ -189,8 +189,7 @@ def test_python_lines_are_python(capsys: pytest.CaptureFixture[str]) -> None:
         " soft_punish_cache=13))"
     )
     assert (
-        "difference: their deviation divides by K - 1" in rest
-        and "not available: dynamic sampling" in rest
+        "standard deviation divides by K - 1" in rest and "not available: dynamic sampling" in rest
     )
 
 

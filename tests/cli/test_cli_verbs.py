@@ -181,7 +181,8 @@ MISTAKES = {
     ),
     "train demo extra": "sixfold train: unexpected argument 'extra'. See sixfold train --help",
     "train demo --rollout.samples_per_prompt 1": (
-        "rollout.samples_per_prompt = 1 gives every sample zero advantage under grpo; use >= 2"
+        "rollout.samples_per_prompt = 1 gives every sample an advantage of 0 with 'grpo'. Use at"
+        " least 2"
     ),
     "train --resume x --run.name y": (
         "run.name cannot change on resume: the run stays in its folder; leave out --run.name"
@@ -199,8 +200,8 @@ MISTAKES = {
         "sixfold eval: the following arguments are required: --checkpoint. See sixfold eval --help"
     ),
     "explain demo --eval.metric arithmetc": (
-        "eval.metric = 'arithmetc': no reward has this name; choose one of arithmetic, reward. Did"
-        " you mean 'arithmetic'?"
+        "eval.metric = 'arithmetc' is not a reward of this run. Choose one of arithmetic, reward."
+        " Did you mean 'arithmetic'?"
     ),
     "eval demo --checkpoint x --data.heldout 0": (
         "nothing to evaluate on: data.heldout = 0 and data.heldout_split is empty; set one of them"
@@ -226,8 +227,8 @@ MISTAKES = {
     "generate m --prompt=": "sixfold generate: --prompt is empty; give the text to complete",
     "explain nope.toml": "recipe not found: nope.toml",
     "explain demo --hf_token hf_abcdefgh": (
-        "'hf_token' looks like a secret: none is kept in a recipe (value not shown); set the"
-        " environment variable HF_TOKEN (--hf_token)"
+        "'hf_token' looks like a secret, and a recipe must not contain secrets (value not shown)."
+        " Set the environment variable HF_TOKEN (--hf_token)"
     ),
     "diff a": "sixfold diff: the following arguments are required: RUN_B. See sixfold diff --help",
 }
@@ -374,11 +375,9 @@ def test_an_unknown_choice_of_kernels_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setenv("SIXFOLD_KERNELS", "cuda")
     assert main(["explain", "demo"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "sixfold: error: SIXFOLD_KERNELS = 'cuda': unset it for the compiled kernels, or 'torch'"
-        " for PyTorch's operations alone\n"
-    )
+    error = capsys.readouterr().err
+    assert error.startswith("sixfold: error: SIXFOLD_KERNELS = 'cuda'") and error.count("\n") == 1
+    assert "Unset it" in error and "'torch'" in error
 
 
 def test_windows_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

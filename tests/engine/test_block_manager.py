@@ -26,7 +26,7 @@ def test_every_block_is_free_or_owned_as_often_as_it_was_handed_out(
         if call == "allocate":
             owned = {b for h in holders for b in h}
             if n > manager.free:
-                with pytest.raises(RuntimeError, match="blocks wanted"):
+                with pytest.raises(RuntimeError, match="blocks requested"):
                     manager.allocate(n)
                 continue
             blocks = manager.allocate(n)
@@ -60,7 +60,7 @@ def test_a_block_released_twice_is_an_error() -> None:
     manager = BlockManager(2, block_size=4)
     blocks = manager.allocate(1)
     manager.release(blocks)
-    with pytest.raises(RuntimeError, match="more often than owned"):
+    with pytest.raises(RuntimeError, match="more often than it was shared"):
         manager.release(blocks)
 
 

@@ -434,7 +434,8 @@ def test_a_sequence_that_can_never_fit_is_refused_when_it_is_added(
 ) -> None:
     engine = book_engine(tiny("qwen3"), kv_tokens=16, block_size=4)
     with pytest.raises(
-        ValueError, match=r"30 tokens needs \d+ blocks, the KV cache has 5.*kv_tokens"
+        ValueError,
+        match=r"30 tokens needs \d+ blocks, but the KV cache has 5.*Raise engine.kv_tokens",
     ):
         engine.add("t", [2] * 10, SamplingParams(max_tokens=20), [0])
     assert not engine.busy

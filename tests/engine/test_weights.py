@@ -394,8 +394,8 @@ class TestWholeOrNotAtAll:
                 r"no weight 'model.norm.wieght'. Did you mean 'model.norm.weight'\?",
             ),
             ([*good.items(), (last, good[last])], f"'{last}' is given twice"),
-            (shaped, rf"'{last}' has the shape \[63\], the model's has \[64\]"),
-            (whole_numbers, rf"'{last}' is torch.int32, the model's torch.float32"),
+            (shaped, rf"'{last}' has shape \[63\], but the model's has \[64\]"),
+            (whole_numbers, rf"'{last}' is torch.int32, but the model's is torch.float32"),
             (nan, f"'{last}' is not finite in torch.float32"),
             (good | {last: good[last].to("meta")}, "meta device"),
             (

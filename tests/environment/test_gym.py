@@ -61,7 +61,7 @@ def test_unknown_names_and_settings() -> None:
     [
         ("max_terms=4", "DATASET.NAME=VALUE"),
         ("chain_sum.max_terms", "DATASET.NAME=VALUE"),
-        ("gcd.max_value=9", "does not name"),
+        ("gcd.max_value=9", "not in data.reasoning_gym.tasks"),
     ],
 )
 def test_options_of_another_form_or_dataset(option: str, problem: str) -> None:
@@ -128,5 +128,5 @@ def test_worked_solutions_by_hand() -> None:
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "reasoning_gym", None)
-    with pytest.raises(UserError, match=r'pip install "sixfold\[gym\]"'):
+    with pytest.raises(UserError, match=r"pip install 'sixfold\[gym\]'"):
         gym_tasks(["chain_sum"], size=1, seed=0)

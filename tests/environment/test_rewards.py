@@ -39,10 +39,10 @@ def test_built_in_names_files_and_modules() -> None:
     ("spec", "message"),
     [
         ("arithmatic", r"unknown reward 'arithmatic'.* Did you mean 'arithmetic'\?"),
-        ("no/such.py:f", "no such file no/such.py"),
+        ("no/such.py:f", "file not found: no/such.py"),
         (f"{FILE}:lenght", r"has no function 'lenght'. Did you mean 'length'\?"),
         ("no_such_module:f", "cannot import no_such_module: ModuleNotFoundError"),
-        (f"{FILE}:", "want path/to/file.py:function"),
+        (f"{FILE}:", "Use path/to/file.py:function"),
     ],
 )
 def test_names_that_mean_nothing(spec: str, message: str) -> None:

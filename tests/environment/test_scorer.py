@@ -344,7 +344,7 @@ def test_a_worker_outlives_no_parent() -> None:
 def test_a_reward_that_cannot_be_loaded_is_the_users_to_mend(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown reward 'maths'"):
         Environment(["maths"])
-    with pytest.raises(UserError, match="2 weights for 1 rewards"):
+    with pytest.raises(UserError, match=r"environment\.weights has 2 entries for 1 rewards"):
         Environment(["math"], weights=[1.0, 2.0])
     (tmp_path / "broken.py").write_text("import no_such_library")
     with (

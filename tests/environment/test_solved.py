@@ -111,7 +111,7 @@ def test_a_failed_check_is_neither_solved_nor_not() -> None:
 
 def test_a_name_that_no_reward_has_is_refused_with_those_there_are() -> None:
     with pytest.raises(
-        UserError, match=r"eval.metric = 'rihgt'.*choose one of right, tidy, reward.*right"
+        UserError, match=r"eval.metric = 'rihgt'.*Choose one of right, tidy, reward.*right"
     ):
         Environment([right, tidy], metric="rihgt")
     with pytest.raises(UserError, match=r"eval.metric = 'maths'.*Did you mean 'math'"):

@@ -156,7 +156,7 @@ def test_which_template(tmp_path: Path) -> None:
     ("own", "choice", "arguments", "said"),
     [
         ("{% if %}", "auto", [], r"does not parse.*model\.chat_template"),
-        ("{{ messages[0].role }}", "auto", [], r"does not show the text.*model\.chat_template"),
+        ("{{ messages[0].role }}", "auto", [], r"omits the text.*model\.chat_template"),
         (None, "auto", ["enable_thinking=false"], r"model\.template_args"),
         (
             "{{ messages[0].content }}",

@@ -116,13 +116,16 @@ def _no_tokenizer(folder: Path) -> None:
 BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (
         lambda f: (f / "config.json").unlink(),
-        r"has no config.json: is it a model folder\? \(found \['",
+        r"has no config.json. Give a model folder \(found \['",
     ),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no .safetensors weights"),
+    "no weights": (
+        lambda f: (f / "model.safetensors").unlink(),
+        "no weights .*Give a complete model folder",
+    ),
     "pickle only": (
         _pickle_only,
         (
-            r"only pickle weights \['pytorch_model.bin'\], which can run code; convert them to"
+            r"only pickle weights \['pytorch_model.bin'\], which can run code. Convert them to"
             r" safetensors"
         ),
     ),
@@ -171,7 +174,7 @@ def test_a_broken_folder_is_one_line_to_the_user(case: str, whole: Path, tmp_pat
 
 
 def test_a_file_is_no_folder(whole: Path) -> None:
-    with pytest.raises(UserError, match=r"is a file: give the folder that holds config.json"):
+    with pytest.raises(UserError, match=r"is a file. Give the folder that has config.json"):
         load(whole / "config.json")
 
 
@@ -229,6 +232,6 @@ def test_a_revision_chooses_the_commit_and_is_recorded(
 
 def test_a_revision_of_a_folder_is_refused(whole: Path) -> None:
     with pytest.raises(
-        UserError, match=r"model\.revision = 'v1' pins a hub model, and '.*' is here"
+        UserError, match=r"model\.revision = 'v1' .*'.*' is a local folder. Leave it empty"
     ):
         load_policy(ModelConfig(path=str(whole), revision="v1"), seed=0, device="cpu")

@@ -74,18 +74,18 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     (dict(layer_replication=[[0, 2]]), "layer_replication"),
     (dict(target_parameters=["x"]), "target_parameters"),
     (dict(of_a_later_version=1), "of_a_later_version = 1 is not supported"),
-    (dict(init_lora_weights="pissa_niter_4"), "'pissa_niter_4' changes the base model too"),
-    (dict(r=0), "r = 0; a whole number of at least 1 is needed"),
-    (dict(r=True), "r = True; a whole number"),
-    (dict(r=4.0), r"r = 4\.0; a whole number"),
-    (dict(r="4"), "r = '4'; a whole number"),
-    (dict(lora_alpha=None), "lora_alpha = None; a finite number is needed"),
-    (dict(lora_alpha=float("nan")), "lora_alpha = nan; a finite number"),
-    (dict(lora_alpha=float("-inf")), "lora_alpha = -inf; a finite number"),
-    (dict(lora_alpha=True), "lora_alpha = True; a finite number"),
-    (dict(lora_alpha="16"), "lora_alpha = '16'; a finite number"),
-    (dict(lora_alpha=10**400), "lora_alpha = 10+; a finite number"),
-    (dict(r=5), r"lora_A of '.*q_proj' is \[4, 64\]; a finite \[5, 64\] is needed"),
+    (dict(init_lora_weights="pissa_niter_4"), "'pissa_niter_4' also changes the base model"),
+    (dict(r=0), "r = 0, but r must be an integer of at least 1"),
+    (dict(r=True), "r = True, but r must be an integer"),
+    (dict(r=4.0), r"r = 4\.0, but r must be an integer"),
+    (dict(r="4"), "r = '4', but r must be an integer"),
+    (dict(lora_alpha=None), "lora_alpha = None, but lora_alpha must be a finite number"),
+    (dict(lora_alpha=float("nan")), "lora_alpha = nan, but"),
+    (dict(lora_alpha=float("-inf")), "lora_alpha = -inf, but"),
+    (dict(lora_alpha=True), "lora_alpha = True, but"),
+    (dict(lora_alpha="16"), "lora_alpha = '16', but"),
+    (dict(lora_alpha=10**400), "lora_alpha = 10+, but"),
+    (dict(r=5), r"lora_A of '.*q_proj' is \[4, 64\], but must be a finite \[5, 64\]"),
 ]
 
 
@@ -99,14 +99,17 @@ def test_settings_that_would_change_the_numbers_are_refused(
 
 
 WRONG: list[tuple[dict[str, Tensor | None], str]] = [
-    ({f"{KEY}.lora_B.weight": None}, rf"lora_B of '{Q}' is missing; a finite \[64, 4\] is needed"),
+    (
+        {f"{KEY}.lora_B.weight": None},
+        rf"lora_B of '{Q}' is missing, but must be a finite \[64, 4\]",
+    ),
     (
         {f"{KEY}.lora_A.weight": torch.ones(4, 63)},
-        rf"lora_A of '{Q}' is \[4, 63\]; a finite \[4, 64\]",
+        rf"lora_A of '{Q}' is \[4, 63\], but must be a finite \[4, 64\]",
     ),
     (
         {f"{KEY}.lora_A.weight": torch.full((4, 64), torch.nan)},
-        rf"lora_A of '{Q}' is \[4, 64\]; a finite",
+        rf"lora_A of '{Q}' is \[4, 64\], but must be a finite",
     ),
     ({f"{KEY}.lora_magnitude_vector": torch.ones(64)}, "lora_magnitude_vector' is not supported"),
     (
@@ -148,15 +151,15 @@ def test_folders_that_are_none(
             read_adapter(str(folder), tiny("qwen3"))
         return str(caught.value)
 
-    assert "has no adapter_config.json: give a folder that PEFT saved" in refusal(
+    assert "has no adapter_config.json. Give a folder saved by PEFT" in refusal(
         tmp_path / "nowhere"
     )
     change(saved, {key: None for key in load_file(saved / "adapter_model.safetensors")})
-    assert "holds no weights" in refusal(saved)
+    assert "has no weights" in refusal(saved)
     (saved / "adapter_model.safetensors").write_bytes(b"x")
     assert "cannot be read" in refusal(saved)
     (saved / "adapter_config.json").write_text("[]")
     save_file({}, saved / "adapter_model.safetensors")
-    assert "does not hold an object" in refusal(saved)
+    assert "must be a JSON object" in refusal(saved)
     (saved / "adapter_model.safetensors").rename(saved / "adapter_model.bin")
     assert "has no adapter_model.safetensors" in refusal(saved)

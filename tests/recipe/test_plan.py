@@ -143,11 +143,11 @@ def test_what_only_the_embedded_engine_does_is_refused_with_another(backend: str
 
 
 def test_contradictions_are_refused_with_their_reason(tmp_path: Path) -> None:
-    assert (
-        refusal("--rollout.samples_per_prompt=1")
-        == "rollout.samples_per_prompt = 1 gives every sample zero advantage under grpo; use >= 2"
+    alone = refusal("--rollout.samples_per_prompt=1")
+    assert alone.startswith("rollout.samples_per_prompt = 1") and alone.endswith("at least 2")
+    assert "'grpo'" in alone and "'rloo'" in refusal(
+        "--rollout.samples_per_prompt=1", "--algorithm.name=rloo"
     )
-    assert "under rloo" in refusal("--rollout.samples_per_prompt=1", "--algorithm.name=rloo")
     assert (
         refusal("--rollout.max_new_tokens=512")
         == "rollout.max_new_tokens = 512 leaves no room for a prompt in the model's context of 512"
@@ -159,24 +159,19 @@ def test_contradictions_are_refused_with_their_reason(tmp_path: Path) -> None:
         " context of 512 tokens (model.scratch.context)"
     )
     make_plan(recipe("--rollout.max_new_tokens=112", "--data.max_prompt_tokens=400"))
-    assert refusal("--engine.kv_tokens=511").startswith(
-        "engine.kv_tokens = 511 cannot hold one sequence of up to 512 tokens; use >= 512"
-    )
+    small = refusal("--engine.kv_tokens=511")
+    assert small.startswith("engine.kv_tokens = 511") and "at least 512" in small
     assert make_plan(recipe("--engine.kv_tokens=512")).kv_blocks == 32
     assert make_plan(recipe("--engine.kv_tokens=513")).kv_blocks == 33
-    assert refusal("--eval.samples=4").startswith(
-        "eval.samples = 4 at eval.temperature = 0 draws the same greedy answer each time"
-    )
-    assert refusal("--rollout.top_k=1").startswith(
-        "rollout.top_k = 1 leaves one token to draw: its log-prob is 0 whatever the weights are"
-    )
-    assert (
-        refusal("--rollout.top_k=4", "--algorithm.entropy_target=1.4")
-        == "algorithm.entropy_target = 1.4 nats is out of reach: a choice of rollout.top_k = 4"
-        " tokens has an entropy of at most ln 4 = 1.39"
-    )
+    greedy = refusal("--eval.samples=4")
+    assert greedy.startswith("eval.samples = 4") and "eval.temperature > 0" in greedy
+    one = refusal("--rollout.top_k=1")
+    assert one.startswith("rollout.top_k = 1") and "at least 2, or 0" in one
+    target = refusal("--rollout.top_k=4", "--algorithm.entropy_target=1.4")
+    assert target.startswith("algorithm.entropy_target = 1.4") and "ln 4 = 1.39" in target
+    assert "rollout.top_k = 4" in target and "Lower it, or raise rollout.top_k" in target
     make_plan(recipe("--rollout.top_k=4", "--algorithm.entropy_target=1.3"))
-    assert "alphabet has 'ab' more than once" in refusal("--model.scratch.alphabet=abcba")
+    assert "alphabet has repeated characters: 'ab'" in refusal("--model.scratch.alphabet=abcba")
     assert "head_dim = 33 is odd" in refusal("--model.scratch.head_dim=33")
     folder = write_model(tmp_path / "m", QWEN, {"w": [2]})
     assert refusal(f"--model.path={folder}", "--rollout.max_new_tokens=1024").endswith(
@@ -185,10 +180,9 @@ def test_contradictions_are_refused_with_their_reason(tmp_path: Path) -> None:
 
 
 def test_model_folders_that_are_none(tmp_path: Path) -> None:
-    assert (
-        refusal(f"--model.path={tmp_path}")
-        == f"model.path: {tmp_path} holds no config.json: it is not a Hugging Face model folder"
-    )
+    empty = refusal(f"--model.path={tmp_path}")
+    assert empty.startswith(f"model.path: {tmp_path} has no config.json")
+    assert empty.endswith("model folder")
     assert (
         refusal("--model.path=./no/such")
         == "model.path: no folder no/such, and './no/such' is not a hub id (owner/name)"
@@ -196,7 +190,7 @@ def test_model_folders_that_are_none(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m", QWEN, {"w": [2]})
     assert "is a file; give the folder" in refusal(f"--model.path={folder}/config.json")
     (folder / "model.safetensors").write_bytes(b"\xff" * 20)
-    assert "not a safetensors file or is cut short" in refusal(f"--model.path={folder}")
+    assert "not a complete safetensors file" in refusal(f"--model.path={folder}")
     (folder / "config.json").write_text("{")
     assert "config.json cannot be read" in refusal(f"--model.path={folder}")
 

@@ -99,15 +99,15 @@ MISTAKES = {
     "value for section": (
         "trainer = 1",
         (
-            "'trainer' is a section, not a setting; set what is in it, e.g. trainer.learning_rate"
-            " (demo.toml, line 1)"
+            "'trainer' is a section, not a setting. Set one of its settings, e.g."
+            " trainer.learning_rate (demo.toml, line 1)"
         ),
     ),
     "array of tables": (
         "[[trainer]]\nseed = 1",
         (
-            "'trainer' is a section, not a setting; set what is in it, e.g. trainer.learning_rate"
-            " (demo.toml, line 1)"
+            "'trainer' is a section, not a setting. Set one of its settings, e.g."
+            " trainer.learning_rate (demo.toml, line 1)"
         ),
     ),
     "below the bound": (
@@ -294,8 +294,8 @@ FLAG_MISTAKES = {
         "--trainer=1",
         "--trainer.betas=0.5,0.5",
     ): (
-        "'trainer' is a section, not a setting; set what is in it, e.g. trainer.learning_rate"
-        " (--trainer)"
+        "'trainer' is a section, not a setting. Set one of its settings, e.g."
+        " trainer.learning_rate (--trainer)"
     ),
     ("oops",): "unexpected argument 'oops'; settings are written --section.key value",
     ("--run.dir=\udcff",): "--run.dir: the value is not valid UTF-8",
@@ -599,11 +599,11 @@ def test_a_list_of_tables_loads_dumps_and_passes_as_a_flag() -> None:
         ("[[data.sources]]\nweight = 1", r"data.sources, entry 1: source: field required"),
         (
             "[[data.sources]]\nsource = 'a'\n[[data.sources]]\nsource = 'a'",
-            "data.sources: two are called 'a': give each a name",
+            "data.sources: two sources have the name 'a'. Set `name`",
         ),
         (
             "[data]\nsource = 'b'\n[[data.sources]]\nsource = 'a'",
-            "data.source and data.sources are both set: put source into each table",
+            "data.source and data.sources are both set. Move source into each table",
         ),
         ("[[data.sources]]\nsource = 'reasoning_gym'", "data.reasoning_gym.tasks is empty"),
     ],

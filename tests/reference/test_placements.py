@@ -409,5 +409,5 @@ def test_fused_is_refused_where_the_loss_is_not_the_first_to_ask() -> None:
         "--algorithm.name",
         "opd",
     ]
-    with pytest.raises(UserError, match="a teacher's opinion needs them before"):
+    with pytest.raises(UserError, match="distillation from a teacher needs them earlier"):
         make_plan(parse_recipe("run.seed = 0", "test", teacher))

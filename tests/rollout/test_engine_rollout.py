@@ -114,7 +114,7 @@ def test_same_seed_same_trajectories_and_other_seed_others(policy: Policy) -> No
 
 def test_one_task_twice_in_a_call_is_refused(policy: Policy) -> None:
     rollout = make_rollout(policy)
-    with pytest.raises(ValueError, match="task ids repeat"):
+    with pytest.raises(ValueError, match="a task id is repeated"):
         rollout.generate([TASKS[0], TASKS[1], Task(TASKS[0].id, "1+1=")], seed=1)
     assert not rollout.engine.busy
 

@@ -24,7 +24,7 @@ def test_overlong_prompts_are_dropped_and_counted_or_refused() -> None:
         [TASKS[0], TASKS[2]], 1, 6
     )  # two tokens of template
     with pytest.raises(
-        UserError, match=r"task long: the prompt has 10 tokens and 6 fit.*data.overlong"
+        UserError, match=r"task long: the prompt has 10 tokens, but only 6 fit.*data.overlong"
     ):
         fitting_tasks(renderer(), TASKS, limit=6, overlong="error")
     assert fitting_tasks(renderer(), TASKS, limit=10, overlong="error") == Fitting(TASKS, 0, 10)

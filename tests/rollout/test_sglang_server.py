@@ -179,7 +179,7 @@ def test_no_server_says_how_to_start_one(policy: Policy) -> None:
     with pytest.raises(
         UserError,
         match=(
-            r"no SGLang server at http://127.0.0.1:9 \(.*\): start one with python -m"
+            r"no SGLang server at http://127.0.0.1:9 \(.*\). Start one with python -m"
             r" sglang.launch_server"
         ),
     ):
@@ -208,13 +208,15 @@ def test_refusals_carry_what_the_server_said(recorded: Any, policy: Policy) -> N
 def test_a_server_that_kept_the_old_number_is_found_out(recorded: Any, policy: Policy) -> None:
     stale = changed(CONTRACT[2], body={**CONTRACT[2]["reply"]["body"], "weight_version": "default"})
     engine = connect(recorded(CONTRACT[0], CONTRACT[1], stale), policy)
-    with pytest.raises(UserError, match="says that it has weights 'default' after loading '7'"):
+    with pytest.raises(UserError, match="reports weights 'default' after '7'"):
         engine.load(dict(policy.model.named_parameters()), 7)
     assert engine.version == -1
 
 
 def test_something_else_on_that_port_is_named(recorded: Any, policy: Policy) -> None:
-    with pytest.raises(UserError, match=r"what answers GET /health at .* is no SGLang server"):
+    with pytest.raises(
+        UserError, match=r"did not answer GET /health with JSON, so it is not SGLang"
+    ):
         connect(recorded(changed(CONTRACT[0], body="<html>")), policy)
 
 
@@ -222,5 +224,5 @@ def test_an_answer_that_does_not_come_has_an_end(
     recorded: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sglang_server, "SHORT_S", 0.2)
-    with pytest.raises(UserError, match=r"has not answered GET /health within 0.2 s"):
+    with pytest.raises(UserError, match=r"did not answer GET /health within 0.2 s"):
         connect(recorded({**CONTRACT[0], "slow": True}), policy)

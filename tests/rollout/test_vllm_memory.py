@@ -79,7 +79,7 @@ def test_gpus_are_numbered_as_the_trainer_sees_them(
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match=r"rollout\.backend\.devices = '2'") as caught:
         visible_devices("2", "cuda:0", "4,6")
-    assert "leaves 2 GPUs" in str(caught.value)
+    assert "there are 2 GPUs" in str(caught.value)
 
 
 def arguments(

@@ -119,7 +119,7 @@ def test_scores_are_at_temperature_one(policy: Policy, engine: VllmProcess) -> N
 
 
 def test_one_task_twice_in_a_call_is_refused(policy: Policy, engine: VllmProcess) -> None:
-    with pytest.raises(ValueError, match="task ids repeat"):
+    with pytest.raises(ValueError, match="a task id is repeated"):
         make_rollout(policy, engine).generate([TASKS[0], TASKS[0]], 1)
 
 
@@ -128,7 +128,9 @@ def test_tokens_of_other_weights_than_those_handed_over_are_refused(
 ) -> None:
     engine.version = 5  # on our side alone
     try:
-        with pytest.raises(RuntimeError, match=r"sampled from weights \[4\], it was given 5"):
+        with pytest.raises(
+            RuntimeError, match=r"weights of version \[4\], but version 5 was loaded"
+        ):
             make_rollout(policy, engine).generate(TASKS, 1)
     finally:
         engine.version = 4
@@ -169,7 +171,7 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Change:
 
 def test_an_interpreter_that_is_not_there_is_refused(policy: Policy) -> None:
     with pytest.raises(
-        UserError, match=r"rollout.backend.python = '/no/such/python': no such interpreter"
+        UserError, match=r"rollout.backend.python = '/no/such/python': interpreter not found"
     ):
         start(policy, "/no/such/python")
 
@@ -180,7 +182,9 @@ def test_an_interpreter_without_vllm_says_how_to_get_it(
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with pytest.raises(
         UserError,
-        match=re.escape(f"{sys.executable} has no vllm. Run pip install 'sixfold[vllm]', or set"),
+        match=re.escape(
+            f"{sys.executable} does not have vllm. Run pip install 'sixfold[vllm]', or set"
+        ),
     ):
         start(policy)
 
@@ -197,8 +201,8 @@ def test_a_death_is_told_with_its_last_words_and_is_final(policy: Policy, fault:
     with pytest.raises(
         UserError,
         match=(
-            r"exit code 3: go on with --resume. It wrote last:\n(.*\n)*  MemoryError: no room for"
-            r" the cache"
+            r"exit code 3. Continue with --resume. Its last output:\n(.*\n)*  MemoryError: no room"
+            r" for the cache"
         ),
     ):
         make_rollout(policy, engine).generate(TASKS, 1)

@@ -120,7 +120,7 @@ def test_a_shorter_context_is_said_once_on_loading(
     saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And not on standard output, which holds the completions of `generate`."""
-    note = "Qwen3ForCausalLM turns positions otherwise in texts of more than 64 tokens"
+    note = "Qwen3ForCausalLM changes its rotary frequencies"
     monkeypatch.setattr("sixfold.model.loading.check_split", lambda model: Context(64, note))
     generate(str(saved), "12+7=", **ASKED, device="cpu")
     out, err = capsys.readouterr()

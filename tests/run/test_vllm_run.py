@@ -84,6 +84,6 @@ def test_a_sampler_that_keeps_its_old_weights_ends_the_run(
 
 def test_no_vllm_leaves_no_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH")
-    with pytest.raises(UserError, match=r"has no vllm\. Run pip install 'sixfold\[vllm\]'"):
+    with pytest.raises(UserError, match=r"does not have vllm\. Run pip install 'sixfold\[vllm\]'"):
         run(tmp_path, "none", 1)
     assert list(tmp_path.iterdir()) == []

@@ -41,6 +41,6 @@ def test_it_refuses_where_log_probs_would_move_too_far(
     monkeypatch.setattr(kv_probe, "kv_deviation", lambda *_, **__: 0.7)
     options = ServeOptions(**(vars(OPTIONS) | {"kv_dtype": "int8"}))
     with pytest.raises(
-        UserError, match=r"--kv-dtype int8: .*0.7 nats \(limit 0.2\): use kv_dtype auto"
+        UserError, match=r"--kv-dtype int8: .*0.7 nats \(limit 0.2\). Use kv_dtype auto"
     ):
         make_served(chat_policy, options)

@@ -160,7 +160,7 @@ def test_tools_that_the_template_would_not_show_are_refused(chat_policy: Policy)
             "{% for m in messages %}{{ '<|user|>' + m.content }}{% endfor %}<|assistant|>"
         )
         try:
-            with pytest.raises(openai.BadRequestError, match="no place for tools"):
+            with pytest.raises(openai.BadRequestError, match="does not support tools"):
                 server.client().chat.completions.create(model="tiny", messages=ASK, tools=TOOLS)
             server.served.encoders[
                 0
@@ -170,7 +170,7 @@ def test_tools_that_the_template_would_not_show_are_refused(chat_policy: Policy)
             ):
                 server.client().chat.completions.create(model="tiny", messages=ASK)
             server.served.encoders[0].tokenizer.chat_template = None
-            with pytest.raises(openai.BadRequestError, match="use /v1/completions"):
+            with pytest.raises(openai.BadRequestError, match="Use /v1/completions"):
                 server.client().chat.completions.create(model="tiny", messages=ASK)
         finally:
             server.served.encoders[0].tokenizer.chat_template = TEMPLATE

@@ -241,7 +241,7 @@ def test_a_record_that_cannot_be_written_fails_the_exchange_and_not_the_server(
 
         recorder.write = full
         answer = httpx.post(server.url + TEXT, json=body(0), timeout=30)
-        assert answer.status_code == 500 and "could not be recorded" in answer.text
+        assert answer.status_code == 500 and "could not be written to the record" in answer.text
         recorder.write = write
         assert httpx.post(server.url + TEXT, json=body(0), timeout=30).status_code == 200
         server.idle()

@@ -147,7 +147,7 @@ def test_what_fails_leaves_the_old_weights(
     bad.save(broken)
     before = [p.clone() for p in serving.engine.runner.model.module.parameters()]
     for body, status, param, words in (
-        (dict(path=str(wider), version=1), 400, "path", "has the shape"),
+        (dict(path=str(wider), version=1), 400, "path", "has shape"),
         (dict(path=str(foreign), version=1), 400, "path", "another vocabulary"),
         (dict(path=str(broken), version=1), 400, "path", "'model.norm.weight' is not finite"),
         (dict(path=str(tmp_path / "nowhere"), version=1), 400, "path", "no such folder"),
@@ -181,7 +181,7 @@ def test_a_version_must_grow(serving: Running, checkpoint: Path) -> None:
         answer = post(serving, path=str(checkpoint), version=version)
         assert (
             answer.status_code == 409
-            and f"have version 2: {version} is not newer" in answer.json()["error"]["message"]
+            and f"version = {version} must be greater" in answer.json()["error"]["message"]
         )
     assert post(serving, path=str(checkpoint), version=3).status_code == 200
 

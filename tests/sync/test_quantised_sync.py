@@ -156,7 +156,7 @@ def test_the_copy_is_proven_for_the_rounded_weights(
     monkeypatch.setattr(
         engine_weights, "_copy", lambda target, source: target.copy_(own[target.shape])
     )
-    with pytest.raises(RuntimeError, match="did not come out equal to what was given"):
+    with pytest.raises(RuntimeError, match="differs from the given tensor"):
         sync.refresh()
 
 

@@ -66,9 +66,9 @@ class Adapters:
         """
         if not name or name in self._loaded:
             raise ValueError(
-                f"adapter '{name}' is loaded already: choose another name"
+                f"adapter '{name}' is already loaded. Use another name"
                 if name
-                else "an adapter needs a name"
+                else "the adapter's name is empty. Give it a name"
             )
         layers = {}
         for layer, (down, up) in adapter.layers.items():
@@ -161,8 +161,8 @@ class Additions:
         for part in self._parts.get(layer, ()):
             if len(x) != self._tokens:
                 raise RuntimeError(
-                    f"layer '{layer}' was given {len(x)} of {self._tokens} rows: whose they are is"
-                    " not known"
+                    f"layer '{layer}' got {len(x)} rows, but the forward pass has {self._tokens}:"
+                    " their adapters are unknown"
                 )
             whole = len(part.rows) == self._tokens >= MIN_ROWS
             difference = F.linear(F.linear(x if whole else x[part.padded], part.down), part.up).to(

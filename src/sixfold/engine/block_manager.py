@@ -44,7 +44,8 @@ class BlockManager:
         """
         if count > len(self._free):
             raise RuntimeError(
-                f"KV cache: {count} blocks wanted, {len(self._free)} of {self.count} free"
+                f"KV cache: {count} blocks requested, but only {len(self._free)} of {self.count}"
+                " are free"
             )
         taken = [self._free.pop() for _ in range(count)]
         for block in taken:
@@ -66,7 +67,9 @@ class BlockManager:
         for block in blocks:
             self._owners[block] -= 1
             if self._owners[block] < 0:
-                raise RuntimeError(f"KV cache: block {block} released more often than owned")
+                raise RuntimeError(
+                    f"KV cache: block {block} was released more often than it was shared"
+                )
             if self._owners[block] == 0:
                 self._free.append(block)
             self.idle += self.is_idle(block)

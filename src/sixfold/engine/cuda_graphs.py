@@ -49,7 +49,9 @@ class CUDACapture:
 
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda":
-            raise ValueError(f"CUDA graphs need a model on a CUDA device; this one is on {device}")
+            raise ValueError(
+                f"CUDA graphs need a model on a CUDA device, but this model is on {device}"
+            )
         self._stream = torch.cuda.Stream(device)
 
     def __call__(
@@ -180,8 +182,9 @@ class DecodeGraphs:
             self.failure = str(error).strip() or type(error).__name__
             self.clear()
             warnings.warn(
-                "CUDA graphs are off from here on: a capture failed"
-                f" ({self.failure.splitlines()[0]}); engine.cuda_graphs = 'off' avoids the try",
+                "CUDA graphs are now off, because a capture failed"
+                f" ({self.failure.splitlines()[0]}). Set engine.cuda_graphs = 'off' to skip the"
+                " attempt",
                 stacklevel=2,
             )
             return False

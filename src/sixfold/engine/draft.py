@@ -89,8 +89,8 @@ def check_vocabulary(target: LanguageModel, draft: LanguageModel) -> None:
     ours, theirs = _vocabulary(target), _vocabulary(draft)
     if ours != theirs:
         raise ValueError(
-            f"the draft model has {theirs} tokens, the model {ours}: a draft needs the same"
-            " tokenizer and vocabulary"
+            f"the draft model has {theirs} tokens, but the model has {ours}. Use a draft model"
+            " with the same tokenizer and vocabulary"
         )
 
 

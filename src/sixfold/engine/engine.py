@@ -144,7 +144,9 @@ class Engine:
                 cannot fit in the KV cache, or an adapter that is not loaded.
         """
         if not prompt:
-            raise ValueError("empty prompt: the model needs at least one token to continue")
+            raise ValueError(
+                "the prompt is empty. Give at least one token for the model to continue"
+            )
         if params.max_tokens < 1 or not samples:
             raise ValueError(
                 f"nothing to generate: max_tokens={params.max_tokens}, samples={samples}"
@@ -179,8 +181,8 @@ class Engine:
         """
         if self.weights.torn:
             raise RuntimeError(
-                "the weights are torn: an update was broken off, and the old weights could not be"
-                " put back"
+                "the weights are torn: an update failed, and the old weights could not be restored."
+                " Load all weights again"
             )
         loaded = None if adapter is None else self.adapters.get(adapter)
         yield from PromptScorer(self.runner).scores(prompts, temperature, top, loaded)
@@ -250,9 +252,9 @@ class Engine:
             RuntimeError: if `version` does not increase, or sequences are in flight.
         """
         if self.busy:
-            raise RuntimeError("weights changed while sequences are in flight")
+            raise RuntimeError("weights were changed while sequences are in flight")
         if version <= self.version:
-            raise RuntimeError(f"weight version must grow: {self.version} -> {version}")
+            raise RuntimeError(f"the weight version must increase: {self.version} -> {version}")
         self._forget_weights()
         self.version = version
 
@@ -281,7 +283,7 @@ class Engine:
         without `undo`.
         """
         if version < self.version or (version == self.version and self.busy):
-            raise RuntimeError(f"weight version must grow: {self.version} -> {version}")
+            raise RuntimeError(f"the weight version must increase: {self.version} -> {version}")
         self.weights.load(tensors, undo=undo)
         self.scheduler.outdate()
         self.version = version
@@ -301,7 +303,7 @@ class Engine:
             ValueError: if the sequence has already ended.
         """
         if sequence.finish_reason is not None:
-            raise ValueError(f"the sequence has ended already: {sequence.finish_reason}")
+            raise ValueError(f"the sequence has already ended: {sequence.finish_reason}")
         sequence.finish_reason = reason
         sequence.seconds = time.perf_counter() - sequence.started
         self.scheduler.retire([sequence])
@@ -344,7 +346,7 @@ class Engine:
                 cache.
         """
         if self.busy:
-            raise RuntimeError("KV memory released while sequences are in flight")
+            raise RuntimeError("the KV cache cannot be freed while sequences are in flight")
         self.prefixes.clear()
         self.runner.release_memory()
         if self.speculator is not None:
@@ -382,8 +384,8 @@ class Engine:
         """Run the model for the starting and the decoding sequences, if there are any."""
         if self.weights.torn:
             raise RuntimeError(
-                "the weights are torn: an update was broken off, and the old weights could not be"
-                " put back"
+                "the weights are torn: an update failed, and the old weights could not be restored."
+                " Load all weights again"
             )
         for chunk, row in fill(self.runner, work):
             chunk.ticket.logits, chunk.ticket.version = row, self.version

@@ -89,5 +89,5 @@ def make_prefix_cache(kind: str, blocks: BlockManager) -> PrefixCache:
         "hash": BlockHashCache,
     }
     if kind not in kinds:
-        raise ValueError(f"unknown prefix cache '{kind}': none, radix or hash")
+        raise ValueError(f"unknown prefix cache '{kind}'. Use none, radix or hash")
     return kinds[kind](blocks)

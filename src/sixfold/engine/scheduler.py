@@ -134,8 +134,8 @@ class Scheduler:
         worst = self.reservation.worst(request)
         if worst > self.blocks.count:
             raise ValueError(
-                f"a sequence of {request.limit} tokens needs {worst} blocks, the KV cache has"
-                f" {self.blocks.count}: raise engine.kv_tokens"
+                f"engine.kv_tokens: a sequence of {request.limit} tokens needs {worst} blocks,"
+                f" but the KV cache has {self.blocks.count}. Raise engine.kv_tokens"
             )
         request.arrival, self._arrivals = self._arrivals, self._arrivals + 1
         self._queue(Ticket(request, request.prompt))
@@ -154,7 +154,8 @@ class Scheduler:
                 self._admit(work)
                 if not work.admits:
                     raise RuntimeError(
-                        "the engine's queue is stuck: its head does not fit an empty cache"
+                        "the engine's queue is stuck: its first request does not fit into an"
+                        " empty KV cache"
                     )
         if self.chunked or not work.admits:
             work.decoding = self.running.copy()
@@ -257,7 +258,7 @@ class Scheduler:
         the running sequence that is last in rank is preempted.
         """
         if not self.preempt:
-            raise RuntimeError("KV cache: a running sequence outgrew its reservation")
+            raise RuntimeError("KV cache: a running sequence exceeded its reservation")
         held = next((t for t in reversed(self.waiting) if t.blocks), None)
         if held is not None:
             self._drop(held)

@@ -59,7 +59,7 @@ class Speculation:
     def __post_init__(self) -> None:
         if self.k < 1 or not 1 <= self.shortest <= self.longest:
             raise ValueError(
-                f"speculation needs k >= 1 and 1 <= shortest <= longest, got {self.k},"
+                f"speculation needs k >= 1 and 1 <= shortest <= longest, but got {self.k},"
                 f" {self.shortest}, {self.longest}"
             )
 

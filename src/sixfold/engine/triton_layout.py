@@ -52,8 +52,8 @@ class TritonDecodeLayout:
         size = v.shape[-1]
         if size > k.shape[-1]:
             raise ValueError(
-                f"values of {size} numbers, keys of {k.shape[-1]}: the kernels take no values"
-                " longer than keys"
+                f"values have {size} numbers but keys have {k.shape[-1]}: the kernels do not"
+                " support values longer than keys"
             )
         pools = self.cache.write(
             kernel.layer, k[0], F.pad(v[0], (0, k.shape[-1] - size)), self.slots

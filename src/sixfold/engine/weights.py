@@ -128,8 +128,8 @@ class Weights:
             raise ValueError(f"weight '{wrong}' is not finite in {own[wrong].dtype}")
         if wrong := first_false({f"'{a}' and '{b}'": same for a, b, same in twins}):
             raise ValueError(
-                f"weights {wrong} are tied in the model: they are one tensor, and what is given for"
-                " them differs"
+                f"weights {wrong} are tied in the model, but the given tensors differ. Give equal"
+                " tensors, or one of them"
             )
         _check_apart(list(plan.values()))
         return list(plan.values())
@@ -176,22 +176,22 @@ def _check(write: Write, source: Tensor, storages: set[int]) -> None:
     name, target = write.name, write.target
     if source.shape != target.shape:
         raise ValueError(
-            f"weight '{name}' has the shape {list(source.shape)}, the model's has"
+            f"weight '{name}' has shape {list(source.shape)}, but the model's has"
             f" {list(target.shape)}"
         )
     if source.dtype != target.dtype and not (
         source.is_floating_point() and target.is_floating_point()
     ):
         raise ValueError(
-            f"weight '{name}' is {source.dtype}, the model's {target.dtype}: only floating types"
-            " are cast into one another"
+            f"weight '{name}' is {source.dtype}, but the model's is {target.dtype}. Only"
+            " floating-point dtypes are converted"
         )
     if source.is_meta:
         raise ValueError(f"weight '{name}' has no data: it is on the meta device")
     if source.untyped_storage().data_ptr() in storages:
         raise ValueError(
-            f"weight '{name}' lies in the model's own storage: there is nothing to copy, a shared"
-            " module gets a new version only"
+            f"weight '{name}' is in the model's own storage, so there is nothing to copy. Use a"
+            " new version number only"
         )
 
 
@@ -209,8 +209,8 @@ def _check_apart(plan: list[Write]) -> None:
     for (_, stop, name), (start, _, other) in pairwise(spans):
         if start < stop:
             raise ValueError(
-                f"weights '{name}' and '{other}' share memory in the model without being one"
-                " tensor: they cannot be loaded"
+                f"weights '{name}' and '{other}' overlap in memory without being one tensor, so"
+                " they cannot be loaded"
             )
 
 
@@ -223,7 +223,7 @@ def _write(plan: list[Write], begun: list[int]) -> None:
         _copy(write.target, new)
         equal[write.name] = (write.target == new).all()
     if wrong := first_false(equal):
-        raise RuntimeError(f"weight '{wrong}' did not come out equal to what was given")
+        raise RuntimeError(f"weight '{wrong}' differs from the given tensor after the copy")
 
 
 def _kept(targets: list[Tensor]) -> list[Tensor]:

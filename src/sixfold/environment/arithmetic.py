@@ -78,8 +78,8 @@ def _distinct_operands(
     possible = comb(below + terms - 1, terms)
     if count > possible:
         raise UserError(
-            f"{count} sums of {terms} numbers below {below} were asked for and {possible} exist:"
-            " raise data.arithmetic.digits"
+            f"data.arithmetic: {count} tasks need {count} different sums of {terms} numbers below"
+            f" {below}, but only {possible} exist. Raise data.arithmetic.digits"
         )
     if 2 * count > possible:  # rejection sampling would take too long
         multisets = list(combinations_with_replacement(range(below), terms))

@@ -14,27 +14,24 @@ from typing import Any
 from ..errors import UserError
 from .sampled import asked_of
 
-FORMS = (
-    "a reward is a function f(completion, task) -> float, or TRL's f(prompts, completions,"
-    " **columns) -> list"
-)
+FORMS = "f(completion, task) -> float, or TRL's f(prompts, completions, **columns) -> list"
 
 
 def check_callable(reward: Any) -> None:
     """Raise UserError if `reward` cannot be called as a reward function."""
     if isinstance(reward, str):
         raise UserError(
-            f"reward = {reward!r} is text: name rewards in settings,"
+            f"reward = {reward!r} is text. Name rewards in settings:"
             f" settings={{'environment.rewards': [{reward!r}]}}"
         )
     if isinstance(reward, list | tuple):
         raise UserError(
-            f"reward is a {type(reward).__name__}: give one function, or name several in settings"
+            f"reward is a {type(reward).__name__}. Give one function, or name several in settings"
             " under 'environment.rewards'"
         )
     if isinstance(reward, type) or not callable(reward):
         shown = f"the class {reward.__name__}" if isinstance(reward, type) else repr(reward)[:60]
-        raise UserError(f"reward = {shown} is not a function: {FORMS}")
+        raise UserError(f"reward = {shown} is not a function. Use {FORMS}")
     if takes_groups(reward):
         return
     try:
@@ -42,7 +39,7 @@ def check_callable(reward: Any) -> None:
     except TypeError as error:
         raise UserError(
             f"reward {callable_name(reward)} cannot be called with a completion and a task"
-            f" ({error}): {FORMS}"
+            f" ({error}). Use {FORMS}"
         ) from error
     except ValueError:  # a C function without a signature
         return

@@ -63,13 +63,13 @@ def gym_options(options: Sequence[str], names: Sequence[str]) -> dict[str, dict[
         dataset, dot, name = key.partition(".")
         if not (dot and name and text):
             raise UserError(
-                f"data.reasoning_gym.options: {option!r} is not of the form DATASET.NAME=VALUE,"
+                f"data.reasoning_gym.options: {option!r} must have the form DATASET.NAME=VALUE,"
                 " e.g. chain_sum.max_terms=4"
             )
         if dataset not in found:
             raise UserError(
-                f"data.reasoning_gym.options: {option!r} is for {dataset!r}, which"
-                " data.reasoning_gym.tasks does not name"
+                f"data.reasoning_gym.options: {option!r} is for {dataset!r}, which is not in"
+                " data.reasoning_gym.tasks. Add it there, or remove the option"
             )
         try:
             found[dataset][name] = json.loads(text)
@@ -128,5 +128,5 @@ def _library() -> ModuleType:
     try:
         import reasoning_gym
     except ImportError as error:
-        raise UserError('reasoning-gym is not installed: pip install "sixfold[gym]"') from error
+        raise UserError("reasoning-gym is not installed. Run pip install 'sixfold[gym]'") from error
     return reasoning_gym

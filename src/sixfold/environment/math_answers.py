@@ -47,7 +47,7 @@ def math_reward(completion: str, task: Task) -> float:
         BadReference: if the CAS fails on the task's answer.
     """
     if task.answer is None:
-        raise ValueError(f"task {task.id!r} has no answer to check against")
+        raise ValueError(f"task {task.id!r} has no reference answer")
     gold = normalise(last_box(str(task.answer)) or str(task.answer))
     try:
         answer = final_answer(completion)

@@ -28,7 +28,7 @@ from .worker import Check, Outcome
 START_TIMEOUT_S = 120.0  # a process may import a large library before its first check
 CHECKS_PER_REQUEST = 128
 MAX_REPLY_BYTES = 1 << 24
-_BAD_REPLY = "sent a reply of the wrong form"
+_BAD_REPLY = "sent a malformed reply"
 
 
 @dataclass(frozen=True)
@@ -200,8 +200,8 @@ class WorkerPool:
         worker.child.close(grace_s=0.0)
         if not worker.ready:
             raise UserError(
-                f"a process that checks answers did not start ({reason}); rewards:"
-                f" {', '.join(self._specs)}"
+                f"environment.rewards: a process that checks answers did not start ({reason})."
+                f" Rewards: {', '.join(self._specs)}"
             )
         self._workers.append(self._spawn())
         if worker.pending:

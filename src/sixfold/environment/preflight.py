@@ -70,8 +70,8 @@ class Baseline(NamedTuple):
         }
         free = [words for words, value in earned.items() if value >= FREE_ABOVE]
         return (
-            f"the reward can be earned without solving the task: {' and '.join(free)} per task;"
-            " training will exploit it"
+            f"the reward can be earned without solving the task: {' and '.join(free)} per task."
+            " Training may learn to give such answers"
             if free
             else ""
         )
@@ -91,16 +91,16 @@ def preflight(solved: Sequence[bool]) -> Verdict:
     rate = sum(solved) / len(solved)
     if rate < 0.05:
         return Verdict(
-            rate, "too hard", "warm up longer on worked solutions (sft.steps), or take easier tasks"
+            rate, "too hard", "warm up longer on worked solutions (sft.steps), or use easier tasks"
         )
     if rate > 0.95:
         return Verdict(
             rate,
             "too easy",
-            "take harder tasks: nearly every group will have equal rewards and give no gradient",
+            "use harder tasks: nearly all groups will have equal rewards and give no gradient",
         )
     if 0.10 <= rate <= 0.80:
-        return Verdict(rate, "productive", "the tasks suit the model")
+        return Verdict(rate, "productive", "the difficulty of the tasks suits the model")
     return Verdict(
         rate,
         "borderline",

@@ -147,11 +147,13 @@ def check_spec(spec: str) -> None:
     source, colon, function_name = spec.rpartition(":")
     if not colon and spec not in BUILT_IN:
         forms = f"{', '.join(BUILT_IN)}, path/to/file.py:function or module:function"
-        raise UserError(f"unknown reward {spec!r}: it is {forms}.{nearest(spec, list(BUILT_IN))}")
+        raise UserError(f"unknown reward {spec!r}. Use {forms}.{nearest(spec, list(BUILT_IN))}")
     if colon and not (source and function_name.isidentifier()):
-        raise UserError(f"reward {spec!r}: want path/to/file.py:function or module:function")
+        raise UserError(
+            f"reward {spec!r} is malformed. Use path/to/file.py:function or module:function"
+        )
     if source.endswith(".py") and not Path(source).is_file():
-        raise UserError(f"reward {spec!r}: no such file {source} (looked in {Path.cwd()})")
+        raise UserError(f"reward {spec!r}: file not found: {source} (looked in {Path.cwd()})")
 
 
 def trl_arguments(

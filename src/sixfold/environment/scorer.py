@@ -50,7 +50,7 @@ class _Verdict:
             return Reward(
                 None,
                 self.parts,
-                f"the weighted sum is {self.value:g}: beyond {MAX_REWARD:g}",
+                f"the weighted sum {self.value:g} is beyond {MAX_REWARD:g}",
                 self.seconds,
             )
         score = rule.score(self.value, self.parts)
@@ -99,7 +99,8 @@ class Environment:
     ) -> None:
         if weights and len(weights) != len(rewards):
             raise UserError(
-                f"{len(weights)} weights for {len(rewards)} rewards: give one each, or none"
+                f"environment.weights has {len(weights)} entries for {len(rewards)} rewards. Give"
+                " one per reward, or none"
             )
         named = [reward for reward in rewards if isinstance(reward, str)]
         for spec in named:

@@ -63,8 +63,8 @@ class SolvedRule:
         if most <= self.full + TOLERANCE * max(1.0, abs(self.full)):
             return ""
         return (
-            f"scores reach {most:g} and count as solved from {self.full:g} on: if {most:g} is full"
-            " marks, set eval.solved_at"
+            f"scores reach {most:g}, but eval.solved_at counts them as solved from {self.full:g}."
+            f" If {most:g} is full marks, set eval.solved_at"
         )
 
     @property
@@ -95,7 +95,7 @@ def solved_rule(
     if metric and metric not in names:
         hint = nearest(metric, [*names, REWARD])
         raise UserError(
-            f"eval.metric = '{metric}': no reward has this name; choose one of"
+            f"eval.metric = '{metric}' is not a reward of this run. Choose one of"
             f" {', '.join([*names, REWARD])}.{hint}"
         )
     order = sorted(range(len(names)), key=lambda i: (names[i] not in BUILT_IN, -weights[i], i))

@@ -40,13 +40,14 @@ def try_rewards(environment: Environment, tasks: Sequence[Task], make: MakeAnswe
     failed = [reward.error for reward in rewards if reward.error and reward.error != NOT_APPLICABLE]
     if failed and len(failed) == len(rewards):
         raise UserError(
-            f"environment.rewards fail on all {len(failed)} made-up completions, first with:"
-            f" {failed[0]}. Fix the rewards before training."
+            f"environment.rewards: all {len(failed)} checks of made-up completions failed. The"
+            f" first error: {failed[0]}. Fix the rewards before training."
         )
     if failed:
         return (
-            f"environment.rewards fail on {len(failed)} of {len(rewards)} made-up completions,"
-            f" first with: {failed[0]}. A completion whose check fails is not trained on."
+            f"environment.rewards: {len(failed)} of {len(rewards)} checks of made-up completions"
+            f" failed. The first error: {failed[0]}. Completions whose check fails are not"
+            " trained on."
         )
     return ""
 

@@ -48,8 +48,8 @@ class Conversion:
 
 
 _OLD = (
-    "Ratios are against log-probs that it computes again with the trainer; ours against the"
-    " sampler's: the same where the two agree."
+    "The framework's ratios use log-probs that its trainer computes again; Sixfold's use the"
+    " sampler's log-probs. They are the same if the two agree."
 )
 
 FRAMEWORKS: dict[str, Framework] = {
@@ -58,8 +58,8 @@ FRAMEWORKS: dict[str, Framework] = {
         (
             _OLD,
             (
-                "Batch sizes are counted in prompts. Betas and weight decay make its AdamW ours;"
-                " learning rate and gradient norm are so by default."
+                "Batch sizes count prompts. Betas and weight decay are set to Sixfold's AdamW;"
+                " learning rate and gradient norm are equal by default."
             ),
         ),
         {"python -m verl.trainer.main_ppo": verl.DEFAULTS},
@@ -71,8 +71,8 @@ FRAMEWORKS: dict[str, Framework] = {
         (
             _OLD,
             (
-                "Batch sizes are those of one process without gradient accumulation, in samples. A"
-                " row without a scored token counts in its means."
+                "Batch sizes count samples, for one process without gradient accumulation. Rows"
+                " without a scored token count in TRL's means."
             ),
         ),
         trl.DEFAULTS,
@@ -84,8 +84,8 @@ FRAMEWORKS: dict[str, Framework] = {
         (
             _OLD,
             (
-                "train.batch_size is counted in samples. Rewards outside reward.clip_range, (-10,"
-                " 10) by default, are clipped; ours never are."
+                "train.batch_size counts samples. Rewards outside reward.clip_range, (-10, 10)"
+                " by default, are clipped; Sixfold never clips rewards."
             ),
         ),
         {"python -m openrlhf.cli.train_ppo_ray": openrlhf.DEFAULTS},

@@ -80,20 +80,20 @@ def std_note(sizes: Sizes, eps: str, of: str = "K") -> str:
     """
     count = sizes.samples if of == "K" else sizes.prompts * sizes.samples
     return (
-        f"their deviation divides by {of} - 1, ours by {of}: advantages are smaller by sqrt(({of} -"
-        f" 1) / {of}) = {sqrt((count - 1) / count):.4f} at {of} = {count}; {eps} is added to it,"
-        " 1e-6 here"
+        f"the framework's standard deviation divides by {of} - 1, Sixfold's by {of}: advantages"
+        f" are smaller by sqrt(({of} - 1) / {of}) = {sqrt((count - 1) / count):.4f} at {of} ="
+        f" {count}; {eps} is added to it, 1e-6 in Sixfold"
     )
 
 
 AT_ONE = (
-    "a clipped ratio stands where ours has none: with one update a step it is 1, so the gradient is"
-    " the same and only the logged loss is another"
+    "the framework's loss has a clipped ratio, Sixfold's has none: with one update per step the"
+    " ratio is 1, so the gradient is the same and only the logged loss differs"
 )
 
 WHITEN = (
-    "whitening divides by N - 1 there and by N here: smaller by sqrt((N - 1) / N), N the sampled"
-    " tokens of the step"
+    "whitening divides by N - 1, in Sixfold by N: advantages are smaller by sqrt((N - 1) / N),"
+    " where N is the number of sampled tokens in the step"
 )
 
 
@@ -101,15 +101,15 @@ def mean_of_all(sizes: Sizes) -> str:
     """How the mean of the group differs from the mean of the other samples."""
     k = sizes.samples
     return (
-        "the mean of all K stands for the mean of the others: advantages are smaller by (K - 1) /"
-        f" K = {(k - 1) / k:.4f} at K = {k}"
+        "the baseline is the mean of all K samples, in Sixfold the mean of the other samples:"
+        f" advantages are smaller by (K - 1) / K = {(k - 1) / k:.4f} at K = {k}"
     )
 
 
 def refill(row: Method) -> str:
     """What training without dynamic sampling loses."""
     return (
-        f"dynamic sampling ({row.dynamic_sampling} rounds here). Groups whose rewards are all equal"
-        " stay in: where they are a share q of the step, its gradient is about 1 - q of one from"
-        " mixed groups only, and from as many fewer samples"
+        f"dynamic sampling ({row.dynamic_sampling} rounds in Sixfold). Groups whose rewards are"
+        " all equal are kept. If their share of the step is q, the gradient is about 1 - q times"
+        " that of mixed groups only, from a share 1 - q of the samples"
     )

@@ -43,21 +43,22 @@ DEFAULTS: dict[str, object] = {
 }
 """Flags of openrlhf.cli.train_ppo_ray, without leading dashes."""
 
-_TOKENS = "loss_agg_mode=token-mean makes a step's gradient"
+_TOKENS = "with loss_agg_mode=token-mean the gradient of a step is"
 
 AGGREGATIONS = {
     "token": Answer({"actor.loss_agg_mode": "token-mean"}),
     "sequence": Answer({"actor.loss_agg_mode": "seq-mean-token-mean"}),
     "sequence-sum": only(
-        f"aggregation 'sequence-sum'. {_TOKENS} ours divided by the step's mean length",
+        f"aggregation 'sequence-sum'. {_TOKENS} Sixfold's divided by the step's mean length",
         **{"actor.loss_agg_mode": "token-mean"},
     ),
     "constant": only(
-        f"aggregation 'constant'. {_TOKENS} ours times max_new_tokens over the step's mean length",
+        f"aggregation 'constant'. {_TOKENS} Sixfold's times max_new_tokens, divided by the step's"
+        " mean length",
         **{"actor.loss_agg_mode": "token-mean"},
     ),
     "prompt": only(
-        "aggregation 'prompt'. token-mean weighs a prompt by the tokens of its group",
+        "aggregation 'prompt'. token-mean weights a prompt by the number of tokens of its group",
         **{"actor.loss_agg_mode": "token-mean"},
     ),
 }
@@ -75,11 +76,11 @@ def _advantage(m: Method, s: Sizes) -> Answer:
         "critic.lr_scheduler": "constant",
         "critic.lr_warmup_ratio": 0.0,
     }
-    floor = "whitening divides by sqrt(max(variance, 1e-8)) there, sqrt(variance + 1e-8) here"
+    floor = "whitening divides by sqrt(max(variance, 1e-8)), in Sixfold by sqrt(variance + 1e-8)"
     answers = {
         "no_baseline": Answer(
             {estimator: "flash_reinforce"},
-            lacks="no baseline. flash_reinforce takes off the mean reward of the step",
+            lacks="no baseline. flash_reinforce subtracts the mean reward of the step",
         ),
         "group_mean": Answer(centred),
         "group_zscore": Answer({estimator: "group_norm"}, (std_note(s, "1e-9"),)),
@@ -87,22 +88,22 @@ def _advantage(m: Method, s: Sizes) -> Answer:
         "length_weighted": Answer(
             centred,
             lacks=(
-                "a baseline weighted by length. The plain mean is the same where a group's answers"
-                " are equally long"
+                "a baseline weighted by length. The plain mean is equal to it if all completions"
+                " of a group have the same length"
             ),
         ),
         "batch_std": Answer(
             centred,
             lacks=(
-                "the std of the batch. Without it each advantage is ours times the std of the"
-                " step's rewards"
+                "division by the standard deviation of the batch. Without it, each advantage is"
+                " Sixfold's times the standard deviation of the step's rewards"
             ),
         ),
         "maxrl": Answer(
             centred,
             lacks=(
-                "division by the group's mean. Without it each advantage is ours times the group's"
-                " mean reward"
+                "division by the group's mean. Without it, each advantage is Sixfold's times the"
+                " group's mean reward"
             ),
         ),
         "whitened_return": Answer(
@@ -115,7 +116,7 @@ def _advantage(m: Method, s: Sizes) -> Answer:
         m.advantage,
         Answer(
             centred,
-            lacks=f"the advantage {m.advantage}. dr_grpo takes the group's mean off instead",
+            lacks=f"the advantage {m.advantage}. dr_grpo subtracts the group's mean instead",
         ),
     )
 
@@ -127,9 +128,9 @@ def _loss(m: Method) -> Answer:
     if m.loss == "clipped_surrogate":
         return Answer({kind: "ppo", **clip, "actor.dual_clip": m.dual_clip or None})
     if m.loss in ("sequence_surrogate", "sequence_token_surrogate") and m.aggregation == "sequence":
-        return Answer({kind: "gspo", **clip}, ("log-ratios are not held within +-20",))
+        return Answer({kind: "gspo", **clip}, ("log-ratios are not clamped to +-20",))
     return only(
-        f"the loss {m.loss}. ppo clips each token's ratio instead; in the first update of a step,"
+        f"the loss {m.loss}. ppo clips each token's ratio instead. In the first update of a step,"
         f" where ratios are 1, {_first_update(m)}",
         **{kind: "ppo"},
     )
@@ -138,11 +139,11 @@ def _loss(m: Method) -> Answer:
 def _first_update(m: Method) -> str:
     if m.loss == "mirror_descent":
         return (
-            f"ours is 2 tau |o_i| = {2 * (m.tau or 0.1):g} |o_i| times its"
+            f"Sixfold's gradient is 2 tau |o_i| = {2 * (m.tau or 0.1):g} |o_i| times that of"
             " loss_agg_mode=seq-mean-token-mean"
         )
     if m.loss == "length_scaled_sequence_surrogate":
-        return "ours is |o_i| times its gradient"
+        return "Sixfold's gradient is |o_i| times its gradient"
     return "the gradient is the same"
 
 
@@ -154,17 +155,17 @@ def _kl(m: Method) -> Answer:
         "algo.kl.use_loss": m.kl_in == "loss",
         "algo.kl.target": m.kl_target or None,
     }
-    clamp = ("estimators end at 10 there, without a gradient beyond",)
+    clamp = ("KL estimators are clamped at 10 and have no gradient above it",)
     if m.kl_in == "reward":
         late = (
-            "the KL is taken off after the baseline and a token pays for what comes after it; here"
-            " it is in the score that the baseline sees"
+            "the KL is subtracted after the baseline, and a token is charged for the tokens"
+            " after it; in Sixfold the KL is part of the reward that the baseline sees"
         )
         return Answer(
             {**settings, "algo.kl.estimator": m.kl}, clamp + ((late,) if m.group_baseline else ())
         )
     tokens: tuple[str, ...] = (
-        ("the KL is averaged over tokens whatever actor.loss_agg_mode says",)
+        ("the KL is averaged over tokens for every actor.loss_agg_mode",)
         if m.aggregation != "token"
         else ()
     )
@@ -172,8 +173,8 @@ def _kl(m: Method) -> Answer:
     if m.kl == "k3+" and m.updates > 1:
         tokens += (
             (
-                "after the first update of a step its gradient is multiplied by the ratio; that of"
-                " k3+ is not"
+                "after the first update of a step, the gradient of the KL is multiplied by the"
+                " ratio; that of k3+ is not"
             ),
         )
     return Answer(
@@ -204,7 +205,7 @@ def _correction(m: Method) -> Answer:
 def _reward(m: Method, s: Sizes) -> Iterator[Answer]:
     if m.overlong_buffer:
         lacks = (
-            "the penalty only for answers that were cut off: all long ones pay"
+            "a penalty for truncated completions only: all long completions are penalised"
             if m.overlong_truncated_only
             else ""
         )
@@ -219,20 +220,20 @@ def _reward(m: Method, s: Sizes) -> Iterator[Answer]:
     if m.length_penalty == "stop-properly":
         yield Answer({"reward.stop_properly_penalty_coef": 0.0})
     elif m.length_penalty != "none":
-        yield only(f"length_penalty = '{m.length_penalty}': put it into the reward")
+        yield only(f"length_penalty = '{m.length_penalty}'. Implement it in the reward")
     if m.whiten != "none":
-        yield only("rewards standardised by what the run has seen")
+        yield only("rewards standardised by their running mean and standard deviation")
     if m.dynamic_sampling:
         yield Answer(
             {"algo.dynamic_filtering_enable": True, "algo.dynamic_filtering_range": (0, 1)},
             (
                 (
-                    "a prompt is replaced until the step is full, without a bound; here"
-                    f" {m.dynamic_sampling} rounds at most"
+                    "prompts are replaced without a limit until the step is full; in Sixfold in"
+                    f" at most {m.dynamic_sampling} rounds"
                 ),
                 (
-                    "a group is dropped when its mean score is outside (0, 1): the same as all"
-                    " rewards equal only for rewards of 0 and 1"
+                    "a group is dropped if its mean score is outside (0, 1); for rewards other"
+                    " than 0 and 1 this differs from dropping groups whose rewards are all equal"
                 ),
             ),
         )
@@ -260,10 +261,10 @@ def answers(m: Method, s: Sizes) -> Iterator[Answer]:
     if m.entropy_bonus:
         yield Answer(
             {"actor.entropy_coef": m.entropy_bonus},
-            ("the entropy is averaged over tokens whatever actor.loss_agg_mode says",),
+            ("the entropy is averaged over tokens for every actor.loss_agg_mode",),
         )
     if m.entropy_target:
-        yield only("an entropy bonus that follows a target: actor.entropy_coef is fixed")
+        yield only("an adaptive entropy bonus: actor.entropy_coef is constant")
     if m.entropy_rule != "none":
         yield only(f"entropy_rule = '{m.entropy_rule}'")
     yield _correction(m)

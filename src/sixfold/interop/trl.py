@@ -128,11 +128,11 @@ def _teacher(m: Method, s: Sizes) -> Answer:
         "iw_opd_gamma": 0.0,
         "teacher_model_name_or_path": "TEACHER",
     }
-    lacks = "several updates a step on distillation samples" if m.updates > 1 else ""
+    lacks = "several updates per step on distillation samples" if m.updates > 1 else ""
     notes = (
         (
-            "log pi times the advantage, without a ratio or a clip: the same gradient in the first"
-            " update of a step"
+            "the loss is -log pi times the advantage, without ratio and clip: the gradient is"
+            " the same in the first update of a step"
         ),
     )
     return Answer(
@@ -150,7 +150,7 @@ def _advantage(m: Method, s: Sizes) -> Answer:
         "normalise_then_sum": Answer(
             {"multi_objective_aggregation": "normalize_then_sum"},
             (
-                "the weights of environment.weights go into reward_weights",
+                "copy environment.weights to reward_weights",
                 std_note(s, "1e-4"),
                 std_note(s, "1e-4", "N"),
             ),
@@ -159,44 +159,45 @@ def _advantage(m: Method, s: Sizes) -> Answer:
         "no_baseline": Answer(
             centred,
             lacks=(
-                "no baseline: the group's mean is taken off. The expected gradient is then (K - 1)"
-                f" / K of ours, {(s.samples - 1) / s.samples:.4f} at K = {s.samples}, with less"
-                " variance; RLOOConfig's is unbiased"
+                "no baseline: the group's mean is subtracted. The expected gradient is (K - 1) /"
+                f" K of Sixfold's, {(s.samples - 1) / s.samples:.4f} at K = {s.samples}, with"
+                " less variance; RLOOConfig is unbiased"
             ),
         ),
         "length_weighted": Answer(
             centred,
             lacks=(
-                "a baseline weighted by length. The plain mean is the same where a group's answers"
-                " are equally long"
+                "a baseline weighted by length. The plain mean is equal to it if all completions"
+                " of a group have the same length"
             ),
         ),
         "maxrl": Answer(
             centred,
             lacks=(
-                "division by the group's mean. Without it each advantage is ours times the group's"
-                " mean reward"
+                "division by the group's mean. Without it, each advantage is Sixfold's times the"
+                " group's mean reward"
             ),
         ),
         "whitened_return": Answer(
             {"scale_rewards": "batch"},
             lacks=(
-                "whitening over tokens without a group. The group's mean and the batch's std come"
-                " nearest"
+                "whitening over tokens without groups. The nearest settings subtract the group's"
+                " mean and divide by the batch's standard deviation"
             ),
         ),
         "whitened_group_mean": Answer(
             {"scale_rewards": "batch"},
             lacks=(
-                f"the std over tokens. It is over the {n} rewards before the group's mean is off:"
-                " larger, the more so the more prompts differ"
+                f"the standard deviation over tokens. TRL uses that of the {n} rewards before the"
+                " group's mean is subtracted. It is larger, and more so if prompts differ in"
+                " difficulty"
             ),
         ),
         "gae": Answer(
             centred,
             lacks=(
-                "a critic: TRL 1.16 has no PPO trainer. GRPOConfig takes the group's mean in its"
-                " place"
+                "a critic: TRL 1.16 has no PPO trainer. GRPOConfig subtracts the group's mean"
+                " instead"
             ),
         ),
     }
@@ -205,7 +206,7 @@ def _advantage(m: Method, s: Sizes) -> Answer:
         Answer(
             centred,
             lacks=(
-                f"the advantage {m.advantage}. scale_rewards='none' takes the group's mean off"
+                f"the advantage {m.advantage}. scale_rewards='none' subtracts the group's mean"
                 " instead"
             ),
         ),
@@ -215,8 +216,8 @@ def _advantage(m: Method, s: Sizes) -> Answer:
 def _loss(m: Method) -> Answer:
     if m.loss == "mirror_descent":
         text = (
-            f"the squared loss. On-policy its gradient is 2 tau = {2 * (m.tau or 0.1):g} times the"
-            " one of these lines"
+            f"the squared loss. On-policy, its gradient is 2 tau = {2 * (m.tau or 0.1):g} times"
+            " that of these settings"
         )
         return only(text, loss_type="luspo")
     same = "clipped_surrogate" if m.loss == "policy_gradient" else m.loss
@@ -226,8 +227,8 @@ def _loss(m: Method) -> Answer:
         ""
         if chosen is not None
         else (
-            f"{m.loss} averaged by '{m.aggregation}'. loss_type='dapo' clips each token's ratio and"
-            " averages over tokens"
+            f"{m.loss} with aggregation '{m.aggregation}'. loss_type='dapo' clips each token's"
+            " ratio and averages over tokens"
         )
     )
     clips: dict[str, object] = (
@@ -236,7 +237,7 @@ def _loss(m: Method) -> Answer:
     if m.loss == "clipped_weight":
         # TRL caps at epsilon_high; Sixfold, like verl, at 1 + clip_high.
         clips = {"epsilon_high": 1 + (m.clip_high or 0.0)}
-        lacks = lacks or ("a lower bound of the weight" if m.clip_low is not None else "")
+        lacks = lacks or ("a lower bound for the weight" if m.clip_low is not None else "")
     if m.loss == "soft_gate":
         clips = {
             "sapo_temperature_pos": m.tau or 1.0,
@@ -245,7 +246,7 @@ def _loss(m: Method) -> Answer:
     if m.dual_clip:
         clips["delta"] = m.dual_clip
     if m.loss in ("clipped_surrogate", "sequence_surrogate", "sequence_token_surrogate"):
-        notes.append("log-ratios are not held within +-20")
+        notes.append("log-ratios are not clamped to +-20")
     return Answer(
         {**(chosen if chosen is not None else {"loss_type": "dapo"}), **clips}, tuple(notes), lacks
     )
@@ -255,11 +256,11 @@ def _kl(m: Method) -> Answer:
     if not m.beta:
         return Answer({"beta": 0.0})
     if m.kl_target:
-        return only(f"a beta that follows the KL: it stays at {m.beta:g}", beta=m.beta)
+        return only(f"an adaptive beta: it stays at {m.beta:g}", beta=m.beta)
     if m.kl_in == "loss" and m.kl in ("k3", "k3-unbiased"):
         return Answer({"beta": m.beta, "use_bias_correction_kl": m.kl == "k3-unbiased"})
     return only(
-        f"{m.kl} in the {m.kl_in}: GRPOConfig has k3 in the loss",
+        f"{m.kl} in the {m.kl_in}: GRPOConfig supports k3 in the loss",
         beta=m.beta,
         use_bias_correction_kl=m.kl in ("k2", "k3+"),
     )
@@ -275,12 +276,12 @@ def _entropy(m: Method) -> Iterator[Answer]:
             "entropy_coef_max": 0.1,
         }
         yield Answer(
-            settings, ("whether the bonus acts is decided by the entropy of the step before",)
+            settings, ("the entropy of the previous step decides whether the bonus is applied",)
         )
     if m.entropy_rule == "top-entropy":
         yield Answer(
             {"top_entropy_quantile": 0.2},
-            ("the tokens are picked in each micro-batch of each update; here once, from the step",),
+            ("tokens are selected in each micro-batch of each update; in Sixfold once per step",),
         )
     elif m.entropy_rule != "none":
         yield only(f"entropy_rule = '{m.entropy_rule}'")
@@ -315,15 +316,15 @@ def _reward(m: Method, s: Sizes) -> Iterator[Answer]:
             f" soft_punish_cache={max(1, round(m.overlong_buffer * s.horizon))})"
         )
         lacks = (
-            "the penalty only for answers that were cut off: all long ones pay"
+            "a penalty for truncated completions only: all long completions are penalised"
             if m.overlong_truncated_only
             else ""
         )
         yield Answer({}, lacks=lacks, also=(f"reward_funcs.append({call})  # from trl.rewards",))
     if m.length_penalty != "none":
-        yield only(f"length_penalty = '{m.length_penalty}': write it as a reward function")
+        yield only(f"length_penalty = '{m.length_penalty}'. Implement it as a reward function")
     if m.whiten != "none":
-        yield only("rewards standardised by what the run has seen")
+        yield only("rewards standardised by their running mean and standard deviation")
     if m.dynamic_sampling:
         yield only(refill(m))
 
@@ -339,7 +340,7 @@ def answers(m: Method, s: Sizes) -> Iterator[Answer]:
         yield Answer(
             {"beta": m.beta, "normalize_advantages": False},
             (AT_ONE,),
-            "" if k1 else f"{m.kl} in the {m.kl_in}: RLOOConfig has k1 in the reward",
+            "" if k1 else f"{m.kl} in the {m.kl_in}: RLOOConfig supports k1 in the reward",
         )
     else:
         yield _advantage(m, s)

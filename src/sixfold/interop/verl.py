@@ -96,8 +96,8 @@ AGGREGATIONS = {
     "prompt": Answer(
         {f"{_ACTOR}loss_agg_mode": "token-mean"},
         lacks=(
-            "a mean over prompts of token means. token-mean weighs a prompt by the tokens of its"
-            " group"
+            "a mean over prompts of token means. token-mean weights a prompt by the number of"
+            " tokens of its group"
         ),
     ),
 }
@@ -136,11 +136,11 @@ def _teacher(m: Method) -> Answer:
         settings,
         (
             (
-                "the advantage is taken from the log-probs of each update, here from those of"
-                " the samples: the same in the first update of a step"
+                "the advantage uses the log-probs of each update, in Sixfold those of the"
+                " samples: they are the same in the first update of a step"
             ),
             (
-                "its vanilla loss keeps dual clip at 3, without a key to lift it: it binds"
+                "the vanilla loss has dual clip at 3, and no key changes it: it takes effect"
                 " where A < 0 and the ratio is above 3"
             ),
         ),
@@ -155,13 +155,13 @@ def _advantage(m: Method, s: Sizes) -> Answer:
             {**centred, "actor_rollout_ref.rollout.n": 1},
             (
                 (
-                    "exact with one sample of a prompt only, where verl's group of one hands on the"
-                    " raw reward"
+                    "exact only with one sample per prompt, where verl passes on the raw reward"
+                    " of a group of one"
                 ),
             ),
             lacks=(
-                "no baseline with several samples of a prompt: every estimator takes something off."
-                " The lines here draw one sample of each prompt"
+                "no baseline with several samples per prompt: every estimator subtracts one."
+                " These settings sample once per prompt"
             ),
         ),
         "group_mean": Answer(centred),
@@ -174,8 +174,8 @@ def _advantage(m: Method, s: Sizes) -> Answer:
             {estimator: "gpg"},
             (
                 (
-                    "the factor is rows over rows whose reward is not 0; here, over rows of mixed"
-                    " groups"
+                    "the factor is the number of rows divided by the number of rows with nonzero"
+                    " reward; in Sixfold, divided by the number of rows in mixed groups"
                 ),
             ),
         ),
@@ -188,7 +188,8 @@ def _advantage(m: Method, s: Sizes) -> Answer:
             },
             (
                 std_note(s, "1e-6"),
-                "the second normalisation is over tokens, so long rows weigh more; here over rows",
+                "the second normalisation is over tokens, so long rows count more; in Sixfold it"
+                " is over rows",
             ),
         ),
         "greedy_baseline": Answer({estimator: "remax"}),
@@ -196,15 +197,16 @@ def _advantage(m: Method, s: Sizes) -> Answer:
         "batch_std": Answer(
             centred,
             lacks=(
-                "the std of the batch. With grpo and no std each advantage is ours times the std of"
-                " the step's rewards"
+                "division by the standard deviation of the batch. With grpo and no standard"
+                " deviation, each advantage is Sixfold's times the standard deviation of the"
+                " step's rewards"
             ),
         ),
         "maxrl": Answer(
             centred,
             lacks=(
-                "division by the group's mean. With grpo and no std each advantage is ours times"
-                " the group's mean reward"
+                "division by the group's mean. With grpo and no standard deviation, each"
+                " advantage is Sixfold's times the group's mean reward"
             ),
         ),
         "whitened_return": Answer(
@@ -219,7 +221,8 @@ def _advantage(m: Method, s: Sizes) -> Answer:
         Answer(
             centred,
             lacks=(
-                f"the advantage {m.advantage}. grpo without std takes the group's mean off instead"
+                f"the advantage {m.advantage}. grpo without standard deviation subtracts the"
+                " group's mean instead"
             ),
         ),
     )
@@ -235,11 +238,11 @@ def _loss(m: Method) -> Answer:
         ),
         "sequence_surrogate": Answer(
             {mode: "gspo", **clip},
-            ("the log of the sequence's ratio ends at 10 there, at 20 here",),
+            ("the log of the sequence's ratio is clamped at 10, in Sixfold at 20",),
         ),
         "sequence_token_surrogate": Answer(
             {mode: "gspo", **clip},
-            ("the log of the sequence's ratio ends at 10 there, at 20 here",),
+            ("the log of the sequence's ratio is clamped at 10, in Sixfold at 20",),
         ),
         "length_scaled_sequence_surrogate": Answer(
             {mode: "gspo", **clip, f"{_ACTOR}loss_agg_mode": "seq-mean-token-sum"}
@@ -256,12 +259,17 @@ def _loss(m: Method) -> Answer:
         ),
         "geometric_surrogate": Answer(
             {mode: "geo_mean", **clip},
-            ("averages over the micro-batch: the same only where an update is one micro-batch",),
+            (
+                (
+                    "the loss is averaged over the micro-batch: it is the same only if an update is"
+                    " one micro-batch"
+                ),
+            ),
         ),
         "mirror_descent": only(
-            f"the squared loss. On-policy its gradient is 2 tau = {2 * (m.tau or 0.1):g} times the"
-            " one of these lines; off-policy its square holds the policy back and these lines do"
-            " not (dro squares each token's log-ratio, not their sum)",
+            f"the squared loss. On-policy, its gradient is 2 tau = {2 * (m.tau or 0.1):g} times"
+            " that of these settings. Off-policy, the square holds the policy back; these"
+            " settings do not (dro squares each token's log-ratio, not their sum)",
             **{mode: "gpg", f"{_ACTOR}loss_agg_mode": "seq-mean-token-sum"},
         ),
     }
@@ -277,7 +285,7 @@ def _kl(m: Method) -> Answer:
     in_loss, in_reward = f"{_ACTOR}use_kl_loss", "algorithm.use_kl_in_reward"
     if not m.beta:
         return Answer({in_loss: False, in_reward: False})
-    ends = ("k3 ends at 10 there, without a gradient beyond",) if m.kl == "k3" else ()
+    ends = ("k3 is clamped at 10 and has no gradient above it",) if m.kl == "k3" else ()
     if m.kl_in == "reward":
         control = (
             {"algorithm.kl_ctrl.type": "adaptive", "algorithm.kl_ctrl.target_kl": m.kl_target}
@@ -297,7 +305,9 @@ def _kl(m: Method) -> Answer:
         if m.kl not in ESTIMATORS
         else ""
     )
-    fixed = f"a beta that follows the KL in the loss: it stays at {m.beta:g}" if m.kl_target else ""
+    fixed = (
+        f"an adaptive beta for the KL in the loss: it stays at {m.beta:g}" if m.kl_target else ""
+    )
     lacks = "; ".join(filter(None, (unbiased, fixed)))
     return Answer(
         {in_loss: True, f"{_ACTOR}kl_loss_coef": m.beta, f"{_ACTOR}kl_loss_type": estimator},
@@ -309,7 +319,7 @@ def _kl(m: Method) -> Answer:
 def _entropy(m: Method) -> Iterator[Answer]:
     yield Answer({f"{_ACTOR}entropy_coeff": m.entropy_bonus})
     if m.entropy_target:
-        yield only("an entropy bonus that follows a target: entropy_coeff is fixed")
+        yield only("an adaptive entropy bonus: entropy_coeff is constant")
     if m.entropy_rule == "clip-cov":
         settings = {
             "loss_mode": "clip_cov",
@@ -319,16 +329,21 @@ def _entropy(m: Method) -> Iterator[Answer]:
         }
         yield Answer(
             {f"{_LOSS}{k}": v for k, v in settings.items()},
-            ("tokens are drawn in each micro-batch of each update; here once, from the step",),
+            ("tokens are drawn in each micro-batch of each update; in Sixfold once per step",),
         )
     if m.entropy_rule == "kl-cov":
         settings = {"loss_mode": "kl_cov", "kl_cov_ratio": 2e-3, "ppo_kl_coef": 1.0}
         yield Answer(
             {f"{_LOSS}{k}": v for k, v in settings.items()},
-            ("tokens that are not picked lose their clip too; on-policy that is nothing",),
+            (
+                (
+                    "tokens that are not selected are not clipped either; on-policy this makes no"
+                    " difference"
+                ),
+            ),
         )
     if m.entropy_rule == "top-entropy":
-        yield only("training on the tokens of highest entropy alone")
+        yield only("training only on the tokens of highest entropy")
 
 
 def _correction(m: Method) -> Answer:
@@ -351,7 +366,7 @@ def _correction(m: Method) -> Answer:
         }
         return Answer(
             {weights: "token", bound: NO_CAP, **reject},
-            ("a rejected row leaves the denominators there, and stays in them here",),
+            ("rejected rows do not count in the denominators; in Sixfold they do",),
         )
     return answers.get(m.correction, only(f"the correction {m.correction}"))
 
@@ -369,7 +384,7 @@ def _reward(m: Method, s: Sizes) -> Iterator[Answer]:
             "+reward.reward_kwargs.max_resp_len": "${data.max_response_length}",
         }
         lacks = (
-            "the penalty only for answers that were cut off: all long ones pay"
+            "a penalty for truncated completions only: all long completions are penalised"
             if m.overlong_truncated_only
             else ""
         )
@@ -378,23 +393,24 @@ def _reward(m: Method, s: Sizes) -> Iterator[Answer]:
         )
     if m.length_penalty != "none":
         yield only(
-            f"length_penalty = '{m.length_penalty}': put it into the reward function"
+            f"length_penalty = '{m.length_penalty}'. Implement it in the reward function"
             " (reward.custom_reward_function.path)"
         )
     if m.whiten != "none":
-        yield only("rewards standardised by what the run has seen")
+        yield only("rewards standardised by their running mean and standard deviation")
     if m.dynamic_sampling:
         yield Answer(
             {"algorithm.filter_groups.enable": True},
             (
                 (
-                    "algorithm.filter_groups.max_num_gen_batches is ignored by verl's default"
-                    " trainer (trainer.use_v1): it samples until the step is full. Here"
-                    f" {m.dynamic_sampling} rounds at most, then a slot keeps its degenerate group"
+                    "verl's default trainer (trainer.use_v1) ignores"
+                    " algorithm.filter_groups.max_num_gen_batches and samples until the step is"
+                    f" full. Sixfold samples at most {m.dynamic_sampling} rounds and then keeps"
+                    " degenerate groups"
                 ),
                 (
-                    "groups are judged by the reward with the overlong penalty in it; here by the"
-                    " raw one (metric=acc where the reward function has it)"
+                    "groups are filtered by the reward with the overlong penalty; in Sixfold by"
+                    " the raw reward (use metric=acc if the reward function returns it)"
                 ),
             ),
         )
@@ -415,7 +431,7 @@ def answers(m: Method, s: Sizes) -> Iterator[Answer]:
     yield _advantage(m, s)
     if m.loss in ("soft_gate", "geometric_surrogate") and m.aggregation != "sequence":
         yield only(
-            f"{m.loss} with aggregation '{m.aggregation}': it is always averaged over sequences"
+            f"{m.loss} with aggregation '{m.aggregation}': verl always averages it over sequences"
         )
     yield AGGREGATIONS[m.aggregation]
     if not m.needs_teacher:

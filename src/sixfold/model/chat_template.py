@@ -20,7 +20,7 @@ from ..errors import UserError
 PROBE = "5819203746"
 """Message for test renderings. It has only digits, which trimming and changes of case preserve."""
 
-_REMEDY = "give another template (model.chat_template = FILE), or none for plain text prompts"
+_REMEDY = "use another template (model.chat_template = FILE), or 'none' for plain text prompts"
 
 
 class TemplateRefusal(ValueError):
@@ -55,8 +55,8 @@ def render(
         )
     except TemplateSyntaxError as error:
         raise UserError(
-            f"the model's chat template does not parse (line {error.lineno}: {error.message});"
-            f" {_REMEDY}"
+            f"the model's chat template does not parse (line {error.lineno}: {error.message})."
+            f" Remedy: {_REMEDY}"
         ) from error
     except (
         TemplateError,
@@ -90,8 +90,8 @@ def set_template(tokenizer: PreTrainedTokenizerBase, choice: str, arguments: Seq
     template = _chosen(tokenizer.chat_template, choice)
     if template is None and arguments:
         raise UserError(
-            f"model.template_args = {list(arguments)}: there is no chat template to take them;"
-            " leave it empty"
+            f"model.template_args = {list(arguments)} has no effect: there is no chat template."
+            " Leave it empty"
         )
     if template is not None and arguments:
         defaults = "".join(map(_default, arguments))
@@ -119,8 +119,8 @@ def _chosen(own: Any, choice: str) -> str | None:
             return str(own[name])
         if choice == "auto":
             raise UserError(
-                "model.chat_template = 'auto': the tokenizer has several templates and none is the"
-                f" default; name one of {sorted(own)}"
+                "model.chat_template = 'auto': the tokenizer has several templates but no"
+                f" default. Choose one of {sorted(own)}"
             )
     if choice == "auto":
         return None if not own else str(own)
@@ -128,8 +128,8 @@ def _chosen(own: Any, choice: str) -> str | None:
         return Path(choice).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UserError(
-            f"model.chat_template = '{choice}': cannot be read ({error}); use 'auto', 'none' or the"
-            " path of a Jinja file"
+            f"model.chat_template = '{choice}': cannot be read ({error}). Use 'auto', 'none' or"
+            " the path of a Jinja file"
         ) from error
 
 
@@ -156,5 +156,5 @@ def _check(tokenizer: PreTrainedTokenizerBase) -> None:
         return  # it may need a system message, which only the tasks can provide
     if PROBE not in text:
         raise UserError(
-            f"the model's chat template does not show the text of a user's message; {_REMEDY}"
+            f"the model's chat template omits the text of a user's message. Remedy: {_REMEDY}"
         )

@@ -24,7 +24,7 @@ def resolve_device(asked: str, setting: str) -> str:
         return "cpu"
     if not torch.cuda.is_available():
         flag = setting if setting.startswith("--") else f"--{setting}"
-        raise UserError(f"{setting} = '{asked}': no CUDA device found; use {flag} cpu, or auto")
+        raise UserError(f"{setting} = '{asked}': no CUDA device found. Use {flag} cpu, or auto")
     kind, _, number = asked.partition(":")
     if not number:
         return "cuda"

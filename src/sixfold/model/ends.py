@@ -105,7 +105,7 @@ def _token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
     if token not in vocabulary:
         hint = nearest(token, [t.content for t in tokenizer.added_tokens_decoder.values()])
         raise UserError(
-            f"rollout.stop_tokens: the tokenizer has no token {token!r}.{hint} A text of several"
-            " tokens belongs in rollout.stop"
+            f"rollout.stop_tokens: {token!r} is not a token of the tokenizer.{hint} Use"
+            " rollout.stop for a text of several tokens"
         )
     return int(vocabulary[token])

@@ -249,8 +249,8 @@ def from_disk(
     wrong = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
     if wrong:  # transformers would continue with random values for these weights
         raise UserError(
-            f"{setting} = '{path}': {len(wrong)} weights are missing or not of the shape that"
-            f" config.json says, first '{wrong[0]}'"
+            f"{setting} = '{path}': {len(wrong)} weights are missing or do not have the shape"
+            f" that config.json gives. The first: '{wrong[0]}'. Use a complete model folder"
         )
     return model, tokenizer
 
@@ -275,28 +275,29 @@ def _check_folder(path: str, setting: str, revision: str = "") -> None:
         return
     if revision:
         raise UserError(
-            f"model.revision = '{revision}' pins a hub model, and '{path}' is here: leave it empty"
+            f"model.revision = '{revision}' applies to hub models only, but '{path}' is a local"
+            " folder. Leave it empty"
         )
     if not folder.is_dir():
-        raise UserError(f"{setting} = '{folder}' is a file: give the folder that holds config.json")
+        raise UserError(f"{setting} = '{folder}' is a file. Give the folder that has config.json")
     names = {p.name for p in folder.iterdir()}
     if "config.json" not in names:
         raise UserError(
-            f"{setting} = '{folder}' has no config.json: is it a model folder? (found"
+            f"{setting} = '{folder}' has no config.json. Give a model folder (found"
             f" {sorted(names)[:5]})"
         )
     if not any(n.endswith(".safetensors") for n in names):
         pickled = sorted(n for n in names if n.endswith((".bin", ".pt", ".pth")))
         why = (
-            f"only pickle weights {pickled}, which can run code; convert them to safetensors"
+            f"it has only pickle weights {pickled}, which can run code. Convert them to safetensors"
             if pickled
-            else "no .safetensors weights"
+            else "it has no weights (*.safetensors). Give a complete model folder"
         )
         raise UserError(f"{setting} = '{folder}': {why}")
     if not names & {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}:
         raise UserError(
-            f"{setting} = '{folder}' has no tokenizer files (tokenizer.json): save the tokenizer"
-            " beside the model"
+            f"{setting} = '{folder}' has no tokenizer files (tokenizer.json). Save the tokenizer"
+            " in the same folder"
         )
 
 
@@ -324,9 +325,9 @@ def check_vocabulary(
     ]
     if beyond:
         raise UserError(
-            f"{where}: the tokenizer has {len(beyond)} tokens for which the model has no embedding"
-            f" (it has {rows}), first {beyond[0][1]!r} with id {beyond[0][0]}; use the model's own"
-            " tokenizer, or enlarge the model with resize_token_embeddings and save it"
+            f"{where}: {len(beyond)} tokens of the tokenizer have no embedding in the model,"
+            f" which has {rows} (the first: {beyond[0][1]!r}, id {beyond[0][0]}). Use the model's"
+            " own tokenizer, or enlarge the model with resize_token_embeddings and save it"
         )
 
 

@@ -85,8 +85,8 @@ def read_adapter(path: str, model: PreTrainedModel) -> LoraAdapter:
     ]
     if missing:
         raise UserError(
-            f"{where} has no {missing[0]}: give a folder that PEFT saved (safetensors; pickle files"
-            " can run code and are not read)"
+            f"{where} has no {missing[0]}. Give a folder saved by PEFT with safetensors (pickle"
+            " files can run code and are not read)"
         )
     try:
         config = json.loads((folder / "adapter_config.json").read_text())
@@ -94,7 +94,7 @@ def read_adapter(path: str, model: PreTrainedModel) -> LoraAdapter:
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"{where} cannot be read: {error}") from error
     if not isinstance(config, dict):
-        raise UserError(f"{where}: adapter_config.json does not hold an object")
+        raise UserError(f"{where}: adapter_config.json must be a JSON object")
     return make_adapter(model, config, tensors, where)
 
 
@@ -118,12 +118,12 @@ def make_adapter(
         found = KEY.fullmatch(key)
         if found is None:
             raise UserError(
-                f"{where}: '{key}' is not supported; only the two matrices of linear layers are"
-                " (lora_A and lora_B)"
+                f"{where}: '{key}' is not supported. Use an adapter with only lora_A and lora_B"
+                " of linear layers"
             )
         sides.setdefault(found["layer"], {})[found["side"]] = tensor
     if not sides:
-        raise UserError(f"{where} holds no weights")
+        raise UserError(f"{where} has no weights. Save the adapter again")
     modules = dict(model.named_modules())
     layers = {}
     for name, pair in sides.items():
@@ -141,7 +141,7 @@ def make_adapter(
             ):
                 given = list(pair[side].shape) if side in pair else "missing"
                 raise UserError(
-                    f"{where}: lora_{side} of '{name}' is {given}; a finite {shape} is needed"
+                    f"{where}: lora_{side} of '{name}' is {given}, but must be a finite {shape}"
                 )
         like = modules[name].weight
         down, up = (
@@ -154,23 +154,25 @@ def make_adapter(
 
 def _rank_and_scale(config: Mapping[str, Any], where: str) -> tuple[int, float]:
     if config.get("peft_type") != "LORA":
-        raise UserError(f"{where} is of the kind {config.get('peft_type')}, not LORA")
+        raise UserError(
+            f"{where}: peft_type = {config.get('peft_type')} is not supported. Use LORA"
+        )
     for key, value in config.items():
         if key not in READ | NO_MATTER and value and value != "none":
             raise UserError(
-                f"{where}: {key} = {value!r} is not supported; plain LoRA on linear layers is"
+                f"{where}: {key} = {value!r} is not supported. Use plain LoRA on linear layers"
             )
     begun = config.get("init_lora_weights")
     if begun not in UNCHANGED_BASE:
         raise UserError(
-            f"{where}: init_lora_weights = {begun!r} changes the base model too; convert it to"
-            " plain LoRA (PEFT's save_pretrained can)"
+            f"{where}: init_lora_weights = {begun!r} also changes the base model. Convert it to"
+            " plain LoRA with PEFT's save_pretrained"
         )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     # `isinstance(True, int)` holds in Python, and its JSON reader accepts NaN and Infinity.
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise UserError(
-            f"{where}: adapter_config.json has r = {rank!r}; a whole number of at least 1 is needed"
+            f"{where}: adapter_config.json has r = {rank!r}, but r must be an integer of at least 1"
         )
     if (
         not isinstance(alpha, int | float)
@@ -178,7 +180,8 @@ def _rank_and_scale(config: Mapping[str, Any], where: str) -> tuple[int, float]:
         or not abs(alpha) <= LARGEST_ALPHA
     ):
         raise UserError(
-            f"{where}: adapter_config.json has lora_alpha = {alpha!r}; a finite number is needed"
+            f"{where}: adapter_config.json has lora_alpha = {alpha!r}, but lora_alpha must be a"
+            " finite number"
         )
     return rank, alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
 
@@ -191,8 +194,8 @@ def _weight(model: PreTrainedModel, name: str, layer: nn.Module, where: str) -> 
         or not isinstance(layer, nn.Linear | Conv1D)
     ):
         raise UserError(
-            f"{where}: '{name}' ({type(layer).__name__}) is not supported; linear layers of"
-            " attention and MLP are"
+            f"{where}: an adapter on '{name}' ({type(layer).__name__}) is not supported. Use"
+            " linear layers of attention and MLP only"
         )
     outputs, inputs = layer.weight.shape if isinstance(layer, nn.Linear) else layer.weight.T.shape
     return inputs, outputs

@@ -87,9 +87,9 @@ def check_split(model: PreTrainedModel) -> Context:
     config = model.config.get_text_config()
     if others := unknown_layer_kinds(model):
         raise UserError(
-            f"{kind}: it has layers of the kind {', '.join(others)}. The engine computes full,"
-            f" sliding and chunked attention over all keys; the architecture '{config.model_type}'"
-            " needs more"
+            f"{kind}: it has layers of kind {', '.join(others)}. The engine supports only full,"
+            " sliding and chunked attention over all keys; the architecture"
+            f" '{config.model_type}' needs more"
         )
     positions = torch.cat([torch.arange(b - a) for a, b in _SPANS])
     try:
@@ -98,19 +98,19 @@ def check_split(model: PreTrainedModel) -> Context:
         raise
     except _FAILURES as error:
         raise UserError(
-            f"{kind}: it does not run as body and head, so the engine does not support the"
+            f"{kind}: it cannot be run as body and head, so the engine does not support the"
             f" architecture '{config.model_type}'. {raised(error)}"
         ) from error
     if layout.layers != list(range(config.num_hidden_layers)):
         raise UserError(
-            f"{kind}: {len(set(layout.layers))} of its {config.num_hidden_layers} layers attend"
-            " through transformers' attention interface; all must"
+            f"{kind}: only {len(set(layout.layers))} of its {config.num_hidden_layers} layers use"
+            " transformers' attention interface. All layers must use it"
         )
     difference = _difference(ours, _own_logits(model, kind))
     if not difference <= _TOLERANCE:
         raise UserError(
-            f"{kind}: its logits differ by {difference:.2g} of the largest from ours; a transformer"
-            " with plain causal attention and a plain head is needed"
+            f"{kind}: its logits differ from Sixfold's by {difference:.2g} of the largest logit."
+            " Use a transformer with plain causal attention and a plain output head"
         )
     return min(
         _window_context(model, kind),
@@ -153,14 +153,14 @@ def _window_context(model: PreTrainedModel, kind: str) -> Context:
         return whole
     if min(windows) <= max(b - a for a, b in _SPANS):
         raise UserError(
-            f"{kind}: beyond its window of {min(windows)} tokens its logits differ by"
-            f" {difference:.2g} of the largest from ours"
+            f"{kind}: for sequences longer than its window of {min(windows)} tokens, its logits"
+            f" differ from Sixfold's by {difference:.2g} of the largest logit"
         )
     return Context(
         min(windows),
-        f"{type(model).__name__} does not tell our attention of its window of {min(windows)}"
-        f" tokens: longer texts would be wrong, so the context is {min(windows)} tokens, not"
-        f" {whole.tokens}",
+        f"{type(model).__name__} does not pass its window of {min(windows)} tokens to the"
+        " attention function, so longer sequences would be wrong. The context is limited to"
+        f" {min(windows)} tokens instead of {whole.tokens}",
     )
 
 
@@ -186,20 +186,20 @@ def _rope_context(model: PreTrainedModel, kind: str, positions: Tensor, ours: Te
             raise
         except _FAILURES as error:
             raise UserError(
-                f"{kind}: it does not run at position {limit - 1} of its context: {raised(error)}"
+                f"{kind}: it fails at position {limit - 1} of its context: {raised(error)}"
             ) from error
         if apart <= _TOLERANCE:
             note = (
-                f"{type(model).__name__} turns positions otherwise in texts of more than {limit}"
-                " tokens, and with them all shorter texts of the same batch: the context is"
-                f" {limit} tokens, not {whole}"
+                f"{type(model).__name__} changes its rotary frequencies if a sequence has more"
+                f" than {limit} tokens, also for shorter sequences of the same batch. The context"
+                f" is limited to {limit} tokens instead of {whole}"
             )
             return Context(limit, "" if limit == whole else note)
     if whole == _WITHOUT_LIMIT:
         return Context(whole)
     raise UserError(
-        f"{kind}: a text changes with the positions of others in the same batch, and its"
-        " configuration does not say from which on"
+        f"{kind}: the logits of a sequence depend on the positions of other sequences in the"
+        " batch, and the configuration does not say above which length"
     )
 
 
@@ -250,7 +250,7 @@ def _own_logits(model: PreTrainedModel, kind: str) -> Tensor:
     except torch.OutOfMemoryError:
         raise
     except _FAILURES as error:
-        raise UserError(f"{kind}: transformers itself cannot run it: {raised(error)}") from error
+        raise UserError(f"{kind}: transformers cannot run it either: {raised(error)}") from error
     finally:
         model.set_attn_implementation(NAME)
 

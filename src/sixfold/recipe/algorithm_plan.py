@@ -11,14 +11,12 @@ from .schema import AlgorithmConfig, Recipe
 
 _WEIGHTED_BY_VTRACE = frozenset(CORRECTION_BANDS) - {"none", "negative-sequence"}
 _WITHOUT_LOW = ("truncated", "truncated-sequence", "decoupled", "negative-sequence")
-_WHOLE = (
-    "takes a reward above 0 for a right answer and 0 for a wrong one, as the verifier gives them"
-)
+_WHOLE = "needs unshaped rewards: above 0 for a right answer and 0 for a wrong one"
 _UNSHAPED = {
     "maxrl": _WHOLE,
     "pass_at_k": _WHOLE,
-    "normalise_then_sum": "reads each reward by itself, as the environment gives it",
-    "greedy_baseline": "subtracts the reward of the greedy completion, which is not shaped",
+    "normalise_then_sum": "needs each reward as the environment gives it",
+    "greedy_baseline": "subtracts the unshaped reward of the greedy completion",
 }
 """Advantages that need unmodified rewards, with the reason."""
 
@@ -46,19 +44,20 @@ def resolve_algorithm(config: AlgorithmConfig) -> Method:
     _check_band(row)
     if row.advantage == "vtrace" and row.correction in _WEIGHTED_BY_VTRACE:
         raise UserError(
-            f"algorithm.correction = '{row.correction}' would weigh each token twice: vtrace's"
-            " advantages hold the weight; use 'none'"
+            f"algorithm.correction = '{row.correction}' would weight each token twice: the"
+            " advantages of 'vtrace' already contain the importance weight. Use 'none'"
         )
     if row.entropy_rule != "none" and LOSSES[row.loss].ratio == "sequence":
         raise UserError(
-            f"algorithm.entropy_rule = '{row.entropy_rule}' picks tokens, and {row.loss} has one"
-            " loss for a whole sequence: use 'none'"
+            f"algorithm.entropy_rule = '{row.entropy_rule}' selects tokens, but algorithm.loss ="
+            f" '{row.loss}' has one ratio per sequence. Use algorithm.entropy_rule = 'none'"
         )
     if row.updates > 1 and LOSSES[row.loss].ratio == "none":
         raise UserError(
-            f"algorithm.epochs x minibatches = {row.updates} updates a step, but {row.loss} has no"
-            " ratio: after the first its samples are another policy's; use 1 and 1, or a loss with"
-            " a ratio, e.g. algorithm.loss = 'clipped_surrogate'"
+            f"algorithm.epochs x algorithm.minibatches = {row.updates} updates per step, but"
+            f" algorithm.loss = '{row.loss}' has no ratio: after the first update the samples are"
+            " off-policy. Set both to 1, or use a loss with a ratio, e.g. algorithm.loss ="
+            " 'clipped_surrogate'"
         )
     return row
 
@@ -72,61 +71,63 @@ def check_algorithm(recipe: Recipe, row: Method) -> None:
     samples, prompts = recipe.rollout.samples_per_prompt, recipe.rollout.prompts_per_step
     if row.group_baseline and samples < 2:
         raise UserError(
-            f"rollout.samples_per_prompt = 1 gives every sample zero advantage under {row.name};"
-            " use >= 2"
+            "rollout.samples_per_prompt = 1 gives every sample an advantage of 0 with"
+            f" '{row.name}'. Use at least 2"
         )
     if row.advantage == "pass_at_k" and samples < PASS_AT_K:
         raise UserError(
-            f"algorithm.advantage = 'pass_at_k' looks at {PASS_AT_K} samples of a prompt;"
-            f" rollout.samples_per_prompt = {samples}"
+            f"algorithm.advantage = 'pass_at_k' needs at least {PASS_AT_K} samples per prompt,"
+            f" but rollout.samples_per_prompt = {samples}. Raise it"
         )
     if recipe.rollout.oversample and samples < 2:
         raise UserError(
-            "rollout.oversample keeps samples whose rewards differ, and rollout.samples_per_prompt"
-            " = 1 keeps one; use >= 2"
+            "rollout.oversample keeps samples whose rewards differ, but"
+            " rollout.samples_per_prompt = 1 keeps only one. Use at least 2"
         )
     if 0 < recipe.rollout.oversample <= samples:
         raise UserError(
-            f"rollout.oversample = {recipe.rollout.oversample} starts no more samples of a task"
-            f" than the {samples} that are kept; use more than rollout.samples_per_prompt, or 0"
+            f"rollout.oversample = {recipe.rollout.oversample} must be greater than"
+            f" rollout.samples_per_prompt = {samples}, the number of samples that are kept. Raise"
+            " it, or use 0"
         )
     if recipe.rollout.oversample and row.needs_teacher:
         raise UserError(
-            f"rollout.oversample chooses samples by their rewards, which {row.name} does not train"
-            " on; use 0"
+            f"rollout.oversample selects samples by their rewards, but '{row.name}' does not"
+            " train on rewards. Use 0"
         )
     if row.dynamic_sampling and samples < 2:
         raise UserError(
-            "algorithm.dynamic_sampling keeps groups whose rewards differ, and"
-            " rollout.samples_per_prompt = 1 has none; use >= 2"
+            "algorithm.dynamic_sampling keeps groups whose rewards differ, but"
+            " rollout.samples_per_prompt = 1 gives groups of one reward. Use at least 2"
         )
     if row.dynamic_sampling and row.needs_teacher:
         raise UserError(
-            f"algorithm.dynamic_sampling chooses groups by their rewards, which {row.name} does not"
-            " train on; use 0"
+            f"algorithm.dynamic_sampling selects groups by their rewards, but '{row.name}' does"
+            " not train on rewards. Use 0"
         )
     if row.advantage == "process":
         raise UserError(
-            "algorithm.advantage = 'process' reads rewards of steps (Reward.steps), and a recipe's"
-            " rewards speak of whole answers; it is for an environment of your own, from Python"
+            "algorithm.advantage = 'process' needs per-step rewards, but this recipe's rewards"
+            " score whole answers. Use another advantage, or use Python and an environment that"
+            " returns Reward.steps"
         )
     if row.entropy_rule == "kl-cov" and row.updates == 1 and recipe.sync.kind == "shared":
         raise UserError(
-            "algorithm.entropy_rule = 'kl-cov' charges for moving away from the sampler, and with"
-            " one update a step nothing has moved; use algorithm.minibatches or epochs > 1, or"
-            " 'clip-cov'"
+            "algorithm.entropy_rule = 'kl-cov' has no effect with one update per step: the"
+            " policy still equals the sampler. Set algorithm.minibatches or algorithm.epochs"
+            " above 1, or use 'clip-cov'"
         )
     if recipe.critic.warmup_steps and not row.needs_critic:
         raise UserError(f"critic.warmup_steps: {row.name} has no critic; remove it")
     if row.minibatches > prompts:
         raise UserError(
-            f"algorithm.minibatches = {row.minibatches} splits whole prompts:"
-            f" rollout.prompts_per_step = {prompts} is too few"
+            f"algorithm.minibatches = {row.minibatches} is greater than rollout.prompts_per_step"
+            f" = {prompts}, but a prompt is never split. Lower algorithm.minibatches"
         )
     if row.needs_critic and recipe.critic.body == "none":
         raise UserError(
-            f"{row.name} takes its advantage ({row.advantage}) from a critic, and critic.body ="
-            " 'none'; use 'own' or 'policy'"
+            f"critic.body = 'none', but '{row.name}' needs a critic for its advantage"
+            f" ({row.advantage}). Use 'own' or 'policy'"
         )
     _check_correction(recipe, row)
     check_recomputed(recipe, row)
@@ -139,8 +140,8 @@ def _check_band(row: Method) -> None:
         return
     if (low is not None and low > 1) or (high is not None and high < 1):
         raise UserError(
-            f"algorithm.correction_low = {low} and correction_high = {high} must lie on both sides"
-            " of 1, the weight of an on-policy sample"
+            f"algorithm.correction_low = {low} and algorithm.correction_high = {high} must"
+            " enclose 1, the weight of an on-policy sample. Lower the first or raise the second"
         )
 
 
@@ -157,13 +158,13 @@ def _check_clip(row: Method, overrides: dict[str, object]) -> None:
     for key in ("clip_low", "clip_high"):
         if key in overrides and clips is None:
             raise UserError(
-                f"algorithm.{key}: {row.loss} has no ratio to clip; remove it, or use e.g."
-                " algorithm.loss = 'clipped_surrogate'"
+                f"algorithm.{key} has no effect: algorithm.loss = '{row.loss}' has no ratio to"
+                " clip. Remove it, or use e.g. algorithm.loss = 'clipped_surrogate'"
             )
         if clips is not None and getattr(row, key) is None and row.loss != "clipped_weight":
             raise UserError(
-                f"algorithm.{key}: {row.loss} needs it, and {row.name} has none of its own;"
-                " e.g. 0.2"
+                f"algorithm.{key} is not set: algorithm.loss = '{row.loss}' needs it, and"
+                f" '{row.name}' has no default for it. Use e.g. 0.2"
             )
     if (
         clips is not None
@@ -172,40 +173,41 @@ def _check_clip(row: Method, overrides: dict[str, object]) -> None:
         and row.clip_low >= 1
     ):
         raise UserError(
-            f"algorithm.clip_low = {row.clip_low:g} lets the ratio fall to {1 - row.clip_low:g},"
-            " where it never is; use less than 1"
+            f"algorithm.clip_low = {row.clip_low:g} has no effect: a ratio is never below"
+            f" {1 - row.clip_low:g}. Use less than 1"
         )
     if row.dual_clip and row.loss != "clipped_surrogate":
         raise UserError(
-            f"algorithm.dual_clip belongs to clipped_surrogate, not to {row.loss}; remove it"
+            f"algorithm.dual_clip has no effect with algorithm.loss = '{row.loss}', only with"
+            " 'clipped_surrogate'. Remove it"
         )
     if row.dual_clip and row.dual_clip <= 1 + (row.clip_high or 0):
         raise UserError(
-            f"algorithm.dual_clip = {row.dual_clip:g} must be above the clip's upper end,"
-            f" {1 + (row.clip_high or 0):g}; e.g. 3"
+            f"algorithm.dual_clip = {row.dual_clip:g} must be above 1 + algorithm.clip_high ="
+            f" {1 + (row.clip_high or 0):g}. Use e.g. 3"
         )
 
 
 def _check_kl(row: Method, overrides: dict[str, object]) -> None:
     if row.beta > 0 and row.kl == "k1" and row.kl_in == "loss":
         raise UserError(
-            "algorithm.kl = 'k1' with kl_in = 'loss' has zero expected gradient: use 'k2' (or 'k3')"
-            " in the loss, or kl_in = 'reward'"
+            "algorithm.kl = 'k1' with algorithm.kl_in = 'loss' has an expected gradient of 0."
+            " Use 'k2' or 'k3', or algorithm.kl_in = 'reward'"
         )
     if row.beta > 0 and row.kl in ("k3+", "k3-unbiased") and row.kl_in == "reward":
         raise UserError(
-            f"algorithm.kl = '{row.kl}' only changes a gradient, and a reward has none: use 'k1' in"
-            " the reward"
+            f"algorithm.kl = '{row.kl}' has no effect with algorithm.kl_in = 'reward': it changes"
+            " only the gradient of the KL. Use 'k1'"
         )
     if row.kl_target and not row.beta > 0:
         raise UserError(
-            "algorithm.kl_target adapts beta, which is 0 here: give algorithm.beta to start from,"
-            " e.g. 0.02"
+            "algorithm.kl_target adapts algorithm.beta, but beta is 0. Set algorithm.beta to an"
+            " initial value, e.g. 0.02"
         )
     if row.needs_teacher and row.beta > 0:
         raise UserError(
-            f"{row.name} measures against its teacher already: algorithm.beta = {row.beta:g} has no"
-            " model of its own; use 0"
+            f"algorithm.beta = {row.beta:g} needs a reference model, but the reference of"
+            f" '{row.name}' is the teacher. Use 0"
         )
 
 
@@ -213,25 +215,30 @@ def _check_idle(row: Method, overrides: dict[str, object]) -> None:
     """Refuse settings that the resolved algorithm would never read."""
     if "tau" in overrides and row.loss not in ("soft_gate", "mirror_descent"):
         raise UserError(
-            f"algorithm.tau belongs to soft_gate and mirror_descent; {row.loss} has none: remove it"
+            f"algorithm.tau has no effect with algorithm.loss = '{row.loss}', only with"
+            " 'soft_gate' and 'mirror_descent'. Remove it"
         )
     if "lam" in overrides and not row.needs_critic:
         raise UserError(
-            f"algorithm.lam belongs to a critic's advantages; {row.advantage} has none: remove it,"
-            " or use algorithm.advantage = 'gae'"
+            f"algorithm.lam has no effect with algorithm.advantage = '{row.advantage}', which"
+            " needs no critic. Remove it, or use algorithm.advantage = 'gae'"
         )
     for key in ("kl", "kl_in"):
         if key in overrides and not row.beta > 0:
-            raise UserError(f"algorithm.{key} without a KL: set algorithm.beta, or remove it")
+            raise UserError(
+                f"algorithm.{key} has no effect without a KL: algorithm.beta is 0. Set"
+                f" algorithm.beta, or remove algorithm.{key}"
+            )
     if "correction_low" in overrides and row.correction in _WITHOUT_LOW:
         raise UserError(
-            f"algorithm.correction_low: '{row.correction}' has no lower bound; remove it"
+            f"algorithm.correction_low has no effect: algorithm.correction = '{row.correction}'"
+            " has no lower bound. Remove it"
         )
     for key in ("correction_low", "correction_high"):
         if key in overrides and row.correction == "none":
             raise UserError(
-                f"algorithm.{key} without a rule: set algorithm.correction, one of"
-                f" {', '.join(list(CORRECTION_BANDS)[1:])}"
+                f"algorithm.{key} has no effect without algorithm.correction. Set it to one of"
+                f" {', '.join(list(CORRECTION_BANDS)[1:])}, or remove algorithm.{key}"
             )
 
 
@@ -248,19 +255,19 @@ def _check_rewards(row: Method) -> None:
     for key, value in shaping.items():
         if value not in ("", "none") and row.needs_teacher:
             raise UserError(
-                f"algorithm.{key} = {value!r} shapes rewards, and {row.name} reads none: its"
-                " advantage is the teacher's; remove it"
+                f"algorithm.{key} = {value!r} changes rewards, but '{row.name}' reads no rewards."
+                " Remove it"
             )
         if value not in ("", "none"):
             raise UserError(
-                f"algorithm.{key} = {value!r} shapes rewards, and advantage '{row.advantage}'"
-                f" {why}; remove it"
+                f"algorithm.{key} = {value!r} changes rewards, but algorithm.advantage ="
+                f" '{row.advantage}' {why}. Remove it"
             )
     # A baseline may be any number that does not depend on the sample: the KL may be in the reward.
     if why and not row.needs_greedy and row.beta > 0 and row.kl_in == "reward":
         raise UserError(
-            f"algorithm.beta = {row.beta:g} with kl_in = 'reward' takes the KL off the reward, and"
-            f" advantage '{row.advantage}' {why}; use kl_in = 'loss'"
+            f"algorithm.beta = {row.beta:g} with algorithm.kl_in = 'reward' changes rewards, but"
+            f" algorithm.advantage = '{row.advantage}' {why}. Use algorithm.kl_in = 'loss'"
         )
 
 
@@ -277,9 +284,9 @@ def _check_correction(recipe: Recipe, row: Method) -> None:
     exact = recipe.run.precision == "float32" and not recipe.quantised_sampling
     if rule and recipe.sync.kind == "shared" and exact and not moves:
         raise UserError(
-            f"algorithm.correction = '{rule}' corrects for samples of older or rounded weights, but"
-            " engine and trainer share their weights (sync.kind = 'shared') in float32. Use"
-            " sync.kind = 'copy' with sync.every > 1, or remove it"
+            f"algorithm.correction = '{rule}' has no effect: it corrects for samples from older"
+            " or quantised weights, but engine and trainer share their weights in float32"
+            " (sync.kind = 'shared'). Use sync.kind = 'copy' with sync.every > 1, or remove it"
         )
 
 
@@ -298,9 +305,9 @@ def check_recomputed(recipe: Recipe, row: Method) -> None:
             else f"engine.kv_dtype = '{recipe.engine.kv_dtype}'"
         )
         raise UserError(
-            f"{setting} changes the log-probs of the samples, but '{row.name}' would take them for"
-            " the policy's own. Set algorithm.correction, e.g. 'truncated': it scores the samples"
-            " again with the trainer's weights and weights them by the difference"
+            f"{setting} changes the log-probs of the samples, but '{row.name}' would use them as"
+            " the policy's log-probs. Set algorithm.correction, e.g. 'truncated': it scores the"
+            " samples again with the trainer's weights and weights them by the ratio"
         )
 
 
@@ -308,21 +315,21 @@ def _check_reference(recipe: Recipe, row: Method) -> None:
     config = recipe.reference
     if row.needs_teacher and not config.path:
         raise UserError(
-            f"{row.name} distils from a teacher: name one with reference.path, a model with the"
-            " policy's tokenizer"
+            f"reference.path is empty, but '{row.name}' needs a teacher. Set it to a model with"
+            " the policy's tokenizer"
         )
     if config.path and not row.needs_reference:
         raise UserError(
-            f"reference.path: {row.name} with beta = {row.beta:g} measures against no other model;"
-            " set algorithm.beta > 0, or remove it"
+            f"reference.path has no effect: '{row.name}' with algorithm.beta = {row.beta:g} uses"
+            " no reference model. Set algorithm.beta > 0, or remove it"
         )
     if config.path and (config.reset_every or config.reset_patience):
         raise UserError(
-            "reference.path names a model of its own, and reset_every or reset_patience would"
-            " overwrite it with the policy; use one"
+            "reference.path names a model, but reference.reset_every and"
+            " reference.reset_patience would overwrite it with the policy. Remove one of the two"
         )
     early = (
-        "a teacher's opinion"
+        "distillation from a teacher"
         if row.needs_teacher
         else "a KL in the reward"
         if row.beta > 0 and row.kl_in == "reward"
@@ -333,16 +340,16 @@ def _check_reference(recipe: Recipe, row: Method) -> None:
     )
     if config.placement == "fused" and early:
         raise UserError(
-            "reference.placement = 'fused' gives the reference's log-probs to the loss alone;"
-            f" {early} needs them before: use 'inline' or 'worker'"
+            "reference.placement = 'fused' computes the reference's log-probs in the loss, but"
+            f" {early} needs them earlier. Use 'inline' or 'worker'"
         )
     if (config.reset_every or config.placement != "inline") and not row.needs_reference:
         raise UserError(
-            f"reference.reset_every and placement speak of a reference, and {row.name} with beta ="
-            " 0 keeps none; set algorithm.beta > 0"
+            f"reference.reset_every and reference.placement have no effect: '{row.name}' with"
+            " algorithm.beta = 0 uses no reference model. Set algorithm.beta > 0, or remove them"
         )
     if config.reset_patience and not (recipe.eval.every and row.needs_reference):
         raise UserError(
-            "reference.reset_patience counts held-out evaluations and resets a reference: set"
-            " eval.every > 0 and algorithm.beta > 0"
+            "reference.reset_patience counts held-out evaluations and resets the reference"
+            " model. Set eval.every > 0 and algorithm.beta > 0, or remove it"
         )

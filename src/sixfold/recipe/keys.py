@@ -40,12 +40,12 @@ def _value_for_section(key: str, value: Any) -> str:
     kind = kind_knobs().get(key)
     if kind is None:
         example = next(k for k in knobs() if k.startswith(key + "."))
-        return f"'{key}' is a section, not a setting; set what is in it, e.g. {example}"
+        return f"'{key}' is a section, not a setting. Set one of its settings, e.g. {example}"
     meant = next((c for c in kind.choices if str(value).partition(":")[0] == c), "")
     fields = [k.key for k in knobs().values() if k.section == key and meant in k.kinds]
     more = f" and, for example, {fields[0]}" if fields else ""
     example = f"{kind.key} = '{meant or kind.choices[0]}'{more}"
-    return f"'{key}' is a section, not a setting; set {example}"
+    return f"'{key}' is a section, not a setting. Set {example}"
 
 
 def _check_tables(knob: Knob, tables: Sequence[Any], place: Callable[[str], str]) -> None:
@@ -57,7 +57,7 @@ def _check_tables(knob: Knob, tables: Sequence[Any], place: Callable[[str], str]
     for number, table in enumerate(tables, start=1):
         if not isinstance(table, dict):
             raise UserError(
-                f"{knob.key}: entry {number} is {shown(table)}, want a table such as"
+                f"{knob.key}: entry {number} is {shown(table)}, expected a table such as"
                 f" [[{knob.key}]] ({place(knob.key)})"
             )
         for name in table:
@@ -74,8 +74,8 @@ def _unknown_key(key: str, value: Any) -> str:
     if isinstance(value, str) and _SECRET.search(name):
         variable = name.upper().replace("-", "_")
         return (
-            f"'{key}' looks like a secret: none is kept in a recipe (value not shown); set the"
-            f" environment variable {variable}"
+            f"'{key}' looks like a secret, and a recipe must not contain secrets (value not"
+            f" shown). Set the environment variable {variable}"
         )
     homes = [knob for knob in knobs().values() if knob.name == name]
     if homes:

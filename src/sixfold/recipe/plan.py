@@ -138,8 +138,8 @@ def make_plan(recipe: Recipe) -> Plan:
 def _check_eval(recipe: Recipe) -> None:
     if recipe.eval.samples > 1 and recipe.eval.temperature == 0:
         raise UserError(
-            f"eval.samples = {recipe.eval.samples} at eval.temperature = 0 draws the same greedy"
-            " answer each time; set eval.temperature > 0 or eval.samples = 1"
+            f"eval.samples = {recipe.eval.samples} has no effect at eval.temperature = 0: every"
+            " sample is the same greedy answer. Set eval.temperature > 0 or eval.samples = 1"
         )
 
 
@@ -147,14 +147,14 @@ def _check_truncation(recipe: Recipe, algorithm: Method) -> None:
     top_k = recipe.rollout.top_k
     if top_k == 1:
         raise UserError(
-            "rollout.top_k = 1 leaves one token to draw: its log-prob is 0 whatever the weights"
-            " are, so nothing can be learned; use >= 2, or 0 for all tokens"
+            "rollout.top_k = 1 leaves only one token: its log-prob is 0 for all weights, so"
+            " there is no gradient. Use at least 2, or 0 for all tokens"
         )
     if top_k and algorithm.entropy_target >= math.log(top_k):
         raise UserError(
-            f"algorithm.entropy_target = {algorithm.entropy_target:g} nats is out of reach: a"
-            f" choice of rollout.top_k = {top_k} tokens has an entropy of at most ln {top_k} ="
-            f" {math.log(top_k):.3g}"
+            f"algorithm.entropy_target = {algorithm.entropy_target:g} nats cannot be reached:"
+            f" with rollout.top_k = {top_k} the entropy is at most ln {top_k} ="
+            f" {math.log(top_k):.3g}. Lower it, or raise rollout.top_k"
         )
 
 
@@ -186,8 +186,8 @@ def _check_backend(recipe: Recipe) -> None:
     if r.top_p < 1 or r.top_k or r.min_p:
         raise UserError(
             f"rollout.top_p, top_k and min_p: rollout.backend.kind = '{backend}' does not report"
-            " which tokens it kept, so the trainer could not score the distribution that was"
-            " sampled. Switch them off, or use rollout.backend.kind = 'engine'"
+            " which tokens it kept, so the trainer cannot score them. Switch them off, or use"
+            " rollout.backend.kind = 'engine'"
         )
 
 
@@ -227,14 +227,14 @@ def model_shape(recipe: Recipe) -> ModelShape:
 def _scratch_shape(sizes: ScratchConfig) -> ModelShape:
     if sizes.head_dim % 2:
         raise UserError(
-            f"model.scratch.head_dim = {sizes.head_dim} is odd; rotary positions turn pairs of"
-            " numbers: use an even one"
+            f"model.scratch.head_dim = {sizes.head_dim} is odd, but rotary embeddings rotate"
+            " pairs of numbers. Use an even number"
         )
     repeated = sorted({c for c in sizes.alphabet if sizes.alphabet.count(c) > 1})
     if repeated:
         raise UserError(
-            f"model.scratch.alphabet has {''.join(repeated)!r} more than once; give every character"
-            " once"
+            f"model.scratch.alphabet has repeated characters: {''.join(repeated)!r}. List every"
+            " character once"
         )
     vocabulary = len(sizes.alphabet) + SCRATCH_SPECIAL_TOKENS
     size = model_size(
@@ -303,7 +303,7 @@ def _local_shape(folder: Path) -> ModelShape:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(
-            f"model.path: {folder} holds no config.json: it is not a Hugging Face model folder"
+            f"model.path: {folder} has no config.json. Give a Hugging Face model folder"
         ) from error
     except (OSError, ValueError) as error:
         raise UserError(f"model.path: {folder / 'config.json'} cannot be read: {error}") from error
@@ -365,7 +365,10 @@ def _stored_parameters(folder: Path) -> int | None:
             head = stream.read(8)
             size = int.from_bytes(head, "little")
             if len(head) < 8 or size > path.stat().st_size:
-                raise UserError(f"model.path: {path} is not a safetensors file or is cut short")
+                raise UserError(
+                    f"model.path: {path} is not a complete safetensors file. Download or save it"
+                    " again"
+                )
             header = json.loads(stream.read(size))
         total += sum(
             math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"
@@ -398,8 +401,9 @@ def _kv_tokens(recipe: Recipe, longest: int | None) -> int | None:
     if engine.kv_tokens:
         if longest is not None and engine.kv_tokens < longest:
             raise UserError(
-                f"engine.kv_tokens = {engine.kv_tokens} cannot hold one sequence of up to {longest}"
-                f" tokens; use >= {longest}, or 0 for enough, or a smaller data.max_prompt_tokens"
+                f"engine.kv_tokens = {engine.kv_tokens} is less than one sequence of up to"
+                f" {longest} tokens. Use at least {longest}, or 0 to compute it, or lower"
+                " data.max_prompt_tokens"
             )
         return whole_blocks(engine.kv_tokens, engine.block_size)
     return (

@@ -15,12 +15,10 @@ from .dump import flat, toml_literal
 from .knobs import knobs
 from .schema import Recipe
 
-ADAPTED = "the checkpoint holds what the algorithm has adapted to under it"
-SAMPLER = "the checkpoint holds the sampler's weights, or none, as this setting had it"
+ADAPTED = "the checkpoint has state that was adapted under this setting"
+SAMPLER = "it decides whether the checkpoint contains the sampler's weights"
 WARM_UP = "the warm-up is over"
-TOKENS_DECIDE = (
-    "the fingerprint of the prompts' tokens decides: a template that writes other tokens is refused"
-)
+TOKENS_DECIDE = "the tokens of the prompts are compared: a template that changes them is refused"
 
 FIXED: dict[str, str] = {
     "run.seed": "task order and sampling noise come from it",
@@ -30,19 +28,19 @@ FIXED: dict[str, str] = {
     "algorithm.whiten": ADAPTED,
     "algorithm.kl_target": ADAPTED,
     "algorithm.entropy_target": ADAPTED,
-    "critic.body": "the checkpoint holds the critic as this setting made it",
-    "reference.path": "the steps that are done were measured against it",
+    "critic.body": "the checkpoint contains the critic that this setting created",
+    "reference.path": "the finished steps used this reference model",
     "sync": SAMPLER,
     "sft": WARM_UP,
 }
 """Setting or section -> reason why a resumed run cannot change it."""
 
 FREE: dict[str, str] = {
-    "run": "ends, limits and the machine",
+    "run": "when the run ends, its limits and the machine",
     "model.chat_template": TOKENS_DECIDE,
     "model.template_args": TOKENS_DECIDE,
-    "data": "the fingerprint of the tasks decides: other tasks are refused",
-    "environment": "the fingerprint of the rewards says what changed",
+    "data": "the tasks are compared: other tasks are refused",
+    "environment": "changed rewards are reported",
     "rollout": "takes effect from the next step",
     "engine": "takes effect from the next step",
     "algorithm": "takes effect from the next step",

@@ -68,7 +68,7 @@ class EngineRollout:
             ValueError: a task id is repeated. Its samples would get the same noise.
         """
         if len({t.id for t in tasks}) != len(tasks):
-            raise ValueError("generate: task ids repeat within one call")
+            raise ValueError("generate: a task id is repeated. Give every task a different id")
         started, before = time.perf_counter(), replace(self.engine.stats)
         self.engine.stats.restart_peaks()
         params = replace(self.params, seed=seed)
@@ -121,7 +121,7 @@ class EngineRollout:
         completion = sequence.tokens[len(prompt) :]
         if sequence.finish_reason is None:
             raise RuntimeError(
-                f"engine gave back an unfinished sequence of task {sequence.request.key}"
+                f"the engine returned an unfinished sequence of task {sequence.request.key}"
             )
         return completed(
             sequence.request.key,

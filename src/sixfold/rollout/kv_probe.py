@@ -55,8 +55,8 @@ def check_int8_kv(model: LanguageModel, prompts: list[list[int]]) -> float:
     worst = kv_deviation(model, prompts)
     if not worst <= LIMIT:
         raise ValueError(
-            f"an int8 KV cache moves this model's log-probs by {worst:.2g} nats (limit {LIMIT:g}):"
-            " use kv_dtype auto"
+            f"an int8 KV cache changes this model's log-probs by {worst:.2g} nats (limit"
+            f" {LIMIT:g}). Use kv_dtype auto"
         )
     return worst
 

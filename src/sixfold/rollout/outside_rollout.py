@@ -47,7 +47,7 @@ class OutsideRollout:
             RuntimeError: the engine reports another weight version for some tokens.
         """
         if len({t.id for t in tasks}) != len(tasks):
-            raise ValueError("generate: task ids repeat within one call")
+            raise ValueError("generate: a task id is repeated. Give every task a different id")
         started = time.perf_counter()
         asked = [(task, k) for task in tasks for k in range(self.samples)]
         prompts = {task.id: self.renderer.encode(task) for task in tasks}
@@ -108,8 +108,8 @@ class OutsideRollout:
         found = {v for s in done for v in s.version}
         if found - {self.engine.version}:
             raise RuntimeError(
-                f"the engine sampled from weights {sorted(found)}, it was given"
-                f" {self.engine.version}"
+                f"the engine sampled from weights of version {sorted(found)}, but version"
+                f" {self.engine.version} was loaded"
             )
 
 

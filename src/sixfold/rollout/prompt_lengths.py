@@ -52,14 +52,15 @@ def fitting_tasks(renderer: Renderer, tasks: Sequence[Task], limit: int, overlon
             longest = max(longest, length.tokens)
         elif overlong == "error":
             raise UserError(
-                f"task {task.id}: the prompt has {length} tokens and {limit} fit (context less"
-                " rollout.max_new_tokens, or data.max_prompt_tokens); data.overlong = 'drop'"
-                " leaves such tasks out"
+                f"task {task.id}: the prompt has {length} tokens, but only {limit} fit"
+                " (data.max_prompt_tokens, or the context minus rollout.max_new_tokens). Set"
+                " data.overlong = 'drop' to leave out such tasks"
             )
     if tasks and not kept:
         raise UserError(
-            f"dataset has 0 usable tasks: {len(tasks)} read, {len(tasks)} dropped with prompts over"
-            f" {limit} tokens"
+            f"dataset has 0 usable tasks: {len(tasks)} read, {len(tasks)} dropped because their"
+            f" prompts have more than {limit} tokens. Raise data.max_prompt_tokens, or lower"
+            " rollout.max_new_tokens"
         )
     return Fitting(kept, len(tasks) - len(kept), longest)
 

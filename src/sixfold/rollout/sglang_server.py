@@ -100,7 +100,7 @@ class SglangServer:
         held = self._request("GET", "/get_model_info", None, SHORT_S)["weight_version"]
         if held != str(version):
             raise UserError(
-                f"SGLang at {self._url} says that it has weights '{held}' after loading '{version}'"
+                f"SGLang at {self._url} reports weights '{held}' after '{version}' were loaded"
             )
         self.version = version
 
@@ -166,14 +166,15 @@ class SglangServer:
             ) from error
         except TimeoutError as error:
             raise UserError(
-                f"SGLang at {self._url} has not answered {method} {path} within {timeout_s:g} s"
+                f"SGLang at {self._url} did not answer {method} {path} within {timeout_s:g} s"
             ) from error
         except OSError as error:
             raise UserError(
-                f"no SGLang server at {self._url} ({error}): start one with python -m"
+                f"no SGLang server at {self._url} ({error}). Start one with python -m"
                 " sglang.launch_server --model-path MODEL --port PORT"
             ) from error
         except ValueError as error:
             raise UserError(
-                f"what answers {method} {path} at {self._url} is no SGLang server: {error}"
+                f"the server at {self._url} did not answer {method} {path} with JSON, so it is"
+                f" not SGLang: {error}"
             ) from error

@@ -65,6 +65,6 @@ def visible_devices(devices: str, policy: str, visible: str | None) -> str | Non
         return ",".join(there[int(n)] for n in wanted.split(","))
     except IndexError:
         raise UserError(
-            f"rollout.backend.devices = '{devices}': CUDA_VISIBLE_DEVICES = '{visible}' leaves"
-            f" {len(there)} GPUs, counted from 0"
+            f"rollout.backend.devices = '{devices}': with CUDA_VISIBLE_DEVICES = '{visible}'"
+            f" there are {len(there)} GPUs, numbered from 0. Use their numbers"
         ) from None

@@ -71,8 +71,8 @@ class VllmProcess:
         self._python = python or sys.executable
         if shutil.which(self._python) is None:
             raise UserError(
-                f"rollout.backend.python = '{python}': no such interpreter; give the path of a"
-                " python that has vllm"
+                f"rollout.backend.python = '{python}': interpreter not found. Give the path of a"
+                " Python interpreter that has vllm"
             )
         self._child = Child(
             str(Path(__file__).with_name("vllm_worker.py")),
@@ -93,8 +93,9 @@ class VllmProcess:
         if not self.vllm_version:
             self.close()
             raise UserError(
-                f"rollout.backend.kind = 'vllm': {self._python} has no vllm. Run pip install"
-                " 'sixfold[vllm]', or set rollout.backend.python to an interpreter that has it"
+                f"rollout.backend.kind = 'vllm': {self._python} does not have vllm. Run pip"
+                " install 'sixfold[vllm]', or set rollout.backend.python to an interpreter that"
+                " has it"
             )
 
     def generate(
@@ -161,7 +162,7 @@ class VllmProcess:
         """
         patience_s = patience_s or SILENCE_S
         if self._child.closed:
-            raise UserError("vLLM's process has ended: start the run again with --resume")
+            raise UserError("vLLM's process has ended. Start the run again with --resume")
         with ExitStack() as on_failure:
             on_failure.callback(self._child.close, grace_s=0.0)
             try:
@@ -173,11 +174,11 @@ class VllmProcess:
         return reply
 
     def _told(self, error: ChildError) -> UserError:
-        last = f"It wrote last:\n{self._child.last_words()}"
+        last = f"Its last output:\n{self._child.last_words()}"
         if isinstance(error, ChildEnded):
-            return UserError(f"vLLM's process {error}: go on with --resume. {last}")
+            return UserError(f"vLLM's process {error}. Continue with --resume. {last}")
         if isinstance(error, ChildSilent):
-            return UserError(f"vLLM's process has given {error}. {last}")
+            return UserError(f"vLLM's process: {error}. {last}")
         return UserError(f"vLLM failed:\n{last_lines(str(error))}")
 
 

@@ -106,8 +106,8 @@ class Sampler:
             )
         if not self._llm.reset_prefix_cache():
             raise RuntimeError(
-                "the prefix cache could not be emptied: it would mix old keys and values into new"
-                " samples"
+                "the prefix cache could not be cleared, so old keys and values would be used"
+                " with new weights"
             )
         self._llm.llm_engine.set_weight_version(str(version))
         return {"tensors": len(weights)}

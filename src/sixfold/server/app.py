@@ -95,7 +95,7 @@ def make_app(served: Served) -> ASGIApp:
         served.engine.start()
         yield
         if not await run_sync(served.engine.close, CLOSE_SECONDS):
-            log.error("the engine did not end its step in %g s", CLOSE_SECONDS)
+            log.error("the engine's last step did not end within %g s", CLOSE_SECONDS)
 
     changing = (
         [Route("/v1/weights", endpoints.weights, methods=["POST"])]
@@ -165,7 +165,9 @@ class Endpoints:
         given = ask.prompts()
         if len(given) * ask.n > MAX_CHOICES:
             raise bad_request(
-                f"{len(given)} prompts times n = {ask.n} is over {MAX_CHOICES} completions", "n"
+                f"n: {len(given)} prompts x n = {ask.n} exceeds {MAX_CHOICES} completions. Lower"
+                " n or send fewer prompts",
+                "n",
             )
         prompts = [await self._tokens(prompt) for prompt in given]
         job = await self._job("cmpl", ask, prompts, {"endpoint": "text", "prompt": ask.prompt})
@@ -230,14 +232,16 @@ class Endpoints:
         ):
             raise ApiError(
                 415,
-                "send the body with the header 'content-type: application/json'",
+                "the body must be JSON: send the header 'content-type: application/json'",
                 code="unsupported_media_type",
             )
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 raw = await self._bodies.read(request)
         except TimeoutError as error:
-            raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
+            raise ApiError(
+                408, f"the body did not arrive within {BODY_SECONDS:g} s. Send the request again"
+            ) from error
         # In another thread: parsing on the event loop would pause every stream.
         return await run_sync(parse_body, raw, limiter=self._parser)
 
@@ -270,8 +274,8 @@ class Endpoints:
         furthest = self.served.engine.engine.version + MAX_VERSIONS_AHEAD
         if version > furthest:  # a huge version would block every later update
             raise bad_request(
-                f"version: the weights have version {furthest - MAX_VERSIONS_AHEAD}; at most"
-                f" {furthest} may be next",
+                f"version: the weights have version {furthest - MAX_VERSIONS_AHEAD}, so the next"
+                f" version must be at most {furthest}",
                 "version",
             )
 
@@ -280,8 +284,8 @@ class Endpoints:
             return await self._encoder.text(prompt)
         if max(prompt) >= self.served.limits.vocabulary:
             raise bad_request(
-                f"prompt: the vocabulary has {self.served.limits.vocabulary} tokens, {max(prompt)}"
-                " is none of them",
+                f"prompt: {max(prompt)} is not a token id; the vocabulary has"
+                f" {self.served.limits.vocabulary} tokens. Use ids below that",
                 "prompt",
             )
         return prompt
@@ -420,7 +424,7 @@ async def _http_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = shortened(request.url.path)
     message = (
-        f"no such path: {request.method} {path}{_hint(path)}"
+        f"path not found: {request.method} {path}{_hint(path)}"
         if error.status_code == 404
         else f"{request.method} is not allowed on {path}"
     )
@@ -439,4 +443,4 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    return as_response(ApiError(500, "an error in the server: see its log"))
+    return as_response(ApiError(500, "internal error: see the server's log"))

@@ -61,7 +61,7 @@ class BodyReader:
                 if self._held > MAX_BODIES:
                     raise ApiError(
                         503,
-                        "too many requests are arriving: try again later",
+                        "too many requests are arriving. Try again later",
                         headers={"Retry-After": "1"},
                     )
             return bytes(body)
@@ -79,8 +79,8 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     values = 1 + raw.count(b",") + raw.count(b"[") + raw.count(b"{")
     if values > MAX_VALUES:
         message = (
-            f"the body has over {MAX_VALUES} values (counted by its commas and brackets): send"
-            " fewer in one request"
+            f"the body has more than {MAX_VALUES} values (counted by commas and brackets). Send"
+            " fewer values per request"
         )
         raise ApiError(413, message, code="body_too_large")
     body = _json(raw)
@@ -121,7 +121,8 @@ class _Count:
     def _object(self, value: dict[str, Any], where: str, depth: int) -> None:
         if len(value) > MAX_KEYS:
             raise bad_request(
-                f"{where or 'the body'} has {len(value)} keys: at most {MAX_KEYS}",
+                f"{where or 'the body'} has {len(value)} keys, but at most {MAX_KEYS} are"
+                " allowed. Remove some",
                 where.partition("[")[0] or None,
             )
         for key, item in value.items():
@@ -138,18 +139,21 @@ class _Count:
         field = where.partition("[")[0].partition(".")[0]
         if self._parts > MAX_PARTS:
             raise bad_request(
-                f"{field} has too many parts: at most {MAX_PARTS} in one request",
+                f"{field} has too many parts: at most {MAX_PARTS} per request. Send fewer",
                 field,
                 "too_many_parts",
             )
         if depth > MAX_DEPTH:
-            raise bad_request(f"{field} is nested too deeply", field, "invalid_value")
+            raise bad_request(f"{field} is nested too deeply. Flatten it", field, "invalid_value")
         if isinstance(value, dict):
             self._object(value, where, depth + 1)
         elif isinstance(value, list):
             if len(value) > MAX_ITEMS:
                 raise bad_request(
-                    f"{where} has {len(value)} items: at most {MAX_ITEMS}", field, "too_many_items"
+                    f"{where} has {len(value)} items, but at most {MAX_ITEMS} are allowed. Send"
+                    " fewer",
+                    field,
+                    "too_many_items",
                 )
             for i, item in enumerate(value):
                 self._value(item, f"{where}[{i}]", depth + 1)
@@ -161,8 +165,12 @@ def shortened(text: str) -> str:
 
 
 def _too_long() -> ApiError:
-    return ApiError(413, f"the body has over {MAX_BODY} bytes", code="body_too_large")
+    return ApiError(
+        413,
+        f"the body has more than {MAX_BODY} bytes. Send less per request",
+        code="body_too_large",
+    )
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
+    raise ValueError(f"{name} is not a JSON number. Use a finite number")

@@ -170,11 +170,12 @@ class ChatAsk(Ask):
             and self.max_tokens != self.max_completion_tokens
         ):
             raise bad_request(
-                "max_tokens and max_completion_tokens mean the same and differ: give one",
+                "max_tokens and max_completion_tokens are two names of one limit, but their"
+                " values differ. Give one of them",
                 "max_tokens",
             )
         if self.top_logprobs and not self.logprobs:
-            raise bad_request("top_logprobs is for logprobs = true", "top_logprobs")
+            raise bad_request("top_logprobs needs logprobs = true", "top_logprobs")
 
     def form(self) -> Form:
         """The required form of the answer.
@@ -192,12 +193,14 @@ class ChatAsk(Ask):
             name = self.tool_choice.function.name
             if name not in tools:
                 raise bad_request(
-                    f"tool_choice: no tool '{shortened(name)}' is given", "tool_choice"
+                    f"tool_choice: '{shortened(name)}' is not in tools. Add it or choose another",
+                    "tool_choice",
                 )
             tools = {name: tools[name]}
         if must and not tools:
             raise bad_request(
-                "tool_choice: a call is required, and no tools are given", "tool_choice"
+                "tool_choice: a call is required, but tools is empty. Give at least one tool",
+                "tool_choice",
             )
         many = self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool)
         return Form(self._schema(), tuple(tools.items()), must, many)
@@ -248,7 +251,8 @@ def _shown(message: ChatMessage, where: str) -> dict[str, Any]:
         )
     if message.tool_calls and message.role != "assistant":
         raise bad_request(
-            f"{where}.tool_calls: only the assistant calls tools", f"{where}.tool_calls"
+            f"{where}.tool_calls is only allowed with role 'assistant'. Remove it",
+            f"{where}.tool_calls",
         )
     shown: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
@@ -275,7 +279,8 @@ def _shown_call(call: PastCall, where: str) -> dict[str, Any]:
         arguments = None
     if not isinstance(arguments, dict):
         raise bad_request(
-            f"{where}.function.arguments is not JSON of an object", f"{where}.function.arguments"
+            f"{where}.function.arguments must be a JSON object, as text",
+            f"{where}.function.arguments",
         )
     return {
         "id": call.id,

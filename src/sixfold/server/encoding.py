@@ -40,7 +40,7 @@ class PromptEncoder:
 
         def encode(renderer: Renderer) -> list[int]:
             if not renderer.has_template:
-                raise bad_request("the model has no chat template: use /v1/completions", "messages")
+                raise bad_request("the model has no chat template. Use /v1/completions", "messages")
             return renderer.encode_messages(messages, tools)
 
         size = sum(len(message["content"]) for message in messages)
@@ -57,7 +57,7 @@ class PromptEncoder:
         )
         if not tokens:
             raise bad_request(
-                "prompt is empty: the model needs at least one token to continue", "prompt"
+                "prompt is empty. Give at least one token for the model to continue", "prompt"
             )
         return tokens
 

@@ -93,14 +93,16 @@ class EngineThread:
         prompts = len(job.prompts)
         if prompts > self.max_queue:
             raise bad_request(
-                f"{prompts} prompts in one request, the queue holds {self.max_queue}", "prompt"
+                f"prompt: {prompts} prompts exceed the queue of {self.max_queue} prompts. Send"
+                " fewer per request",
+                "prompt",
             )
         with self._lock:
             self._check_open()
             if self._waiting + prompts > self.max_queue:
                 raise ApiError(
                     429,
-                    f"{self._waiting} prompts wait already: try again later",
+                    f"{self._waiting} prompts are already waiting. Try again later",
                     code="rate_limit_exceeded",
                     headers={"Retry-After": "1"},
                 )
@@ -159,7 +161,7 @@ class EngineThread:
                 self._deliver()
             self._end_all(ApiError(503, "the server is stopping"))
         except Exception as error:  # thread boundary: without this, waiting clients would hang
-            log.exception("the engine has failed; every request is refused from here on")
+            log.exception("the engine has failed; all further requests are refused")
             with self._lock:
                 self.failure = error
             self._end_all(_FAILED)
@@ -215,7 +217,8 @@ class EngineThread:
             if version <= self.engine.version:
                 raise ApiError(
                     409,
-                    f"the weights have version {self.engine.version}: {version} is not newer",
+                    f"version = {version} must be greater than the version of the current"
+                    f" weights, {self.engine.version}",
                     param="version",
                 )
             self.engine.load_weights(tensors, version)
@@ -261,7 +264,7 @@ class EngineThread:
                 (
                     choice.take(reason)
                     if recorded
-                    else ApiError(500, "the exchange could not be recorded")
+                    else ApiError(500, "the exchange could not be written to the record")
                 ),
             )
         )
@@ -283,7 +286,7 @@ class EngineThread:
                 asked,
             )
         except (OSError, ValueError) as error:
-            log.error("an exchange cannot be recorded: %s", error)
+            log.error("an exchange could not be written to the record: %s", error)
             return False
         return True
 
@@ -330,7 +333,9 @@ class EngineThread:
             try:
                 self._loop.call_soon_threadsafe(_put_all, self._outgoing)
             except RuntimeError:  # the event loop is closed
-                log.warning("%d messages for clients that are gone", len(self._outgoing))
+                log.warning(
+                    "%d messages dropped: their clients have disconnected", len(self._outgoing)
+                )
             self._outgoing = []
 
 

@@ -21,7 +21,7 @@ STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 """No conversions ("4" is not 4), and unknown fields are errors."""
 
 UNIONS = {
-    "stop": "a text of 1 to 1000 characters, or a list of at most 16 of them",
+    "stop": "a text of 1 to 1000 characters, or a list of at most 16 such texts",
     "tool_choice": "'auto', 'none', 'required', or an object that names a function",
     "input": "a text, or a list of messages, function calls and their outputs",
 }

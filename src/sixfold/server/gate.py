@@ -53,7 +53,7 @@ class Gate:
     def _refusal(self, scope: Scope) -> ApiError | None:
         if self._hosts is not None and not self._hosts.admits(scope["headers"]):
             message = (
-                "the Host header names another machine: use 127.0.0.1 or localhost, or start the"
+                "the Host header names another machine. Use 127.0.0.1 or localhost, or start the"
                 " server with --allow-host NAME"
             )
             return ApiError(403, message, code="host_not_allowed")

@@ -35,7 +35,7 @@ class Metrics:
         lines += _metric(
             "generation_seconds",
             "summary",
-            "From request to last token, of answered generations.",
+            "Time from request to last token, summed over completed generations.",
             seconds,
         )
         for name, what, value in _counters(engine):
@@ -58,7 +58,7 @@ def _counters(engine: EngineThread) -> list[tuple[str, str, float]]:
     return [
         (
             "aborted_total",
-            "Requests given up because the client left or the server stopped.",
+            "Requests aborted because the client disconnected or the server stopped.",
             engine.aborted,
         ),
         ("steps_total", "Engine steps.", stats.steps),
@@ -66,42 +66,42 @@ def _counters(engine: EngineThread) -> list[tuple[str, str, float]]:
         ("prefill_tokens_total", "Prompt tokens computed.", stats.prefill_tokens),
         (
             "reused_tokens_total",
-            "Prompt tokens shared by samples or found in the prefix cache instead.",
+            "Prompt tokens shared by samples or found in the prefix cache.",
             stats.reused_tokens,
         ),
         (
             "recomputed_tokens_total",
-            "Tokens of preempted completions computed once more.",
+            "Tokens of preempted completions that were computed again.",
             stats.recomputed_tokens,
         ),
         (
             "proposed_tokens_total",
-            "Tokens guessed by speculation and checked.",
+            "Tokens proposed by speculative decoding.",
             stats.proposed_tokens,
         ),
         (
             "accepted_tokens_total",
-            "Guessed tokens that completions took over.",
+            "Accepted tokens of speculative decoding.",
             stats.accepted_tokens,
         ),
         (
             "preemptions_total",
-            "Completions stopped for lack of blocks, to go on later.",
+            "Completions preempted because KV cache blocks ran out.",
             stats.preemptions,
         ),
         (
             "graph_captures_total",
-            "CUDA graphs of decode forwards that were made.",
+            "Captured CUDA graphs of decode forward passes.",
             stats.graph_captures,
         ),
         (
             "graph_replays_total",
-            "Decode forwards that were the replay of a graph.",
+            "Decode forward passes replayed from a CUDA graph.",
             stats.graph_replays,
         ),
         (
             "eager_decodes_total",
-            "Decode forwards that were not, where graphs are on.",
+            "Decode forward passes that ran eagerly although CUDA graphs are on.",
             stats.eager_decodes,
         ),
     ]
@@ -112,34 +112,34 @@ def _gauges(engine: EngineThread) -> list[tuple[str, str, float]]:
     return [
         (
             "tokens_per_second",
-            "Tokens sampled a second, over about the last 10 s.",
+            "Tokens sampled per second, over about the last 10 s.",
             engine.rate.value(),
         ),
         (
             "prefix_hit_ratio",
-            "Share of all prompt tokens so far that were not computed.",
+            "Share of all prompt tokens that were not computed.",
             engine.engine.stats.hit_rate,
         ),
         (
             "acceptance_ratio",
-            "Share of guessed tokens so far that completions took over.",
+            "Share of proposed tokens that were accepted.",
             engine.engine.stats.acceptance_rate,
         ),
         (
             "tokens_per_pass",
-            "Tokens that a completion grows by in one pass through the model.",
+            "Tokens per completion and forward pass.",
             engine.engine.stats.tokens_per_pass,
         ),
         ("waiting_prompts", "Prompts with samples that have not started.", engine.waiting),
-        ("queue_prompts", "Prompts that may wait.", engine.max_queue),
+        ("queue_prompts", "Maximum number of waiting prompts.", engine.max_queue),
         ("running_sequences", "Completions being sampled.", usage.running),
-        ("kv_blocks_used", "Cache blocks that requests hold.", usage.used),
-        ("kv_blocks_idle", "Cache blocks that only the prefix cache holds.", usage.idle),
-        ("kv_blocks_free", "Cache blocks that hold nothing.", usage.free),
-        ("kv_blocks", "Cache blocks.", usage.used + usage.idle + usage.free),
+        ("kv_blocks_used", "KV cache blocks owned by requests.", usage.used),
+        ("kv_blocks_idle", "KV cache blocks owned only by the prefix cache.", usage.idle),
+        ("kv_blocks_free", "Free KV cache blocks.", usage.free),
+        ("kv_blocks", "KV cache blocks.", usage.used + usage.idle + usage.free),
         (
             "kv_fragmentation_ratio",
-            "Share of the token slots in used blocks that hold nothing.",
+            "Share of empty token slots in used blocks.",
             usage.fragmentation,
         ),
         ("weight_version", "Version of the weights.", engine.engine.version),

@@ -92,9 +92,9 @@ def without_neutral(
         if key not in neutral or key in known:
             given[key] = value
         elif not _is_one_of(value, neutral[key]):
-            allowed = "".join(f" or give {json.dumps(v)}" for v in neutral[key])
+            allowed = "".join(f" or use {json.dumps(v)}" for v in neutral[key])
             raise bad_request(
-                f"{shortened(key)} is not supported here: leave it out{allowed}",
+                f"{shortened(key)} has a value that is not supported. Remove it{allowed}",
                 key,
                 "unsupported_value",
             )

@@ -199,7 +199,7 @@ class TextAsk(Ask):
         prompts = [given] if given and isinstance(given[0], int) else given
         if not prompts or not all(prompts):
             raise bad_request(
-                "prompt is empty: the model needs at least one token to continue", "prompt"
+                "prompt is empty. Give at least one token for the model to continue", "prompt"
             )
         return prompts
 
@@ -246,7 +246,8 @@ class Limits:
         """
         if any(token >= self.vocabulary for token in ask.stop_token_ids):
             raise bad_request(
-                f"stop_token_ids: the vocabulary has {self.vocabulary} tokens", "stop_token_ids"
+                f"stop_token_ids: the vocabulary has {self.vocabulary} tokens. Use ids below that",
+                "stop_token_ids",
             )
         room = self.context - longest_prompt
         wanted = (
@@ -262,7 +263,7 @@ class Limits:
             )
         if wanted * ask.n > MAX_TOKENS:
             raise bad_request(
-                f"n = {ask.n} completions of {wanted} tokens are over {MAX_TOKENS} tokens: lower n"
+                f"n = {ask.n} completions of {wanted} tokens exceed {MAX_TOKENS} tokens. Lower n"
                 " or max_tokens",
                 "n",
             )
@@ -320,5 +321,5 @@ def parse_ask(form: type[AskT], body: Mapping[str, Any]) -> AskT:
     ask = check_form(form, given)
     ask.check()
     if ask.stream_options is not None and not ask.stream:
-        raise bad_request("stream_options is for stream = true", "stream_options")
+        raise bad_request("stream_options needs stream = true", "stream_options")
     return ask

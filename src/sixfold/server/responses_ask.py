@@ -186,7 +186,7 @@ class ResponsesAsk(BaseModel):
         unknown = next((name for name in self.include if name not in known), None)
         if unknown is not None:
             raise bad_request(
-                f"include: '{shortened(unknown)}' is not supported here",
+                f"include: '{shortened(unknown)}' is not supported. Remove it",
                 "include",
                 "unsupported_value",
             )
@@ -219,7 +219,7 @@ class ResponsesAsk(BaseModel):
             else:
                 turns.append(turn)
         if not turns:
-            raise bad_request("input is empty", "input")
+            raise bad_request("input is empty. Give a text or at least one message", "input")
         return turns
 
     def chat_fields(self) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def parse_responses(body: dict[str, Any]) -> tuple[ResponsesAsk, ChatAsk]:
         if isinstance(tool, dict) and tool.get("type") != "function":
             kind = shortened(str(tool.get("type")))
             raise bad_request(
-                f"tools: '{kind}' is not supported here: only functions are",
+                f"tools: the type '{kind}' is not supported. Use 'function'",
                 "tools",
                 "unsupported_value",
             )

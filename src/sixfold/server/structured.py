@@ -115,23 +115,27 @@ class Grammars:
         param = "tool_choice" if form.calls else "response_format"
         if find_spec("llguidance") is None:
             raise bad_request(
-                f"{param} needs llguidance on the server: pip install 'sixfold[structured]'",
+                f"{param} needs llguidance on the server. Run pip install 'sixfold[structured]'",
                 param,
                 "unsupported_value",
             )
         if not self._stops:
             raise bad_request(
-                f"{param} needs a model with an end token", param, "unsupported_value"
+                f"{param} needs a model with an end token, which this model lacks",
+                param,
+                "unsupported_value",
             )
         from llguidance import LLMatcher
 
         grammar = lark_grammar(form)
         if len(grammar) > MAX_GRAMMAR:
-            raise bad_request(f"{param}: its schema is too large", param, "invalid_value")
+            raise bad_request(
+                f"{param}: the schema is too large. Simplify it", param, "invalid_value"
+            )
         tokenizer = self._ll_tokenizer()
         if self._unwritable:  # llguidance would use the unknown token for these characters
             raise bad_request(
-                f"{param}: the model cannot write JSON, its tokenizer has no token with"
+                f"{param}: the model cannot write JSON, because its tokenizer has no token for"
                 f" {self._unwritable}",
                 param,
                 "unsupported_value",
@@ -139,7 +143,7 @@ class Grammars:
         matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)
         if matcher.is_error():
             raise bad_request(
-                f"{param}: the schema cannot be followed: {_reason(matcher.get_error())}",
+                f"{param}: the schema cannot be compiled: {_reason(matcher.get_error())}",
                 param,
                 "invalid_value",
             )

@@ -78,7 +78,7 @@ def test_text_stays_bare_without_a_template_and_a_chat_is_refused() -> None:
 
 def test_characters_that_the_tokenizer_lacks_are_refused_by_name_of_the_task() -> None:
     with pytest.raises(
-        UserError, match="task 7: the prompt has characters that the tokenizer lacks: 'a§'"
+        UserError, match="task 7: the prompt has characters that the tokenizer does not know: 'a§'"
     ):
         renderer().encode(Task("7", "a§"))
 

@@ -213,8 +213,8 @@ def compiled(source: Path) -> ctypes.CDLL | None:
     choice = os.environ.get("SIXFOLD_KERNELS", "")
     if choice not in ("", "torch"):
         raise ValueError(
-            f"SIXFOLD_KERNELS = '{choice}': unset it for the compiled kernels, or 'torch' for"
-            " PyTorch's operations alone"
+            f"SIXFOLD_KERNELS = '{choice}' is not valid. Unset it for the compiled kernels, or"
+            " use 'torch' for PyTorch operations only"
         )
     if choice or os.name != "posix":
         return None

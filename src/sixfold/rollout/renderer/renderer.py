@@ -121,7 +121,7 @@ class Renderer:
                 f"the model's chat template refuses these messages: {refusal}", "messages"
             ) from refusal
         if not shows_tools:
-            raise RenderError("the model's chat template has no place for tools", "tools")
+            raise RenderError("the model's chat template does not support tools", "tools")
         return self._known(self._special.encode_rendered([text])[0], "messages")
 
     def encode_text(self, text: str) -> list[int]:
@@ -240,13 +240,13 @@ class Renderer:
         for task, ids in zip(tasks, encoded, strict=True):
             if not ids:
                 raise UserError(
-                    f"task {task.id}: the prompt {task.prompt_text[:60]!r} has no tokens; a prompt"
-                    " needs at least one for the model to continue"
+                    f"task {task.id}: the prompt {task.prompt_text[:60]!r} has no tokens. Give at"
+                    " least one token for the model to continue"
                 )
             if self._special.misses(ids):
                 raise UserError(
-                    f"task {task.id}: the prompt has characters that the tokenizer lacks:"
-                    f" {task.prompt_text[:60]!r}"
+                    f"task {task.id}: the prompt has characters that the tokenizer does not know:"
+                    f" {task.prompt_text[:60]!r}. Use another tokenizer, or remove them"
                 )
         return encoded
 
@@ -265,7 +265,9 @@ class Renderer:
 
     def _known(self, ids: list[int], part: Literal["messages", "prompt"]) -> list[int]:
         if self._special.misses(ids):
-            raise RenderError(f"{part} has characters that the model's tokenizer lacks", part)
+            raise RenderError(
+                f"{part} has characters that the model's tokenizer does not know", part
+            )
         return ids
 
     def _template(self, task: Task, messages: Sequence[Mapping[str, str]]) -> str:
@@ -287,14 +289,14 @@ class Renderer:
             else:
                 return UserError(
                     f"task {task.id}: the model's chat template refuses system messages"
-                    f" ({refusal}): leave data.system_prompt empty and put the instructions into"
-                    " the prompt (data.prompt_suffix), or give a template that takes them"
+                    f" ({refusal}). Leave data.system_prompt empty and put the instructions into"
+                    " the prompt (data.prompt_suffix), or use a template that accepts them"
                     " (model.chat_template = FILE)"
                 )
         return UserError(
-            f"task {task.id}: the model's chat template refuses the prompt ({refusal}): change the"
-            " messages, or give another template (model.chat_template = FILE, or 'none' for plain"
-            " text prompts)"
+            f"task {task.id}: the model's chat template refuses the prompt ({refusal}). Change"
+            " the messages, or use another template (model.chat_template = FILE, or 'none' for"
+            " plain text prompts)"
         )
 
     def _turn(self, prompt: str, messages: Sequence[Mapping[str, str]], solution: str) -> str:
@@ -346,7 +348,7 @@ def _bare(task: Task) -> str:
     """The task's prompt as text, for a tokenizer without a chat template."""
     if not isinstance(task.prompt, str):
         raise UserError(
-            f"task {task.id} is a chat, and the model has no chat template: use text prompts, a"
-            " chat model, or give a template (model.chat_template = FILE)"
+            f"task {task.id} is a chat, but the model has no chat template. Use text prompts, a"
+            " chat model, or a template (model.chat_template = FILE)"
         )
     return task.prompt
