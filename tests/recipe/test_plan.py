@@ -282,7 +282,7 @@ def test_the_explanation_says_the_numbers_and_why() -> None:
             " 0.9, whichever comes first"
         ),
         "training state: 12.1 MiB",
-        "asked for (4 of ",
+        "requested (4 of ",
         "algorithm.beta     0.04  (default the algorithm's own)",
     ):
         assert line in text

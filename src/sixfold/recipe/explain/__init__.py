@@ -25,7 +25,7 @@ def explain(plan: Plan) -> str:
         if fact.why:
             out.append(f"{'':<{width}}  because {fact.why}")
     asked = asked_settings(plan.recipe)
-    out += ["", f"asked for ({len(asked)} of {len(knobs())} settings differ from their defaults)"]
+    out += ["", f"requested ({len(asked)} of {len(knobs())} settings differ from their defaults)"]
     key_width = max((len(key) for key, _, _ in asked), default=0)
     out += [f"  {key:<{key_width}}  {value}  (default {default})" for key, value, default in asked]
     return "\n".join(out)

@@ -13,31 +13,41 @@ class AlgorithmConfig(Section):
     None: the named algorithm's own choice (`sixfold algorithms` lists them).
     """
 
-    name: str = knob("grpo", "algorithm of the zoo")
+    name: str = knob("grpo", "name of a built-in algorithm (list: sixfold algorithms)")
     advantage: str | None = knob(
-        None, "how advantages are computed from rewards, e.g. group_zscore, leave_one_out, gae"
+        None, "method of computing advantages from rewards, e.g. group_zscore, leave_one_out, gae"
     )
     loss: str | None = knob(
-        None, "token loss, e.g. clipped_surrogate, sequence_surrogate, clipped_weight"
+        None,
+        "policy loss per token or sequence, e.g. clipped_surrogate, sequence_surrogate,"
+        " clipped_weight",
     )
     aggregation: Literal["token", "sequence", "sequence-sum", "constant", "prompt"] | None = knob(
-        None, "how token losses are averaged"
+        None, "method of averaging token losses over the batch"
     )
-    clip_low: Real | None = knob(None, "the ratio is clipped below 1 - clip_low", gt=0)
-    clip_high: Real | None = knob(None, "the ratio is clipped above 1 + clip_high", gt=0)
+    clip_low: Real | None = knob(None, "lower clip: ratios below 1 - clip_low are clipped", gt=0)
+    clip_high: Real | None = knob(None, "upper clip: ratios above 1 + clip_high are clipped", gt=0)
     dual_clip: Real | None = knob(
-        None, "the loss is capped at -dual_clip * A where A < 0 (0: off)", ge=0
+        None, "maximum loss where A < 0, as a multiple of -A (0: no maximum)", ge=0
     )
     tau: Real | None = knob(
-        None, "temperature of a soft gate, or strength of the mirror step", gt=0
+        None,
+        "temperature of the soft_gate loss where A > 0; strength of the quadratic penalty in"
+        " the mirror_descent loss",
+        gt=0,
     )
-    lam: Real | None = knob(None, "GAE lambda", ge=0, le=1)
+    lam: Real | None = knob(
+        None,
+        "lambda of GAE: 0 gives one-step TD errors, 1 gives full returns minus values",
+        ge=0,
+        le=1,
+    )
     beta: Real | None = knob(
         None, "weight of the KL to the reference model (0: no reference model is loaded)", ge=0
     )
     kl: Literal["k1", "k2", "k3", "k3+", "k3-unbiased"] | None = knob(None, "estimator of the KL")
     kl_in: Literal["loss", "reward"] | None = knob(
-        None, "where the KL enters: added to the loss, or subtracted from the reward"
+        None, "loss: the KL is added to the loss; reward: it is subtracted from the reward"
     )
     kl_target: Real | None = knob(
         None, "adapt beta until the KL has this value (0: beta is constant)", ge=0
@@ -56,8 +66,8 @@ class AlgorithmConfig(Section):
     )
     entropy_rule: Literal["none", "clip-cov", "kl-cov", "top-entropy"] | None = knob(
         None,
-        "rule that limits the loss of entropy: clip-cov and kl-cov restrain some tokens,"
-        " top-entropy trains only the tokens of highest entropy",
+        "rule against entropy collapse: clip-cov and kl-cov restrict a few tokens, top-entropy"
+        " trains only the tokens of highest entropy",
     )
     correction: (
         Literal[
@@ -72,12 +82,8 @@ class AlgorithmConfig(Section):
         ]
         | None
     ) = knob(None, "importance weights for samples from older or numerically different weights")
-    correction_low: Real | None = knob(
-        None, "smallest importance weight that the correction allows", ge=0
-    )
-    correction_high: Real | None = knob(
-        None, "largest importance weight that the correction allows", gt=0
-    )
+    correction_low: Real | None = knob(None, "minimum importance weight", ge=0)
+    correction_high: Real | None = knob(None, "maximum importance weight", gt=0)
     overlong_buffer: Real | None = knob(
         None,
         "share of max_new_tokens at the end of a completion over which the reward falls (0: off)",
@@ -108,7 +114,7 @@ class CriticConfig(Section):
         " policy's hidden states; none: no critic",
     )
     learning_rate: Real = knob(1e-5, "AdamW learning rate of the critic", gt=0)
-    warmup_steps: int = knob(0, "number of first steps in which only the critic is trained", ge=0)
+    warmup_steps: int = knob(0, "number of initial steps in which only the critic is trained", ge=0)
 
 
 class ReferenceConfig(Section):

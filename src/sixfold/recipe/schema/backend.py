@@ -56,12 +56,12 @@ class VllmBackend(Section):
     )
     tensor_parallel: int = knob(
         1,
-        "number of GPUs that share each weight matrix; list as many in rollout.backend.devices",
+        "number of GPUs that share each weight matrix; rollout.backend.devices must list as many",
         ge=1,
     )
     memory: Real = knob(
         0.0,
-        "share of each GPU's memory that vLLM may use (0: what its weights and KV cache need)",
+        "share of each GPU's memory that vLLM may use (0: enough for its weights and KV cache)",
         ge=0,
         le=1,
     )

@@ -30,23 +30,31 @@ class SourceConfig(Section):
     Missing settings come from [data].
     """
 
-    source: str = Field(description="as data.source")
+    source: str = Field(description="source of the tasks, as in data.source")
     name: str = knob(
-        "", "what its tasks are called in ids and reports; empty: the source", max_length=80
+        "", "name of the source in task ids and reports (empty: data.source)", max_length=80
     )
     weight: Real = knob(1.0, "share of each step's prompts, relative to the other sources", gt=0)
-    subset: str = knob("", "as data.subset")
-    revision: str = knob("", "as data.revision")
-    split: str = knob("train", "as data.split")
-    heldout_split: str = knob("", "as data.heldout_split")
-    limit: int = knob(0, "as data.limit", ge=0)
-    prompt_field: str | None = knob(None, "as data.prompt_field")
-    answer_field: str | None = knob(None, "as data.answer_field")
-    answer_after: str | None = knob(None, "as data.answer_after")
-    trace_field: str | None = knob(None, "as data.trace_field")
-    id_field: str | None = knob(None, "as data.id_field")
-    system_prompt: str | None = knob(None, "as data.system_prompt")
-    prompt_suffix: str | None = knob(None, "as data.prompt_suffix")
+    subset: str = knob("", "configuration name of a hub dataset, as in data.subset")
+    revision: str = knob("", "branch, tag or commit of a hub dataset, as in data.revision")
+    split: str = knob("train", "split to train on, as in data.split")
+    heldout_split: str = knob("", "split or file to evaluate on, as in data.heldout_split")
+    limit: int = knob(0, "number of rows to use, as in data.limit", ge=0)
+    prompt_field: str | None = knob(None, "column with the prompt (not set: data.prompt_field)")
+    answer_field: str | None = knob(
+        None, "column with the reference answer (not set: data.answer_field)"
+    )
+    answer_after: str | None = knob(
+        None, "marker in the answer column (not set: data.answer_after)"
+    )
+    trace_field: str | None = knob(
+        None, "column with a worked solution (not set: data.trace_field)"
+    )
+    id_field: str | None = knob(None, "column with a unique id per row (not set: data.id_field)")
+    system_prompt: str | None = knob(
+        None, "system message before every prompt (not set: data.system_prompt)"
+    )
+    prompt_suffix: str | None = knob(None, "text after every prompt (not set: data.prompt_suffix)")
 
     @property
     def label(self) -> str:
@@ -67,7 +75,7 @@ class DataConfig(Section):
     )
     sources: tuple[SourceConfig, ...] = knob(
         (),
-        "several data sources instead of `source`, each a table [[data.sources]]; the"
+        "list of data sources that replaces `source`, one table [[data.sources]] each; the"
         " prompts of a step are drawn from them by weight",
     )
     subset: str = knob("", "configuration name of a hub dataset, e.g. main")
@@ -75,8 +83,8 @@ class DataConfig(Section):
     split: str = knob("train", "split to train on")
     heldout_split: str = knob(
         "",
-        "split (for a file: another file) to evaluate on, whole; empty: `heldout` tasks are set"
-        " aside",
+        "split to evaluate on, or another file if the source is a file (empty: `heldout` tasks"
+        " are set aside)",
     )
     heldout: int = knob(
         512, "number of tasks that are kept for evaluation if heldout_split is empty", ge=0
@@ -132,14 +140,13 @@ class DataConfig(Section):
         for name in ("source", "subset", "revision", "split", "heldout_split", "limit"):
             if getattr(self, name) != fields[name].default:
                 raise ValueError(
-                    f"data.{name} and data.sources are both set: put {name} into each table of"
+                    f"data.{name} and data.sources are both set. Move {name} into each table of"
                     " [[data.sources]]"
                 )
         labels = [s.label for s in self.sources]
         for label in labels:
             if labels.count(label) > 1:
                 raise ValueError(
-                    f"data.sources: two are called '{label}': give each a name of its own (name ="
-                    " ...)"
+                    f"data.sources: two sources have the name '{label}'. Set `name` in one of them"
                 )
         return self

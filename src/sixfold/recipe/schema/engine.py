@@ -33,30 +33,32 @@ class EngineConfig(Section):
     )
     continuous: bool = knob(
         True,
-        "continuous batching: start waiting sequences as others finish; false: start a batch only"
-        " when the previous one has finished, to measure what continuous batching gains",
+        "continuous batching: start waiting sequences as others finish. false: start a batch"
+        " when the previous one has finished, to measure the gain of continuous batching",
     )
     kv_dtype: Literal["auto", "int8"] = knob(
         "auto",
-        "dtype of the KV cache: auto (that of the forward pass), or int8, which takes less memory"
-        " and changes log-probs; set algorithm.correction with it",
+        "dtype of the KV cache: auto (that of the forward pass), or int8, which takes less"
+        " memory and changes log-probs; int8 needs algorithm.correction",
     )
     prefix_cache: Literal["radix", "hash", "none"] = knob(
-        "radix", "how the engine finds prompts that share a beginning, which is then computed once"
+        "radix",
+        "method for finding cached prefixes, so that prompts with a common prefix compute it once",
     )
     release_kv: bool = knob(
         False,
-        "free the KV cache while the trainer works, for a GPU that both share",
+        "free the KV cache while the trainer works, if both use the same GPU",
     )
     preemption: Preemption = knob(
         NoPreemption(),
-        "what happens when KV cache blocks run out: nothing has to (none), or the last sequences"
-        " stop and are computed again later (recompute) or moved to host memory (swap)",
+        "what happens when KV cache blocks run out. none: blocks are reserved, so this cannot"
+        " happen; recompute: the last sequences stop and are computed again later; swap: they"
+        " are moved to host memory",
         discriminator="kind",
     )
     speculation: Speculation = knob(
         NoSpeculation(),
-        "speculative decoding: who proposes tokens that one forward pass checks; ngram gives the"
-        " same tokens as none, draft the same distribution",
+        "speculative decoding: source of proposed tokens, which one forward pass checks. ngram"
+        " gives the same tokens as none, draft the same distribution",
         discriminator="kind",
     )

@@ -23,7 +23,7 @@ class EnvironmentConfig(Section):
     workers: int = knob(1, "number of processes that check answers", ge=1, le=1024)
     preflight: int = knob(
         50,
-        "number of rollouts that are checked before the first step, to report whether the"
-        " tasks are too easy or too hard",
+        "number of rollouts before the first step, to report whether the tasks are too easy or"
+        " too hard",
         ge=0,
     )

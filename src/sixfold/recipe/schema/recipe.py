@@ -33,8 +33,8 @@ class Recipe(Section):
     sft: SftConfig = SftConfig()
     sync: SyncConfig = knob(
         SharedSyncConfig(),
-        "how new weights reach the engine: one module (shared), a copy, or a copy that is rounded"
-        " as if quantised (int8, fp8)",
+        "how new weights reach the engine: shared (one module), copy, or a copy with weights"
+        " rounded as if quantised (int8, fp8)",
         discriminator="kind",
     )
     eval: EvalConfig = EvalConfig()
@@ -54,7 +54,7 @@ class Recipe(Section):
         ):
             raise ValueError(
                 f"environment.weights has {len(self.environment.weights)} entries for"
-                f" {len(self.environment.rewards)} rewards: give one each"
+                f" {len(self.environment.rewards)} rewards. Give one per reward"
             )
         if not self.environment.rewards:
             raise ValueError("environment.rewards is empty: name at least one, e.g. ['math']")

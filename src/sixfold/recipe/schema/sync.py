@@ -27,7 +27,9 @@ class CopySyncConfig(Section):
     """The engine has its own weights: a copy of the trainer's, exact or quantised."""
 
     kind: Literal["copy", "int8", "fp8"] = "copy"
-    every: int = knob(1, "steps between syncs: more than 1 makes rollouts stale on purpose", ge=1)
+    every: int = knob(
+        1, "steps between weight syncs; above 1, samples come from older weights", ge=1
+    )
 
     @property
     def quantised(self) -> bool:

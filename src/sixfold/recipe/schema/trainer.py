@@ -17,15 +17,23 @@ class TrainerConfig(Section):
     warmup_steps: int = knob(0, "updates over which the learning rate rises from 0", ge=0)
     betas: tuple[Decay, Decay] = knob(
         (0.9, 0.95),
-        "betas of AdamW; with 0.95, the second forgets a gradient spike after about 20 steps",
+        "betas of AdamW; with 0.95, the second moment forgets a gradient spike in about 20 steps",
     )
     epsilon: Real = knob(1e-8, "epsilon of AdamW", gt=0)
     weight_decay: Real = knob(
-        0.0, "AdamW weight decay; the KL cannot see the drift it causes, so 0 for RL", ge=0
+        0.0,
+        "AdamW weight decay; 0 for RL, because decay causes drift that the KL does not show",
+        ge=0,
     )
-    grad_clip: Real = knob(1.0, "largest norm of the gradient", gt=0)
-    max_tokens_per_microbatch: int = knob(4096, "tokens per forward and backward pass", ge=16)
-    logprob_chunk: int = knob(1024, "positions whose logits exist at the same time", ge=16)
+    grad_clip: Real = knob(
+        1.0, "maximum norm of the gradient; larger gradients are scaled down", gt=0
+    )
+    max_tokens_per_microbatch: int = knob(
+        4096, "maximum number of tokens per forward and backward pass", ge=16
+    )
+    logprob_chunk: int = knob(
+        1024, "number of positions whose logits are in memory at the same time", ge=16
+    )
     activation_checkpointing: Literal["none", "selective", "full"] = knob(
         "none", "recompute activations in the backward pass to save memory"
     )
@@ -34,8 +42,7 @@ class TrainerConfig(Section):
     )
     max_skipped_steps: int = knob(
         3,
-        "number of consecutive updates with a gradient that is not finite after which the"
-        " run stops",
+        "number of consecutive updates with NaN or infinite gradients after which the run stops",
         ge=1,
     )
 
@@ -50,8 +57,8 @@ class SftConfig(Section):
     weight_decay: Real = knob(0.1, "AdamW weight decay", ge=0)
     stop_at_accuracy: Real = knob(
         0.0,
-        "end SFT when this share of a probe set is solved greedily, for each source (0:"
-        " run all steps)",
+        "end SFT when this share of a probe set is solved greedily, separately for each source"
+        " (0: run all steps)",
         ge=0,
         le=1,
     )
