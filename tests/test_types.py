@@ -114,7 +114,7 @@ def test_kept_sets_survive_json_and_a_record_without_them_stays_as_it_was() -> N
         Kept(array("i", [7]), array("i", [1, 1]), array("d", [1.0, 1.0])),
     ],
 )
-def test_kept_sets_must_speak_of_the_sampled_tokens(wrong: Kept) -> None:
+def test_kept_sets_must_match_the_sampled_tokens(wrong: Kept) -> None:
     with pytest.raises(ValueError, match="kept sets do not speak of the sampled tokens"):
         replace(WHOLE, kept=wrong)
 

@@ -173,7 +173,7 @@ def test_reinforce_is_the_score_function() -> None:
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([0.0, 99.0, NAN]))
 @pytest.mark.parametrize("algorithm", ALL, ids=_label)
-def test_padding_and_what_lies_in_it_change_nothing(
+def test_padding_and_its_content_change_nothing(
     algorithm: Composed, seed: int, more: int, junk: float
 ) -> None:
     batch, logp = _random_batch(seed)
@@ -502,7 +502,7 @@ def test_mini_batches_hold_whole_groups_and_have_denominators_of_their_own() -> 
     assert few.minibatch is not None and few.minibatch.unique().tolist() == [0, 1, 2]
 
 
-def test_what_has_been_steered_survives_a_checkpoint() -> None:
+def test_adapted_coefficients_survive_a_checkpoint() -> None:
     """beta, the entropy bonus and the reward statistics: a restored algorithm gives the same next
     step, a fresh one does not.
     """

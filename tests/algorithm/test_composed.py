@@ -333,7 +333,7 @@ def test_a_shift_by_one_token_is_seen() -> None:
 
 
 @pytest.mark.parametrize(("gap", "rises"), [(0.5, True), (0.05, False)])
-def test_an_adaptive_beta_goes_where_the_kl_is_not_at_target(gap: float, rises: bool) -> None:
+def test_adaptive_beta_moves_the_kl_towards_its_target(gap: float, rises: bool) -> None:
     """Target 0.1, and samples whose KL is five times that or half: a step moves beta by 0.2 n / 10
     000 of itself, n rows.
     """
@@ -477,7 +477,7 @@ def test_a_kl_that_is_not_finite_is_not_taken_for_a_failed_check() -> None:
         make("rloo", 10, beta=0.1).compute_advantages(batch.with_(ref_logp=ref))
 
 
-def test_being_cut_off_never_pays() -> None:
+def test_truncation_never_raises_the_reward() -> None:
     """stop-properly: rewards of 1 become 0, rewards of -1 stay -1, and who stopped by himself keeps
     his.
     """
@@ -540,7 +540,7 @@ def test_whitening_per_source_makes_two_scales_alike() -> None:
 
 
 @pytest.mark.parametrize("only", [False, True])
-def test_the_overlong_penalty_falls_on_whom_it_should(only: bool) -> None:
+def test_overlong_penalty_applies_to_long_completions_only(only: bool) -> None:
     """Limit 10, buffer 5: six tokens cost 0.2, ten cost 1. Rows 1 and 2 have ten; only row 2 was
     cut off.
     """

@@ -63,7 +63,7 @@ def test_every_choice_has_an_answer(field: str, value: object, framework: str) -
         convert(framework, replace(row, kl_in=kl_in), SIZES)
 
 
-def test_what_no_setting_gives_says_so() -> None:
+def test_missing_settings_of_frameworks_are_reported() -> None:
     lacking = {
         framework: [name for name, row in ZOO.items() if convert(framework, row, SIZES).lacks]
         for framework in FRAMEWORKS
@@ -144,7 +144,7 @@ def test_the_cap_of_cispo_counts_from_1_in_trl_and_from_0_in_verl() -> None:
     )  # 1 - 1 = 0 bounds no ratio
 
 
-def test_what_is_on_by_default_is_switched_off() -> None:
+def test_framework_defaults_are_switched_off() -> None:
     assert convert("verl", ZOO["grpo"], SIZES).changed[f"{ACTOR}clip_ratio_c"] == 1e9
     assert (
         convert("trl", ZOO["grpo"], SIZES).changed["vllm_importance_sampling_correction"] is False

@@ -98,7 +98,7 @@ def test_reinforce_is_unbiased_at_any_number_of_samples(k: int) -> None:
 
 
 @pytest.mark.parametrize("k", [2, 3, 4, 5])
-def test_the_groups_own_mean_is_short_by_one_in_k_and_leaving_oneself_out_by_nothing(
+def test_group_mean_baseline_is_biased_by_one_over_k_and_leave_one_out_is_not(
     k: int,
 ) -> None:
     """R-120, R-127, R-128: bias exactly -1/K of the gradient; none for RLOO, which is K/(K-1) times
@@ -131,7 +131,7 @@ def test_on_right_or_wrong_the_z_score_changes_a_prompts_weight_and_not_its_dire
     )
 
 
-def test_so_the_z_score_tilts_a_step_toward_prompts_that_are_nearly_always_wrong() -> None:
+def test_zscore_favours_prompts_that_are_nearly_always_wrong() -> None:
     """The weight of a prompt solved one time in ten over that of one solved half the time. 1: what
     the expected reward asks for.
     """
@@ -181,7 +181,7 @@ def test_the_error_of_a_batch_falls_as_one_over_the_root_of_its_samples() -> Non
         assert error == pytest.approx(sigma / k**0.5, rel=1e-6)
 
 
-def test_a_baseline_makes_the_noise_blind_to_what_every_answer_earns() -> None:
+def test_baseline_removes_the_noise_of_a_constant_reward() -> None:
     for shift in (0.0, 2.0, -5.0):
         assert _noise(_make("rloo"), GRADED + shift, 4) == pytest.approx(
             _noise(_make("rloo"), GRADED, 4), rel=1e-5
@@ -294,7 +294,7 @@ def test_grpo_without_its_two_divisors_is_dr_grpo_group_by_group() -> None:
     assert not torch.allclose(gradients("grpo", aggregation="sequence-sum"), dr_grpo, rtol=0.1)
 
 
-def test_grpo_makes_right_answers_short_and_wrong_ones_long_though_length_earns_nothing() -> None:
+def test_grpo_shortens_right_answers_and_lengthens_wrong_ones() -> None:
     """The first token decides, the second whether the answer stops (0) or goes on: its gradient is
     0, and Dr. GRPO's is.
     """
@@ -565,7 +565,7 @@ def test_the_sampled_entropy_is_the_policys_on_average() -> None:
     assert abs(float(sampled_entropy(logp[rows], toy.mask[rows])) - exact) < 4 * spread / 4000**0.5
 
 
-def test_of_answers_of_unlike_length_the_sampled_entropy_is_off_by_one_in_their_number() -> None:
+def test_sampled_entropy_bias_for_unequal_lengths_is_one_over_their_number() -> None:
     """All log-probs over all tokens is a ratio of sums, and the unlikely answers are the long ones
     here: too low by 0.07 to 0.09 over the number of rows. A step has hundreds."""
     drawn = LADDER.probability(TILTED)

@@ -123,7 +123,7 @@ def test_monte_carlo_means() -> None:
     assert error["k3"] < error["k1"]
 
 
-def test_swapped_arguments_are_another_number() -> None:
+def test_swapped_policy_and_reference_change_the_kl() -> None:
     """The sign test: with policy and reference exchanged E[k1] is negative and E[k3] is
     not the KL.
     """

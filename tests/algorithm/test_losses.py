@@ -163,7 +163,7 @@ def test_soft_gate_by_hand() -> None:
     assert not s.outside.any() and not s.active.any()
 
 
-def test_a_sequence_is_clipped_whole() -> None:
+def test_whole_sequence_is_clipped() -> None:
     """Ratios 2 and 1/2 make s = 1: kept, though each token is outside. Ratios 1.69 and 1 make s =
     1.3: dropped, though A > 0 on a ratio of 1.
     """

@@ -364,7 +364,7 @@ def test_far_off_the_policy_everything_is_finite(
     t=tables(),
     junk=st.lists(st.sampled_from([math.nan, math.inf, -math.inf, 7.0]), min_size=3, max_size=3),
 )
-def test_junk_under_the_mask_is_never_read(name: str, t: Tables, junk: list[float]) -> None:
+def test_masked_values_are_never_read(name: str, t: Tables, junk: list[float]) -> None:
     dirty = Tables(
         *(
             torch.where(t.mask, x, j)

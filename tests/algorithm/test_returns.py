@@ -291,7 +291,7 @@ FUNCTIONS: list[Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]] 
 @settings(max_examples=30, deadline=None)
 @given(seeds)
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_what_lies_under_the_mask_and_beside_it_changes_nothing(
+def test_values_outside_the_mask_change_nothing(
     function: Callable[..., tuple[Tensor, ...]], seed: int
 ) -> None:
     *tables, mask = random_tables(seed)

@@ -277,7 +277,7 @@ def failing(error: BaseException) -> SimpleNamespace:
     return SimpleNamespace(run=run)
 
 
-def test_how_a_command_ends_when_it_does_not_end_well(
+def test_exit_codes_of_failed_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def end_with(error: BaseException) -> None:
@@ -312,7 +312,7 @@ def test_a_full_disk_says_how_to_go_on(
     )
 
 
-def test_the_verbs_are_the_modules() -> None:
+def test_each_command_has_a_module() -> None:
     modules = {path.stem for path in Path(cli.__file__).parent.glob("*.py")} - {
         "__init__",
         "parsing",

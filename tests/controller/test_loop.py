@@ -202,7 +202,7 @@ def test_run_stops_where_it_is_told_to() -> None:
 
 
 @pytest.mark.parametrize("role", ["generate", "train_step", "sync", "log"])
-def test_an_error_in_a_role_ends_the_run_and_is_not_dressed_up(role: str) -> None:
+def test_error_in_a_role_ends_the_run_unchanged(role: str) -> None:
     class Broken(Exception):
         pass
 

@@ -100,7 +100,7 @@ def kept(
         ([0, 1, 2, 3, 4], "?1100", 3, [0, 1, 3], 4),
     ],
 )
-def test_the_first_k_that_teach_something(
+def test_first_k_samples_with_unequal_rewards_are_kept(
     order: list[int], answers: str, keep: int, expected: list[int], asked: int
 ) -> None:
     assert kept(order, answers, keep) == (expected, asked)
@@ -113,7 +113,7 @@ def test_a_failed_check_among_the_first_is_measured_against_all_that_were_starte
 
 
 @pytest.mark.parametrize("keep", [0, 1, 4, 5])
-def test_one_alone_or_all_that_are_started_is_no_choice(keep: int) -> None:
+def test_dynamic_k_refuses_one_sample_or_all_samples(keep: int) -> None:
     with (
         Environment([reward]) as environment,
         pytest.raises(ValueError, match="must be at least 2"),
@@ -121,7 +121,7 @@ def test_one_alone_or_all_that_are_started_is_no_choice(keep: int) -> None:
         Oversample(Ending([0, 1, 2, 3], {}), environment, keep)
 
 
-def test_on_the_engine_what_is_given_up_frees_its_blocks_and_is_counted(policy: Policy) -> None:
+def test_discarded_samples_free_their_blocks_and_are_counted(policy: Policy) -> None:
     """The kept trajectories are those of a run without aborts, token for token; the others are in
     no group; the counters add up.
     """

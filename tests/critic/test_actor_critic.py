@@ -133,7 +133,7 @@ def test_a_batch_that_cannot_move_the_policy_still_teaches_the_critic(tiny: Tiny
     )
 
 
-def test_a_reason_of_the_policys_own_is_passed_on(tiny: Tiny) -> None:
+def test_skip_reason_of_the_policy_is_passed_on(tiny: Tiny) -> None:
     both = pair(copy.deepcopy(tiny("qwen3")), "policy", warmup=0)
     batch = both.critic.score(ragged())
     metrics = both.train_step(batch, lambda rows, logp: LossOutput(logp.sum() * float("nan")))

@@ -104,7 +104,7 @@ def test_the_true_value_lowers_the_variance_and_keeps_the_mean(
 
 
 @pytest.mark.slow
-def test_so_does_the_value_that_a_critic_has_learned(
+def test_learned_value_also_lowers_the_variance(
     world: tuple[PreTrainedModel, Batch, Tensor],
 ) -> None:
     """Regression on returns, each completion as often as the policy samples it, finds V; and any

@@ -181,7 +181,7 @@ def test_metrics_speak_of_values_at_collection_on_scored_tokens_with_a_reward(ti
     )
 
 
-def test_a_batch_in_which_nothing_weighs_teaches_nothing(tiny: Tiny) -> None:
+def test_batch_with_zero_weights_gives_no_gradient(tiny: Tiny) -> None:
     critic = make_critic(tiny("qwen3"), "own")
     before, batch = weights_of(critic.model), critic.score(ragged())
     metrics = critic.update(batch.with_(weights=torch.zeros(batch.mask.shape)), squared_error)

@@ -153,7 +153,7 @@ def test_no_dropout_is_left_in_an_own_body(name: str) -> None:
     assert torch.equal(model(tokens, use_cache=False).logits, model(tokens, use_cache=False).logits)
 
 
-def test_making_one_leaves_the_runs_random_numbers_where_they_were(tiny: Tiny) -> None:
+def test_creating_one_does_not_change_the_random_state(tiny: Tiny) -> None:
     torch.manual_seed(3)
     random.seed(3)
     expected = torch.rand(4)

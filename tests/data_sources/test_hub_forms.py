@@ -125,7 +125,7 @@ def test_a_column_that_is_named_has_to_be_there(tmp_path: Path, rewards: tuple[s
             )
 
 
-def test_answers_that_are_not_there_are_said(tmp_path: Path) -> None:
+def test_missing_answers_are_reported(tmp_path: Path) -> None:
     """A reward of the user's own may need none, so the column of the default name may be absent,
     with a word.
     """

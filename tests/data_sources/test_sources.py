@@ -481,7 +481,7 @@ def test_pickles_are_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ),
     ],
 )
-def test_a_hub_that_says_no(
+def test_hub_refuses_the_request(
     monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
     def refuse(*arguments: Any, **options: Any) -> None:

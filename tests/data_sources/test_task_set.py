@@ -81,7 +81,7 @@ def test_tasks_from_python_are_checked() -> None:
     ]
 
 
-def test_a_draw_is_of_the_whole_list_and_its_order_does_not_matter() -> None:
+def test_sampled_rows_come_from_the_whole_list_in_any_order() -> None:
     """Files are often sorted: the first tasks stand for nothing."""
     many = tasks(*(f"{n:04}" for n in range(1000)))
     drawn = drawn_tasks(many, 100, seed=0)

@@ -84,7 +84,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_engine_step_waits_as_often_for_one_row_as_for_many(name: str) -> None:
+def test_host_waits_of_an_engine_step_do_not_depend_on_the_number_of_rows(name: str) -> None:
     settings, params, most_at_start, most_at_decode = CASES[name]
     small = waits(1, 1, 2, settings, params)
     large = waits(4, 5, 3, settings, params)
@@ -114,7 +114,7 @@ def test_the_same_tokens_as_on_the_cpu(name: str, settings: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-def test_a_swap_waits_as_often_for_many_layers_as_for_one(kv_dtype: str) -> None:
+def test_host_waits_of_a_swap_do_not_depend_on_the_number_of_layers(kv_dtype: str) -> None:
     found = []
     for layers in (1, 4):
         engine = Engine(
@@ -145,7 +145,7 @@ def test_a_swap_waits_as_often_for_many_layers_as_for_one(kv_dtype: str) -> None
 
 
 @pytest.mark.parametrize("form", ["copy", "int8", "fp8"])
-def test_a_weight_sync_waits_as_often_for_many_tensors_as_for_few(form: str) -> None:
+def test_host_waits_of_a_weight_sync_do_not_depend_on_the_number_of_tensors(form: str) -> None:
     found = []
     for layers in (1, 4):
         trainer = model_on(DEVICE, layers)

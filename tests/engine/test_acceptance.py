@@ -100,7 +100,7 @@ def test_the_noise_that_rejects_is_not_to_draw_again(pair: str) -> None:
     assert quality(one_noise, *PAIRS[pair]) < LEVEL
 
 
-def test_a_greedy_row_takes_the_best_token_and_a_guess_stands_only_if_it_is_that() -> None:
+def test_greedy_row_accepts_a_proposed_token_only_if_it_is_the_best() -> None:
     p, q = PAIRS["near"]
     tokens, accepted = drawn(reject, p, q, greedy=True)
     guesses, _ = drawn(accept_always, p, q)

@@ -154,7 +154,7 @@ def test_a_draft_model_guesses_without_the_adapters(
     )
 
 
-def test_a_body_that_is_not_written_out_any_more_adds_them_too(
+def test_adapters_also_apply_after_the_fused_body_is_dropped(
     engine_with: Callable[..., Engine], oracles: dict[str, PeftModel]
 ) -> None:
     """A hook of somebody else's makes the module run itself."""
@@ -200,7 +200,7 @@ SIZES: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("written_out", [True, False])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_a_completion_does_not_depend_on_its_company(
+def test_completion_does_not_depend_on_the_batch(
     engine_with: Callable[..., Engine],
     sizes: dict[str, object],
     written_out: bool,
@@ -250,7 +250,7 @@ def test_an_adapter_of_zeros_is_the_base_bit_for_bit(
 
 
 @pytest.mark.parametrize("kind", ["radix", "hash"])
-def test_nobody_finds_the_keys_and_values_of_another_adapter(
+def test_keys_and_values_of_another_adapter_are_never_reused(
     engine_with: Callable[..., Engine], kind: str
 ) -> None:
     engine = engine_with(prefix_cache=kind)

@@ -81,7 +81,7 @@ def test_samples_of_a_prompt_compute_and_hold_it_once_at_every_step(
     ("size", "together", "apart"), [(16, 32 + 16 * 2, 16 * 34), (24, 21 + 16 * 2, 16 * 23)]
 )
 @pytest.mark.parametrize("kind", ["none", "radix", "hash"])
-def test_the_fullest_moment_of_sixteen_samples(
+def test_peak_blocks_of_sixteen_samples(
     tiny: Callable[[str], PreTrainedModel], kind: str, size: int, together: int, apart: int
 ) -> None:
     """33 tokens each, the last of which is never cached. As 16 requests of other prompts they hold

@@ -59,7 +59,7 @@ def test_each_step_has_the_table_that_a_fresh_one_would_be(
     assert engine.stats.preemptions > 0 or "preemption" not in sizes
 
 
-def test_a_table_is_filled_and_looked_at_for_prefixes_once_a_batch(
+def test_table_and_shared_prefixes_are_computed_once_per_batch(
     tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight sequences of different lengths: at nearly every step one of them gets a block."""
@@ -86,7 +86,7 @@ def test_a_table_is_filled_and_looked_at_for_prefixes_once_a_batch(
     assert (len(filled), len(looked)) == (1, 1)
 
 
-def test_an_engine_that_nobody_uses_is_gone_at_once(tiny: Callable[[str], PreTrainedModel]) -> None:
+def test_unused_engine_is_freed_immediately(tiny: Callable[[str], PreTrainedModel]) -> None:
     """Without waiting for the garbage collector: its cache may be most of a GPU's memory."""
     for autocast in (None, torch.bfloat16):
         engine = Engine(CausalLM(tiny("qwen3")), kv_tokens=64, autocast=autocast)

@@ -56,7 +56,7 @@ rows = st.tuples(
     st.data(),
 )
 @settings(max_examples=100, deadline=None)
-def test_columns_say_what_each_sequence_says(
+def test_columns_equal_the_state_of_each_sequence(
     shapes: list[tuple[int, int, int, set[int]]], data: st.DataObject
 ) -> None:
     """From any place in its completion, to the first that ends; each position its own noise."""
@@ -154,7 +154,7 @@ def test_keeping_columns_draws_what_making_them_anew_draws(
 
 
 @pytest.mark.parametrize("many", [1, 40])
-def test_a_step_of_a_batch_that_stays_asks_no_sequence_anything(
+def test_step_of_an_unchanged_batch_reads_no_sequence(
     many: int, tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no loop over sequences in the hot path: every so many steps they need a block, or

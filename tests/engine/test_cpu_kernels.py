@@ -391,7 +391,7 @@ def test_equal_logits_share_the_noise_equally(kernels: CPUKernels, vocabulary: i
 
 
 @pytest.mark.parametrize("vocabulary", [65, 128, 200, 1000])
-def test_the_ends_of_the_noise_draw_what_can_be_drawn(kernels: CPUKernels, vocabulary: int) -> None:
+def test_extreme_noise_samples_possible_tokens(kernels: CPUKernels, vocabulary: int) -> None:
     """Not a token of probability 0 before the first or behind the last that has any, wherever those
     are.
     """

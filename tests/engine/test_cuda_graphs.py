@@ -178,7 +178,7 @@ def test_a_replay_writes_to_its_rows_and_to_scratch(
 
 
 @given(st.integers(1, 700), st.integers(1, 5000))
-def test_shapes_are_few(rows: int, columns: int) -> None:
+def test_number_of_graph_shapes_is_small(rows: int, columns: int) -> None:
     more = rounded_up(rows, columns)
     assert rounded_up(*more) == more and more[0] >= rows and more[1] >= columns
     if rows > cuda_graphs.MOST_ROWS:
@@ -270,7 +270,7 @@ def _other_buffer(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("change", [_elsewhere, _exchanged, _other_dtype, _other_buffer])
-def test_a_model_that_lies_elsewhere_is_captured_anew(
+def test_moved_model_is_captured_again(
     change: Callable[[PreTrainedModel], None], own: PreTrainedModel
 ) -> None:
     engine = make_engine(own)
@@ -287,7 +287,7 @@ def test_a_model_that_lies_elsewhere_is_captured_anew(
 @pytest.mark.parametrize(
     "release", [Engine.release_memory, lambda engine: engine.runner.cache.clear()]
 )
-def test_a_cache_that_lies_elsewhere_ends_the_graphs(
+def test_moving_the_kv_cache_drops_the_graphs(
     release: Callable[[Engine], None], own: PreTrainedModel
 ) -> None:
     engine = make_engine(own)
@@ -303,9 +303,7 @@ def test_a_cache_that_lies_elsewhere_ends_the_graphs(
 @pytest.mark.parametrize(
     "register", [torch.nn.Module.register_forward_hook, torch.nn.Module.register_forward_pre_hook]
 )
-def test_a_hook_runs_eagerly_for_as_long_as_it_is_on(
-    register: Callable[..., Any], own: PreTrainedModel
-) -> None:
+def test_model_with_a_hook_runs_eagerly(register: Callable[..., Any], own: PreTrainedModel) -> None:
     engine = make_engine(own)
 
     def run() -> tuple[int, int, int]:
@@ -342,7 +340,7 @@ def test_a_batch_with_an_adapter_runs_eagerly(own: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "dynamic"])
-def test_a_model_that_asks_the_host_runs_eagerly(
+def test_model_that_reads_tensors_on_the_host_runs_eagerly(
     name: str, tiny: Callable[[str], PreTrainedModel]
 ) -> None:
     """Experts whose tokens are looked up on the host, angles that depend on the longest
@@ -376,7 +374,7 @@ def test_a_shape_beyond_the_largest_runs_eagerly(
     assert engine.stats.eager_decodes > 0 and engine.stats.graph_replays > 0
 
 
-def test_who_gets_graphs(
+def test_which_engines_use_cuda_graphs(
     tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine on CUDA, unless they are switched off. Asked for elsewhere they are refused."""
@@ -413,7 +411,7 @@ class Refusing(TapeCapture):
         return super().__call__(run, beside)
 
 
-def test_a_capture_that_fails_ends_the_graphs_and_is_said(
+def test_failed_capture_turns_graphs_off_with_a_warning(
     tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On by default must not end a run that would do without; asked for, the error is the
@@ -432,7 +430,7 @@ def test_a_capture_that_fails_ends_the_graphs_and_is_said(
         draw(make_engine(tiny("qwen3")))
 
 
-def test_the_stand_in_calls_no_python_and_knows_what_is_stale() -> None:
+def test_fake_graph_runs_no_python_and_detects_stale_inputs() -> None:
     class Runner:
         cache = type("Cache", (), {"tensors": lambda self: []})()
         model = type("Model", (), {"module": torch.nn.Linear(1, 1)})()

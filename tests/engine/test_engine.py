@@ -87,7 +87,7 @@ def test_weights_and_memory_stay_while_sequences_are_in_flight(
     engine.set_version(1)
 
 
-def test_the_cache_gives_its_memory_back_and_comes_again(engine: Engine) -> None:
+def test_freed_cache_is_allocated_again_on_use(engine: Engine) -> None:
     first = answer(engine)
     cache = engine.runner.cache
     # Two layers, keys and values, 2 heads of 16 float32 numbers a slot; one block of scratch.
@@ -102,7 +102,7 @@ def test_the_cache_gives_its_memory_back_and_comes_again(engine: Engine) -> None
 @pytest.mark.skipif(
     sys.platform != "linux", reason="reads /proc; elsewhere PyTorch makes the cache"
 )
-def test_the_caches_memory_comes_with_use_and_goes_at_once(
+def test_cache_memory_is_allocated_on_use_and_freed_immediately(
     tiny: Callable[[str], PreTrainedModel],
 ) -> None:
     """A cache is made as large as it may become. statm: pages of the process that there are, and
@@ -133,7 +133,7 @@ class NoHugePages(mmap.mmap):
 
 
 @pytest.mark.parametrize("without", ["the kernel", "the system"])
-def test_huge_pages_are_no_condition(
+def test_huge_pages_are_optional(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, without: str
 ) -> None:
     first = answer(engine)

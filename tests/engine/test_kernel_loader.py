@@ -142,7 +142,7 @@ def _assert_same(
 
 
 @with_compiler
-def test_a_broken_first_choice_leaves_the_next(
+def test_broken_first_compiler_falls_back_to_the_next(
     commands: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(commands / "mine", "exit 1")
@@ -198,7 +198,7 @@ def test_a_user_without_a_home_folder_gets_kernels(monkeypatch: pytest.MonkeyPat
 
 
 @with_compiler
-def test_what_lies_in_the_folder_of_somebody_else_is_not_run(
+def test_libraries_in_another_users_folder_are_not_loaded(
     own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert works(cpu_kernels())
@@ -221,7 +221,7 @@ def test_processes_that_compile_at_once_all_get_kernels(own_cache: Path) -> None
     assert [path.suffix for path in own_cache.iterdir()] == [".so"]
 
 
-def test_they_can_be_turned_off(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_can_be_turned_off(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIXFOLD_KERNELS", "torch")
     assert cpu_kernels() is None and not own_cache.exists()
 

@@ -85,7 +85,7 @@ def test_noise_is_frozen() -> None:
     ]
 
 
-def test_each_purpose_has_a_stream_of_its_own() -> None:
+def test_each_purpose_has_its_own_stream() -> None:
     n = 20_000
     streams = [uniforms(7, "task-3", 2, n, purpose) for purpose in ("", "accept", "residual")]
     assert (streams[0] == uniforms(7, "task-3", 2, n)).all()

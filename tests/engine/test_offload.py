@@ -26,7 +26,7 @@ def _sequence(request: Request, length: int, blocks: list[int]) -> Sequence:
     return Sequence(request, 0, np.zeros(1), list(range(length)), blocks, 0.0)
 
 
-def test_the_books_by_hand() -> None:
+def test_block_accounting_by_hand() -> None:
     """Blocks of 4. Two samples of a prompt of 9 tokens (2 full blocks) with 12 tokens each, 11 of
     them computed: blocks 0 and 1 are the prompt's.
     """
@@ -54,7 +54,7 @@ def test_the_books_by_hand() -> None:
     assert len(host._free) == 5
 
 
-def test_a_full_host_gives_up_what_was_used_least_recently_and_ends_before_beginnings() -> None:
+def test_full_host_memory_drops_least_recently_used_blocks_from_the_end() -> None:
     one, two = (
         _sequence(Request(key, [1], SamplingParams(max_tokens=20), [0]), 13, blocks)
         for key, blocks in (("a", [0, 1, 2]), ("b", [3, 4, 5]))

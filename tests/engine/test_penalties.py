@@ -49,7 +49,7 @@ def test_the_formula() -> None:
     )
 
 
-def test_a_row_does_not_depend_on_its_company() -> None:
+def test_row_does_not_depend_on_the_batch() -> None:
     torch.manual_seed(0)
     logits = torch.randn(4, 30)
     params = [

@@ -219,7 +219,7 @@ def filled(
 
 
 @pytest.mark.parametrize("make", [RadixCache, BlockHashCache])
-def test_a_shared_beginning_is_held_once(make: Callable[[BlockManager], PrefixCache]) -> None:
+def test_shared_prefix_is_stored_once(make: Callable[[BlockManager], PrefixCache]) -> None:
     blocks, cache, (first, second) = filled(make, [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8])
     assert first[:2] == second[:2] and blocks.idle == 4
     assert cache.match([1, 2, 3, 4, 7, 8]).blocks == second
@@ -227,7 +227,7 @@ def test_a_shared_beginning_is_held_once(make: Callable[[BlockManager], PrefixCa
 
 
 @pytest.mark.parametrize("make", [RadixCache, BlockHashCache])
-def test_what_was_used_least_recently_goes_first_and_a_texts_end_before_its_beginning(
+def test_eviction_is_least_recently_used_and_from_the_end_of_a_sequence(
     make: Callable[[BlockManager], PrefixCache],
 ) -> None:
     blocks, cache, (old, _, new) = filled(make, [1, 1, 2, 2, 3, 3], [4, 4, 5, 5], [6, 6, 7, 7])
@@ -243,7 +243,7 @@ def test_what_was_used_least_recently_goes_first_and_a_texts_end_before_its_begi
 
 
 @pytest.mark.parametrize("make", [RadixCache, BlockHashCache])
-def test_what_a_sequence_holds_is_not_evicted(make: Callable[[BlockManager], PrefixCache]) -> None:
+def test_blocks_of_a_sequence_are_not_evicted(make: Callable[[BlockManager], PrefixCache]) -> None:
     blocks, cache, (first, _) = filled(make, [1, 1, 2, 2, 3, 3], [4, 4])
     blocks.share(first[:2])
     cache.evict(20)

@@ -130,7 +130,7 @@ def test_the_likeliest_tokens_are_those_of_the_distribution_sampled_from_and_onl
             assert top.get(int(tokens[b]), logps[b].item()) == logps[b].item()
 
 
-def test_a_row_draws_the_same_alone_and_in_mixed_company() -> None:
+def test_row_samples_the_same_token_alone_and_in_a_mixed_batch() -> None:
     rng = random.Random(1)
     params = [random_params(rng) for _ in range(16)]
     logits = torch.randn(16, VOCABULARY, generator=torch.Generator().manual_seed(1))

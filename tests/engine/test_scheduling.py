@@ -461,7 +461,7 @@ def test_nothing_to_do_is_refused(
         )
 
 
-def test_a_long_prompt_in_pieces_never_holds_up_what_runs(
+def test_chunked_long_prompt_does_not_delay_running_sequences(
     tiny: Callable[[str], PreTrainedModel],
 ) -> None:
     """With chunking a token a step for the running sequence, whatever else arrives; without it,
@@ -502,7 +502,7 @@ def test_room_for_the_prompt_is_enough_where_sequences_may_be_preempted(
     assert at_first == {"none": 2, "recompute": 8}
 
 
-def test_the_last_to_come_is_preempted_and_the_first_to_go_on(
+def test_last_sequence_is_preempted_and_resumes_first(
     tiny: Callable[[str], PreTrainedModel],
 ) -> None:
     engine = book_engine(
@@ -606,7 +606,7 @@ def test_a_block_that_this_step_writes_is_shared_but_never_copied(
     assert engine.stats.prefill_tokens == 9 + 5 + 3  # a step later it can be copied
 
 
-def test_a_block_on_its_way_back_from_host_memory_is_not_copied_from(
+def test_block_being_restored_from_host_memory_is_not_copied(
     tiny: Callable[[str], PreTrainedModel],
 ) -> None:
     """A prompt that begins like one which comes back in the same step may share its full blocks,
@@ -628,7 +628,7 @@ def test_a_block_on_its_way_back_from_host_memory_is_not_copied_from(
     assert_empty(engine)
 
 
-def test_a_prompt_does_not_stand_on_sampled_tokens_that_are_computed_after_it(
+def test_prompt_does_not_reuse_sampled_tokens_computed_after_it(
     tiny: Callable[[str], PreTrainedModel],
 ) -> None:
     engine = book_engine(tiny("qwen3"), kv_tokens=200, block_size=2, preemption="recompute")

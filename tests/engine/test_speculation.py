@@ -181,7 +181,7 @@ def test_tokens_per_pass_are_those_of_theory() -> None:
 
 
 @pytest.mark.parametrize("proposer", ["n-gram", "draft"])
-def test_fewer_guesses_stand_as_the_temperature_rises(proposer: str) -> None:
+def test_acceptance_falls_as_the_temperature_rises(proposer: str) -> None:
     """The draft knows what is likeliest after each token, and is surer of it than the model. (Hot
     enough, any two models agree again.)
     """
@@ -245,7 +245,7 @@ def near(model: PreTrainedModel, noise: float, seed: int = 1) -> PreTrainedModel
 
 @pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
-def test_guesses_from_the_text_leave_every_bit_as_it_is(
+def test_ngram_speculation_changes_no_bit(
     name: str, tiny: Callable[[str], PreTrainedModel]
 ) -> None:
     plain, _, _ = draw(tiny(name), None)
@@ -417,7 +417,7 @@ def test_the_recipe_switches_it_on_and_it_is_off_by_default(policy: Policy) -> N
     )
 
 
-def test_a_draft_of_another_vocabulary_and_sizes_that_mean_nothing_are_refused() -> None:
+def test_draft_of_another_vocabulary_and_invalid_sizes_are_refused() -> None:
     with pytest.raises(
         ValueError,
         match=r"the draft model has 7 tokens, but the model has 6\. .* the same tokenizer",

@@ -204,7 +204,9 @@ def test_the_same_tokens_in_any_schedule(
     assert run(everyone[::-1], k, **sizes_of(mix)) == roomy
 
 
-def test_guesses_get_no_blocks_of_others(tiny: Callable[[str], PreTrainedModel]) -> None:
+def test_proposed_tokens_take_no_blocks_of_other_sequences(
+    tiny: Callable[[str], PreTrainedModel],
+) -> None:
     """A cache that is full to the last block: who runs goes on without guesses, and nobody is
     preempted for one.
     """

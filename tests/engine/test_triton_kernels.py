@@ -368,7 +368,7 @@ for dtype, members, group, d in cases:
 
 
 @pytest.mark.slow
-def test_registers_suffice(tmp_path: Path) -> None:
+def test_kernels_spill_no_registers(tmp_path: Path) -> None:
     """With 4 warps and tiles of 64 keys the first of these kept 1,528 bytes a thread in memory."""
     benchmarks = Path(__file__).parents[2] / "benchmarks" / "gpu"
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
@@ -383,7 +383,7 @@ def test_registers_suffice(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_they_compile_for_a_gpu_without_one(tmp_path: Path) -> None:
+def test_triton_kernels_compile_without_a_gpu(tmp_path: Path) -> None:
     """The interpreter takes Python that the compiler refuses: types that change in a loop, names it
     may not read.
     """

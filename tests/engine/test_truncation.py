@@ -119,7 +119,7 @@ def test_a_limit_that_is_off_cuts_nothing_however_improbable() -> None:
     assert len(sets(logits, SamplingParams(1, top_k=99_999))[0]) == 99_999
 
 
-def test_a_row_keeps_and_draws_the_same_alone_and_in_company() -> None:
+def test_row_keeps_and_samples_the_same_tokens_alone_and_in_a_batch() -> None:
     rng = random.Random(3)
     params = [params_of(rng) for _ in range(24)]
     logits = (
@@ -137,7 +137,7 @@ def test_a_row_keeps_and_draws_the_same_alone_and_in_company() -> None:
             assert [(ids, mass) for _, ids, mass in alone.sets()] == [together[b]]
 
 
-def test_rows_without_truncation_are_drawn_as_if_nobody_truncated() -> None:
+def test_rows_without_truncation_are_not_changed_by_other_rows() -> None:
     rng = random.Random(4)
     logits = torch.randn(9, VOCABULARY, generator=torch.Generator().manual_seed(4))
     noise, history = [rng.random() for _ in range(9)], [[0]] * 9

@@ -116,7 +116,7 @@ class TestInFlight:
         )
 
     @pytest.mark.parametrize("kind", ["radix", "hash"])
-    def test_nothing_computed_under_older_weights_is_found_again(
+    def test_blocks_of_older_weights_are_never_reused(
         self, model: PreTrainedModel, trained: list[Named], kind: str
     ) -> None:
         """Neither what ran when they changed, nor what started later on its prompt."""
@@ -141,7 +141,7 @@ class TestInFlight:
             fresh.add(request.key, request.prompt, request.params, [0])
         assert [drawn(s) for s in found] == [drawn(s) for s in fresh.run()]
 
-    def test_old_keys_and_values_that_are_swapped_out_later_are_not_found_when_they_come_back(
+    def test_stale_blocks_swapped_out_later_are_not_reused(
         self, model: PreTrainedModel, trained: list[Named]
     ) -> None:
         engine = engine_of(model, preemption="swap", kv_tokens=64, block_size=4)
@@ -159,7 +159,7 @@ class TestInFlight:
             results.append(drawn(drain(each)[0]))
         assert results[0] == results[1]
 
-    def test_what_has_not_begun_is_computed_under_the_new_weights_alone(
+    def test_waiting_prompts_are_computed_with_the_new_weights_only(
         self, model: PreTrainedModel, trained: list[Named]
     ) -> None:
         engine = engine_of(model, chunked_prefill=True, prefill_tokens=16)
@@ -183,7 +183,7 @@ class TestInFlight:
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_what_had_not_begun_is_of_one_version_whatever_happened_before(
+def test_sequences_started_after_an_update_have_one_version(
     data: st.DataObject, base: PreTrainedModel, trained: list[Named]
 ) -> None:
     """Requests that begin alike come, run, end and are aborted while weights change. Those that had
@@ -439,7 +439,7 @@ class TestTiedWeights:
         return model.requires_grad_(False)
 
     @pytest.mark.parametrize("names", [[HEAD], [TABLE], [HEAD, TABLE]])
-    def test_either_name_will_do(self, tied: PreTrainedModel, names: list[str]) -> None:
+    def test_both_names_are_accepted(self, tied: PreTrainedModel, names: list[str]) -> None:
         others = {name: p + 0.1 for name, p in tied.named_parameters() if name != self.TABLE}
         table = tied.model.embed_tokens.weight + 0.25
         engine_of(tied).load_weights(others | {name: table for name in names}, 1)
@@ -484,7 +484,7 @@ def test_weights_change_in_any_order_of_the_same_work(
     assert results[0][1] == [0] * 5 + [1] * 5
 
 
-def test_what_lies_in_host_memory_goes_out_of_date_too(
+def test_blocks_in_host_memory_become_stale_too(
     base: PreTrainedModel, trained: list[Named]
 ) -> None:
     """A sequence is swapped out under the old weights and goes on under the new ones. Its next turn

@@ -93,7 +93,7 @@ def test_every_schedule_draws_the_same_bits(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_both_ways_draw_the_same_tokens(
+def test_both_paths_sample_the_same_tokens(
     name: str, tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = {}

@@ -183,7 +183,7 @@ def test_time_limit_ends_and_leaves_no_timer() -> None:
         pass
 
 
-def test_the_blame_reaches_whoever_asked() -> None:
+def test_blame_reaches_the_caller() -> None:
     told: list[int] = []
     on_blame(lambda: told.append(1))
     try:

@@ -83,7 +83,7 @@ def test_a_dataset_may_have_its_own_size_and_each_task_names_its_dataset() -> No
 
 
 @pytest.mark.parametrize("size", ["2.5", "many", "-1"])
-def test_a_size_that_is_no_count_is_refused(size: str) -> None:
+def test_invalid_size_is_refused(size: str) -> None:
     with pytest.raises(UserError, match="chain_sum"):
         gym_tasks(["chain_sum"], size=3, seed=0, options=[f"chain_sum.size={size}"])
 

@@ -73,7 +73,7 @@ def test_a_child_forked_in_this_process_ends_in_the_reward() -> None:
 
 
 @pytest.mark.parametrize("line", ["junk\n", "\xff", "x" * 100_000])
-def test_a_stray_line_costs_only_its_own_check(line: str) -> None:
+def test_unexpected_line_fails_only_its_own_check(line: str) -> None:
     found = outcomes("stray", ["", line, "", ""])
     assert [found[n].values for n in (0, 2, 3)] == [[1.0]] * 3
     assert str(found[1].error).startswith("process sent something that is not a reply")
@@ -114,7 +114,7 @@ def test_only_a_sound_reply_of_the_worker_to_the_running_check_counts(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot find orphans")
 @pytest.mark.parametrize("way", ["return", "hang", "crash"])
-def test_what_a_check_has_started_ends_with_it(way: str) -> None:
+def test_processes_started_by_a_check_end_with_it(way: str) -> None:
     before = set(descendants())
     pids: list[int] = []
     pool = WorkerPool([f"{SAMPLE}:starts_daemons"], workers=1, timeout_s=0.5)

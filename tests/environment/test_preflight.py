@@ -72,7 +72,7 @@ def baseline(reward: RewardCallable, tasks: Sequence[Task]) -> Baseline:
     )
 
 
-def test_answers_that_know_nothing_earn_nothing() -> None:
+def test_uninformed_answers_earn_nothing() -> None:
     sums = arithmetic_tasks(200, terms=2, digits=3, seed=0)
     honest = baseline(arithmetic_reward, sums)
     assert max(honest.random, honest.constant) <= 0.02 and not honest.warning
@@ -80,7 +80,7 @@ def test_answers_that_know_nothing_earn_nothing() -> None:
     assert baseline(math_reward, [Task(id=g, prompt="", answer=g) for g in golds])[:2] == (0.0, 0.0)
 
 
-def test_a_reward_that_pays_for_nothing_is_named_with_what_it_pays_for() -> None:
+def test_reward_earned_without_solving_is_named_in_the_warning() -> None:
     sums = arithmetic_tasks(8, terms=2, digits=3, seed=0)
     contains = baseline(lambda completion, task: float("1" in completion), sums)
     assert contains.constant == 1.0 and contains.random > 0.1 and contains.answer == "1"
@@ -102,7 +102,7 @@ def test_a_reward_that_pays_for_nothing_is_named_with_what_it_pays_for() -> None
     assert everything[:2] == (1.0, 1.0) and " and " in everything.warning
 
 
-def test_one_lucky_constant_is_no_alarm_and_two_are() -> None:
+def test_constant_answer_needs_two_hits_for_a_warning() -> None:
     tasks = [Task(id=str(i), prompt="", answer="1" if i < 1 else "x") for i in range(8)]
     once = baseline(lambda completion, task: float(completion == task.answer), tasks)
     assert once == Baseline(0.0, 1 / 8, "1") and not once.warning

@@ -45,7 +45,7 @@ def test_built_in_names_files_and_modules() -> None:
         (f"{FILE}:", "Use path/to/file.py:function"),
     ],
 )
-def test_names_that_mean_nothing(spec: str, message: str) -> None:
+def test_unknown_reward_names(spec: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_reward(spec)
 
@@ -243,6 +243,6 @@ def test_callables_of_every_kind(reward: Any, name: str, value: float) -> None:
     "reward",
     [42, None, "math", [scaled], scaled, lambda completion: 1.0, lambda: 1.0, Judge, object()],
 )
-def test_what_is_no_reward(reward: Any) -> None:
+def test_values_that_are_not_rewards(reward: Any) -> None:
     with pytest.raises(UserError, match="reward"):
         check_callable(reward)

@@ -207,7 +207,7 @@ def test_what_reaches_a_trl_function_in_its_process() -> None:
     ]
 
 
-def test_what_a_stopped_score_leaves_behind_does_not_answer_the_next() -> None:
+def test_replies_of_a_stopped_score_do_not_answer_the_next() -> None:
     g = group(["a", "b"])
     with Environment([f"{SAMPLE}:told"], error_budget=0.0) as environment:
         with pytest.raises(RewardBudgetExceeded, match="1 of 64 reward checks failed"):
@@ -225,7 +225,7 @@ def test_a_hanging_trl_function_costs_its_group() -> None:
     assert [r.error for g in groups for r in rewards(g)] == ["trl_hang: timeout after 0.3 s"] * 3
 
 
-def test_what_has_a_reward_is_not_checked_again() -> None:
+def test_trajectories_with_a_reward_are_not_checked_again() -> None:
     """By any kind of reward; the group of a TRL function is then what is left of it."""
     seen: list[str] = []
 
@@ -316,7 +316,7 @@ def test_processes_import_no_torch_and_start_beside_running_threads() -> None:
     assert g.rewards == [0.0]
 
 
-def test_the_rooms_import_no_torch() -> None:
+def test_packages_import_no_torch() -> None:
     modules = (
         "sixfold.environment.scorer, sixfold.environment.math_answers, sixfold.environment.gym,"
         " sixfold.environment.preflight, sixfold.data.sources"
@@ -325,7 +325,7 @@ def test_the_rooms_import_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_worker_outlives_no_parent() -> None:
+def test_worker_ends_with_its_parent() -> None:
     code = (
         "import os, time\n"
         "from sixfold.environment.pool import WorkerPool\n"
@@ -341,7 +341,7 @@ def test_a_worker_outlives_no_parent() -> None:
     pytest.fail(f"process {pid} is still there")
 
 
-def test_a_reward_that_cannot_be_loaded_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_reward_that_cannot_be_loaded_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown reward 'maths'"):
         Environment(["maths"])
     with pytest.raises(UserError, match=r"environment\.weights has 2 entries for 1 rewards"):

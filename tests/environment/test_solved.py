@@ -136,7 +136,7 @@ def test_scores_above_full_marks_are_pointed_out() -> None:
 
 
 @pytest.mark.parametrize("value", [1e300, -1e16, 10**400, float("inf"), float("nan")])
-def test_a_reward_that_float32_cannot_train_on_is_a_failed_check(value: float) -> None:
+def test_reward_beyond_float32_is_a_failed_check(value: float) -> None:
     """1e300 was infinite in float32: taken for a failed check of an otherwise even group, "all
     rewards equal".
     """
@@ -144,6 +144,6 @@ def test_a_reward_that_float32_cannot_train_on_is_a_failed_check(value: float) -
     assert found.value is None and found.error
 
 
-def test_a_weighted_sum_that_float32_cannot_train_on_is_one_too() -> None:
+def test_weighted_sum_beyond_float32_is_a_failed_check() -> None:
     found = judged("4", [right], weights=[1e300])
     assert found.value is None and found.error is not None and "1e+300" in found.error

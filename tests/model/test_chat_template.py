@@ -85,7 +85,7 @@ def test_what_ends_a_turn(case: str) -> None:
     assert turn_end(with_template(template)) == expected
 
 
-def test_a_token_that_is_not_called_special_ends_a_turn() -> None:
+def test_added_token_that_is_not_special_ends_a_turn() -> None:
     """As <|im_end|> in some fine-tuned models, and <｜User｜> in DeepSeek's."""
     tokenizer = make_tokenizer(BY_NAME["r1-distill"])
     tokenizer.chat_template = looped("<｜Assistant｜>{{ m.content }}<｜User｜>")
@@ -184,7 +184,7 @@ def test_templates_that_cannot_be_used(
         "messages[0].content.split('')",
     ],
 )
-def test_whatever_a_template_raises_is_a_refusal(fault: str) -> None:
+def test_any_error_of_a_template_is_a_refusal(fault: str) -> None:
     with pytest.raises(TemplateRefusal):
         render(with_template("{{ " + fault + " }}"), USER)
 

@@ -48,7 +48,7 @@ def test_a_head_with_a_twist_is_refused(tiny: Callable[[str], PreTrainedModel]) 
 
 
 @pytest.mark.parametrize("name", ["bloom", "gptj", "mamba", "qwen3_next", "lfm2"])
-def test_what_our_attention_cannot_do_is_refused(name: str) -> None:
+def test_unsupported_attention_is_refused(name: str) -> None:
     """ALiBi and other attention of their own; state carried along the row, across the border of two
     texts.
     """
@@ -80,7 +80,7 @@ def test_what_our_attention_cannot_do_is_refused(name: str) -> None:
         check_split(model)
 
 
-def test_a_body_that_looks_ahead_is_refused(
+def test_non_causal_model_is_refused(
     tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As our attention would, had it lost its causal mask."""
@@ -104,7 +104,7 @@ def test_weights_that_are_not_finite_are_refused(tiny: Callable[[str], PreTraine
         check_split(model)
 
 
-def test_a_window_that_attention_is_not_told_of_ends_the_context() -> None:
+def test_window_hidden_from_attention_limits_the_context() -> None:
     """phimoe of transformers builds a mask with the window and passes no window on."""
     config = dict(num_local_experts=2, num_experts_per_tok=1)
     model = make_tiny("phimoe", sliding_window=100, **config)
@@ -176,7 +176,7 @@ def test_dynamic_frequencies_are_right_up_to_the_context() -> None:
 @pytest.mark.parametrize(
     "error", [RuntimeError, ValueError, KeyError, IndexError, AssertionError, NotImplementedError]
 )
-def test_whatever_a_model_raises_is_a_refusal(
+def test_any_error_of_a_model_is_a_user_error(
     tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     model = copy.deepcopy(tiny("qwen3"))

@@ -32,7 +32,7 @@ def test_what_is_no_device(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cuda:", "cuda:-1", "cuda:x", "cuda:1 ", "cuda1"])
-def test_what_is_no_gpu(name: str) -> None:
+def test_lines_that_are_not_gpus_are_skipped(name: str) -> None:
     with pytest.raises(UserError, match=r"run\.device = .*cuda:N"):
         asked(name)
 

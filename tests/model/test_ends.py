@@ -80,7 +80,7 @@ def test_stop_strings_of_a_models_files_are_followed_and_those_of_its_template_a
     assert GenerationConfig.from_pretrained(tmp_path / "saved").stop_strings == ["Human:"]
 
 
-def test_a_token_that_is_none_is_refused(folder: Path) -> None:
+def test_unknown_token_is_refused(folder: Path) -> None:
     with pytest.raises(
         UserError, match=r"rollout\.stop_tokens.*'<\|im_ends\|>'.*<\|im_end\|>.*rollout\.stop"
     ):

@@ -136,7 +136,7 @@ def uses_the_module(
 
 
 @pytest.mark.parametrize("name", sorted({*ARCHITECTURES, *MORE}))
-def test_the_right_architectures_are_written_out(name: str) -> None:
+def test_supported_architectures_are_fused(name: str) -> None:
     model = prepared(name)
     ours = written_out(model)
     assert (ours is not None) == (name in WRITTEN_OUT | set(MORE))
@@ -196,7 +196,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object], bool]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_variant_is_written_out_or_left_alone(variant: str) -> None:
+def test_variant_is_fused_or_left_unchanged(variant: str) -> None:
     name, extra, expected = VARIANTS[variant]
     model = prepared(name, **extra)
     with torch.no_grad():
@@ -213,7 +213,9 @@ def test_a_variant_is_written_out_or_left_alone(variant: str) -> None:
     ("name", "extra"),
     [("llama", dict(hidden_act="gelu")), ("granite", dict(residual_multiplier=0.22))],
 )
-def test_projections_that_start_at_zero_hide_nothing(name: str, extra: dict[str, object]) -> None:
+def test_zero_initialised_projections_hide_no_difference(
+    name: str, extra: dict[str, object]
+) -> None:
     """All layers add nothing yet, so the module and a Llama of its weights agree; after the first
     update they would not.
     """
@@ -289,7 +291,7 @@ def test_a_changed_module_runs_as_it_is(
     )
 
 
-def test_a_hook_that_is_removed_frees_the_way_again(
+def test_removing_the_hook_enables_the_fused_body_again(
     llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, seen = body(llama), []
@@ -320,9 +322,7 @@ def test_weights_are_seen_at_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["run", "set_version"])
-def test_what_pytorch_does_not_count_is_seen_where_the_engine_is_told(
-    way: str, llama: PreTrainedModel
-) -> None:
+def test_uncounted_weight_writes_are_seen_after_refresh(way: str, llama: PreTrainedModel) -> None:
     """Written through `.data`, as some optimizers do: a new call of run(), or a new version."""
     spy = Spy(llama, body(llama))
     spy.run()
@@ -356,7 +356,7 @@ def test_what_was_there_before_a_write_is_not_packed_again(
     assert len(packed) == 4 * len(llama.model.layers) + 1
 
 
-def test_copies_of_the_weights_go_with_the_cache(llama: PreTrainedModel) -> None:
+def test_weight_copies_are_freed_with_the_cache(llama: PreTrainedModel) -> None:
     """What memory there is may be the trainer's between two rollouts."""
     engine = Engine(CausalLM(llama), kv_tokens=200)
     for _ in range(2):
@@ -399,7 +399,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
-def test_all_layers_at_once_are_operation_by_operation_to_the_bit(
+def test_all_layers_in_one_call_equal_single_operations_bitwise(
     name: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = prepared(name)
@@ -413,7 +413,7 @@ def test_all_layers_at_once_are_operation_by_operation_to_the_bit(
     assert draw(model) == at_once
 
 
-def test_rows_go_their_own_ways_only_where_none_reads_what_another_writes(
+def test_rows_run_in_parallel_only_if_none_reads_another_rows_write(
     llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens of one sequence, as prompts, preempted sequences and guesses have them, go through
@@ -584,7 +584,7 @@ def test_weights_that_are_not_numbers_give_tokens_of_the_vocabulary(llama: PreTr
         assert all(logp != logp for logp in s.logp)
 
 
-def test_without_kernels_no_module_is_written_out(
+def test_without_kernels_no_module_is_fused(
     llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SIXFOLD_KERNELS", "torch")

@@ -41,7 +41,7 @@ ON_HOST: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("what", [*CAPTURED, *ON_HOST])
-def test_what_the_host_decides_is_noticed(what: str, inference: bool) -> None:
+def test_reads_by_the_host_are_detected(what: str, inference: bool) -> None:
     """In inference mode too, where the engine asks."""
     with torch.inference_mode(inference):
         fingerprint = GraphFingerprint(nn.Linear(1, 1), {**CAPTURED, **ON_HOST}[what]).current()
@@ -56,13 +56,13 @@ def model() -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3_text", "gpt2", "qwen3_moe"])
-def test_dense_models_have_one(name: str, tiny: Callable[[str], PreTrainedModel]) -> None:
+def test_dense_models_have_a_fingerprint(name: str, tiny: Callable[[str], PreTrainedModel]) -> None:
     """Experts are looked up on the host."""
     with torch.inference_mode():
         assert (CausalLM(tiny(name)).graph_fingerprint() is not None) == (name != "qwen3_moe")
 
 
-def test_it_stays_while_numbers_change(model: PreTrainedModel) -> None:
+def test_fingerprint_stays_while_values_change(model: PreTrainedModel) -> None:
     lm = CausalLM(model)
     before = lm.graph_fingerprint()
     with torch.no_grad():
@@ -98,7 +98,7 @@ def _part(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("change", [_moved, _replaced, _seen_otherwise, _buffer, _part])
-def test_it_is_another_when_something_lies_elsewhere(
+def test_fingerprint_changes_when_a_tensor_moves(
     change: Callable[[PreTrainedModel], None], model: PreTrainedModel
 ) -> None:
     lm = CausalLM(model)

@@ -52,7 +52,7 @@ def test_a_saved_model_needs_no_sixfold(policy: Policy, tmp_path: Path) -> None:
     assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
 
 
-def test_what_rollout_must_know(tmp_path: Path) -> None:
+def test_settings_that_rollout_needs(tmp_path: Path) -> None:
     """Context from the config; stop tokens of the tokenizer and of the generation settings
     together; no dropout.
     """
@@ -194,7 +194,7 @@ def test_a_path_that_is_not_there_is_not_asked_of_the_hub(path: str) -> None:
         load(path)
 
 
-def test_a_hub_model_that_cannot_be_had_says_why() -> None:
+def test_unavailable_hub_model_error_gives_the_reason() -> None:
     with pytest.raises(
         UserError, match=r"model.path = 'nobody/nothing-1': cannot be loaded .*\(.+\)"
     ):

@@ -105,7 +105,7 @@ def test_a_decode_step_casts_no_parameter(
     assert counts[1] > 3 * head, "what this test would see: the oracle casts"
 
 
-def test_new_weights_are_seen_whoever_writes_them(tiny: Callable[[str], PreTrainedModel]) -> None:
+def test_new_weights_are_detected_for_every_writer(tiny: Callable[[str], PreTrainedModel]) -> None:
     model = own("qwen3")
     engine = Engine(CausalLM(model), kv_tokens=800, autocast=BF16)
 

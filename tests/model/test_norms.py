@@ -68,7 +68,7 @@ def test_bfloat16_is_left_to_the_module() -> None:
     ("name", "fused"),
     [("qwen3", 9), ("llama", 5), ("qwen3_moe", 9), ("gemma", 0), ("gemma3_text", 0), ("gpt2", 0)],
 )
-def test_exchanged_only_where_it_is_the_same_function(name: str, fused: int) -> None:
+def test_norm_is_replaced_only_by_an_equal_function(name: str, fused: int) -> None:
     """Two layers: two norms each (Qwen 3: two more, on queries and keys) and a last one. Gemma's
     are 1 + weight, GPT-2's are LayerNorm.
     """

@@ -159,7 +159,7 @@ def test_a_model_whose_sinks_are_dropped_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(cpu_kernels() is None, reason="no C compiler: every module runs as it is")
-def test_a_model_with_sinks_is_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_with_sinks_is_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The written-out body would keep the sinks of its probe, which are random numbers."""
     model = make_tiny("llama")
     model.set_attn_implementation(NAME)

@@ -105,7 +105,7 @@ def forged(number: int, pid: int, kind: bytes = ANSWER, length: int = 1) -> byte
         pytest.param(lambda pid: forged(3, pid, b"?"), id="kind"),
     ],
 )
-def test_what_is_no_reply_counts_as_death_after_what_came_before(
+def test_malformed_reply_ends_the_process_after_earlier_replies(
     start: Start, junk: Callable[[int], bytes]
 ) -> None:
     child = start(reply_limit=1 << 24)
@@ -118,7 +118,7 @@ def test_what_is_no_reply_counts_as_death_after_what_came_before(
     assert seen == [b"before"]
 
 
-def test_an_answer_that_nobody_asked_for_is_refused(start: Start) -> None:
+def test_unrequested_answer_is_refused(start: Start) -> None:
     child = start(keeps_output=True)
     ask(child, "echo x")
     child.send(b"write " + forged(3, child.pid))
@@ -151,7 +151,9 @@ def test_messages_of_other_processes_are_ignored(start: Start) -> None:
         (f"die {signal.SIGRTMIN + 3}", f"^was killed by signal {signal.SIGRTMIN + 3}$"),
     ],
 )
-def test_a_death_is_told_with_its_cause(start: Start, request_: str, how: str) -> None:
+def test_end_of_the_process_is_reported_with_its_cause(
+    start: Start, request_: str, how: str
+) -> None:
     child = start()
     child.send(b"echo before")
     child.send(request_.encode())
@@ -168,7 +170,7 @@ def test_a_closed_pipe_is_a_death(start: Start, monkeypatch: pytest.MonkeyPatch)
         ask(start(), "close")
 
 
-def test_the_last_words_are_kept(start: Start) -> None:
+def test_last_output_is_kept(start: Start) -> None:
     child = start(keeps_output=True)
     with pytest.raises(ChildEnded):
         ask(child, "leave 1")
@@ -188,7 +190,7 @@ def test_an_exception_is_the_answer(start: Start) -> None:
         ask(start("no_such_program", keeps_output=True), "echo x")
 
 
-def test_every_wait_ends_and_notes_put_the_end_off(start: Start) -> None:
+def test_every_wait_has_a_limit_that_notes_extend(start: Start) -> None:
     child = start()
     assert ask(child, "echo x") == b"x"  # it has started
     child.send(b"beats")
@@ -202,7 +204,7 @@ def test_every_wait_ends_and_notes_put_the_end_off(start: Start) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot find orphans")
 @pytest.mark.parametrize("way", ["close", "terminate", "die", "kill"])
-def test_everything_that_it_has_started_ends_with_it(
+def test_child_processes_end_with_the_worker(
     start: Start, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = start()
@@ -265,6 +267,6 @@ def test_a_supervisor_that_hangs_is_killed_with_its_program(
     assert end_soon([child.pid, child.process.pid])
 
 
-def test_our_own_files_shadow_no_module_of_the_program(start: Start) -> None:
+def test_worker_files_shadow_no_module(start: Start) -> None:
     folder = Path(child_module.__file__).parent
     assert str(folder) not in ask(start(python=sys.executable), "paths").decode().split("\n")

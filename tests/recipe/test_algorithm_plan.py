@@ -395,20 +395,20 @@ def test_settings_that_contradict_each_other(
 
 
 @pytest.mark.parametrize("settings", FINE, ids=str)
-def test_their_neighbours_are_fine(settings: dict[str, object]) -> None:
+def test_similar_valid_settings_are_accepted(settings: dict[str, object]) -> None:
     row = resolve_algorithm(AlgorithmConfig(**settings))  # type: ignore[arg-type]
     assert all(getattr(row, key) == value for key, value in settings.items())
 
 
 @pytest.mark.parametrize("flags", TOGETHER)
-def test_what_the_rest_of_the_recipe_does_not_allow(flags: str) -> None:
+def test_settings_that_contradict_the_rest_of_the_recipe(flags: str) -> None:
     with pytest.raises(UserError) as caught:
         check(flags)
     assert_names(str(caught.value), TOGETHER[flags])
 
 
 @pytest.mark.parametrize("flags", FINE_TOGETHER)
-def test_the_same_with_what_they_ask_for(flags: str) -> None:
+def test_remedies_are_accepted(flags: str) -> None:
     check(flags)
 
 

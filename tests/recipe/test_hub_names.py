@@ -65,7 +65,7 @@ def test_paths_are_refused(name: str) -> None:
     assert not_a_hub_id(name)
 
 
-def test_a_folder_that_exists_makes_a_path_of_what_begins_with_it(tmp_path: Path) -> None:
+def test_name_that_starts_with_an_existing_folder_is_a_path(tmp_path: Path) -> None:
     assert not_a_hub_id("mine/model") == ""
     (tmp_path / "mine" / "models").mkdir(parents=True)
     assert (
@@ -74,7 +74,7 @@ def test_a_folder_that_exists_makes_a_path_of_what_begins_with_it(tmp_path: Path
     )
 
 
-def test_a_file_is_called_a_file_and_its_neighbour_is_named(tmp_path: Path) -> None:
+def test_missing_file_error_suggests_a_similar_file(tmp_path: Path) -> None:
     (tmp_path / "train.csv").touch()
     assert (
         not_a_hub_id("trian.csv")

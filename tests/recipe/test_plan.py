@@ -99,7 +99,7 @@ def test_a_local_model_is_read_from_its_files(tmp_path: Path) -> None:
     assert plan.kv_bytes == 256 * 1024 * (2 * 24 * 2 * 64) * 2
 
 
-def test_what_a_model_does_not_say_stays_unknown(tmp_path: Path) -> None:
+def test_sizes_missing_from_the_config_stay_unknown(tmp_path: Path) -> None:
     folder = write_model(
         tmp_path / "gpt2", dict(model_type="gpt2", n_positions=128, n_embd=8), {"w": [3, 3]}
     )
@@ -458,7 +458,7 @@ def test_the_explanation_says_the_overlong_buffer_in_tokens() -> None:
     assert fact("overlong") is None
 
 
-def test_asked_and_resolved_are_two_things() -> None:
+def test_requested_and_resolved_values_are_separate() -> None:
     plan = make_plan(recipe("--algorithm.clip_high=0.2"))
     assert plan.recipe.algorithm.clip_low is None and plan.algorithm.clip_low == 0.2
     # 0.2 is what grpo would have taken anyway; it was asked for all the same

@@ -522,7 +522,7 @@ def _keep_fields_of_kind(tree: dict[str, Any], section: str, knob: Knob) -> None
 
 @settings(max_examples=80, deadline=None)
 @given(recipe=recipes())
-def test_what_is_dumped_loads_back_equal(recipe: Recipe) -> None:
+def test_dumped_recipe_loads_back_equal(recipe: Recipe) -> None:
     text = dump_recipe(recipe)
     assert parse_recipe(text, "dumped") == recipe
     assert text.encode("utf-8")

@@ -150,7 +150,7 @@ def test_reset_copies_the_policy_in_place(policy: PreTrainedModel) -> None:
     assert not any(p.requires_grad for p in reference.model.parameters())
 
 
-def test_a_checkpoint_brings_it_back(policy: PreTrainedModel) -> None:
+def test_checkpoint_restores_the_reference(policy: PreTrainedModel) -> None:
     reference = _reference(policy)
     saved = {name: t.clone() for name, t in reference.tensors().items()}
     expected = reference.score(_batch(9)).ref_logp

@@ -198,7 +198,7 @@ def test_a_worker_gives_the_inline_values_bit_for_bit(
         )
 
 
-def test_what_was_started_is_collected_and_not_scored_again(
+def test_started_checks_are_collected_and_not_repeated(
     workers: dict[str, WorkerReference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []

@@ -76,7 +76,7 @@ MEANS = st.lists(st.one_of(st.none(), st.sampled_from([0.0, 0.1, 0.2, 0.3])), ma
 
 
 @given(MEANS, st.integers(0, 5), st.integers(1, 4))
-def test_against_a_slow_count(means: list[float | None], every: int, patience: int) -> None:
+def test_matches_a_slow_count(means: list[float | None], every: int, patience: int) -> None:
     """Since the last improvement or reset on stagnation, whichever is later, `patience` evaluations
     have passed.
     """

@@ -142,7 +142,7 @@ def test_it_is_taken_over_frozen_and_not_copied(policy: Policy, tmp_path: Path) 
         ),
     ],
 )
-def test_one_that_reads_other_tokens_or_too_few_is_refused(
+def test_teacher_with_other_tokens_or_short_context_is_refused(
     changes: dict[str, object], words: str, policy: Policy, tmp_path: Path
 ) -> None:
     path = _saved(tmp_path, **changes)
@@ -170,7 +170,7 @@ def test_a_vocabulary_padded_less_than_the_policys_is_refused(tmp_path: Path) ->
     load_teacher(str(tmp_path / "padded"), _make(), longest=64)
 
 
-def test_what_cannot_be_loaded_names_the_setting(policy: Policy, tmp_path: Path) -> None:
+def test_error_of_an_unloadable_teacher_names_the_setting(policy: Policy, tmp_path: Path) -> None:
     for path, words in [(tmp_path / "none", "no such folder"), (tmp_path, "has no config.json")]:
         with pytest.raises(UserError, match=words) as error:
             load_teacher(str(path), policy, longest=64)

@@ -37,9 +37,7 @@ def after_baseline() -> Alarms:
         ({"mismatch/kl_k3": float("nan")}, "KL divergence is nan nats"),
     ],
 )
-def test_a_fault_rings_once_and_again_after_it_has_passed(
-    fault: dict[str, float], said: str
-) -> None:
+def test_alarm_is_raised_once_and_again_after_recovery(fault: dict[str, float], said: str) -> None:
     alarms = after_baseline()
     for _ in range(2):
         rung = [line for _ in range(2 * WINDOW) for line in alarms.look({**HEALTHY, **fault})]

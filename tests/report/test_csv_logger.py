@@ -120,7 +120,7 @@ def test_a_row_is_on_disk_before_the_next_step(tmp_path: Path) -> None:
         assert [row["step"] for row in read(tmp_path)] == [str(s) for s in range(1, step + 1)]
 
 
-def test_a_full_disk_is_the_users_to_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, range(1, 2))
     table = CsvLogger(tmp_path / "metrics.csv", tmp_path / "metrics.jsonl")
 
@@ -132,5 +132,5 @@ def test_a_full_disk_is_the_users_to_mend(tmp_path: Path, monkeypatch: pytest.Mo
         table.log(2, {"train/loss": 0.5})
 
 
-def test_columns_of_nothing_are_the_schemas() -> None:
+def test_columns_without_rows_follow_the_schema() -> None:
     assert columns([]) == SINGLE

@@ -9,7 +9,7 @@ def interval(low: float, high: float) -> dict[str, float]:
     return {"heldout/low": low, "heldout/high": high}
 
 
-def test_it_rings_only_when_heldout_fell_for_certain_while_the_reward_rose() -> None:
+def test_alarm_needs_a_certain_heldout_drop_with_rising_reward() -> None:
     watch = Divergence()
     assert watch.look(10, 0.5, interval(0.4, 0.5)) is None
     assert watch.look(20, 0.6, interval(0.5, 0.6)) is None, "still better"

@@ -194,7 +194,7 @@ def test_the_templates_are_in_the_package() -> None:
     assert any(line.startswith("jinja2") for line in project["project"]["dependencies"])
 
 
-def test_the_page_may_load_nothing(run_folder: Path) -> None:
+def test_report_loads_no_external_resource(run_folder: Path) -> None:
     source = write_report(run_folder).read_text(encoding="utf-8")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', source)
     assert policy and policy.group(1).split("; ")[:2] == [
@@ -305,7 +305,7 @@ def test_the_chart_has_the_first_and_the_last_evaluation(run_folder: Path) -> No
     assert "step 0: held-out 32.0%" in text and "step 40:" in text
 
 
-def test_only_what_is_solved_has_the_full_dot(run_folder: Path) -> None:
+def test_only_solved_samples_have_a_full_dot(run_folder: Path) -> None:
     record = read_rollouts(RunFolder(run_folder).rollout_file(20))[0]
     marks = {
         "good": {"value": 2.0, "solved": True},
@@ -468,7 +468,7 @@ def test_a_broken_file_is_named_and_the_rest_shown(
     ) or name == "metrics.jsonl"
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run at"):
         write_report(tmp_path / "absent")
     (tmp_path / "notes.txt").touch()

@@ -41,14 +41,14 @@ def rising(step: int) -> float:
     return 0.9 - 0.6 * math.exp(-step / 40)
 
 
-def test_partial_credit_that_rises_alone_is_called_out_once() -> None:
+def test_partial_credit_that_rises_alone_raises_one_alarm() -> None:
     said = rung(lambda step: 0.2 + 0.3 * min(1, step / 100), lambda step: 0.15)
     partial = [line for line in said.values() if "partial credit" in line]
     assert len(partial) == 1 and "Try" in partial[0]
     assert min(said) < 80
 
 
-def test_partial_credit_after_a_good_start_is_called_out_too() -> None:
+def test_partial_credit_after_a_good_start_raises_an_alarm() -> None:
     """Solved tasks rise for 60 steps and then stand still, while the reward goes on."""
     said = rung(lambda s: 0.2 + 0.002 * s, lambda s: 0.1 + 0.0025 * min(s, 60), steps=250)
     assert any("partial credit" in line and step > 100 for step, line in said.items())
@@ -56,7 +56,7 @@ def test_partial_credit_after_a_good_start_is_called_out_too() -> None:
 
 @pytest.mark.mostly_slow(5)
 @pytest.mark.parametrize("seed", range(20))
-def test_a_healthy_run_hears_nothing(seed: int) -> None:
+def test_healthy_run_raises_no_alarm(seed: int) -> None:
     """The demo's curve (a reward of 0 or 1, so reward and solved are one), a slower one, and one
     that begins nearly solved.
     """
@@ -74,7 +74,7 @@ def test_a_healthy_run_hears_nothing(seed: int) -> None:
     assert same(lambda s: 0.97) == {}
 
 
-def test_the_demo_as_it_was_recorded_hears_nothing() -> None:
+def test_recorded_demo_raises_no_alarm() -> None:
     """tests/data/demo_curve.jsonl: `sixfold train demo --data.heldout 256`, seed 0, 2 CPU cores,
     2026-11-22.
     """
@@ -84,11 +84,11 @@ def test_the_demo_as_it_was_recorded_hears_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_graded_rewards_that_rise_with_solved_tasks_are_healthy(seed: int) -> None:
+def test_graded_rewards_that_rise_with_accuracy_raise_no_alarm(seed: int) -> None:
     assert rung(lambda s: 0.3 + rising(s) / 2, lambda s: rising(s) - 0.1, seed=seed) == {}
 
 
-def test_nothing_learned_is_said_once_after_its_patience() -> None:
+def test_missing_progress_is_reported_once_after_the_patience() -> None:
     said = rung(lambda s: 0.1, lambda s: 0.1, steps=PATIENCE + 1)
     assert (
         list(said) == [PATIENCE]
@@ -111,7 +111,7 @@ def test_an_absent_share_of_solved_tasks_is_left_out_of_its_mean() -> None:
     assert len(lines) == 1 and "no clear gain" in lines[0], "nothing is known of solved tasks"
 
 
-def test_a_heldout_gain_is_learning_however_flat_the_rewards_are() -> None:
+def test_heldout_gain_counts_as_learning_with_flat_rewards() -> None:
     watch = Learning((0.2, 0.15, 0.25))
     watch.look({"heldout/accuracy": 0.3, "heldout/low": 0.25, "heldout/high": 0.35})
     assert rung(lambda s: 0.1, lambda s: 0.1, steps=PATIENCE + 1, watch=watch) == {}
@@ -121,7 +121,7 @@ def heldout(accuracy: float, low: float, high: float) -> dict[str, float]:
     return {"heldout/accuracy": accuracy, "heldout/low": low, "heldout/high": high}
 
 
-def test_heldout_below_the_start_is_called_out_beyond_both_intervals() -> None:
+def test_heldout_drop_beyond_both_intervals_raises_an_alarm() -> None:
     """The figures of the reasoning_gym recipe before it was mended: 22.7 % (18.8 to 26.5), then
     17.6 % (14.0 to 21.2).
     """
@@ -159,7 +159,7 @@ def test_a_replay_leaves_it_as_it_was() -> None:
     assert resumed == whole
 
 
-def test_all_that_was_sampled_counts_under_dynamic_sampling() -> None:
+def test_dynamic_sampling_metrics_count_all_samples() -> None:
     """Groups that are kept have rewards that differ, so their mean says little."""
     watch = Learning()
     said = [

@@ -138,7 +138,7 @@ def test_a_crash_at_any_byte_of_the_last_line_loses_that_line_only(tmp_path: Pat
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_truncation_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncation_of_the_log_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.jsonl"
     whole = write_steps(path, 3)
 

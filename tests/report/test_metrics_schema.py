@@ -71,7 +71,7 @@ def test_role_seconds_add_up_to_the_step() -> None:
     assert seconds == pytest.approx({"rollout": 1.2, "trainer": 0.5, "other": 0.3})
 
 
-def test_the_room_needs_no_torch() -> None:
+def test_package_needs_no_torch() -> None:
     code = (
         "import sys; import sixfold.report.html, sixfold.report.loggers,"
         " sixfold.report.progress;sys.exit(any(name in sys.modules for name in ('torch',"
@@ -80,7 +80,7 @@ def test_the_room_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_length_that_solved_tasks_need() -> None:
+def test_length_of_solved_completions() -> None:
     """Nearest rank: of 60 solved answers of lengths 1 to 60 the 59th; what was not solved, however
     long, says nothing.
     """

@@ -142,7 +142,7 @@ def test_the_panel_shows_the_state() -> None:
         assert expected in text
 
 
-def test_an_exception_gives_the_terminal_back() -> None:
+def test_exception_restores_the_terminal() -> None:
     console, stream = terminal()
     with pytest.raises(RuntimeError), Progress(console) as shown:
         shown.stage("RL", 5)

@@ -59,7 +59,7 @@ def test_the_share_of_guesses_that_stood_is_of_the_call(policy: Policy) -> None:
     assert min(shares) > 0.9  # the policy guesses for itself
 
 
-def test_streams_speak_of_the_sampled_tokens_and_of_no_other(policy: Policy) -> None:
+def test_streams_cover_exactly_the_sampled_tokens(policy: Policy) -> None:
     rollout = make_rollout(policy)
     rollout.engine.set_version(5)
     renderer = Renderer(policy.tokenizer)
@@ -119,7 +119,7 @@ def test_one_task_twice_in_a_call_is_refused(policy: Policy) -> None:
     assert not rollout.engine.busy
 
 
-def test_memory_goes_back_between_calls_where_asked(policy: Policy) -> None:
+def test_memory_is_freed_between_calls_if_requested(policy: Policy) -> None:
     keeps, gives = make_rollout(policy), make_rollout(policy, release_kv=True)
     for _ in range(2):
         tokens = [

@@ -205,7 +205,7 @@ def test_refusals_carry_what_the_server_said(recorded: Any, policy: Policy) -> N
     assert engine.version == -1
 
 
-def test_a_server_that_kept_the_old_number_is_found_out(recorded: Any, policy: Policy) -> None:
+def test_server_that_keeps_the_old_version_is_detected(recorded: Any, policy: Policy) -> None:
     stale = changed(CONTRACT[2], body={**CONTRACT[2]["reply"]["body"], "weight_version": "default"})
     engine = connect(recorded(CONTRACT[0], CONTRACT[1], stale), policy)
     with pytest.raises(UserError, match="reports weights 'default' after '7'"):
@@ -213,14 +213,14 @@ def test_a_server_that_kept_the_old_number_is_found_out(recorded: Any, policy: P
     assert engine.version == -1
 
 
-def test_something_else_on_that_port_is_named(recorded: Any, policy: Policy) -> None:
+def test_other_server_on_the_port_is_reported(recorded: Any, policy: Policy) -> None:
     with pytest.raises(
         UserError, match=r"did not answer GET /health with JSON, so it is not SGLang"
     ):
         connect(recorded(changed(CONTRACT[0], body="<html>")), policy)
 
 
-def test_an_answer_that_does_not_come_has_an_end(
+def test_missing_answer_times_out(
     recorded: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sglang_server, "SHORT_S", 0.2)

@@ -123,9 +123,7 @@ def test_one_task_twice_in_a_call_is_refused(policy: Policy, engine: VllmProcess
         make_rollout(policy, engine).generate([TASKS[0], TASKS[0]], 1)
 
 
-def test_tokens_of_other_weights_than_those_handed_over_are_refused(
-    policy: Policy, engine: VllmProcess
-) -> None:
+def test_tokens_of_another_weight_version_are_refused(policy: Policy, engine: VllmProcess) -> None:
     engine.version = 5  # on our side alone
     try:
         with pytest.raises(
@@ -136,7 +134,7 @@ def test_tokens_of_other_weights_than_those_handed_over_are_refused(
         engine.version = 4
 
 
-def test_a_load_changes_what_is_computed_and_the_stamp_and_leaves_no_file(
+def test_load_changes_scores_and_version_and_leaves_no_file(
     policy: Policy, engine: VllmProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_process, "_memory", lambda size: str(tmp_path))
@@ -195,7 +193,9 @@ def test_a_vllm_that_cannot_be_imported_says_why(policy: Policy, fault: Change) 
         start(policy)
 
 
-def test_a_death_is_told_with_its_last_words_and_is_final(policy: Policy, fault: Change) -> None:
+def test_end_of_the_process_is_reported_with_its_last_output_and_is_final(
+    policy: Policy, fault: Change
+) -> None:
     fault("die")
     engine = start(policy)
     with pytest.raises(
@@ -220,7 +220,7 @@ def test_a_kill_is_named(policy: Policy, fake: None) -> None:
 
 
 @pytest.mark.slow
-def test_silence_has_an_end_and_signs_of_life_put_it_off(
+def test_silence_times_out_and_heartbeats_extend_the_limit(
     policy: Policy, fault: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_process, "SILENCE_S", 1.5)

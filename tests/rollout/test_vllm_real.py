@@ -121,7 +121,7 @@ def test_a_tied_head_must_be_loaded_by_name(scratch: Policy, engine: VllmProcess
     assert (torch.tensor(engine.score(tokens)) - log_probs(scratch, tokens)).abs().max() < LIMIT
 
 
-def test_same_seed_same_tokens_in_any_company(scratch: Policy, engine: VllmProcess) -> None:
+def test_same_seed_gives_same_tokens_in_any_batch(scratch: Policy, engine: VllmProcess) -> None:
     def drawn(tasks: list[Task], seed: int) -> dict[tuple[str, int], list[int]]:
         return {
             (t.task_id, t.sample): t.tokens

@@ -223,7 +223,9 @@ STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("case", STATEFUL)
-def test_a_stop_leaves_no_trace(case: str, tmp_path: Path, models: dict[str, str]) -> None:
+def test_stopped_and_resumed_run_equals_the_uninterrupted_run(
+    case: str, tmp_path: Path, models: dict[str, str]
+) -> None:
     """Stopped after step 2 and resumed to 4: weights, moments, critic, what is steered, and every
     metric, bit for bit.
     """

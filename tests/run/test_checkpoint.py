@@ -356,7 +356,7 @@ def test_foreign_directories_and_newer_formats(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "step-000009")
 
 
-def test_a_well_sealed_file_that_is_no_safetensors_is_refused(
+def test_file_with_valid_hash_but_invalid_safetensors_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ckpt, "save_file", lambda _, path: path.write_bytes(b"\xff" * 40))
@@ -430,7 +430,7 @@ def test_a_checkpoint_of_the_warm_up_is_older_than_every_one_of_rl(tmp_path: Pat
     assert prune(tmp_path, keep=1) == [late, early]
 
 
-def test_where_none_can_be_read_nothing_is_chosen_or_deleted(tmp_path: Path) -> None:
+def test_without_a_readable_checkpoint_nothing_is_chosen_or_deleted(tmp_path: Path) -> None:
     assert load_newest(tmp_path) == (None, [])
     for step in (1, 2):
         (save(tmp_path, step) / "state.json").write_text("{}")

@@ -221,7 +221,7 @@ def test_evaluations_use_an_exact_cache_even_with_kv_dtype_int8(tmp_path: Path) 
     assert sampled["int8"] != sampled["auto"]
 
 
-def test_an_int8_cache_excuses_no_other_difference(
+def test_int8_cache_does_not_hide_other_differences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = tiny_recipe(tmp_path, engine__kv_dtype="int8", algorithm__correction="truncated")

@@ -164,7 +164,7 @@ def test_solutions_are_learned_at_temperature_1(tmp_path: Path) -> None:
     assert all(torch.equal(cold[name], plain[name]) for name in plain)
 
 
-def test_an_evaluation_of_two_versions_is_none() -> None:
+def test_evaluation_over_two_versions_is_refused() -> None:
     def sampled(version: int) -> Trajectory:
         return Trajectory("t", 0, [1, 2], 1, [False, True], [0.0, 0.0], [-1, version], "stop")
 

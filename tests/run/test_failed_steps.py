@@ -214,7 +214,7 @@ def test_another_runtime_error_stays_what_it_is(
 
 @pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(("first", "left"), [(2, "sft-000001"), (7, "step-000002")])
-def test_divergence_leaves_the_last_good_step(
+def test_divergence_keeps_the_last_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, first: int, left: str
 ) -> None:
     """Loss not finite from one update on: skipped, skipped, raised. The checkpoint is of the step
@@ -236,7 +236,7 @@ def test_divergence_leaves_the_last_good_step(
     assert_goes_on_exactly(tmp_path, whole)
 
 
-def test_an_engine_that_begins_to_disagree_ends_the_run(
+def test_engine_that_starts_to_disagree_stops_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
 ) -> None:
     """From the rollout of step 3 on the engine computes other logits than the trainer. No update
@@ -294,7 +294,7 @@ INTERRUPTED = [
 
 @pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize(("where", "number", "left", "said"), INTERRUPTED)
-def test_a_signal_stops_at_once_where_nothing_is_lost(
+def test_signal_stops_immediately_if_nothing_is_lost(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -334,7 +334,7 @@ def test_a_signal_inside_a_reward_is_no_failed_check(tmp_path: Path, whole: Path
     assert_goes_on_exactly(tmp_path, whole)
 
 
-def test_a_signal_in_the_last_evaluation_leaves_that_alone_to_do(
+def test_signal_in_the_last_evaluation_leaves_only_that_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
 ) -> None:
     with at_call(
@@ -364,7 +364,7 @@ def test_rewards_that_break_in_the_middle_cost_one_step(tmp_path: Path, whole: P
     assert_goes_on_exactly(tmp_path, whole)
 
 
-def test_what_a_failed_step_held_is_let_go_before_the_save() -> None:
+def test_memory_of_a_failed_step_is_freed_before_saving() -> None:
     class Large:
         alive = 0
 

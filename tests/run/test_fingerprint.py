@@ -60,7 +60,7 @@ def test_order_and_number_count() -> None:
     assert difference(TASKS[:3]) == "there were 4, now there are 3"
 
 
-def test_neighbours_do_not_run_into_each_other() -> None:
+def test_adjacent_ids_do_not_merge() -> None:
     """["1", "12"] and ["11", "2"] are other lists of ids."""
     a, b = ([Task(i, "p") for i in ids] for ids in (("1", "12"), ("11", "2")))
     assert (
@@ -108,7 +108,7 @@ def test_sets_and_keys_of_any_type_are_the_same_in_every_process() -> None:
 
 
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros])
-def test_the_middle_of_a_long_array_counts(make: Callable[[int], Any]) -> None:
+def test_hash_covers_the_middle_of_a_long_array(make: Callable[[int], Any]) -> None:
     first, second = make(3000), make(3000)
     second[1500] = 1
     prints = [

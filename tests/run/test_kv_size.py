@@ -37,7 +37,7 @@ def test_what_is_wanted_and_what_fits() -> None:
     assert kv_budget.tokens_that_fit(free=10_000, reserved=20_000, per_token=100, wanted=500) == 0
 
 
-def test_a_cpu_holds_what_is_wanted(policy: Policy) -> None:
+def test_cpu_cache_has_the_requested_size(policy: Policy) -> None:
     notes: list[str] = []
     assert kv_size.kv_tokens(recipe(), policy, LONGEST, notes) == 256 * 112 and notes == []
 

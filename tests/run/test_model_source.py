@@ -91,7 +91,7 @@ def test_damaged_weights_are_passed_over_in_a_run_and_refused_by_name(
 
 @pytest.mark.parametrize("name", ["runs/nope", "./x", "x" * 5000, "a\0b", "", " "])
 @pytest.mark.parametrize("verb", ["generate", "serve", "train"])
-def test_what_is_not_there_is_refused_at_once(
+def test_missing_paths_are_refused_immediately(
     verb: str, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never asked of the hub, and never a traceback. An empty model.path means a model from

@@ -74,7 +74,7 @@ def tensors(run: Path, step: int) -> tuple[dict[str, torch.Tensor], dict[str, to
 
 @pytest.mark.mostly_slow(1)
 @forms
-def test_a_run_says_how_far_its_sampler_is(
+def test_run_reports_the_distance_of_its_sampler(
     tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train(tmp_path, form)
@@ -250,7 +250,7 @@ def test_the_parity_of_engine_and_trainer_is_asked_as_strictly_as_ever(
         train_run(recipe, overwrite=True)
 
 
-def test_a_row_of_ones_own_without_a_correction_is_refused(tmp_path: Path) -> None:
+def test_user_method_without_a_correction_is_refused(tmp_path: Path) -> None:
     recipe = parse_recipe('run.name = "x"', "x.toml", flags(tmp_path, "int8"))
     plain = make_algorithm(
         resolve_algorithm(recipe.algorithm.model_copy(update={"correction": "none"})), 12

@@ -62,7 +62,7 @@ def test_there_is_no_table_unless_asked_for_and_none_that_is_not_kept_up(tmp_pat
     assert not (run / "metrics.csv").exists()
 
 
-def test_a_reward_that_pays_for_everything_is_called_out(
+def test_reward_that_any_answer_earns_gives_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "free.py").write_text("def free(completion, task):\n    return 1.0\n")

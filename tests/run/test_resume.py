@@ -43,7 +43,9 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float
     return folder / "whole", time.monotonic() - began
 
 
-def test_ten_kills_leave_no_trace(tmp_path: Path, uninterrupted: tuple[Path, float]) -> None:
+def test_run_killed_ten_times_equals_the_uninterrupted_run(
+    tmp_path: Path, uninterrupted: tuple[Path, float]
+) -> None:
     whole, seconds = uninterrupted
     rng = random.Random(0)
     flags = tiny_recipe(tmp_path, run__name="killed", run__steps=STEPS)

@@ -106,7 +106,7 @@ def test_where_no_checkpoint_can_be_used_the_run_is_left_as_it_is(
     assert contents(folder) == before
 
 
-def test_a_run_of_a_newer_release_is_not_taken_back_to_an_older_checkpoint(folder: Path) -> None:
+def test_run_of_a_newer_release_does_not_fall_back_to_an_older_checkpoint(folder: Path) -> None:
     make_newer(max((folder / "r" / "checkpoints").iterdir()))
     assert "upgrade sixfold" in refusal(folder)
 
@@ -285,7 +285,7 @@ def test_a_folder_with_an_added_adapter_falls_back(
     )
 
 
-def test_a_run_without_any_checkpoint_yet_starts_over_with_words(
+def test_resume_without_a_checkpoint_starts_over_with_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_inputs(tmp_path)

@@ -57,7 +57,7 @@ def test_it_ends_at_the_reward_aimed_for(
     assert f"finished: {ended['text']}" in capsys.readouterr().err
 
 
-def test_one_lucky_step_does_not_end_a_run(tmp_path: Path) -> None:
+def test_one_high_reward_step_does_not_end_a_run(tmp_path: Path) -> None:
     """The first value of the moving average is that of one step: with a target, a first step of 1.0
     used to end a run of 50.
     """
@@ -135,7 +135,7 @@ def test_from_python_with_own_tasks_and_a_reward_in_trl_form(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_from_python_with_an_algorithm_of_ones_own(tmp_path: Path) -> None:
+def test_from_python_with_a_user_algorithm(tmp_path: Path) -> None:
     """The run is that of the named algorithm it computes the same as, resumed or not."""
 
     class Mine:

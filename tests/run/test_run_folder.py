@@ -67,7 +67,7 @@ def test_a_new_run_has_its_places(tmp_path: Path) -> None:
     run.unlock()
 
 
-def test_a_run_that_died_before_it_began_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_run_that_ended_before_its_start_blocks_no_other_run(tmp_path: Path) -> None:
     create_run(tmp_path, "demo").unlock()
     with create_run(tmp_path, "demo") as run:
         assert tree(run.path) == [MARKER, "checkpoints", "rollouts"]

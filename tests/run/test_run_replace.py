@@ -78,7 +78,7 @@ def test_a_kill_anywhere_leaves_the_old_run_or_the_new_one(tmp_path: Path, how: 
     assert arrival > 5
 
 
-def test_a_run_that_fails_before_its_first_checkpoint_gives_way(tmp_path: Path) -> None:
+def test_run_that_fails_before_its_first_checkpoint_can_be_replaced(tmp_path: Path) -> None:
     make_run(tmp_path, "old")
     with pytest.raises(ZeroDivisionError), create_run(tmp_path, "demo", overwrite=True) as run:
         run.recipe.write_text("new")
@@ -108,7 +108,7 @@ def test_a_run_with_a_checkpoint_keeps_the_earlier_one_until_it_has_ended(tmp_pa
 
 
 @pytest.mark.parametrize(("checkpoint", "kept"), [(True, "second"), (False, "first")])
-def test_of_two_runs_the_one_with_something_to_lose_is_kept(
+def test_run_with_a_checkpoint_is_kept_over_one_without(
     tmp_path: Path, checkpoint: bool, kept: str
 ) -> None:
     make_run(tmp_path, "first")
@@ -126,7 +126,7 @@ def test_of_two_runs_the_one_with_something_to_lose_is_kept(
     assert names(tmp_path) == ["demo"] and (tmp_path / "demo" / "recipe.toml").read_text() == kept
 
 
-def test_nobody_puts_a_run_back_while_another_process_replaces_it(tmp_path: Path) -> None:
+def test_run_is_not_restored_while_another_process_replaces_it(tmp_path: Path) -> None:
     make_run(tmp_path, "old")
     with create_run(tmp_path, "demo", overwrite=True) as run:
         for attempt in (recover, open_run):
@@ -138,7 +138,7 @@ def test_nobody_puts_a_run_back_while_another_process_replaces_it(tmp_path: Path
         assert open_run(run.path).recipe.read_text() == "new"
 
 
-def test_a_link_to_a_run_stays_a_link(tmp_path: Path) -> None:
+def test_link_to_a_run_is_kept(tmp_path: Path) -> None:
     make_run(tmp_path / "disk", "old")
     (tmp_path / "demo").symlink_to(tmp_path / "disk" / "demo")
     with create_run(tmp_path, "demo", overwrite=True) as run:

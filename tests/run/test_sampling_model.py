@@ -116,7 +116,7 @@ def test_a_gpu_that_is_not_there(saved: Path, monkeypatch: pytest.MonkeyPatch) -
         generate(str(saved), "12+7=", **ASKED, device="cuda:3")
 
 
-def test_a_shorter_context_is_said_once_on_loading(
+def test_shorter_context_is_reported_once_on_loading(
     saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And not on standard output, which holds the completions of `generate`."""

@@ -179,7 +179,7 @@ def test_sft_may_be_shortened_while_it_lasts_and_not_after(whole: Path, tmp_path
     assert len(sft_log(run)) == 10
 
 
-def test_few_tasks_are_looked_at_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_few_tasks_are_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They used to get no probe set, so that SFT learned all of them by heart and left nothing to
     RL.
     """

@@ -26,7 +26,7 @@ def recipe(folder: Path, **overrides: object) -> Recipe:
     return parse_recipe('run.name = "r"', "test", tiny_recipe(folder, **settings))
 
 
-def test_lines_of_every_watcher_reach_the_notes(
+def test_lines_of_every_monitor_reach_the_notes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Alarms, "look", lambda self, m: [f"alarm {m['tokens_total']:.0f}"])

@@ -180,7 +180,7 @@ def test_completions_show_the_likeliest_and_the_sampled_token(server: Running) -
     }, "a token outside of the best two is added"
 
 
-def test_nobody_pays_for_what_another_asks(server: Running) -> None:
+def test_alternatives_of_one_request_do_not_change_another(server: Running) -> None:
     """In one batch: who asks for alternatives gets them, who does not keeps none, and both get the
     tokens that they get alone.
     """

@@ -138,7 +138,7 @@ def test_numbers_that_divide_logits_to_infinity_are_refused(
 
 
 @pytest.mark.parametrize("value", [1e-20, 1e-6, 2.0])
-def test_temperatures_that_can_be_computed_are_taken(server: Running, value: float) -> None:
+def test_computable_temperatures_are_accepted(server: Running, value: float) -> None:
     answer = post(server, CHAT, chat(temperature=value, logprobs=True, top_logprobs=5))
     assert answer.status_code == 200
     assert all(t["logprob"] <= 0 for t in answer.json()["choices"][0]["logprobs"]["content"])
@@ -154,7 +154,7 @@ def test_a_path_to_no_weights_is_a_400_that_lists_nothing(server: Running, path:
     assert "passwd" not in answer.text and "found" not in answer.text
 
 
-def test_the_entries_of_a_folder_stay_private(server: Running, tmp_path: Path) -> None:
+def test_error_does_not_list_the_folder(server: Running, tmp_path: Path) -> None:
     (tmp_path / "secret-plan.txt").write_text("x")
     (tmp_path / "weights.bin").write_bytes(b"x")
     assert "secret" not in post(server, WEIGHTS, {"path": str(tmp_path), "version": 1}).text
@@ -210,9 +210,7 @@ HOSTS = {
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_page_cannot_reach_a_loopback_server_by_a_name_of_its_own(
-    server: Running, host: str
-) -> None:
+def test_foreign_host_header_is_refused_on_loopback(server: Running, host: str) -> None:
     for path in ("/v1/models", "/health", "/metrics"):
         answer = httpx.get(server.url + path, headers={"host": host})
         assert answer.status_code == (200 if HOSTS[host] else 403), host
@@ -286,7 +284,7 @@ def test_bodies_that_arrive_together_are_bounded(
         json.dumps(chat()).encode("utf-16"),
     ],
 )
-def test_bytes_that_are_no_utf8_are_400(server: Running, raw: bytes) -> None:
+def test_invalid_utf8_is_a_400(server: Running, raw: bytes) -> None:
     assert post(server, CHAT, raw).status_code == 400
 
 
@@ -317,7 +315,7 @@ def test_a_header_flood_is_refused(server: Running) -> None:
         (["--host", "", "--port", "0"], "--insecure"),
     ],
 )
-def test_an_address_that_cannot_be_had_is_one_line(
+def test_unavailable_address_is_a_one_line_error(
     arguments: list[str],
     words: str,
     tmp_path: Path,
@@ -330,7 +328,7 @@ def test_an_address_that_cannot_be_had_is_one_line(
     assert words in error and error.count("\n") == 1
 
 
-def test_with_a_key_or_insecure_other_machines_may_come(
+def test_key_or_insecure_flag_allows_other_machines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both come as far as the model, which is not there."""

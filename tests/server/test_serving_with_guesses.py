@@ -108,7 +108,7 @@ def test_ngrams_change_no_answer(chat_policy: Policy) -> None:
         server.idle()
 
 
-def test_a_draft_that_speaks_of_other_tokens_or_shorter_texts_is_refused(
+def test_draft_model_with_other_vocabulary_or_shorter_context_is_refused(
     chat_policy: Policy, scratch_config: ScratchConfig, tmp_path: Path
 ) -> None:
     for changes, words in (

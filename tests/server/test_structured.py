@@ -190,7 +190,7 @@ def test_without_the_library_it_is_refused_by_name(
 
 
 @pytest.mark.usefixtures("llguidance")
-def test_each_tool_has_definitions_of_its_own() -> None:
+def test_each_tool_has_its_own_definitions() -> None:
     tokenizer = byte_level()
     form = Form(tools=(("f", SHARED), ("g", SHARED)), calls=True)
     matcher = (

@@ -215,7 +215,7 @@ def test_a_request_of_a_larger_priority_overtakes_in_the_queue(chat_policy: Poli
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
 
 
-def test_an_engine_that_fails_says_so_to_everybody(chat_policy: Policy) -> None:
+def test_engine_failure_is_reported_to_every_client(chat_policy: Policy) -> None:
     def breaks(engine: Engine) -> None:
         def step() -> Any:
             raise RuntimeError("out of memory")

@@ -130,7 +130,7 @@ def test_weights_change_under_a_running_request(
     assert serving.metric("weight_version") == 5
 
 
-def test_what_fails_leaves_the_old_weights(
+def test_failed_update_keeps_the_old_weights(
     serving: Running, base: Policy, checkpoint: Path, scratch_config: ScratchConfig, tmp_path: Path
 ) -> None:
     wider, foreign, broken = (tmp_path / name for name in ("wider", "foreign", "broken"))
@@ -225,7 +225,7 @@ def test_it_is_off_unless_asked_for(chat_policy: Policy, checkpoint: Path) -> No
         assert plain.engine.version == 0
 
 
-def test_beyond_this_machine_it_needs_a_key() -> None:
+def test_non_loopback_address_needs_a_key() -> None:
     with pytest.raises(
         UserError, match=r"--allow-weight-updates on 0\.0\.0\.0: anyone .* set an --api-key"
     ):

@@ -138,7 +138,7 @@ def run(arguments):
 """
 
 
-def test_what_nothing_mentions_and_what_nothing_passes_is_found(
+def test_unused_definitions_and_options_are_found(
     sources: Callable[[str], None],
 ) -> None:
     """A function that mentions itself does not live by it."""

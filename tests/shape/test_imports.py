@@ -99,7 +99,7 @@ def test_the_resolver_sees_relative_absolute_and_late_imports() -> None:
 
 
 @pytest.mark.parametrize("room", sorted(ALLOWED))
-def test_a_room_imports_only_what_it_may(room: str) -> None:
+def test_package_imports_only_allowed_packages(room: str) -> None:
     mine = [name for name in OURS if _room(name) == room]
     assert mine
     wrong = {name: sorted(i for i in OURS[name] - ANYONES if not _may(room, i)) for name in mine}
@@ -149,7 +149,7 @@ def test_no_role_knows_a_concrete_algorithm(room: str) -> None:
         assert not OURS[name] & CONCRETE, name
 
 
-def test_the_controller_knows_roles_not_players() -> None:
+def test_controller_imports_only_role_contracts() -> None:
     """Of every role only its Protocol, so that six fakes will do."""
     for name in (n for n in OURS if _room(n) == "controller"):
         players = {
@@ -234,5 +234,5 @@ def test_what_only_parses_checks_or_reports_imports_no_torch() -> None:
 
 
 @pytest.mark.parametrize("name", LEAVES)
-def test_leaves_name_no_torch_even_late(name: str) -> None:
+def test_leaf_modules_never_import_torch(name: str) -> None:
     assert not {i for i in IMPORTS[name] if i.split(".")[0] in ("torch", "transformers")}

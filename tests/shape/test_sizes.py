@@ -110,7 +110,7 @@ def test_a_section_has_at_most_25_settings() -> None:
     assert {section: count for section, count in sections.items() if count > 25} == {}
 
 
-def test_no_drawer_for_odds_and_ends() -> None:
+def test_no_utils_or_helpers_module() -> None:
     for name, _, _ in modules():
         assert not {"utils", "util", "helpers", "helper", "misc", "common"} & set(
             name.split(".")

@@ -175,7 +175,7 @@ def test_every_e4m3_number_stays() -> None:
     assert set(every[every.isfinite()].tolist()) == set(E4M3.tolist())
 
 
-def test_a_channel_knows_nothing_of_the_others() -> None:
+def test_channels_are_independent() -> None:
     w = weights("normal", 3, 5, 16)
     alone = to_int8(w).values()
     w[2] *= 1e5
@@ -195,7 +195,7 @@ def test_channels_may_be_columns() -> None:
 
 @both
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_does_not_become_a_number(
+def test_row_with_a_non_finite_weight_becomes_nan(
     quantise: Callable[[Tensor], Quantised], bad: float
 ) -> None:
     w = weights("normal", 0, 3, 8)

@@ -63,7 +63,7 @@ def learn(model: PreTrainedModel) -> None:
         p.add_(0.01 * torch.randn_like(p))
 
 
-def test_after_each_sync_the_engine_has_them_in_its_own_buffers(
+def test_after_each_sync_the_engine_has_the_weights_in_its_own_buffers(
     trained: PreTrainedModel, engine: Engine, form: str
 ) -> None:
     sync, at = (
@@ -160,7 +160,9 @@ def test_the_copy_is_proven_for_the_rounded_weights(
         sync.refresh()
 
 
-def test_they_go_through_a_checkpoint(trained: PreTrainedModel, engine: Engine, form: str) -> None:
+def test_checkpoint_restores_the_synced_weights(
+    trained: PreTrainedModel, engine: Engine, form: str
+) -> None:
     """Of the last sync, which the trainer has left behind since."""
     sync = CopySync(trained, engine, every=2, form=form)
     for version in (1, 2, 3):

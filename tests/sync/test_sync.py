@@ -43,7 +43,7 @@ def versions(engine: Engine) -> list[int]:
 
 
 class TestSharedSync:
-    def test_a_sync_is_a_number(self, trained: PreTrainedModel) -> None:
+    def test_shared_sync_only_changes_the_version(self, trained: PreTrainedModel) -> None:
         engine = make_engine(trained)
         sync = SharedSync(trained, engine)
         storage = [p.data_ptr() for p in trained.parameters()]
@@ -183,7 +183,7 @@ class TestCopySync:
             torch.equal(p, held[name]) for name, p in engine.runner.model.module.named_parameters()
         )
 
-    def test_a_checkpoint_has_them_where_a_signal_left_sequences_in_flight(
+    def test_checkpoint_has_the_synced_weights_after_a_signal_with_sequences_in_flight(
         self, trained: PreTrainedModel, engine: Engine
     ) -> None:
         sync, held = CopySync(trained, engine, every=3), weights(engine.runner.model.module)

@@ -138,7 +138,7 @@ def test_an_evaluation_within_version_0_sees_what_sft_has_changed(trained: PreTr
         assert engine.version == 0 and same(names(engine.model), names(trained))
 
 
-def test_an_engine_that_did_not_load_is_found_out(trained: PreTrainedModel) -> None:
+def test_engine_that_did_not_load_weights_is_detected(trained: PreTrainedModel) -> None:
     engine = Elsewhere(trained)
     sync = VersionedSync(trained, engine, 1, LIMIT, 64)
     sync.refresh()
@@ -154,7 +154,7 @@ def test_an_engine_that_did_not_load_is_found_out(trained: PreTrainedModel) -> N
         sync.sync(1)
 
 
-def test_an_engine_that_computes_nan_is_found_out(trained: PreTrainedModel) -> None:
+def test_engine_that_computes_nan_is_detected(trained: PreTrainedModel) -> None:
     engine = Elsewhere(trained)
     engine.score = lambda tokens: [float("nan")] * (len(tokens) - 1)  # type: ignore[method-assign]
     with pytest.raises(SyncError, match="mean difference nan nats"):
@@ -183,7 +183,7 @@ def test_the_probe_fits_a_short_context(trained: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_a_checkpoint_brings_back_what_the_engine_had(trained: PreTrainedModel, every: int) -> None:
+def test_checkpoint_restores_the_engine_weights(trained: PreTrainedModel, every: int) -> None:
     engine = Elsewhere(trained)
     sync = VersionedSync(trained, engine, every, LIMIT, 64)
     sync.refresh()

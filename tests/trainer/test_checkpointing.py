@@ -48,7 +48,7 @@ def _kept_bytes(mode: str) -> int:
     return kept
 
 
-def test_full_keeps_less_than_selective_and_selective_less_than_none() -> None:
+def test_memory_kept_falls_from_none_to_selective_to_full_checkpointing() -> None:
     none, selective, full = (_kept_bytes(mode) for mode in MODES)
     assert full < 0.35 * none
     assert full < selective < 0.75 * none

@@ -54,7 +54,7 @@ def test_the_kl_of_small_gaps_is_half_their_square(gap: float) -> None:
     assert got["mismatch/kl_k3"] == pytest.approx(gap**2 / 2 + gap**4 / 24, rel=1e-4)
 
 
-def test_nothing_fresh_gives_no_metrics_rather_than_nan() -> None:
+def test_no_new_samples_give_no_metrics_instead_of_nan() -> None:
     assert mismatch_metrics(torch.zeros(0), torch.zeros(0)) == {}
 
 

@@ -90,7 +90,7 @@ def test_gradients_equal_the_plain_padded_forward(kind: str, share_prefix: bool)
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("short", "waste"), [(0, 1.0), (10**9, 1.0), (10**9, 1e9)])
-def test_however_attention_is_gathered(
+def test_attention_does_not_depend_on_gathering(
     monkeypatch: pytest.MonkeyPatch, kind: str, share_prefix: bool, short: int, waste: float
 ) -> None:
     """Every segment a call of its own, segments of one shape together, and all of them in one
@@ -189,7 +189,7 @@ def test_a_shared_prompt_is_laid_out_once() -> None:
     assert apart.predictor.tolist() == [2, 3, 7, 9]
 
 
-def test_unlike_prompts_of_one_group_are_not_shared() -> None:
+def test_different_prompts_of_one_group_are_not_shared() -> None:
     groups = [
         Group(
             Task("t", "?"),

@@ -79,7 +79,7 @@ def test_half_a_character_is_held_back_and_no_more_than_that(
     assert longest < 100, "the window grows with the text"
 
 
-def test_a_character_after_bytes_that_are_none_is_whole() -> None:
+def test_character_after_invalid_bytes_is_decoded_whole() -> None:
     """Bytes that never become a character may not be held for ever, nor let out half of the next
     one.
     """
