@@ -67,7 +67,7 @@ def test_tokens_carry_the_version_that_sampled_them(engine: Engine) -> None:
 def test_a_version_must_grow(engine: Engine) -> None:
     engine.set_version(2)
     for version in (2, 1):
-        with pytest.raises(RuntimeError, match=f"must grow: 2 -> {version}"):
+        with pytest.raises(RuntimeError, match=f"must increase: 2 -> {version}"):
             engine.set_version(version)
     assert engine.version == 2
 

@@ -130,7 +130,7 @@ def test_the_probe_refuses_a_model_that_an_int8_cache_moves_too_far(
             layer.self_attn.k_proj.bias = torch.nn.Parameter(torch.zeros(32))
             layer.self_attn.k_proj.bias[[7, 23]] = 3000.0
     with pytest.raises(
-        ValueError, match=r"int8 KV cache moves this model's log-probs by .* nats \(limit 0.2\)"
+        ValueError, match=r"int8 KV cache changes this model's log-probs by .* nats \(limit 0.2\)"
     ):
         check_int8_kv(CausalLM(broken), prompts)
     monkeypatch.setattr("sixfold.rollout.kv_probe.LIMIT", 1e-6)

@@ -446,7 +446,11 @@ def test_a_sequence_that_can_never_fit_is_refused_when_it_is_added(
 
 @pytest.mark.parametrize(
     ("prompt", "tokens", "samples", "words"),
-    [([], 4, [0], "empty prompt"), ([1], 0, [0], "max_tokens=0"), ([1], 4, [], "samples=\\[\\]")],
+    [
+        ([], 4, [0], "prompt is empty"),
+        ([1], 0, [0], "max_tokens=0"),
+        ([1], 4, [], "samples=\\[\\]"),
+    ],
 )
 def test_nothing_to_do_is_refused(
     tiny: Callable[[str], PreTrainedModel],

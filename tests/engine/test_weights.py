@@ -349,7 +349,9 @@ class TestWholeOrNotAtAll:
 
         old = held(engine.runner.model.module)
         monkeypatch.setattr(weights, "_copy", spoiling)
-        with pytest.raises(RuntimeError, match=r"'model\.norm\.weight' did not come out equal"):
+        with pytest.raises(
+            RuntimeError, match=r"'model\.norm\.weight' differs from the given tensor"
+        ):
             engine.load_weights(trained[1], 1)
         self.goes_on(engine, old, undisturbed)
 
@@ -410,7 +412,7 @@ class TestWholeOrNotAtAll:
                 with pytest.raises(ValueError, match=message):
                     engine.load_weights(tensors, 1)  # type: ignore[arg-type]
             for version in (0, -1):
-                with pytest.raises(RuntimeError, match=f"must grow: 0 -> {version}"):
+                with pytest.raises(RuntimeError, match=f"must increase: 0 -> {version}"):
                     engine.load_weights(good, version)
         engine.weights.load(huge)  # finite in float32
         engine.weights.load(old)

@@ -173,5 +173,5 @@ def test_gold_may_be_a_number_or_carry_its_own_box() -> None:
 
 
 def test_a_task_without_answer_is_an_error_and_not_a_zero() -> None:
-    with pytest.raises(ValueError, match="task 't' has no answer"):
+    with pytest.raises(ValueError, match="task 't' has no reference answer"):
         math_reward(r"\boxed{1}", Task(id="t", prompt=""))

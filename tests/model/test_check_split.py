@@ -100,7 +100,7 @@ def test_weights_that_are_not_finite_are_refused(tiny: Callable[[str], PreTraine
     model = copy.deepcopy(tiny("qwen3"))
     with torch.no_grad():
         next(model.parameters())[3, 0] = float("nan")
-    with pytest.raises(UserError, match="differ by nan"):
+    with pytest.raises(UserError, match="by nan"):
         check_split(model)
 
 
@@ -186,6 +186,6 @@ def test_any_error_of_a_model_is_a_user_error(
 
     monkeypatch.setattr(model.model.layers[1], "forward", fail)
     with pytest.raises(
-        UserError, match=r"Qwen3ForCausalLM is not supported: it does not run .*sizes differ"
+        UserError, match=r"Qwen3ForCausalLM is not supported: it cannot be run .*sizes differ"
     ):
         check_split(model)

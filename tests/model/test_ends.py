@@ -124,7 +124,7 @@ def test_more_tokens_than_embeddings_are_refused_but_for_pictures(
     with pytest.raises(
         UserError,
         match=(
-            r"model\.path = .* 1 tokens for which the model has no"
+            r"model\.path = .* 1 tokens of the tokenizer have no"
             r" embedding.*<\|new\|>.*resize_token_embeddings"
         ),
     ):

@@ -144,11 +144,11 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a weight lost": (
         _lose_a_weight,
-        "1 weights are missing .* first 'model.layers.0.mlp.up_proj.weight'",
+        "1 weights are missing .*'model.layers.0.mlp.up_proj.weight'",
     ),
     "other sizes": (
         lambda f: _edit_config(f, intermediate_size=32),
-        "3 weights are missing or not of the shape .* 'model.layers.0.mlp.down_proj",
+        "3 weights are missing or .*shape.* 'model.layers.0.mlp.down_proj",
     ),
     "tokenizer not JSON": (
         lambda f: (f / "tokenizer.json").write_text("{"),

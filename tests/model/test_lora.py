@@ -64,7 +64,7 @@ def test_layers_and_scale(
 
 
 REFUSED: list[tuple[dict[str, object], str]] = [
-    (dict(peft_type="IA3"), "of the kind IA3, not LORA"),
+    (dict(peft_type="IA3"), "peft_type = IA3 is not supported"),
     (dict(use_dora=True), "use_dora = True is not supported"),
     (dict(bias="all"), "bias = 'all' is not supported"),
     (dict(lora_bias=True), "lora_bias = True is not supported"),

@@ -33,7 +33,7 @@ def test_characters_outside_the_alphabet_are_unknown_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alphabet", "words"), [("abca", r"every character once, \['a'\]"), ("", "empty")]
+    ("alphabet", "words"), [("abca", r"repeated characters: \['a'\]"), ("", "empty")]
 )
 def test_an_alphabet_with_repeats_or_nothing_is_refused(alphabet: str, words: str) -> None:
     with pytest.raises(UserError, match=words):

@@ -615,7 +615,7 @@ def test_a_bad_table_in_a_list_is_one_line(text: str, message: str) -> None:
 
 
 def test_a_list_of_tables_holds_tables() -> None:
-    with pytest.raises(UserError, match=r"data.sources: entry 1 is 'a.jsonl', want a table"):
+    with pytest.raises(UserError, match=r"data.sources: entry 1 is 'a.jsonl', expected a table"):
         parse_recipe("run.seed = 1", "x", ["--data.sources=a.jsonl"])
 
 

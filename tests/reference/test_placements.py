@@ -389,12 +389,12 @@ def alive(pid: int) -> bool:
 def test_fused_is_refused_where_the_loss_is_not_the_first_to_ask() -> None:
     settings = ["--reference.placement", "fused", "--algorithm.beta", "0.1", "--algorithm.kl_in"]
     with pytest.raises(
-        UserError, match=r"reference\.placement = 'fused'.*use 'inline' or 'worker'"
+        UserError, match=r"reference\.placement = 'fused'.*Use 'inline' or 'worker'"
     ):
         make_plan(parse_recipe("run.seed = 0", "test", [*settings, "reward"]))
     make_plan(parse_recipe("run.seed = 0", "test", [*settings, "loss"]))
     with pytest.raises(
-        UserError, match=r"an adaptive beta \(algorithm.kl_target\) needs them before"
+        UserError, match=r"an adaptive beta \(algorithm.kl_target\) needs them earlier"
     ):
         make_plan(
             parse_recipe(

@@ -57,7 +57,7 @@ class TestSharedSync:
     def test_a_version_never_falls(self, trained: PreTrainedModel) -> None:
         engine = make_engine(trained)
         SharedSync(trained, engine).sync(3)
-        with pytest.raises(RuntimeError, match="must grow: 3 -> 2"):
+        with pytest.raises(RuntimeError, match="must increase: 3 -> 2"):
             SharedSync(trained, engine).sync(2)
 
     def test_a_tensor_that_is_not_shared_any_more_is_named(self, trained: PreTrainedModel) -> None:

@@ -99,8 +99,8 @@ def _dispatch(arguments: list[str]) -> int:
     kernels = os.environ.get("SIXFOLD_KERNELS", "")
     if kernels not in ("", "torch"):
         raise UserError(
-            f"SIXFOLD_KERNELS = '{kernels}': unset it for the compiled kernels, or 'torch' for"
-            " PyTorch's operations alone"
+            f"SIXFOLD_KERNELS = '{kernels}' is not valid. Unset it for the compiled kernels, or"
+            " use 'torch' for PyTorch operations only"
         )
     code: int = importlib.import_module(f"sixfold.cli.{verb}").run(rest)
     return code

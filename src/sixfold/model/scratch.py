@@ -28,10 +28,8 @@ def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
     """
     repeated = sorted({c for c in alphabet if alphabet.count(c) > 1})
     if repeated or not alphabet:
-        raise UserError(
-            f"model.scratch.alphabet is empty or has repeated characters: {repeated or 'empty'}."
-            " List every character once"
-        )
+        problem = f"has repeated characters: {repeated}" if repeated else "is empty"
+        raise UserError(f"model.scratch.alphabet {problem}. List every character once")
     vocabulary = {token: i for i, token in enumerate((*SPECIAL, *alphabet))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), behavior="isolated")

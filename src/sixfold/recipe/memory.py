@@ -229,7 +229,7 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
         Part(
             "logits",
             logits,
-            f"{BACKWARD_TABLES} tables x {chunk:,} positions x {size.vocabulary:,} logits x 4 bytes",
+            f"{BACKWARD_TABLES} tables x {chunk:,} positions x {size.vocabulary:,} x 4 bytes",
             samples=False,
         ),
         Part(
@@ -248,7 +248,7 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
         Part(
             "sampler's logits",
             FORWARD_TABLES * 4 * running * size.vocabulary,
-            f"{FORWARD_TABLES} tables x {running} sequences x {size.vocabulary:,} logits x 4 bytes",
+            f"{FORWARD_TABLES} tables x {running} sequences x {size.vocabulary:,} x 4 bytes",
             trains=False,
         ),
     ]
