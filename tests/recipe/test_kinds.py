@@ -157,3 +157,35 @@ def test_resume_compares_kinds_and_fields() -> None:
     ]
     with pytest.raises(UserError, match=r"sync\.kind cannot change"):
         allowed_changes(settings_of(plain), parse_recipe(COPY, "x"), warming_up=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "words"),
+    [
+        ('[run]\nname = "r"\nseed = 3', ["--run.seed.x=5"], ["run.seed", "expected an integer"]),
+        ('run.name = "r"', ["--sync.kind.x=2"], ["sync.kind", "expected one of"]),
+        (
+            'run.name = "r"',
+            ["--run.seed=3", "--run.seed.x=4"],
+            ["run.seed", "expected an integer", "--run.seed.x"],
+        ),
+        (
+            'run.name = "r"\n[[data.sources]]\nsource = "arithmetic"',
+            ["--data.sources.weight=2"],
+            ["data.sources", "expected a list"],
+        ),
+    ],
+)
+def test_a_setting_written_as_a_section_is_refused(
+    text: str, flags: list[str], words: list[str]
+) -> None:
+    with pytest.raises(UserError) as error:
+        parse_recipe(text, "r.toml", flags)
+    assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize("section", ["sync", "rollout.backend", "engine.preemption"])
+def test_an_empty_section_with_a_kind_has_the_default_kind(section: str) -> None:
+    assert parse_recipe(f'run.name = "r"\n[{section}]\n', "r.toml", []) == parse_recipe(
+        'run.name = "r"', "r.toml", []
+    )

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from sixfold.algorithm.zoo import ZOO
 from sixfold.report.alarms import BASELINE, WARM_UP, WINDOW, Alarms
 
 HEALTHY = {
@@ -98,3 +99,12 @@ def test_a_resumed_run_raises_the_same_alarms(cut: int) -> None:
     second.load(json.loads(json.dumps(first.state(), allow_nan=False)))
     assert before + [second.look(metrics) for metrics in steps[cut:]] == said
     assert sum(map(bool, said)) >= 2
+
+
+def test_groups_with_equal_rewards_raise_no_alarm_without_a_group_baseline() -> None:
+    for group_baseline in (True, False):
+        alarms = Alarms(group_baseline=group_baseline)
+        said = [line for _ in range(12) for line in alarms.look({"group/degenerate_frac": 1.0})]
+        assert len(said) == group_baseline
+    idle = {name: ZOO[name].equal_rewards_idle for name in ("grpo", "gdpo", "remax", "reinforce")}
+    assert idle == {"grpo": True, "gdpo": False, "remax": False, "reinforce": False}

@@ -167,6 +167,7 @@ def test_explain_names_the_draft_model_and_the_cache(policy: Policy, tmp_path: P
 
 def train(folder: Path, **overrides: object) -> list[dict[str, float]]:
     """Two steps, with rewards that are never all equal."""
+    folder.mkdir(exist_ok=True)
     (folder / "recipe.toml").write_text('run.name = "run"\n')
     (folder / "rewards.py").write_text(
         "def odd(completion, task):\n    return float(sum(map(ord, completion)) % 2)\n"
@@ -253,3 +254,26 @@ def test_a_run_with_a_draft_model_samples_the_policys_distribution(tmp_path: Pat
     assert recipe.engine.speculation.kind == "draft"
     assert "checkpoints" in recipe.engine.speculation.path
     assert with_model_folders(recipe) == recipe
+
+
+def test_a_run_reports_idle_rows_of_static_batches_and_swapped_bytes(tmp_path: Path) -> None:
+    plain = train(tmp_path / "plain")
+    static = train(
+        tmp_path / "static",
+        engine__continuous=False,
+        engine__preemption__kind="swap",
+        engine__max_running=4,
+        engine__kv_tokens=64,
+        engine__block_size=4,
+    )
+    for m, n in zip(plain, static, strict=True):
+        assert "rollout/padding_frac" not in m and "rollout/swapped_bytes" not in m
+        assert 0 < n["rollout/padding_frac"] < 1
+        assert (n["rollout/swapped_bytes"] > 0) == (n["rollout/preemptions"] > 0)
+        assert m["reward/mean"] == n["reward/mean"]
+
+
+def test_chunks_of_prompts_need_continuous_batching() -> None:
+    flags = ["--engine.chunked_prefill=true", "--engine.continuous=false"]
+    with pytest.raises(UserError, match=r"engine\.chunked_prefill.*engine\.continuous"):
+        make_plan(parse_recipe("run.seed = 1", "x", flags))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sixfold.algorithm.composed import Composed, make_algorithm
+from sixfold.algorithm.zoo import ZOO
 from sixfold.errors import UserError
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import parse_recipe
@@ -50,6 +52,18 @@ def test_a_reference_that_shares_a_weight_with_the_policy_is_refused(tmp_path: P
     try:
         with pytest.raises(RuntimeError, match="would be trained"):
             build_learners(world, None, teacher)
+    finally:
+        world.close()
+
+
+def test_weights_of_rewards_do_not_stick_to_the_callers_algorithm(tmp_path: Path) -> None:
+    own = make_algorithm(ZOO["gdpo"], horizon=12)
+    world = build_world(recipe(tmp_path, algorithm__name="gdpo", environment__weights="3"))
+    try:
+        algorithm = build_learners(world, own, None).algorithm
+        assert isinstance(algorithm, Composed)
+        assert world.environment.part_weights and not own.part_weights
+        assert algorithm.part_weights == world.environment.part_weights
     finally:
         world.close()
 

@@ -179,6 +179,11 @@ class Method:
         return ADVANTAGES[self.advantage].needs == "greedy"
 
     @property
+    def equal_rewards_idle(self) -> bool:
+        """True if a group whose rewards are all equal gets no advantage."""
+        return self.group_baseline and self.advantage != "normalise_then_sum"
+
+    @property
     def needs_critic(self) -> bool:
         """True if the advantage needs the value of every state."""
         return ADVANTAGES[self.advantage].needs == "critic"

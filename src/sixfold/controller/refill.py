@@ -171,6 +171,7 @@ def _rollout_stats(rounds: Sequence[_Round]) -> dict[str, float]:
             "rollout/prompt_tokens",
             "rollout/preemptions",
             "rollout/recomputed_tokens",
+            "rollout/swapped_bytes",
         ):
             merged[key] = sum(values)
         elif key in ("rollout/length_max", "rollout/kv_peak_frac", "rollout/queue_peak"):

@@ -95,7 +95,9 @@ class Child:
         self._output = tempfile.TemporaryFile() if keeps_output else None  # noqa: SIM115
         variables = {**os.environ, **(environment or {})}
         if python is None:
-            variables["PYTHONPATH"] = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+            # As Python itself, skip entries that are not text, e.g. a Path of a notebook.
+            folders = [folder or os.getcwd() for folder in sys.path if isinstance(folder, str)]
+            variables["PYTHONPATH"] = os.pathsep.join(folders)
         requests, self._requests = os.pipe()
         self.replies, replies = os.pipe()
         os.set_blocking(self._requests, False)
@@ -111,6 +113,10 @@ class Child:
                 process_group=0,
                 env=variables,
             )
+        except OSError:
+            os.close(self._requests)
+            os.close(self.replies)
+            raise
         finally:
             os.close(requests)
             os.close(replies)

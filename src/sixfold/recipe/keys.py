@@ -31,6 +31,9 @@ def check_keys(tree: Mapping[str, Any], place: Callable[[str], str], prefix: str
             check_keys(value, place, key + ".")
         elif key not in knobs():
             raise UserError(f"{_unknown_key(key, value)} ({place(key)})")
+        elif isinstance(value, dict):
+            wanted = knobs()[key].accepts
+            raise UserError(f"{key}: expected {wanted}, got a table ({place(key)})")
         elif knobs()[key].fields and isinstance(value, list):
             _check_tables(knobs()[key], value, place)
 

@@ -27,8 +27,8 @@ def settle_kinds(asked: dict[str, Any], flags: Container[str], place: Callable[[
     for section, knob in kind_knobs().items():
         table: Any = asked
         for part in section.split("."):
-            table = table.get(part, {})
-        if not table:
+            table = None if table is None else table.get(part)
+        if table is None:
             continue
         given = "kind" in table
         kind = table.setdefault("kind", knob.default)

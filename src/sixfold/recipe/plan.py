@@ -109,6 +109,7 @@ def make_plan(recipe: Recipe) -> Plan:
     check_algorithm(recipe, algorithm)
     _check_eval(recipe)
     _check_truncation(recipe, algorithm)
+    _check_batching(recipe)
     _check_backend(recipe)
     model = model_shape(recipe)
     prompt, longest = _lengths(recipe, model.context)
@@ -140,6 +141,15 @@ def _check_eval(recipe: Recipe) -> None:
         raise UserError(
             f"eval.samples = {recipe.eval.samples} has no effect at eval.temperature = 0: every"
             " sample is the same greedy answer. Set eval.temperature > 0 or eval.samples = 1"
+        )
+
+
+def _check_batching(recipe: Recipe) -> None:
+    """Chunks would close a static batch early, and its cost would be that of a smaller batch."""
+    if recipe.engine.chunked_prefill and not recipe.engine.continuous:
+        raise UserError(
+            "engine.chunked_prefill = true needs engine.continuous = true: a static batch starts"
+            " with whole prompts. Set one of them to its default"
         )
 
 

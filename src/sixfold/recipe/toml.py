@@ -19,7 +19,7 @@ from .find import find_recipe, read_recipe_file
 from .flags import parse_flags
 from .keys import bad_value, check_keys, shown
 from .kinds import settle_kinds
-from .knobs import kind_knobs, knobs
+from .knobs import kind_knobs, knobs, sections
 from .schema import Recipe
 from .toml_lines import key_lines, line_of, syntax_error
 
@@ -80,11 +80,15 @@ def parse_recipe(text: str, where: str, flags: Sequence[str] = ()) -> Recipe:
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     *path, name = key.split(".")
-    for part in path:
+    for i, part in enumerate(path, start=1):
         branch = tree.setdefault(part, {})
-        tree = (
-            branch if isinstance(branch, dict) else {}
-        )  # `--a 1 --a.b 2`: `a` is refused by check_keys
+        if isinstance(branch, dict):
+            tree = branch
+            continue
+        parent = ".".join(path[:i])
+        if parent not in sections():
+            raise UserError(f"{parent}: expected {knobs()[parent].accepts}, got --{key}")
+        tree = {}  # `check_keys` refuses the value of the section
     tree[name] = value
 
 

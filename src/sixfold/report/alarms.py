@@ -44,8 +44,14 @@ _WATCHED = {
 
 @dataclass
 class Alarms:
-    """Checks every step's metrics. The baseline is the run's first BASELINE steps after WARM_UP."""
+    """Checks every step's metrics. The baseline is the run's first BASELINE steps after WARM_UP.
 
+    Attributes:
+        group_baseline: True if a group with equal rewards gives no gradient. Otherwise no alarm
+            says so.
+    """
+
+    group_baseline: bool = True
     _seen: int = 0
     _first: dict[str, list[float]] = field(default_factory=dict)
     _last: dict[str, deque[float]] = field(default_factory=dict)
@@ -64,8 +70,10 @@ class Alarms:
         said = [
             line for key in _WATCHED if key in values and (line := self._drift(key, values[key]))
         ]
-        if "group/degenerate_frac" in values and (
-            line := self._degenerate(values["group/degenerate_frac"])
+        if (
+            self.group_baseline
+            and "group/degenerate_frac" in values
+            and (line := self._degenerate(values["group/degenerate_frac"]))
         ):
             said.append(line)
         if "mismatch/kl_k3" in values and (line := self._apart(values["mismatch/kl_k3"])):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, TypeGuard
 
 from .notes import Note
@@ -240,4 +241,4 @@ def _text(value: object) -> str:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, float | int) and not isinstance(value, bool)
+    return isinstance(value, float | int) and not isinstance(value, bool) and isfinite(value)

@@ -224,6 +224,18 @@ ROLLOUT = (
         "tokens computed again because of preemptions",
         "tokens of preempted completions that were computed a second time",
     ),
+    Metric(
+        "rollout/padding_frac",
+        "share",
+        "rows of decode steps that no completion used, with engine.continuous = false",
+        "1 - rows that advanced a completion / all rows of the static batches",
+    ),
+    Metric(
+        "rollout/swapped_bytes",
+        "bytes",
+        "KV cache of preempted completions copied to host memory",
+        "bytes copied; logged if engine.preemption.kind is swap",
+    ),
 )
 
 DYNAMIC = (

@@ -156,6 +156,10 @@ class EngineRollout:
         accepted = (now.accepted_tokens - before.accepted_tokens) / max(
             1, now.proposed_tokens - before.proposed_tokens
         )
+        slots, rows = now.decode_slots - before.decode_slots, now.decode_rows - before.decode_rows
+        idle = (slots - rows) / max(1, slots)
+        swapped = float(now.taken_out_bytes - before.taken_out_bytes)
+        scheduler = self.engine.scheduler
         prefilled, reused = (
             now.prefill_tokens - before.prefill_tokens,
             now.reused_tokens - before.reused_tokens,
@@ -171,4 +175,6 @@ class EngineRollout:
                 "rollout/queue_peak": float(now.peak_waiting),
             }
             | ({"rollout/accepted_frac": accepted} if self.engine.speculator is not None else {})
+            | ({} if scheduler.continuous else {"rollout/padding_frac": idle})
+            | ({"rollout/swapped_bytes": swapped} if scheduler.host.count else {})
         )

@@ -162,9 +162,10 @@ def build_learners(
     named = (
         own if isinstance(own, Composed) else make_algorithm(method, recipe.rollout.max_new_tokens)
     )
-    if not named.part_weights:
-        named.part_weights = world.environment.part_weights
-    algorithm, learns_values = own or named, method.needs_critic and own in (None, named)
+    # A copy: the caller may train the same object again, with other rewards.
+    named = replace(named, part_weights=named.part_weights or world.environment.part_weights)
+    algorithm: Algorithm = named if own is None or isinstance(own, Composed) else own
+    learns_values = method.needs_critic and algorithm is named
     updates = recipe.run.steps * method.updates
     warm_up = recipe.critic.warmup_steps * method.updates if learns_values else 0
     scoring = replace(world.scoring, entropy_gradient=method.entropy_in_loss)

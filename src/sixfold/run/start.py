@@ -157,6 +157,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.notes = Notes(self.run.path, self.progress.note)
+        self.alarms.group_baseline = method_of(self.recipe, self.algorithm).equal_rewards_idle
 
     def prepare(self, checkpoint: Checkpoint | None, made_with: Mapping[str, Any]) -> None:
         """Load the checkpoint's state, delete later output, and record the recipe and versions."""
