@@ -26,7 +26,7 @@ def test_one_sequence_may_be_ended_with_a_reason_and_its_siblings_go_on(
     first = engine.scheduler.running[0]
     engine.end(first, "stop")
     assert (first.finish_reason, len(first.logp), first.blocks) == ("stop", 2, [])
-    with pytest.raises(ValueError, match="ended already: stop"):
+    with pytest.raises(ValueError, match="already ended: stop"):
         engine.end(first, "aborted")
     expected = {s.sample: s.tokens for s in whole.run()}
     assert {s.sample: s.tokens for s in drain(engine)} == {

@@ -64,7 +64,7 @@ def test_without_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto", "run.device") == "cpu"
     with pytest.raises(
-        UserError, match=rf"run\.device = '{name}': no CUDA device.*use --run.device cpu"
+        UserError, match=rf"run\.device = '{name}': no CUDA device.*Use --run.device cpu"
     ):
         resolve_device(name, "run.device")
 

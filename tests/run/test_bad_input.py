@@ -133,7 +133,7 @@ def test_no_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert "use --run.device cpu" in fails(capsys, tmp_path, "train", *recipe(run__device="cuda"))
+    assert "Use --run.device cpu" in fails(capsys, tmp_path, "train", *recipe(run__device="cuda"))
 
 
 def test_an_earlier_run_is_kept_when_the_new_recipe_is_wrong(
