@@ -44,6 +44,7 @@ many_groups = st.lists(
 ).map(lambda rows: [Group(Task(f"t{i}", "?"), row) for i, row in enumerate(rows)])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(many_groups)
 def test_every_stream_of_every_trajectory_comes_back(groups: list[Group]) -> None:

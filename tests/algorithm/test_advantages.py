@@ -147,6 +147,7 @@ def test_zscore_does_not_see_scale_or_shift(
     )
 
 
+@pytest.mark.mostly_slow(1)
 @settings(max_examples=50, deadline=None)
 @given(prompts_with_failures, st.integers(0, 99))
 @pytest.mark.parametrize("advantage", ALL)
@@ -163,6 +164,7 @@ def test_row_order_does_not_matter(
     )
 
 
+@pytest.mark.mostly_slow(1)
 @settings(max_examples=50, deadline=None)
 @given(prompts_with_failures)
 @pytest.mark.parametrize("advantage", CENTRED)
@@ -367,6 +369,7 @@ def test_pass_at_k_refuses_what_has_no_meaning() -> None:
         pass_at_k(torch.tensor([1.0, 0.5]), torch.tensor([0, 0]), 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(prompts)
 def test_leave_one_out_is_k_over_k_minus_1_times_centred(case: tuple[Tensor, Tensor]) -> None:
@@ -394,6 +397,7 @@ def _two_parts(r: Tensor, g: Tensor) -> Tensor:
     return normalise_then_sum(parts, torch.tensor([1.0, 0.5]), g, eps=0.0)
 
 
+@pytest.mark.mostly_slow(1)
 @given(prompts_with_failures, st.sampled_from([0.25, 2.0, 8.0]), st.sampled_from([0.0, 0.5, 16.0]))
 @pytest.mark.parametrize(("advantage", "grows", "shifts"), [
     (group_mean, True, True),

@@ -74,6 +74,7 @@ def test_prompt_mean_by_hand() -> None:
     )
 
 
+@pytest.mark.mostly_slow(1)
 @settings(max_examples=60, deadline=None)
 @given(masks)
 @pytest.mark.parametrize("name", EVERY)
@@ -86,6 +87,7 @@ def test_weights_are_a_mean_and_never_nan(name: str, rows: list[list[bool]]) -> 
         assert float(weights.sum()) == pytest.approx(float(mask.any()), abs=1e-6)
 
 
+@pytest.mark.mostly_slow(1)
 @settings(max_examples=60, deadline=None)
 @given(masks, st.integers(1, 5))
 @pytest.mark.parametrize("name", EVERY)
@@ -102,6 +104,7 @@ def test_padding_and_empty_rows_change_nothing(
     assert not grown[len(mask) :].any()
 
 
+@pytest.mark.mostly_slow(1)
 @settings(max_examples=60, deadline=None)
 @given(masks)
 @pytest.mark.parametrize("name", EVERY)

@@ -170,6 +170,7 @@ def test_reinforce_is_the_score_function() -> None:
     close(logits.grad, (advantage[:, None] * (logits.detach().softmax(-1) - onehot)).mean(0))
 
 
+@pytest.mark.mostly_slow(7)
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([0.0, 99.0, NAN]))
 @pytest.mark.parametrize("algorithm", ALL, ids=_label)
@@ -200,6 +201,7 @@ def test_padding_and_its_content_change_nothing(
     )
 
 
+@pytest.mark.mostly_slow(8)
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 10**6))
 @pytest.mark.parametrize("algorithm", ALL, ids=_label)
@@ -212,6 +214,7 @@ def test_row_order_changes_nothing(algorithm: Composed, seed: int) -> None:
     torch.testing.assert_close(moved, gradient[order], atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.mostly_slow(11)
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 5))
 @pytest.mark.parametrize("algorithm", ALL, ids=_label)
@@ -228,6 +231,7 @@ def test_any_split_of_the_rows_sums_to_the_whole(algorithm: Composed, seed: int,
         torch.testing.assert_close(sum(p.sums[name] for p in parts), value, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.mostly_slow(23)
 @pytest.mark.parametrize("algorithm", ALL, ids=_label)
 def test_a_row_without_a_sampled_token_counts_nothing(algorithm: Composed) -> None:
     """Two prompts alone, in a group of their own: neither in the numerator nor in a denominator.

@@ -467,6 +467,7 @@ def _trained(steps: int, **changes: Any) -> Tensor:
     return LADDER.probability(theta)
 
 
+@pytest.mark.slow
 def test_without_a_kl_an_exploitable_reward_is_exploited_and_with_one_the_truth_holds() -> None:
     """R-112. k1 in the reward ends where theory says: reference * exp(proxy / beta), normalised."""
     reference = LADDER.probability(REFERENCE)
@@ -483,6 +484,7 @@ def test_without_a_kl_an_exploitable_reward_is_exploited_and_with_one_the_truth_
         assert float(held[0]) > floor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kl", ["k2", "k3+", "k3-unbiased"])
 def test_a_kl_in_the_loss_charges_each_token_for_its_own_step_only(kl: str) -> None:
     """What a token does to the KL of those after it has no gradient there: a prefix is tilted by
@@ -504,6 +506,7 @@ def test_a_kl_in_the_loss_charges_each_token_for_its_own_step_only(kl: str) -> N
     assert 0.55 < float(held[0]) < float(_trained(300, beta=1.0)[0]) - 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [0.2, 5.0])
 def test_beta_steers_the_kl_to_its_target_from_either_side(start: float) -> None:
     """Sampled: 1,024 completions a step, seed 0; the mean of the exact KL per token over the last
@@ -626,7 +629,7 @@ def symmetric() -> tuple[Tensor, float]:
     return entropy, right
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

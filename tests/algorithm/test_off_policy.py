@@ -208,6 +208,7 @@ def test_padding_junk_and_the_order_of_rows_change_nothing(
         close(measure(torch.where(wide, found, junk), wide), measure(clean, mask))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.floats(0.05, 1), st.floats(1, 6))
 @settings(max_examples=80, deadline=None)
 def test_bounds_are_respected(seed: int, low: float, high: float) -> None:

@@ -188,6 +188,7 @@ def test_golden_process_returns() -> None:
         assert (advantages[row, len(expected) :] == 0).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seeds, factors, factors, st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.3, 1.0]))
 def test_the_recursions_are_the_double_sums(
@@ -288,6 +289,7 @@ FUNCTIONS: list[Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]] 
 ]
 
 
+@pytest.mark.mostly_slow(3)
 @settings(max_examples=30, deadline=None)
 @given(seeds)
 @pytest.mark.parametrize("function", FUNCTIONS)

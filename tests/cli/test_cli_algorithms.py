@@ -212,6 +212,7 @@ def test_all_rows_are_converted_at_once_and_as_json(capsys: pytest.CaptureFixtur
     assert [row["row"] for row in data] == list(ZOO) and data[2]["changed"]["loss_type"] == "grpo"
 
 
+@pytest.mark.slow
 def test_it_reads_the_zoo_without_torch() -> None:
     code = (
         "import sys; from sixfold.cli import main; main(['algorithms', 'grpo']); sys.exit('torch'"

@@ -342,6 +342,7 @@ def seconds(*argv: str) -> float:
     return min(times)
 
 
+@pytest.mark.slow
 def test_help_and_explain_need_little_time() -> None:
     assert seconds("--help") < 0.5
     assert seconds("explain", "demo") < 2.0
@@ -358,6 +359,7 @@ def test_help_imports_nothing_heavy() -> None:
     ).stdout.endswith("[]\n")
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_traceback() -> None:
     code = "import sys; from sixfold.cli import main; sys.exit(main(['explain', 'demo']))"
     process = subprocess.Popen(

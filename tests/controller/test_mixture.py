@@ -22,6 +22,7 @@ def _tasks(**sizes: int) -> list[Task]:
 WEIGHTS = st.lists(st.floats(0.05, 20), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @given(WEIGHTS, st.integers(1, 12), st.integers(0, 3))
 def test_every_step_rounds_the_shares_and_many_steps_keep_them(
     weights: list[float], per_step: int, seed: int

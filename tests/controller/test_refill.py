@@ -100,6 +100,7 @@ def _by_task(pattern: dict[str, list[str]]) -> Draw:
 REWARDS = st.lists(st.sampled_from(["0", "1", "?"]), min_size=3, max_size=3)
 
 
+@pytest.mark.slow
 @given(
     st.lists(REWARDS, min_size=1, max_size=14),
     st.integers(1, 5),
@@ -328,7 +329,7 @@ def test_on_the_engine_the_metrics_are_of_everything_sampled(policy: Policy) -> 
     ]
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("solved", "samples", "max_rounds"), [(0.9, 4, 3), (0.5, 4, 2), (0.8, 8, 5)]
 )

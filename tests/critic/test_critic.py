@@ -30,6 +30,7 @@ def number(metrics: object, key: str) -> float:
 # --- learning
 
 
+@pytest.mark.slow
 def test_regression_converges_and_explains_the_returns(tiny: Tiny) -> None:
     """A fixed target that is a function of the state: the loss falls tenfold within 100 updates and
     the explained variance rises towards 1.
@@ -206,6 +207,7 @@ def test_it_must_be_scored_and_given_returns_first(tiny: Tiny) -> None:
 # --- checkpoints
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("body", BODIES)
 def test_a_checkpoint_brings_it_back_bit_for_bit(body: str, tiny: Tiny) -> None:
     """Three updates, saved; two more. A fresh critic with the checkpoint loaded makes the

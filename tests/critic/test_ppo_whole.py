@@ -21,7 +21,7 @@ from sixfold.critic.actor_critic import ActorCritic
 Tiny = Callable[[str], PreTrainedModel]
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("body", BODIES)
 def test_the_critic_learns_the_returns_that_gae_makes_of_its_values(body: str, tiny: Tiny) -> None:
     """At first V is 0, so the return of a token is lam^(sampled tokens after it) times the row's

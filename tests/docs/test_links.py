@@ -107,6 +107,7 @@ def test_settings_metrics_and_commands_exist(page: Path) -> None:
         assert flag == "section.key" or flag in knobs(), f"--{flag}: no such setting"
 
 
+@pytest.mark.slow
 def test_what_the_maths_table_says_is_accepted_and_refused() -> None:
     page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
     rows = [

@@ -107,6 +107,7 @@ def test_greedy_row_accepts_a_proposed_token_only_if_it_is_the_best() -> None:
     assert (tokens == 0).all() and (accepted == (guesses == 0)).all() and 0 < accepted.mean() < 1
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=9))
 def test_a_run_ends_with_the_first_token_that_was_not_guessed(rows: list[list[bool]]) -> None:
     lengths = run_lengths(

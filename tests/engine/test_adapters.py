@@ -128,6 +128,7 @@ def test_log_probs_are_pefts_own_and_those_of_the_merged_model(
             )
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("draft", ["qwen3", "gpt2"])
 def test_a_draft_model_guesses_without_the_adapters(
     engine_with: Callable[..., Engine],
@@ -167,6 +168,7 @@ def test_adapters_also_apply_after_the_fused_body_is_dropped(
     assert len(calls) == 9 and s.logp == pytest.approx(score(oracles["all"], s), abs=1e-5)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "llama", "qwen3_moe"])
 def test_other_architectures(
     name: str,
@@ -198,6 +200,7 @@ SIZES: list[dict[str, object]] = [
 ]
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("written_out", [True, False])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_completion_does_not_depend_on_the_batch(
@@ -219,6 +222,7 @@ def test_completion_does_not_depend_on_the_batch(
     assert (engine.stats.recomputed_tokens > 0) == bool(sizes.get("preemption"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("written_out", [True, False])
 def test_alone_without_other_adapters_loaded(
     engine_with: Callable[..., Engine], written_out: bool, monkeypatch: pytest.MonkeyPatch

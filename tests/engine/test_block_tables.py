@@ -59,6 +59,7 @@ def test_each_step_has_the_table_that_a_fresh_one_would_be(
     assert engine.stats.preemptions > 0 or "preemption" not in sizes
 
 
+@pytest.mark.slow
 def test_table_and_shared_prefixes_are_computed_once_per_batch(
     tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_scheduling import BookRunner, _add, _mixes, assert_empty, book_engine
@@ -32,6 +33,7 @@ class CountingRunner(BookRunner):
         super().replay(chunks)
 
 
+@pytest.mark.slow
 @given(mix=_mixes(), late=st.lists(st.integers(0, 15), min_size=7, max_size=7))
 @settings(max_examples=150, deadline=None)
 def test_no_token_waits_for_more_than_one_chunk(

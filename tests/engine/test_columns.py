@@ -47,6 +47,7 @@ rows = st.tuples(
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         rows.map(lambda row: (row[0], row[1], min(row[2], row[1] - 1), row[3])),
@@ -118,6 +119,7 @@ def test_noise_is_gathered_for_many_tokens_at_a_time() -> None:
     assert Watched.reads == 3  # one at first, for batches that change with every step
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     "sizes",
     [

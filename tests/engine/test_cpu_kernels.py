@@ -158,6 +158,7 @@ def check_attention(kernels: CPUKernels, call: Call, tolerance: float = 5e-6) ->
         )  # the new tokens, and nothing else
 
 
+@pytest.mark.mostly_slow(6)
 @pytest.mark.parametrize("width", [16, 32, 48, 64, 96, 128, 256])
 @pytest.mark.parametrize(("groups", "kv_heads"), [(1, 3), (2, 2), (3, 1), (4, 2), (8, 1)])
 def test_attention_against_the_slow_version(
@@ -172,6 +173,7 @@ def test_attention_against_the_slow_version(
         )
 
 
+@pytest.mark.mostly_slow(16)
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 41, 42, 1000])
 @pytest.mark.parametrize(("width", "groups"), [(64, 2), (48, 3), (32, 8)])
 def test_attention_with_a_window_against_the_slow_version(
@@ -192,6 +194,7 @@ def test_attention_with_a_window_against_the_slow_version(
         )
 
 
+@pytest.mark.slow
 @given(
     width=st.sampled_from([16, 32, 48, 64, 80, 128]),
     groups=st.integers(1, 5),
@@ -291,6 +294,7 @@ def trees(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, int]]]:
     return block, rows
 
 
+@pytest.mark.slow
 @given(
     trees(),
     st.sampled_from([16, 48, 64]),
@@ -471,6 +475,7 @@ def test_a_rare_token_is_as_frequent_as_it_should_be(kernels: CPUKernels) -> Non
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_exponential_is_right_to_two_units_in_the_last_place(tmp_path: Path) -> None:
     wrapper = tmp_path / "exponential.c"
     beginning = HEADER.read_text()

@@ -93,7 +93,7 @@ SCHEDULES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.mostly_slow(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
 @pytest.mark.parametrize("settings", SCHEDULES, ids=str)
 def test_replays_draw_the_same_bits(
@@ -190,6 +190,7 @@ def test_number_of_graph_shapes_is_small(rows: int, columns: int) -> None:
         assert more[1] & (more[1] - 1) == 0 and more[1] < 2 * columns
 
 
+@pytest.mark.slow
 def test_graphs_are_reused_and_bounded(
     tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +245,7 @@ def assert_as_eager(engine: Engine, model: PreTrainedModel, captures: int | None
     assert engine.stats.graph_replays > replays and engine.stats.eager_decodes == eager
 
 
+@pytest.mark.slow
 def test_new_weights_in_the_old_places_keep_the_graphs(own: PreTrainedModel) -> None:
     engine = make_engine(own)
     first = draw(engine)
@@ -269,6 +271,7 @@ def _other_buffer(model: PreTrainedModel) -> None:
     model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [_elsewhere, _exchanged, _other_dtype, _other_buffer])
 def test_moved_model_is_captured_again(
     change: Callable[[PreTrainedModel], None], own: PreTrainedModel
@@ -284,6 +287,7 @@ def test_moved_model_is_captured_again(
     assert draw(engine) != first and not set(map(id, old)) & set(map(id, tapes(engine)))
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     "release", [Engine.release_memory, lambda engine: engine.runner.cache.clear()]
 )
@@ -329,6 +333,7 @@ class Added:
         }
 
 
+@pytest.mark.slow
 def test_a_batch_with_an_adapter_runs_eagerly(own: PreTrainedModel) -> None:
     engine, eager = make_engine(own), make_engine(own, graphs=False)
     for one in (engine, eager):
@@ -339,6 +344,7 @@ def test_a_batch_with_an_adapter_runs_eagerly(own: PreTrainedModel) -> None:
     assert_as_eager(engine, own, captures=None)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", ["qwen3_moe", "dynamic"])
 def test_model_that_reads_tensors_on_the_host_runs_eagerly(
     name: str, tiny: Callable[[str], PreTrainedModel]
@@ -363,6 +369,7 @@ def test_model_that_reads_tensors_on_the_host_runs_eagerly(
     }
 
 
+@pytest.mark.slow
 def test_a_shape_beyond_the_largest_runs_eagerly(
     tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,6 +418,7 @@ class Refusing(TapeCapture):
         return super().__call__(run, beside)
 
 
+@pytest.mark.slow
 def test_failed_capture_turns_graphs_off_with_a_warning(
     tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

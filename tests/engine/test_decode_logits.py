@@ -50,6 +50,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return rows
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "gpt_oss"])
 def test_decoding_with_the_cache_gives_the_logits_of_the_full_forward(
     name: str,
@@ -96,6 +97,7 @@ def _assert_full_forward(
         torch.testing.assert_close(ours, full[start - 1 : -1], rtol=0, atol=1e-5)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "gpt_oss"])
 @pytest.mark.parametrize("batch", [1, 13, 256])
 def test_any_batch_on_shuffled_blocks_gives_them_too(
@@ -126,6 +128,7 @@ def test_any_batch_on_shuffled_blocks_gives_them_too(
     _assert_full_forward(plain(name), finished[:40], seen)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "gpt_oss"])
 def test_prompts_in_pieces_and_preempted_sequences_give_them_too(
     name: str,

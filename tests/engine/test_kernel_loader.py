@@ -108,6 +108,7 @@ def test_it_compiles_once(own_cache: Path, commands: Path) -> None:
     assert own_cache.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("text", [None, "exit 1", "echo nonsense; exit 0", "sleep 60"])
 def test_without_a_working_compiler_the_answers_are_the_same(
     text: str | None,
@@ -174,6 +175,7 @@ def test_a_broken_file_in_the_cache_is_made_anew(keep: int, own_cache: Path) -> 
     assert len(library.read_bytes()) == len(whole)
 
 
+@pytest.mark.slow
 @with_compiler
 def test_a_cache_folder_that_cannot_be_written_leaves_the_temporary_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -244,6 +246,7 @@ def test_nothing_is_compiled_before_there_is_an_engine(own_cache: Path) -> None:
     assert not own_cache.exists()
 
 
+@pytest.mark.slow
 @with_compiler
 def test_two_threads_do_not_share_their_sums(tiny: Callable[[str], PreTrainedModel]) -> None:
     """A call lets other Python threads run: two engines in one process are each as right
@@ -276,6 +279,7 @@ def test_two_threads_do_not_share_their_sums(tiny: Callable[[str], PreTrainedMod
     assert not wrong
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("choice", ["compiled", "torch"])
 def test_the_engine_uses_what_was_chosen(
     choice: str, tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch

@@ -20,6 +20,7 @@ from sixfold.rollout.kv_probe import LIMIT, check_int8_kv, exact_logp, kv_deviat
 from sixfold.types import SamplingParams
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=6, max_size=6),
@@ -92,6 +93,7 @@ def test_blocks_are_copied_with_their_scales() -> None:
         assert 0 < (back - x).abs().max() < x.abs().max() / 250
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_log_probs_move_by_little(
     name: str, tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
@@ -112,6 +114,7 @@ def test_log_probs_move_by_little(
     assert kv_deviation(model, [[0]]) == pytest.approx(float(gaps[:40].max()), abs=0.1)
 
 
+@pytest.mark.slow
 def test_the_probe_refuses_a_model_that_an_int8_cache_moves_too_far(
     tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +146,7 @@ PROMPTS = [
 ] + [[2] * 20, [2] * 16 + [3] * 9]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "gemma2"])
 def test_the_same_tokens_in_any_schedule(name: str, tiny: Callable[[str], PreTrainedModel]) -> None:
     """A key is rounded once, as it is written, and what computes it reads it rounded too: cached or

@@ -111,7 +111,7 @@ SIZES: list[dict[str, object]] = [
 UNSHARED = sum(len(prompt) for prompt in PROMPTS)
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "every"), [("gemma2", 3), ("qwen3", 1), ("gpt2", 3)])
 def test_trajectories_do_not_depend_on_the_engine(
     name: str, every: int, tiny: Callable[[str], PreTrainedModel]
@@ -154,6 +154,7 @@ def test_a_conversation_goes_on_as_if_computed_anew(tiny: Callable[[str], PreTra
             assert logp == (expected if cpu_kernels() else pytest.approx(expected, abs=1e-5))
 
 
+@pytest.mark.slow
 def test_mixtures_of_experts_draw_the_same_tokens(tiny: Callable[[str], PreTrainedModel]) -> None:
     """Log-probs to rounding only: how many rows an expert gets depends on the company, and kernels
     for very few rows round in their own way.

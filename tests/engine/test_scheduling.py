@@ -218,6 +218,7 @@ def _watch(engine: Engine, mix: dict) -> None:
     assert usage.fragmentation == pytest.approx(usage.wasted_slots / max(1, usage.used * size))
 
 
+@pytest.mark.slow
 @given(_mixes())
 @settings(max_examples=150, deadline=None)
 def test_any_mix_runs_through_and_leaves_nothing_behind(
@@ -257,6 +258,7 @@ def test_any_mix_runs_through_and_leaves_nothing_behind(
         assert engine.stats.taken_out_bytes == engine.stats.brought_back_bytes == 0
 
 
+@pytest.mark.slow
 @given(_mixes())
 @settings(max_examples=80, deadline=None)
 def test_a_sample_draws_the_same_tokens_in_any_schedule(
@@ -281,6 +283,7 @@ def test_a_sample_draws_the_same_tokens_in_any_schedule(
     assert run(list(reversed(range(len(requests)))), **mix) == roomy
 
 
+@pytest.mark.slow
 @given(_mixes(), st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=4))
 @settings(max_examples=80, deadline=None)
 def test_an_abort_frees_what_the_request_held_and_nothing_else(

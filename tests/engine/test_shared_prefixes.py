@@ -40,6 +40,7 @@ def _common(table: np.ndarray, full: np.ndarray, group: list[int]) -> int:
     return same.index(False) if False in same else low
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(0, 1), min_size=4, max_size=4), st.integers(0, 19)),

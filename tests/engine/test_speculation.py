@@ -124,7 +124,7 @@ def steps(tokens: np.ndarray, length: int) -> np.ndarray:
     return np.bincount(code.reshape(-1), minlength=SYMBOLS ** (length + 1)).reshape(SYMBOLS, -1)
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_tokens_follow_the_models_distribution(proposer: str, sampling: str) -> None:
@@ -139,7 +139,7 @@ def test_tokens_follow_the_models_distribution(proposer: str, sampling: str) -> 
     assert fits(steps(tokens, 3), joint.reshape(SYMBOLS, -1)) > LEVEL
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("rule", [accept_always, resample_from_p])
 @pytest.mark.parametrize(
     ("proposer", "sampling"),
@@ -153,6 +153,7 @@ def test_the_same_test_catches_a_wrong_rule(
     assert fits(steps(tokens, 1), TARGET.probs(SAMPLING[sampling])) < LEVEL
 
 
+@pytest.mark.slow
 def test_tokens_per_pass_are_those_of_theory() -> None:
     """Where guesses stand with one probability a at every place, a pass gives (1 - a^(k+1)) / (1 -
     a) tokens on average (Leviathan et al., eq. 1).
@@ -180,6 +181,7 @@ def test_tokens_per_pass_are_those_of_theory() -> None:
     )  # no stop token cuts a run here
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("proposer", ["n-gram", "draft"])
 def test_acceptance_falls_as_the_temperature_rises(proposer: str) -> None:
     """The draft knows what is likeliest after each token, and is surer of it than the model. (Hot
@@ -243,7 +245,7 @@ def near(model: PreTrainedModel, noise: float, seed: int = 1) -> PreTrainedModel
     return made
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
 def test_ngram_speculation_changes_no_bit(
     name: str, tiny: Callable[[str], PreTrainedModel]
@@ -269,6 +271,7 @@ def test_a_draft_that_is_the_model_itself_leaves_every_token_as_it_is(
     assert engine.stats.accepted_tokens >= 3 * full > 100
 
 
+@pytest.mark.slow
 def test_with_a_draft_tokens_depend_on_the_two_models_and_nothing_else(
     tiny: Callable[[str], PreTrainedModel],
 ) -> None:
@@ -319,6 +322,7 @@ def test_a_draft_keeps_the_distribution_of_a_model_with_a_memory(
     )
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("guesser", ["n-gram", "draft"])
 def test_log_probs_are_the_models_own(
     guesser: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel]
@@ -340,6 +344,7 @@ def test_log_probs_are_the_models_own(
             )
 
 
+@pytest.mark.slow
 def test_new_weights_of_either_model_are_used_at_once(
     tiny: Callable[[str], PreTrainedModel],
 ) -> None:
@@ -377,6 +382,7 @@ def test_new_weights_of_either_model_are_used_at_once(
     assert run(engine) == old
 
 
+@pytest.mark.slow
 def test_a_stop_token_and_the_limit_cut_a_run(tiny: Callable[[str], PreTrainedModel]) -> None:
     free = Engine(
         CausalLM(tiny("qwen3")),

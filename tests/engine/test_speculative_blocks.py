@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -126,6 +127,7 @@ def second_turn(engine: Engine, first: list[Sequence]) -> list[Request]:
 PROPOSERS = st.sampled_from(["n-gram", "draft"])
 
 
+@pytest.mark.slow
 @given(
     _mixes(),
     PROPOSERS,
@@ -182,6 +184,7 @@ def test_no_block_is_lost_or_shared_whatever_is_guessed(
     assert_empty(engine)
 
 
+@pytest.mark.slow
 @given(_mixes(), PROPOSERS, st.integers(1, 5))
 @settings(max_examples=60, deadline=None)
 def test_the_same_tokens_in_any_schedule(

@@ -93,7 +93,7 @@ class Cached:
         ]
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "group", "d", "block_size"),
     [
@@ -118,7 +118,7 @@ def test_decode_attention_is_dense_attention(
     )
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "split", "dtype"),
     [
@@ -139,6 +139,7 @@ def test_sinks_are_one_more_part(
         assert (out - cached.expected(replace(kernel, sinks=None))).abs().max() > 0.1
 
 
+@pytest.mark.slow
 def test_bfloat16_is_right_to_its_rounding() -> None:
     """Products and sums are float32. Two roundings to 8 bits are not: of the weights, which sum to
     1, and of the result, no larger than the largest value. Each is off by 2**-9 of that at most."""
@@ -152,6 +153,7 @@ def test_bfloat16_is_right_to_its_rounding() -> None:
         assert 1e-5 < gap <= 2 * 2**-9 * cached.pools[1].abs().max()
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_an_int8_cache_is_read_with_its_scales(kernel: AttentionLayer) -> None:
     cached = Cached(3, 24, 5)
@@ -189,7 +191,7 @@ def test_the_int8_write_is_quantise(dtype: torch.dtype) -> None:
     ).all()
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("vocabulary", [61, 1024, 2500])
 def test_the_sampler_draws_what_sample_draws(vocabulary: int) -> None:
     torch.manual_seed(vocabulary)
@@ -211,7 +213,7 @@ def test_the_sampler_draws_what_sample_draws(vocabulary: int) -> None:
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kv_dtype"),
     [("qwen3", "auto"), ("gemma2", "int8"), ("deepseek_v3", "auto"), ("gpt_oss", "auto")],

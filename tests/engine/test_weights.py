@@ -181,6 +181,7 @@ class TestInFlight:
         assert same(held(model), trained[1])
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_sequences_started_after_an_update_have_one_version(

@@ -30,11 +30,13 @@ def reward(completion: str, gold: str, prompt: str = "") -> float:
     return math_reward(completion, Task(id="t", prompt=prompt, answer=gold))
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", CLASSES)
 def test_right_answers_are_accepted(name: str) -> None:
     assert [case for case in CLASSES[name]["right"] if reward(*case) != 1.0] == []
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("name", CLASSES)
 def test_wrong_answers_that_look_alike_are_refused(name: str) -> None:
     assert [case for case in CLASSES[name]["wrong"] if reward(*case) != 0.0] == []
@@ -64,6 +66,7 @@ def test_money_and_times_of_the_question_are_no_echo_but_expressions_are() -> No
     assert reward(r"\boxed{\frac{6}{3}}", "2", r"Simplify $\frac{6}{3}$") == 0.0
 
 
+@pytest.mark.mostly_slow(6)
 @pytest.mark.parametrize("gold", ["5", "x+1", r"\{1,2\}", "2<x<5"])
 @pytest.mark.parametrize(
     "answer",
@@ -131,6 +134,7 @@ def hostile(rng: random.Random, depth: int) -> str:
     )
 
 
+@pytest.mark.slow
 def test_no_hostile_answer_raises_or_takes_long_or_much_memory() -> None:
     rng = random.Random(0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

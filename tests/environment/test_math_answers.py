@@ -30,6 +30,7 @@ def _cas_is_imported() -> None:
     reward(r"\boxed{\sqrt{2}}", r"\sqrt{3}")
 
 
+@pytest.mark.mostly_slow(4)
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_case(case: dict[str, Any]) -> None:
     start = time.process_time()
@@ -81,6 +82,7 @@ DIFFERENT = [
 ]  # fmt: skip
 
 
+@pytest.mark.mostly_slow(4)
 @pytest.mark.parametrize(("answer", "gold"), EQUAL)
 def test_equal_answers(answer: str, gold: str) -> None:
     assert reward(rf"so \boxed{{{answer}}}.", gold) == 1.0
@@ -110,6 +112,7 @@ def test_extraction(completion: str, answer: str | None) -> None:
     assert (found.strip() if found else found) == (answer.strip() if answer else answer)
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize(
     "unit", ["{", r"\boxed{", r"\boxed ", "}", "answer ", "answer is", "\\", "####", "</think>"]
 )

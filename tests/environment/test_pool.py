@@ -53,6 +53,7 @@ def running(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("way", ["raise", "return", "exit"])
 def test_the_child_of_a_reward_does_not_answer_for_it(way: str) -> None:
     """Every text has another length, so a reply that is one check too early shows."""
@@ -72,6 +73,7 @@ def test_a_child_forked_in_this_process_ends_in_the_reward() -> None:
     assert run_check(RewardFunction("forks", forks), check("x")).values == [1.0]
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("line", ["junk\n", "\xff", "x" * 100_000])
 def test_unexpected_line_fails_only_its_own_check(line: str) -> None:
     found = outcomes("stray", ["", line, "", ""])
@@ -83,6 +85,7 @@ NESTED = "[" * 100_000
 SOUND = '{"values": [5.0], "error": null, "seconds": 0.1}'
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("other_pid", "number", "body", "error"),
     [
@@ -112,6 +115,7 @@ def test_only_a_sound_reply_of_the_worker_to_the_running_check_counts(
     assert error is None or error in str(found[1].error)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot find orphans")
 @pytest.mark.parametrize("way", ["return", "hang", "crash"])
 def test_processes_started_by_a_check_end_with_it(way: str) -> None:
@@ -139,6 +143,7 @@ def sleepers(pids: set[int]) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 def test_a_worker_that_ignores_all_signals_ends_with_its_parent() -> None:
     code = (
         "import os, threading, time\nfrom sixfold.environment.pool import WorkerPool\nfrom"
@@ -155,6 +160,7 @@ def test_a_worker_that_ignores_all_signals_ends_with_its_parent() -> None:
     assert len(pids) == 2 and eventually(lambda: not any(running(pid) for pid in pids))
 
 
+@pytest.mark.slow
 def test_a_check_that_fails_after_it_blamed_the_answer_is_a_wrong_answer() -> None:
     texts = ["right", "hang", "blame hang", "blame crash", "blame raise", "right"]
     found = outcomes("blames", texts, timeout_s=0.5)
@@ -162,6 +168,7 @@ def test_a_check_that_fails_after_it_blamed_the_answer_is_a_wrong_answer() -> No
     assert found[1].error == "timeout after 0.5 s" and str(found[4].error).startswith("ValueError")
 
 
+@pytest.mark.slow
 def test_workers_of_built_in_rewards_have_bounded_memory() -> None:
     found: dict[int, Outcome] = {}
     pool = WorkerPool(["math"], workers=1, timeout_s=30.0)

@@ -48,6 +48,7 @@ def rewards(group: Group) -> list[Reward]:
     return [t.reward for t in group.trajectories if t.reward is not None]
 
 
+@pytest.mark.slow
 def test_scores_land_on_their_own_trajectories() -> None:
     groups = [
         group([task.trace or "", f"#{task.answer + 1}"], task)
@@ -64,6 +65,7 @@ def test_scores_land_on_their_own_trajectories() -> None:
         ]
 
 
+@pytest.mark.slow
 def test_512_checks_share_a_process_and_four_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check costs one call and one line: no process, no request and no system call of its own
     (`benchmarks/reward_checks.py`).
@@ -106,6 +108,7 @@ def test_rewards_are_weighted_summed_and_logged_by_name() -> None:
     assert rewards(g)[1].parts == {"arithmetic": 0.0, "length": 3.0, "<lambda>": 10.0}
 
 
+@pytest.mark.slow
 def test_failures_are_outcomes_of_their_own_trajectory_only() -> None:
     texts = [
         "a",
@@ -164,6 +167,7 @@ def test_one_failing_reward_of_two_leaves_no_value_but_the_other_part() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_error_budget_stops_the_run_early() -> None:
     """After two failures: 64 of them would take 19 s."""
     with Environment([f"{SAMPLE}:told"], timeout_s=0.3, error_budget=0.02) as environment:
@@ -177,6 +181,7 @@ def test_the_error_budget_stops_the_run_early() -> None:
     assert good.rewards == [1.0]
 
 
+@pytest.mark.slow
 def test_trl_functions_are_called_once_a_group() -> None:
     first = group(["aab", "b"], Task(id="1", prompt="q", columns={"letter": "a"}))
     second = group(["aab", "bb"], Task(id="2", prompt="q", columns={"letter": "b"}))
@@ -207,6 +212,7 @@ def test_what_reaches_a_trl_function_in_its_process() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_replies_of_a_stopped_score_do_not_answer_the_next() -> None:
     g = group(["a", "b"])
     with Environment([f"{SAMPLE}:told"], error_budget=0.0) as environment:
@@ -216,6 +222,7 @@ def test_replies_of_a_stopped_score_do_not_answer_the_next() -> None:
     assert g.rewards == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_a_hanging_trl_function_costs_its_group() -> None:
     groups = [group(["x", "y"]), group(["z"])]
     with Environment(
@@ -251,6 +258,7 @@ def test_trajectories_with_a_reward_are_not_checked_again() -> None:
     assert seen == ["aa", "ab"] and all(a is b for a, b in zip(rewards(half), before, strict=True))
 
 
+@pytest.mark.slow
 def test_a_step_scored_in_rounds_has_one_error_budget() -> None:
     """A quarter may fail. Failures of the rounds before count with their checks; a trajectory that
     no reward applies to is no failure.
@@ -316,6 +324,7 @@ def test_processes_import_no_torch_and_start_beside_running_threads() -> None:
     assert g.rewards == [0.0]
 
 
+@pytest.mark.slow
 def test_packages_import_no_torch() -> None:
     modules = (
         "sixfold.environment.scorer, sixfold.environment.math_answers, sixfold.environment.gym,"
@@ -354,6 +363,7 @@ def test_reward_that_cannot_be_loaded_is_a_user_error(tmp_path: Path) -> None:
         environment.score([group(["x"])])
 
 
+@pytest.mark.slow
 def test_math_answers_by_algebra_in_a_process() -> None:
     tasks = [Task(id=str(i), prompt="", answer=r"\sqrt{2}") for i in range(4)]
     groups = [group([r"\boxed{\frac{2}{\sqrt{2}}}", r"\boxed{1.41421356}"], task) for task in tasks]

@@ -150,6 +150,7 @@ def _tasks(noise: random.Random, kind: str, count: int) -> list[list[float]]:
 MEANS = {"unlike tasks": 0.3, "rarely solved": 0.04, "graded": 0.8, "rare": 0.0595}
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("kind", MEANS)
 @pytest.mark.parametrize("count", [3, 10, 60])
 def test_the_interval_over_tasks_holds_the_truth_19_times_in_20(kind: str, count: int) -> None:
@@ -237,6 +238,7 @@ def test_paired_t_by_hand() -> None:
     )
 
 
+@pytest.mark.slow
 def test_p_values_are_uniform_when_nothing_differs() -> None:
     noise = random.Random(0)
     trials = [

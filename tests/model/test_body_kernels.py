@@ -109,6 +109,7 @@ def test_weights_are_packed_wherever_their_numbers_lie(kernels: BodyKernels) -> 
     )
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 700),
     st.lists(st.integers(1, 70), min_size=1, max_size=3),

@@ -17,6 +17,7 @@ from sixfold.model.causal_lm import Segments, head_logits, hidden_states
 from sixfold.model.split_check import Context, check_split
 
 
+@pytest.mark.mostly_slow(5)
 @pytest.mark.parametrize(
     "name", [*ARCHITECTURES, "gpt_oss", "mistral", "mixtral", "phi3", "olmo2", "cohere", "granite"]
 )

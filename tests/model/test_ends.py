@@ -39,6 +39,7 @@ def names(policy: Policy) -> list[str]:
     return [str(policy.tokenizer.decode([token])) for token in policy.stop_token_ids]
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [

@@ -135,6 +135,7 @@ def uses_the_module(
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.mostly_slow(4)
 @pytest.mark.parametrize("name", sorted({*ARCHITECTURES, *MORE}))
 def test_supported_architectures_are_fused(name: str) -> None:
     model = prepared(name)
@@ -195,6 +196,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object], bool]] = {
 }  # fmt: skip
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variant_is_fused_or_left_unchanged(variant: str) -> None:
     name, extra, expected = VARIANTS[variant]
@@ -271,6 +273,7 @@ def prune(model: PreTrainedModel) -> None:
 CHANGES: list[Callable[[PreTrainedModel], None]] = [wrap, add_norm, hook, hook_before, prune]
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_module_runs_as_it_is(
     change: Callable[[PreTrainedModel], None],
@@ -305,6 +308,7 @@ def test_removing_the_hook_enables_the_fused_body_again(
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_weights_are_seen_at_once(name: str) -> None:
     model = prepared(name, attention_bias=True)
@@ -398,6 +402,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
 def test_all_layers_in_one_call_equal_single_operations_bitwise(
     name: str, threads: int, monkeypatch: pytest.MonkeyPatch
@@ -413,6 +418,7 @@ def test_all_layers_in_one_call_equal_single_operations_bitwise(
     assert draw(model) == at_once
 
 
+@pytest.mark.slow
 def test_rows_run_in_parallel_only_if_none_reads_another_rows_write(
     llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,6 +489,7 @@ def test_a_changed_head_runs_as_it_is(llama: PreTrainedModel) -> None:
         assert torch.equal(ours.ready().logits(hidden), llama.lm_head(hidden))
 
 
+@pytest.mark.slow
 def test_a_change_between_two_steps_is_noticed_by_the_next(llama: PreTrainedModel) -> None:
     """By prompts, by steps that decode, by preempted sequences and by guesses that are checked."""
 

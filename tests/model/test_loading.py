@@ -27,6 +27,7 @@ def load(path: Path | str) -> Policy:
     return load_policy(ModelConfig(path=str(path)), seed=0, device="cpu")
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_hugging_face_loads_what_was_saved_with_equal_weights_and_logits(
     name: str, tmp_path: Path, plain: Callable[[str], PreTrainedModel]
@@ -161,6 +162,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("case", BREAKS)
 def test_a_broken_folder_is_one_line_to_the_user(case: str, whole: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"

@@ -72,6 +72,7 @@ def draw(engine: Engine, adapter: str | None = None) -> Drawn:
     return {(s.request.key, s.sample): (s.tokens, s.logp) for s in engine.run()}
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_same_bits_as_by_casting_in_each_forward(
     name: str, tiny: Callable[[str], PreTrainedModel]
@@ -86,6 +87,7 @@ def test_the_same_bits_as_by_casting_in_each_forward(
     )
 
 
+@pytest.mark.mostly_slow(5)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_decode_step_casts_no_parameter(
     name: str, tiny: Callable[[str], PreTrainedModel]
@@ -105,6 +107,7 @@ def test_a_decode_step_casts_no_parameter(
     assert counts[1] > 3 * head, "what this test would see: the oracle casts"
 
 
+@pytest.mark.slow
 def test_new_weights_are_detected_for_every_writer(tiny: Callable[[str], PreTrainedModel]) -> None:
     model = own("qwen3")
     engine = Engine(CausalLM(model), kv_tokens=800, autocast=BF16)

@@ -63,7 +63,7 @@ def padded_log_probs(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     return out * batch.mask
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *OTHER_ATTENTION])
 def test_from_rollout_to_a_saved_model(
     name: str,
@@ -117,6 +117,7 @@ def test_from_rollout_to_a_saved_model(
     torch.testing.assert_close(ours, padded_log_probs(loaded, again), rtol=0, atol=1e-4)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *OTHER_ATTENTION])
 def test_sampler_trainer_and_transformers_agree_on_every_token(
     name: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel]

@@ -69,7 +69,7 @@ def kept_mass(groups: list[Group], batch: Batch) -> Tensor:
     return mass
 
 
-@pytest.mark.mostly_slow(4)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
 def test_engine_and_trainer_agree_before_and_after_an_update(
@@ -95,6 +95,7 @@ def test_engine_and_trainer_agree_before_and_after_an_update(
         SharedSync(model, engine).sync(trainer.version)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ["qwen3", "gpt2", "qwen3_moe"])
 def test_the_full_log_prob_is_the_truncated_one_plus_the_log_of_the_mass(

@@ -95,6 +95,7 @@ def forged(number: int, pid: int, kind: bytes = ANSWER, length: int = 1) -> byte
     return HEADER.pack(MARK, kind, pid, number, length) + b"x"
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize(
     "junk",
     [
@@ -142,6 +143,7 @@ def test_messages_of_other_processes_are_ignored(start: Start) -> None:
     assert [m.body for m in messages(child)] == [b"before", b"after"]
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize(
     ("request_", "how"),
     [
@@ -164,6 +166,7 @@ def test_end_of_the_process_is_reported_with_its_cause(
         child.receive(TIMEOUT_S)
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_a_death(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_module, "STOP_TIMEOUT_S", 0.2)
     with pytest.raises(ChildEnded, match="closed its pipe"):
@@ -190,6 +193,7 @@ def test_an_exception_is_the_answer(start: Start) -> None:
         ask(start("no_such_program", keeps_output=True), "echo x")
 
 
+@pytest.mark.slow
 def test_every_wait_has_a_limit_that_notes_extend(start: Start) -> None:
     child = start()
     assert ask(child, "echo x") == b"x"  # it has started
@@ -202,6 +206,7 @@ def test_every_wait_has_a_limit_that_notes_extend(start: Start) -> None:
         child.send(b"x" * (1 << 20), 0.1)  # more than the pipe holds
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot find orphans")
 @pytest.mark.parametrize("way", ["close", "terminate", "die", "kill"])
 def test_child_processes_end_with_the_worker(
@@ -234,6 +239,7 @@ def test_it_ends_with_a_killed_supervisor(start: Start) -> None:
         os.kill(other, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot find orphans")
 @pytest.mark.parametrize("copy", [False, True], ids=["alone", "a-copy-holds-the-pipe"])
 @pytest.mark.parametrize("busy", ["", "busy"])
@@ -256,6 +262,7 @@ def test_it_ends_with_a_killed_parent(busy: str, copy: bool) -> None:
             os.killpg(parent, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_hangs_is_killed_with_its_program(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,6 +208,7 @@ def test_an_algorithm_is_its_row_with_the_recipe_laid_over() -> None:
     assert make_plan(recipe("--algorithm.beta=0.04")).keeps_reference
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), share=st.booleans())
 def test_no_step_needs_more_microbatches_than_the_bound(data: st.DataObject, share: bool) -> None:

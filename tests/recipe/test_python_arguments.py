@@ -123,6 +123,7 @@ def test_a_run_that_failed_names_the_call() -> None:
     assert str(caught.value).endswith("go on with: sixfold.train(..., resume=True)")
 
 
+@pytest.mark.slow
 def test_a_finished_run_names_the_setting_and_an_interrupted_one_the_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -520,6 +520,7 @@ def _keep_fields_of_kind(tree: dict[str, Any], section: str, knob: Knob) -> None
             table["path"] = "small-model"
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(recipe=recipes())
 def test_dumped_recipe_loads_back_equal(recipe: Recipe) -> None:
@@ -635,6 +636,7 @@ def test_every_shipped_recipe_parses() -> None:
         assert load_recipe(name).run.name == name
 
 
+@pytest.mark.slow
 def test_nothing_here_imports_torch() -> None:
     modules = (
         "sixfold.recipe.toml, sixfold.recipe.plan, sixfold.recipe.explain,"

@@ -228,6 +228,7 @@ def test_train_on_given_trajectories_is_clipped_adamw(model: nn.Module) -> None:
         assert (p - was).abs().max() > 5e-4
 
 
+@pytest.mark.slow
 def test_same_seed_same_losses_and_the_kl_pulls() -> None:
     settings = minimal.Settings(steps=4, beta=0.1, learning_rate=1e-2)
     losses = minimal.train(minimal.make_model(), settings)

@@ -75,6 +75,7 @@ def test_negative_settings_are_refused() -> None:
 MEANS = st.lists(st.one_of(st.none(), st.sampled_from([0.0, 0.1, 0.2, 0.3])), max_size=30)
 
 
+@pytest.mark.slow
 @given(MEANS, st.integers(0, 5), st.integers(1, 4))
 def test_matches_a_slow_count(means: list[float | None], every: int, patience: int) -> None:
     """Since the last improvement or reset on stagnation, whichever is later, `patience` evaluations
@@ -94,6 +95,7 @@ def test_matches_a_slow_count(means: list[float | None], every: int, patience: i
     assert _looks(ResetPolicy(every, patience), means) == expected
 
 
+@pytest.mark.slow
 @given(MEANS, st.integers(0, 5), st.integers(0, 4), st.integers(0, 30))
 @example([0.3, 0.1, 0.1], 0, 2, 2)
 def test_a_resume_decides_as_the_uninterrupted_run(

@@ -118,6 +118,7 @@ def test_it_is_taken_over_frozen_and_not_copied(policy: Policy, tmp_path: Path) 
         reference.check_apart(torch.optim.AdamW(teacher.parameters()))
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

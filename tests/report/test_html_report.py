@@ -134,6 +134,7 @@ def hostile_run(folder: Path, text: str) -> Path:
     return run.path
 
 
+@pytest.mark.mostly_slow(7)
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_untrusted_text_makes_no_element_and_no_attribute(tmp_path: Path, payload: str) -> None:
     """The page of a hostile run has, tag for tag and attribute for attribute, the shape of a
@@ -210,6 +211,7 @@ def test_report_loads_no_external_resource(run_folder: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_final_figures_come_first(run_folder: Path) -> None:
     (run_folder / "recipe.toml").write_text(dump_recipe(load_recipe("demo")), encoding="utf-8")
     summary = json.loads((run_folder / "summary.json").read_text())
@@ -263,6 +265,7 @@ def test_the_sections_are_in_the_order_in_which_they_are_looked_for(run_folder: 
     assert 'class="band' in curves, "the held-out curve has its intervals"
 
 
+@pytest.mark.slow
 def test_warnings_come_before_the_curves(run_folder: Path) -> None:
     summary = json.loads((run_folder / "summary.json").read_text())
     summary |= {"preflight": {"warning": "the answer '1' earns <b>0.25</b>"}}
@@ -283,6 +286,7 @@ def test_warnings_come_before_the_curves(run_folder: Path) -> None:
     assert "64 rollouts" in other and "64 rollouts" not in warned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ended", ["the reward is high", {"text": "the reward is high"}])
 def test_the_reason_for_the_end_is_shown(run_folder: Path, ended: object) -> None:
     (run_folder / "summary.json").write_text(json.dumps({"ended": ended}))
@@ -451,7 +455,7 @@ BREAKABLE = [
 ]
 
 
-@pytest.mark.mostly_slow(8)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", BREAKABLE)
 @pytest.mark.parametrize(
     "rubbish", [b"\xff\xfe\x00\n", b"[[[\n", b'"text"\n', b"[" * 100_000 + b"\n"]

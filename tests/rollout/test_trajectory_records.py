@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ def _trajectories(draw: st.DrawFn) -> Trajectory:
     )
 
 
+@pytest.mark.slow
 @given(_trajectories())
 def test_json_keeps_every_bit(trajectory: Trajectory) -> None:
     assert Trajectory.from_record(json.loads(json.dumps(trajectory.to_record()))) == trajectory

@@ -77,6 +77,7 @@ def test_streams_are_those_of_the_policy_at_the_sampling_temperature(
     assert {t.finish_reason for g in groups for t in g.trajectories} == {"stop", "length"}
 
 
+@pytest.mark.slow
 def test_a_sample_is_a_function_of_seed_task_and_index_alone(
     policy: Policy, engine: VllmProcess
 ) -> None:
@@ -248,6 +249,7 @@ def test_weights_that_do_not_fit_are_named(policy: Policy, fake: None) -> None:
     assert engine.version == -1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["", "hang"])
 def test_the_process_does_not_outlive_a_killed_parent(
     kind: str, policy: Policy, fault: Change

@@ -158,6 +158,7 @@ def test_every_row_trains(name: str, tmp_path: Path, models: dict[str, str]) -> 
     assert steps[-1]["sync/version"] == sum(m["train/updates"] for m in steps)
 
 
+@pytest.mark.slow
 def test_an_entropy_bonus_alone_raises_the_entropy_of_a_run(
     tmp_path: Path, models: dict[str, str]
 ) -> None:
@@ -221,7 +222,7 @@ STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", STATEFUL)
 def test_stopped_and_resumed_run_equals_the_uninterrupted_run(
     case: str, tmp_path: Path, models: dict[str, str]
@@ -256,6 +257,7 @@ def test_stopped_and_resumed_run_equals_the_uninterrupted_run(
         assert any(key.startswith("critic/weights/") for key in tensors(whole, 4))
 
 
+@pytest.mark.slow
 def test_a_resume_with_another_beta_uses_it(tmp_path: Path, models: dict[str, str]) -> None:
     """What a run has steered is restored; what its recipe says is not overruled."""
     settings = needs("grpo", models)
@@ -289,6 +291,7 @@ def test_the_critic_comes_to_explain_the_returns(tmp_path: Path, models: dict[st
     assert explained[0] == 0.0 and sum(explained[-4:]) / 4 > 0.5 > max(explained[:3]), explained
 
 
+@pytest.mark.slow
 def test_equal_returns_leave_nothing_to_explain(tmp_path: Path, models: dict[str, str]) -> None:
     """Every reward is 0.5: returns are (A + V), equal up to float32, and the explained variance is
     0, not minus 10^13.
@@ -304,6 +307,7 @@ def test_equal_returns_leave_nothing_to_explain(tmp_path: Path, models: dict[str
     assert [m["critic/explained_variance"] for m in metrics(run)] == [0.0] * 5
 
 
+@pytest.mark.slow
 def test_the_warm_up_of_the_critic_leaves_the_policy_bit_for_bit(
     tmp_path: Path, models: dict[str, str]
 ) -> None:
@@ -327,6 +331,7 @@ def test_the_warm_up_of_the_critic_leaves_the_policy_bit_for_bit(
     ] == [0, 0, 0, 2]
 
 
+@pytest.mark.slow
 def test_the_critic_of_a_run_is_a_transformers_model(
     tmp_path: Path, models: dict[str, str]
 ) -> None:
@@ -348,6 +353,7 @@ def test_the_critic_of_a_run_is_a_transformers_model(
 # --- several updates a step
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("sync", ["shared", "copy"])
 def test_four_updates_a_step_count_four_versions(
     sync: str, tmp_path: Path, models: dict[str, str]
@@ -402,6 +408,7 @@ def test_old_log_probs_stay_and_the_ratio_moves(
         )
 
 
+@pytest.mark.slow
 def test_the_rewards_of_a_recipe_reach_gdpo_with_their_weights(
     tmp_path: Path, models: dict[str, str]
 ) -> None:

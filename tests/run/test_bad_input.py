@@ -136,6 +136,7 @@ def test_no_gpu(
     assert "Use --run.device cpu" in fails(capsys, tmp_path, "train", *recipe(run__device="cuda"))
 
 
+@pytest.mark.slow
 def test_an_earlier_run_is_kept_when_the_new_recipe_is_wrong(
     recipe: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_foreign_or_corrupt_checkpoint_is_refused(
     assert len(said) == 2 and "is not a run" in said[0] and "no checkpoint, run or model" in said[1]
 
 
+@pytest.mark.slow
 def test_eval_and_generate_on_a_run(
     recipe: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

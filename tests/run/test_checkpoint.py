@@ -113,6 +113,7 @@ def test_a_checkpoint_gives_back_what_was_saved(tmp_path: Path) -> None:
     assert names(path.parent) == ["step-000100"]
 
 
+@pytest.mark.slow
 def test_a_kill_at_every_point_of_a_save_and_prune_leaves_old_or_new_intact(tmp_path: Path) -> None:
     seen = {"old": 0, "new": 0}
     point = 0
@@ -139,6 +140,7 @@ def test_a_kill_at_every_point_of_a_save_and_prune_leaves_old_or_new_intact(tmp_
     assert point >= 18 and seen["old"] >= 10 and seen["new"] >= 5, (point, seen)
 
 
+@pytest.mark.slow
 def test_a_kill_at_every_point_of_replacing_a_damaged_checkpoint_keeps_the_older_one(
     tmp_path: Path,
 ) -> None:
@@ -297,6 +299,7 @@ def test_an_error_in_the_model_is_not_hidden_and_leaves_nothing(tmp_path: Path) 
     assert names(tmp_path) == []
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", FILES)
 def test_one_flipped_bit_anywhere_is_found_and_named(tmp_path: Path, name: str) -> None:
     save(tmp_path, 8)

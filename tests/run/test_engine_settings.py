@@ -183,6 +183,7 @@ def train(folder: Path, **overrides: object) -> list[dict[str, float]]:
     return metrics(folder / "run")
 
 
+@pytest.mark.slow
 def test_a_run_with_an_int8_cache_measures_its_drift(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,6 +238,7 @@ def test_int8_cache_does_not_hide_other_differences(
         train_run(recipe, overwrite=True)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_draft_model_samples_the_policys_distribution(tmp_path: Path) -> None:
     """The draft is the run's own first checkpoint. The log-probs of the samples stay the policy's,
     and the recipe of the run names the folder of that checkpoint.

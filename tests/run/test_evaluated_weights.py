@@ -78,7 +78,7 @@ def evaluated(run: Path, *checkpoints: str, out: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_figure_is_that_of_the_checkpoint(tmp_path: Path, kind: str) -> None:
     run = train(tmp_path, **KINDS[kind])
@@ -115,7 +115,7 @@ def test_every_figure_is_that_of_the_checkpoint(tmp_path: Path, kind: str) -> No
     assert summary["heldout_after_checkpoint"] == "checkpoints/step-000005"
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stale", "stale fp8"])
 def test_training_does_not_notice_evaluations(tmp_path: Path, kind: str) -> None:
     """The same tokens of the same versions, and the same weights at the end, with an evaluation
@@ -145,6 +145,7 @@ def test_training_does_not_notice_evaluations(tmp_path: Path, kind: str) -> None
     assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
+@pytest.mark.slow
 def test_solutions_are_learned_at_temperature_1(tmp_path: Path) -> None:
     """They were not sampled: the temperature of rollouts is no part of their likelihood."""
 
@@ -173,6 +174,7 @@ def test_evaluation_over_two_versions_is_refused() -> None:
         _ = Evaluation([Group(Task("t", ""), [sampled(3), sampled(4)])]).version
 
 
+@pytest.mark.slow
 def test_the_command_leaves_completions_and_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,6 +233,7 @@ def test_the_command_leaves_completions_and_a_table(
     assert "--out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_metric_than_the_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(tmp_path, run__steps=1)
     two = tmp_path / "two.py"

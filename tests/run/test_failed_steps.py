@@ -143,7 +143,7 @@ CASES = [(place, OUT_OF_MEMORY[0]) for place in PLACES] + [
 ]
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("place", "error"),
     CASES,
@@ -169,6 +169,7 @@ def test_out_of_memory_leaves_the_last_step(
     assert_goes_on_exactly(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_out_of_memory_in_the_middle_of_an_update_falls_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
 ) -> None:
@@ -192,6 +193,7 @@ def test_out_of_memory_while_the_model_loads_names_the_model(
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.slow
 def test_the_command_line_exits_3_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,7 +214,7 @@ def test_another_runtime_error_stays_what_it_is(
     assert newest(tmp_path / "r") == "step-000002", "what was done is saved all the same"
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "left"), [(2, "sft-000001"), (7, "step-000002")])
 def test_divergence_keeps_the_last_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, first: int, left: str
@@ -236,6 +238,7 @@ def test_divergence_keeps_the_last_good_checkpoint(
     assert_goes_on_exactly(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_engine_that_starts_to_disagree_stops_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
 ) -> None:
@@ -292,7 +295,7 @@ INTERRUPTED = [
 ]
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(("where", "number", "left", "said"), INTERRUPTED)
 def test_signal_stops_immediately_if_nothing_is_lost(
     tmp_path: Path,
@@ -321,6 +324,7 @@ def test_a_signal_while_the_model_loads_leaves_nothing(
     )
 
 
+@pytest.mark.slow
 def test_a_signal_inside_a_reward_is_no_failed_check(tmp_path: Path, whole: Path) -> None:
     calls = count(1)
 
@@ -334,6 +338,7 @@ def test_a_signal_inside_a_reward_is_no_failed_check(tmp_path: Path, whole: Path
     assert_goes_on_exactly(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_signal_in_the_last_evaluation_leaves_only_that_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
 ) -> None:
@@ -349,6 +354,7 @@ def test_signal_in_the_last_evaluation_leaves_only_that_evaluation(
     assert (tmp_path / "r" / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_rewards_that_break_in_the_middle_cost_one_step(tmp_path: Path, whole: Path) -> None:
     calls = count(1)
 

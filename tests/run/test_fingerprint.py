@@ -98,6 +98,7 @@ def test_objects_in_a_row_are_the_same_in_every_process() -> None:
     assert in_a_process(repr(TASKS)) == str(tasks_fingerprint(TASKS, encode))
 
 
+@pytest.mark.slow
 def test_sets_and_keys_of_any_type_are_the_same_in_every_process() -> None:
     """The order of a set of texts differs from process to process, and JSON has no order for mixed
     keys.

@@ -51,6 +51,7 @@ def test_held_out_tasks_without_training_tasks_are_refused() -> None:
         sixfold.train(heldout=[Task("0", "?")])
 
 
+@pytest.mark.slow
 def test_subsets_are_drawn_by_seed_and_stay_the_same(tmp_path: Path) -> None:
     """Sorted lists: pre-flight and evaluations between steps do not take their beginning."""
     train = [Task(f"t{n:03}", f"{n}+1=", n + 1) for n in range(100)]

@@ -119,6 +119,7 @@ def test_cuda_graphs_as_the_recipe_says(policy: Policy, monkeypatch: pytest.Monk
     assert given == [None, False, True]
 
 
+@pytest.mark.slow
 def test_released_memory_is_released_after_every_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training, evaluations and the probes of SFT share the GPU with the trainer alike."""
     sizes = [

@@ -126,6 +126,7 @@ def test_recipes_take_runs(run: Path) -> None:
     assert with_model_folders(found) == found and with_model_folders(Recipe()) == Recipe()
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_from_another_and_remembers_where(run: Path, tmp_path: Path) -> None:
     settings = [
         "--model.path",

@@ -72,7 +72,7 @@ def tensors(run: Path, step: int) -> tuple[dict[str, torch.Tensor], dict[str, to
     return load_file(folder / "model" / "model.safetensors"), engine
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @forms
 def test_run_reports_the_distance_of_its_sampler(
     tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
@@ -133,6 +133,7 @@ def scored(folder: Path, form: str) -> tuple[World, Learners, Batch]:
     )
 
 
+@pytest.mark.mostly_slow(1)
 @forms
 def test_old_log_probs_are_the_trainers_own_computed_again(tmp_path: Path, form: str) -> None:
     """Ratios begin at 1 for the trainer's log-probs, and the loss is weighed by trainer over
@@ -167,7 +168,7 @@ def test_old_log_probs_are_the_trainers_own_computed_again(tmp_path: Path, form:
         world.close()
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @forms
 def test_a_resumed_run_repeats_it_bit_for_bit(tmp_path: Path, form: str) -> None:
     """Synced every second step, so at step 3 the engine holds what it got after step 2 and no
@@ -196,6 +197,7 @@ def test_a_resumed_run_repeats_it_bit_for_bit(tmp_path: Path, form: str) -> None
         trained.close()
 
 
+@pytest.mark.mostly_slow(1)
 @forms
 def test_the_engine_is_rounded_before_anything_is_sampled(tmp_path: Path, form: str) -> None:
     """Without a warm-up nothing is synced before the first step."""
@@ -214,6 +216,7 @@ def test_the_engine_is_rounded_before_anything_is_sampled(tmp_path: Path, form: 
         world.close()
 
 
+@pytest.mark.slow
 def test_weights_too_far_off_do_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sixfold.run.parity_probe, "QUANTISED_LIMIT", 1e-5)
     with pytest.raises(
@@ -231,6 +234,7 @@ def test_weights_too_far_off_do_not_start(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
+@pytest.mark.slow
 def test_the_parity_of_engine_and_trainer_is_asked_as_strictly_as_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +267,7 @@ def test_user_method_without_a_correction_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_eval_asks_the_policy_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train(tmp_path, "fp8", run__steps=1)
 

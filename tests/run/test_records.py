@@ -26,6 +26,7 @@ def train(folder: Path, *, resume: Path | None = None, **overrides: object) -> P
     return folder / "r"
 
 
+@pytest.mark.slow
 def test_the_table_of_a_resumed_run_equals_its_lines(tmp_path: Path) -> None:
     """The checkpoint is of step 4, the lines and the table reach step 5; held-out keys come with
     step 3.
@@ -53,6 +54,7 @@ def test_the_table_of_a_resumed_run_equals_its_lines(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_there_is_no_table_unless_asked_for_and_none_that_is_not_kept_up(tmp_path: Path) -> None:
     run = train(tmp_path, run__steps=1)
     assert not (run / "metrics.csv").exists()
@@ -62,6 +64,7 @@ def test_there_is_no_table_unless_asked_for_and_none_that_is_not_kept_up(tmp_pat
     assert not (run / "metrics.csv").exists()
 
 
+@pytest.mark.slow
 def test_reward_that_any_answer_earns_gives_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,6 +92,7 @@ def test_reward_that_any_answer_earns_gives_a_warning(
     ) and "earned without solving" in found["warning"]
 
 
+@pytest.mark.slow
 def test_an_honest_reward_is_not_called_out_and_a_resume_keeps_what_was_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +132,7 @@ def test_checks_that_fail_on_nonsense_do_not_end_the_run(
     )
 
 
+@pytest.mark.slow
 def test_time_goes_to_a_reference_only_where_there_is_one(tmp_path: Path) -> None:
     """Making tensors of trajectories took 19 % of a step, under the name of a reference that did
     not exist.
@@ -148,6 +153,7 @@ def test_time_goes_to_a_reference_only_where_there_is_one(tmp_path: Path) -> Non
     assert scored == {"none": [], "kept": ["time/reference_s"], "critic": ["time/scoring_s"]}
 
 
+@pytest.mark.slow
 def test_warnings_are_kept_for_the_report(tmp_path: Path) -> None:
     """A reward that pays for everything: too easy, and free."""
     (tmp_path / "free.py").write_text("def free(completion, task):\n    return 10.0\n")

@@ -129,6 +129,7 @@ def test_a_setting_that_cannot_take_effect_is_refused_by_name(
     assert said.startswith(f"{key} cannot change from ") and "start a new run" in said
 
 
+@pytest.mark.slow
 def test_a_recipe_edited_by_hand_is_compared_with_the_checkpoint(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +161,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
 }
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("what", CHANGES)
 def test_other_tasks_are_refused_with_what_differs(folder: Path, what: str) -> None:
     change, said = CHANGES[what]
@@ -173,6 +175,7 @@ def test_fewer_heldout_tasks_are_refused(folder: Path) -> None:
     assert "there were" in refusal(folder, data__heldout=9)
 
 
+@pytest.mark.slow
 def test_heldout_tasks_alone_count_too(tmp_path: Path) -> None:
     write_inputs(tmp_path)
     heldout = [{"question": f"{i}-1=", "answer": i - 1} for i in range(2, 6)]
@@ -190,6 +193,7 @@ TEMPLATE = (
 """Writes the date as Llama 3.2 does, in the letters of the tiny model."""
 
 
+@pytest.mark.slow
 def test_a_template_with_todays_date_is_refused_on_another_day_unless_it_is_given_the_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +231,7 @@ def test_a_template_with_todays_date_is_refused_on_another_day_unless_it_is_give
     )  # the run keeps what it was given
 
 
+@pytest.mark.slow
 def test_another_template_is_refused_for_what_it_writes(folder: Path) -> None:
     (folder / "t.jinja").write_text("{% for m in messages %}{{ m.content }}+{% endfor %}")
     assert "the tokens of their prompts differ" in refusal(
@@ -234,6 +239,7 @@ def test_another_template_is_refused_for_what_it_writes(folder: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_another_rewards_code_is_said_once(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +250,7 @@ def test_another_rewards_code_is_said_once(
     assert "WARNING" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_metrics_cut_before_the_checkpoint_are_said(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,12 +260,14 @@ def test_metrics_cut_before_the_checkpoint_are_said(
     assert "ends at step 1, but the checkpoint is of step 2" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_metrics_that_are_gone_are_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "r" / "metrics.jsonl").unlink()
     assert train(folder, resume=True, run__steps=3) == 0
     assert "ends at step 0, but the checkpoint is of step 2" in capsys.readouterr().err
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     "change",
     [{"eval__solved_at": 0.5}, {"eval__metric": "reward", "environment__weights": "[2.0]"}],
@@ -271,6 +280,7 @@ def test_another_measure_of_heldout_tasks_is_refused(folder: Path, change: dict[
     assert "mine >= 1" in message and "eval.metric" in message and "sixfold eval" in message
 
 
+@pytest.mark.slow
 def test_a_folder_with_an_added_adapter_falls_back(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -285,6 +295,7 @@ def test_a_folder_with_an_added_adapter_falls_back(
     )
 
 
+@pytest.mark.slow
 def test_resume_without_a_checkpoint_starts_over_with_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

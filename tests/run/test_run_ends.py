@@ -28,6 +28,7 @@ def recipe(folder: Path, **overrides: object) -> Recipe:
     return parse_recipe('run.name = "r"', "test", tiny_recipe(folder, run__name="r", **overrides))
 
 
+@pytest.mark.slow
 def test_it_ends_at_the_reward_aimed_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,6 +58,7 @@ def test_it_ends_at_the_reward_aimed_for(
     assert f"finished: {ended['text']}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_one_high_reward_step_does_not_end_a_run(tmp_path: Path) -> None:
     """The first value of the moving average is that of one step: with a target, a first step of 1.0
     used to end a run of 50.
@@ -70,6 +72,7 @@ def test_one_high_reward_step_does_not_end_a_run(tmp_path: Path) -> None:
     assert len(metrics(tmp_path / "r")) == 12
 
 
+@pytest.mark.slow
 def test_it_ends_when_the_time_is_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     limited = {"run__steps": 100_000, "run__max_minutes": 0.025, "log__rollouts_every": 0}
     assert train_run(recipe(tmp_path, **limited)) == 0
@@ -94,6 +97,7 @@ def test_it_ends_when_the_time_is_up(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
+@pytest.mark.slow
 def test_only_the_warm_up(tmp_path: Path) -> None:
     assert train_run(recipe(tmp_path), stop_after="sft") == 0
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
@@ -116,6 +120,7 @@ def test_too_many_failing_checks_stop_the_run(tmp_path: Path) -> None:
         train_run(recipe(tmp_path, data__heldout=0), reward=broken)
 
 
+@pytest.mark.slow
 def test_from_python_with_own_tasks_and_a_reward_in_trl_form(tmp_path: Path) -> None:
     def rewards(completions: list[str], answer: list[int], **kwargs: object) -> list[float]:
         return [float(str(a) in c) for c, a in zip(completions, answer, strict=True)]
@@ -190,6 +195,7 @@ def test_from_python_with_a_user_algorithm(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_one_heldout_task_with_a_real_valued_reward_has_a_wide_interval(tmp_path: Path) -> None:
     """Partial credit is not accuracy, and one task proves next to nothing."""
     assert (

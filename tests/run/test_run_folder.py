@@ -168,6 +168,7 @@ def test_a_second_process_is_told_who_holds_the_lock_until_that_one_is_killed(
         pass
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("worker_does", ["pass", "run.unlock()"])
 def test_a_forked_worker_that_outlives_the_trainer_does_not_keep_the_lock(
     tmp_path: Path, worker_does: str

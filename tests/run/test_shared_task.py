@@ -73,7 +73,7 @@ def weights(task: SharedTask) -> list[torch.Tensor]:
     return [p.detach().clone() for p in task.world.policy.model.parameters()]
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "ppo", "dapo", "opd"])  # every kind of helper
 def test_three_steps_update_the_weights_and_come_out_the_same_twice(
     name: str, models: Path
@@ -138,6 +138,7 @@ def test_demonstrations_work_out_what_has_no_carry_and_guess_most_of_the_rest() 
     assert all(";" in str(t.trace) for t in shared_tasks(3, guessed=0.0).train)
 
 
+@pytest.mark.slow
 def test_heldout_accuracy_is_exact_whatever_the_reward_of_training(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +157,7 @@ def test_heldout_accuracy_is_exact_whatever_the_reward_of_training(
     task.close()
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "opd"])
 def test_main_prints_the_steps_and_accuracy_before_and_after(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

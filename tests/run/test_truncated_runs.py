@@ -26,7 +26,7 @@ def train(folder: Path, **overrides: object) -> Path:
     return folder / "run"
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [

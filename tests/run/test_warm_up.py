@@ -75,6 +75,7 @@ def test_it_is_saved_during_sft_and_at_its_end(whole: Path) -> None:
     assert any("heldout/accuracy" in line for line in sft_log(whole))
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("from_checkpoint", ["sft-000005", "sft-000010", "sft-000012"])
 def test_it_goes_on_bit_for_bit_from_each_checkpoint(
     whole: Path, tmp_path: Path, from_checkpoint: str
@@ -113,6 +114,7 @@ def test_a_kill_at_any_point_of_its_saves_loses_nothing(
         assert sft_log(folder / "r") == sft_log(whole)
 
 
+@pytest.mark.slow
 def test_a_failure_after_sft_does_not_cost_sft(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +170,7 @@ def test_a_reward_that_fails_on_some_answers_is_a_warning(
     assert "checks of made-up completions failed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_sft_may_be_shortened_while_it_lasts_and_not_after(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "r"
     shutil.copytree(whole, run)
@@ -179,6 +182,7 @@ def test_sft_may_be_shortened_while_it_lasts_and_not_after(whole: Path, tmp_path
     assert len(sft_log(run)) == 10
 
 
+@pytest.mark.slow
 def test_few_tasks_are_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They used to get no probe set, so that SFT learned all of them by heart and left nothing to
     RL.

@@ -28,6 +28,7 @@ def recipe(folder: Path, **overrides: object) -> Recipe:
     return parse_recipe('run.name = "r"', "test", tiny_recipe(folder, **settings))
 
 
+@pytest.mark.slow
 def test_lines_of_every_monitor_reach_the_notes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +69,7 @@ def test_weights_of_rewards_do_not_stick_to_the_callers_algorithm(tmp_path: Path
         world.close()
 
 
+@pytest.mark.slow
 def test_a_resume_with_another_tokenizer_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

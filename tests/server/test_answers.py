@@ -256,6 +256,7 @@ def test_a_streamed_completion_adds_up_too(server: Running) -> None:
     assert [c.finish_reason for c in parts[-1:]] == [whole.choices[0].finish_reason]
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_and_no_seed_does_not(server: Running) -> None:
     def text(**more: Any) -> str | None:
         return (

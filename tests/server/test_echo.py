@@ -27,6 +27,7 @@ def truth(server: Running, tokens: list[int]) -> torch.Tensor:
         )
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_a_prompt_is_scored_exactly(server: Running, max_tokens: int) -> None:
     texts = ["the sum of 1 and 2 is 3", "x", "a" * 300]
@@ -101,6 +102,7 @@ def test_a_text_as_long_as_the_context_is_scored(server: Running) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_while_its_text_is_scored_is_forgotten(
     chat_policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ def load(name: str, folder: Path) -> Policy:
     )
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(("name", "said"), [("qwen2.5-base", "42"), ("r1-distill", "hm</think>42")])
 def test_a_chat_ends_with_its_turn(name: str, said: str, tmp_path: Path) -> None:
     policy = load(name, tmp_path / "model")
@@ -40,6 +41,7 @@ def test_a_chat_ends_with_its_turn(name: str, said: str, tmp_path: Path) -> None
     )
 
 
+@pytest.mark.slow
 def test_a_stop_token_that_only_the_request_names_is_no_text(tmp_path: Path) -> None:
     """And a stop string of the template ends a chat."""
     policy = load("qwen2.5-base", tmp_path)

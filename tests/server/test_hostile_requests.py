@@ -77,6 +77,7 @@ BIG: dict[str, tuple[str, dict[str, Any] | bytes]] = {
 }
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("case", BIG)
 def test_a_large_request_is_refused_at_once_while_others_are_answered(
     server: Running, case: str
@@ -128,6 +129,7 @@ def test_a_large_request_takes_little_memory(server: Running) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.mostly_slow(5)
 @pytest.mark.parametrize("value", [1e-39, 1e-45, 1e-300, 5e-324])
 @pytest.mark.parametrize("field", ["temperature", "repetition_penalty"])
 def test_numbers_that_divide_logits_to_infinity_are_refused(
@@ -144,6 +146,7 @@ def test_computable_temperatures_are_accepted(server: Running, value: float) -> 
     assert all(t["logprob"] <= 0 for t in answer.json()["choices"][0]["logprobs"]["content"])
 
 
+@pytest.mark.mostly_slow(7)
 @pytest.mark.parametrize(
     "path",
     ["a" * 900, "a" * 5000, "a/" * 2500, "x\0y", "\n", "~", "/", "/etc", "/dev/null", "/proc/self"],
@@ -162,6 +165,7 @@ def test_error_does_not_list_the_folder(server: Running, tmp_path: Path) -> None
     assert "weights.bin" not in post(server, WEIGHTS, {"path": str(tmp_path), "version": 1}).text
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("version", [10**40, 2**63, 2**52])
 def test_a_version_that_leaves_no_room_for_later_ones_is_refused(
     server: Running, version: int, chat_policy: Policy, tmp_path: Path
@@ -209,6 +213,7 @@ HOSTS = {
 }
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("host", HOSTS)
 def test_foreign_host_header_is_refused_on_loopback(server: Running, host: str) -> None:
     for path in ("/v1/models", "/health", "/metrics"):
@@ -229,6 +234,7 @@ def test_a_proxy_may_ask_by_a_name_that_is_allowed(chat_policy: Policy) -> None:
         )
 
 
+@pytest.mark.slow
 def test_headers_that_do_not_come_end_the_connection(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +251,7 @@ def test_headers_that_do_not_come_end_the_connection(
                 pass
 
 
+@pytest.mark.slow
 def test_a_connection_that_asks_again_is_kept(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

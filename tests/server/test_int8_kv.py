@@ -13,6 +13,7 @@ from sixfold.model.loading import Policy
 from sixfold.run.serve import ServeOptions, make_served
 
 
+@pytest.mark.slow
 def test_it_serves_from_an_int8_cache_and_says_what_that_costs(
     chat_policy: Policy, capsys: pytest.CaptureFixture[str]
 ) -> None:

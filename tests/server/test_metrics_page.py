@@ -111,6 +111,7 @@ def test_the_reader_is_strict(page: str) -> None:
         parse(page)
 
 
+@pytest.mark.slow
 def test_the_page_is_well_formed_and_counters_only_grow(server: Running) -> None:
     pages = [read(server)]
     for status, changes in (
@@ -202,6 +203,7 @@ def test_the_gauges_of_a_running_request(chat_policy: Policy) -> None:
         assert value(read(server), "kv_fragmentation_ratio") == 0
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_is_counted_once(chat_policy: Policy) -> None:
     with running(chat_policy, slowed(0.02)) as server:
         asked = {

@@ -33,6 +33,7 @@ def said(server: Running, path: str, **more: Any) -> tuple[int, Any]:
     return 200, choice["text"] if path == TEXT else choice["message"]["content"]
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_neutral_values_change_nothing_and_others_are_refused_by_name(
     server: Running, path: str
@@ -54,6 +55,7 @@ def test_neutral_values_change_nothing_and_others_are_refused_by_name(
         assert said(server, path, **{field: {"x": 1}}) == (400, field)
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize(
     "more",
     [

@@ -277,6 +277,7 @@ def check(answer: httpx.Response, status: int) -> dict[str, Any]:
     return dict(body["error"])
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize(("path", "body", "status", "param", "words"), BAD, ids=range(len(BAD)))
 def test_a_bad_request_is_refused_in_openais_form(
     server: Running,
@@ -360,6 +361,7 @@ def test_what_is_null_or_changes_nothing_is_taken(server: Running) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_key(chat_policy: Policy) -> None:
     with running(chat_policy, key="s3cret") as server:
         for key in ("s", "wrong", "s3cret.", "S3CRET"):
@@ -379,6 +381,7 @@ def test_the_key(chat_policy: Policy) -> None:
         assert httpx.get(f"{server.url}/health").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_429_and_empties(chat_policy: Policy) -> None:
     """The engine is held in a step: one prompt runs, two wait, the next is refused; then all three
     are answered.
@@ -418,6 +421,7 @@ def test_a_full_queue_is_429_and_empties(chat_policy: Policy) -> None:
         assert httpx.post(server.url + TEXT, json=text(), timeout=30).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_prompt_that_can_never_fit_the_cache_is_a_400(chat_policy: Policy) -> None:
     with running(chat_policy, kv_tokens=64) as server:
         assert (

@@ -28,6 +28,7 @@ def greedy(server: Running, messages: list[Any], tokens: int) -> str:
     return answer.choices[0].message.content or ""
 
 
+@pytest.mark.slow
 def test_a_text_is_answered_as_in_a_chat(server: Running) -> None:
     answer = server.client().responses.create(
         model="tiny", input="hi", instructions="be short", max_output_tokens=12, temperature=0
@@ -90,6 +91,7 @@ def test_an_answer_can_be_sent_back(server: Running) -> None:
     assert again.output_text == chat.choices[0].message.content
 
 
+@pytest.mark.slow
 def test_a_stream_adds_up_to_the_answer(server: Running) -> None:
     asked: dict[str, Any] = dict(
         model="tiny",
@@ -124,6 +126,7 @@ def test_a_stream_adds_up_to_the_answer(server: Running) -> None:
     assert len(part.logprobs) == 15 and all(p.logprob <= 0 for p in part.logprobs)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_functions_and_json(server: Running, stream: bool) -> None:
     pytest.importorskip("llguidance")

@@ -34,7 +34,7 @@ def ask(server: Running, seed: int, **more: Any) -> Any:
     )
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_strings_cut_at_the_very_token_that_ends_them(
     chat_policy: Policy, tmp_path: Path, stream: bool
@@ -93,6 +93,7 @@ def test_stop_strings_cut_at_the_very_token_that_ends_them(
     assert all(len(t.logp) == len(t.version) == len(t.mask) == len(t.tokens) for t in recorded)
 
 
+@pytest.mark.slow
 def test_ngrams_change_no_answer(chat_policy: Policy) -> None:
     with running(chat_policy, speculation="ngram") as server:
         prompt = chat_tokens(server)

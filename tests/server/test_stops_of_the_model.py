@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import httpx
+import pytest
 from serving import running
 
 from sixfold.model.loading import Policy
@@ -23,6 +24,7 @@ def until(text: str, *stops: str) -> str:
     return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 
+@pytest.mark.slow
 def test_stop_strings_of_the_model_end_every_kind_of_answer(
     chat_policy: Policy, tmp_path: Path
 ) -> None:

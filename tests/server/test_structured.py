@@ -63,6 +63,7 @@ def llguidance() -> None:
     pytest.importorskip("llguidance")
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.usefixtures("llguidance")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("speculation", ["none", "ngram"])
@@ -93,6 +94,7 @@ def test_json_of_a_schema(
             assert again.message.content == choice.message.content
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("llguidance")
 def test_json_of_an_object_with_other_samples_beside(server: Running) -> None:
     """A random model writes on inside a text until the limit, so what there is must be the
@@ -108,6 +110,7 @@ def test_json_of_an_object_with_other_samples_beside(server: Running) -> None:
     ]
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.usefixtures("llguidance")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", "named", "auto"])

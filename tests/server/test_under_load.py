@@ -100,6 +100,7 @@ class Client(threading.Thread):
             self.wrong.append(f"{i}: {got} for {self.expected[i]}")
 
 
+@pytest.mark.slow
 def test_clients_that_come_and_go_leak_nothing_and_get_right_answers(chat_policy: Policy) -> None:
     with running(chat_policy, max_running=16, kv_tokens=2048) as server:
         expected = {
@@ -120,6 +121,7 @@ def test_clients_that_come_and_go_leak_nothing_and_get_right_answers(chat_policy
         assert server.metric("aborted_total") > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_blocks_at_once(
     chat_policy: Policy, tmp_path: Path, stream: bool
@@ -167,6 +169,7 @@ def test_a_client_that_leaves_frees_its_blocks_at_once(
         ) - reasons.count("aborted")
 
 
+@pytest.mark.slow
 def test_a_request_of_a_larger_priority_overtakes_in_the_queue(chat_policy: Policy) -> None:
     """One sequence at a time, and no step before all requests have arrived. The engine has taken
     the first one by then; of the others the last to come is next.
@@ -215,6 +218,7 @@ def test_a_request_of_a_larger_priority_overtakes_in_the_queue(chat_policy: Poli
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
 
 
+@pytest.mark.slow
 def test_engine_failure_is_reported_to_every_client(chat_policy: Policy) -> None:
     def breaks(engine: Engine) -> None:
         def step() -> Any:
@@ -229,6 +233,7 @@ def test_engine_failure_is_reported_to_every_client(chat_policy: Policy) -> None
         assert httpx.get(server.url + "/health").status_code == 503
 
 
+@pytest.mark.slow
 def test_a_record_that_cannot_be_written_fails_the_exchange_and_not_the_server(
     chat_policy: Policy, tmp_path: Path
 ) -> None:
@@ -302,6 +307,7 @@ def test_the_command_serves_and_a_signal_ends_it_within_its_grace(
     assert len(read_trajectories(record)) == 1
 
 
+@pytest.mark.slow
 def test_a_stop_in_the_middle_ends_running_requests_within_the_grace(chat_policy: Policy) -> None:
     with running(chat_policy, slowed(0.05)) as server:
         got: list[str] = []

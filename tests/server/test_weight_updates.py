@@ -98,6 +98,7 @@ def direct(policy: Policy, tokens: int = 12) -> tuple[list[int], list[float]]:
     return s.tokens[len(PROMPT) :], s.logp
 
 
+@pytest.mark.slow
 def test_weights_change_under_a_running_request(
     serving: Running, base: Policy, other: Policy, checkpoint: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_weights_change_under_a_running_request(
     assert serving.metric("weight_version") == 5
 
 
+@pytest.mark.slow
 def test_failed_update_keeps_the_old_weights(
     serving: Running, base: Policy, checkpoint: Path, scratch_config: ScratchConfig, tmp_path: Path
 ) -> None:
@@ -186,6 +188,7 @@ def test_a_version_must_grow(serving: Running, checkpoint: Path) -> None:
     assert post(serving, path=str(checkpoint), version=3).status_code == 200
 
 
+@pytest.mark.slow
 def test_an_error_in_the_middle_does_not_end_the_server(
     serving: Running, base: Policy, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

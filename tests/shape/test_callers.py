@@ -86,12 +86,14 @@ def unreached(package: Package) -> set[str]:
     return {".".join(key).lstrip(".") for key in set(package.definitions) - live}
 
 
+@pytest.mark.slow
 def test_an_entry_point_reaches_every_definition() -> None:
     found = unreached(package())
     assert sorted(found - set(UNREACHED)) == []
     assert sorted(set(UNREACHED) - found) == [], "reached by now: take these off the list"
 
 
+@pytest.mark.slow
 def test_a_call_passes_every_option() -> None:
     found = never_passed(package())
     expected = {name: name.rpartition(".")[0] for name in found}

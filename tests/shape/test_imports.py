@@ -171,6 +171,7 @@ def test_every_row_of_the_zoo_has_a_file_of_its_own_name_or_of_its_predecessors(
     assert {f"algorithm.{name}" for name in ZOO} >= ALGORITHMS
 
 
+@pytest.mark.slow
 def test_only_the_renderer_tokenizes_and_decodes() -> None:
     """Other code asks it, so that training and the server convert text in the same way."""
     using = {name for name, _, tree in modules() if any(map(_uses_a_tokenizer, ast.walk(tree)))}
@@ -218,6 +219,7 @@ WITHOUT_TORCH = [
 ]
 
 
+@pytest.mark.slow
 def test_what_only_parses_checks_or_reports_imports_no_torch() -> None:
     """All of them in one fresh interpreter; a failure names the first module that brings
     torch in.

@@ -63,6 +63,7 @@ def _functions() -> tuple[tuple[str, Function, int], ...]:
     )
 
 
+@pytest.mark.slow
 def test_functions_are_short() -> None:
     sizes = {name: size for name, _, size in _functions()}
     ordered = sorted(sizes.values())

@@ -86,6 +86,7 @@ def bits(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.uint8)
 
 
+@pytest.mark.slow
 @given(tensors)
 @settings(max_examples=300, deadline=None)
 def test_every_int8_weight_is_the_nearest_number_and_within_half_a_scale(w: Tensor) -> None:
@@ -104,6 +105,7 @@ def test_every_int8_weight_is_the_nearest_number_and_within_half_a_scale(w: Tens
     ), "a coarser scale"
 
 
+@pytest.mark.slow
 @given(tensors)
 @settings(max_examples=300, deadline=None)
 def test_every_fp8_weight_is_the_nearest_number_and_within_a_sixteenth(w: Tensor) -> None:
@@ -122,6 +124,7 @@ def test_every_fp8_weight_is_the_nearest_number_and_within_a_sixteenth(w: Tensor
     )
 
 
+@pytest.mark.mostly_slow(1)
 @both
 @given(w=tensors)
 @settings(max_examples=300, deadline=None)

@@ -24,6 +24,7 @@ torch.set_num_threads(1)
 MODES = ["none", "selective", "full"]
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gpt2", "gpt_oss"])
 @pytest.mark.parametrize("mode", ["selective", "full"])
 def test_gradients_are_bitwise_those_without(kind: str, mode: str) -> None:
@@ -48,6 +49,7 @@ def _kept_bytes(mode: str) -> int:
     return kept
 
 
+@pytest.mark.slow
 def test_memory_kept_falls_from_none_to_selective_to_full_checkpointing() -> None:
     none, selective, full = (_kept_bytes(mode) for mode in MODES)
     assert full < 0.35 * none

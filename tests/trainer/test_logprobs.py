@@ -75,6 +75,7 @@ def test_entropy_of_a_certain_token_is_zero_not_nan() -> None:
     assert float(logp) == 0.0 and float(entropy) == 0.0
 
 
+@pytest.mark.slow
 def test_logits_exist_for_one_chunk_at_a_time_forward_and_backward() -> None:
     """Vocabulary 509, chunks of 16 positions, some 250 scored: no tensor of all logits, and never
     two chunks' worth kept between passes.
@@ -107,6 +108,7 @@ def test_under_bf16_log_probs_and_gradients_stay_float32() -> None:
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_small_gradients_survive_accumulation_under_bf16() -> None:
     """Micro-batches add up in float32: in bfloat16 256 + 1 is 256, so a row at a time would lose
     what all rows at once keep.

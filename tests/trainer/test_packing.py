@@ -54,6 +54,7 @@ def packed_logp(
     return score_batch(model, batch, Scoring(temperature), max_tokens, share_prefix)
 
 
+@pytest.mark.mostly_slow(12)
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize(
     ("kind", "implementation"),
@@ -87,6 +88,7 @@ def test_gradients_equal_the_plain_padded_forward(kind: str, share_prefix: bool)
     assert relative(got, expected) < 1e-5
 
 
+@pytest.mark.mostly_slow(7)
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("short", "waste"), [(0, 1.0), (10**9, 1.0), (10**9, 1e9)])
@@ -110,6 +112,7 @@ def test_attention_does_not_depend_on_gathering(
     )
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
 def test_any_split_equals_one_batch_for_every_aggregation(

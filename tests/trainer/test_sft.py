@@ -88,6 +88,7 @@ def test_a_prompt_token_moves_nothing_but_through_attention() -> None:
     assert logits.grad.abs().sum(-1)[0].bool().tolist() == [False, False, True, True, True, False]
 
 
+@pytest.mark.slow
 def test_it_learns_the_solutions_by_heart() -> None:
     model, batch = tiny_model(), _batch(EXAMPLES)
     trainer = make_trainer(model, learning_rate=3e-2, grad_clip=1.0)

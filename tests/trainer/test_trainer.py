@@ -382,6 +382,7 @@ def _rollout(engine: Engine, step: int) -> list[Group]:
     return groups
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(("every", "low", "high"), [(1, 0.0, 0.0), (4, 0.02, 1.0)])
 def test_clipping_rises_with_the_staleness_of_the_sampler(
     every: int, low: float, high: float
@@ -407,6 +408,7 @@ def test_clipping_rises_with_the_staleness_of_the_sampler(
 # --- shape
 
 
+@pytest.mark.slow
 def test_backward_runs_in_one_place() -> None:
     root = Path(sixfold.__file__).parent
     calls = [

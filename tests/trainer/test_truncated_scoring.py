@@ -82,6 +82,7 @@ def oracle(
         return dense(plain_logits(copy.deepcopy(model), batch).double(), batch, sets, temperature)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_entropies_equal_the_dense_version(kind: str, share_prefix: bool) -> None:
@@ -99,6 +100,7 @@ def test_values_and_entropies_equal_the_dense_version(kind: str, share_prefix: b
         torch.testing.assert_close(got[1].double(), entropy, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_steps_gradient_equals_the_dense_version(kind: str, share_prefix: bool) -> None:
@@ -150,6 +152,7 @@ def kept_sets(*sets: list[int]) -> KeptSets:
     )
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_exact_gradients_of_log_prob_and_entropy_in_float64(data: st.DataObject) -> None:

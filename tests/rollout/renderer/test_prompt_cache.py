@@ -5,6 +5,8 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Sequence
 
+import pytest
+
 from sixfold.model.scratch import character_tokenizer
 from sixfold.rollout.renderer.prompt_cache import CACHED_TOKENS, PromptCache
 from sixfold.rollout.renderer.renderer import Renderer
@@ -64,6 +66,7 @@ def test_the_least_recently_used_prompts_are_dropped_at_the_limit() -> None:
     assert (len(cache), cache.tokens) == (3, 9)
 
 
+@pytest.mark.slow
 def test_a_cached_token_takes_four_bytes() -> None:
     """And a prompt some 300 more: key, array and table. As Python integers a token takes 36."""
     cache, count, length = PromptCache(CACHED_TOKENS), 500, 1000

@@ -81,6 +81,7 @@ WRITTEN = st.lists(
 )
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(parts=WRITTEN)
 def test_no_text_has_fewer_tokens(name: str, parts: list[str]) -> None:
