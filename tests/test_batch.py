@@ -177,6 +177,7 @@ def test_the_greedy_reward_is_its_own_with_process_rewards_and_nan_if_its_check_
     assert batch.greedy[2:].isnan().all() and len(batch.tokens) == 4
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(many_groups)
 def test_rows_picks_the_same_rows_of_every_table(groups: list[Group]) -> None:

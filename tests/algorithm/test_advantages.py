@@ -120,6 +120,7 @@ def test_group_mean_by_hand() -> None:
     close(group_mean(rewards, group), torch.tensor([2 / 3, -1 / 3, -1 / 3, 1.0, -1.0]))
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(rewards_and_groups)
 def test_statistics_are_those_of_each_group_alone(case: tuple[Tensor, Tensor]) -> None:
@@ -132,6 +133,7 @@ def test_statistics_are_those_of_each_group_alone(case: tuple[Tensor, Tensor]) -
         assert int(count[i]) == len(mine)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(rewards_and_groups, st.sampled_from([0.25, 1.0, 8.0]), st.sampled_from([-4.0, 0.0, 16.0]))
 def test_zscore_does_not_see_scale_or_shift(
@@ -147,7 +149,7 @@ def test_zscore_does_not_see_scale_or_shift(
     )
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(prompts_with_failures, st.integers(0, 99))
 @pytest.mark.parametrize("advantage", ALL)
@@ -324,6 +326,7 @@ def slow_pass_at_k(rewards: list[float], k: int) -> list[float]:
     return [(sum(m) / len(m) - mean) / std for m in mine]
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(binary_prompts, st.integers(1, 4))
 def test_pass_at_k_is_the_mean_over_all_draws(case: tuple[Tensor, Tensor], k: int) -> None:
@@ -397,7 +400,7 @@ def _two_parts(r: Tensor, g: Tensor) -> Tensor:
     return normalise_then_sum(parts, torch.tensor([1.0, 0.5]), g, eps=0.0)
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @given(prompts_with_failures, st.sampled_from([0.25, 2.0, 8.0]), st.sampled_from([0.0, 0.5, 16.0]))
 @pytest.mark.parametrize(("advantage", "grows", "shifts"), [
     (group_mean, True, True),
@@ -428,6 +431,7 @@ def test_scale_and_shift(
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(prompts_with_failures)
 def test_gpg_keeps_the_size_of_the_gradient(case: tuple[Tensor, Tensor]) -> None:
@@ -446,6 +450,7 @@ def test_gpg_keeps_the_size_of_the_gradient(case: tuple[Tensor, Tensor]) -> None
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(prompts_with_failures)
 def test_length_weighted_leaves_no_weighted_sum(case: tuple[Tensor, Tensor]) -> None:
@@ -463,6 +468,7 @@ def test_maxrl_refuses_negative_rewards() -> None:
         maxrl(torch.tensor([1.0, -0.5]), torch.tensor([0, 0]))
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(prompts_with_failures)
 @example((torch.tensor([3.0, 3.0, 1.0, NAN, 2.0]), torch.tensor([0, 0, 0, 1, 1])))

@@ -601,6 +601,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.mostly_slow(13)
 @pytest.mark.parametrize("name", [name for name in ZOO if not ZOO[name].needs_teacher])
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_a_failed_check_trains_nothing(name: str, beta: float) -> None:

@@ -235,7 +235,7 @@ def same(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.mostly_slow(4)
+@pytest.mark.mostly_slow(1)
 @every_loss
 @settings(max_examples=10, deadline=None)
 @given(t=tables(row_advantages=True))
@@ -255,7 +255,7 @@ def test_on_the_old_policy_it_is_reinforce(name: str, t: Tables) -> None:
         same(grad, weights * -t.advantages * factor)
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @every_loss
 @settings(max_examples=10, deadline=None)
 @given(t=tables(), columns=st.integers(1, 3), junk=st.sampled_from([99.0, -99.0]))
@@ -274,7 +274,7 @@ def test_padding_changes_nothing(name: str, t: Tables, columns: int, junk: float
         same(padded_grad, torch.nn.functional.pad(grad, (0, columns)))
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @every_loss
 @settings(max_examples=10, deadline=None)
 @given(t=tables(), data=st.data())
@@ -293,7 +293,7 @@ def test_the_order_of_rows_changes_nothing(name: str, t: Tables, data: st.DataOb
         torch.testing.assert_close(shuffled_grad, grad[order], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @every_loss
 @settings(max_examples=10, deadline=None)
 @given(t=tables(), data=st.data())
@@ -317,7 +317,7 @@ def test_any_split_into_micro_batches_gives_the_same_gradient(
         same(parts, grad)
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @every_loss
 @settings(max_examples=10, deadline=None)
 @given(t=tables(), junk=st.floats(-3.0, 3.0))
@@ -349,7 +349,7 @@ def test_no_advantage_no_loss_no_gradient(name: str, t: Tables) -> None:
     assert value == 0 and (grad == 0).all()
 
 
-@pytest.mark.mostly_slow(4)
+@pytest.mark.mostly_slow(2)
 @every_loss
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @settings(max_examples=10, deadline=None)
@@ -365,7 +365,7 @@ def test_far_off_the_policy_everything_is_finite(
     assert value.isfinite() and grad.isfinite().all()
 
 
-@pytest.mark.mostly_slow(4)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", WITH_MASK)
 @settings(max_examples=10, deadline=None)
 @given(
@@ -403,7 +403,7 @@ def test_gspo_token_is_gspo_where_a_rows_advantages_are_equal(t: Tables, far: fl
         same(token_grad, grad)
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.slow
 @every_loss
 @settings(max_examples=20, deadline=None)
 @given(t=tables())

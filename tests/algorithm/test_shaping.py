@@ -205,6 +205,7 @@ def test_equal_rewards_whiten_to_nothing() -> None:
     assert whiten(rewards, source).tolist() == pytest.approx([0.0] * 7, abs=1e-6)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(0, 3)), min_size=1, max_size=40),
     st.randoms(),

@@ -57,6 +57,7 @@ def test_the_tasks_of_a_source_come_once_an_epoch_in_fresh_orders() -> None:
     assert orders[0] != orders[1]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6))
 def test_a_step_is_a_function_of_the_step_alone(steps: list[int]) -> None:
     def fresh() -> MixtureStream:

@@ -46,6 +46,7 @@ def pair(policy: PreTrainedModel, body: str, warmup: int) -> ActorCritic:
     return ActorCritic(make_actor(policy), make_critic(policy, body), Objective(), warmup)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("body", BODIES)
 def test_in_the_warm_up_only_the_critic_learns(body: str, tiny: Tiny) -> None:
     policy = copy.deepcopy(tiny("qwen3"))
@@ -85,6 +86,7 @@ def test_the_warm_up_goes_on_where_a_checkpoint_left_it(tiny: Tiny) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_policy_learns_as_it_would_alone(tiny: Tiny) -> None:
     """A critic of its own body changes nothing of the policy's update: weights and metrics are
     those of the plain trainer.

@@ -81,6 +81,7 @@ def relative(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("body", BODIES)
 def test_any_split_into_microbatches_gives_the_same_gradient(body: str, tiny: Tiny) -> None:
     gradients = []
@@ -207,7 +208,7 @@ def test_it_must_be_scored_and_given_returns_first(tiny: Tiny) -> None:
 # --- checkpoints
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("body", BODIES)
 def test_a_checkpoint_brings_it_back_bit_for_bit(body: str, tiny: Tiny) -> None:
     """Three updates, saved; two more. A fresh critic with the checkpoint loaded makes the

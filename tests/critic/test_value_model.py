@@ -56,7 +56,7 @@ def head_values(policy: PreTrainedModel, head: nn.Linear, batch: Batch) -> Tenso
     return torch.where(batch.mask, out, 0.0)
 
 
-@pytest.mark.mostly_slow(8)
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("name", WITH_CLASS)
 def test_an_own_body_gives_what_a_padded_forward_gives_one_token_earlier(
@@ -70,7 +70,7 @@ def test_an_own_body_gives_what_a_padded_forward_gives_one_token_earlier(
     torch.testing.assert_close(values, padded_values(critic.model, batch), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.mostly_slow(5)
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_head_on_the_policy_reads_its_last_hidden_states_one_token_earlier(
@@ -180,7 +180,7 @@ def test_an_architecture_without_such_a_class_is_refused_by_name(name: str, tiny
 # --- a head on the policy cannot move it
 
 
-@pytest.mark.mostly_slow(4)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_training_a_head_leaves_every_weight_and_gradient_of_the_policy_alone(
     name: str, tiny: Tiny

@@ -78,6 +78,7 @@ def quality(rule: Rule, p: list[float], q: list[float]) -> float:
     return fits(np.bincount(tokens, minlength=len(p)), np.array(p))
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_tokens_follow_the_models_distribution_whatever_the_draft(pair: str) -> None:
     p, q = PAIRS[pair]

@@ -105,6 +105,7 @@ JOBS: list[tuple[int, str | None]] = [
 ]
 
 
+@pytest.mark.slow
 def test_log_probs_are_pefts_own_and_those_of_the_merged_model(
     engine_with: Callable[..., Engine],
     oracles: dict[str, PeftModel],
@@ -128,7 +129,7 @@ def test_log_probs_are_pefts_own_and_those_of_the_merged_model(
             )
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["qwen3", "gpt2"])
 def test_a_draft_model_guesses_without_the_adapters(
     engine_with: Callable[..., Engine],
@@ -168,7 +169,7 @@ def test_adapters_also_apply_after_the_fused_body_is_dropped(
     assert len(calls) == 9 and s.logp == pytest.approx(score(oracles["all"], s), abs=1e-5)
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "llama", "qwen3_moe"])
 def test_other_architectures(
     name: str,
@@ -200,7 +201,7 @@ SIZES: list[dict[str, object]] = [
 ]
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("written_out", [True, False])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_completion_does_not_depend_on_the_batch(
@@ -253,6 +254,7 @@ def test_an_adapter_of_zeros_is_the_base_bit_for_bit(
     assert results[0] == results[1]
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("kind", ["radix", "hash"])
 def test_keys_and_values_of_another_adapter_are_never_reused(
     engine_with: Callable[..., Engine], kind: str

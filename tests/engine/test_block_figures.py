@@ -43,7 +43,7 @@ def step(engine: Engine) -> tuple[list[Sequence], dict[Sequence, int]]:
     return finished, {s: before.get(s, s.length - 1) for s in engine.scheduler.running}
 
 
-@pytest.mark.mostly_slow(10)
+@pytest.mark.mostly_slow(5)
 @pytest.mark.parametrize("sizes", SCHEDULES)
 @pytest.mark.parametrize("kind", ["none", "radix", "hash"])
 @pytest.mark.parametrize("size", [16, 24, 1000])
@@ -78,7 +78,7 @@ def test_samples_of_a_prompt_compute_and_hold_it_once_at_every_step(
     assert_empty(engine)
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("size", "together", "apart"), [(16, 32 + 16 * 2, 16 * 34), (24, 21 + 16 * 2, 16 * 23)]
 )

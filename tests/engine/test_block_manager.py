@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sixfold.engine.block_manager import BlockManager
 
 
+@pytest.mark.slow
 @given(
     count=st.integers(1, 12),
     calls=st.lists(

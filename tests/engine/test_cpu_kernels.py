@@ -158,7 +158,7 @@ def check_attention(kernels: CPUKernels, call: Call, tolerance: float = 5e-6) ->
         )  # the new tokens, and nothing else
 
 
-@pytest.mark.mostly_slow(6)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("width", [16, 32, 48, 64, 96, 128, 256])
 @pytest.mark.parametrize(("groups", "kv_heads"), [(1, 3), (2, 2), (3, 1), (4, 2), (8, 1)])
 def test_attention_against_the_slow_version(
@@ -173,7 +173,7 @@ def test_attention_against_the_slow_version(
         )
 
 
-@pytest.mark.mostly_slow(16)
+@pytest.mark.mostly_slow(11)
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 41, 42, 1000])
 @pytest.mark.parametrize(("width", "groups"), [(64, 2), (48, 3), (32, 8)])
 def test_attention_with_a_window_against_the_slow_version(
@@ -330,6 +330,7 @@ def test_attention_over_shared_blocks_is_the_same_bits_as_over_ones_own(
         assert torch.equal(replace(call, pools=pools, **alone).run(found)[0], out[r : r + 1])
 
 
+@pytest.mark.slow
 def test_two_threads_do_not_share_their_scores(kernels: CPUKernels) -> None:
     call = make_call(48, 1, 2, 16, list(range(0, 900, 15)), seed=3)
     same_on_two_threads(kernels, call, times=10)
@@ -348,6 +349,7 @@ def draw(
     return int(tokens), float(logp)
 
 
+@pytest.mark.mostly_slow(8)
 @pytest.mark.parametrize("vocabulary", [1, 2, 63, 64, 65, 127, 128, 129, 1000, 150_001])
 @pytest.mark.parametrize("temperature", [0.0, 1e-3, 0.7, 1.0, 50.0, 1e6])
 def test_draws_against_the_slow_version(

@@ -287,7 +287,7 @@ def test_moved_model_is_captured_again(
     assert draw(engine) != first and not set(map(id, old)) & set(map(id, tapes(engine)))
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "release", [Engine.release_memory, lambda engine: engine.runner.cache.clear()]
 )
@@ -304,6 +304,7 @@ def test_moving_the_kv_cache_drops_the_graphs(
     assert_as_eager(engine, own, captures=captures)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     "register", [torch.nn.Module.register_forward_hook, torch.nn.Module.register_forward_pre_hook]
 )
@@ -344,7 +345,7 @@ def test_a_batch_with_an_adapter_runs_eagerly(own: PreTrainedModel) -> None:
     assert_as_eager(engine, own, captures=None)
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_moe", "dynamic"])
 def test_model_that_reads_tensors_on_the_host_runs_eagerly(
     name: str, tiny: Callable[[str], PreTrainedModel]
@@ -438,6 +439,7 @@ def test_failed_capture_turns_graphs_off_with_a_warning(
         draw(make_engine(tiny("qwen3")))
 
 
+@pytest.mark.slow
 def test_fake_graph_runs_no_python_and_detects_stale_inputs() -> None:
     class Runner:
         cache = type("Cache", (), {"tensors": lambda self: []})()

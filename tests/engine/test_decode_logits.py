@@ -152,6 +152,7 @@ def test_prompts_in_pieces_and_preempted_sequences_give_them_too(
     _assert_full_forward(plain(name), finished, seen)
 
 
+@pytest.mark.slow
 def test_greedy_decoding_is_that_of_transformers(
     tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel]
 ) -> None:

@@ -92,6 +92,7 @@ def answers(model: PreTrainedModel) -> list[tuple[list[int], list[float]]]:
     return sorted((s.tokens, s.logp) for s in engine.run())
 
 
+@pytest.mark.slow
 @with_compiler
 def test_it_compiles_once(own_cache: Path, commands: Path) -> None:
     script(
@@ -108,7 +109,7 @@ def test_it_compiles_once(own_cache: Path, commands: Path) -> None:
     assert own_cache.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [None, "exit 1", "echo nonsense; exit 0", "sleep 60"])
 def test_without_a_working_compiler_the_answers_are_the_same(
     text: str | None,
@@ -152,6 +153,7 @@ def test_broken_first_compiler_falls_back_to_the_next(
     assert works(cpu_kernels())
 
 
+@pytest.mark.slow
 @with_compiler
 def test_a_compiler_without_openmp_will_do(commands: Path) -> None:
     real = f'PATH={os.path.dirname(COMPILER or "")}:/usr/bin:/bin exec {COMPILER} "$@"'
@@ -192,6 +194,7 @@ def test_a_cache_folder_that_cannot_be_written_leaves_the_temporary_one(
     assert not (tmp_path / "relative").exists()
 
 
+@pytest.mark.slow
 @with_compiler
 def test_a_user_without_a_home_folder_gets_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -199,6 +202,7 @@ def test_a_user_without_a_home_folder_gets_kernels(monkeypatch: pytest.MonkeyPat
     assert works(cpu_kernels())
 
 
+@pytest.mark.slow
 @with_compiler
 def test_libraries_in_another_users_folder_are_not_loaded(
     own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -279,7 +283,7 @@ def test_two_threads_do_not_share_their_sums(tiny: Callable[[str], PreTrainedMod
     assert not wrong
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["compiled", "torch"])
 def test_the_engine_uses_what_was_chosen(
     choice: str, tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,7 @@ def test_philox_gives_the_published_numbers(
     assert philox(np.array([other, counter], dtype=np.uint64), key)[1].tolist() == expected
 
 
+@pytest.mark.slow
 def test_uniforms_are_uniform() -> None:
     n = 20_000
     u = uniforms(7, "task-3", 2, n)

@@ -172,7 +172,7 @@ def test_any_sequence_of_operations_keeps_the_books(kind: str, operations: list[
     assert holders.blocks.free == BLOCKS
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["radix", "hash"])
 @given(texts=st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=8), asked=_tokens)
 @settings(max_examples=200, deadline=None)

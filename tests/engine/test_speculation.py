@@ -139,7 +139,7 @@ def test_tokens_follow_the_models_distribution(proposer: str, sampling: str) -> 
     assert fits(steps(tokens, 3), joint.reshape(SYMBOLS, -1)) > LEVEL
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [accept_always, resample_from_p])
 @pytest.mark.parametrize(
     ("proposer", "sampling"),
@@ -181,7 +181,7 @@ def test_tokens_per_pass_are_those_of_theory() -> None:
     )  # no stop token cuts a run here
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("proposer", ["n-gram", "draft"])
 def test_acceptance_falls_as_the_temperature_rises(proposer: str) -> None:
     """The draft knows what is likeliest after each token, and is surer of it than the model. (Hot
@@ -257,6 +257,7 @@ def test_ngram_speculation_changes_no_bit(
         assert engine.stats.accepted_tokens > 10
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_the_model_itself_leaves_every_token_as_it_is(
     tiny: Callable[[str], PreTrainedModel],
 ) -> None:
@@ -322,7 +323,7 @@ def test_a_draft_keeps_the_distribution_of_a_model_with_a_memory(
     )
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("guesser", ["n-gram", "draft"])
 def test_log_probs_are_the_models_own(
     guesser: str, tiny: Callable[[str], PreTrainedModel], plain: Callable[[str], PreTrainedModel]

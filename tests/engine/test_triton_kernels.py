@@ -153,7 +153,7 @@ def test_bfloat16_is_right_to_its_rounding() -> None:
         assert 1e-5 < gap <= 2 * 2**-9 * cached.pools[1].abs().max()
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_an_int8_cache_is_read_with_its_scales(kernel: AttentionLayer) -> None:
     cached = Cached(3, 24, 5)
@@ -191,7 +191,7 @@ def test_the_int8_write_is_quantise(dtype: torch.dtype) -> None:
     ).all()
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [61, 1024, 2500])
 def test_the_sampler_draws_what_sample_draws(vocabulary: int) -> None:
     torch.manual_seed(vocabulary)

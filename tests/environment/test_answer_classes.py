@@ -30,13 +30,13 @@ def reward(completion: str, gold: str, prompt: str = "") -> float:
     return math_reward(completion, Task(id="t", prompt=prompt, answer=gold))
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSES)
 def test_right_answers_are_accepted(name: str) -> None:
     assert [case for case in CLASSES[name]["right"] if reward(*case) != 1.0] == []
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", CLASSES)
 def test_wrong_answers_that_look_alike_are_refused(name: str) -> None:
     assert [case for case in CLASSES[name]["wrong"] if reward(*case) != 0.0] == []
@@ -176,6 +176,7 @@ def test_an_answer_that_never_ends_is_wrong(monkeypatch: pytest.MonkeyPatch) -> 
     assert reward(r"\boxed{x+2}", "x+9") == 0.0
 
 
+@pytest.mark.slow
 def test_time_limit_ends_and_leaves_no_timer() -> None:
     with pytest.raises(OutOfTime), cpu_limit(0.05):
         while True:

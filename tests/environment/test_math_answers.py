@@ -88,6 +88,7 @@ def test_equal_answers(answer: str, gold: str) -> None:
     assert reward(rf"so \boxed{{{answer}}}.", gold) == 1.0
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize(("answer", "gold"), DIFFERENT)
 def test_different_answers(answer: str, gold: str) -> None:
     assert reward(rf"so \boxed{{{answer}}}.", gold) == 0.0
@@ -112,7 +113,7 @@ def test_extraction(completion: str, answer: str | None) -> None:
     assert (found.strip() if found else found) == (answer.strip() if answer else answer)
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     "unit", ["{", r"\boxed{", r"\boxed ", "}", "answer ", "answer is", "\\", "####", "</think>"]
 )
@@ -142,6 +143,7 @@ def test_an_echo_of_the_question_earns_nothing_unless_it_is_the_answer(
     assert reward(rf"\boxed{{{answer}}}", gold, prompt) == expected
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize(
     "answer",
     ["((9^9)^9)^9", "10^{10^{10}}", "2^{99999999}", "9!!!!!!", r"\binom{1000000}{500000}",

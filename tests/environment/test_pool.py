@@ -53,7 +53,7 @@ def running(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["raise", "return", "exit"])
 def test_the_child_of_a_reward_does_not_answer_for_it(way: str) -> None:
     """Every text has another length, so a reply that is one check too early shows."""
@@ -73,7 +73,7 @@ def test_a_child_forked_in_this_process_ends_in_the_reward() -> None:
     assert run_check(RewardFunction("forks", forks), check("x")).values == [1.0]
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["junk\n", "\xff", "x" * 100_000])
 def test_unexpected_line_fails_only_its_own_check(line: str) -> None:
     found = outcomes("stray", ["", line, "", ""])
@@ -85,7 +85,7 @@ NESTED = "[" * 100_000
 SOUND = '{"values": [5.0], "error": null, "seconds": 0.1}'
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("other_pid", "number", "body", "error"),
     [
@@ -115,7 +115,7 @@ def test_only_a_sound_reply_of_the_worker_to_the_running_check_counts(
     assert error is None or error in str(found[1].error)
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot find orphans")
 @pytest.mark.parametrize("way", ["return", "hang", "crash"])
 def test_processes_started_by_a_check_end_with_it(way: str) -> None:

@@ -72,6 +72,7 @@ def baseline(reward: RewardCallable, tasks: Sequence[Task]) -> Baseline:
     )
 
 
+@pytest.mark.slow
 def test_uninformed_answers_earn_nothing() -> None:
     sums = arithmetic_tasks(200, terms=2, digits=3, seed=0)
     honest = baseline(arithmetic_reward, sums)

@@ -98,6 +98,7 @@ def test_512_checks_share_a_process_and_four_requests(monkeypatch: pytest.Monkey
     assert (counts["_spawn"], counts["send"], counts["_take"]) == (1, 8, 1 + 1024)
 
 
+@pytest.mark.slow
 def test_rewards_are_weighted_summed_and_logged_by_name() -> None:
     g = group(["#1", "#22"])
     with Environment(
@@ -156,6 +157,7 @@ def test_failures_are_outcomes_of_their_own_trajectory_only() -> None:
         assert again.rewards == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_one_failing_reward_of_two_leaves_no_value_but_the_other_part() -> None:
     g = group(["raise"])
     with Environment([f"{SAMPLE}:told", f"{SAMPLE}:length"], error_budget=0.5) as environment:
@@ -199,6 +201,7 @@ def test_trl_functions_are_called_once_a_group() -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_reaches_a_trl_function_in_its_process() -> None:
     g = group(["x", "y"], Task(id="1", prompt="q", answer=3, columns={"level": 2}))
     with Environment([f"{SAMPLE}:trl_record"], error_budget=1.0) as environment:
@@ -232,6 +235,7 @@ def test_a_hanging_trl_function_costs_its_group() -> None:
     assert [r.error for g in groups for r in rewards(g)] == ["trl_hang: timeout after 0.3 s"] * 3
 
 
+@pytest.mark.slow
 def test_trajectories_with_a_reward_are_not_checked_again() -> None:
     """By any kind of reward; the group of a TRL function is then what is left of it."""
     seen: list[str] = []
@@ -297,6 +301,7 @@ def test_callables_run_here_and_their_errors_are_recorded() -> None:
     )
 
 
+@pytest.mark.slow
 def test_named_rewards_run_in_other_processes_which_close_ends() -> None:
     groups = [group(["x"] * 8) for _ in range(8)]
     with Environment([f"{SAMPLE}:process"], workers=2) as environment:
@@ -310,6 +315,7 @@ def test_named_rewards_run_in_other_processes_which_close_ends() -> None:
     environment.close()
 
 
+@pytest.mark.slow
 def test_processes_import_no_torch_and_start_beside_running_threads() -> None:
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
@@ -334,6 +340,7 @@ def test_packages_import_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.slow
 def test_worker_ends_with_its_parent() -> None:
     code = (
         "import os, time\n"
@@ -350,6 +357,7 @@ def test_worker_ends_with_its_parent() -> None:
     pytest.fail(f"process {pid} is still there")
 
 
+@pytest.mark.slow
 def test_reward_that_cannot_be_loaded_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown reward 'maths'"):
         Environment(["maths"])

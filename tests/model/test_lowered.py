@@ -72,7 +72,7 @@ def draw(engine: Engine, adapter: str | None = None) -> Drawn:
     return {(s.request.key, s.sample): (s.tokens, s.logp) for s in engine.run()}
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_same_bits_as_by_casting_in_each_forward(
     name: str, tiny: Callable[[str], PreTrainedModel]
@@ -87,7 +87,7 @@ def test_the_same_bits_as_by_casting_in_each_forward(
     )
 
 
-@pytest.mark.mostly_slow(5)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_decode_step_casts_no_parameter(
     name: str, tiny: Callable[[str], PreTrainedModel]

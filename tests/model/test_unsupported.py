@@ -26,6 +26,7 @@ KINDS = {
 }
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", KINDS)
 def test_layers_of_other_kinds_are_named(name: str) -> None:
     """Before anything runs: these models have no weights."""

@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_three_steps(
     family: Family,

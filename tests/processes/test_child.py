@@ -59,6 +59,7 @@ def end_soon(pids: list[int], within_s: float = 5.0) -> bool:
     return not any(running(pid) for pid in pids)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("settings", [{"target": "answers"}, {"python": sys.executable}])
 def test_each_request_gets_its_own_answer(
     start: Start, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -86,6 +87,7 @@ def test_a_request_may_have_several_answers_and_notes_before_each(start: Start) 
     ]
 
 
+@pytest.mark.slow
 def test_messages_of_many_megabytes(start: Start) -> None:
     text = os.urandom(6 << 20)
     assert ask(start(), b"echo " + text) == text
@@ -95,7 +97,7 @@ def forged(number: int, pid: int, kind: bytes = ANSWER, length: int = 1) -> byte
     return HEADER.pack(MARK, kind, pid, number, length) + b"x"
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     "junk",
     [
@@ -119,6 +121,7 @@ def test_malformed_reply_ends_the_process_after_earlier_replies(
     assert seen == [b"before"]
 
 
+@pytest.mark.slow
 def test_unrequested_answer_is_refused(start: Start) -> None:
     child = start(keeps_output=True)
     ask(child, "echo x")
@@ -143,7 +146,7 @@ def test_messages_of_other_processes_are_ignored(start: Start) -> None:
     assert [m.body for m in messages(child)] == [b"before", b"after"]
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("request_", "how"),
     [
@@ -180,6 +183,7 @@ def test_last_output_is_kept(start: Start) -> None:
     assert child.last_words() == "  first line\n  last line"
 
 
+@pytest.mark.slow
 def test_an_exception_is_the_answer(start: Start) -> None:
     child = start(keeps_output=True)
     with pytest.raises(RequestFailed, match="ValueError: it is survived"):
@@ -206,7 +210,7 @@ def test_every_wait_has_a_limit_that_notes_extend(start: Start) -> None:
         child.send(b"x" * (1 << 20), 0.1)  # more than the pipe holds
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot find orphans")
 @pytest.mark.parametrize("way", ["close", "terminate", "die", "kill"])
 def test_child_processes_end_with_the_worker(

@@ -98,7 +98,7 @@ TINY = Qwen2Config(
 )
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_a_forward_pass_keeps_what_the_formula_says(mode: Mode, precision: torch.dtype) -> None:

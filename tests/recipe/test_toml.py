@@ -535,6 +535,7 @@ def test_text_that_toml_must_escape_loads_back() -> None:
     assert parse_recipe(dump_recipe(recipe), "dumped").data.system_prompt == text
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_valid_value_passes_as_a_flag(data: st.DataObject) -> None:

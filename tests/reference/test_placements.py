@@ -199,6 +199,7 @@ def test_a_worker_gives_the_inline_values_bit_for_bit(
         )
 
 
+@pytest.mark.slow
 def test_started_checks_are_collected_and_not_repeated(
     workers: dict[str, WorkerReference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +215,7 @@ def test_started_checks_are_collected_and_not_repeated(
     assert asked == [6]
 
 
+@pytest.mark.slow
 def test_the_answer_is_of_the_batch_that_is_asked_for(workers: dict[str, WorkerReference]) -> None:
     """Started with other groups, or with some that were dropped since, it scores what it
     is given.
@@ -231,6 +233,7 @@ def test_the_answer_is_of_the_batch_that_is_asked_for(workers: dict[str, WorkerR
         )
 
 
+@pytest.mark.slow
 def test_reset_load_and_checkpoint_are_those_of_the_inline_copy(
     workers: dict[str, WorkerReference],
 ) -> None:
@@ -259,6 +262,7 @@ def test_reset_load_and_checkpoint_are_those_of_the_inline_copy(
     )
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("failed", [False, True])
 def test_fused_trains_as_inline_does(failed: bool) -> None:
     """Every row has a weight: the same packing, bit for bit. One that has none is not packed: up to

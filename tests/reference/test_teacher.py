@@ -86,6 +86,7 @@ def _by_softmax(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     return torch.where(batch.mask, out, 0.0)
 
 
+@pytest.mark.slow
 def test_it_scores_by_its_own_weights_at_the_sampling_temperature(
     policy: Policy, tmp_path: Path
 ) -> None:
@@ -118,7 +119,7 @@ def test_it_is_taken_over_frozen_and_not_copied(policy: Policy, tmp_path: Path) 
         reference.check_apart(torch.optim.AdamW(teacher.parameters()))
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -154,6 +155,7 @@ def test_teacher_with_other_tokens_or_short_context_is_refused(
     )
 
 
+@pytest.mark.slow
 def test_a_vocabulary_padded_less_than_the_policys_is_refused(tmp_path: Path) -> None:
     """Same tokenizer, but the policy's logits have rows for ids that no token has: it may sample
     them.

@@ -134,7 +134,7 @@ def hostile_run(folder: Path, text: str) -> Path:
     return run.path
 
 
-@pytest.mark.mostly_slow(7)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_untrusted_text_makes_no_element_and_no_attribute(tmp_path: Path, payload: str) -> None:
     """The page of a hostile run has, tag for tag and attribute for attribute, the shape of a
@@ -195,6 +195,7 @@ def test_the_templates_are_in_the_package() -> None:
     assert any(line.startswith("jinja2") for line in project["project"]["dependencies"])
 
 
+@pytest.mark.slow
 def test_report_loads_no_external_resource(run_folder: Path) -> None:
     source = write_report(run_folder).read_text(encoding="utf-8")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', source)
@@ -295,6 +296,7 @@ def test_the_reason_for_the_end_is_shown(run_folder: Path, ended: object) -> Non
     assert "ended not finished: step 40 of 40" in shown(run_folder)
 
 
+@pytest.mark.slow
 def test_the_chart_has_the_first_and_the_last_evaluation(run_folder: Path) -> None:
     record = read_run(run_folder)
     found = dict(record.evaluations())
@@ -309,6 +311,7 @@ def test_the_chart_has_the_first_and_the_last_evaluation(run_folder: Path) -> No
     assert "step 0: held-out 32.0%" in text and "step 40:" in text
 
 
+@pytest.mark.slow
 def test_only_solved_samples_have_a_full_dot(run_folder: Path) -> None:
     record = read_rollouts(RunFolder(run_folder).rollout_file(20))[0]
     marks = {
@@ -455,7 +458,7 @@ BREAKABLE = [
 ]
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BREAKABLE)
 @pytest.mark.parametrize(
     "rubbish", [b"\xff\xfe\x00\n", b"[[[\n", b'"text"\n', b"[" * 100_000 + b"\n"]
@@ -481,6 +484,7 @@ def test_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.slow
 def test_writing_twice_gives_the_same_page(run_folder: Path) -> None:
     first = write_report(run_folder).read_bytes()
     assert write_report(run_folder).read_bytes() == first

@@ -54,7 +54,7 @@ def test_partial_credit_after_a_good_start_raises_an_alarm() -> None:
     assert any("partial credit" in line and step > 100 for step, line in said.items())
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_healthy_run_raises_no_alarm(seed: int) -> None:
     """The demo's curve (a reward of 0 or 1, so reward and solved are one), a slower one, and one
@@ -83,7 +83,7 @@ def test_recorded_demo_raises_no_alarm() -> None:
         assert watch.look(json.loads(line)) == []
 
 
-@pytest.mark.mostly_slow(7)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("seed", range(10))
 def test_graded_rewards_that_rise_with_accuracy_raise_no_alarm(seed: int) -> None:
     assert rung(lambda s: 0.3 + rising(s) / 2, lambda s: rising(s) - 0.1, seed=seed) == {}

@@ -124,6 +124,7 @@ def test_truncation_equals_a_run_that_stopped_there(tmp_path: Path, keep: int) -
     assert path.read_bytes() == write_steps(tmp_path / "shorter.jsonl", min(keep, 5))
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_byte_of_the_last_line_loses_that_line_only(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     whole = write_steps(path, 3)
@@ -162,6 +163,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None
         truncate_after(path, 5)
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -316,6 +318,7 @@ def test_a_missing_extra_says_what_to_install(
         WandbLogger(TrackedRun("i", "p", "n"), {}, tmp_path)
 
 
+@pytest.mark.slow
 def test_logging_opens_no_socket(tmp_path: Path) -> None:
     code = """
 import socket, sys

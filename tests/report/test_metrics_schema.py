@@ -18,6 +18,7 @@ from sixfold.types import Group, Reward, Task, Trajectory
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_docs_page_is_what_the_module_prints() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     printed = subprocess.run(
@@ -71,6 +72,7 @@ def test_role_seconds_add_up_to_the_step() -> None:
     assert seconds == pytest.approx({"rollout": 1.2, "trainer": 0.5, "other": 0.3})
 
 
+@pytest.mark.slow
 def test_package_needs_no_torch() -> None:
     code = (
         "import sys; import sixfold.report.html, sixfold.report.loggers,"

@@ -80,6 +80,7 @@ def test_bars_are_as_tall_as_their_counts() -> None:
     assert "not measured" in histogram([], (-1.0, 1.0))
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True)), max_size=8),
     st.booleans(),

@@ -51,6 +51,7 @@ def make_rollout(policy: Policy, engine: VllmProcess, samples: int = 3) -> Outsi
     return OutsideRollout(engine, Renderer(policy.tokenizer), params, samples)
 
 
+@pytest.mark.slow
 def test_streams_are_those_of_the_policy_at_the_sampling_temperature(
     policy: Policy, engine: VllmProcess
 ) -> None:
@@ -103,6 +104,7 @@ def test_seeds_are_frozen_and_differ_in_every_argument() -> None:
 SEEDS = [256115168291305, 15660987455161, 19405941780198]
 
 
+@pytest.mark.slow
 def test_metrics_count_one_call(policy: Policy, engine: VllmProcess) -> None:
     rollout = make_rollout(policy, engine)
     trajectories = [t for g in rollout.generate(TASKS, 1) for t in g.trajectories]
@@ -124,6 +126,7 @@ def test_one_task_twice_in_a_call_is_refused(policy: Policy, engine: VllmProcess
         make_rollout(policy, engine).generate([TASKS[0], TASKS[0]], 1)
 
 
+@pytest.mark.slow
 def test_tokens_of_another_weight_version_are_refused(policy: Policy, engine: VllmProcess) -> None:
     engine.version = 5  # on our side alone
     try:
@@ -135,6 +138,7 @@ def test_tokens_of_another_weight_version_are_refused(policy: Policy, engine: Vl
         engine.version = 4
 
 
+@pytest.mark.slow
 def test_load_changes_scores_and_version_and_leaves_no_file(
     policy: Policy, engine: VllmProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

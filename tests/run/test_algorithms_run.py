@@ -353,7 +353,7 @@ def test_the_critic_of_a_run_is_a_transformers_model(
 # --- several updates a step
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", ["shared", "copy"])
 def test_four_updates_a_step_count_four_versions(
     sync: str, tmp_path: Path, models: dict[str, str]
@@ -376,6 +376,7 @@ def test_four_updates_a_step_count_four_versions(
     assert all(abs(m["train/ratio_mean"] - 1) > 1e-5 for m in steps)
 
 
+@pytest.mark.slow
 def test_old_log_probs_stay_and_the_ratio_moves(
     tmp_path: Path, models: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,6 +445,7 @@ def test_the_rewards_of_a_recipe_reach_gdpo_with_their_weights(
     torch.testing.assert_close(advantages, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_remax_runs_with_dynamic_sampling_and_dynamic_k(
     tmp_path: Path, models: dict[str, str]
 ) -> None:

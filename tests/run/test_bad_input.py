@@ -71,6 +71,7 @@ def test_a_row_without_the_field_that_the_verifier_needs(
     assert "d.jsonl:2" in said and "'answer'" in said and "question" in said
 
 
+@pytest.mark.slow
 def test_a_prompt_longer_than_the_context(
     recipe: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_prompt_longer_than_the_context(
     assert "82 tokens" in said and "52 fit" in said and "data.overlong = 'drop'" in said
 
 
+@pytest.mark.slow
 def test_every_prompt_too_long(
     recipe: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +106,7 @@ def test_one_sample_a_group(
     )
 
 
+@pytest.mark.slow
 def test_characters_that_the_tokenizer_lacks(
     recipe: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +119,7 @@ def test_characters_that_the_tokenizer_lacks(
     assert "characters that the tokenizer does not know" in said and "Ä" in said
 
 
+@pytest.mark.slow
 def test_a_model_with_pickled_weights(
     recipe: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

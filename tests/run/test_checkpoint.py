@@ -299,7 +299,7 @@ def test_an_error_in_the_model_is_not_hidden_and_leaves_nothing(tmp_path: Path) 
     assert names(tmp_path) == []
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", FILES)
 def test_one_flipped_bit_anywhere_is_found_and_named(tmp_path: Path, name: str) -> None:
     save(tmp_path, 8)

@@ -46,6 +46,7 @@ PROMPTS = [[7 + (3 * i + j) % 20 for j in range(4 + 3 * i)] for i in range(6)]
 LENGTHS = [24, 4, 20, 6, 18, 5]
 
 
+@pytest.mark.slow
 def test_static_batching_wastes_slots_and_changes_no_token(policy: Policy) -> None:
     found: dict[bool, tuple[list[list[int]], EngineStats]] = {}
     for continuous in (True, False):
@@ -107,6 +108,7 @@ def saved(policy: Policy, folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_a_draft_model_proposes(policy: Policy, tmp_path: Path) -> None:
     """A draft that equals the policy is always accepted, and draws the policy's own tokens."""
     plain = engine_of(policy)
@@ -196,6 +198,7 @@ def test_a_run_with_an_int8_cache_measures_its_drift(
         assert "correction/ess_frac" in m
 
 
+@pytest.mark.slow
 def test_evaluations_use_an_exact_cache_even_with_kv_dtype_int8(tmp_path: Path) -> None:
     """They measure the policy. Training samples go through the int8 cache before and after."""
 
@@ -223,6 +226,7 @@ def test_evaluations_use_an_exact_cache_even_with_kv_dtype_int8(tmp_path: Path) 
     assert sampled["int8"] != sampled["auto"]
 
 
+@pytest.mark.slow
 def test_int8_cache_does_not_hide_other_differences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +262,7 @@ def test_a_run_with_a_draft_model_samples_the_policys_distribution(tmp_path: Pat
     assert with_model_folders(recipe) == recipe
 
 
+@pytest.mark.slow
 def test_a_run_reports_idle_rows_of_static_batches_and_swapped_bytes(tmp_path: Path) -> None:
     plain = train(tmp_path / "plain")
     static = train(

@@ -143,7 +143,7 @@ CASES = [(place, OUT_OF_MEMORY[0]) for place in PLACES] + [
 ]
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "error"),
     CASES,
@@ -203,6 +203,7 @@ def test_the_command_line_exits_3_with_one_line(
     assert "sixfold: error: out of memory in SFT" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_runtime_error_stays_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,7 +296,7 @@ INTERRUPTED = [
 ]
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "number", "left", "said"), INTERRUPTED)
 def test_signal_stops_immediately_if_nothing_is_lost(
     tmp_path: Path,

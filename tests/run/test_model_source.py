@@ -89,6 +89,7 @@ def test_damaged_weights_are_passed_over_in_a_run_and_refused_by_name(
         weights.write_bytes(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["runs/nope", "./x", "x" * 5000, "a\0b", "", " "])
 @pytest.mark.parametrize("verb", ["generate", "serve", "train"])
 def test_missing_paths_are_refused_immediately(
@@ -150,6 +151,7 @@ def test_a_run_trains_on_from_another_and_remembers_where(run: Path, tmp_path: P
     assert json.loads((tmp_path / "next" / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_generate_asks_for_what_fits(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The model's context is 128 tokens, and the default was 256."""
     assert main(["generate", str(run), "--prompt", "12+7="]) == 0

@@ -133,7 +133,7 @@ def scored(folder: Path, form: str) -> tuple[World, Learners, Batch]:
     )
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @forms
 def test_old_log_probs_are_the_trainers_own_computed_again(tmp_path: Path, form: str) -> None:
     """Ratios begin at 1 for the trainer's log-probs, and the loss is weighed by trainer over
@@ -197,7 +197,7 @@ def test_a_resumed_run_repeats_it_bit_for_bit(tmp_path: Path, form: str) -> None
         trained.close()
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @forms
 def test_the_engine_is_rounded_before_anything_is_sampled(tmp_path: Path, form: str) -> None:
     """Without a warm-up nothing is synced before the first step."""

@@ -161,7 +161,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
 }
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CHANGES)
 def test_other_tasks_are_refused_with_what_differs(folder: Path, what: str) -> None:
     change, said = CHANGES[what]
@@ -171,6 +171,7 @@ def test_other_tasks_are_refused_with_what_differs(folder: Path, what: str) -> N
     assert "Restore the dataset" in message
 
 
+@pytest.mark.slow
 def test_fewer_heldout_tasks_are_refused(folder: Path) -> None:
     assert "there were" in refusal(folder, data__heldout=9)
 
@@ -267,7 +268,7 @@ def test_metrics_that_are_gone_are_said(folder: Path, capsys: pytest.CaptureFixt
     assert "ends at step 0, but the checkpoint is of step 2" in capsys.readouterr().err
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [{"eval__solved_at": 0.5}, {"eval__metric": "reward", "environment__weights": "[2.0]"}],

@@ -62,6 +62,7 @@ def test_a_run_says_its_precision_and_else_config_json_does(saved: Path, tmp_pat
     assert stored_precision(str(tmp_path / "nothing"), str(tmp_path / "nothing")) == ""
 
 
+@pytest.mark.slow
 def test_bfloat16_weights_compute_what_transformers_computes(saved: Path) -> None:
     """Greedy, and each log-prob to bfloat16's rounding. No weight stays in float32; the rotary
     angles do.

@@ -82,6 +82,7 @@ def test_a_sampler_that_keeps_its_old_weights_ends_the_run(
         run(tmp_path, "stale", 2, trainer__learning_rate=0.01)
 
 
+@pytest.mark.slow
 def test_no_vllm_leaves_no_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH")
     with pytest.raises(UserError, match=r"does not have vllm\. Run pip install 'sixfold\[vllm\]'"):

@@ -75,7 +75,7 @@ def test_it_is_saved_during_sft_and_at_its_end(whole: Path) -> None:
     assert any("heldout/accuracy" in line for line in sft_log(whole))
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("from_checkpoint", ["sft-000005", "sft-000010", "sft-000012"])
 def test_it_goes_on_bit_for_bit_from_each_checkpoint(
     whole: Path, tmp_path: Path, from_checkpoint: str
@@ -154,6 +154,7 @@ def test_a_broken_reward_stops_the_run_before_anything(
     assert said in str(error.value) and not (tmp_path / "r").exists()
 
 
+@pytest.mark.slow
 def test_a_reward_that_fails_on_some_answers_is_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,7 @@ def chat_tokens(server: Running, messages: list[Any] = HELLO) -> list[int]:
     return renderer(server).encode(Task("t", tuple(messages)))
 
 
+@pytest.mark.slow
 def test_chat_equals_the_engine_token_for_token(server: Running) -> None:
     prompt = chat_tokens(server)
     answer = server.client().chat.completions.create(
@@ -80,6 +81,7 @@ def test_chat_equals_the_engine_token_for_token(server: Running) -> None:
     assert answer.usage.total_tokens == len(prompt) + sum(lengths)
 
 
+@pytest.mark.slow
 def test_chat_shows_the_likeliest_tokens(server: Running) -> None:
     prompt = chat_tokens(server)
     piece = renderer(server).piece
@@ -214,6 +216,7 @@ def test_completions_take_texts_and_tokens_and_number_their_choices(server: Runn
         ]
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_stream_adds_up_to_the_answer(server: Running, n: int) -> None:
     create = server.client().chat.completions.create
@@ -271,6 +274,7 @@ def test_a_seed_repeats_and_no_seed_does_not(server: Running) -> None:
     assert text(temperature=0) == text(temperature=0)
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize(
     "more",
     [
@@ -297,6 +301,7 @@ def test_truncation_reaches_the_engine(server: Running, more: dict[str, Any]) ->
     assert (answer.choices[0].model_extra or {})["token_logprobs"] == expected.logp
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_cuts_the_text_and_ends_the_sampling(server: Running, stream: bool) -> None:
     prompt = chat_tokens(server)
@@ -350,6 +355,7 @@ def test_stop_tokens(server: Running) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
+@pytest.mark.slow
 def test_the_limit_is_the_servers_where_the_request_has_none(server: Running) -> None:
     create = server.client().chat.completions.create
     lengths = {
@@ -406,6 +412,7 @@ def test_the_record_of_a_truncated_exchange_says_what_was_kept(server: Running) 
         at += count
 
 
+@pytest.mark.slow
 def test_exchanges_that_no_trainer_can_score_are_recorded_and_left_out(server: Running) -> None:
     recorder = server.served.engine._recorder
     assert recorder is not None
@@ -425,6 +432,7 @@ def test_exchanges_that_no_trainer_can_score_are_recorded_and_left_out(server: R
     assert len(read_trajectories(recorder.path)) == before + 1
 
 
+@pytest.mark.slow
 def test_models_health_and_metrics(server: Running) -> None:
     client = server.client()
     assert [m.id for m in client.models.list()] == ["tiny"] == [client.models.retrieve("tiny").id]

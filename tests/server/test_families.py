@@ -22,7 +22,7 @@ def load(name: str, folder: Path) -> Policy:
     )
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "said"), [("qwen2.5-base", "42"), ("r1-distill", "hm</think>42")])
 def test_a_chat_ends_with_its_turn(name: str, said: str, tmp_path: Path) -> None:
     policy = load(name, tmp_path / "model")

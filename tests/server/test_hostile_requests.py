@@ -77,7 +77,7 @@ BIG: dict[str, tuple[str, dict[str, Any] | bytes]] = {
 }
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BIG)
 def test_a_large_request_is_refused_at_once_while_others_are_answered(
     server: Running, case: str
@@ -139,6 +139,7 @@ def test_numbers_that_divide_logits_to_infinity_are_refused(
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("value", [1e-20, 1e-6, 2.0])
 def test_computable_temperatures_are_accepted(server: Running, value: float) -> None:
     answer = post(server, CHAT, chat(temperature=value, logprobs=True, top_logprobs=5))
@@ -146,7 +147,7 @@ def test_computable_temperatures_are_accepted(server: Running, value: float) -> 
     assert all(t["logprob"] <= 0 for t in answer.json()["choices"][0]["logprobs"]["content"])
 
 
-@pytest.mark.mostly_slow(7)
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize(
     "path",
     ["a" * 900, "a" * 5000, "a/" * 2500, "x\0y", "\n", "~", "/", "/etc", "/dev/null", "/proc/self"],
@@ -165,7 +166,7 @@ def test_error_does_not_list_the_folder(server: Running, tmp_path: Path) -> None
     assert "weights.bin" not in post(server, WEIGHTS, {"path": str(tmp_path), "version": 1}).text
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("version", [10**40, 2**63, 2**52])
 def test_a_version_that_leaves_no_room_for_later_ones_is_refused(
     server: Running, version: int, chat_policy: Policy, tmp_path: Path
@@ -213,7 +214,7 @@ HOSTS = {
 }
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("host", HOSTS)
 def test_foreign_host_header_is_refused_on_loopback(server: Running, host: str) -> None:
     for path in ("/v1/models", "/health", "/metrics"):
@@ -222,6 +223,7 @@ def test_foreign_host_header_is_refused_on_loopback(server: Running, host: str) 
     assert post(server, TEXT, text(), host=host).status_code == (200 if HOSTS[host] else 403)
 
 
+@pytest.mark.slow
 def test_a_proxy_may_ask_by_a_name_that_is_allowed(chat_policy: Policy) -> None:
     with running(chat_policy, allow_hosts=("models.example",)) as server:
         assert (

@@ -138,6 +138,7 @@ def test_the_page_is_well_formed_and_counters_only_grow(server: Running) -> None
     } <= set(pages[0])
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_requests(chat_policy: Policy) -> None:
     """A prompt of 40 tokens for 3 samples, twice: 40 computed, then its last one alone, for the
     logits. The other 199 of 240 are shared or found.
@@ -171,6 +172,7 @@ def test_the_numbers_are_those_of_the_requests(chat_policy: Policy) -> None:
         assert value(page, "tokens_per_second") > 0
 
 
+@pytest.mark.slow
 def test_the_gauges_of_a_running_request(chat_policy: Policy) -> None:
     """One completion held in its second step: a prompt of 20 tokens and one sampled fill 21 slots
     of 2 blocks; the newest is not computed yet.

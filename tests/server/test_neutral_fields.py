@@ -33,7 +33,7 @@ def said(server: Running, path: str, **more: Any) -> tuple[int, Any]:
     return 200, choice["text"] if path == TEXT else choice["message"]["content"]
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_neutral_values_change_nothing_and_others_are_refused_by_name(
     server: Running, path: str
@@ -55,7 +55,7 @@ def test_neutral_values_change_nothing_and_others_are_refused_by_name(
         assert said(server, path, **{field: {"x": 1}}) == (400, field)
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     "more",
     [
@@ -89,6 +89,7 @@ def test_a_past_call_without_arguments(server: Running) -> None:
     assert said(server, CHAT, messages=[*turns, {"role": "user", "content": "and"}])[0] == 200
 
 
+@pytest.mark.slow
 def test_penalties_change_the_answer(server: Running) -> None:
     """A large frequency penalty lets no token come twice, the end token aside."""
     answer = httpx.post(

@@ -277,7 +277,7 @@ def check(answer: httpx.Response, status: int) -> dict[str, Any]:
     return dict(body["error"])
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(("path", "body", "status", "param", "words"), BAD, ids=range(len(BAD)))
 def test_a_bad_request_is_refused_in_openais_form(
     server: Running,
@@ -302,6 +302,7 @@ def test_a_bad_request_is_refused_in_openais_form(
     assert httpx.post(server.url + TEXT, json=text(max_tokens=1), timeout=30).status_code == 200
 
 
+@pytest.mark.slow
 def test_all_hostile_requests_leave_the_server_running(server: Running) -> None:
     assert len({(path, repr(body)) for path, body, *_ in BAD}) == len(BAD) >= 60
     server.idle()

@@ -47,6 +47,7 @@ def test_a_text_is_answered_as_in_a_chat(server: Running) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_answer_can_be_sent_back(server: Running) -> None:
     client = server.client()
     first = client.responses.create(
@@ -126,7 +127,7 @@ def test_a_stream_adds_up_to_the_answer(server: Running) -> None:
     assert len(part.logprobs) == 15 and all(p.logprob <= 0 for p in part.logprobs)
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_functions_and_json(server: Running, stream: bool) -> None:
     pytest.importorskip("llguidance")

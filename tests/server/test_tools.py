@@ -152,6 +152,7 @@ def test_the_template_sees_tools_calls_and_results_as_text(scripted: Running) ->
     ]
 
 
+@pytest.mark.slow
 def test_tools_that_the_template_would_not_show_are_refused(chat_policy: Policy) -> None:
     with running(chat_policy) as server:
         server.served.encoders[

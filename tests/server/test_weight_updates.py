@@ -173,6 +173,7 @@ def test_failed_update_keeps_the_old_weights(
     ) == {0}
 
 
+@pytest.mark.slow
 def test_a_version_must_grow(serving: Running, checkpoint: Path) -> None:
     assert post(serving, path=str(checkpoint), version=2).json() == {
         "object": "weights",
@@ -210,6 +211,7 @@ def test_an_error_in_the_middle_does_not_end_the_server(
     assert post(serving, path=str(checkpoint), version=1).status_code == 200
 
 
+@pytest.mark.slow
 def test_torn_weights_end_it(
     serving: Running, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +224,7 @@ def test_torn_weights_end_it(
     assert post(serving, path=str(checkpoint), version=1).status_code == 503
 
 
+@pytest.mark.slow
 def test_it_is_off_unless_asked_for(chat_policy: Policy, checkpoint: Path) -> None:
     with running(chat_policy) as plain:
         assert post(plain, path=str(checkpoint), version=1).status_code == 404

@@ -73,6 +73,7 @@ def test_functions_are_short() -> None:
     } == {}
 
 
+@pytest.mark.slow
 def test_files_and_classes_are_short() -> None:
     """A file counts whole. A class counts lines of code: its arguments may be documented one per
     line.
@@ -87,6 +88,7 @@ def test_files_and_classes_are_short() -> None:
                 assert size < 300, f"{name}.{node.name}: {size} lines of code"
 
 
+@pytest.mark.slow
 def test_inheritance_is_at_most_two_deep() -> None:
     bases = {
         node.name: [ast.unparse(b).split("[")[0].split(".")[-1] for b in node.bases]
@@ -118,6 +120,7 @@ def test_no_utils_or_helpers_module() -> None:
         ), name
 
 
+@pytest.mark.slow
 def test_nearly_everything_is_annotated() -> None:
     parameters, returns = [], []
     for _, node, _ in _functions():

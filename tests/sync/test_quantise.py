@@ -124,7 +124,7 @@ def test_every_fp8_weight_is_the_nearest_number_and_within_a_sixteenth(w: Tensor
     )
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @both
 @given(w=tensors)
 @settings(max_examples=300, deadline=None)

@@ -88,7 +88,7 @@ def test_after_each_sync_the_engine_has_the_weights_in_its_own_buffers(
     assert engine.run()[0].version == [4, 4]
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @torch.no_grad()
 def test_updates_smaller_than_a_rounding_step_add_up(
     trained: PreTrainedModel, engine: Engine, form: str

@@ -54,7 +54,7 @@ def packed_logp(
     return score_batch(model, batch, Scoring(temperature), max_tokens, share_prefix)
 
 
-@pytest.mark.mostly_slow(12)
+@pytest.mark.mostly_slow(6)
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize(
     ("kind", "implementation"),
@@ -78,6 +78,7 @@ def test_log_probs_equal_the_plain_padded_forward(
     )
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_equal_the_plain_padded_forward(kind: str, share_prefix: bool) -> None:
@@ -88,7 +89,7 @@ def test_gradients_equal_the_plain_padded_forward(kind: str, share_prefix: bool)
     assert relative(got, expected) < 1e-5
 
 
-@pytest.mark.mostly_slow(7)
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("short", "waste"), [(0, 1.0), (10**9, 1.0), (10**9, 1e9)])
@@ -112,7 +113,7 @@ def test_attention_does_not_depend_on_gathering(
     )
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
 def test_any_split_equals_one_batch_for_every_aggregation(
@@ -138,6 +139,7 @@ def test_any_split_equals_one_batch_for_every_aggregation(
     assert len(counts) == 4
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=12, deadline=None)
 @given(
     st.integers(0, 10**6),
@@ -228,6 +230,7 @@ def test_rows_do_not_see_one_another() -> None:
         assert torch.equal(a[others], b[others]) and not torch.equal(a[7], b[7])
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(st.integers(0, 99), st.integers(8, 120), st.booleans())
 def test_micro_batches_keep_order_and_budget(seed: int, most: int, share_prefix: bool) -> None:

@@ -71,6 +71,7 @@ def at(table: Tensor | None, batch: Batch, value: float) -> Tensor:
 # --- the guard
 
 
+@pytest.mark.mostly_slow(5)
 @pytest.mark.parametrize(
     ("where", "bad"),
     [(w, b) for w in ("advantages", "weights") for b in (NAN, INF, -INF)] + [("old_logp", NAN)],
@@ -205,6 +206,7 @@ def test_with_a_kl_term_degenerate_groups_still_pull_towards_the_reference() -> 
 # --- the step itself
 
 
+@pytest.mark.slow
 def test_same_seed_same_weights_bit_for_bit_after_three_steps() -> None:
     ends = []
     for _ in range(2):
@@ -382,7 +384,7 @@ def _rollout(engine: Engine, step: int) -> list[Group]:
     return groups
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "low", "high"), [(1, 0.0, 0.0), (4, 0.02, 1.0)])
 def test_clipping_rises_with_the_staleness_of_the_sampler(
     every: int, low: float, high: float

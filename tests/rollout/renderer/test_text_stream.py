@@ -101,6 +101,7 @@ def stopped(text: str, stops: list[str], cuts: list[int]) -> tuple[str, bool]:
     return out + cutter.finish(), False
 
 
+@pytest.mark.slow
 @given(
     st.text("ab", max_size=20),
     st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
