@@ -74,7 +74,7 @@ def test_prompt_mean_by_hand() -> None:
     )
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(masks)
 @pytest.mark.parametrize("name", EVERY)
@@ -104,7 +104,7 @@ def test_padding_and_empty_rows_change_nothing(
     assert not grown[len(mask) :].any()
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(masks)
 @pytest.mark.parametrize("name", EVERY)

@@ -170,7 +170,7 @@ def test_reinforce_is_the_score_function() -> None:
     close(logits.grad, (advantage[:, None] * (logits.detach().softmax(-1) - onehot)).mean(0))
 
 
-@pytest.mark.mostly_slow(7)
+@pytest.mark.mostly_slow(4)
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([0.0, 99.0, NAN]))
 @pytest.mark.parametrize("algorithm", ALL, ids=_label)
@@ -201,7 +201,7 @@ def test_padding_and_its_content_change_nothing(
     )
 
 
-@pytest.mark.mostly_slow(8)
+@pytest.mark.mostly_slow(5)
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 10**6))
 @pytest.mark.parametrize("algorithm", ALL, ids=_label)
@@ -214,7 +214,7 @@ def test_row_order_changes_nothing(algorithm: Composed, seed: int) -> None:
     torch.testing.assert_close(moved, gradient[order], atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.mostly_slow(11)
+@pytest.mark.mostly_slow(7)
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 5))
 @pytest.mark.parametrize("algorithm", ALL, ids=_label)

@@ -260,6 +260,7 @@ def test_a_share_is_counted_exactly() -> None:
     )
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.sampled_from([torch.nan, torch.inf, -torch.inf, 1e30]))
 @settings(max_examples=50, deadline=None)
 def test_selections_ignore_padding_junk_and_the_order_of_rows(seed: int, junk: float) -> None:

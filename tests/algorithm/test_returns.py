@@ -213,6 +213,7 @@ def test_the_recursions_are_the_double_sums(
         torch.testing.assert_close(a, expected, atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seeds, factors)
 def test_gae_at_its_two_ends(seed: int, gamma: float) -> None:
@@ -289,7 +290,7 @@ FUNCTIONS: list[Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]] 
 ]
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(1)
 @settings(max_examples=30, deadline=None)
 @given(seeds)
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -315,6 +316,7 @@ def test_gradients_are_free_of_what_lies_under_the_mask(
     assert any((g != 0).any() for g in grads)
 
 
+@pytest.mark.mostly_slow(2)
 @settings(max_examples=30, deadline=None)
 @given(seeds)
 @pytest.mark.parametrize("function", FUNCTIONS[:3])
@@ -366,6 +368,7 @@ def test_a_failed_step_takes_its_whole_row_out_of_the_group() -> None:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(seeds)
 def test_process_returns_step_by_step(seed: int) -> None:

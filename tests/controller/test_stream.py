@@ -29,6 +29,7 @@ def test_no_task_twice_in_an_epoch_and_all_but_a_remainder_seen(
         assert count - len(seen) < size
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8))
 def test_a_step_is_a_function_of_the_step_alone(steps: list[int]) -> None:
     """Whatever steps were asked for before: a resumed run sees the tasks that the uninterrupted run

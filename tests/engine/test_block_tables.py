@@ -30,6 +30,7 @@ SIZES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_each_step_has_the_table_that_a_fresh_one_would_be(
     sizes: dict[str, Any], tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch

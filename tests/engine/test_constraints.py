@@ -46,6 +46,7 @@ def sampled(model: PreTrainedModel, **more: Any) -> list[Any]:
     return sorted(engine.run(), key=lambda s: (s.request.key, s.sample))
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize(
     "more",
     [{}, dict(max_running=2), dict(speculation=Speculation(k=3)), dict(preemption="recompute")],
@@ -89,6 +90,7 @@ def test_others_draw_what_they_draw_without_a_constraint_beside_them(
     assert [(s.tokens, s.logp) for s in alone] == [(s.tokens, s.logp) for s in beside]
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize(
     "more", [dict(max_running=1), dict(preemption="recompute"), dict(speculation=Speculation(k=2))]
 )

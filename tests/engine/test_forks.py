@@ -98,7 +98,7 @@ def branch(
     return prompts
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("at", [24, 29, 32, 44, 45])
 @pytest.mark.parametrize("kind", ["radix", "hash"])
 def test_branches_of_a_sequence_that_has_ended(
@@ -116,7 +116,7 @@ def test_branches_of_a_sequence_that_has_ended(
     assert_same(found, alone(make("none"), prompts, 12))
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("at", [24, 25, 29, 33, 40])
 @pytest.mark.parametrize("kind", ["radix", "hash"])
 def test_branches_of_a_sequence_that_runs_on(

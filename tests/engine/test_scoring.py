@@ -24,6 +24,7 @@ def scores(
     return [score for score in engine.score(prompts, temperature, top) if score is not None]
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma2"])
 @pytest.mark.parametrize("piece", [16, 256])
 def test_scores_are_those_of_transformers(

@@ -61,7 +61,7 @@ def draw(model: PreTrainedModel, **sizes: object) -> Drawn:
     return drawn
 
 
-@pytest.mark.mostly_slow(3)
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_log_probs_are_those_of_the_full_forward(
     name: str,
@@ -84,7 +84,7 @@ def test_log_probs_are_those_of_the_full_forward(
         torch.testing.assert_close(torch.tensor(logp), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_schedule_draws_the_same_bits(
     name: str, way: str, tiny: Callable[[str], PreTrainedModel]
@@ -94,6 +94,7 @@ def test_every_schedule_draws_the_same_bits(
         assert draw(tiny(name), **sizes) == reference, sizes
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_both_paths_sample_the_same_tokens(
     name: str, tiny: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch

@@ -89,10 +89,10 @@ SOUND = '{"values": [5.0], "error": null, "seconds": 0.1}'
 @pytest.mark.parametrize(
     ("other_pid", "number", "body", "error"),
     [
-        (0, 0, "[1]", "wrong form"),
-        (0, 0, NESTED, "wrong form"),
-        (0, 0, SOUND.replace("5.0", "NaN"), "wrong form"),
-        (0, 0, SOUND.replace("5.0", "5.0, 5.0"), "wrong form"),
+        (0, 0, "[1]", "malformed"),
+        (0, 0, NESTED, "malformed"),
+        (0, 0, SOUND.replace("5.0", "NaN"), "malformed"),
+        (0, 0, SOUND.replace("5.0", "5.0, 5.0"), "malformed"),
         (0, 1, SOUND, "another request"),
         (1, 0, SOUND, None),
     ],

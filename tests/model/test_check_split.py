@@ -48,6 +48,7 @@ def test_a_head_with_a_twist_is_refused(tiny: Callable[[str], PreTrainedModel]) 
         check_split(model)
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("name", ["bloom", "gptj", "mamba", "qwen3_next", "lfm2"])
 def test_unsupported_attention_is_refused(name: str) -> None:
     """ALiBi and other attention of their own; state carried along the row, across the border of two

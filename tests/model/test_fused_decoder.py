@@ -211,6 +211,7 @@ def test_variant_is_fused_or_left_unchanged(variant: str) -> None:
         assert_same_states(model, ours)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize(
     ("name", "extra"),
     [("llama", dict(hidden_act="gelu")), ("granite", dict(residual_multiplier=0.22))],
@@ -273,7 +274,7 @@ def prune(model: PreTrainedModel) -> None:
 CHANGES: list[Callable[[PreTrainedModel], None]] = [wrap, add_norm, hook, hook_before, prune]
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_module_runs_as_it_is(
     change: Callable[[PreTrainedModel], None],
@@ -308,7 +309,7 @@ def test_removing_the_hook_enables_the_fused_body_again(
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_weights_are_seen_at_once(name: str) -> None:
     model = prepared(name, attention_bias=True)
@@ -325,6 +326,7 @@ def test_weights_are_seen_at_once(name: str) -> None:
     assert_same_states(model, ours)
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("way", ["run", "set_version"])
 def test_uncounted_weight_writes_are_seen_after_refresh(way: str, llama: PreTrainedModel) -> None:
     """Written through `.data`, as some optimizers do: a new call of run(), or a new version."""

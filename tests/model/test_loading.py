@@ -203,6 +203,7 @@ def test_unavailable_hub_model_error_gives_the_reason() -> None:
         load("nobody/nothing-1")
 
 
+@pytest.mark.slow
 def test_a_revision_chooses_the_commit_and_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

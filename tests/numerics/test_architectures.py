@@ -63,7 +63,7 @@ def padded_log_probs(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     return out * batch.mask
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *OTHER_ATTENTION])
 def test_from_rollout_to_a_saved_model(
     name: str,

@@ -69,7 +69,7 @@ def kept_mass(groups: list[Group], batch: Batch) -> Tensor:
     return mass
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
 def test_engine_and_trainer_agree_before_and_after_an_update(

@@ -66,6 +66,7 @@ def real_parameters(config: Any) -> int:
         return sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
 
 
+@pytest.mark.mostly_slow(11)
 @pytest.mark.parametrize(("kind", "sizes"), CASES)
 def test_parameters_are_those_of_the_real_module(
     kind: str, sizes: dict[str, Any], tmp_path: Path

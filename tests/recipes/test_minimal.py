@@ -211,6 +211,7 @@ def adamw_by_hand(model: nn.Module, batches: list[object], learning_rate: float)
                 )
 
 
+@pytest.mark.slow
 def test_train_on_given_trajectories_is_clipped_adamw(model: nn.Module) -> None:
     model = model.double()  # so that Adam's division does not blow rounding up
     with torch.no_grad():

@@ -102,6 +102,7 @@ def test_it_is_frozen_in_evaluation_mode_and_shares_no_storage(policy: PreTraine
     assert not mine & {p.data_ptr() for p in policy.parameters()}
 
 
+@pytest.mark.slow
 def test_it_is_bit_identical_after_training_and_in_no_optimizer(policy: PreTrainedModel) -> None:
     reference, trainer = _reference(policy), _trainer(policy)
     before = {name: t.clone() for name, t in reference.tensors().items()}
@@ -115,6 +116,7 @@ def test_it_is_bit_identical_after_training_and_in_no_optimizer(policy: PreTrain
     assert all(p.grad is None for p in reference.model.parameters())
 
 
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("share_prefix", [True, False])
 def test_it_scores_as_the_trainer_does_before_the_first_step(
     policy: PreTrainedModel, share_prefix: bool
@@ -138,6 +140,7 @@ def test_it_scores_as_the_trainer_does_before_the_first_step(
         torch.testing.assert_close(logp, local.ref_logp, atol=2e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_reset_copies_the_policy_in_place(policy: PreTrainedModel) -> None:
     reference, trainer = _reference(policy), _trainer(policy)
     pointers = [p.data_ptr() for p in reference.model.parameters()]

@@ -106,6 +106,7 @@ def test_only_dumps_count_as_dumped_steps(tmp_path: Path) -> None:
     assert dumped_steps(tmp_path / "absent") == []
 
 
+@pytest.mark.slow
 def test_a_dump_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "d"
     write_rollouts(path, [group()], [[0.0, 0.0]])

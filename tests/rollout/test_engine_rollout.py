@@ -167,6 +167,7 @@ def small_engine(
     return EngineRollout(engine, Renderer(policy.tokenizer), SamplingParams(max_tokens=8), 2)
 
 
+@pytest.mark.mostly_slow(4)
 @pytest.mark.parametrize(
     ("blocks", "preemption", "prefix_cache", "expected"),
     [

@@ -220,6 +220,7 @@ def test_other_server_on_the_port_is_reported(recorded: Any, policy: Policy) -> 
         connect(recorded(changed(CONTRACT[0], body="<html>")), policy)
 
 
+@pytest.mark.slow
 def test_missing_answer_times_out(
     recorded: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

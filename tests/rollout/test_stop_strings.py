@@ -52,6 +52,7 @@ def cut(free: Trajectory, renderer: Renderer, stops: Sequence[str]) -> tuple[lis
     return completion, free.text, free.finish_reason
 
 
+@pytest.mark.mostly_slow(2)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_completions_are_cut_and_otherwise_the_same(policy: Policy, engine: str) -> None:
     free = sample(policy, ())

@@ -108,6 +108,7 @@ def test_an_honest_reward_is_not_called_out_and_a_resume_keeps_what_was_found(
     ) == (0.0, 0.0, "")
 
 
+@pytest.mark.slow
 def test_checks_that_fail_on_nonsense_do_not_end_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

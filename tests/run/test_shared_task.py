@@ -113,6 +113,7 @@ def test_no_sum_is_trained_on_and_held_out_whatever_the_order_of_its_terms() -> 
     assert not train & heldout
 
 
+@pytest.mark.slow
 def test_demonstrations_work_out_what_has_no_carry_and_guess_most_of_the_rest() -> None:
     """Worked: the columns' sums are right, so the answer is. Guessed: dots and a number within MISS
     of the answer.

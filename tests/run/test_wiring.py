@@ -46,6 +46,7 @@ def test_lines_of_every_monitor_reach_the_notes(
     assert (2, "final") in said
 
 
+@pytest.mark.slow
 def test_a_reference_that_shares_a_weight_with_the_policy_is_refused(tmp_path: Path) -> None:
     world = build_world(recipe(tmp_path, algorithm__beta=0.1, reference__path=str(tmp_path)))
     teacher = copy.deepcopy(world.policy.model)
@@ -57,6 +58,7 @@ def test_a_reference_that_shares_a_weight_with_the_policy_is_refused(tmp_path: P
         world.close()
 
 
+@pytest.mark.slow
 def test_weights_of_rewards_do_not_stick_to_the_callers_algorithm(tmp_path: Path) -> None:
     own = make_algorithm(ZOO["gdpo"], horizon=12)
     world = build_world(recipe(tmp_path, algorithm__name="gdpo", environment__weights="3"))

@@ -27,7 +27,7 @@ def truth(server: Running, tokens: list[int]) -> torch.Tensor:
         )
 
 
-@pytest.mark.mostly_slow(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_a_prompt_is_scored_exactly(server: Running, max_tokens: int) -> None:
     texts = ["the sum of 1 and 2 is 3", "x", "a" * 300]
@@ -69,6 +69,7 @@ def test_a_prompt_is_scored_exactly(server: Running, max_tokens: int) -> None:
     server.idle()
 
 
+@pytest.mark.slow
 def test_echo_without_logprobs_and_no_tokens_without_echo(server: Running) -> None:
     create = server.client().completions.create
     assert create(model="tiny", prompt="hi", max_tokens=0, echo=True).choices[0].text == "hi"

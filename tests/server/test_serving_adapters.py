@@ -53,6 +53,7 @@ def serving(
         yield it
 
 
+@pytest.mark.slow
 def test_the_model_of_a_request_chooses_the_adapter(
     serving: Running, folders: dict[str, Path]
 ) -> None:

@@ -109,6 +109,7 @@ def test_ngrams_change_no_answer(chat_policy: Policy) -> None:
         server.idle()
 
 
+@pytest.mark.slow
 def test_draft_model_with_other_vocabulary_or_shorter_context_is_refused(
     chat_policy: Policy, scratch_config: ScratchConfig, tmp_path: Path
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_schema_that_cannot_be_followed_is_refused(
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("llguidance")
 def test_a_tokenizer_that_cannot_write_json_is_refused(policy: Policy) -> None:
     """The default alphabet has no braces: the answer used to begin with <|unknown|>, with status

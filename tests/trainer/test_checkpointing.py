@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 MODES = ["none", "selective", "full"]
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gpt2", "gpt_oss"])
 @pytest.mark.parametrize("mode", ["selective", "full"])
 def test_gradients_are_bitwise_those_without(kind: str, mode: str) -> None:

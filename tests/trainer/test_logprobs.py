@@ -30,6 +30,7 @@ from sixfold.trainer.packing import pack
 torch.set_num_threads(1)
 
 
+@pytest.mark.mostly_slow(5)
 @pytest.mark.parametrize("chunk", [1, 7, 64, 10**6])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_any_chunk_equals_the_naive_softmax(chunk: int, temperature: float) -> None:

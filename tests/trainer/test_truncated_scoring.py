@@ -100,7 +100,7 @@ def test_values_and_entropies_equal_the_dense_version(kind: str, share_prefix: b
         torch.testing.assert_close(got[1].double(), entropy, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.mostly_slow(2)
+@pytest.mark.mostly_slow(1)
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_steps_gradient_equals_the_dense_version(kind: str, share_prefix: bool) -> None:
@@ -245,6 +245,7 @@ def test_without_kept_sets_nothing_changes_by_a_bit() -> None:
     assert torch.equal(score_batch(model, collate(whole), Scoring(), 10**6, True), a)
 
 
+@pytest.mark.slow
 def test_logits_still_exist_for_one_chunk_at_a_time() -> None:
     """As without truncation, and nothing as wide as the vocabulary is kept but the chunk's own."""
     model, (groups, _) = tiny_model(vocab_size=509), truncated_groups(0)

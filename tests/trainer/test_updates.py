@@ -58,6 +58,7 @@ def faulty(calls: set[int]) -> Loss:
     return loss
 
 
+@pytest.mark.slow
 def test_passes_and_mini_batches_are_steps_by_hand() -> None:
     """Bit for bit the weights, and the metrics are those of the six steps, merged; the numbering of
     the mini-batches decides the order.
@@ -126,6 +127,7 @@ def test_what_merging_does_with_each_kind_of_number() -> None:
     }
 
 
+@pytest.mark.slow
 def test_one_skipped_update_counts_once_and_the_others_are_made() -> None:
     """The second of six has no finite loss. Each mini-batch is one micro-batch, so calls of the
     loss are updates.
@@ -175,6 +177,7 @@ def entropy_loss(batch: Batch, logp: Tensor) -> LossOutput:
     )
 
 
+@pytest.mark.mostly_slow(3)
 @pytest.mark.parametrize("chunk", [1024, 7])
 @pytest.mark.parametrize(("most", "temperature"), [(10**6, 1.0), (40, 0.7)])
 def test_the_gradient_of_the_entropy_is_that_of_the_full_softmax(
