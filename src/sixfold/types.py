@@ -17,6 +17,18 @@ from typing import Any, Literal, TypedDict
 
 FinishReason = Literal["stop", "length", "aborted", "error"]
 
+Outcome = Literal["ended", "length", "turns", "context", "timeout", "error", "aborted"]
+"""How an episode ended.
+
+- ended: the environment ended it.
+- length: a reply reached its token limit.
+- turns: the limit on turns.
+- context: the next turn would exceed the model's context.
+- timeout: a step of the environment took too long.
+- error: the environment failed.
+- aborted: nobody waits for the episode any more.
+"""
+
 LOG_RATIO_EDGES: tuple[float, ...] = (-1.0, -0.5, -0.2, -0.1, -0.01, 0.01, 0.1, 0.2, 0.5, 1.0)
 """Bin edges of `train/ratio_hist`, in log-ratio. Bin i counts edges[i-1] < x <= edges[i]. The first
 and the last bin are open.

@@ -22,6 +22,28 @@ BENCHMARKS = "benchmarks/algorithms uses it"
 UNREACHED = {
     "algorithm.returns.scatter_turn_rewards": "waits for tasks of several turns",
     "evaluation.statistics.mean_interval": BENCHMARKS,
+    **dict.fromkeys(
+        (
+            "environment.episode.Action",
+            "environment.episode.End",
+            "environment.episode.Episode",
+            "environment.episode.Episode.start",
+            "environment.episode.Episode.step",
+            "environment.episode.MakeEpisode",
+            "environment.episode.Observation",
+            "rollout.generator.Generator",
+            "rollout.generator.Generator.close",
+            "rollout.generator.Generator.generate",
+            "rollout.generator.Generator.load",
+            "rollout.generator.Generator.score",
+            "rollout.generator.Generator.version",
+            "rollout.generator.GeneratorClosed",
+            "rollout.generator.SampleKey",
+            "rollout.generator.Sampled",
+            "types.Outcome",
+        ),
+        "a contract whose implementations follow",
+    ),
     "server.record.read_trajectories": "the Python API: docs/server.md",
 }
 """Definition -> why it stays although no entry point reaches it."""

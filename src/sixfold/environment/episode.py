@@ -1,0 +1,86 @@
+"""Contract of environments: an episode is one conversation between the policy and a task.
+
+An environment is a class whose instances play one episode each: `start` returns what the policy
+sees first, and `step` takes each reply of the policy. Authors write text and messages. The renderer
+in `rollout` owns the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..types import FinishReason, Message, Outcome, Reward, Task
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the policy sees next. Exactly one of `messages` and `text` is given.
+
+    Attributes:
+        messages: chat messages, added to the conversation. Roles are those of the chat template,
+            such as "user" and "tool". In `start`: the whole conversation so far.
+        text: text that continues the policy's own turn, without a template: for example the result
+            of a calculation behind a call in the text.
+        reward: reward of the reply that led here. It is credited to the reply's last token.
+        stops: strings that end the next reply, besides the end of the turn.
+        events: facts to record, such as tool calls: JSON-ready dictionaries.
+        tool_errors: number of calls in the reply that failed.
+    """
+
+    messages: tuple[Message, ...] = ()
+    text: str = ""
+    reward: float = 0.0
+    stops: tuple[str, ...] = ()
+    events: tuple[Mapping[str, Any], ...] = ()
+    tool_errors: int = 0
+
+
+@dataclass(frozen=True)
+class End:
+    """End of an episode.
+
+    Attributes:
+        reward: final reward, to which the rewards of the turns are added. A failed check has the
+            value None and an error.
+        outcome: how the episode ended.
+        events: facts to record.
+        tool_errors: number of calls in the last reply that failed.
+    """
+
+    reward: Reward
+    outcome: Outcome = "ended"
+    events: tuple[Mapping[str, Any], ...] = ()
+    tool_errors: int = 0
+
+
+@dataclass(frozen=True)
+class Action:
+    """One reply of the policy.
+
+    Attributes:
+        text: the reply. It ends before a stop string or an end token.
+        finish_reason: "stop", or "length" if the token limit cut the reply.
+        stopped_by: the stop string that ended the reply, or "".
+    """
+
+    text: str
+    finish_reason: FinishReason = "stop"
+    stopped_by: str = ""
+
+
+class Episode(Protocol):
+    """One episode. An object plays once: `start`, then `step` until it returns `End`."""
+
+    async def start(self) -> Observation:
+        """First observation, normally the task's prompt."""
+        ...
+
+    async def step(self, action: Action) -> Observation | End:
+        """Take the policy's reply. Return the next observation, or the end with the reward."""
+        ...
+
+
+MakeEpisode = Callable[[Task], Episode]
+"""Makes a new episode for a task. Each sample of a task gets its own."""

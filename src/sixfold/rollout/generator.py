@@ -1,0 +1,127 @@
+"""Contract of generators: from token ids to sampled token ids, for many callers at once.
+
+A generator owns an inference engine. Rollout, evaluation, the server, `sixfold generate` and the
+checks of an engine all sample through this contract, so they work with every engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from ..types import FinishReason, Kept, SamplingParams
+
+
+@dataclass(frozen=True)
+class SampleKey:
+    """Name of the sampling noise of one sequence, together with `SamplingParams.seed`.
+
+    The noise of a token depends on the seed, the name, the sample index and the position of the
+    token relative to `origin`. Later turns of an episode keep the `origin` of the first turn, so
+    each position draws its own noise, and a replay of the same tokens draws the same noise.
+
+    Attributes:
+        name: name of the task.
+        sample: index of the sample within the task.
+        origin: position of the first token that has noise. None: the length of the given tokens.
+    """
+
+    name: str
+    sample: int = 0
+    origin: int | None = None
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One completion. `tokens`, `logp` and `version` have the same length.
+
+    Attributes:
+        tokens: sampled token ids, including the stop token.
+        logp: log-prob of each token under the distribution that it was sampled from.
+        version: version of the weights that sampled each token, as reported by the engine.
+        finish_reason: why sampling ended.
+        reused: prompt tokens that came from the prefix cache.
+        seconds: time from admission to the last token.
+        kept: kept set of each token under truncated sampling, or None.
+        text: the completion as text if a stop string ended it; the text ends before the stop
+            string. None: decode the tokens.
+    """
+
+    tokens: list[int]
+    logp: list[float]
+    version: list[int]
+    finish_reason: FinishReason
+    reused: int
+    seconds: float
+    kept: Kept | None = None
+    text: str | None = field(default=None, compare=False)
+
+
+class GeneratorClosed(RuntimeError):
+    """The generator has been closed, or its engine has failed. The message says which."""
+
+
+class Generator(Protocol):
+    """Samples completions for concurrent callers in one event loop.
+
+    - **Results.** The tokens depend on (weights, tokens, params, key) only, never on other calls.
+    - **Cancellation.** Cancelling a call frees everything that the engine holds for it. No other
+      call is affected.
+    - **Back-pressure.** A call waits without blocking the event loop while the engine is full.
+    - **Priorities.** Calls with a larger priority leave the queue first.
+    - **Weights.** `load` may be called while requests run. Tokens sampled later are stamped with
+      the new version.
+    - **Errors.** A request that can never run raises ValueError. After a failure of the engine or
+      `close`, every call raises GeneratorClosed; none waits for ever.
+    """
+
+    @property
+    def version(self) -> int:
+        """Version of the engine's weights."""
+        ...
+
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        key: SampleKey,
+        *,
+        stops: Sequence[str] = (),
+        priority: int = 0,
+    ) -> Sampled:
+        """Sample one completion.
+
+        Args:
+            tokens: token ids to continue, at least one.
+            params: sampling parameters.
+            key: names the sampling noise.
+            stops: stop strings. The completion ends with the token that completes one.
+            priority: larger values are served first.
+        """
+        ...
+
+    async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """Log-probs [len(tokens) - 1] of all tokens but the first."""
+        ...
+
+    async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
+        """Replace all weights, between two engine steps.
+
+        Args:
+            weights: tensors named as in a checkpoint.
+            version: version of these weights, greater than the current one.
+
+        Returns:
+            Number of running sequences that continue with the new weights.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the engine. Calls that are waiting raise GeneratorClosed.
+
+        A second call does nothing.
+        """
+        ...
