@@ -51,6 +51,16 @@ UNREACHED = {
 NEVER_PASSED = {
     "algorithm.method.Method": "a recipe sets the fields of a row by their names",
     "api.train": "the Python API",
+    **dict.fromkeys(
+        (
+            "environment.episode.Action",
+            "environment.episode.End",
+            "environment.episode.Observation",
+            "rollout.generator.Generator.generate",
+            "rollout.generator.SampleKey",
+        ),
+        "a contract whose callers follow",
+    ),
     "environment.math_constants._logarithm.base": "called through a table with sympy's arguments",
     "model.attention.attention": "transformers calls it",
     "report.progress.Progress.__init__.console": "tests draw on a console in memory",
