@@ -42,14 +42,14 @@ class End:
     """End of an episode.
 
     Attributes:
-        reward: final reward, to which the rewards of the turns are added. A failed check has the
-            value None and an error.
+        reward: final reward, to which the rewards of the turns are added. None: the reward functions
+            of the run score the finished trajectory.
         outcome: how the episode ended.
         events: facts to record.
         tool_errors: number of calls in the last reply that failed.
     """
 
-    reward: Reward
+    reward: Reward | float | None = None
     outcome: Outcome = "ended"
     events: tuple[Mapping[str, Any], ...] = ()
     tool_errors: int = 0
