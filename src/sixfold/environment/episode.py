@@ -42,8 +42,8 @@ class End:
     """End of an episode.
 
     Attributes:
-        reward: final reward, to which the rewards of the turns are added. None: the reward functions
-            of the run score the finished trajectory.
+        reward: final reward, to which the rewards of the turns are added. None: the run's reward
+            functions score the finished trajectory.
         outcome: how the episode ended.
         events: facts to record.
         tool_errors: number of calls in the last reply that failed.
