@@ -35,6 +35,7 @@ UNREACHED = {
             "rollout.generator.Generator.close",
             "rollout.generator.Generator.generate",
             "rollout.generator.Generator.load",
+            "rollout.generator.Generator.rest",
             "rollout.generator.Generator.score",
             "rollout.generator.Generator.version",
             "rollout.generator.GeneratorClosed",

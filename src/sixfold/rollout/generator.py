@@ -119,6 +119,13 @@ class Generator(Protocol):
         """
         ...
 
+    async def rest(self) -> None:
+        """Free accelerator memory until the next call, if the recipe asks for it.
+
+        Called between rollouts, while no request runs.
+        """
+        ...
+
     def close(self) -> None:
         """End the engine. Calls that are waiting raise GeneratorClosed.
 
