@@ -118,7 +118,7 @@ def main(path: str) -> None:
             world, collate(groups_of(world, tasks, json.loads(line), learners.trainer.version))
         )
         learners.trainer.train_step(
-            learners.algorithm.compute_advantages(batch), learners.algorithm.compute_loss
+            learners.algorithm.prepare(batch), learners.algorithm.compute_loss
         )
         if number in job.checkpoints:
             world.policy.save(job.weights("replay", number))

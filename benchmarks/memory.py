@@ -85,7 +85,7 @@ def measure(precision: str, checkpointing: str) -> None:
         1.0, recipe.trainer.logprob_chunk, torch.bfloat16 if precision == "bfloat16" else None
     )
     trainer = Trainer(model, recipe.trainer, scoring, 10)
-    batch = method.compute_advantages(rows())
+    batch = method.prepare(rows())
     trainer.train_step(batch, method.compute_loss)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         trainer.train_step(batch, method.compute_loss)

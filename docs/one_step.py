@@ -171,12 +171,12 @@ def main() -> None:
     print_batch(batch)
     batch = reference.score(batch)
     print_reference(batch)
-    batch = algorithm.compute_advantages(batch)
+    batch = algorithm.prepare(batch)
     print_advantages(batch)
     no_kl = make_algorithm(
         replace(resolve_algorithm(recipe.algorithm), beta=0.0), recipe.rollout.max_new_tokens
     )
-    print(f"weights with beta = 0 {weights_of(no_kl.compute_advantages(batch))}")
+    print(f"weights with beta = 0 {weights_of(no_kl.prepare(batch))}")
     metrics = trainer.train_step(batch, algorithm.compute_loss)
     print_metrics(metrics)
     before = world.engine.version

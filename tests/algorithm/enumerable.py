@@ -113,7 +113,7 @@ def every_group(
         batch = batch.with_(ref_logp=toy.log_probs(ref)[rows])
     logp = batch.old_logp.clone().requires_grad_()
     (by_logp,) = torch.autograd.grad(
-        algorithm.compute_loss(algorithm.compute_advantages(batch), logp).loss, logp
+        algorithm.compute_loss(algorithm.prepare(batch), logp).loss, logp
     )
     by_row = torch.einsum("bt,btp->bp", by_logp, toy.scores(theta)[rows])
     return -groups * by_row.view(groups, k, -1).sum(1), toy.probability(theta)[rows].view(

@@ -83,7 +83,7 @@ def _loss_and_gradient(algorithm: Composed, batch: Batch, logp: Tensor) -> tuple
     """Loss of the whole step, and its gradient at the scored tokens."""
     algorithm = deepcopy(algorithm)  # what it has steered so far must not reach the next call
     logp = logp.clone().requires_grad_()
-    loss = algorithm.compute_loss(algorithm.compute_advantages(batch), logp).loss
+    loss = algorithm.compute_loss(algorithm.prepare(batch), logp).loss
     loss.backward()
     assert logp.grad is not None
     return loss.detach(), torch.where(batch.mask, logp.grad, 0.0)
@@ -163,7 +163,7 @@ def test_reinforce_is_the_score_function() -> None:
     )
     batch = batch_of(mask, logp.detach(), rewards=final_rewards(rewards.tolist(), mask))
     algorithm = _make("reinforce", advantage="group_mean")
-    algorithm.compute_loss(algorithm.compute_advantages(batch), logp).loss.backward()
+    algorithm.compute_loss(algorithm.prepare(batch), logp).loss.backward()
     advantage = rewards - rewards.mean()
     onehot = torch.nn.functional.one_hot(actions, 3)
     assert logits.grad is not None
@@ -220,7 +220,7 @@ def test_row_order_changes_nothing(algorithm: Composed, seed: int) -> None:
 @pytest.mark.parametrize("algorithm", ALL, ids=_label)
 def test_any_split_of_the_rows_sums_to_the_whole(algorithm: Composed, seed: int, cut: int) -> None:
     batch, logp = _random_batch(seed)
-    filled = algorithm.compute_advantages(batch)
+    filled = algorithm.prepare(batch)
     whole = algorithm.compute_loss(filled, logp)
     parts = [
         algorithm.compute_loss(filled.rows(rows), logp[rows])
@@ -262,7 +262,7 @@ def test_rows_that_cannot_move_the_loss_weigh_nothing_and_the_rest_as_before() -
     denominators, so the gradient stays.
     """
     batch, logp = _random_batch(1, rewards=[1.0, 1.0, 1.0, 1.0, NAN, 0.0])
-    filled = _grpo().compute_advantages(batch)
+    filled = _grpo().prepare(batch)
     full = AGGREGATIONS["sequence"](batch.mask, batch.group, 5)
     assert filled.weights is not None and filled.advantages is not None
     assert filled.weights.any(-1).tolist() == [False, False, False, True, False, True]
@@ -280,7 +280,7 @@ def test_rows_that_cannot_move_the_loss_weigh_nothing_and_the_rest_as_before() -
 
 def test_with_a_kl_in_the_loss_degenerate_groups_still_weigh_and_failed_checks_do_not() -> None:
     batch, logp = _random_batch(1, rewards=[1.0, 1.0, 1.0, NAN, 0.0, 0.0])
-    filled = _grpo(beta=0.5).compute_advantages(batch)
+    filled = _grpo(beta=0.5).prepare(batch)
     assert filled.weights is not None
     assert filled.weights.any(-1).tolist() == [True, True, True, False, True, True]
     output = _grpo(beta=0.5).compute_loss(filled, logp)
@@ -296,7 +296,7 @@ def test_kl_in_the_reward_by_hand() -> None:
     assert batch.ref_logp is not None
     shaped = batch.scores - 0.25 * ((batch.old_logp - batch.ref_logp) * batch.mask).sum(-1)
     expected = torch.cat([(g - g.mean()) / (g.std(correction=0) + 1e-6) for g in shaped.split(3)])
-    filled = algorithm.compute_advantages(batch)
+    filled = algorithm.prepare(batch)
     assert filled.advantages is not None
     torch.testing.assert_close(
         filled.advantages, expected[:, None] * batch.mask, atol=1e-5, rtol=1e-5
@@ -309,7 +309,7 @@ def test_kl_in_the_reward_by_hand() -> None:
 def test_kl_in_the_loss_adds_beta_times_the_weighted_estimate() -> None:
     batch, logp = _random_batch(5)
     algorithm = _grpo(beta=0.25, kl="k2")
-    filled = algorithm.compute_advantages(batch)
+    filled = algorithm.prepare(batch)
     output = algorithm.compute_loss(filled, logp)
     assert filled.weights is not None and batch.ref_logp is not None
     expected = 0.25 * (filled.weights * (logp - batch.ref_logp) ** 2 / 2).sum()
@@ -323,11 +323,11 @@ def test_beta_zero_needs_no_reference() -> None:
     bare = replace(batch, ref_logp=None)
     for algorithm in (_grpo(), _make("reinforce", advantage="group_mean")):
         assert not algorithm.needs_reference
-        output = algorithm.compute_loss(algorithm.compute_advantages(bare), logp)
+        output = algorithm.compute_loss(algorithm.prepare(bare), logp)
         assert "train/kl" not in output.means and bool(output.loss.isfinite())
     assert _grpo(beta=0.1).needs_reference
     with pytest.raises(ValueError, match="ref_logp"):
-        _grpo(beta=0.1).compute_loss(_grpo().compute_advantages(bare), logp)
+        _grpo(beta=0.1).compute_loss(_grpo().prepare(bare), logp)
 
 
 def test_loss_before_advantages_is_refused() -> None:
@@ -481,7 +481,7 @@ def test_on_policy_every_loss_has_reinforces_gradient_for_its_advantage(name: st
     """Ratio 1: -weight * A at every token (times 2 tau for the mirror step)."""
     batch, _ = _random_batch(4)
     algorithm = _make(name)
-    filled = algorithm.compute_advantages(batch)
+    filled = algorithm.prepare(batch)
     _, gradient = _loss_and_gradient(algorithm, batch, old_policy(batch, algorithm.method))
     assert filled.weights is not None and filled.advantages is not None
     expected = -filled.weights * filled.advantages
@@ -497,12 +497,12 @@ def test_on_policy_every_loss_has_reinforces_gradient_for_its_advantage(name: st
 
 def test_mini_batches_hold_whole_groups_and_have_denominators_of_their_own() -> None:
     batch, _ = _random_batch(6, rows=9)
-    filled = _grpo(minibatches=2).compute_advantages(batch)
+    filled = _grpo(minibatches=2).prepare(batch)
     assert filled.minibatch is not None and filled.weights is not None
     assert filled.minibatch.tolist() == [0] * 6 + [1] * 3
     for m in (0, 1):
         assert float(filled.weights[filled.minibatch == m].sum()) == pytest.approx(1.0)
-    few = _grpo(minibatches=8).compute_advantages(batch)
+    few = _grpo(minibatches=8).prepare(batch)
     assert few.minibatch is not None and few.minibatch.unique().tolist() == [0, 1, 2]
 
 
@@ -515,7 +515,7 @@ def test_adapted_coefficients_survive_a_checkpoint() -> None:
     )
     ran, fresh, restored = (_make("reinforce", **changes) for _ in range(3))
     for seed in range(3):
-        ran.compute_advantages(_random_batch(seed)[0])
+        ran.prepare(_random_batch(seed)[0])
     restored.steering.load(json.loads(json.dumps(ran.steering.state())))
     batch, logp = _random_batch(9)
     a, b, c = (_loss_and_gradient(x, batch, logp)[1] for x in (ran, restored, fresh))
@@ -529,7 +529,7 @@ def test_adapted_coefficients_survive_a_checkpoint() -> None:
 def test_the_critic_trains_on_every_scored_token_alike_and_its_loss_is_the_clipped_square() -> None:
     batch, _ = _random_batch(3, rewards=[1.0, 0.0, NAN, 1.0, 1.0, 0.0])
     algorithm = _make("ppo", aggregation="sequence")
-    filled = algorithm.compute_advantages(batch)
+    filled = algorithm.prepare(batch)
     valued = algorithm.value_batch(filled)
     known = batch.mask & batch.scores.isfinite()[:, None]
     assert valued.weights is not None and filled.returns is not None and batch.values is not None

@@ -33,7 +33,7 @@ def weighted(algorithm: Composed, batch: Batch, advantages: Tensor) -> Batch:
     """The batch that `algorithm` makes, with advantages that the test gives: those of its rewards
     are put aside.
     """
-    return algorithm.compute_advantages(batch).with_(advantages=advantages)
+    return algorithm.prepare(batch).with_(advantages=advantages)
 
 
 def gradient(algorithm: Composed, batch: Batch, logp: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,15 +157,13 @@ def test_decoupled_is_ppo_where_the_sampler_is_the_proximal_policy() -> None:
     same = batch.with_(prox_logp=batch.old_logp)
     decoupled, plain = make("ppo", correction="decoupled"), make("ppo")
     ours, theirs = (
-        gradient(decoupled, decoupled.compute_advantages(same), logp),
-        gradient(plain, plain.compute_advantages(batch), logp),
+        gradient(decoupled, decoupled.prepare(same), logp),
+        gradient(plain, plain.prepare(batch), logp),
     )
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
     stale = batch.with_(prox_logp=batch.old_logp + 0.3)
-    assert not torch.allclose(
-        gradient(decoupled, decoupled.compute_advantages(stale), logp)[1], theirs[1]
-    )
+    assert not torch.allclose(gradient(decoupled, decoupled.prepare(stale), logp)[1], theirs[1])
 
 
 # --- where rewards land
@@ -234,7 +232,7 @@ def test_a_kl_in_the_reward_lands_on_every_token() -> None:
     old, ref = torch.zeros(2, 4, dtype=torch.float64), torch.zeros(2, 4, dtype=torch.float64)
     old[0, 1:], ref[0, 1:] = torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([-1.2, -1.6, -1.1])
     algorithm = make("ppo", beta=0.5, kl="k1", kl_in="reward", gamma=1.0, lam=1.0)
-    made = algorithm.compute_advantages(replace(batch, old_logp=old, ref_logp=ref))
+    made = algorithm.prepare(replace(batch, old_logp=old, ref_logp=ref))
     per_token = [-0.5 * 0.2, 0.5 * 0.4, 1.0 - 0.5 * 0.6]
     returns = [
         sum(per_token[t:]) for t in range(3)
@@ -252,7 +250,7 @@ def test_gae_of_process_rewards_by_hand() -> None:
     """
     batch = one_row([0.25, 9.0, 0.0, 1.0], [0.5, 7.0, 0.25, 0.75], mask=[1, 0, 1, 1])
     batch.rewards[0, 2] = 0.0  # no reward on a token that was not sampled
-    made = make("ppo", lam=0.5, gamma=1.0).compute_advantages(batch)
+    made = make("ppo", lam=0.5, gamma=1.0).prepare(batch)
     last = 1.0 - 0.75
     middle = 0.0 + 0.75 - 0.25 + 0.5 * last
     first = 0.25 + 0.25 - 0.5 + 0.5 * middle
@@ -303,11 +301,11 @@ def test_process_rewards_from_the_environment_to_the_advantages() -> None:
         [0, 0, half + one, half + one, one, one],
         [0, 0, quarter + minus + zero, minus + zero, minus + zero, zero],
     ]
-    made = make("grpo", advantage="process").compute_advantages(batch)
+    made = make("grpo", advantage="process").prepare(batch)
     for row, hand in zip(filled(made.advantages, "advantages").tolist(), expected, strict=True):
         assert row == pytest.approx(hand, abs=1e-5)
     returns = filled(
-        make("ppo", lam=1.0).compute_advantages(batch.with_(values=torch.zeros(2, 6))).returns,
+        make("ppo", lam=1.0).prepare(batch.with_(values=torch.zeros(2, 6))).returns,
         "returns",
     )
     assert returns.tolist() == [[0, 0, 1.5, 1.5, 1.0, 1.0], [0, 0, -0.5, -0.75, -0.75, 0.0]]
@@ -320,7 +318,7 @@ def test_a_shift_by_one_token_is_seen() -> None:
     group = Group(Task("t", "?"), [trajectory(k, Reward(float(k)), tokens=1) for k in range(2)])
     batch = collate([group])
     algorithm = make("dr_grpo")
-    made = algorithm.compute_advantages(batch)
+    made = algorithm.prepare(batch)
     assert filled(made.advantages, "advantages").tolist() == [[0, 0, -0.5], [0, 0, 0.5]]
     _, grad = gradient(algorithm, made, batch.old_logp)
     assert grad[0, 2] > 0 > grad[1, 2] and not grad[:, :2].any()
@@ -342,7 +340,7 @@ def test_adaptive_beta_moves_the_kl_towards_its_target(gap: float, rises: bool) 
     algorithm = make("grpo", beta=0.1, kl_target=0.1)
     betas = [0.1 * (1 + (0.2 if rises else -0.2) * 8 / 10_000) ** k for k in (1, 2, 3)]
     for beta in betas:
-        made = algorithm.compute_advantages(batch)
+        made = algorithm.prepare(batch)
         output = algorithm.compute_loss(made, logp)
         assert float(output.means["algorithm/beta"][0, 1]) == pytest.approx(beta, rel=1e-9)
         r = (logp - filled(batch.ref_logp, "ref_logp"))[batch.mask]
@@ -371,7 +369,7 @@ def test_an_entropy_bonus_raises_the_entropy(bonus: float) -> None:
             [torch.zeros(4, dtype=torch.float64), logits.log_softmax(-1)[actions]], 1
         )
         entropy = torch.where(mask, entropies(logits), 0.0)
-        batch = algorithm.compute_advantages(
+        batch = algorithm.prepare(
             batch_of(mask, logp.detach(), rewards=final_rewards([1.0] * 4, mask), entropy=entropy)
         )
         algorithm.compute_loss(batch, logp).loss.backward()
@@ -402,8 +400,8 @@ def long_batch() -> tuple[Batch, Tensor]:
 def test_top_entropy_trains_the_fifth_of_the_tokens_with_the_highest_entropy() -> None:
     batch, logp = long_batch()
     algorithm, plain = make("dr_grpo", 10, entropy_rule="top-entropy"), make("dr_grpo", 10)
-    _, grad = gradient(algorithm, algorithm.compute_advantages(batch), logp)
-    _, whole = gradient(plain, plain.compute_advantages(replace(batch, prox_logp=None)), logp)
+    _, grad = gradient(algorithm, algorithm.prepare(batch), logp)
+    _, whole = gradient(plain, plain.prepare(replace(batch, prox_logp=None)), logp)
     entropy = filled(batch.entropy, "entropy")
     kept = batch.mask & (entropy >= entropy[batch.mask].sort().values[-80])
     assert int(kept.sum()) == 80 == 0.2 * int(batch.mask.sum())
@@ -421,11 +419,9 @@ def test_clip_cov_takes_the_gradient_of_the_chosen_tokens_and_of_no_other() -> N
         make("rloo", 10, entropy_rule="clip-cov", advantage="group_zscore"),
         make("rloo", 10, advantage="group_zscore"),
     )
-    made = algorithm.compute_advantages(batch)
+    made = algorithm.prepare(batch)
     _, grad = gradient(algorithm, made, filled(batch.prox_logp, "prox_logp"))
-    _, whole = gradient(
-        plain, plain.compute_advantages(batch), filled(batch.prox_logp, "prox_logp")
-    )
+    _, whole = gradient(plain, plain.prepare(batch), filled(batch.prox_logp, "prox_logp"))
     cov = covariance(filled(made.advantages, "advantages"), batch.old_logp, batch.mask)
     cut = (grad == 0) & (whole != 0)
     assert int(cut.sum()) == 1 and 1.0 < float(cov[cut]) < 5.0
@@ -438,13 +434,13 @@ def test_kl_cov_penalises_the_tokens_of_largest_covariance_and_no_other() -> Non
     """
     batch, logp = long_batch()
     algorithm, plain = make("dr_grpo", 10, entropy_rule="kl-cov"), make("dr_grpo", 10)
-    made = algorithm.compute_advantages(batch)
+    made = algorithm.prepare(batch)
     advantages, old = filled(made.advantages, "advantages"), filled(batch.prox_logp, "prox_logp")
     cov = covariance(advantages, old, batch.mask)
     chosen = cov == cov.max()
     assert torch.equal(filled(made.marked, "marked"), chosen) and int(chosen.sum()) == 1
     _, grad = gradient(algorithm, made, logp)
-    _, whole = gradient(plain, plain.compute_advantages(batch), logp)
+    _, whole = gradient(plain, plain.prepare(batch), logp)
     penalised = filled(made.weights, "weights") * (
         (logp - old).sign() - (logp - old).exp() * advantages
     )
@@ -458,11 +454,11 @@ def test_kl_cov_does_not_train_on_rounding() -> None:
     """
     batch, _ = long_batch()
     algorithm, plain = make("dr_grpo", 10, entropy_rule="kl-cov"), make("dr_grpo", 10)
-    made = algorithm.compute_advantages(batch)
+    made = algorithm.prepare(batch)
     assert bool(filled(made.marked, "marked").any())
     for gap in (1e-6, -1e-6):
         _, grad = gradient(algorithm, made, batch.old_logp + gap)
-        _, whole = gradient(plain, plain.compute_advantages(batch), batch.old_logp + gap)
+        _, whole = gradient(plain, plain.prepare(batch), batch.old_logp + gap)
         torch.testing.assert_close(grad, whole, rtol=1e-5, atol=1e-9)
 
 
@@ -474,7 +470,7 @@ def test_a_kl_that_is_not_finite_is_not_taken_for_a_failed_check() -> None:
     with pytest.raises(
         ValueError, match="the KL to the reference is not finite on a sampled token"
     ):
-        make("rloo", 10, beta=0.1).compute_advantages(batch.with_(ref_logp=ref))
+        make("rloo", 10, beta=0.1).prepare(batch.with_(ref_logp=ref))
 
 
 def test_truncation_never_raises_the_reward() -> None:
@@ -488,7 +484,7 @@ def test_truncation_never_raises_the_reward() -> None:
         rewards=final_rewards([1.0, -1.0, 1.0, -1.0], mask),
         truncated=torch.tensor([True, True, False, False]),
     )
-    made = make("reinforce", length_penalty="stop-properly").compute_advantages(batch)
+    made = make("reinforce", length_penalty="stop-properly").prepare(batch)
     assert filled(made.advantages, "advantages")[:, 1].tolist() == [0.0, -1.0, 1.0, -1.0]
 
 
@@ -532,9 +528,9 @@ def test_whitening_per_source_makes_two_scales_alike() -> None:
     )
     sizes = {}
     for how in ("none", "all", "source"):
-        advantages = filled(
-            make("dr_grpo", whiten=how).compute_advantages(batch).advantages, "advantages"
-        )[:, 1].abs()
+        advantages = filled(make("dr_grpo", whiten=how).prepare(batch).advantages, "advantages")[
+            :, 1
+        ].abs()
         sizes[how] = float(advantages[source == 1].mean() / advantages[source == 0].mean())
     assert sizes == pytest.approx({"none": 100.0, "all": 100.0, "source": 1.0}, rel=1e-4)
 
@@ -556,7 +552,7 @@ def test_overlong_penalty_applies_to_long_completions_only(only: bool) -> None:
     algorithm = make("dr_grpo", 10, overlong_buffer=0.5, overlong_truncated_only=only)
     penalties = [0.0, 0.0, -1.0, 0.0] if only else [-0.2, -1.0, -1.0, 0.0]
     expected = [p - sum(penalties) / 4 for p in penalties]
-    advantages = filled(algorithm.compute_advantages(batch).advantages, "advantages")
+    advantages = filled(algorithm.prepare(batch).advantages, "advantages")
     assert advantages[:, 2].tolist() == pytest.approx(expected)
 
 
@@ -568,7 +564,7 @@ def test_the_weights_of_rewards_by_name() -> None:
         groups = [Group(Task("t", ""), [_answer(1.0, 0.0), _answer(0.0, 10.0)])]
         algorithm = make("gdpo")
         algorithm.part_weights = weights
-        advantages = filled(algorithm.compute_advantages(collate(groups)).advantages, "advantages")
+        advantages = filled(algorithm.prepare(collate(groups)).advantages, "advantages")
         assert advantages[:, 1].tolist() == pytest.approx([expected, -expected], abs=1e-5)
 
 
@@ -615,7 +611,7 @@ def test_a_failed_check_trains_nothing(name: str, beta: float) -> None:
     )  # on policy: the narrow clip of GSPO would take every gradient of a policy that has moved
     kl: dict[str, Any] = {"kl": "k2", "kl_in": "loss"} if beta else {}
     algorithm = make(name, beta=beta, minibatches=2, **kl)
-    made = algorithm.compute_advantages(batch)
+    made = algorithm.prepare(batch)
     loss, grad = gradient(algorithm, made, logp)
     failed = torch.tensor(scores).isnan()
     assert (
@@ -654,10 +650,6 @@ def test_a_failed_check_leaves_the_other_rows_as_they_were(option: dict[str, Any
             source=filled(batch.source, "source"),
             step_ends=final_rewards(torch.ones(8), mask).bool(),
         )
-        made.append(
-            filled(
-                make("dr_grpo", 6, **option).compute_advantages(changed).advantages, "advantages"
-            )
-        )
+        made.append(filled(make("dr_grpo", 6, **option).prepare(changed).advantages, "advantages"))
     others = torch.arange(8) != 2
     torch.testing.assert_close(made[0][others], made[1][others])

@@ -79,9 +79,7 @@ def test_the_toy_by_hand() -> None:
     algorithm = _make("grpo")
     theta = TILTED.clone().requires_grad_()
     (alone,) = torch.autograd.grad(
-        -algorithm.compute_loss(
-            algorithm.compute_advantages(batch), LADDER.log_probs(theta)[[1, 3]]
-        ).loss,
+        -algorithm.compute_loss(algorithm.prepare(batch), LADDER.log_probs(theta)[[1, 3]]).loss,
         theta,
     )
     _near(gradients[1 * 4 + 3], alone.flatten())
@@ -236,7 +234,7 @@ def test_opos_baseline_removes_most_variance_if_the_squared_score_grows_with_len
     batch = LADDER.batch(rows, torch.zeros_like(rows), LADDER.log_probs(fair)[rows], GRADED[rows])
 
     def variance(name: str, off: float = 0.0) -> float:
-        advantages = _make(name).compute_advantages(batch).advantages
+        advantages = _make(name).prepare(batch).advantages
         assert advantages is not None
         mean, variance = moments(
             (advantages[:, 1:2] + off) * score, torch.full((8,), 1 / 8, dtype=torch.float64)
@@ -273,7 +271,7 @@ def test_what_a_token_weighs_in_a_short_answer_and_a_long_one(
     )
     algorithm = _make(name, 1000, advantage="group_mean")
     algorithm.compute_loss(
-        algorithm.compute_advantages(batch.with_(truncated=torch.tensor([False, False]))), logp
+        algorithm.prepare(batch.with_(truncated=torch.tensor([False, False]))), logp
     ).loss.backward()
     assert logp.grad is not None
     expected = torch.tensor([[-short], [long]], dtype=torch.float64) * mask
@@ -336,7 +334,7 @@ def test_a_token_of_positive_advantage_moves_until_the_upper_clip(
     )
     logp = (old + math.log(ratio)).requires_grad_()
     algorithm = _make(name)
-    algorithm.compute_loss(algorithm.compute_advantages(batch), logp).loss.backward()
+    algorithm.compute_loss(algorithm.prepare(batch), logp).loss.backward()
     assert logp.grad is not None
     assert float(logp.grad[0, 1]) == (pytest.approx(-ratio / 2, rel=1e-5) if flows else 0.0)
     assert float(logp.grad[1, 1]) == pytest.approx(ratio / 2, rel=1e-5)
@@ -365,9 +363,7 @@ def test_the_overlong_penalty_grows_linearly_from_its_threshold_to_the_limit(
         overlong_buffer=0.4,
         overlong_truncated_only=truncated_only,
     )
-    advantages = algorithm.compute_advantages(
-        batch.with_(truncated=cut_off, lengths=lengths + 1)
-    ).advantages
+    advantages = algorithm.prepare(batch.with_(truncated=cut_off, lengths=lengths + 1)).advantages
     pays = cut_off | (not truncated_only)
     expected = [
         1 - min(max((n - 12) / 8, 0.0), 1.0) * float(p)
@@ -395,7 +391,7 @@ def _vtrace_returns(sampler: Tensor, trainer: Tensor, values: Tensor) -> Tensor:
     rows = torch.arange(4)
     batch = LADDER.batch(rows, rows, LADDER.log_probs(sampler), GRADED)
     batch = batch.with_(prox_logp=LADDER.log_probs(trainer), values=values[LADDER.state])
-    returns = _make("ppo", advantage="vtrace").compute_advantages(batch).returns
+    returns = _make("ppo", advantage="vtrace").prepare(batch).returns
     assert returns is not None
     return returns
 
@@ -415,7 +411,7 @@ def test_v_trace_with_the_samplers_own_weights_is_plain_actor_critic() -> None:
             logp.clone().requires_grad_(),
         )
         away = torch.where(LADDER.mask, moved * (LADDER.tokens - 0.5), 0.0)
-        filled = algorithm.compute_advantages(batch.with_(prox_logp=logp + away))
+        filled = algorithm.prepare(batch.with_(prox_logp=logp + away))
         return torch.autograd.grad(algorithm.compute_loss(filled, leaf).loss, leaf)[0]
 
     for lam in (1.0, 0.9, 0.0):
@@ -526,7 +522,7 @@ def test_beta_steers_the_kl_to_its_target_from_either_side(start: float) -> None
             float(drawn @ (table.detach() - anchor).sum(-1) / (drawn @ LADDER.lengths.double()))
         )
         rows = torch.multinomial(drawn, 1024, replacement=True, generator=generator)
-        batch = algorithm.compute_advantages(
+        batch = algorithm.prepare(
             LADDER.batch(rows, group, table[rows], PROXY[rows]).with_(ref_logp=anchor[rows])
         )
         (gradient,) = torch.autograd.grad(algorithm.compute_loss(batch, table[rows]).loss, theta)
@@ -606,9 +602,7 @@ def _entropy_after(**changes: Any) -> tuple[Tensor, float]:
             ).flatten()
             old = toy.log_probs(theta)[group, rows]
         rewards = (torch.rand(len(rows), generator=generator) < pays[group, rows]).double()
-        batch = algorithm.compute_advantages(
-            toy.batch(rows, group, old, rewards).with_(prox_logp=old)
-        )
+        batch = algorithm.prepare(toy.batch(rows, group, old, rewards).with_(prox_logp=old))
         for _ in range(8):
             entropy = entropy_of(theta.log_softmax(-1))[group].expand_as(old) * batch.mask
             optimizer.zero_grad()

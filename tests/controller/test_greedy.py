@@ -64,7 +64,7 @@ def test_advantages_are_the_reward_less_that_of_the_greedy_completion() -> None:
     groups, rollout = generate({"a": "10", "b": "11", "c": "10"}, {"a": "0", "b": "1", "c": "?"})
     batch = collate(groups)
     assert batch.greedy is not None and batch.greedy[:4].tolist() == [0.0, 0.0, 1.0, 1.0]
-    done = Composed(ZOO["remax"], horizon=4).compute_advantages(batch)
+    done = Composed(ZOO["remax"], horizon=4).prepare(batch)
     assert done.advantages is not None and done.weights is not None
     assert done.advantages[:, 1].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     # Without a baseline prompt c must not train, and its rows stay in the denominator.

@@ -69,7 +69,7 @@ class Fakes:
                 t.reward = Reward(float(t.sample))
         return None
 
-    def compute_advantages(self, batch: Batch) -> Batch:
+    def prepare(self, batch: Batch) -> Batch:
         self.calls.append("advantages")
         assert batch.ref_logp is not None and batch.weights is None
         return batch.with_(advantages=batch.old_logp, weights=batch.mask.float())

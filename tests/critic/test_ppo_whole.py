@@ -51,7 +51,7 @@ def test_the_critic_learns_the_returns_that_gae_makes_of_its_values(body: str, t
 
     made = []
     for _ in range(30):
-        batch = algorithm.compute_advantages(both.critic.score(samples))
+        batch = algorithm.prepare(both.critic.score(samples))
         made.append(both.train_step(batch, algorithm.compute_loss))
         if len(made) == 1:
             returns = filled(batch.returns, "returns")

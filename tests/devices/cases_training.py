@@ -246,9 +246,7 @@ def test_waits_of_a_step_do_not_grow(name: str) -> None:
         trainer = make_trainer(tiny_model().to(DEVICE), max_tokens_per_microbatch=60)
 
         def step(batch: Batch = batch, algorithm: Composed = algorithm, trainer=trainer) -> None:  # type: ignore[no-untyped-def]
-            trainer.train_step(
-                algorithm.compute_advantages(batch.to(DEVICE)), algorithm.compute_loss
-            )
+            trainer.train_step(algorithm.prepare(batch.to(DEVICE)), algorithm.compute_loss)
 
         totals.append(_counted(step))
     assert totals[0].total == totals[1].total <= 20, totals[1].table()
@@ -276,7 +274,7 @@ def test_critic_learns_the_cpus_values() -> None:
         critic = Critic(policy, CriticConfig(body="own"), TrainerConfig(), Scoring(), 10)
         algorithm = Composed(ZOO["ppo"], horizon=16)
         batch = critic.score(collate_again(ragged_batch(1)).to(device))
-        batch = algorithm.compute_advantages(batch)
+        batch = algorithm.prepare(batch)
         metrics = critic.update(algorithm.value_batch(batch), algorithm.compute_value_loss)
         results.append((metrics, critic.score(batch).values.cpu()))  # type: ignore[union-attr]
     assert results[1][0]["critic/loss"] == pytest.approx(results[0][0]["critic/loss"], rel=1e-4)

@@ -125,7 +125,7 @@ def logged(row: Method) -> set[str]:
     algorithm has.
     """
     algorithm = make_algorithm(row, horizon=5)
-    batch = algorithm.compute_advantages(a_batch())
+    batch = algorithm.prepare(a_batch())
     keys = set(algorithm.compute_loss(batch, batch.old_logp).means)
     rooms = ["critic"] * row.needs_critic + ["dynamic"] * bool(row.dynamic_sampling)
     return keys | {metric.key for metric in METRICS if metric.key.split("/")[0] in rooms}
@@ -203,7 +203,7 @@ def test_the_object_of_the_page_learns_what_is_above_average(own: dict[str, Any]
     failed = batch.rewards.clone()
     failed[4, 3] = torch.nan
     for scores, rows in ((batch.rewards, [0, 3, 4]), (failed, [0, 3])):
-        ready = mine.compute_advantages(batch.with_(rewards=scores))
+        ready = mine.prepare(batch.with_(rewards=scores))
         expected = torch.zeros(6, 4)
         expected[rows] = torch.where(batch.mask, -1.0 / (3 * len(rows)), 0.0)[rows]
         for split in ([range(6)], [[0, 5], [1, 2, 3, 4]]):
@@ -215,9 +215,7 @@ def test_the_object_of_the_page_learns_what_is_above_average(own: dict[str, Any]
             sum(output.loss for output in outputs).backward()
             torch.testing.assert_close(logp.grad, expected)
             assert sum(float(output.sums["train/loss"]) for output in outputs) == pytest.approx(0.7)
-    assert not mine.compute_advantages(
-        batch.with_(rewards=final_rewards([1.0] * 6, batch.mask))
-    ).weights.any()
+    assert not mine.prepare(batch.with_(rewards=final_rewards([1.0] * 6, batch.mask))).weights.any()
 
 
 @pytest.mark.slow

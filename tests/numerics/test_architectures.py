@@ -80,7 +80,7 @@ def test_from_rollout_to_a_saved_model(
         Scoring(temperature=TEMPERATURE, chunk=16),
         2,
     )
-    batch = ALGORITHM.compute_advantages(collate(sampled(model, engine, seed=0)))
+    batch = ALGORITHM.prepare(collate(sampled(model, engine, seed=0)))
     assert batch.weights is not None and int(batch.weights.any(-1).sum()) == 16
 
     metrics = trainer.train_step(batch, ALGORITHM.compute_loss)
@@ -96,7 +96,7 @@ def test_from_rollout_to_a_saved_model(
     assert all(distance == pytest.approx(1e-2, rel=0.05) for distance in moved.values()), moved
 
     SharedSync(model, engine).sync(trainer.version)
-    again = ALGORITHM.compute_advantages(collate(sampled(model, engine, seed=1)))
+    again = ALGORITHM.prepare(collate(sampled(model, engine, seed=1)))
     assert set(again.version[again.mask].tolist()) == {1}
     assert trainer.train_step(again, ALGORITHM.compute_loss)["mismatch/max_abs_logp"] <= 1e-4  # type: ignore[operator]
 

@@ -86,7 +86,7 @@ def test_engine_and_trainer_agree_before_and_after_an_update(
     )
     for seed in (0, 1):
         groups, _ = sampled(model, engine, rule, seed)
-        batch = ALGORITHM.compute_advantages(collate(groups))
+        batch = ALGORITHM.prepare(collate(groups))
         metrics = trainer.train_step(batch, ALGORITHM.compute_loss)
         assert metrics["mismatch/max_abs_logp"] <= 1e-4  # type: ignore[operator]
         assert metrics["train/ratio_mean"] == pytest.approx(1, abs=1e-5)
@@ -127,7 +127,7 @@ def test_scored_over_all_tokens_every_ratio_is_the_kept_mass_and_many_are_clippe
     """What this is for: without the sets an on-policy step looks like one far off the policy."""
     model = copy.deepcopy(tiny("qwen3"))
     groups, _ = sampled(model, Engine(CausalLM(model), kv_tokens=600), "top-k", 0)
-    right = ALGORITHM.compute_advantages(collate(groups))
+    right = ALGORITHM.prepare(collate(groups))
     wrong, mass = replace(right, kept=None), kept_mass(groups, right)
     ratio = (score_batch(model, wrong, Scoring(TEMPERATURE), 4096, True) - right.old_logp).exp()
     torch.testing.assert_close(ratio[right.mask], mass[right.mask], rtol=1e-4, atol=0)

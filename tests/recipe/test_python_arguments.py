@@ -31,7 +31,7 @@ TASK = Task("0", "2+2=", 4)
         ({"reward": 42}, r"reward = 42 .*f\(completion, task\)"),
         ({"reward": "math"}, r"settings=\{'environment.rewards': \['math'\]\}"),
         ({"reward": lambda x: 1.0}, "cannot be called with a completion and a task"),
-        ({"algorithm": object()}, "algorithm is of type object: .*compute_advantages"),
+        ({"algorithm": object()}, "algorithm is of type object: .*prepare"),
         ({"algorithm": dict}, "algorithm is the class dict"),
         ({"algorithm": "grpo"}, r"settings=\{'algorithm.name': 'grpo'\}"),
         ({"tasks": []}, "tasks is empty"),

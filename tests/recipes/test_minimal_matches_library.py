@@ -73,7 +73,7 @@ def test_ten_steps_are_the_same(beta: float) -> None:
     reference = FrozenReference(ours, Scoring(), 64, True) if beta else NoReference()
     trainer = Trainer(ours, config, Scoring(), STEPS)
     for step in range(STEPS):
-        batch = algorithm.compute_advantages(
+        batch = algorithm.prepare(
             reference.score(collate(as_groups(batches[step % STALE], len(minimal.encode("1+2=")))))
         )
         metrics = trainer.train_step(batch, algorithm.compute_loss)

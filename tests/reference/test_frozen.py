@@ -87,9 +87,7 @@ def _trainer(policy: PreTrainedModel) -> Trainer:
 def _train(trainer: Trainer, reference: FrozenReference, steps: int) -> None:
     algorithm = make_algorithm(ZOO["grpo"], 16)
     for step in range(steps):
-        trainer.train_step(
-            algorithm.compute_advantages(reference.score(_batch(step))), algorithm.compute_loss
-        )
+        trainer.train_step(algorithm.prepare(reference.score(_batch(step))), algorithm.compute_loss)
 
 
 def test_it_is_frozen_in_evaluation_mode_and_shares_no_storage(policy: PreTrainedModel) -> None:

@@ -36,7 +36,7 @@ def test_recomputed_old_log_probs_hide_staleness(policy: Policy) -> None:
             t.reward = Reward(float(t.sample % 2))
     algorithm = make_algorithm(resolve_algorithm(AlgorithmConfig(name="grpo")), 8)
     trainer = Trainer(model, TrainerConfig(learning_rate=0.02), Scoring(), total_steps=9)
-    batch = algorithm.compute_advantages(collate(groups))
+    batch = algorithm.prepare(collate(groups))
     for _ in range(2):
         trainer.train_step(batch, algorithm.compute_loss)
 

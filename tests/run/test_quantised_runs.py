@@ -129,7 +129,7 @@ def scored(folder: Path, form: str) -> tuple[World, Learners, Batch]:
     return (
         world,
         learners,
-        learners.algorithm.compute_advantages(learners.scorers.score(collate(groups))),
+        learners.algorithm.prepare(learners.scorers.score(collate(groups))),
     )
 
 

@@ -150,8 +150,8 @@ def test_from_python_with_a_user_algorithm(tmp_path: Path) -> None:
             self.measures = measures
             self.inner = make_algorithm(ZOO["dr_grpo"], 12)
 
-        def compute_advantages(self, batch: Batch) -> Batch:
-            return self.inner.compute_advantages(batch)
+        def prepare(self, batch: Batch) -> Batch:
+            return self.inner.prepare(batch)
 
         def compute_loss(self, batch: Batch, logp: Tensor) -> LossOutput:
             output = self.inner.compute_loss(batch, logp)

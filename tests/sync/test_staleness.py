@@ -42,9 +42,7 @@ def clipped_fractions(policy: Policy, every: int, steps: int = 8) -> tuple[list[
                     sum(x % 2 == 0 for x in t.tokens[t.prompt_length :]) / 8 + 0.01 * t.sample
                 )
         stale.append(trainer.version - groups[0].trajectories[0].version[-1])
-        metrics = trainer.train_step(
-            algorithm.compute_advantages(collate(groups)), algorithm.compute_loss
-        )
+        metrics = trainer.train_step(algorithm.prepare(collate(groups)), algorithm.compute_loss)
         clipped.append(metrics["train/clipped_frac"])
         assert ("mismatch/max_abs_logp" in metrics) == (stale[-1] == 0)
         sync.sync(trainer.version)

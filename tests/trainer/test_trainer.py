@@ -160,7 +160,7 @@ def test_a_batch_of_degenerate_groups_makes_no_forward_and_no_step() -> None:
     for g in groups:
         for t in g.trajectories:
             t.reward = Reward(1.0)
-    metrics = trainer.train_step(grpo().compute_advantages(collate(groups)), grpo().compute_loss)
+    metrics = trainer.train_step(grpo().prepare(collate(groups)), grpo().compute_loss)
     assert forwards == [] and same(weights_of(model), before)
     assert (metrics["train/skipped"], metrics["train/tokens"], metrics["train/microbatches"]) == (
         1.0,
@@ -176,7 +176,7 @@ def test_degenerate_groups_are_not_computed_and_the_gradient_is_as_if_they_were(
     for t in groups[1].trajectories:
         t.reward = Reward(0.5)
     groups[2].trajectories[0].reward = Reward(None, error="timed out")
-    batch = grpo().compute_advantages(collate(groups))
+    batch = grpo().prepare(collate(groups))
     full = batch.with_(weights=AGGREGATIONS["sequence"](batch.mask, batch.group, 16))
     expected = plain_gradient(model, full, grpo().compute_loss)
     assert relative(step_gradient(model, batch, grpo().compute_loss), expected) < 1e-5
@@ -197,7 +197,7 @@ def test_with_a_kl_term_degenerate_groups_still_pull_towards_the_reference() -> 
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.2)
-    batch = algorithm.compute_advantages(on_policy(model, batch).with_(ref_logp=reference))
+    batch = algorithm.prepare(on_policy(model, batch).with_(ref_logp=reference))
     trainer = make_trainer(model, learning_rate=3e-3)
     kl = [float(trainer.train_step(batch, algorithm.compute_loss)["train/kl"]) for _ in range(6)]  # type: ignore[arg-type]
     assert kl[-1] < 0.7 * kl[0] and trainer.version == 6
@@ -398,7 +398,7 @@ def test_clipping_rises_with_the_staleness_of_the_sampler(
     algorithm = make_algorithm(ZOO["grpo"], 8)
     clipped = []
     for step in range(8):
-        batch = algorithm.compute_advantages(collate(_rollout(engine, step)))
+        batch = algorithm.prepare(collate(_rollout(engine, step)))
         clipped.append(
             float(trainer.train_step(batch, algorithm.compute_loss)["train/clipped_frac"])
         )  # type: ignore[arg-type]
@@ -429,6 +429,6 @@ def test_one_long_trajectory_alone_over_the_budget_still_trains() -> None:
         Task("t", "?"), [trajectory(0, k, [1, 2], [3 + k] * 40, reward=float(k)) for k in range(2)]
     )
     metrics = make_trainer(tiny_model(), max_tokens_per_microbatch=16).train_step(
-        grpo().compute_advantages(collate([long])), grpo().compute_loss
+        grpo().prepare(collate([long])), grpo().compute_loss
     )
     assert (metrics["train/microbatches"], metrics["train/skipped"]) == (2.0, 0.0)

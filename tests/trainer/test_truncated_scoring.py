@@ -107,7 +107,7 @@ def test_a_steps_gradient_equals_the_dense_version(kind: str, share_prefix: bool
     model, algorithm = tiny_model(kind), grpo(beta=0.05)
     groups, sets = truncated_groups(2)
     batch = collate(groups)
-    batch = algorithm.compute_advantages(batch.with_(ref_logp=batch.old_logp - 0.1 * batch.mask))
+    batch = algorithm.prepare(batch.with_(ref_logp=batch.old_logp - 0.1 * batch.mask))
     plain = copy.deepcopy(model)
     algorithm.compute_loss(batch, dense(plain_logits(plain, batch), batch, sets)[0]).loss.backward()
     expected = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
@@ -249,7 +249,7 @@ def test_without_kept_sets_nothing_changes_by_a_bit() -> None:
 def test_logits_still_exist_for_one_chunk_at_a_time() -> None:
     """As without truncation, and nothing as wide as the vocabulary is kept but the chunk's own."""
     model, (groups, _) = tiny_model(vocab_size=509), truncated_groups(0)
-    batch = grpo().compute_advantages(collate(groups))
+    batch = grpo().prepare(collate(groups))
     with Allocations(width=509) as seen:
         make_trainer(model, Scoring(1.0, 16)).train_step(batch, grpo().compute_loss)
     assert 0 < seen.wide <= 16 * 509

@@ -162,7 +162,7 @@ def ragged_batch(seed: int = 0, algorithm: Composed | None = None, **sizes: int)
     """A ragged batch with advantages, weights and made-up ref_logp."""
     batch = collate(ragged_groups(seed, **sizes))
     ref = torch.rand(batch.tokens.shape, generator=torch.Generator().manual_seed(seed)) - 3.0
-    return (algorithm or grpo()).compute_advantages(batch.with_(ref_logp=ref * batch.mask))
+    return (algorithm or grpo()).prepare(batch.with_(ref_logp=ref * batch.mask))
 
 
 def settings(**values: Any) -> TrainerConfig:

@@ -24,8 +24,11 @@ class Algorithm(Protocol):
         """True if `ref_logp` is read."""
         ...
 
-    def compute_advantages(self, batch: Batch) -> Batch:
-        """Fill in `advantages` and `weights`. The batch must hold all rows of the step."""
+    def prepare(self, batch: Batch) -> Batch:
+        """Fill in `weights` and every other field that `compute_loss` reads, such as `advantages`.
+
+        It is called once per step, with all rows of the step.
+        """
         ...
 
     def compute_loss(self, batch: Batch, logp: Tensor) -> LossOutput:

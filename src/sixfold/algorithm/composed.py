@@ -1,13 +1,13 @@
-"""Run a row of the zoo: `compute_advantages` once per step, `compute_loss` in every update.
+"""Run a row of the zoo: `prepare` once per step, `compute_loss` in every update.
 
-    compute_advantages, once, over all rows of the step:
+    prepare, once, over all rows of the step:
         rewards -> shaped -> advantages [B, T] -> entropy rule, importance weights -> weights [B, T]
     compute_loss, for any rows of it:
         token loss -> held-back tokens -> entropy, KL -> (weights * loss).sum()
 
 Everything that compares rows (group statistics, denominators, the tokens that a rule selects)
-happens in `compute_advantages`. So `compute_loss` gives the same gradient for any split of the rows
-into micro-batches or ranks.
+happens in `prepare`. So `compute_loss` gives the same gradient for any split of the rows into
+micro-batches or ranks.
 """
 
 from __future__ import annotations
@@ -72,11 +72,17 @@ class Composed:
         """True if `ref_logp` is read."""
         return self.method.needs_reference
 
-    def compute_advantages(self, batch: Batch) -> Batch:
-        """Compute advantages, importance weights, loss weights and returns.
+    def prepare(self, batch: Batch) -> Batch:
+        """Fill in everything that the loss reads: `compute_advantages`, mini-batches and weights.
 
         It must see all rows of the step at once.
         """
+        batch = self.compute_advantages(batch)
+        minibatch = _minibatches(batch.group, self.method.minibatches)
+        return self._weigh(batch.with_(minibatch=minibatch))
+
+    def compute_advantages(self, batch: Batch) -> Batch:
+        """Fill in advantages and importance weights, and the critic's returns if there is one."""
         m = self.method
         scores = shaped_scores(batch, m, self.horizon)
         self.steering.look(batch, scores)
@@ -96,8 +102,7 @@ class Composed:
             batch = batch.with_(
                 correction=CORRECTIONS[m.correction](log_rho(batch), batch.mask, *m.band)
             )
-        batch = self._entropy_rule(batch)
-        return self._weigh(batch.with_(minibatch=_minibatches(batch.group, m.minibatches)))
+        return self._entropy_rule(batch)
 
     def compute_loss(self, batch: Batch, logp: Tensor) -> LossOutput:
         """Loss of the method for some rows of that batch. logp: [B, T]."""

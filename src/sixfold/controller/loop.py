@@ -78,7 +78,7 @@ class Controller:
         with self._phase("reference"):
             batch = self.reference.score(batch)
         with self._phase("algorithm"):
-            batch = self.algorithm.compute_advantages(batch)
+            batch = self.algorithm.prepare(batch)
         with self._phase("trainer"):
             trained = self.trainer.train_step(batch, self.algorithm.compute_loss)
         with self._phase("sync"):

@@ -35,7 +35,7 @@ class _AlgorithmMethods(Protocol):
 
     needs_reference: bool
 
-    def compute_advantages(self, batch: Any) -> Any: ...
+    def prepare(self, batch: Any) -> Any: ...
 
     def compute_loss(self, batch: Any, logp: Any) -> Any: ...
 
@@ -95,7 +95,7 @@ def checked_algorithm(algorithm: Any) -> None:
             else f"of type {type(algorithm).__name__}"
         )
         raise UserError(
-            f"algorithm is {shown}: give an object with compute_advantages, compute_loss and"
+            f"algorithm is {shown}: give an object with prepare, compute_loss and"
             " needs_reference, e.g. sixfold.algorithm.composed.make_algorithm(method)"
         )
 

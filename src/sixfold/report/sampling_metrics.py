@@ -38,7 +38,7 @@ TIME = (
         "values of the critic and the proximal pass, in a run without a reference",
         "wall clock of these scorers",
     ),
-    Metric("time/algorithm_s", "s", "advantages and weights", "wall clock of compute_advantages"),
+    Metric("time/algorithm_s", "s", "advantages and weights", "wall clock of Algorithm.prepare"),
     Metric(
         "time/trainer_s",
         "s",
