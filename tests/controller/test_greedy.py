@@ -13,7 +13,8 @@ from sixfold.batch import collate
 from sixfold.controller.greedy import GreedyBaseline
 from sixfold.controller.refill import Refill
 from sixfold.engine.engine import Engine
-from sixfold.environment.scorer import Environment, RewardBudgetExceeded
+from sixfold.environment.scorer import Environment
+from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.report.rewards import reward_metrics

@@ -11,7 +11,8 @@ import pytest
 from sixfold.controller.oversample import Oversample
 from sixfold.controller.refill import Refill, mixed
 from sixfold.engine.engine import Engine
-from sixfold.environment.scorer import Environment, RewardBudgetExceeded
+from sixfold.environment.scorer import Environment
+from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.rollout.base import Enough

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from sixfold.controller.refill import Refill, mixed
 from sixfold.engine.engine import Engine
 from sixfold.environment.preflight import degenerate_probability, expected_refill
-from sixfold.environment.scorer import Environment, RewardBudgetExceeded
+from sixfold.environment.scorer import Environment
+from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.rollout.engine_rollout import EngineRollout

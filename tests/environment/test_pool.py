@@ -2,6 +2,7 @@
 outlives it.
 """
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -27,17 +28,26 @@ def check(text: str) -> Check:
     return Check(0, TASK, [text], Sampled(["stop"], [[]], [], ""))
 
 
+def run(pool: WorkerPool, checks: Sequence[Check]) -> list[Outcome]:
+    """What became of checks that are started together."""
+
+    async def together() -> list[Outcome]:
+        found = await asyncio.gather(*map(pool.check, checks))
+        pool.leave()
+        return found
+
+    return asyncio.run(together())
+
+
 def outcomes(
     reward: str, texts: Sequence[str], workers: int = 1, timeout_s: float = 5.0
 ) -> dict[int, Outcome]:
     """What became of each check, by its place in `texts`."""
-    found: dict[int, Outcome] = {}
     pool = WorkerPool([f"{SAMPLE}:{reward}"], workers=workers, timeout_s=timeout_s)
     try:
-        pool.run([check(text) for text in texts], found.__setitem__)
+        return dict(enumerate(run(pool, [check(text) for text in texts])))
     finally:
         pool.close()
-    return found
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -101,13 +111,12 @@ def test_only_a_sound_reply_of_the_worker_to_the_running_check_counts(
     other_pid: int, number: int, body: str, error: str | None
 ) -> None:
     """Written by the worker itself. Number 1 is the answer about the rewards, 2 the first check."""
-    found: dict[int, Outcome] = {}
     pool = WorkerPool([f"{SAMPLE}:stray"], workers=1, timeout_s=5.0)
     try:
-        pool.rewards()
+        asyncio.run(pool.rewards())
         pid = pool._workers[0].child.pid + other_pid
         forged = HEADER.pack(MARK, ANSWER, pid, 3 + number, len(body)).decode("latin-1") + body
-        pool.run([check(text) for text in ("", forged, "")], found.__setitem__)
+        found = run(pool, [check(text) for text in ("", forged, "")])
     finally:
         pool.close()
     assert (found[0].values, found[2].values) == ([1.0], [1.0])
@@ -120,12 +129,9 @@ def test_only_a_sound_reply_of_the_worker_to_the_running_check_counts(
 @pytest.mark.parametrize("way", ["return", "hang", "crash"])
 def test_processes_started_by_a_check_end_with_it(way: str) -> None:
     before = set(descendants())
-    pids: list[int] = []
     pool = WorkerPool([f"{SAMPLE}:starts_daemons"], workers=1, timeout_s=0.5)
     try:
-        pool.run(
-            [check(way)], lambda index, outcome: pids.extend(int(v or 0) for v in outcome.values)
-        )
+        pids = [int(v or 0) for outcome in run(pool, [check(way)]) for v in outcome.values]
         assert not any(running(pid) for pid in pids) and len(pids) == (way == "return")
         ours = {worker.child.process.pid for worker in pool._workers} | {
             worker.child.pid for worker in pool._workers
@@ -146,12 +152,13 @@ def sleepers(pids: set[int]) -> list[int]:
 @pytest.mark.slow
 def test_a_worker_that_ignores_all_signals_ends_with_its_parent() -> None:
     code = (
-        "import os, threading, time\nfrom sixfold.environment.pool import WorkerPool\nfrom"
+        "import asyncio, os, threading, time\nfrom sixfold.environment.pool import WorkerPool\nfrom"
         " sixfold.environment.sampled import Sampled\nfrom sixfold.environment.worker import"
         f" Check\nfrom sixfold.types import Task\npool = WorkerPool(['{SAMPLE}:deaf'], workers=1,"
-        " timeout_s=100.0)\npool.rewards(); print(pool._workers[0].child.process.pid,"
-        " flush=True)\nthreading.Timer(0.3, lambda: os._exit(9)).start()\npool.run([Check(0,"
-        " Task(id='t', prompt='q'), ['x'], Sampled(['stop'], [[]], [], ''))], print)"
+        " timeout_s=100.0)\nasyncio.run(pool.rewards());"
+        " print(pool._workers[0].child.process.pid, flush=True)\nthreading.Timer(0.3, lambda:"
+        " os._exit(9)).start()\nasyncio.run(pool.check(Check(0, Task(id='t', prompt='q'), ['x'],"
+        " Sampled(['stop'], [[]], [], ''))))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60
@@ -170,11 +177,10 @@ def test_a_check_that_fails_after_it_blamed_the_answer_is_a_wrong_answer() -> No
 
 @pytest.mark.slow
 def test_workers_of_built_in_rewards_have_bounded_memory() -> None:
-    found: dict[int, Outcome] = {}
     pool = WorkerPool(["math"], workers=1, timeout_s=30.0)
     try:
         task = Task(id="t", prompt="", answer=r"\sqrt{2}")
-        pool.run([check(r"\boxed{\frac{2}{\sqrt{2}}}")._replace(task=task)], found.__setitem__)
+        found = run(pool, [check(r"\boxed{\frac{2}{\sqrt{2}}}")._replace(task=task)])
         limits = Path(f"/proc/{pool._workers[0].child.pid}/limits").read_text()
     finally:
         pool.close()

@@ -17,7 +17,8 @@ from sixfold.environment.preflight import (
     preflight,
 )
 from sixfold.environment.rewards import RewardCallable
-from sixfold.environment.scorer import Environment, RewardBudgetExceeded
+from sixfold.environment.scorer import Environment
+from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.types import Task
 
 

@@ -2,6 +2,7 @@
 them stop the run.
 """
 
+import asyncio
 import json
 import os
 import subprocess
@@ -16,10 +17,11 @@ from typing import Any
 
 import pytest
 
-from sixfold.environment import pool
 from sixfold.environment.arithmetic import arithmetic_tasks
 from sixfold.environment.pool import WorkerPool
-from sixfold.environment.scorer import Environment, RewardBudgetExceeded
+from sixfold.environment.scorer import Environment
+from sixfold.environment.step_scorer import RewardBudgetExceeded
+from sixfold.environment.worker_process import WorkerProcess
 from sixfold.errors import UserError
 from sixfold.types import Group, Reward, Task, Trajectory
 
@@ -82,17 +84,17 @@ def test_512_checks_share_a_process_and_four_requests(monkeypatch: pytest.Monkey
         monkeypatch.setattr(owner, name, counted)
 
     for owner, name in (
-        (pool._Worker, "send"),
+        (WorkerProcess, "send"),
         (WorkerPool, "_spawn"),
         (WorkerPool, "_take"),
-        (WorkerPool, "_attend"),
+        (WorkerPool, "_read"),
     ):
         count(owner, name)
     groups = [group(["x"] * 8) for _ in range(64)]
     with Environment([f"{SAMPLE}:events_since_the_last_check"]) as environment:
         environment.score(groups)
         assert (counts["_spawn"], counts["send"], counts["_take"]) == (1, 4, 1 + 512)
-        assert counts["_attend"] <= counts["_take"] + 1  # it wakes up only to read
+        assert counts["_read"] <= counts["_take"] + 1  # it wakes up only to read
         assert [r for g in groups for r in g.rewards] == [0.0] * 512
         environment.score(unscored(groups))
     assert (counts["_spawn"], counts["send"], counts["_take"]) == (1, 8, 1 + 1024)
@@ -343,10 +345,11 @@ def test_packages_import_no_torch() -> None:
 @pytest.mark.slow
 def test_worker_ends_with_its_parent() -> None:
     code = (
-        "import os, time\n"
+        "import asyncio, os, time\n"
         "from sixfold.environment.pool import WorkerPool\n"
         f"pool = WorkerPool(['{SAMPLE}:length'], workers=1, timeout_s=1.0)\n"
-        "pool.rewards(); print(pool._workers[0].child.process.pid, flush=True); os._exit(9)"
+        "asyncio.run(pool.rewards())\n"
+        "print(pool._workers[0].child.process.pid, flush=True); os._exit(9)"
     )
     pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
     for _ in range(100):
@@ -378,3 +381,74 @@ def test_math_answers_by_algebra_in_a_process() -> None:
     with Environment(["math"]) as environment:
         environment.score(groups)
     assert [g.rewards for g in groups] == [[1.0, 0.0]] * 4
+
+
+def test_a_stream_scores_each_trajectory_as_it_ends() -> None:
+    """A reward of single completions is there after `add`, one over groups after `finish`. What is
+    not added is added by `finish`, and a given reward stays.
+    """
+    seen: list[list[str]] = []
+
+    def single(completion: str, task: Task) -> float:
+        return float(len(completion))
+
+    def whole(completions: list[str], **columns: Any) -> list[float]:
+        seen.append(completions)
+        return [10.0 * len(completions)] * len(completions)
+
+    async def stream(environment: Environment, g: Group) -> list[list[float | None]]:
+        scorer = environment.scorer(3)
+        g.trajectories[2].reward = Reward(0.5)
+        await scorer.add(g.task, g.trajectories[1])
+        await scorer.add(g.task, g.trajectories[2])
+        between = g.rewards
+        await scorer.finish(g)
+        return [between, g.rewards]
+
+    alone, both = group(["a", "bb", "ccc"]), group(["a", "bb", "ccc"])
+    with Environment([single]) as environment:
+        assert asyncio.run(stream(environment, alone)) == [[None, 2.0, 0.5], [1.0, 2.0, 0.5]]
+    with Environment([single, whole]) as environment:
+        assert asyncio.run(stream(environment, both)) == [[None, None, 0.5], [21.0, 22.0, 0.5]]
+    assert seen == [["a", "bb"]]
+
+
+def test_a_scorer_has_one_error_budget_to_which_failed_episodes_count() -> None:
+    def fussy(completion: str, task: Task) -> float:
+        return 1.0 / len(completion)
+
+    async def stream(texts: Sequence[str], expected: int, fail: bool) -> Group:
+        g = group(texts)
+        with Environment([fussy], error_budget=0.25) as environment:
+            scorer = environment.scorer(expected)
+            if fail:
+                scorer.fail(g.trajectories[0], "the episode raised ValueError")
+            for one in g.trajectories:
+                await scorer.add(g.task, one)
+            await scorer.finish(g)
+        return g
+
+    failed = asyncio.run(stream("aabb", 4, fail=True)).trajectories[0].reward
+    assert failed == Reward(None, error="the episode raised ValueError")
+    asyncio.run(stream(["", "a"], 4, fail=False))
+    asyncio.run(stream([*"abcdefg", "", ""], 1, fail=False))  # the added count if they are more
+    for texts, expected, fail in (["", "a"], 3, False), (["a", ""], 4, True):
+        with pytest.raises(RewardBudgetExceeded, match=f"of {expected} reward checks failed"):
+            asyncio.run(stream(texts, expected, fail))
+
+
+@pytest.mark.slow
+def test_the_pool_serves_one_event_loop_after_another() -> None:
+    """Also when `score` is called inside a running loop, as in a notebook."""
+
+    async def notebook(environment: Environment) -> None:
+        environment.score([first])
+        scorer = environment.scorer(2)
+        await scorer.finish(second)
+        environment.score([third])
+
+    first, second, third, fourth = (group(["a", "b"]) for _ in range(4))
+    with Environment([f"{SAMPLE}:told"]) as environment:
+        asyncio.run(notebook(environment))
+        environment.score([fourth])
+    assert all(g.rewards == [1.0, 1.0] for g in (first, second, third, fourth))

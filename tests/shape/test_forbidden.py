@@ -10,7 +10,7 @@ import pytest
 from source import modules
 
 ALLOWED: dict[tuple[str, str], str] = {
-    ("environment.pool", "pickle"): (
+    ("environment.worker_process", "pickle"): (
         "a private pipe from the parent to its own worker: only the parent writes what the worker"
         " unpickles"
     ),

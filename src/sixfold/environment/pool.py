@@ -1,87 +1,39 @@
 """Processes that check answers. Each can be killed without harm to the others.
 
-`WorkerPool` distributes checks and reads outcomes. `_Worker` is a handle on one process, which runs
-`worker.py`.
+`WorkerPool` takes single checks from an event loop and distributes them. `WorkerProcess` is a
+handle on one process, which runs `worker.py`.
 
-Invariants: every check gets exactly one outcome, and no outcome reaches another check
-(`processes/child.py`). Only the check that hangs or kills its process fails; the checks queued
-behind it go to the next process. Everything that a worker has started ends with it.
+Invariants:
+
+- Every check gets exactly one outcome, and no outcome reaches another check.
+- Only the check that hangs or kills its process fails; the checks queued behind it go to the next
+  process.
+- A cancelled check gets no outcome. If it is running, it has `CANCEL_GRACE_S` to end; then its
+  process is ended as after a time-out. Otherwise it is dropped.
+- Everything that a worker has started ends with it.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import pickle
-import select
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
 
 from ..errors import UserError
-from ..processes.child import Child, ChildEnded, ChildError, ChildSilent, Message
+from ..processes.child import ChildError, Message
 from .worker import Check, Outcome
+from .worker_process import Job, RewardInfo, WorkerProcess
 
-START_TIMEOUT_S = 120.0  # a process may import a large library before its first check
 CHECKS_PER_REQUEST = 128
-MAX_REPLY_BYTES = 1 << 24
-_BAD_REPLY = "sent a malformed reply"
-
-
-@dataclass(frozen=True)
-class RewardInfo:
-    """What a process reports about a reward it has loaded."""
-
-    name: str
-    takes_groups: bool
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One check in flight. `index` is the caller's index of it."""
-
-    index: int
-    check: Check
-
-
-@dataclass
-class _Worker:
-    """One process.
-
-    Attributes:
-        child: the process.
-        deadline: of the first pending job, or of the start; a time.monotonic() value in seconds.
-        ready: whether it has loaded the rewards.
-        pending: jobs, in the order of their answers.
-        blames_answer: whether a failure of the first pending job counts against the answer.
-    """
-
-    child: Child
-    deadline: float
-    ready: bool = False
-    pending: deque[_Job] = field(default_factory=deque)
-    blames_answer: bool = False
-
-    @property
-    def idle(self) -> bool:
-        return self.ready and not self.pending
-
-    def send(self, jobs: Sequence[_Job], timeout_s: float) -> None:
-        """Send jobs to an idle process."""
-        self.pending.extend(jobs)
-        self.deadline = time.monotonic() + timeout_s
-        checks = [job.check for job in jobs]
-        with suppress(ChildSilent):  # its deadline has passed, too
-            self.child.send(
-                pickle.dumps(checks, protocol=pickle.HIGHEST_PROTOCOL), timeout_s, len(jobs)
-            )
+CANCEL_GRACE_S = 0.5
 
 
 class WorkerPool:
     """Pool of processes that have loaded rewards.
+
+    The pool serves one event loop at a time. When it is used from another loop, processes that are
+    still busy for the old loop are ended.
 
     Args:
         specs: names of the rewards.
@@ -93,171 +45,236 @@ class WorkerPool:
         self._specs = list(specs)
         self._size = workers
         self._timeout_s = timeout_s
-        self._workers: list[_Worker] = []
+        self._workers: list[WorkerProcess] = []
+        self._queue: deque[Job] = deque()
+        self._share = 1  # checks per request
         self._rewards: list[RewardInfo] = []
+        self._loading: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._arriving = False
 
     def start(self) -> None:
         """Start missing processes without waiting: they load their rewards in the background."""
-        self._workers += [self._spawn() for _ in range(self._size - len(self._workers))]
+        while len(self._workers) < self._size:
+            self._spawn()
 
-    def rewards(self) -> list[RewardInfo]:
+    async def rewards(self) -> list[RewardInfo]:
         """The rewards, in the order of `specs`. Starts the pool and waits for the first process.
 
         Raises:
             UserError: if the rewards cannot be loaded.
         """
-        self.start()
-        while not self._rewards:
-            self._attend(lambda index, outcome: None)
+        loop = self._join()
+        if not self._rewards:
+            if self._loading is None:
+                self._loading = loop.create_future()
+            await asyncio.shield(self._loading)
         return self._rewards
 
-    def run(self, checks: Sequence[Check], on_outcome: Callable[[int, Outcome], None]) -> None:
-        """Call `on_outcome(index, outcome)` once per check, in order of completion.
-
-        An exception of `on_outcome` ends the run and the processes.
-        """
-        self.start()
-        queue = deque(_Job(index, check) for index, check in enumerate(checks))
-        share = max(1, min(CHECKS_PER_REQUEST, len(queue) // (2 * self._size)))
-        try:
-            while queue or any(worker.pending for worker in self._workers):
-                for worker in self._workers:
-                    if queue and worker.idle:
-                        worker.send(
-                            [queue.popleft() for _ in range(min(share, len(queue)))],
-                            self._timeout_s,
-                        )
-                queue.extendleft(reversed(self._attend(on_outcome)))
-        except BaseException:
-            self.close(grace_s=0.0)  # half-read replies would answer the next caller's checks
-            raise
-
-    def close(self, grace_s: float = 1.0) -> None:
-        """End every process. The pool starts again when it is used again."""
-        workers, self._workers = self._workers, []
-        for worker in workers:
-            worker.child.close(0.0 if worker.pending else grace_s)
-
-    def _attend(self, on_outcome: Callable[[int, Outcome], None]) -> list[_Job]:
-        """Wait for replies or a deadline, and handle them.
-
-        Returns:
-            Checks whose process died before it ran them.
-        """
-        orphans: list[_Job] = []
-        for worker in self._wait():
-            try:
-                for message in worker.child.arrived():
-                    self._take(worker, message, on_outcome)
-            except ChildError as error:
-                orphans += self._replace(worker, f"process {error}", on_outcome)
-        now = time.monotonic()
-        for worker in list(self._workers):
-            if now > worker.deadline and not worker.idle:
-                orphans += self._replace(worker, f"timeout after {self._timeout_s:g} s", on_outcome)
-        return orphans
-
-    def _wait(self) -> list[_Worker]:
-        """Workers with something to read. Empty if the earliest deadline has passed."""
-        busy = [worker for worker in self._workers if not worker.idle]
-        patience = min(worker.deadline for worker in busy) - time.monotonic() if busy else 0.0
-        poll = select.poll()
-        for worker in self._workers:
-            poll.register(worker.child.replies, select.POLLIN)
-        readable = {descriptor for descriptor, _ in poll.poll(1000 * max(0.0, patience) + 1)}
-        return [worker for worker in self._workers if worker.child.replies in readable]
-
-    def _take(
-        self, worker: _Worker, message: Message, on_outcome: Callable[[int, Outcome], None]
-    ) -> None:
-        """Handle one message.
+    async def check(self, check: Check) -> Outcome:
+        """Run one check. Checks that arrive in one iteration of the event loop share requests.
 
         Raises:
-            ChildEnded: if it has the wrong form.
-            UserError: if the rewards could not be loaded.
+            UserError: if the rewards cannot be loaded.
         """
+        loop = self._join()
+        job = Job(check, loop.create_future())
+        self._queue.append(job)
+        if not self._arriving:
+            self._arriving = True
+            loop.call_soon(self._guarded, self._arrive)
+        try:
+            return await job.outcome
+        except asyncio.CancelledError:
+            self._drop(job)
+            raise
+
+    def leave(self) -> None:
+        """Leave the event loop. Processes that are still busy are ended.
+
+        Raises:
+            RuntimeError: if a check of this loop still waits.
+        """
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        jobs = [*self._queue, *(job for worker in self._workers for job in worker.pending)]
+        if not loop.is_closed() and any(not job.outcome.done() for job in jobs):
+            self._loop = loop
+            raise RuntimeError("the reward processes are in use by another event loop")
+        self._queue.clear()
+        self._arriving, self._loading = False, None
+        self._stop_timer()
+        for worker in list(self._workers):
+            worker.unwatch(loop)
+            if worker.pending:
+                self._workers.remove(worker)
+                worker.child.close(grace_s=0.0)
+
+    def close(self, grace_s: float = 1.0) -> None:
+        """End every process. Checks that still wait are cancelled.
+
+        The pool starts again when it is used again.
+        """
+        self._fail_all(None)
+        self.leave()
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.child.close(grace_s)
+
+    def _join(self) -> asyncio.AbstractEventLoop:
+        """Serve the running event loop."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self.leave()
+            self._loop = loop
+            for worker in self._workers:
+                self._watch(worker)
+            self.start()
+            self._set_timer()
+        return loop
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Run a callback of the event loop. Its error reaches every check that waits."""
+        try:
+            step()
+            self._send()
+        except BaseException as error:
+            self._fail_all(error)
+            self.close(grace_s=0.0)
+            if not isinstance(error, UserError):
+                raise
+
+    def _arrive(self) -> None:
+        """Choose the size of requests for the checks that have arrived."""
+        self._arriving = False
+        self._share = max(1, min(CHECKS_PER_REQUEST, len(self._queue) // (2 * self._size)))
+
+    def _send(self) -> None:
+        """Send checks to idle processes, and set the timer."""
+        for worker in list(self._workers):
+            if not worker.idle or not (jobs := self._next()):
+                continue
+            if worker.child.process.poll() is not None:  # it died while it had nothing to do
+                self._queue.extendleft(reversed(jobs))
+                self._replace(worker, "process ended")
+            else:
+                worker.send(jobs, self._timeout_s)
+                if not worker.child.flush() and self._loop:
+                    worker.watch_writing(self._loop)
+        self._set_timer()
+
+    def _next(self) -> list[Job]:
+        """Remove the checks of one request from the queue."""
+        jobs: list[Job] = []
+        while self._queue and len(jobs) < self._share:
+            job = self._queue.popleft()
+            if not job.outcome.done():
+                jobs.append(job)
+        return jobs
+
+    def _read(self, worker: WorkerProcess) -> None:
+        """Handle messages of a process, or its death."""
+        try:
+            for message in worker.child.arrived():
+                self._take(worker, message)
+        except ChildError as error:
+            self._replace(worker, f"process {error}")
+
+    def _take(self, worker: WorkerProcess, message: Message) -> None:
         if not worker.ready:
-            self._rewards = _loaded(_parsed(message.body))
-            worker.ready = True
-        elif not message.is_answer:
-            worker.blames_answer = True
-        else:
-            outcome = _outcome(_parsed(message.body), worker.pending[0].check)
-            job = worker.pending.popleft()
-            worker.blames_answer = False
+            self._rewards = worker.load(message)
+            if self._loading and not self._loading.done():
+                self._loading.set_result(None)
+        elif answered := worker.answered(message):
+            job, outcome = answered
             worker.deadline = time.monotonic() + self._timeout_s
-            on_outcome(job.index, outcome)
+            job.finish(outcome)
+            self._hurry(worker)
 
-    def _replace(
-        self, worker: _Worker, reason: str, on_outcome: Callable[[int, Outcome], None]
-    ) -> list[_Job]:
-        """End `worker` and start another. Its running check fails for `reason`.
+    def _expire(self) -> None:
+        """End the processes whose deadline has passed."""
+        self._timer = None
+        now = time.monotonic()
+        for worker in list(self._workers):
+            if now >= worker.deadline and not worker.idle:
+                self._replace(worker, f"timeout after {self._timeout_s:g} s")
 
-        Returns:
-            The checks that it had not begun.
+    def _replace(self, worker: WorkerProcess, reason: str) -> None:
+        """End a process and start another. Its running check fails for `reason`.
+
+        Raises:
+            UserError: if the process had not loaded the rewards.
         """
         self._workers.remove(worker)
+        if self._loop:
+            worker.unwatch(self._loop)
         worker.child.close(grace_s=0.0)
         if not worker.ready:
             raise UserError(
                 f"environment.rewards: a process that checks answers did not start ({reason})."
                 f" Rewards: {', '.join(self._specs)}"
             )
-        self._workers.append(self._spawn())
+        self._spawn()
         if worker.pending:
             job = worker.pending.popleft()
             seconds = self._timeout_s if reason.startswith("timeout") else 0.0
-            if worker.blames_answer:
-                on_outcome(job.index, Outcome([0.0] * len(job.check.completions), None, seconds))
+            job.finish(
+                Outcome([0.0] * len(job.check.completions), None, seconds)
+                if worker.blames_answer
+                else Outcome([], reason, seconds)
+            )
+        self._queue.extendleft(reversed(worker.pending))
+
+    def _drop(self, job: Job) -> None:
+        """A check is cancelled. If it is running, it must end soon."""
+        for worker in self._workers:
+            if worker.pending and worker.pending[0] is job:
+                self._hurry(worker)
+                self._set_timer()
+
+    def _hurry(self, worker: WorkerProcess) -> None:
+        """Shorten the time limit of a running check that is cancelled."""
+        if worker.pending and worker.pending[0].outcome.cancelled():
+            worker.deadline = min(worker.deadline, time.monotonic() + CANCEL_GRACE_S)
+
+    def _fail_all(self, error: BaseException | None) -> None:
+        """End all waiting checks with an error. None, or an error that is not theirs: cancel."""
+        jobs = [*self._queue, *(job for worker in self._workers for job in worker.pending)]
+        waiting: list[asyncio.Future[Outcome] | asyncio.Future[None]] = [j.outcome for j in jobs]
+        if self._loading:
+            waiting.append(self._loading)
+        if self._loop is None or self._loop.is_closed():
+            return
+        for future in waiting:
+            if future.done():
+                continue
+            if isinstance(error, Exception):
+                future.set_exception(error)
             else:
-                on_outcome(job.index, Outcome([], reason, seconds))
-        return list(worker.pending)
+                future.cancel()
 
-    def _spawn(self) -> _Worker:
-        child = Child(
-            "sixfold.environment.worker",
-            environment={"OMP_NUM_THREADS": "1"},
-            reply_limit=MAX_REPLY_BYTES,
-        )
-        child.send(json.dumps(self._specs).encode())
-        return _Worker(child, deadline=time.monotonic() + START_TIMEOUT_S)
+    def _spawn(self) -> None:
+        worker = WorkerProcess(self._specs)
+        self._workers.append(worker)
+        self._watch(worker)
 
+    def _watch(self, worker: WorkerProcess) -> None:
+        if self._loop:
+            self._loop.add_reader(worker.child.replies, self._guarded, lambda: self._read(worker))
 
-def _parsed(body: bytes) -> dict[str, Any]:
-    try:
-        reply = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ChildEnded(_BAD_REPLY) from error
-    if not isinstance(reply, dict):
-        raise ChildEnded(_BAD_REPLY)
-    return reply
+    def _set_timer(self) -> None:
+        """Wake up at the earliest deadline. Deadlines that have moved back are found then."""
+        deadlines = [worker.deadline for worker in self._workers if not worker.idle]
+        if not deadlines or self._loop is None:
+            return
+        wait = max(0.0, min(deadlines) - time.monotonic())
+        if self._timer is None or self._timer.when() > self._loop.time() + wait:
+            self._stop_timer()
+            self._timer = self._loop.call_later(wait, self._guarded, self._expire)
 
-
-def _loaded(reply: dict[str, Any]) -> list[RewardInfo]:
-    """The rewards that a process has loaded, from its first answer."""
-    match reply:
-        case {"fatal": str(message)}:
-            raise UserError(message)
-        case {"rewards": list(rewards)}:
-            return [RewardInfo(name, takes_groups) for name, takes_groups in rewards]
-    raise ChildEnded(_BAD_REPLY)
-
-
-def _outcome(reply: dict[str, Any], check: Check) -> Outcome:
-    """Outcome in a reply.
-
-    Raises:
-        ChildEnded: if the reply has neither one value per completion nor an error.
-    """
-    match reply:
-        case {"values": [], "error": str(error), "seconds": float(seconds)}:
-            return Outcome([], error, seconds)
-        case {"values": list(values), "error": None, "seconds": float(seconds)} if len(
-            values
-        ) == len(check.completions):
-            if all(
-                value is None or (isinstance(value, float) and math.isfinite(value))
-                for value in values
-            ):
-                return Outcome(values, None, seconds)
-    raise ChildEnded(_BAD_REPLY)
+    def _stop_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer:
+            timer.cancel()

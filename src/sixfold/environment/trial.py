@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ..errors import UserError
 from ..types import Group, Task
 from .preflight import MakeAnswer
-from .scorer import NOT_APPLICABLE, Environment
+from .scorer import Environment
+from .step_scorer import NOT_APPLICABLE
 
 TRIAL_TASKS = 2
 

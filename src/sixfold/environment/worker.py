@@ -2,9 +2,9 @@
 
 The first request is the names of the rewards as JSON. Its answer is {"rewards": [[name,
 takes_groups], ...]}, or {"fatal": message} if they cannot be loaded. Every later request is a
-pickled list of checks. Each check is answered as soon as it is done: {"values": [...], "error":
-null or text, "seconds": s}. Answers come in the order of the checks, so the parent always knows
-which check is running.
+pickled list of (ticket, check). Each check is answered as soon as it is done: {"check": ticket,
+"values": [...], "error": null or text, "seconds": s}. Answers come in the order of the checks, so
+the parent always knows which check is running.
 
 Before the answer to a check there may be a note. From then on any failure, including a time-out,
 counts against the text that is checked (`limits.blame_answer`).
@@ -113,8 +113,8 @@ def serve(requests: Requests) -> None:
     rewards = [[function.name, function.takes_groups] for function in functions]
     requests.answer(json.dumps({"rewards": rewards}).encode())
     for body in requests:
-        for check in pickle.loads(body):
+        for ticket, check in pickle.loads(body):
             outcome = run_check(functions[check.reward], check)
             if has_children():
                 end_descendants(helpers)
-            requests.answer(json.dumps(outcome._asdict()).encode())
+            requests.answer(json.dumps({"check": ticket, **outcome._asdict()}).encode())

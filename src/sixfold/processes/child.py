@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -73,6 +74,7 @@ class Child:
         process: the supervisor. Its exit code is that of the program.
         pid: the program. 0 before its first message.
         replies: descriptor to poll before `arrived`.
+        requests: descriptor to poll before `flush`.
         closed: True once `close` was called.
     """
 
@@ -91,6 +93,7 @@ class Child:
         self._limit = reply_limit
         self._asked = self._answered = 0  # number of the last request, and of the last answer
         self._unread = bytearray()
+        self._unsent: deque[memoryview] = deque()
         # A file, not a pipe: nobody reads a pipe, so it would fill up and block the process.
         self._output = tempfile.TemporaryFile() if keeps_output else None  # noqa: SIM115
         variables = {**os.environ, **(environment or {})}
@@ -98,9 +101,9 @@ class Child:
             # As Python itself, skip entries that are not text, e.g. a Path of a notebook.
             folders = [folder or os.getcwd() for folder in sys.path if isinstance(folder, str)]
             variables["PYTHONPATH"] = os.pathsep.join(folders)
-        requests, self._requests = os.pipe()
+        requests, self.requests = os.pipe()
         self.replies, replies = os.pipe()
-        os.set_blocking(self._requests, False)
+        os.set_blocking(self.requests, False)
         # -P: the files beside program.py must not shadow modules.
         command = [python or sys.executable, "-P", program.__file__]
         try:
@@ -114,7 +117,7 @@ class Child:
                 env=variables,
             )
         except OSError:
-            os.close(self._requests)
+            os.close(self.requests)
             os.close(self.replies)
             raise
         finally:
@@ -126,27 +129,49 @@ class Child:
         """Number of answers that have not arrived."""
         return self._asked - self._answered
 
-    def send(self, body: bytes, timeout_s: float | None = None, answers: int = 1) -> None:
+    def send(self, body: bytes, timeout_s: float | None = None) -> None:
         """Send a request. If the process has died, the next read reports it, not this call.
 
         Args:
             body: the request.
             timeout_s: maximum seconds in which the process reads nothing. None: no limit.
-            answers: number of answers that the program gives to the request.
 
         Raises:
             ChildSilent: if the process stops reading.
         """
+        self.post(body)
+        while not self.flush():
+            _wait_for(self.requests, select.POLLOUT, timeout_s)
+
+    def post(self, body: bytes, answers: int = 1) -> bool:
+        """Send a request as far as this is possible without waiting.
+
+        Args:
+            body: the request.
+            answers: number of answers that the program gives to the request.
+
+        Returns:
+            True if everything is sent. Otherwise call `flush` when `requests` is writable.
+        """
         header = HEADER.pack(MARK, REQUEST, answers, self._asked + 1, len(body))
+        self._unsent.append(memoryview(header + body))
         self._asked += answers
-        message = memoryview(header + body)
-        while message:
-            try:
-                message = message[os.write(self._requests, message) :]
-            except BlockingIOError:
-                _wait_for(self._requests, select.POLLOUT, timeout_s)
-            except BrokenPipeError:
-                return
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send what `post` has left, without waiting. True if everything is sent."""
+        try:
+            while self._unsent:
+                rest = self._unsent[0][os.write(self.requests, self._unsent[0]) :]
+                if rest:
+                    self._unsent[0] = rest
+                else:
+                    self._unsent.popleft()
+        except BlockingIOError:
+            return False
+        except BrokenPipeError:  # the next read reports the death
+            self._unsent.clear()
+        return True
 
     def receive(self, timeout_s: float | None = None) -> bytes:
         """Wait for all answers that are owed, and return the last one.
@@ -194,7 +219,7 @@ class Child:
         if self.closed:
             return
         self.closed = True
-        os.close(self._requests)
+        os.close(self.requests)
         try:
             self.process.wait(grace_s)
         except subprocess.TimeoutExpired:

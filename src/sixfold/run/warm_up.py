@@ -18,7 +18,7 @@ from ..environment.preflight import (
     made_up_answers,
     preflight,
 )
-from ..environment.scorer import RewardBudgetExceeded
+from ..environment.step_scorer import RewardBudgetExceeded
 from ..errors import UserError
 from ..evaluation.record import record, shown, solved_if
 from ..report.loggers import JsonlLogger

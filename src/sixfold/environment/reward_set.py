@@ -1,0 +1,108 @@
+"""The rewards of an environment: their names and weights, and where each one runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import UserError
+from .callables import callable_name, check_callable
+from .pool import WorkerPool
+from .rewards import RewardCallable, RewardFunction, check_spec
+from .solved import SolvedRule, reward_labels, solved_rule, spec_name
+from .worker import Check, Outcome, run_check
+
+
+class RewardSet:
+    """One or several rewards. Named rewards run in processes, callables in this process.
+
+    Args:
+        rewards: names as `load_reward` takes them, or Python callables.
+        weights: one per reward. Empty: 1 each.
+        timeout_s: seconds per check of a named reward.
+        workers: number of processes for named rewards.
+
+    Attributes:
+        labels: name of each reward, by which it is logged.
+        weights: weight of each reward.
+        order: indices of the rewards, in the order in which their values are added up.
+        starts: the same indices, in the order in which checks start: first the named rewards, which
+            run in processes while callables run here.
+
+    Raises:
+        UserError: for an unknown reward name, an invalid callable, or a wrong number of weights.
+    """
+
+    def __init__(
+        self,
+        rewards: Sequence[str | RewardCallable],
+        *,
+        weights: Sequence[float],
+        timeout_s: float,
+        workers: int,
+    ) -> None:
+        if weights and len(weights) != len(rewards):
+            raise UserError(
+                f"environment.weights has {len(weights)} entries for {len(rewards)} rewards. Give"
+                " one per reward, or none"
+            )
+        for reward in rewards:
+            if isinstance(reward, str):
+                check_spec(reward)
+            else:
+                check_callable(reward)
+        named = [(index, spec) for index, spec in enumerate(rewards) if isinstance(spec, str)]
+        self.weights = list(weights) or [1.0] * len(rewards)
+        self._local = {
+            index: RewardFunction(callable_name(reward), reward)
+            for index, reward in enumerate(rewards)
+            if not isinstance(reward, str)
+        }
+        specs = [spec for _, spec in named]
+        self._pool = WorkerPool(specs, workers=workers, timeout_s=timeout_s) if named else None
+        self._positions = {index: position for position, (index, _) in enumerate(named)}
+        self.order = [*self._local, *self._positions]
+        self.starts = [*self._positions, *self._local]
+        self.labels = reward_labels(
+            [spec_name(r) if isinstance(r, str) else callable_name(r) for r in rewards],
+            [r if isinstance(r, str) else "" for r in rewards],
+        )
+
+    def solved_rule(self, metric: str, solved_at: float) -> SolvedRule:
+        """When a completion counts as solved, see `solved`."""
+        return solved_rule(self.labels, self.weights, metric, solved_at)
+
+    def start(self) -> None:
+        """Start the processes without waiting."""
+        if self._pool:
+            self._pool.start()
+
+    async def over_groups(self) -> list[bool]:
+        """For each reward in order: True if it is a TRL function, which scores whole groups.
+
+        Raises:
+            UserError: if a named reward cannot be loaded.
+        """
+        infos = await self._pool.rewards() if self._pool else []
+        return [
+            self._local[index].takes_groups
+            if index in self._local
+            else infos[self._positions[index]].takes_groups
+            for index in range(len(self.weights))
+        ]
+
+    async def check(self, check: Check) -> Outcome:
+        """Run one check: a callable at once, a named reward in a process."""
+        if check.reward in self._local:
+            return run_check(self._local[check.reward], check)
+        assert self._pool is not None
+        return await self._pool.check(check._replace(reward=self._positions[check.reward]))
+
+    def leave(self) -> None:
+        """Leave the event loop. Processes that are still busy are ended."""
+        if self._pool:
+            self._pool.leave()
+
+    def close(self) -> None:
+        """End the processes. A second call does nothing."""
+        if self._pool:
+            self._pool.close()

@@ -1,0 +1,229 @@
+"""Scores the trajectories of one step as they end: checks, verdicts and the error budget."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UserError
+from ..types import Group, Reward, Task, Trajectory
+from .reward_set import RewardSet
+from .rewards import MAX_REWARD
+from .sampled import Sampled
+from .solved import SolvedRule
+from .worker import Check, Outcome
+
+NOT_APPLICABLE = "no reward function applies"
+"""Error of a trajectory to which no reward function applies. No check failed."""
+
+
+class RewardBudgetExceeded(UserError):
+    """More checks failed than the error budget allows: the rewards of this step are meaningless."""
+
+
+@dataclass
+class ErrorBudget:
+    """Failed checks of one step.
+
+    It raises as soon as the budget is exceeded: a reward that always hangs then costs seconds, not
+    hours.
+
+    Attributes:
+        share: share of the checks that may fail.
+        checks: number of checks of the step.
+        failed: number of failed checks.
+        lines: errors of failed checks.
+    """
+
+    share: float
+    checks: int
+    failed: int = 0
+    lines: list[str] = field(default_factory=list)
+
+    def spend(self, count: int, line: str) -> None:
+        """Count failed checks.
+
+        Raises:
+            RewardBudgetExceeded: if too many checks have failed.
+        """
+        self.failed += count
+        self.lines.append(line)
+        if self.failed > self.share * self.checks:
+            shown = " | ".join(self.lines[:3])
+            raise RewardBudgetExceeded(
+                f"{self.failed} of {self.checks} reward checks failed, more than"
+                f" environment.error_budget = {self.share:g} allows: {shown}"
+            )
+
+
+@dataclass
+class _Verdict:
+    """Results of one trajectory so far: (value, error, seconds) by index of the reward."""
+
+    trajectory: Trajectory
+    results: dict[int, tuple[float | None, str | None, float]] = field(default_factory=dict)
+
+    def reward(self, rewards: RewardSet, rule: SolvedRule) -> Reward:
+        """Sum of weight x reward. Rewards are added in a fixed order: a float sum depends on it."""
+        parts: dict[str, float] = {}
+        errors: list[str] = []
+        total = seconds = 0.0
+        for index in rewards.order:
+            value, error, lasted = self.results[index]
+            seconds += lasted
+            if error is not None:
+                errors.append(f"{rewards.labels[index]}: {error}")
+            elif value is not None:
+                parts[rewards.labels[index]] = value
+                total += rewards.weights[index] * value
+        if errors or not parts:
+            return Reward(None, parts, "; ".join(errors) or NOT_APPLICABLE, seconds)
+        if not math.isfinite(total) or abs(total) > MAX_REWARD:
+            line = f"the weighted sum {total:g} is beyond {MAX_REWARD:g}"
+            return Reward(None, parts, line, seconds)
+        score = rule.score(total, parts)
+        solved = None if score is None else rule.solves(score)
+        return Reward(total, parts, None, seconds, score=score, solved=solved)
+
+
+class StepScorer:
+    """Scorer of one step (`base.Scorer`).
+
+    Args:
+        rewards: the rewards.
+        rule: when a completion counts as solved.
+        expected: number of trajectories of the step.
+        share: share of the checks that may fail.
+        failed: number of checks of the step that have failed before.
+        shown: converts token ids to text, for rewards that ask for the rendered prompt. None: they
+            get the prompt's own text.
+    """
+
+    def __init__(
+        self,
+        rewards: RewardSet,
+        rule: SolvedRule,
+        *,
+        expected: int,
+        share: float,
+        failed: int = 0,
+        shown: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        self._rewards = rewards
+        self._rule = rule
+        self._budget = ErrorBudget(share, expected * len(rewards.weights), failed)
+        self._added = 0
+        self._shown = shown
+        self._rendered: dict[tuple[int, ...], str] = {}
+        self._verdicts: dict[int, _Verdict] = {}
+        self._single: list[int] = []
+        self._over_groups: list[int] = []
+        self._known = False
+
+    async def add(self, task: Task, trajectory: Trajectory) -> None:
+        """Run the rewards that score single completions (`base.Scorer.add`)."""
+        if trajectory.reward is not None or id(trajectory) in self._verdicts:
+            return
+        self._count()
+        self._verdicts[id(trajectory)] = _Verdict(trajectory)
+        try:
+            if not self._known:
+                await self._learn()
+            await self._check(self._single, task, [trajectory])
+        except BaseException:
+            self._verdicts.pop(id(trajectory), None)
+            raise
+        if not self._over_groups:
+            self._settle(trajectory)
+
+    async def finish(self, group: Group) -> None:
+        """Run the rewards that score whole groups (`base.Scorer.finish`)."""
+        new = [
+            self.add(group.task, trajectory)
+            for trajectory in group.trajectories
+            if trajectory.reward is None and id(trajectory) not in self._verdicts
+        ]
+        await together(new)
+        waiting = [trajectory for trajectory in group.trajectories if trajectory.reward is None]
+        if not waiting:
+            return
+        if any(len(self._verdicts[id(t)].results) < len(self._single) for t in waiting):
+            raise RuntimeError(f"task {group.task.id}: finish was called before add had returned")
+        await self._check(self._over_groups, group.task, waiting)
+        for trajectory in waiting:
+            self._settle(trajectory)
+
+    def fail(self, trajectory: Trajectory, line: str) -> None:
+        """Record that a trajectory cannot be scored (`base.Scorer.fail`)."""
+        self._count()
+        trajectory.reward = Reward(None, error=line)
+        self._budget.spend(1, line)
+
+    def _count(self) -> None:
+        self._added += 1
+        self._budget.checks = max(self._budget.checks, self._added * len(self._rewards.weights))
+
+    async def _learn(self) -> None:
+        """Sort the rewards: those of single completions, and those over groups."""
+        over_groups = await self._rewards.over_groups()
+        self._single = [i for i in self._rewards.starts if not over_groups[i]]
+        self._over_groups = [i for i in self._rewards.starts if over_groups[i]]
+        self._known = True
+
+    async def _check(
+        self, rewards: Sequence[int], task: Task, trajectories: Sequence[Trajectory]
+    ) -> None:
+        """Run one check per reward, and record the outcomes."""
+        if not rewards:
+            return
+        texts = [trajectory.graded_text for trajectory in trajectories]
+        sampled = self._sampled(task, trajectories)
+        runs = [self._run(Check(index, task, texts, sampled), trajectories) for index in rewards]
+        await (runs[0] if len(runs) == 1 else together(runs))
+
+    async def _run(self, check: Check, trajectories: Sequence[Trajectory]) -> None:
+        self._record(check.reward, trajectories, await self._rewards.check(check))
+
+    def _record(self, index: int, trajectories: Sequence[Trajectory], outcome: Outcome) -> None:
+        """Record the outcome of one check for its trajectories."""
+        values = outcome.values or [None] * len(trajectories)
+        seconds = outcome.seconds / len(trajectories)
+        for trajectory, value in zip(trajectories, values, strict=True):
+            verdict = self._verdicts[id(trajectory)]
+            verdict.results[index] = (value, outcome.error, seconds)
+        if outcome.error is not None:
+            line = f"{self._rewards.labels[index]}: {outcome.error}"
+            self._budget.spend(len(trajectories), line)
+
+    def _settle(self, trajectory: Trajectory) -> None:
+        trajectory.reward = self._verdicts.pop(id(trajectory)).reward(self._rewards, self._rule)
+
+    def _sampled(self, task: Task, trajectories: Sequence[Trajectory]) -> Sampled:
+        prompt = trajectories[0].tokens[: trajectories[0].prompt_length]
+        rendered = task.prompt_text
+        if self._shown:
+            key = tuple(prompt)
+            if key not in self._rendered:  # the samples of a task share their prompt
+                self._rendered[key] = self._shown(prompt)
+            rendered = self._rendered[key]
+        return Sampled(
+            [trajectory.finish_reason for trajectory in trajectories],
+            [trajectory.tokens[trajectory.prompt_length :] for trajectory in trajectories],
+            prompt,
+            rendered,
+        )
+
+
+async def together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines concurrently. If one fails, cancel the others and raise its error."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
