@@ -67,7 +67,7 @@ def build(job: Job) -> Controller:
     def log(step: int, groups: Sequence[Group], batch: Batch, metrics: Metrics) -> None:
         nonlocal clock
         now = time.perf_counter()
-        lengths = [t.completion_length for g in groups for t in g.trajectories]
+        lengths = [t.sampled_length for g in groups for t in g.trajectories]
         seconds = {k.removeprefix("time/"): v for k, v in metrics.items() if k.startswith("time/")}
         emit(
             "step",

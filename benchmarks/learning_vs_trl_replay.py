@@ -49,18 +49,14 @@ def groups_of(
         for k in range(SAMPLES_PER_PROMPT):
             completion = step["completions"][first + k]
             trajectories.append(
-                Trajectory(
-                    task_id=task.id,
-                    sample=k,
-                    tokens=prompt + completion,
-                    prompt_length=len(prompt),
-                    mask=[False] * len(prompt) + [True] * len(completion),
-                    logp=[0.0]
-                    * (
-                        len(prompt) + len(completion)
-                    ),  # filled in by `scored`: TRL keeps none of its own here
-                    version=[-1] * len(prompt) + [version] * len(completion),
-                    finish_reason="stop",
+                Trajectory.one_turn(
+                    task.id,
+                    k,
+                    prompt,
+                    completion,
+                    [0.0] * len(completion),  # filled in by `scored`: TRL keeps none of its own
+                    [version] * len(completion),
+                    "stop",
                     reward=Reward(step["rewards"][first + k]),
                 )
             )

@@ -144,15 +144,14 @@ def rows() -> Batch:
     for g in range(4):
         prompt = draw(PROMPT)
         samples = [
-            Trajectory(
-                task_id=f"task-{g}",
-                sample=k,
-                tokens=prompt + draw(NEW),
-                prompt_length=PROMPT,
-                mask=[False] * PROMPT + [True] * NEW,
-                logp=[0.0] * PROMPT + [-8.0] * NEW,
-                version=[-1] * PROMPT + [0] * NEW,
-                finish_reason="stop",
+            Trajectory.one_turn(
+                f"task-{g}",
+                k,
+                prompt,
+                draw(NEW),
+                [-8.0] * NEW,
+                [0] * NEW,
+                "stop",
                 reward=Reward(float(k % 2)),
             )
             for k in range(SAMPLES)

@@ -16,9 +16,7 @@ SAMPLES, TASKS, ROUNDS = 8, 64, 20
 def unscored(task: Task) -> Group:
     """A group of answers that no reward has looked at."""
     samples = [
-        Trajectory(
-            task.id, k, [1, 7], 1, [False, True], [0.0, -1.0], [-1, 0], "stop", task.trace or ""
-        )
+        Trajectory.one_turn(task.id, k, [1], [7], [-1.0], [0], "stop", text=task.trace or "")
         for k in range(SAMPLES)
     ]
     return Group(task, samples)

@@ -99,7 +99,7 @@ def print_rewards(groups: Sequence[Group]) -> None:
         for t in group.trajectories:
             assert t.reward is not None
             print(
-                f"{t.task_id} sample {t.sample}: {t.completion_length} tokens, {t.finish_reason:6}"
+                f"{t.task_id} sample {t.sample}: {t.sampled_length} tokens, {t.finish_reason:6}"
                 f" text={t.text!r:6} reward={t.reward.value}"
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sixfold.algorithm.advantages import group_statistics, group_zscore
-from sixfold.batch import Batch, collate, final_rewards
-from sixfold.types import Group, Kept, Reward, Task, Trajectory
+from sixfold.batch import Batch, check_mask, collate, final_rewards
+from sixfold.types import Group, Kept, Reward, Task, Trajectory, Turn
+from tests.made_trajectories import from_mask, turns_of
 
 torch.set_num_threads(1)
 
@@ -20,21 +22,23 @@ torch.set_num_threads(1)
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
     prompt = draw(st.integers(1, 5))
-    sampled = draw(st.lists(st.booleans(), max_size=7))
-    n = prompt + len(sampled)
-    mask = [False] * prompt + sampled
+    provenance = "p" * prompt + "".join(draw(st.lists(st.sampled_from("sto"), max_size=7)))
+    n = len(provenance)
     logp = draw(st.lists(st.floats(-30, 0, width=32), min_size=n, max_size=n))
     version = draw(st.lists(st.integers(0, 99), min_size=n, max_size=n))
     value = draw(st.none() | st.floats(-10, 10, width=32))
+    turns = tuple(
+        replace(turn, reward=draw(st.integers(-8, 8)) / 4) for turn in turns_of(provenance)
+    )
     return Trajectory(
         task_id="t",
         sample=0,
         tokens=draw(st.lists(st.integers(0, 10**6), min_size=n, max_size=n)),
-        prompt_length=prompt,
-        mask=mask,
-        logp=[x if m else 0.0 for x, m in zip(logp, mask, strict=True)],
-        version=[v if m else -1 for v, m in zip(version, mask, strict=True)],
-        finish_reason="stop",
+        provenance=provenance,
+        logp=[x if c == "s" else 0.0 for x, c in zip(logp, provenance, strict=True)],
+        version=[v if c == "s" else -1 for v, c in zip(version, provenance, strict=True)],
+        turns=turns,
+        outcome=draw(st.sampled_from(["ended", "length", "turns", "context"])),
         reward=Reward(value),
     )
 
@@ -65,34 +69,22 @@ def test_every_stream_of_every_trajectory_comes_back(groups: list[Group]) -> Non
             and not batch.old_logp[b, n:].any()
         )
         assert (batch.version[b, n:] == -1).all()
-        value = math.nan if t.reward is None or t.reward.value is None else t.reward.value
+        value = math.nan if t.total_reward is None else t.total_reward
         torch.testing.assert_close(
-            batch.scores[b], torch.tensor(value), equal_nan=True, rtol=0, atol=0
+            batch.scores[b], torch.tensor(value), equal_nan=True, rtol=1e-6, atol=1e-5
         )
+        assert batch.truncated is not None and bool(batch.truncated[b]) == (t.outcome != "ended")
 
 
 def _trajectory(mask: list[bool], value: float | None) -> Trajectory:
-    n = len(mask)
-    return Trajectory(
-        "t", 0, list(range(n)), 2, mask, [0.0] * n, [-1] * n, "stop", reward=Reward(value)
-    )
+    return from_mask("t", 0, range(len(mask)), 2, mask, reward=Reward(value))
 
 
 def test_a_hand_made_batch() -> None:
-    long = Trajectory(
-        "a",
-        0,
-        [9, 8, 7, 6],
-        2,
-        [False, False, True, True],
-        [0.0, 0.0, -1.0, -2.0],
-        [-1, -1, 5, 6],
-        "stop",
-        reward=Reward(1.0),
+    long = Trajectory.one_turn(
+        "a", 0, [9, 8], [7, 6], [-1.0, -2.0], [5, 6], "stop", reward=Reward(1.0)
     )
-    short = Trajectory(
-        "b", 0, [4, 3], 1, [False, True], [0.0, -3.0], [-1, 7], "length", reward=Reward(0.5)
-    )
+    short = Trajectory.one_turn("b", 0, [4], [3], [-3.0], [7], "length", reward=Reward(0.5))
     batch = collate([Group(Task("a", "?"), [long]), Group(Task("b", "?"), [short])])
     assert batch.tokens.tolist() == [[9, 8, 7, 6], [4, 3, 0, 0]]
     assert batch.mask.tolist() == [[False, False, True, True], [False, True, False, False]]
@@ -105,6 +97,7 @@ def test_a_hand_made_batch() -> None:
         [0, 1],
     )
     assert not batch.mask[:, 0].any()
+    assert batch.truncated is not None and batch.truncated.tolist() == [False, True]
 
 
 def test_the_reward_sits_on_the_last_sampled_token_not_on_tool_output_after_it() -> None:
@@ -189,7 +182,9 @@ def test_rows_picks_the_same_rows_of_every_table(groups: list[Group]) -> None:
     part = whole.rows(index)
     for name, table in vars(whole).items():
         mine = getattr(part, name)
-        if not isinstance(table, torch.Tensor):
+        if name == "names":
+            assert mine == ()
+        elif not isinstance(table, torch.Tensor):
             assert mine == table
         else:
             torch.testing.assert_close(mine, table[index], rtol=0, atol=0, equal_nan=True)
@@ -206,23 +201,9 @@ def test_kept_sets_of_unlike_rows_by_hand() -> None:
     """Tool output between sampled tokens, a row that drew from everything, a token that did among
     ones that did not; whole, in rows and in parts.
     """
-    a = Trajectory(
-        "a",
-        0,
-        [9, 8, 7, 6],
-        1,
-        [False, True, False, True],
-        [0.0] * 4,
-        [-1] * 4,
-        "stop",
-        reward=Reward(1.0),
-    )
-    b = Trajectory(
-        "b", 0, [4, 3], 1, [False, True], [0.0] * 2, [-1] * 2, "stop", reward=Reward(1.0)
-    )
-    c = Trajectory(
-        "c", 0, [5, 2, 1], 1, [False, True, True], [0.0] * 3, [-1] * 3, "stop", reward=Reward(1.0)
-    )
+    a = from_mask("a", 0, [9, 8, 7, 6], 1, [False, True, False, True], reward=Reward(1.0))
+    b = from_mask("b", 0, [4, 3], 1, [False, True], reward=Reward(1.0))
+    c = from_mask("c", 0, [5, 2, 1], 1, [False, True, True], reward=Reward(1.0))
     a.kept, c.kept = _kept([[0, 8], [1, 5, 6]]), _kept([[], [1]])
     batch = collate([Group(Task(t.task_id, "?"), [t]) for t in (a, b, c)])
     sets = batch.kept
@@ -259,3 +240,73 @@ def test_with_leaves_the_original_alone() -> None:
     assert isinstance(filled, Batch) and filled.tokens is batch.tokens
     with pytest.raises(AttributeError):
         batch.weights = torch.ones(1, 3)  # type: ignore[misc]
+
+
+def _episode(sample: int, turns: tuple[float, float], final: float | None) -> Trajectory:
+    """Two replies of two tokens and one, with an observation between them."""
+    return Trajectory(
+        "t",
+        sample,
+        [1, 2, 3, 9, 4],
+        "pssos",
+        [0.0, -1.0, -1.0, 0.0, -1.0],
+        [-1, 0, 0, -1, 0],
+        (Turn(1, 3, turns[0]), Turn(4, 5, turns[1])),
+        reward=Reward(final),
+    )
+
+
+def test_rewards_of_turns_go_to_the_last_token_of_their_turn() -> None:
+    """R-141 by hand. A turn without a reward is a step too, if other turns of the group have one.
+    A row whose check failed has none of them in its total.
+    """
+    rows = [_episode(0, (0.5, -0.25), 1.0), _episode(1, (0.0, 0.0), 2.0)]
+    batch = collate(
+        [Group(Task("t", "?"), rows), Group(Task("u", "?"), [_episode(2, (0, 0), 3.0)])]
+    )
+    assert batch.rewards.tolist() == [[0, 0, 0.5, 0, 0.75], [0, 0, 0, 0, 2], [0, 0, 0, 0, 3]]
+    assert batch.step_ends is not None
+    assert batch.step_ends.int().tolist() == [[0, 0, 1, 0, 1], [0, 0, 1, 0, 1], [0, 0, 0, 0, 1]]
+    assert batch.scores.tolist() == [1.25, 2.0, 3.0]
+    assert Group(Task("t", "?"), [*rows, _episode(2, (1.0, 0.0), None)]).rewards == [1.25, 2, None]
+
+
+@pytest.mark.parametrize(
+    ("provenance", "logp", "version", "token"),
+    [
+        ("pssss", -1.0, -1, 3),  # the trap: an observation is trained on
+        ("pssos", 0.0, 0, 3),  # a sampled token is lost
+        ("pssos", -1.0, -1, 3),  # an observation has a log-prob
+    ],
+)
+def test_a_mask_that_contradicts_the_engine_is_refused_by_task_sample_and_token(
+    provenance: str, logp: float, version: int, token: int
+) -> None:
+    """R-220, and the first trap of R-299."""
+    row = Trajectory(
+        "sum-7",
+        3,
+        [1, 2, 3, 9, 4],
+        provenance,
+        [0.0, -1.0, -1.0, logp, -1.0],
+        [-1, 0, 0, version, 0],
+        turns_of(provenance),
+        reward=Reward(1.0),
+    )
+    right = _episode(0, (0.0, 0.0), 1.0)
+    with pytest.raises(ValueError, match=f"trajectory 3 of task sum-7: token {token} "):
+        collate([Group(Task("sum-7", "?"), [right, row])])
+
+
+def test_a_mask_changed_after_collate_is_found() -> None:
+    batch = collate([Group(Task("t", "?"), [_episode(0, (0.0, 0.0), 1.0)])])
+    check_mask(batch)
+    mask = batch.mask.clone()
+    mask[0, 3] = True
+    with pytest.raises(ValueError, match="trajectory 0 of task t: token 3 is in the mask"):
+        check_mask(batch.with_(mask=mask))
+
+
+def test_text_that_no_policy_sampled_needs_no_versions() -> None:
+    row = Trajectory.one_turn("t", 0, [1], [2, 3], [0.0, 0.0], [-1, -1], "stop", reward=Reward(0.0))
+    assert collate([Group(Task("t", "?"), [row])]).mask.tolist() == [[False, True, True]]

@@ -13,52 +13,157 @@ from dataclasses import replace
 
 import pytest
 
-from sixfold.types import Group, Kept, Reward, SamplingParams, Task, Trajectory
+from sixfold.types import (
+    FinishReason,
+    Group,
+    Kept,
+    Outcome,
+    Reward,
+    SamplingParams,
+    Task,
+    Trajectory,
+    Turn,
+)
+from tests.made_trajectories import turns_of
 
-WHOLE = Trajectory(
-    task_id="t",
-    sample=2,
-    tokens=[5, 6, 7, 8],
-    prompt_length=2,
-    mask=[False, False, True, True],
-    logp=[0.0, 0.0, -0.5, -0.25],
-    version=[-1, -1, 3, 4],
-    finish_reason="stop",
+WHOLE = Trajectory.one_turn(
+    "t",
+    2,
+    [5, 6],
+    [7, 8],
+    [-0.5, -0.25],
+    [3, 4],
+    "stop",
     text="ab",
-    turns=[2],
     seconds=0.5,
     reward=Reward(0.75, {"correct": 1.0, "format": -0.25}, None, 0.01),
 )
+EPISODE = Trajectory(
+    task_id="t",
+    sample=0,
+    tokens=list(range(9)),
+    provenance="ppsstosso",
+    logp=[0.0, 0.0, -0.5, -0.25, 0.0, 0.0, -1.0, -2.0, 0.0],
+    version=[-1, -1, 3, 4, -1, -1, 5, 5, -1],
+    turns=(Turn(2, 4, 0.5, seconds=0.25, tool_errors=1), Turn(6, 8, 0.0, "length", 0.5)),
+    outcome="length",
+    text="ab=3;cd",
+    reward=Reward(0.75, steps=((2, -0.25),)),
+    environment="calculator",
+    events=({"kind": "tool_call", "arguments": {"text": "1+2"}},),
+    started=1e9,
+    ended=1e9 + 3,
+)
 
 
-@pytest.mark.parametrize("stream", ["mask", "logp", "version"])
+def test_streams_of_one_turn() -> None:
+    assert (WHOLE.tokens, WHOLE.provenance) == ([5, 6, 7, 8], "ppss")
+    assert (WHOLE.logp, WHOLE.version) == ([0.0, 0.0, -0.5, -0.25], [-1, -1, 3, 4])
+    assert WHOLE.turns == (Turn(2, 4, seconds=0.5),)
+    assert WHOLE.mask == [False, False, True, True]
+    assert (WHOLE.prompt_length, WHOLE.sampled_length, WHOLE.seconds) == (2, 2, 0.5)
+
+
+def test_derived_values_of_two_turns() -> None:
+    """Lengths and the mask count what was sampled; times are those of sampling."""
+    assert EPISODE.mask == [c == "s" for c in "ppsstosso"]
+    assert (EPISODE.prompt_length, EPISODE.sampled_length, EPISODE.seconds) == (2, 4, 0.75)
+    assert EPISODE.step_rewards == ((3, 0.5), (2, -0.25))
+    assert EPISODE.total_reward == 0.75 + 0.5 - 0.25
+    assert replace(EPISODE, reward=Reward(None)).total_reward is None
+    assert replace(EPISODE, reward=None).total_reward is None
+    assert replace(EPISODE, reward=Reward(0.0), turns=WHOLE_TURNS).total_reward == 0.0
+
+
+WHOLE_TURNS = (Turn(2, 4), Turn(6, 8))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "last", "finish_reason", "truncated"),
+    [
+        ("ended", "stop", "stop", False),
+        ("ended", "length", "length", True),
+        ("length", "length", "length", True),
+        ("turns", "stop", "stop", True),
+        ("context", "stop", "stop", True),
+        ("timeout", "stop", "error", False),
+        ("error", "length", "error", False),
+        ("aborted", "stop", "aborted", False),
+    ],
+)
+def test_how_an_episode_ended(
+    outcome: Outcome, last: FinishReason, finish_reason: FinishReason, truncated: bool
+) -> None:
+    """R-024: the end of the last reply, a limit, and a failure of the environment differ."""
+    t = replace(EPISODE, outcome=outcome, turns=(Turn(2, 4), Turn(6, 8, finish_reason=last)))
+    assert (t.finish_reason, t.truncated) == (finish_reason, truncated)
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "aborted", "error"])
+def test_one_turn_keeps_its_finish_reason(reason: FinishReason) -> None:
+    t = Trajectory.one_turn("t", 0, [1], [2], [-1.0], [0], reason)
+    assert (t.finish_reason, t.truncated) == (reason, reason == "length")
+
+
+@pytest.mark.parametrize("provenance", ["", "ssss", "opss", "ppsx", "psps", "pSss"])
+def test_provenance_begins_with_the_prompt_and_knows_four_letters(provenance: str) -> None:
+    n = len(provenance)
+    with pytest.raises(ValueError, match="provenance"):
+        Trajectory("t", 0, [1] * n, provenance, [0.0] * n, [-1] * n, turns_of(provenance))
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        (),
+        (Turn(2, 4),),
+        (Turn(2, 5), Turn(6, 8)),
+        (Turn(1, 4), Turn(6, 8)),
+        (Turn(6, 8), Turn(2, 4)),
+        (Turn(2, 4), Turn(3, 4), Turn(6, 8)),
+        (Turn(2, 4), Turn(6, 9)),
+        (Turn(2, 4), Turn(6, 12)),
+        (Turn(2, 4), Turn(6, 8), Turn(8, 7)),
+        (Turn(-7, 4), Turn(6, 8)),
+        (Turn(2, 4), Turn(6, 8), Turn(9, 9, reward=1.0)),
+    ],
+)
+def test_turns_lie_in_order_and_cover_exactly_the_sampled_tokens(turns: tuple[Turn, ...]) -> None:
+    with pytest.raises(ValueError, match="turn"):
+        replace(EPISODE, turns=turns)
+
+
+def test_a_reply_may_be_empty_or_cut_by_another() -> None:
+    for turns in ((Turn(2, 3), Turn(3, 4), Turn(6, 8)), (*EPISODE.turns, Turn(9, 9))):
+        assert replace(EPISODE, turns=turns).turns == turns
+
+
+@pytest.mark.parametrize("stream", ["provenance", "logp", "version"])
 def test_streams_of_unlike_length_are_refused_by_name(stream: str) -> None:
     short = getattr(WHOLE, stream)[:-1]
     with pytest.raises(ValueError, match=f"'{stream}': 3"):
         replace(WHOLE, **{stream: short})
 
 
-@pytest.mark.parametrize("prompt_length", [0, -1, 5])
-def test_a_prompt_has_a_token_and_lies_inside(prompt_length: int) -> None:
-    with pytest.raises(ValueError, match="prompt_length"):
-        replace(WHOLE, prompt_length=prompt_length)
-
-
-def test_a_prompt_token_cannot_be_sampled() -> None:
-    with pytest.raises(ValueError, match="no prompt token is sampled"):
-        replace(WHOLE, mask=[False, True, True, True])
-
-
 def test_a_prompt_alone_is_a_trajectory() -> None:
-    empty = Trajectory("t", 0, [1, 2], 2, [False] * 2, [0.0] * 2, [-1] * 2, "aborted")
-    assert empty.completion_length == 0
-    assert WHOLE.completion_length == 2
+    empty = Trajectory.one_turn("t", 0, [1, 2], [], [], [], "aborted")
+    assert (empty.prompt_length, empty.sampled_length, empty.tokens) == (2, 0, [1, 2])
 
 
 @pytest.mark.parametrize("reward", [WHOLE.reward, None, Reward(None, error="timed out")])
-def test_a_record_survives_json(reward: Reward | None) -> None:
-    before = replace(WHOLE, reward=reward)
-    assert Trajectory.from_record(json.loads(json.dumps(before.to_record()))) == before
+@pytest.mark.parametrize("whole", [WHOLE, EPISODE])
+def test_a_record_survives_json(whole: Trajectory, reward: Reward | None) -> None:
+    before = replace(whole, reward=reward)
+    record = json.loads(json.dumps(before.to_record()))
+    assert Trajectory.from_record(record) == before
+    assert record["sampled_length"] == whole.sampled_length
+    assert record["finish_reason"] == whole.finish_reason
+
+
+def test_a_record_shares_nothing_with_its_trajectory() -> None:
+    record = EPISODE.to_record()
+    record["tokens"].clear(), record["events"][0].clear()
+    assert len(EPISODE.tokens) == 9 and EPISODE.events[0]["kind"] == "tool_call"
 
 
 def test_group_rewards_tell_failed_from_zero() -> None:
@@ -115,7 +220,7 @@ def test_kept_sets_survive_json_and_a_record_without_them_stays_as_it_was() -> N
     ],
 )
 def test_kept_sets_must_match_the_sampled_tokens(wrong: Kept) -> None:
-    with pytest.raises(ValueError, match="kept sets do not speak of the sampled tokens"):
+    with pytest.raises(ValueError, match="kept sets do not match the 2 sampled tokens"):
         replace(WHOLE, kept=wrong)
 
 

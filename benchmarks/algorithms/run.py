@@ -87,7 +87,7 @@ def describe(groups: Sequence[Group]) -> dict[str, float | None]:
     logp: list[float] = []
     for group in groups:
         for t in group.trajectories:
-            lengths[arithmetic_reward(t.text, group.task) > 0].append(t.completion_length)
+            lengths[arithmetic_reward(t.text, group.task) > 0].append(t.sampled_length)
             logp += [x for x, sampled in zip(t.logp, t.mask, strict=True) if sampled]
     wrong, right = lengths[False], lengths[True]
     return {

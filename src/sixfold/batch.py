@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .types import Group, Trajectory
+from .types import SAMPLED, Group, Trajectory
 
 Metrics = dict[str, float | list[float]]
 """Metrics of a step, by key. Every key is documented in docs/metrics.md."""
@@ -111,15 +111,17 @@ class Batch:
         mask: bool, True where the policy sampled the token.
         old_logp: log-prob at sampling time.
         version: int64, version of the weights that sampled the token.
-        rewards: final reward on the last sampled token, process rewards on the last token of their
-            steps. NaN if the checker failed; those rows never train.
+        rewards: final reward on the last sampled token, rewards of turns on the last token of each
+            turn, process rewards on the last token of their steps. NaN if the checker failed; those
+            rows never train.
         lengths: [B] int64, tokens per row.
         prompt_lengths: [B] int64.
         group: [B] int64, index of the task within the step.
-        step_ends: bool, True where a reward belongs.
+        step_ends: bool, True where a reward belongs: at the end of the row, at process rewards, and
+            at the end of every turn if a turn of the row's group has a reward.
         source: [B] int64, hash of the task's source. The same source has the same number in every
             step.
-        truncated: [B] bool, True if the completion reached the token limit.
+        truncated: [B] bool, True if a limit ended the episode: `Trajectory.truncated`.
         parts: [B, R] named rewards before their weights. NaN where a reward does not apply or
             failed. Without named rewards: R = 1, the reward itself.
         part_names: R names, sorted.
@@ -139,6 +141,7 @@ class Batch:
             the batch.
         kept: kept set of each token, or None if nothing was truncated. If set, all log-probs and
             entropies above refer to the renormalised distribution over the kept set.
+        names: task and sample of each row, for messages. Empty for a selection of rows.
         host: if the batch is on a GPU, the CPU batch from which it was moved. See `at_host`.
     """
 
@@ -167,6 +170,7 @@ class Batch:
     marked: Tensor | None = None
     minibatch: Tensor | None = None
     kept: KeptSets | None = None
+    names: tuple[str, ...] = ()
     host: Batch | None = field(default=None, repr=False)
 
     def with_(self, **fields: Tensor) -> Batch:
@@ -208,6 +212,7 @@ class Batch:
         """Batch of the rows `index` [R], with the same T."""
         return replace(
             self._map(lambda t: t[index], None if self.kept is None else self.kept[index]),
+            names=(),
             host=None,
         )
 
@@ -260,9 +265,9 @@ def collate(groups: Sequence[Group], scored: bool = True) -> Batch:
         scored: whether the environment has scored the groups. If False, rewards are NaN.
 
     Raises:
-        ValueError: if there are no trajectories, a kept set lacks its sampled token, or a process
-            reward is on a token that the policy did not sample. If `scored`: also for a missing or
-            too large reward.
+        ValueError: if there are no trajectories, a kept set lacks its sampled token, a process
+            reward is on a token that the policy did not sample, or provenance contradicts versions
+            and log-probs. If `scored`: also for a missing or too large reward.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     if not trajectories:
@@ -276,20 +281,15 @@ def collate(groups: Sequence[Group], scored: bool = True) -> Batch:
         return out
 
     tokens = padded("tokens", 0, torch.int64)
-    mask = padded("mask", 0, torch.bool)
+    mask = torch.zeros_like(tokens, dtype=torch.bool)
+    for b, t in enumerate(trajectories):
+        letters = np.frombuffer(t.provenance.encode(), dtype=np.uint8)
+        mask[b, : len(t.tokens)] = torch.from_numpy(letters == ord(SAMPLED))
     rewards = final_rewards([_score(t) if scored else math.nan for t in trajectories], mask)
     step_ends = last_sampled(mask)
-    for b, t in enumerate(trajectories):
-        for index, value in t.reward.steps if t.reward else ():
-            if not (0 <= index < len(t.tokens) and t.mask[index]):
-                raise ValueError(
-                    f"collate: a process reward of task {t.task_id} is on token {index}, which the"
-                    " policy did not sample"
-                )
-            rewards[b, index] += value
-            step_ends[b, index] = True
+    _add_step_rewards(groups, rewards, step_ends)
     names, parts = _parts(trajectories) if scored else ((), None)
-    return Batch(
+    batch = Batch(
         tokens=tokens,
         mask=mask,
         old_logp=padded("logp", 0, torch.float32),
@@ -302,12 +302,69 @@ def collate(groups: Sequence[Group], scored: bool = True) -> Batch:
         source=torch.tensor(
             [crc32(group.task.source.encode()) for group in groups for _ in group.trajectories]
         ),
-        truncated=torch.tensor([t.finish_reason == "length" for t in trajectories]),
+        truncated=torch.tensor([t.truncated for t in trajectories]),
         parts=parts,
         part_names=names,
         greedy=_greedy(groups) if scored else None,
         kept=_kept_sets(trajectories, tokens, mask) if any(t.kept for t in trajectories) else None,
+        names=tuple(f"trajectory {t.sample} of task {t.task_id}" for t in trajectories),
     )
+    check_mask(batch)
+    _refuse(batch, ~batch.mask & (batch.old_logp != 0))
+    return batch
+
+
+def check_mask(batch: Batch) -> None:
+    """Rebuild the mask from the versions of the tokens, and compare it with the batch's mask.
+
+    The engine writes the versions, the rollout writes the provenance behind the mask. If they
+    differ, an observation would be trained on, or a sampled token would be lost. A row without any
+    version holds text that no policy sampled, such as a worked solution. It is not checked. Nothing
+    is read from a GPU.
+
+    Raises:
+        ValueError: names the trajectory and the token.
+    """
+    host = batch.at_host()
+    stamped = host.version >= 0
+    _refuse(host, stamped.any(-1, keepdim=True) & (host.mask != stamped))
+
+
+def _refuse(host: Batch, wrong: Tensor) -> None:
+    """Raise ValueError for the first token of `wrong` [B, T]. `host` is a batch on the CPU."""
+    if not wrong.any():
+        return
+    b, t = wrong.nonzero()[0].tolist()
+    name = host.names[b] if host.names else f"row {b}"
+    of_token = f"version {int(host.version[b, t])} and log-prob {float(host.old_logp[b, t]):g}"
+    claim = "is in the mask" if host.mask[b, t] else "is not in the mask"
+    raise ValueError(
+        f"{name}: token {t} {claim}, but has {of_token}. Mark exactly the tokens that the policy"
+        " sampled with 's' in Trajectory.provenance, and change no mask after collate"
+    )
+
+
+def _add_step_rewards(groups: Sequence[Group], rewards: Tensor, step_ends: Tensor) -> None:
+    """Add the rewards of turns and steps to `rewards` [B, T], and mark `step_ends` [B, T].
+
+    If a turn of a group has a reward, every turn of the group is a step: one without a reward has
+    reward 0, not none.
+    """
+    b = 0
+    for group in groups:
+        turns_count = any(turn.reward for t in group.trajectories for turn in t.turns)
+        for t in group.trajectories:
+            for index, value in t.step_rewards:
+                if not 0 <= index < len(t.tokens) or t.provenance[index] != SAMPLED:
+                    raise ValueError(
+                        f"collate: a process reward of task {t.task_id} is on token {index}, which"
+                        " the policy did not sample"
+                    )
+                rewards[b, index] += value
+                step_ends[b, index] = True
+            if turns_count:
+                step_ends[b, [u.stop - 1 for u in t.turns if u.stop > u.start]] = True
+            b += 1
 
 
 def _parts(trajectories: Sequence[Trajectory]) -> tuple[tuple[str, ...], Tensor]:
@@ -328,8 +385,7 @@ def _greedy(groups: Sequence[Group]) -> Tensor | None:
     for group in groups:
         if group.greedy is None:
             raise ValueError(f"collate: task {group.task.id} has no greedy completion, others have")
-        steps = group.greedy.reward.steps if group.greedy.reward else ()
-        baseline = _score(group.greedy) + sum(value for _, value in steps)
+        baseline = _score(group.greedy) + sum(value for _, value in group.greedy.step_rewards)
         values += [baseline] * len(group.trajectories)
     return torch.tensor(values, dtype=torch.float32)
 

@@ -1,8 +1,7 @@
 """Plain Python types that flow between the roles: Task -> Trajectory -> Group.
 
 A data source makes Tasks. Rollout turns each Task into a Group of K Trajectories. The environment
-fills in `reward`. `batch.collate` turns Groups into tensors. The counters and the occupancy of the
-engine (`EngineStats`, `Usage`) are defined here too.
+fills in `reward`. `batch.collate` turns Groups into tensors.
 
 This module does not import torch.
 """
@@ -28,6 +27,9 @@ Outcome = Literal["ended", "length", "turns", "context", "timeout", "error", "ab
 - error: the environment failed.
 - aborted: nobody waits for the episode any more.
 """
+
+PROMPT, SAMPLED, TEMPLATE, OBSERVATION = "psto"
+"""Letters of `Trajectory.provenance`."""
 
 LOG_RATIO_EDGES: tuple[float, ...] = (-1.0, -0.5, -0.2, -0.1, -0.01, 0.01, 0.1, 0.2, 0.5, 1.0)
 """Bin edges of `train/ratio_hist`, in log-ratio. Bin i counts edges[i-1] < x <= edges[i]. The first
@@ -143,7 +145,7 @@ class Reward:
 
     Attributes:
         value: scalar used for training. None if the checker failed; a failure is recorded and never
-            becomes a zero.
+            becomes a zero. Rewards of turns and steps are added to it.
         parts: named components, such as correctness and format.
         error: one line that says how the checker failed.
         seconds: time that the checker took.
@@ -207,76 +209,229 @@ class Kept:
         return cls(array("i", record["ids"]), array("i", record["counts"]), mass)
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One reply of the policy within a trajectory.
+
+    Attributes:
+        start: index of the first token of the reply.
+        stop: index after the last token of the reply, which may be an end-of-turn token.
+        reward: reward for this reply. It is credited to the last token, in addition to the final
+            reward.
+        finish_reason: why sampling ended.
+        seconds: time from admission of the request to the last token.
+        tool_errors: number of tool calls in the reply that failed.
+    """
+
+    start: int
+    stop: int
+    reward: float = 0.0
+    finish_reason: FinishReason = "stop"
+    seconds: float = 0.0
+    tool_errors: int = 0
+
+
 @dataclass
 class Trajectory:
-    """One sampled completion with its prompt, token by token.
+    """One episode of the policy, token by token.
 
-    `tokens`, `mask`, `logp` and `version` have the same length, T.
+    `tokens`, `provenance`, `logp` and `version` have the same length, T. Statistics, penalties and
+    limits of length count sampled tokens only: `sampled_length`.
 
     Attributes:
         tokens: prompt and everything after it.
-        mask: True where the policy sampled the token. That includes the end-of-sequence token, but
-            not prompt or environment tokens.
-        logp: log-prob of the token under the distribution that sampled it. 0 where mask is False.
-        version: version of the weights that sampled the token. -1 where mask is False.
-        text: completion as text, up to the token or stop string that ends it.
-        turns: start index of each turn in `tokens`.
-        seconds: wall time from admission to the last token.
+        provenance: one letter per token. "p" is the prompt, "s" was sampled by the policy, "t" was
+            written by the chat template, "o" is an observation from the environment. The
+            end-of-sequence token of a reply is sampled.
+        logp: log-prob of the token under the distribution that sampled it. 0 for other tokens.
+        version: version of the weights that sampled the token. -1 for other tokens, and for tokens
+            that no model sampled, such as worked solutions.
+        turns: replies in order. They cover exactly the sampled tokens. A reply may be empty.
+        outcome: how the episode ended.
+        text: text that rewards read: everything after the prompt, without special tokens. It ends
+            before the stop string that ends the last reply.
         kept: kept set of each sampled token under truncated sampling. None if all tokens were drawn
             from the full distribution.
         opened: tag of a think block that the prompt left open, or "". The completion then starts
             inside that block.
+        environment: name of the environment that played the episode, or "".
+        events: facts that the environment recorded, in order: JSON-ready dictionaries. A tool call
+            has the kind "tool_call".
+        started: start of the episode, in seconds since 1970. 0 if unknown.
+        ended: end of the episode.
 
     Raises:
-        ValueError: if the lengths, the mask, the prompt length and the kept sets do not agree.
+        ValueError: if lengths, provenance, turns and kept sets do not agree.
     """
 
     task_id: str
     sample: int
     tokens: list[int]
-    prompt_length: int
-    mask: list[bool]
+    provenance: str
     logp: list[float]
     version: list[int]
-    finish_reason: FinishReason
+    turns: tuple[Turn, ...]
+    outcome: Outcome = "ended"
     text: str = ""
-    turns: list[int] = field(default_factory=list)
-    seconds: float = 0.0
     reward: Reward | None = None
     kept: Kept | None = None
     opened: str = ""
+    environment: str = ""
+    events: tuple[Mapping[str, Any], ...] = ()
+    started: float = 0.0
+    ended: float = 0.0
 
     def __post_init__(self) -> None:
-        n = len(self.tokens)
-        if not n == len(self.mask) == len(self.logp) == len(self.version):
-            lengths = dict(
-                tokens=n, mask=len(self.mask), logp=len(self.logp), version=len(self.version)
-            )
+        streams = ("tokens", "provenance", "logp", "version")
+        lengths = {name: len(getattr(self, name)) for name in streams}
+        if len(set(lengths.values())) != 1:
             raise ValueError(f"trajectory streams differ in length: {lengths}")
-        if not 0 < self.prompt_length <= n or any(self.mask[: self.prompt_length]):
-            raise ValueError(
-                f"prompt_length {self.prompt_length} of {n} tokens: at least 1, and no prompt token"
-                " is sampled"
-            )
-        if self.kept and not (
-            len(self.kept) == len(self.kept.mass) == sum(self.mask)
-            and sum(self.kept.counts) == len(self.kept.ids)
+        self._check_provenance()
+        kept = self.kept
+        if kept and not (
+            len(kept) == len(kept.mass) == self.sampled_length and sum(kept.counts) == len(kept.ids)
         ):
-            lengths = dict(
-                sampled=sum(self.mask),
-                counts=len(self.kept),
-                mass=len(self.kept.mass),
-                ids=len(self.kept.ids),
-            )
+            lengths = {"counts": len(kept), "mass": len(kept.mass), "ids": len(kept.ids)}
             raise ValueError(
-                f"kept sets do not speak of the sampled tokens: {lengths}, counts add up to"
-                f" {sum(self.kept.counts)}"
+                f"kept sets do not match the {self.sampled_length} sampled tokens: {lengths},"
+                f" counts add up to {sum(kept.counts)}"
             )
 
+    def _check_provenance(self) -> None:
+        """Raise ValueError if `provenance` is malformed or `turns` do not cover the sampled tokens.
+
+        A prompt has at least one token.
+        """
+        rest = self.provenance[self.prompt_length :]
+        if self.prompt_length == 0 or set(rest) - set("sto"):
+            raise ValueError(
+                "provenance must be one or more 'p', then 's', 't' or 'o', got"
+                f" {self.provenance[:80]!r}"
+            )
+        end = self.prompt_length
+        for number, turn in enumerate(self.turns):
+            letters = self.provenance[turn.start : turn.stop]
+            if not end <= turn.start <= turn.stop or letters != SAMPLED * (turn.stop - turn.start):
+                raise ValueError(
+                    f"turns: turn {number}, tokens {turn.start} to {turn.stop}, must follow the"
+                    " turn before it and contain only sampled tokens"
+                )
+            if turn.start == turn.stop and turn.reward:
+                raise ValueError(f"turns: turn {number} has a reward but no token to credit it to")
+            end = turn.stop
+        covered = sum(turn.stop - turn.start for turn in self.turns)
+        if covered != self.sampled_length:
+            raise ValueError(
+                f"turns cover {covered} of {self.sampled_length} sampled tokens; they must cover"
+                " all of them"
+            )
+
+    @classmethod
+    def one_turn(
+        cls,
+        task_id: str,
+        sample: int,
+        prompt: Sequence[int],
+        completion: Sequence[int],
+        logp: Sequence[float],
+        version: Sequence[int],
+        finish_reason: FinishReason,
+        *,
+        text: str = "",
+        seconds: float = 0.0,
+        reward: Reward | None = None,
+        kept: Kept | None = None,
+        opened: str = "",
+    ) -> Trajectory:
+        """Trajectory with one turn, from a prompt and its completion.
+
+        Args:
+            task_id: id of the task.
+            sample: index of the sample within the task.
+            prompt: token ids of the prompt, length P.
+            completion: sampled token ids, length C.
+            logp: log-prob of each sampled token, length C.
+            version: version of the weights that sampled each token, length C.
+            finish_reason: why sampling ended.
+            text: the completion as text.
+            seconds: time from admission to the last token.
+            reward: result of the environment, if it is known.
+            kept: kept set of each sampled token; None without truncated sampling.
+            opened: tag of the think block that the prompt leaves open; empty if there is none.
+
+        Returns:
+            Trajectory with streams of length P + C.
+        """
+        before = len(prompt)
+        turn = Turn(before, before + len(completion), finish_reason=finish_reason, seconds=seconds)
+        return cls(
+            task_id=task_id,
+            sample=sample,
+            tokens=[*prompt, *completion],
+            provenance=PROMPT * before + SAMPLED * len(completion),
+            logp=[0.0] * before + [*logp],
+            version=[-1] * before + [*version],
+            turns=(turn,),
+            outcome="ended" if finish_reason == "stop" else finish_reason,
+            text=text,
+            reward=reward,
+            kept=kept,
+            opened=opened,
+        )
+
     @property
-    def completion_length(self) -> int:
-        """Number of tokens after the prompt."""
-        return len(self.tokens) - self.prompt_length
+    def mask(self) -> list[bool]:
+        """[T], True exactly for the tokens that the policy sampled."""
+        return [letter == SAMPLED for letter in self.provenance]
+
+    @property
+    def prompt_length(self) -> int:
+        """Number of tokens before the first reply and the first observation."""
+        return len(self.provenance) - len(self.provenance.lstrip(PROMPT))
+
+    @property
+    def sampled_length(self) -> int:
+        """Number of tokens that the policy sampled."""
+        return self.provenance.count(SAMPLED)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on sampling."""
+        return sum(turn.seconds for turn in self.turns)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the last reply ended: "stop" (by itself), "length", "aborted" or "error".
+
+        It is "error" if the environment failed after the reply.
+        """
+        if self.outcome in ("error", "timeout"):
+            return "error"
+        if self.outcome == "aborted":
+            return "aborted"
+        return self.turns[-1].finish_reason if self.turns else "stop"
+
+    @property
+    def truncated(self) -> bool:
+        """True if a limit ended the episode: tokens of a reply, turns, or the model's context.
+
+        A failure of the environment is no truncation.
+        """
+        return self.outcome in ("length", "turns", "context") or self.finish_reason == "length"
+
+    @property
+    def step_rewards(self) -> tuple[tuple[int, float], ...]:
+        """Rewards besides the final one as (token index, reward): of turns, then of steps."""
+        turns = tuple((turn.stop - 1, turn.reward) for turn in self.turns if turn.reward)
+        return turns + (self.reward.steps if self.reward else ())
+
+    @property
+    def total_reward(self) -> float | None:
+        """Sum of all rewards. None if the checker failed or has not run."""
+        if self.reward is None or self.reward.value is None:
+            return None
+        steps = self.step_rewards
+        return self.reward.value + sum(r for _, r in steps) if steps else self.reward.value
 
     @property
     def graded_text(self) -> str:
@@ -289,13 +444,18 @@ class Trajectory:
     def to_record(self) -> dict[str, Any]:
         """JSON-ready dict, from which `from_record` restores every field.
 
-        `kept` and `opened` are left out if they are empty.
+        It also has the derived values `prompt_length`, `sampled_length` and `finish_reason`. `kept`
+        and `opened` are left out if they are empty.
         """
-        record = asdict(self)
-        del record["kept"]
-        if not self.opened:
-            del record["opened"]
-        return record | ({"kept": self.kept.to_record()} if self.kept else {})
+        record = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        record |= {name: list(record[name]) for name in ("tokens", "logp", "version")}
+        record |= {"turns": [asdict(turn) for turn in self.turns]}
+        record |= {"events": [dict(event) for event in self.events]}
+        record |= {"reward": self.reward and asdict(self.reward)}
+        record |= {"kept": self.kept and self.kept.to_record()}
+        derived = ("prompt_length", "sampled_length", "finish_reason")
+        record |= {name: getattr(self, name) for name in derived}
+        return {k: v for k, v in record.items() if v or k not in ("kept", "opened")}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
@@ -304,18 +464,18 @@ class Trajectory:
         Raises:
             KeyError, TypeError, ValueError, OverflowError: if the record has another form.
         """
-        fields = {
-            name: record[name]
-            for name in cls.__dataclass_fields__
-            if name not in ("kept", "opened")
-        }
+        required = set(cls.__dataclass_fields__) - {"kept", "opened"}
+        fields = {name: record[name] for name in required}
         reward, kept = fields["reward"], record.get("kept")
+        if not isinstance(fields["provenance"], str):
+            raise TypeError("provenance is not text")
         if reward is not None:
-            fields["reward"] = Reward(
-                **{**reward, "steps": tuple((int(i), float(v)) for i, v in reward.get("steps", ()))}
-            )
-        opened = record.get("opened", "")  # earlier releases did not write it
-        return cls(**fields, kept=None if kept is None else Kept.from_record(kept), opened=opened)
+            steps = tuple((int(i), float(v)) for i, v in reward.get("steps", ()))
+            fields["reward"] = Reward(**{**reward, "steps": steps})
+        fields["turns"] = tuple(Turn(**turn) for turn in fields["turns"])
+        fields["events"] = tuple(dict(event) for event in fields["events"])
+        fields["kept"] = None if kept is None else Kept.from_record(kept)
+        return cls(**fields, opened=record.get("opened", ""))
 
 
 @dataclass
@@ -335,97 +495,5 @@ class Group:
 
     @property
     def rewards(self) -> list[float | None]:
-        """Reward values in sample order. None where the checker failed or has not run."""
-        return [t.reward.value if t.reward else None for t in self.trajectories]
-
-
-@dataclass
-class EngineStats:
-    """Engine counters since it was created, and peaks since the last `restart_peaks`.
-
-    Attributes:
-        prefill_tokens: prompt tokens that were computed.
-        reused_tokens: prompt tokens that were not computed, because samples share a prompt or the
-            prefix cache held them.
-        recomputed_tokens: tokens of preempted sequences that were computed again.
-        decoded_tokens: sampled tokens.
-        decode_rows: rows of decode steps that advanced a sequence by one token.
-        decode_slots: all rows of decode steps, including finished sequences in a static batch.
-        preemptions: times a running sequence was stopped for lack of blocks, to continue later.
-        taken_out_bytes: KV cache bytes of preempted sequences copied to host memory.
-        brought_back_bytes: KV cache bytes of preempted sequences copied back from host memory.
-        aborted: sequences that the caller aborted, whether they had started or not.
-        peak_blocks: largest number of KV cache blocks held by requests.
-        peak_waiting: largest number of requests and preempted sequences in the queue.
-        graph_captures: captured CUDA graphs.
-        graph_replays: decode forward passes that replayed a CUDA graph.
-        eager_decodes: decode forward passes without a replay while CUDA graphs are on.
-        proposed_tokens: speculative tokens that were proposed and verified.
-        accepted_tokens: speculative tokens that became part of a completion.
-        target_passes: verifications, counted per sequence.
-        pass_tokens: tokens added to completions by verifications.
-    """
-
-    prefill_tokens: int = 0
-    reused_tokens: int = 0
-    recomputed_tokens: int = 0
-    decoded_tokens: int = 0
-    steps: int = 0
-    decode_rows: int = 0
-    decode_slots: int = 0
-    preemptions: int = 0
-    taken_out_bytes: int = 0
-    brought_back_bytes: int = 0
-    aborted: int = 0
-    peak_blocks: int = 0
-    peak_waiting: int = 0
-    graph_captures: int = 0
-    graph_replays: int = 0
-    eager_decodes: int = 0
-    proposed_tokens: int = 0
-    accepted_tokens: int = 0
-    target_passes: int = 0
-    pass_tokens: int = 0
-
-    def restart_peaks(self) -> None:
-        """Reset the peaks to 0."""
-        self.peak_blocks = self.peak_waiting = 0
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of prompt tokens, over all samples, that were not computed."""
-        return self.reused_tokens / max(1, self.prefill_tokens + self.reused_tokens)
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Share of speculative tokens that were accepted."""
-        return self.accepted_tokens / max(1, self.proposed_tokens)
-
-    @property
-    def tokens_per_pass(self) -> float:
-        """Tokens added to a sequence per forward pass of the model. 1 without speculation."""
-        return self.pass_tokens / self.target_passes if self.target_passes else 1.0
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Occupancy of the engine at one moment.
-
-    Attributes:
-        waiting: requests and preempted sequences in the queue.
-        running: running sequences.
-        used: blocks held by requests.
-        idle: blocks held only by the prefix cache. They are freed when room is needed.
-        free: remaining blocks.
-        wasted_slots: token slots of used blocks that are still empty.
-        fragmentation: wasted slots divided by all slots of used blocks. The waste is less than one
-            block per sequence.
-    """
-
-    waiting: int
-    running: int
-    used: int
-    idle: int
-    free: int
-    wasted_slots: int
-    fragmentation: float
+        """Total rewards in sample order. None where the checker failed or has not run."""
+        return [t.total_reward for t in self.trajectories]

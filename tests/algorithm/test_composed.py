@@ -270,18 +270,8 @@ def test_gae_of_process_rewards_by_hand() -> None:
 
 
 def trajectory(sample: int, reward: Reward, tokens: int = 4) -> Trajectory:
-    n = tokens + 2
-    mask = [False, False] + [True] * tokens
-    return Trajectory(
-        "t",
-        sample,
-        [1] * n,
-        2,
-        mask,
-        [-1.0 * m for m in mask],
-        [0 if m else -1 for m in mask],
-        "stop",
-        reward=reward,
+    return Trajectory.one_turn(
+        "t", sample, [1, 1], [1] * tokens, [-1.0] * tokens, [0] * tokens, "stop", reward=reward
     )
 
 
@@ -491,17 +481,7 @@ def test_truncation_never_raises_the_reward() -> None:
 def test_a_process_reward_belongs_on_a_sampled_token() -> None:
     for index in (0, 3, -1):
         reward = Reward(1.0, steps=((index, 0.5),))
-        t = Trajectory(
-            "t",
-            0,
-            [5, 6, 7],
-            1,
-            [False, True, True],
-            [0.0, -1.0, -1.0],
-            [-1, 0, 0],
-            "stop",
-            reward=reward,
-        )
+        t = Trajectory.one_turn("t", 0, [5], [6, 7], [-1.0, -1.0], [0, 0], "stop", reward=reward)
         with pytest.raises(
             ValueError, match=f"is on token {index}, which the policy did not sample"
         ):
@@ -570,17 +550,8 @@ def test_the_weights_of_rewards_by_name() -> None:
 
 def _answer(a: float, b: float) -> Trajectory:
     """One sampled token with the named rewards a and b."""
-    return Trajectory(
-        "t",
-        0,
-        [1, 2],
-        1,
-        [False, True],
-        [0.0, -1.0],
-        [-1, 0],
-        "stop",
-        reward=Reward(a + b, {"b": b, "a": a}),
-    )
+    reward = Reward(a + b, {"b": b, "a": a})
+    return Trajectory.one_turn("t", 0, [1], [2], [-1.0], [0], "stop", reward=reward)
 
 
 # --- failed checks

@@ -42,7 +42,7 @@ class Answers:
 
 
 def _trajectory(task: Task, sample: int, text: str) -> Trajectory:
-    return Trajectory(task.id, sample, [1, 2], 1, [False, True], [0.0, -1.0], [-1, 0], "stop", text)
+    return Trajectory.one_turn(task.id, sample, [1], [2], [-1.0], [0], "stop", text=text)
 
 
 def reward(completion: str, task: Task) -> float:

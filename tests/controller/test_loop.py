@@ -41,9 +41,7 @@ class Fakes:
     def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
         self.calls.append(f"generate {tasks[0].id} {seed}")
         trajectories = [
-            Trajectory(
-                t.id, k, [1, 2 + k], 1, [False, True], [0.0, -1.0], [-1, self.version], "stop"
-            )
+            Trajectory.one_turn(t.id, k, [1], [2 + k], [-1.0], [self.version], "stop")
             for t in tasks
             for k in (0, 1)
         ]

@@ -37,16 +37,15 @@ class Ending:
             ended: list[Trajectory] = []
             for k in self.order:
                 ended.append(
-                    Trajectory(
+                    Trajectory.one_turn(
                         task.id,
                         k,
-                        [1, 2],
-                        1,
-                        [False, True],
-                        [0.0, -1.0],
-                        [-1, 0],
+                        [1],
+                        [2],
+                        [-1.0],
+                        [0],
                         "stop",
-                        self.answers[task.id][k],
+                        text=self.answers[task.id][k],
                     )
                 )
                 self.asked += 1
@@ -159,7 +158,7 @@ def test_discarded_samples_free_their_blocks_and_are_counted(policy: Policy) -> 
     stats, counted = inner.stats(), inner.engine.stats
     assert counted.aborted > 0 and counted.decoded_tokens < everything.engine.stats.decoded_tokens
     assert stats["rollout/tokens"] == counted.decoded_tokens
-    in_groups = sum(t.completion_length for g in groups for t in g.trajectories)
+    in_groups = sum(t.sampled_length for g in groups for t in g.trajectories)
     assert stats["rollout/dropped_tokens"] == counted.decoded_tokens - in_groups > 0
     assert stats["rollout/kept_frac"] == pytest.approx(
         15 / 40

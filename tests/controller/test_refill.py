@@ -46,7 +46,7 @@ class Sampler:
             for t in tasks
         ]
         self.made += groups
-        lengths = [t.completion_length for g in groups for t in g.trajectories]
+        lengths = [t.sampled_length for g in groups for t in g.trajectories]
         self._stats = {
             "rollout/tokens": float(sum(lengths)),
             "rollout/prompt_tokens": float(len(self.calls) * len(lengths)),
@@ -68,16 +68,8 @@ class Sampler:
 
 def _trajectory(task: str, sample: int, text: str) -> Trajectory:
     n = sample + 1
-    return Trajectory(
-        task,
-        sample,
-        [5] * (3 + n),
-        3,
-        [False] * 3 + [True] * n,
-        [0.0] * 3 + [-1.0] * n,
-        [-1] * 3 + [0] * n,
-        "stop",
-        text,
+    return Trajectory.one_turn(
+        task, sample, [5] * 3, [5] * n, [-1.0] * n, [0] * n, "stop", text=text
     )
 
 
@@ -317,7 +309,7 @@ def test_on_the_engine_the_metrics_are_of_everything_sampled(policy: Policy) -> 
     assert (
         stats["rollout/tokens"]
         == counted.decoded_tokens
-        > sum(t.completion_length for g in kept for t in g.trajectories)
+        > sum(t.sampled_length for g in kept for t in g.trajectories)
     )
     assert stats["rollout/prompt_tokens"] == counted.prefill_tokens + counted.reused_tokens
     assert stats["rollout/reused_frac"] == pytest.approx(

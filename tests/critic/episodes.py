@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 import torch
+from tests.made_trajectories import from_mask
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -30,16 +31,13 @@ def trajectory(
     reward: float | None,
 ) -> Trajectory:
     mask = [False] * len(prompt) + sampled
-    logp, version = [-2.0 * m for m in mask], [0 if m else -1 for m in mask]
-    return Trajectory(
+    return from_mask(
         task,
         sample,
         prompt + completion,
         len(prompt),
         mask,
-        logp,
-        version,
-        "stop",
+        logp=[-2.0 * m for m in mask],
         reward=Reward(reward),
     )
 

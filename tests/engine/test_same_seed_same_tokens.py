@@ -13,9 +13,10 @@ from tests.engine.drain import drain
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
+from sixfold.engine.stats import EngineStats
 from sixfold.kernels.cpu.engine_kernels import cpu_kernels
 from sixfold.model.causal_lm import CausalLM
-from sixfold.types import EngineStats, SamplingParams
+from sixfold.types import SamplingParams
 
 PROMPTS = [
     [(5 * i + 3 * j + 2) % VOCABULARY for j in range(n)]

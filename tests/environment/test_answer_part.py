@@ -40,9 +40,7 @@ def test_the_answer_follows_the_last_thought(completion: str, answer: str) -> No
 
 def test_a_thought_that_the_prompt_opened_is_one() -> None:
     def graded(opened: str, text: str) -> float | None:
-        t = Trajectory(
-            "t", 0, [1, 2], 1, [False, True], [0.0, -1.0], [-1, 0], "length", text, opened=opened
-        )
+        t = Trajectory.one_turn("t", 0, [1], [2], [-1.0], [0], "length", text=text, opened=opened)
         with Environment([math_reward]) as environment:
             environment.score([Group(TASK, [t])])
         return t.reward.value if t.reward else None

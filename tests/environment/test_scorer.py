@@ -29,9 +29,7 @@ SAMPLE = str(Path(__file__).parent / "rewards_for_tests" / "sample.py")
 
 
 def trajectory(text: str, sample: int = 0) -> Trajectory:
-    return Trajectory(
-        "t", sample, [1, 7, 8], 1, [False, True, True], [0.0, -1.0, -1.0], [-1, 0, 0], "stop", text
-    )
+    return Trajectory.one_turn("t", sample, [1], [7, 8], [-1.0, -1.0], [0, 0], "stop", text=text)
 
 
 def group(texts: Sequence[str], task: Task | None = None) -> Group:

@@ -34,7 +34,7 @@ def tidy(completion: str, task: Task) -> float:
 
 
 def judged(text: str, rewards: list[Callable[..., object]], **settings: object) -> Reward:
-    trajectory = Trajectory("t", 0, [1, 2], 1, [False, True], [0.0, 0.0], [-1, 0], "stop", text)
+    trajectory = Trajectory.one_turn("t", 0, [1], [2], [0.0], [0], "stop", text=text)
     with Environment(rewards, **settings) as environment:  # type: ignore[arg-type]
         environment.score([Group(TASK, [trajectory])])
     assert trajectory.reward

@@ -17,8 +17,8 @@ def found(solved: list[bool], source: str = "") -> dict[str, Any]:
         Group(
             Task(str(i), "", source=source or f"half {i % 2}"),
             [
-                Trajectory(
-                    str(i), 0, [1, 2], 1, [False, True], [0.0, -1.0], [-1, 0], "stop", "",
+                Trajectory.one_turn(
+                    str(i), 0, [1], [2], [-1.0], [0], "stop",
                     reward=Reward(float(right), solved=right, score=float(right)),
                 )
             ],

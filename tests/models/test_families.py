@@ -81,8 +81,7 @@ def test_three_steps(
     drawn = [record["tokens"][record["prompt_length"] :] == script for record in sampled]
     assert any(followed) and sum(drawn) > len(drawn) / 3
     assert all(
-        record["mask"][record["prompt_length"] :]
-        == [True] * (len(record["tokens"]) - record["prompt_length"])
+        record["provenance"].lstrip("p") == "s" * (len(record["tokens"]) - record["prompt_length"])
         for record in sampled
     )
     _transformers_says_the_same(run / "checkpoints" / "step-000003" / "model", family, ends)

@@ -35,15 +35,15 @@ def as_groups(t: object, prompt_length: int) -> list[Group]:
     groups: dict[int, list[Trajectory]] = {}
     for b in range(len(t.tokens)):
         length = int(t.mask[b].nonzero().max()) + 1
-        trajectory = Trajectory(
-            task_id=str(int(t.groups[b])),
-            sample=b,
-            tokens=t.tokens[b, :length].tolist(),
-            prompt_length=prompt_length,
-            mask=t.mask[b, :length].tolist(),
-            logp=t.logp[b, :length].tolist(),
-            version=[0 if m else -1 for m in t.mask[b, :length].tolist()],
-            finish_reason="stop",
+        assert bool(t.mask[b, prompt_length:length].all())
+        trajectory = Trajectory.one_turn(
+            str(int(t.groups[b])),
+            b,
+            t.tokens[b, :prompt_length].tolist(),
+            t.tokens[b, prompt_length:length].tolist(),
+            t.logp[b, prompt_length:length].tolist(),
+            [0] * (length - prompt_length),
+            "stop",
             reward=Reward(float(t.rewards[b])),
         )
         groups.setdefault(int(t.groups[b]), []).append(trajectory)

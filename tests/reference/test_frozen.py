@@ -51,18 +51,14 @@ def _batch(seed: int) -> Batch:
         rows = []
         for k in range(3):
             n = rng.randint(2, 9)
-            mask = [False] * len(prompt) + [True] * n
-            tokens = prompt + [rng.randrange(23) for _ in range(n)]
-            logp, version = [-3.0 * m for m in mask], [0 if m else -1 for m in mask]
             rows.append(
-                Trajectory(
+                Trajectory.one_turn(
                     f"t{g}",
                     k,
-                    tokens,
-                    len(prompt),
-                    mask,
-                    logp,
-                    version,
+                    prompt,
+                    [rng.randrange(23) for _ in range(n)],
+                    [-3.0] * n,
+                    [0] * n,
                     "stop",
                     reward=Reward(float(k == g)),
                 )

@@ -96,17 +96,14 @@ def groups_of(seed: int) -> list[Group]:
         prompt, rows = integers(2 + g), []
         for k in range(3):
             n = 2 + int(torch.randint(8, (1,), generator=generator))
-            mask = [False] * len(prompt) + [True] * n
-            logp, version = [-3.0 * m for m in mask], [0 if m else -1 for m in mask]
             rows.append(
-                Trajectory(
+                Trajectory.one_turn(
                     f"t{g}",
                     k,
-                    prompt + integers(n),
-                    len(prompt),
-                    mask,
-                    logp,
-                    version,
+                    prompt,
+                    integers(n),
+                    [-3.0] * n,
+                    [0] * n,
                     "stop",
                     reward=Reward(float(k == g)),
                 )

@@ -56,17 +56,14 @@ def policy() -> Policy:
 def _batch() -> Batch:
     rows = []
     for k, length in enumerate((4, 7)):
-        tokens = [4, 6, 7] + [6 + (3 * i + k) % 4 for i in range(length)]
-        mask = [False] * 3 + [True] * length
         rows.append(
-            Trajectory(
+            Trajectory.one_turn(
                 "t",
                 k,
-                tokens,
-                3,
-                mask,
-                [-1.0 * m for m in mask],
-                [0 if m else -1 for m in mask],
+                [4, 6, 7],
+                [6 + (3 * i + k) % 4 for i in range(length)],
+                [-1.0] * length,
+                [0] * length,
                 "stop",
                 reward=Reward(float(k)),
             )

@@ -68,11 +68,8 @@ def trajectory_of(
     """Character tokens; the log-probs are made up."""
     prompt, answer = [ord(c) for c in task.prompt_text], [ord(c) for c in text]
     logp = [-(abs(rng.gauss(0, 0.8)) ** 3) for _ in answer]
-    sampled, given = len(answer), len(prompt)
-    return Trajectory(
-        task_id=task.id, sample=sample, tokens=prompt + answer, prompt_length=given,
-        mask=[False] * given + [True] * sampled,
-        logp=[0.0] * given + logp, version=[-1] * given + [3] * sampled, finish_reason="stop",
+    return Trajectory.one_turn(
+        task.id, sample, prompt, answer, logp, [3] * len(answer), "stop",
         text=text, seconds=0.4, reward=reward,
     )  # fmt: skip
 

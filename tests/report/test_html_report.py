@@ -28,7 +28,7 @@ from sixfold.report.samples import Sample, write_samples
 from sixfold.report.token_view import Record, trajectories
 from sixfold.report.untrusted import visible
 from sixfold.run.folder import RunFolder
-from sixfold.types import Group, Reward, Task, Trajectory
+from sixfold.types import Group, Reward, Task, Trajectory, Turn
 
 SOURCE = Path(__file__).parents[2] / "src" / "sixfold"
 
@@ -122,13 +122,14 @@ def hostile_run(folder: Path, text: str) -> Path:
         text,
         0,
         [1, 2, 3],
-        1,
-        [False, True, False],
+        "pso",
         [0.0, -1.0, 0.0],
         [-1, 0, -1],
-        "stop",
-        text,
+        (Turn(1, 2),),
+        text=text,
         reward=reward,
+        environment=text,
+        events=({"kind": "tool_call", text: text},),
     )
     write_rollouts(run.rollout_file(1), [Group(task, [trajectory])], [[0.5]], decode=lambda _: text)
     return run.path
@@ -367,7 +368,7 @@ def test_the_token_view_says_every_number(run_folder: Path) -> None:
         "tokens": [55, 56, 57],
         "pieces": ["7", "8\n", ""],
         "prompt_length": 1,
-        "mask": [False, True, True],
+        "provenance": "pss",
     }
     record |= {
         "logp": [0.0, math.log(0.4), math.log(0.005)],

@@ -89,18 +89,8 @@ def test_length_of_solved_completions() -> None:
 
     def answer(length: int, solved: bool | None) -> Trajectory:
         reward = Reward(None, error="broken") if solved is None else Reward(0.9, solved=solved)
-        return Trajectory(
-            "t",
-            0,
-            [0] * (1 + length),
-            1,
-            [False] + [True] * length,
-            [0.0] * (1 + length),
-            [0] * (1 + length),
-            "stop",
-            "",
-            reward=reward,
-        )
+        zeros = [0] * length
+        return Trajectory.one_turn("t", 0, [0], zeros, zeros, zeros, "stop", reward=reward)
 
     solved = [answer(n, True) for n in range(1, 61)]
     group = Group(Task("t", ""), [*solved, answer(500, False), answer(600, None)])

@@ -23,18 +23,16 @@ def group(logp: float = -0.5) -> Group:
         answer=4,
         source="sums",
     )
-    mask, logps, versions = [False, False, True], [0.0, 0.0, logp], [-1, -1, 5]
     trajectories = [
-        Trajectory(
+        Trajectory.one_turn(
             "t1",
             k,
-            [7, 8, 9 + k],
-            2,
-            mask,
-            logps,
-            versions,
+            [7, 8],
+            [9 + k],
+            [logp],
+            [5],
             "stop",
-            "4",
+            text="4",
             reward=Reward(1.0 - k, {"c": 1.0}),
         )
         for k in range(2)
@@ -124,9 +122,12 @@ def test_json_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
     for bad in (
         [],
         {},
-        {**good, "mask": [True]},
+        {**good, "provenance": "s"},
+        {**good, "provenance": ["p", "p", "s"]},
+        {**good, "turns": [2]},
+        {**good, "turns": [{"start": "2", "stop": 3}]},
         {**good, "reward": {"value": 1, "parts": []}},
-        {**good, "prompt_length": "2"},
+        {**good, "tokens": "789"[:2]},
     ):
         path.write_bytes(zstandard.ZstdCompressor().compress(json.dumps(bad).encode()))
         with pytest.raises(UserError, match="line 1 is not a trajectory"):

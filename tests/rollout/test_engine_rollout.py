@@ -67,7 +67,11 @@ def test_streams_cover_exactly_the_sampled_tokens(policy: Policy) -> None:
         prompt = renderer.encode(group.task)
         for t in group.trajectories:
             n, p = len(t.tokens), len(prompt)
-            assert t.tokens[:p] == prompt and t.prompt_length == p and t.turns == [p]
+            assert (
+                t.tokens[:p] == prompt
+                and t.prompt_length == p
+                and [u.start for u in t.turns] == [p]
+            )
             assert t.mask == [False] * p + [True] * (n - p)
             assert t.version == [-1] * p + [5] * (n - p)
             assert t.logp[:p] == [0.0] * p and all(x < 0 for x in t.logp[p:])
@@ -135,7 +139,7 @@ def test_metrics_count_one_call(policy: Policy) -> None:
     for seed in (1, 2):
         groups = rollout.generate(TASKS, seed)
         stats, trajectories = rollout.stats(), [t for g in groups for t in g.trajectories]
-        lengths = [t.completion_length for t in trajectories]
+        lengths = [t.sampled_length for t in trajectories]
         prompts = sum(t.prompt_length for t in trajectories)
         assert stats["rollout/tokens"] == sum(lengths)
         assert stats["rollout/prompt_tokens"] == prompts
@@ -199,7 +203,7 @@ def test_preemptions_and_peaks_by_hand(
         (group,) = rollout.generate([SMALL], seed=4)
         (wanted,) = roomy.generate([SMALL], seed=4)
         assert [t.tokens for t in group.trajectories] == [t.tokens for t in wanted.trajectories]
-        assert [(t.prompt_length, t.completion_length) for t in group.trajectories] == [(4, 8)] * 2
+        assert [(t.prompt_length, t.sampled_length) for t in group.trajectories] == [(4, 8)] * 2
         stats = rollout.stats()
         names = ("preemptions", "recomputed_tokens", "kv_peak_frac", "queue_peak")
         assert tuple(stats[f"rollout/{name}"] for name in names) == expected

@@ -38,7 +38,7 @@ def sample(policy: Policy, stops: Sequence[str], **sizes: Any) -> dict[tuple[str
         (t.task_id, t.sample): t for g in rollout.generate(TASKS, seed=1) for t in g.trajectories
     }
     assert engine.scheduler.blocks.used == 0
-    assert rollout.stats()["rollout/tokens"] == sum(t.completion_length for t in found.values())
+    assert rollout.stats()["rollout/tokens"] == sum(t.sampled_length for t in found.values())
     return found
 
 

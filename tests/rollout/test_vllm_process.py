@@ -63,7 +63,11 @@ def test_streams_are_those_of_the_policy_at_the_sampling_temperature(
         prompt = renderer.encode(group.task)
         for t in group.trajectories:
             n, p = len(t.tokens), len(prompt)
-            assert t.task_id == group.task.id and t.tokens[:p] == prompt and t.turns == [p]
+            assert (
+                t.task_id == group.task.id
+                and t.tokens[:p] == prompt
+                and [u.start for u in t.turns] == [p]
+            )
             assert t.mask == [False] * p + [True] * (n - p) and t.version == [-1] * p + [4] * (
                 n - p
             )
@@ -109,7 +113,7 @@ def test_metrics_count_one_call(policy: Policy, engine: VllmProcess) -> None:
     rollout = make_rollout(policy, engine)
     trajectories = [t for g in rollout.generate(TASKS, 1) for t in g.trajectories]
     stats = rollout.stats()
-    assert stats["rollout/tokens"] == sum(t.completion_length for t in trajectories)
+    assert stats["rollout/tokens"] == sum(t.sampled_length for t in trajectories)
     assert stats["rollout/prompt_tokens"] == sum(t.prompt_length for t in trajectories)
     assert stats["rollout/reused_frac"] == pytest.approx(
         12 / stats["rollout/prompt_tokens"]

@@ -11,6 +11,7 @@ import sixfold.run.parity_probe
 from sixfold.cli import main
 from sixfold.engine.engine import Engine
 from sixfold.engine.quantised_cache import Int8KVCache
+from sixfold.engine.stats import EngineStats
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy, load_policy
 from sixfold.recipe.explain import explain
@@ -22,7 +23,7 @@ from sixfold.run.assemble import build_world, make_engine
 from sixfold.run.model_source import with_model_folders
 from sixfold.run.policy_evaluation import evaluate_policy
 from sixfold.run.start import train_run
-from sixfold.types import EngineStats, Group, SamplingParams
+from sixfold.types import Group, SamplingParams
 
 from .processes import metrics, tiny_recipe
 

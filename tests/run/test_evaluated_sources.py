@@ -23,9 +23,7 @@ def group(source: str, *solved: bool) -> Group:
 
     def trajectory(ok: bool) -> Trajectory:
         reward = Reward(float(ok), {}, score=float(ok), solved=ok)
-        return Trajectory(
-            "t", 0, [1, 2], 1, [False, True], [0.0, 0.0], [-1, 0], "stop", reward=reward
-        )
+        return Trajectory.one_turn("t", 0, [1], [2], [0.0], [0], "stop", reward=reward)
 
     return Group(Task("t", "", source=source), [trajectory(ok) for ok in solved])
 

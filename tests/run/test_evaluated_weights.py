@@ -167,7 +167,7 @@ def test_solutions_are_learned_at_temperature_1(tmp_path: Path) -> None:
 
 def test_evaluation_over_two_versions_is_refused() -> None:
     def sampled(version: int) -> Trajectory:
-        return Trajectory("t", 0, [1, 2], 1, [False, True], [0.0, 0.0], [-1, version], "stop")
+        return Trajectory.one_turn("t", 0, [1], [2], [0.0], [version], "stop")
 
     assert Evaluation([Group(Task("t", ""), [sampled(3)])]).version == 3
     with pytest.raises(RuntimeError, match=r"one version .* \[3, 4\]"):

@@ -41,7 +41,6 @@ UNREACHED = {
             "rollout.generator.GeneratorClosed",
             "rollout.generator.SampleKey",
             "rollout.generator.Sampled",
-            "types.Outcome",
         ),
         "a contract whose implementations follow",
     ),

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from tests.made_trajectories import from_mask
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -95,15 +96,13 @@ def trajectory(
     rng = random.Random(f"{group}/{sample}")
     sampled: Sequence[bool] = fields.pop("sampled", [True] * len(completion))
     reward = fields.pop("reward", rng.choice([0.0, 0.25, 1.0]))
-    return Trajectory(
-        task_id=f"task-{group}",
-        sample=sample,
-        tokens=[*prompt, *completion],
-        prompt_length=len(prompt),
-        mask=[False] * len(prompt) + list(sampled),
+    return from_mask(
+        f"task-{group}",
+        sample,
+        [*prompt, *completion],
+        len(prompt),
+        [False] * len(prompt) + list(sampled),
         logp=[0.0] * len(prompt) + [-rng.uniform(1.5, 5.0) if s else 0.0 for s in sampled],
-        version=[-1] * len(prompt) + [0 if s else -1 for s in sampled],
-        finish_reason="stop",
         reward=Reward(reward),
         **fields,
     )

@@ -129,7 +129,7 @@ def shaped_scores(batch: Batch, method: Method, horizon: int) -> Tensor:
         [B].
     """
     m, shaped = method, batch.scores
-    lengths = batch.lengths - batch.prompt_lengths
+    lengths = batch.mask.sum(-1)
     if m.length_penalty == "cosine":
         shaped = shaping.cosine_length_reward(lengths, shaped > 0, horizon, *COSINE).to(
             shaped.dtype

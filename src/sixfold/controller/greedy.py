@@ -52,7 +52,7 @@ def _greedy_stats(groups: Sequence[Group]) -> dict[str, float]:
     trajectories = [group.trajectories[0] for group in groups]
     known = [value for group in groups for value in group.rewards if value is not None]
     stats = {
-        "rollout/greedy_tokens": float(sum(t.completion_length for t in trajectories)),
+        "rollout/greedy_tokens": float(sum(t.sampled_length for t in trajectories)),
         "rollout/greedy_error_frac": 1 - len(known) / len(trajectories),
     }
     return stats | ({"rollout/greedy_reward": fmean(known)} if known else {})

@@ -141,7 +141,7 @@ def mixed(group: Group) -> bool:
     return (
         len(
             {
-                (t.reward.value, t.reward.steps)
+                (t.reward.value, t.step_rewards)
                 for t in group.trajectories
                 if t.reward and t.reward.value is not None
             }
@@ -155,7 +155,7 @@ def _all_groups(rounds: Sequence[_Round]) -> list[Group]:
 
 
 def _tokens(groups: Sequence[Group]) -> float:
-    return float(sum(t.completion_length for g in groups for t in g.trajectories))
+    return float(sum(t.sampled_length for g in groups for t in g.trajectories))
 
 
 def _rollout_stats(rounds: Sequence[_Round]) -> dict[str, float]:

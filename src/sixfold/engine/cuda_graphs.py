@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..types import EngineStats
 from .kv_cache import KVCache
+from .stats import EngineStats
 
 MOST_GRAPHS = 32
 """Maximum number of graphs. Each graph holds its launches and a [rows, hidden] result. The graphs

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..model.base import Adapter, LanguageModel
-from ..types import FinishReason, SamplingParams, Usage
+from ..types import FinishReason, SamplingParams
 from .adapters import Adapters
 from .block_manager import BlockManager
 from .columns import Columns
@@ -32,6 +32,7 @@ from .scheduler import Scheduler, Work
 from .scoring import PromptScore, PromptScorer
 from .sequence import Constraint, Request, Sequence
 from .speculative import Run, Speculation, Speculator, make_speculator
+from .stats import Usage
 from .weights import NamedTensors, Weights
 
 Forward = tuple[Columns, Tensor, list[int]]

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from ..kernels.cpu.engine_kernels import compiled, cpu_kernels
 from ..model.base import LanguageModel, Layout
-from ..types import EngineStats
 from .adapters import MIN_ROWS, Additions, LoadedAdapter, Owners, rows_by_adapter
 from .block_tables import DecodeTable, block_table
 from .columns import Columns
@@ -33,6 +32,7 @@ from .offload import HostPools
 from .scheduler import Work
 from .sequence import Chunk
 from .shared_prefixes import find_shared_prefixes, neighbours
+from .stats import EngineStats
 
 Rows = list[int] | range | np.ndarray
 Chosen = list[LoadedAdapter | None]

@@ -24,13 +24,13 @@ import time
 from bisect import insort
 from dataclasses import KW_ONLY, dataclass, field
 
-from ..types import EngineStats
 from .admission import Reservation
 from .block_manager import BlockManager
 from .noise import uniforms
 from .offload import HostBlocks
 from .prefix_cache import NoCache, Prefix, PrefixCache
 from .sequence import Chunk, Request, Sequence, Ticket
+from .stats import EngineStats
 
 EVICT_AT_LEAST = 32
 """Minimum number of idle blocks per eviction. Finding the least recently used blocks costs more

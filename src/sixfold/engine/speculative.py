@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from ..model.base import LanguageModel
-from ..types import EngineStats
 from .acceptance import reject, run_lengths
 from .asked import index, on
 from .constraints import Constraints, constrained_rows
@@ -35,6 +34,7 @@ from .proposer import Draft, Proposer, tokens_seen
 from .sampler import Draw, distribution, likeliest, sample
 from .scheduler import Scheduler
 from .sequence import Sequence
+from .stats import EngineStats
 
 
 @dataclass(frozen=True)

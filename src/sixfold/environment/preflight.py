@@ -195,16 +195,7 @@ def made_up_answers(
 
     def make(task: Task, number: int, text: str) -> Trajectory:
         prompt, ids = encode_prompt(task), encode(text)
-        return Trajectory(
-            task_id=task.id,
-            sample=number,
-            tokens=[*prompt, *ids],
-            prompt_length=len(prompt),
-            mask=[False] * len(prompt) + [True] * len(ids),
-            logp=[0.0] * (len(prompt) + len(ids)),
-            version=[-1] * len(prompt) + [0] * len(ids),
-            finish_reason="stop",
-            text=text,
-        )
+        logp, version = [0.0] * len(ids), [-1] * len(ids)
+        return Trajectory.one_turn(task.id, number, prompt, ids, logp, version, "stop", text=text)
 
     return make

@@ -92,7 +92,7 @@ def _completions(groups: Sequence[Group]) -> list[dict[str, Any]]:
             "prompt": group.task.prompt_text,
             "answer": group.task.answer,
             "completion": t.text,
-            "tokens": t.completion_length,
+            "tokens": t.sampled_length,
             "finish_reason": t.finish_reason,
             "reward": t.reward.value if t.reward else None,
             "score": t.reward.score if t.reward else None,

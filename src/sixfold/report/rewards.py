@@ -29,7 +29,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float | list[float]]:
     if judged:
         metrics["reward/solved_frac"] = sum(judged) / len(judged)
     solved = sorted(
-        t.completion_length for g in groups for t in g.trajectories if t.reward and t.reward.solved
+        t.sampled_length for g in groups for t in g.trajectories if t.reward and t.reward.solved
     )
     if solved:
         metrics["rollout/solved_length_p98"] = float(solved[math.ceil(0.98 * len(solved)) - 1])

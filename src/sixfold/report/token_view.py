@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..types import SAMPLED
 from .marks import Dot, dot
 from .untrusted import one_line
 
@@ -128,7 +129,7 @@ def _sample(record: Record, scale: float) -> SampleView:
     if advantages and min(advantages) == max(advantages):
         facts.append(f"advantage {advantages[0]:+.3g}")
     facts += [
-        f"{len(_stream(record, 'tokens')) - _prompt_length(record)} tokens",
+        f"{record['sampled_length']} tokens",
         str(record.get("finish_reason", "?")),
     ]
     reward = record.get("reward") or {}
@@ -139,16 +140,14 @@ def _sample(record: Record, scale: float) -> SampleView:
 
 def _tokens(record: Record, start: int, stop: int, scale: float) -> tuple[list[Token], int]:
     """Tokens `start` to `stop`, at most TOKENS_SHOWN, and the number of those left out."""
-    ids, mask, logp, version = (
-        _stream(record, name) for name in ("tokens", "mask", "logp", "version")
-    )
+    ids, logp, version = (_stream(record, name) for name in ("tokens", "logp", "version"))
     pieces = record.get("pieces")
     advantages, kept = _advantages(record), _kept(record)
     last = min(stop, start + TOKENS_SHOWN)
     tokens = []
     for t in range(start, last):
         text = _piece(pieces[t] if isinstance(pieces, list) and t < len(pieces) else None, ids[t])
-        if mask[t]:
+        if record["provenance"][t] == SAMPLED:
             advantage = (
                 advantages[t]
                 if len(advantages) == len(ids)
@@ -178,7 +177,7 @@ def _kept(record: Record) -> dict[int, str]:
     kept = record.get("kept")
     if not kept:
         return {}
-    sampled = [t for t, is_sampled in enumerate(_stream(record, "mask")) if is_sampled]
+    sampled = [t for t, letter in enumerate(record["provenance"]) if letter == SAMPLED]
     return {
         t: f" · one of {n} kept (p {_figure(mass)})"
         for t, n, mass in zip(sampled, kept["counts"], kept["mass"], strict=True)

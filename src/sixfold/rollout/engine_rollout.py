@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from ..engine.engine import Engine
 from ..engine.sequence import Sequence as EngineSequence
-from ..types import EngineStats, Group, SamplingParams, Task, Trajectory
+from ..engine.stats import EngineStats
+from ..types import Group, SamplingParams, Task, Trajectory
 from .base import Enough
 from .renderer.renderer import Renderer
 from .stop_watch import StopWatch
-from .trajectories import completed, rollout_metrics
+from .trajectories import rollout_metrics
 
 
 class EngineRollout:
@@ -123,18 +124,18 @@ class EngineRollout:
             raise RuntimeError(
                 f"the engine returned an unfinished sequence of task {sequence.request.key}"
             )
-        return completed(
+        return Trajectory.one_turn(
             sequence.request.key,
             sequence.sample,
-            list(prompt),
+            prompt,
             completion,
             sequence.logp,
             sequence.version,
             sequence.finish_reason,
-            self.renderer.decode(completion) if text is None else text,
-            sequence.seconds,
-            sequence.kept or None,
-            self.renderer.opened(prompt),
+            text=self.renderer.decode(completion) if text is None else text,
+            seconds=sequence.seconds,
+            kept=sequence.kept or None,
+            opened=self.renderer.opened(prompt),
         )
 
     def _measure(

@@ -10,7 +10,7 @@ from ..types import Group, SamplingParams, Task, Trajectory
 from .outside_engine import OutsideEngine, Sampled
 from .renderer.renderer import Renderer
 from .stop_watch import cut_at_stop
-from .trajectories import completed, rollout_metrics
+from .trajectories import rollout_metrics
 
 
 class OutsideRollout:
@@ -87,7 +87,7 @@ class OutsideRollout:
         """
         found = cut_at_stop(sampled.tokens, self.renderer, self.stops)
         length, text = found or (len(sampled.tokens), self.renderer.decode(sampled.tokens))
-        return completed(
+        return Trajectory.one_turn(
             task.id,
             sample,
             prompt,
@@ -95,8 +95,8 @@ class OutsideRollout:
             sampled.logp[:length],
             sampled.version[:length],
             sampled.finish_reason if found is None else "stop",
-            text,
-            sampled.seconds,
+            text=text,
+            seconds=sampled.seconds,
             opened=self.renderer.opened(prompt),
         )
 

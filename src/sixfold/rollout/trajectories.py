@@ -1,59 +1,10 @@
-"""Trajectories from finished completions, and rollout metrics. Shared by all rollouts."""
+"""Rollout metrics. Shared by all rollouts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..types import FinishReason, Group, Kept, Trajectory
-
-
-def completed(
-    task_id: str,
-    sample: int,
-    prompt: list[int],
-    completion: list[int],
-    logp: list[float],
-    version: list[int],
-    finish_reason: FinishReason,
-    text: str,
-    seconds: float,
-    kept: Kept | None = None,
-    opened: str = "",
-) -> Trajectory:
-    """Trajectory with one turn, from a prompt and its completion.
-
-    Args:
-        task_id: id of the task.
-        sample: index of the sample within the task.
-        prompt: token ids of the prompt, length P.
-        completion: sampled token ids, length C.
-        logp: log-prob of each sampled token, length C.
-        version: version of the weights that sampled each token, length C.
-        finish_reason: why sampling ended.
-        text: the completion as text.
-        seconds: time from admission to the last token.
-        kept: tokens that truncated sampling kept at each position; None without truncation.
-        opened: tag of the think block that the prompt leaves open; empty if there is none.
-
-    Returns:
-        Trajectory with streams of length P + C.
-    """
-    length = len(prompt)
-    return Trajectory(
-        task_id=task_id,
-        sample=sample,
-        tokens=prompt + completion,
-        prompt_length=length,
-        mask=[False] * length + [True] * len(completion),
-        logp=[0.0] * length + logp,
-        version=[-1] * length + version,
-        finish_reason=finish_reason,
-        text=text,
-        turns=[length],
-        seconds=seconds,
-        kept=kept,
-        opened=opened,
-    )
+from ..types import Group
 
 
 def rollout_metrics(
@@ -74,7 +25,7 @@ def rollout_metrics(
             None: all samples are in the groups.
     """
     trajectories = [t for g in groups for t in g.trajectories]
-    lengths = [t.completion_length for t in trajectories]
+    lengths = [t.sampled_length for t in trajectories]
     begun = lengths if begun is None else begun
     cut = [t.kept for t in trajectories if t.kept]
     metrics = {
@@ -85,7 +36,7 @@ def rollout_metrics(
         "rollout/length_mean": sum(lengths) / max(1, len(lengths)),
         "rollout/length_max": float(max(lengths, default=0)),
         "rollout/truncated_frac": (
-            sum(t.finish_reason == "length" for t in trajectories) / max(1, len(trajectories))
+            sum(t.truncated for t in trajectories) / max(1, len(trajectories))
         ),
         "rollout/kept_frac": len(trajectories) / max(1, len(begun)),
         "rollout/dropped_tokens": float(sum(begun) - sum(lengths)),

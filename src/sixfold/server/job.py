@@ -170,18 +170,16 @@ class Choice:
             reason: why it ended.
             opened: tag of the think block that the prompt leaves open; empty if there is none.
         """
-        prompt, sampled = len(sequence.request.prompt), len(sequence.logp)
-        return Trajectory(
-            task_id=self.job.task_id,
-            sample=self.index,
-            tokens=list(sequence.tokens),
-            prompt_length=prompt,
-            mask=[False] * prompt + [True] * sampled,
-            logp=[0.0] * prompt + sequence.logp,
-            version=[-1] * prompt + sequence.version,
-            finish_reason=reason,
+        prompt = sequence.request.prompt
+        return Trajectory.one_turn(
+            self.job.task_id,
+            self.index,
+            prompt,
+            sequence.tokens[len(prompt) :],
+            sequence.logp,
+            sequence.version,
+            reason,
             text=self.text,
-            turns=[prompt],
             seconds=sequence.seconds,
             kept=sequence.kept or None,
             opened=opened,

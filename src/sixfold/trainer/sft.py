@@ -30,17 +30,9 @@ def example(task: Task, prompt: list[int], solution: list[int]) -> Group:
             f"task {task.id} has no worked solution: set data.trace_field to a column of solutions,"
             " or sft.steps = 0"
         )
-    tokens = prompt + solution
-    trajectory = Trajectory(
-        task_id=task.id,
-        sample=0,
-        tokens=tokens,
-        prompt_length=len(prompt),
-        mask=[False] * len(prompt) + [True] * len(solution),
-        logp=[0.0] * len(tokens),
-        version=[-1] * len(tokens),
-        finish_reason="stop",
-        reward=Reward(0.0),
+    logp, version = [0.0] * len(solution), [-1] * len(solution)
+    trajectory = Trajectory.one_turn(
+        task.id, 0, prompt, solution, logp, version, "stop", reward=Reward(0.0)
     )
     return Group(task, [trajectory])
 

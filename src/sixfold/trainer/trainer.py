@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..batch import Batch, Loss, LossOutput, Metrics, filled, upload
+from ..batch import Batch, Loss, LossOutput, Metrics, check_mask, filled, upload
 from ..recipe.schema import TrainerConfig
 from .checkpointing import apply_activation_checkpointing
 from .logprobs import Score, Scoring, score_row
@@ -190,13 +190,14 @@ class Trainer:
             says why.
 
         Raises:
-            ValueError: if batch.weights is None.
+            ValueError: if batch.weights is None, or if the mask contradicts the versions of tokens.
             TrainingDiverged: after `max_skipped_steps` consecutive skips for non-finite values.
             EngineDisagrees: if engine and trainer disagree by more than the limit.
         """
         if batch.weights is None:
             raise ValueError("batch.weights is not filled in: compute advantages first")
         weighs, batch = batch.weights.any(-1).tolist(), batch.with_host()
+        check_mask(batch)
         updates = (
             _minibatches(batch, [b for b, any_weight in enumerate(weighs) if any_weight])
             * self.epochs
