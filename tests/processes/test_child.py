@@ -79,7 +79,7 @@ def test_each_request_gets_its_own_answer(
 
 def test_a_request_may_have_several_answers_and_notes_before_each(start: Start) -> None:
     child = start()
-    child.send(b"several a b c", answers=3)
+    child.post(b"several a b c", answers=3)
     assert list(messages(child)) == [
         Message(is_answer, text)
         for word in (b"a", b"b", b"c")
@@ -113,7 +113,7 @@ def test_malformed_reply_ends_the_process_after_earlier_replies(
 ) -> None:
     child = start(reply_limit=1 << 24)
     ask(child, "echo x")
-    child.send(b"write " + junk(child.pid), answers=2)
+    child.post(b"write " + junk(child.pid), answers=2)
     seen: list[bytes] = []
     with pytest.raises(ChildEnded, match="sent"):
         for message in messages(child):
@@ -142,7 +142,7 @@ def test_messages_of_other_processes_are_ignored(start: Start) -> None:
     child = start()
     ask(child, "echo x")
     assert ask(child, "fork mine") == b"mine" and ask(child, "echo next") == b"next"
-    child.send(b"write " + forged(4, child.pid + 1), answers=2)
+    child.post(b"write " + forged(4, child.pid + 1), answers=2)
     assert [m.body for m in messages(child)] == [b"before", b"after"]
 
 
