@@ -12,7 +12,7 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 FinishReason = Literal["stop", "length", "aborted", "error"]
 
@@ -38,10 +38,15 @@ and the last bin are open.
 
 
 class Message(TypedDict):
-    """One chat message, in the form that every chat template reads."""
+    """One chat message, in the form that every chat template reads.
+
+    `name` and `tool_call_id` belong to messages of role "tool". Some templates need them.
+    """
 
     role: str
     content: str
+    name: NotRequired[str]
+    tool_call_id: NotRequired[str]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ class Observation:
     Attributes:
         messages: chat messages, added to the conversation. Roles are those of the chat template,
             such as "user" and "tool". In `start`: the whole conversation so far.
+        tools: in `start`: descriptions of the functions that the policy may call, for the chat
+            template. They hold for the whole episode.
         text: text that continues the policy's own turn, without a template: for example the result
             of a calculation behind a call in the text.
         reward: reward of the reply that led here. It is credited to the reply's last token.
@@ -30,6 +32,7 @@ class Observation:
     """
 
     messages: tuple[Message, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
     text: str = ""
     reward: float = 0.0
     stops: tuple[str, ...] = ()

@@ -11,11 +11,12 @@ from transformers import PreTrainedTokenizerBase
 
 from ...errors import UserError
 from ...model.chat_template import TemplateRefusal, render
-from ...model.turn_end import turn_end
+from ...model.turn_end import TurnEnd, turn_end
 from ...types import Task
 from .prompt_cache import CACHED_TOKENS, PromptCache
 from .shortest_encoding import ShortestEncoding, longest_token
 from .special_texts import SpecialTexts
+from .suffix import Reply, Suffix, SuffixEncoder
 from .text_stream import REPLACEMENT, CompletionText
 from .think import continued_block, opened_block
 from .token_bytes import TokenBytes
@@ -132,6 +133,68 @@ class Renderer:
         """
         return self._known(self._special.encode_bare([text])[0], "prompt")
 
+    def suffix(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        reply: Sequence[int],
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Suffix:
+        """Token ids that continue a sampled reply: new messages, and the start of the next turn.
+
+        If the reply has no end token, because a stop string or the token limit ended it, the suffix
+        begins with the end of the turn.
+
+        Args:
+            conversation: messages before the reply, or `Suffix.conversation` of the last suffix.
+            reply: all token ids after the start of the assistant's turn.
+            messages: new messages, of any role but "assistant". A message of role "tool" may have a
+                `name` and a `tool_call_id`, which some templates need.
+            tools: descriptions of functions, as in the first prompt.
+
+        Raises:
+            UserError: there is no chat template, or it cannot continue this conversation.
+            RenderError: a message has the role "assistant", or characters that the tokenizer does
+                not know.
+        """
+        if not self.has_template:
+            raise UserError(
+                "model.chat_template: the environment answers with messages, but the model has no"
+                " chat template. Set model.chat_template = FILE, or use an environment that answers"
+                " with text"
+            )
+        if any(message["role"] == "assistant" for message in messages):
+            raise RenderError("an environment cannot speak for the assistant", "messages")
+        text = self.decode(reply)
+        end_text = next((end for end in self._turn_end.strings if text.endswith(end)), "")
+        suffix = self._suffixes.after(
+            conversation,
+            Reply(text.removesuffix(end_text), reply[-1] if reply else None, end_text),
+            messages,
+            tools,
+        )
+        self._known(suffix.tokens, "messages")
+        return suffix
+
+    def suffix_text(self, reply: Sequence[int], text: str) -> Suffix:
+        """Token ids of text that continues the assistant's own turn, without a template.
+
+        Args:
+            reply: all token ids after the start of the assistant's turn.
+            text: the text. Special tokens that it spells stay text.
+
+        Raises:
+            RenderError: the reply has ended with an end token, or the text has characters that the
+                tokenizer does not know.
+        """
+        if reply and reply[-1] in self._ends:
+            raise RenderError(
+                "text cannot continue a reply that has ended with an end token", "prompt"
+            )
+        suffix = self._suffixes.text(reply, text)
+        self._known(suffix.tokens, "prompt")
+        return suffix
+
     def solution(self, task: Task) -> list[int]:
         """Token ids of the assistant's turn with the task's worked solution, or else its answer.
 
@@ -157,9 +220,7 @@ class Renderer:
             return ids[: ends[0] + 1]
         if self._end_tokens:
             return ids + self._end_tokens
-        return self._continuation(prompt, said) + self.plain(
-            "".join(turn_end(self.tokenizer).strings)
-        )
+        return self._continuation(prompt, said) + self.plain("".join(self._turn_end.strings))
 
     def plain(self, text: str) -> list[int]:
         """Token ids of a completion given as text. Special tokens that it spells stay text."""
@@ -330,7 +391,16 @@ class Renderer:
     def _end_tokens(self) -> list[int]:
         """Token that ends a turn, used if the template writes none after the last turn."""
         eos = self.tokenizer.eos_token_id
-        return list(turn_end(self.tokenizer).tokens) or ([] if eos is None else [eos])
+        return list(self._turn_end.tokens) or ([] if eos is None else [eos])
+
+    @cached_property
+    def _turn_end(self) -> TurnEnd:
+        return turn_end(self.tokenizer)
+
+    @cached_property
+    def _suffixes(self) -> SuffixEncoder:
+        ends = {*self._ends, *self._turn_end.tokens} - {None}
+        return SuffixEncoder(self.tokenizer, self._special, ends)
 
     @cached_property
     def _shortest(self) -> ShortestEncoding:

@@ -1,4 +1,4 @@
-"""Think blocks that a prompt leaves open. The completion then begins inside a think block.
+"""Think blocks: those that a prompt leaves open, and those that a reply contains.
 
 The templates of DeepSeek-R1-Distill and Qwen3-Thinking end a prompt with "<think>\\n", so a
 completion only has the closing tag. Rewards must know this: otherwise an unfinished thought looks
@@ -9,9 +9,16 @@ from __future__ import annotations
 
 import re
 
-_OPENED = re.compile(
-    r"(?:<think>|<thinking>|<reasoning>|<thought>|\[THINK\]|<\|START_THINKING\|>|<seed:think>)\s*\Z"
+_TAGS = (
+    "<think>",
+    "<thinking>",
+    "<reasoning>",
+    "<thought>",
+    "[THINK]",
+    "<|START_THINKING|>",
+    "<seed:think>",
 )
+_OPENED = re.compile(rf"(?:{'|'.join(map(re.escape, _TAGS))})\s*\Z")
 
 
 def opened_block(prompt: str) -> str:
@@ -32,9 +39,29 @@ def continued_block(opened: str, text: str) -> str:
     tag = opened.strip()
     if not tag:
         return text
-    closing = tag.replace("START", "END") if "START" in tag else f"{tag[0]}/{tag[1:]}"
+    closing = _closing(tag)
     if closing in text:
         return (
             text.lstrip().removeprefix(tag).lstrip("\n") if text.lstrip().startswith(tag) else text
         )
     return f"\n{closing}\n\n{text}"
+
+
+def placeholder_turn(opened: str, reply: str, thought: str, answer: str) -> str:
+    """An assistant's turn with the think block of a reply, if it has one, and placeholder texts.
+
+    Args:
+        opened: think tag that the prompt leaves open, with white space, or "".
+        reply: the reply after that tag.
+        thought: stands for the text of the thought.
+        answer: stands for the text after the thought.
+    """
+    tag = opened.strip() or next((tag for tag in _TAGS if reply.lstrip().startswith(tag)), "")
+    if not tag:
+        return answer
+    begin = opened or f"{tag}\n"
+    return begin + (f"{thought}\n{_closing(tag)}\n\n{answer}" if _closing(tag) in reply else answer)
+
+
+def _closing(tag: str) -> str:
+    return tag.replace("START", "END") if "START" in tag else f"{tag[0]}/{tag[1:]}"
