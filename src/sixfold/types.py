@@ -38,10 +38,7 @@ and the last bin are open.
 
 
 class Message(TypedDict):
-    """One chat message, in the form that every chat template reads.
-
-    `name` and `tool_call_id` belong to messages of role "tool". Some templates need them.
-    """
+    """One chat message. Some templates need the optional fields in the result of a tool."""
 
     role: str
     content: str
