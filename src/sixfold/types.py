@@ -12,7 +12,7 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, TypedDict
 
 FinishReason = Literal["stop", "length", "aborted", "error"]
 
@@ -38,12 +38,10 @@ and the last bin are open.
 
 
 class Message(TypedDict):
-    """One chat message. Some templates need the optional fields in the result of a tool."""
+    """One chat message, in the form that every chat template reads."""
 
     role: str
     content: str
-    name: NotRequired[str]
-    tool_call_id: NotRequired[str]
 
 
 @dataclass(frozen=True)
