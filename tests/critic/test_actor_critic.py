@@ -79,7 +79,7 @@ def test_the_warm_up_goes_on_where_a_checkpoint_left_it(tiny: Tiny) -> None:
     batch = first.critic.score(ragged())
     first.train_step(batch, policy_gradient)
     second = pair(policy, "policy", warmup=2)
-    second.critic.load(first.critic.tensors(), first.critic.counters)
+    second.critic.load(first.critic.tensors(), first.critic.state())
     assert [second.train_step(batch, policy_gradient)["train/skipped"] for _ in range(2)] == [
         1.0,
         0.0,

@@ -155,7 +155,7 @@ def test_checkpoint_restores_the_reference(policy: PreTrainedModel) -> None:
         for p in policy.parameters():
             p.add_(0.1)
     other = _reference(policy)
-    other.load(saved)
+    other.load(saved, {})
     assert expected is not None and torch.equal(other.score(_batch(9)).ref_logp, expected)  # type: ignore[arg-type]
 
 

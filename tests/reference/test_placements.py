@@ -247,8 +247,8 @@ def test_reset_load_and_checkpoint_are_those_of_the_inline_copy(
     reference.reset(other)
     moved = scores(beside, batch)
     assert torch.equal(moved, scores(reference, batch))
-    beside.load(saved)
-    reference.load(saved)
+    beside.load(saved, {})
+    reference.load(saved, {})
     assert torch.equal(scores(beside, batch), scores(reference, batch)) and not torch.equal(
         scores(beside, batch), moved
     )

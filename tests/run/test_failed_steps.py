@@ -22,7 +22,7 @@ from sixfold.engine.model_runner import ModelRunner
 from sixfold.errors import RunFailed, UserError
 from sixfold.recipe.toml import parse_recipe
 from sixfold.rollout.engine_rollout import EngineRollout
-from sixfold.run.checkpoint import list_checkpoints
+from sixfold.run.listing import list_checkpoints
 from sixfold.run.out_of_memory import free_memory_of
 from sixfold.run.start import train_run
 from sixfold.types import Task

@@ -16,6 +16,7 @@ from sixfold.recipe.schema import ModelConfig, Recipe
 from sixfold.recipe.toml import load_recipe
 from sixfold.run.checkpoint import save_checkpoint
 from sixfold.run.model_source import model_folder, with_model_folders
+from sixfold.run.payload import Payload
 
 SIZES = [
     f"--model.scratch.{key}={value}"
@@ -59,8 +60,7 @@ def run(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Path:
             step,
             write_model=policy.save,
             model_bytes=1 << 20,
-            tensors={},
-            state={},
+            payload=Payload({}, {}, {}),
         )
     return folder
 

@@ -65,9 +65,9 @@ def tensors(run: Path, step: int) -> tuple[dict[str, torch.Tensor], dict[str, to
     """(the trainer's weights, the engine's) in a checkpoint."""
     folder = run / "checkpoints" / f"step-{step:06d}"
     engine = {
-        k.removeprefix("engine/"): v
+        k.removeprefix("sync/"): v
         for k, v in load_file(folder / "trainer.safetensors").items()
-        if k.startswith("engine/")
+        if k.startswith("sync/")
     }
     return load_file(folder / "model" / "model.safetensors"), engine
 

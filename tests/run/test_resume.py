@@ -17,8 +17,8 @@ import pytest
 from safetensors.torch import load_file
 
 from sixfold.report.rollouts import read_rollouts
-from sixfold.run.checkpoint import list_checkpoints, load_checkpoint
-from sixfold.run.listing import newest_checkpoint
+from sixfold.run.checkpoint import load_checkpoint
+from sixfold.run.listing import list_checkpoints, newest_checkpoint
 
 from .processes import metrics, start, tiny_recipe
 

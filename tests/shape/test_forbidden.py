@@ -22,6 +22,7 @@ MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 ATTRIBUTES = {
     "torch.load",
+    "torch.save",
     "os.system",
     "os.popen",
     "yaml.load",

@@ -176,7 +176,7 @@ def test_checkpoint_restores_the_synced_weights(
     again = CopySync(trained, resumed, every=2, form=form)
     again.refresh()
     assert not same_bits(sampler(resumed), sampler(engine))
-    again.load(saved, 2, sync.waited)
+    again.load(saved, sync.state())
     assert same_bits(sampler(resumed), sampler(engine)) and resumed.version == 2
     learn(trained)
     again.sync(4)

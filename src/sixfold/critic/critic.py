@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..batch import Batch, LossOutput, Metrics, filled
-from ..errors import UserError
+from ..checkpointable import check_names, check_tensors
 from ..recipe.schema import CriticConfig, TrainerConfig
 from ..trainer.logprobs import Scoring, score_tables
-from ..trainer.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from ..trainer.trainer import Trainer
 from .value_model import make_value_model, score_values
 
 PREFIX = "critic/"
+WEIGHTS = "weights/"
 ValueLoss = Callable[[Batch, Tensor], LossOutput]
 """Loss of some rows of a batch from their values [B, T], weighted as a policy's loss is."""
 
@@ -133,58 +134,32 @@ class Critic:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and optimizer state by name, for a checkpoint.
+        """Weights as weights/NAME, and the trainer's tensors, for a checkpoint."""
+        return self._weights() | self.trainer.tensors()
 
-        Names are critic/weights/NAME and critic/optimizer/KEY/NAME. Tensors are the live ones, not
-        copies.
-        """
-        weights = {f"{PREFIX}weights/{name}": p for name, p in self.model.named_parameters()}
-        optimizer = optimizer_tensors(self.trainer.optimizer, self.model)
-        return weights | {PREFIX + name: tensor for name, tensor in optimizer.items()}
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """Counters that a checkpoint must hold besides the tensors, JSON-serialisable."""
-        t = self.trainer
-        return {
-            "critic_batches": self.batches,
-            "critic_version": t.version,
-            "critic_steps": t.steps,
-            "critic_skipped_total": t.skipped_total,
-            "critic_skipped_in_a_row": t.skipped_in_a_row,
-        }
+    def state(self) -> dict[str, int]:
+        """Counters for a checkpoint."""
+        return {"batches": self.batches, **self.trainer.state()}
 
     @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor], counters: Mapping[str, int]) -> None:
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Restore a checkpoint's critic, bit for bit and in place.
 
-        Tensors with other names are ignored.
-
         Raises:
-            UserError: if the checkpoint holds no critic or one of another kind. Nothing has been
-                changed then.
+            UserError: if the checkpoint's critic is of another kind. Nothing has been changed then.
         """
-        if not any(name.startswith(PREFIX) for name in tensors):
-            raise UserError(
-                "the checkpoint holds no critic: it was made with an algorithm that has none. Set"
-                " that algorithm again, or start a new run"
-            )
-        own = {
-            name.removeprefix(PREFIX): tensor
-            for name, tensor in tensors.items()
-            if name.startswith(PREFIX)
-        }
-        # First: it refuses names and shapes of another model.
-        load_optimizer_tensors(self.trainer.optimizer, self.model, own)
-        for name, p in self.model.named_parameters():
-            p.copy_(own[f"weights/{name}"])
-        self.batches = counters["critic_batches"]
-        t = self.trainer
-        t.version, t.steps = counters["critic_version"], counters["critic_steps"]
-        t.skipped_total, t.skipped_in_a_row = (
-            counters["critic_skipped_total"],
-            counters["critic_skipped_in_a_row"],
-        )
+        check_names(self.state(), state, "value")
+        weights = self._weights()
+        given = {name: t for name, t in tensors.items() if name.startswith(WEIGHTS)}
+        check_tensors(weights, given)
+        others = {name: t for name, t in tensors.items() if name not in given}
+        self.trainer.load(others, {k: v for k, v in state.items() if k != "batches"})
+        for name, weight in weights.items():
+            weight.copy_(given[name])
+        self.batches = state["batches"]
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {WEIGHTS + name: p for name, p in self.model.named_parameters()}
 
     def save(self, folder: Path) -> None:
         """Write a critic with its own body in Hugging Face form.

@@ -39,26 +39,6 @@ def record(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def upgraded(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a record from an earlier release's checkpoint to the form of `record`.
-
-    The earlier form holds [mean, low, high] and samples.
-    """
-    if not found or "accuracy" in found:
-        return dict(found)
-    mean, *ends = found["interval"]
-    ends = [0.0 if ends[0] is None else ends[0], 1.0 if ends[1] is None else ends[1]]
-    return {
-        "accuracy": mean,
-        "interval": ends,
-        "score": None,
-        "version": 0,
-        "tasks": 0,
-        "errors": 0,
-        "samples": found["samples"],
-    }
-
-
 def summary_entries(name: str, found: Mapping[str, Any]) -> dict[str, object]:
     """Keys of summary.json for one evaluation.
 

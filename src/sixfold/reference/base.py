@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..batch import Batch
+from ..checkpointable import Checkpointable
 from ..trainer.packing import PackedRow
 from ..types import Group
 
@@ -41,8 +42,11 @@ class Reference(Protocol):
         ...
 
 
-class KeptReference(Reference, Protocol):
-    """Reference of a run: adds access to the weights, their checkpoints and their reset."""
+class KeptReference(Reference, Checkpointable, Protocol):
+    """Reference of a run: adds checkpoints and the reset of its weights.
+
+    Its tensors are the weights, tied ones once.
+    """
 
     @property
     def scorer(self) -> Callable[[PackedRow], Tensor] | None:
@@ -50,17 +54,6 @@ class KeptReference(Reference, Protocol):
 
         None if `score` fills them in.
         """
-        ...
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Weights as `reference/NAME`, for a checkpoint; tied weights once.
-
-        Empty if nothing is kept.
-        """
-        ...
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the weights of a checkpoint."""
         ...
 
     def reset(self, policy: PreTrainedModel) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +36,11 @@ class NoReference:
         """Empty: there are no weights."""
         return {}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def state(self) -> dict[str, Any]:
+        """Empty: there is no state."""
+        return {}
+
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Does nothing."""
 
     def reset(self, policy: PreTrainedModel) -> None:

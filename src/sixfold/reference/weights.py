@@ -6,10 +6,13 @@ Every kind of reference with weights uses this class.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from ..checkpointable import check_names, check_tensors
 
 
 class FrozenWeights:
@@ -37,14 +40,24 @@ class FrozenWeights:
                 )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights as `reference/NAME`, for a checkpoint."""
-        return {f"reference/{name}": weight for name, weight in self._weights.items()}
+        """Weights by name, for a checkpoint."""
+        return dict(self._weights)
+
+    def state(self) -> dict[str, Any]:
+        """Empty: the weights are the whole state."""
+        return {}
 
     @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore a checkpoint's reference weights, in place."""
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint's reference weights, in place.
+
+        Raises:
+            UserError: if they are another model's. Nothing has been changed then.
+        """
+        check_names((), state, "value")
+        check_tensors(self._weights, tensors)
         for name, weight in self._weights.items():
-            weight.copy_(tensors[f"reference/{name}"])
+            weight.copy_(tensors[name])
 
     @torch.no_grad()
     def reset(self, policy: PreTrainedModel) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from safetensors.torch import load as tensors_of
@@ -108,10 +109,10 @@ class WorkerReference(FrozenWeights):
         body = self._collect()
         return batch.with_(ref_logp=tensors_of(body)["logp"].to(batch.tokens.device))
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Restore a checkpoint's reference weights, in place."""
         self._settle()
-        super().load(tensors)
+        super().load(tensors, state)
         self._child.send(_WEIGHTS_CHANGED)
 
     def reset(self, policy: PreTrainedModel) -> None:

@@ -89,9 +89,7 @@ class Alarms:
         return {"seen": self._seen, "ringing": sorted(self._ringing), **windows}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned. An empty state changes nothing."""
-        if not state:
-            return
+        """Restore what `state` returned."""
         self._seen, self._ringing = state["seen"], set(state["ringing"])
         self._first = {key: [_number(x) for x in values] for key, values in state["first"].items()}
         self._last = {

@@ -29,9 +29,8 @@ class Divergence:
         return asdict(self)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned. An empty state changes nothing."""
-        if state:
-            self.low, self.step, self.ema = state["low"], state["step"], state["ema"]
+        """Restore what `state` returned."""
+        self.low, self.step, self.ema = state["low"], state["step"], state["ema"]
 
     def look(self, step: int, ema: float | None, metrics: Mapping[str, Value]) -> str | None:
         """Warning line if held-out accuracy has fallen while the training reward rose.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -21,7 +20,10 @@ from ..evaluation.statistics import Interval, PairedTest, paired_test
 from ..recipe.schema import Recipe, SharedSyncConfig
 from ..report.numbers import p_value, percent, percent_range, points
 from .assemble import build_world
+from .manifest import MANIFEST, OtherRelease
 from .model_source import model_folder
+from .payload import read_state
+from .state import PROGRESS
 
 
 @dataclass(frozen=True)
@@ -109,12 +111,19 @@ def _evaluate(recipe: Recipe, path: str, model: str) -> Evaluated:
 
 
 def _trained(model: Path) -> tuple[int | None, int | None]:
-    """Step and version of a checkpoint's weights, read from its state. None for a plain model."""
-    try:
-        state = json.loads((model.parent / "state.json").read_text(encoding="utf-8"))
-        return int(state["step"]), int(state["counters"]["version"])
-    except (OSError, ValueError, KeyError, TypeError):
+    """RL step and version of a checkpoint's weights, read from its state.
+
+    None for a plain model, for a checkpoint of SFT, and for one of another release.
+    """
+    if not (model.parent / MANIFEST).is_file():
         return None, None
+    try:
+        components = read_state(model.parent)["components"]
+    except OtherRelease:
+        return None, None
+    if "policy" not in components:
+        return None, None
+    return components[PROGRESS]["step"], components["policy"]["version"]
 
 
 def _compare(a: Evaluation, b: Evaluation) -> PairedTest:

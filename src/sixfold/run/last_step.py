@@ -12,38 +12,46 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..batch import Metrics
 from ..errors import RunFailed
 from ..recipe.schema import Recipe
 from ..report.progress import Progress
 from ..trainer.trainer import EngineDisagrees, TrainingDiverged
-from .assemble import World
-from .checkpoint import list_checkpoints
 from .folder import RunFolder
 from .learners import Learners
+from .listing import list_checkpoints
 from .out_of_memory import free_memory_of, is_out_of_memory, remedies
-from .state import RunState, completed, publish
+from .registry import States, states_of
+from .state import PROGRESS, RunState, publish
 
-VERSIONS = ("version", "critic_version")
+if TYPE_CHECKING:
+    from .start import Run
+
+TRAINED = ("policy", "critic")
+"""Components that count their updates."""
 
 
 class LastStep:
-    """State at the end of each step, saved if the next step fails."""
+    """State at the end of each step, saved if the next step fails.
 
-    def __init__(self, run: RunFolder, world: World, learners: Learners) -> None:
-        self._run = run
-        self._world = world
+    Args:
+        work: the run.
+        learners: roles of the loop that have state.
+    """
+
+    def __init__(self, work: Run, learners: Learners) -> None:
+        self._work = work
         self._learners = learners
-        self._state: RunState | None = None
-        self._good: RunState | None = None
+        self._states: States | None = None
+        self._good: States | None = None
 
     def mark(self, state: RunState) -> None:
         """Remember the state at the end of a step."""
-        self._state = completed(state, self._world, self._learners)
+        self._states = states_of(self._work.registry(self._learners, state))
         if self._learners.policy.skipped_in_a_row == 0:
-            self._good = self._state
+            self._good = self._states
 
     def save_after(self, error: BaseException) -> Path | None:
         """Publish the newest state that is safe after a step has failed.
@@ -62,25 +70,33 @@ class LastStep:
         Returns:
             None otherwise: an update may be incomplete.
         """
-        if self._state is None or not self._same(self._state, tuple(self._learners.counters())):
+        now = states_of(self._learners.components())
+        if self._states is None or any(
+            self._states[name] != now[name] for name in TRAINED if name in now
+        ):
             return None
-        return publish(self._run, self._world, self._learners, self._state)
+        return self._publish(self._states)
 
     def save_good(self) -> Path | None:
         """Publish the last step whose update was applied, if no update was applied since.
 
         Updates that were tried and skipped change no weights.
         """
-        if self._good is None or not self._same(self._good, VERSIONS):
+        now = states_of(self._learners.components())
+        if self._good is None or any(
+            self._good[name]["version"] != now[name]["version"] for name in TRAINED if name in now
+        ):
             return None
-        newest = list_checkpoints(self._run.checkpoints)[-1:]
-        if newest and newest[0].name > f"step-{self._good.step:06d}":
+        newest = list_checkpoints(self._work.run.checkpoints)[-1:]
+        if newest and newest[0].name > f"step-{self._good[PROGRESS]['step']:06d}":
             return newest[0]  # its step was skipped, so its weights are the same
-        return publish(self._run, self._world, self._learners, self._good)
+        return self._publish(self._good)
 
-    def _same(self, state: RunState, keys: tuple[str, ...]) -> bool:
-        now = self._learners.counters()
-        return all(now.get(key) == state.counters.get(key) for key in keys)
+    def _publish(self, states: States) -> Path:
+        """Publish states of an earlier moment with the current tensors, which belong to it."""
+        work = self._work
+        registry = work.registry(self._learners, work.state)
+        return publish(work.run, work.world, "step", registry, states, work.inputs)
 
 
 def unfinished(metrics: Metrics) -> dict[str, Any]:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..algorithm.base import Algorithm
 from ..algorithm.composed import Composed, make_algorithm
 from ..algorithm.method import Method
+from ..checkpointable import Checkpointable, WithoutTensors
 from ..controller.greedy import GreedyBaseline
 from ..controller.oversample import Oversample
 from ..controller.refill import Refill
 from ..critic.actor_critic import ActorCritic
 from ..critic.critic import Critic
-from ..errors import UserError
 from ..recipe.algorithm_plan import resolve_algorithm
 from ..recipe.schema import Recipe
 from ..reference.base import KeptReference, Reference
@@ -29,7 +26,6 @@ from ..reference.teacher import load_teacher
 from ..reference.worker_reference import WorkerReference
 from ..rollout.base import Rollout
 from ..trainer.optimizer import reset_optimizer
-from ..trainer.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from ..trainer.parity import TRAINING_LIMIT
 from ..trainer.proximal import Proximal
 from ..trainer.trainer import Trainer
@@ -83,50 +79,20 @@ class Learners:
             return why
         return ""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Tensors for a checkpoint: everything except the policy's weights."""
-        tensors = optimizer_tensors(self.policy.optimizer, self.policy.model)
-        # A teacher never changes and stays in its own folder.
-        tensors |= {} if self.has_teacher else self.reference.tensors()
-        return tensors | (self.critic.tensors() if self.critic else {})
-
-    def counters(self) -> dict[str, int]:
-        """Step counts and other counters, as JSON."""
-        return self.policy.counters() | (self.critic.counters if self.critic else {})
-
-    def steered(self) -> dict[str, Any]:
-        """Adapted values of the algorithm and of the reset rule, as JSON."""
-        algorithm = self.algorithm.steering.state() if isinstance(self.algorithm, Composed) else {}
-        return {"algorithm": algorithm, "resets": self.resets.state()}
-
-    def load(
-        self, tensors: Mapping[str, Tensor], counters: Mapping[str, int], steered: Mapping[str, Any]
-    ) -> None:
-        """Restore the learners from a checkpoint.
-
-        Args:
-            tensors: tensors by name.
-            counters: as returned by `counters`.
-            steered: as returned by `steered`.
-
-        Raises:
-            UserError: if the checkpoint was made with other parts of the algorithm.
-        """
-        p = self.policy
-        load_optimizer_tensors(p.optimizer, p.model, tensors)
-        if self.reference.tensors() and not self.has_teacher:
-            if not any(name.startswith("reference/") for name in tensors):
-                raise UserError(
-                    "the checkpoint holds no reference weights: it was made with algorithm.beta ="
-                    " 0. Set it to 0 again, or start a new run"
-                )
-            self.reference.load(tensors)
-        if self.critic:
-            self.critic.load(tensors, counters)
-        p.load_counters(counters)
+    def components(self) -> dict[str, Checkpointable]:
+        """Components with state, by name. The policy's weights are saved with the model."""
+        found: dict[str, Checkpointable] = {
+            "policy": self.policy,
+            "resets": WithoutTensors(self.resets),
+        }
         if isinstance(self.algorithm, Composed):
-            self.algorithm.steering.load(steered["algorithm"])
-        self.resets.load(steered["resets"])
+            found["algorithm"] = WithoutTensors(self.algorithm.steering)
+        if self.critic:
+            found["critic"] = self.critic
+        # A teacher never changes and stays in its own folder.
+        if self.algorithm.needs_reference and not self.has_teacher:
+            found["reference"] = self.reference
+        return found
 
 
 def teacher_of(world: World, own: Algorithm | None = None) -> PreTrainedModel | None:

@@ -28,7 +28,7 @@ def newest_checkpoint(checkpoints: Path) -> tuple[Path | None, list[str]]:
     """Newest checkpoint that verifies, or None, and a warning for each newer one that does not.
 
     Raises:
-        NewerFormat: if a later release wrote one.
+        OtherRelease: if a later release wrote one.
     """
     warnings: list[str] = []
     for path in reversed(list_checkpoints(checkpoints)):

@@ -1,7 +1,7 @@
 """Manifest of a checkpoint: size and sha256 of every file, and its own checksum. No torch.
 
 It is written last. A checkpoint is intact if it contains exactly the files listed in its manifest,
-and each file is unchanged.
+and each file is unchanged. What the files contain does not matter here.
 """
 
 from __future__ import annotations
@@ -17,20 +17,17 @@ from ..errors import UserError
 from .durable import disk_errors, faultpoint, fsync_path
 
 FORMAT = 2
-"""Checkpoint format. This release reads formats 1 and 2.
+"""Format of the manifest. The payload has its own."""
 
-Format 2 added a run's settings and fingerprints to the state, and checkpoints of the SFT stage.
-"""
-
-TENSORS, STATE, MANIFEST = "trainer.safetensors", "state.json", "manifest.json"
+MANIFEST = "manifest.json"
 
 Stamp = tuple[tuple[str, int, int, int], ...]
 _intact: dict[Path, Stamp] = {}
 """Checkpoints that this process has written or verified, with their files' sizes and times."""
 
 
-class NewerFormat(UserError):
-    """A later release wrote the checkpoint.
+class OtherRelease(UserError):
+    """Another release wrote the checkpoint, in a form that this one cannot read.
 
     It is not damaged, so nothing may skip or delete it.
     """
@@ -59,7 +56,7 @@ def verify(directory: Path) -> int:
     """Verify every byte of a checkpoint, and return its step.
 
     Raises:
-        NewerFormat: if a later release wrote it.
+        OtherRelease: if a later release wrote it.
         UserError: if it is not a checkpoint, is incomplete or altered, or contains files that were
             not saved with it.
     """
@@ -68,8 +65,8 @@ def verify(directory: Path) -> int:
     with disk_errors(f"cannot read {directory}"):
         body = _read(directory)
         files: dict[str, dict[str, Any]] = body["files"]
-        for name in (TENSORS, STATE, *files):
-            if name not in files or not (directory / name).is_file():
+        for name in files:
+            if not (directory / name).is_file():
                 raise UserError(f"{directory} is incomplete (missing {name})")
         added = sorted(_names(directory) - files.keys() - {MANIFEST})
         if added:  # a loader would use some of them: adapter_config.json changes the model
@@ -87,11 +84,11 @@ def damage(directory: Path) -> str | None:
     """Reason why a checkpoint cannot be used, in one line. None if it is intact.
 
     Raises:
-        NewerFormat: if a later release wrote it.
+        OtherRelease: if a later release wrote it.
     """
     try:
         verify(directory)
-    except NewerFormat:
+    except OtherRelease:
         raise
     except UserError as error:
         return str(error)
@@ -112,7 +109,7 @@ def is_intact(directory: Path) -> bool:
         return True
     try:
         return damage(directory) is None
-    except NewerFormat:
+    except OtherRelease:
         return False
 
 
@@ -152,7 +149,7 @@ def _read(directory: Path) -> dict[str, Any]:
     if not isinstance(body, dict) or not isinstance(body.get("format"), int):
         raise UserError(f"{directory / MANIFEST} is damaged: it is not a manifest of Sixfold")
     if body["format"] > FORMAT:
-        raise NewerFormat(
+        raise OtherRelease(
             f"{directory}: checkpoint format {body['format']} is newer than this release (max"
             f" {FORMAT}); upgrade sixfold"
         )

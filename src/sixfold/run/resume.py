@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import UserError
-from ..recipe.resume_policy import allowed_changes, settings_of
+from ..recipe.resume_policy import allowed_changes
 from ..recipe.schema import Recipe
-from ..recipe.toml import load_recipe
 from ..report.loggers import truncate_after
-from .checkpoint import Checkpoint, clean, load_newest, set_aside_after
+from .checkpoint import Checkpoint, load_newest
 from .folder import RunFolder
+from .inputs import Inputs
+from .publication import clean, set_aside_after
 from .state import RunState
 
 
@@ -40,8 +41,7 @@ def find_checkpoint(
         say(f"resuming {run.path} from the start: it has no checkpoint yet")
         return None
     say(f"resuming {run.path} from {checkpoint.path.name}")
-    saved = checkpoint.state.get("settings") or settings_of(load_recipe(str(run.recipe)))
-    warming_up = bool(checkpoint.state.get("warming_up"))
+    saved, warming_up = Inputs.of(checkpoint).settings, RunState.of(checkpoint).warming_up
     if changes := allowed_changes(saved, recipe, warming_up=warming_up):
         say(f"resuming with changed settings: {', '.join(changes)}")
     return checkpoint

@@ -6,15 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
-
 from ..batch import Batch, Metrics
 from ..controller.stream import task_stream
 from ..data.task_set import drawn_tasks
 from ..errors import UserError
 from ..recipe.plan import SFT_PROBE_EVERY
 from ..report.numbers import percent
-from ..trainer.optimizer_state import load_optimizer_tensors
 from ..trainer.sft import example, sft_batch, sft_loss
 from ..trainer.trainer import Trainer, TrainingDiverged
 from ..types import Task
@@ -66,15 +63,14 @@ class SftStage:
     _began: float = field(default_factory=time.perf_counter, init=False)
     _tokens: int = field(default=0, init=False)
 
-    def run(self, begun: SftMark | None = None, tensors: Mapping[str, Tensor] | None = None) -> int:
+    def run(self, restore: Callable[[Trainer], SftMark] = lambda trainer: SftMark()) -> int:
         """Train, and return the number of steps done.
 
         The probe set comes from the training tasks, so the held-out tasks stay unseen.
 
         Args:
-            begun: progress of an earlier process whose weights the policy has. None: start from
-                step 0.
-            tensors: optimizer state of that process.
+            restore: restores the trainer from the checkpoint of an earlier process, whose weights
+                the policy has, and returns the progress of that process.
 
         Raises:
             Interrupted: if a signal arrived. `save` has been called.
@@ -103,11 +99,7 @@ class SftStage:
             replace(self.world.scoring, temperature=1.0),
             sft.steps,
         )
-        self._mark = SftMark(0, trainer.counters())
-        if begun:
-            self._mark = self._good = begun
-            load_optimizer_tensors(trainer.optimizer, trainer.model, tensors or {})
-            trainer.load_counters(begun.counters)
+        self._mark = self._good = restore(trainer)
         try:
             self._train(trainer, stream, probe)
         except (Exception, Interrupted) as error:
@@ -126,7 +118,7 @@ class SftStage:
             step = self._mark.step + 1
             with self.interrupts.finishing():
                 metrics = self._step(trainer, stream(step), step)
-                self._mark = SftMark(step, trainer.counters(), metrics)
+                self._mark = SftMark(step, trainer.state(), metrics)
             solved = self._log(metrics, probe)
             if self.every and step % self.every == 0 and step < steps and not solved:
                 with self.interrupts.finishing():
@@ -174,7 +166,7 @@ class SftStage:
         """
         if is_out_of_memory(error):
             free_memory_of(error)
-        counts = trainer.counters()
+        counts = trainer.state()
         mark, keys = (
             (self._good, ["version"])
             if isinstance(error, TrainingDiverged)

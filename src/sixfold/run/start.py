@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,11 +19,11 @@ from transformers import PreTrainedModel
 
 from ..algorithm.base import Algorithm
 from ..batch import Metrics
+from ..checkpointable import Checkpointable, WithoutTensors
 from ..controller.loop import Controller
 from ..controller.stream import step_seed, task_stream
 from ..data.task_set import drawn_tasks, given_tasks
 from ..environment.trial import TRIAL_TASKS, try_rewards
-from ..evaluation.record import upgraded
 from ..recipe.algorithm_plan import check_recomputed
 from ..recipe.dump import dump_recipe
 from ..recipe.schema import Recipe
@@ -40,19 +40,13 @@ from .durable import write_text_atomic
 from .ending import Ending, how_to_go_on, why_ended
 from .finish import finish
 from .folder import RunFolder, check_free, create_run, open_run, recover
+from .inputs import Inputs, check_same, inputs_of, own_ends
 from .interrupts import Interrupted, Interrupts
 from .last_step import LastStep, failures_in_words, last_ending, where_it_stopped
 from .learners import Learners, build_learners, method_of, teacher_of, training_rollout
+from .registry import load_components, states_of
 from .resume import cut_after, find_checkpoint
-from .state import (
-    RunState,
-    check_same,
-    completed,
-    own_ends,
-    publish,
-    restore,
-    signature,
-)
+from .state import RunState, publish, with_progress
 from .step_log import StepLog
 from .warm_up import made_up, warm_up
 
@@ -113,9 +107,11 @@ def train_run(
             )
             stack.callback(world.close)
             teacher = teacher_of(world, algorithm)
-            made_with = signature(world, (reward,) if reward else recipe.environment.rewards)
-            for note in check_same(checkpoint, made_with) if checkpoint else ():
-                progress.note(note)
+            inputs = inputs_of(world, (reward,) if reward else recipe.environment.rewards)
+            state = RunState.of(checkpoint) if checkpoint else RunState()
+            if checkpoint:
+                for note in check_same(checkpoint, inputs, evaluated=bool(state.before)):
+                    progress.note(note)
             if warning := try_rewards(
                 world.environment,
                 drawn_tasks(world.tasks.train, TRIAL_TASKS, recipe.run.seed),
@@ -127,8 +123,20 @@ def train_run(
                 stack.callback(
                     lambda: progress.note(run.says_of_earlier()) if run.says_of_earlier() else None
                 )
-            work = Run(recipe, run, world, progress, interrupts, started, algorithm, teacher, words)
-            work.prepare(checkpoint, made_with)
+            work = Run(
+                recipe,
+                run,
+                world,
+                inputs,
+                progress,
+                interrupts,
+                started - state.seconds,
+                algorithm,
+                teacher,
+                words,
+                state,
+            )
+            work.prepare(checkpoint)
             work.go(checkpoint, stop_after)
         except Interrupted:
             pass
@@ -144,6 +152,7 @@ class Run:
     recipe: Recipe
     run: RunFolder
     world: World
+    inputs: Inputs
     progress: Progress
     interrupts: Interrupts
     started: float
@@ -159,15 +168,8 @@ class Run:
         self.notes = Notes(self.run.path, self.progress.note)
         self.alarms.group_baseline = method_of(self.recipe, self.algorithm).equal_rewards_idle
 
-    def prepare(self, checkpoint: Checkpoint | None, made_with: Mapping[str, Any]) -> None:
-        """Load the checkpoint's state, delete later output, and record the recipe and versions."""
-        if checkpoint:
-            self.state = RunState.of(checkpoint)
-            self.alarms.load(self.state.alarms)
-            self.divergence.load(self.state.divergence)
-        self.state = replace(self.state, **made_with)
-        self.state.before = upgraded(self.state.before)
-        self.started -= self.state.seconds
+    def prepare(self, checkpoint: Checkpoint | None) -> None:
+        """Delete output after the checkpoint, and record the recipe and versions."""
         cut_after(self.run, checkpoint, self.state, self.progress.note)
         self.notes.cut_after(self.state.step if checkpoint and checkpoint.stage == "step" else None)
         write_text_atomic(self.run.recipe, dump_recipe(self.recipe))
@@ -190,7 +192,7 @@ class Run:
             warm_up(self, checkpoint)
         learners = build_learners(self.world, self.algorithm, self.teacher)
         if checkpoint and in_rl:
-            restore(checkpoint.tensors, self.state, self.world, learners)
+            load_components(checkpoint, self.registry(learners, self.state))
             self.watch()
         else:
             self._save(learners)
@@ -218,7 +220,7 @@ class Run:
     def _loop(self, learners: Learners) -> None:
         recipe = self.recipe
         unlogged, self.state = self.state.unlogged, replace(self.state, unlogged={})
-        last = LastStep(self.run, self.world, learners)
+        last = LastStep(self, learners)
         step_log = StepLog(self, learners, last, self.state.step + (0 if unlogged else 1))
         stream = task_stream(
             self.world.tasks.train,
@@ -288,17 +290,25 @@ class Run:
             self.learning.replay(read_metrics(self.run.metrics))
 
     def state_now(self) -> RunState:
-        """Current state, with the wall time and the state of the alarms."""
-        seconds = time.perf_counter() - self.started
-        return replace(
-            self.state,
-            seconds=seconds,
-            alarms=self.alarms.state(),
-            divergence=self.divergence.state(),
-        )
+        """Current progress, with the wall time."""
+        return replace(self.state, seconds=time.perf_counter() - self.started)
+
+    def registry(self, learners: Learners, state: RunState) -> dict[str, Checkpointable]:
+        """Components that a checkpoint of RL stores.
+
+        Args:
+            learners: roles of the loop that have state.
+            state: progress to store or to restore.
+        """
+        others: dict[str, Checkpointable] = {
+            **learners.components(),
+            "sync": self.world.sync,
+            "alarms": WithoutTensors(self.alarms),
+            "divergence": WithoutTensors(self.divergence),
+        }
+        return with_progress(state, others)
 
     def _save(self, learners: Learners) -> None:
         with self.interrupts.finishing():
-            publish(
-                self.run, self.world, learners, completed(self.state_now(), self.world, learners)
-            )
+            registry = self.registry(learners, self.state_now())
+            publish(self.run, self.world, "step", registry, states_of(registry), self.inputs)

@@ -31,11 +31,15 @@ from .last_step import unfinished
 from .learners import method_of
 from .parity_probe import check_parity
 from .policy_evaluation import evaluate_policy
+from .registry import load_components, states_of
 from .sft import SftMark, SftStage
-from .state import publish_sft
+from .state import publish, with_progress
 
 if TYPE_CHECKING:
     from .start import Run
+
+SFT = "sft"
+"""Name of the SFT stage's trainer in the registry."""
 
 
 def warm_up(work: Run, checkpoint: Checkpoint | None) -> None:
@@ -67,27 +71,30 @@ def _sft(work: Run, checkpoint: Checkpoint | None) -> None:
         now = replace(
             work.state_now(),
             sft_steps=mark.step,
-            counters=dict(mark.counters),
             warming_up=True,
+            unlogged=unfinished(mark.unlogged),
         )
-        publish_sft(work.run, work.world, trainer, replace(now, unlogged=unfinished(mark.unlogged)))
+        registry = with_progress(now, {SFT: trainer})
+        states = {**states_of(registry), SFT: dict(mark.counters)}
+        publish(work.run, work.world, "sft", registry, states, work.inputs)
+
+    def restore(trainer: Trainer) -> SftMark:
+        if checkpoint:
+            load_components(checkpoint, with_progress(work.state, {SFT: trainer}))
+        return SftMark(work.state.sft_steps, trainer.state(), work.state.unlogged)
 
     stage = SftStage(work.world, on_step, save_at, work.recipe.checkpoint.every, work.interrupts)
-    begun = (
-        SftMark(work.state.sft_steps, work.state.counters, work.state.unlogged)
-        if checkpoint
-        else None
-    )
-    done = stage.run(begun, checkpoint.tensors if checkpoint else None)
+    done = stage.run(restore)
     log.close()
     if stage.enough and done < work.recipe.sft.steps:
         work.progress.note(
             f"SFT ended after {done} of {work.recipe.sft.steps} steps: {stage.enough}"
             f" (sft.stop_at_accuracy = {work.recipe.sft.stop_at_accuracy:g})"
         )
-    work.state = replace(work.state, sft_steps=done, counters={}, unlogged={}, warming_up=False)
+    work.state = replace(work.state, sft_steps=done, unlogged={}, warming_up=False)
     with work.interrupts.finishing():
-        publish_sft(work.run, work.world, None, work.state_now())
+        registry = with_progress(work.state_now(), {})
+        publish(work.run, work.world, "sft", registry, states_of(registry), work.inputs)
 
 
 def _preflight(work: Run) -> None:

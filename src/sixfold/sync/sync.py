@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..checkpointable import check_names, check_tensors
 from ..engine.engine import Engine
 from ..engine.weights import first_false
 from .quantise import quantised_weights
@@ -38,13 +40,7 @@ def finite_weights(trainer: PreTrainedModel) -> dict[str, Tensor]:
 
 
 class SharedSync:
-    """Sync for a module shared by trainer and engine: only the version number changes.
-
-    Attributes:
-        waited: steps since the last sync; always 0.
-    """
-
-    waited = 0
+    """Sync for a module shared by trainer and engine: only the version number changes."""
 
     def __init__(self, trainer: PreTrainedModel, engine: Engine) -> None:
         self._trainer = trainer
@@ -77,9 +73,19 @@ class SharedSync:
         """Nothing to save: the engine's weights are the trainer's."""
         return {}
 
-    def load(self, tensors: Mapping[str, Tensor], version: int, waited: int) -> None:
-        """Continue at `version`. Nothing else is restored: the weights are the trainer's."""
-        self._engine.version = version
+    def state(self) -> dict[str, int]:
+        """The engine's version."""
+        return {"version": self._engine.version}
+
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Continue at the checkpoint's version. The weights are the trainer's.
+
+        Raises:
+            UserError: if the checkpoint has weights of an engine. Nothing has been changed then.
+        """
+        check_names((), tensors, "tensor")
+        check_names(self.state(), state, "value")
+        self._engine.version = state["version"]
 
 
 class CopySync:
@@ -186,17 +192,19 @@ class CopySync:
 
         They may be older than the trainer's.
         """
-        weights = self._held or dict(self._engine.runner.model.module.named_parameters())
-        return {f"engine/{name}": p for name, p in weights.items()}
+        return self._held or dict(self._engine.runner.model.module.named_parameters())
 
-    def load(self, tensors: Mapping[str, Tensor], version: int, waited: int) -> None:
-        """Restore the engine's weights from a checkpoint.
+    def state(self) -> dict[str, int]:
+        """The engine's version, and the steps since the last copy."""
+        return {"version": self._engine.version, "waited": self.waited}
 
-        Args:
-            tensors: tensors of the checkpoint, by name.
-            version: version of the weights.
-            waited: steps between the copy and the checkpoint.
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Restore the engine's weights and version from a checkpoint.
+
+        Raises:
+            UserError: if they are another model's. Nothing has been changed then.
         """
-        self.waited = waited
-        names = [name for name, _ in self._engine.runner.model.module.named_parameters()]
-        self._engine.load_weights({name: tensors[f"engine/{name}"] for name in names}, version)
+        check_names(self.state(), state, "value")
+        check_tensors(self.tensors(), tensors)
+        self._engine.load_weights(tensors, state["version"])
+        self.waited = state["waited"]

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from ..checkpointable import check_names, check_tensors
 from ..rollout.outside_engine import OutsideEngine
 from .sync import SyncError, finite_weights
 
@@ -80,7 +82,11 @@ class VersionedSync:
 
         Otherwise empty: the checkpoint already contains them.
         """
-        return {f"engine/{name}": tensor for name, tensor in self._handed.items()}
+        return dict(self._handed)
+
+    def state(self) -> dict[str, int]:
+        """The engine's version, and the steps since the last copy."""
+        return {"version": self._engine.version, "waited": self.waited}
 
     @contextmanager
     def policy_weights(self, version: int) -> Iterator[None]:
@@ -105,20 +111,20 @@ class VersionedSync:
         self._engine.load(self._checkpoint_form(held), before)
 
     @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor], version: int, waited: int) -> None:
-        """Restore the engine's weights from a checkpoint.
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Restore the engine's weights and version from a checkpoint.
 
-        Args:
-            tensors: tensors of the checkpoint, by name.
-            version: version of the weights.
-            waited: steps between the copy and the checkpoint.
+        Raises:
+            UserError: if they are another model's. Nothing has been changed then.
         """
-        self.waited = waited
+        check_names(self.state(), state, "value")
+        check_tensors(self._handed, tensors)
         if self._every == 1:
-            self._hand_over(version)
-            return
-        self._handed = {name: tensors[f"engine/{name}"].clone() for name in self._handed}
-        self._engine.load(self._checkpoint_form(self._handed), version)
+            self._hand_over(state["version"])
+        else:
+            self._handed = {name: tensors[name].clone() for name in self._handed}
+            self._engine.load(self._checkpoint_form(self._handed), state["version"])
+        self.waited = state["waited"]
 
     @torch.no_grad()
     def _hand_over(self, version: int) -> None:

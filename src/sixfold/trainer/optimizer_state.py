@@ -8,7 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..checkpointable import tensor_form
 from ..errors import UserError
+
+MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
+"""State that AdamW keeps per parameter."""
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
@@ -33,16 +37,17 @@ def load_optimizer_tensors(
     Args:
         optimizer: optimizer to restore.
         model: model with the optimizer's parameters.
-        tensors: state to copy. Tensors whose name does not start with `optimizer/` are ignored.
+        tensors: state to copy, as `optimizer_tensors` returned it.
 
     Raises:
-        UserError: if names or shapes do not match the model. Nothing has been changed then.
+        UserError: if names, shapes or types do not match the model. Nothing has been changed then.
     """
     saved: dict[str, dict[str, Tensor]] = {}
     for flat_name, tensor in tensors.items():
-        if flat_name.startswith("optimizer/"):
-            _, key, name = flat_name.split("/", 2)
-            saved.setdefault(name, {})[key] = tensor
+        prefix, key, name = (*flat_name.split("/", 2), "", "")[:3]
+        if prefix != "optimizer":
+            raise UserError(f"tensor '{flat_name}' is in the checkpoint but not in the run")
+        saved.setdefault(name, {})[key] = tensor
     optimized = _optimized(optimizer, model)
     _require_same_model(saved, optimized)
     state_dict = optimizer.state_dict()
@@ -68,10 +73,12 @@ def _require_same_model(
 ) -> None:
     for name, parameter in optimized.items():
         for key, tensor in saved.get(name, {}).items():
-            if key != "step" and tensor.shape != parameter.shape:
+            if key == "step":
+                continue
+            if (tensor.shape, tensor.dtype) != (parameter.shape, parameter.dtype):
                 raise UserError(
-                    f"checkpoint is for a different model: {name} {_shape(tensor)} vs"
-                    f" {_shape(parameter)}"
+                    f"checkpoint is for a different model: {name}"
+                    f" {tensor_form(tensor)} vs {tensor_form(parameter)}"
                 )
     for name in sorted(saved.keys() ^ optimized.keys()):
         where = (
@@ -80,7 +87,10 @@ def _require_same_model(
             else "in the model but not in the checkpoint"
         )
         raise UserError(f"checkpoint is for a different model: {name} is {where}")
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"({','.join(map(str, tensor.shape))})"
+    for name, state in saved.items():
+        never_moved = "step" in state and not state["step"] > 0
+        if state.keys() != MOMENTS and not (never_moved and state.keys() == {"step"}):
+            raise UserError(
+                f"checkpoint is for a different optimizer: it has {', '.join(sorted(state))} of"
+                f" {name}"
+            )

@@ -17,17 +17,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..batch import Batch, Loss, LossOutput, Metrics, check_mask, filled, upload
+from ..checkpointable import check_names
 from ..recipe.schema import TrainerConfig
 from .checkpointing import apply_activation_checkpointing
 from .logprobs import Score, Scoring, score_row
 from .mismatch import log_ratio_metrics, mismatch_metrics
 from .optimizer import learning_rate, make_optimizer
+from .optimizer_state import load_optimizer_tensors, optimizer_tensors
 from .packing import PackedRow, microbatches, pack
 
 
@@ -166,21 +169,30 @@ class Trainer:
         self.skipped_in_a_row = 0
         self.skip_reason = ""
 
-    def counters(self) -> dict[str, int]:
-        """The trainer's counters, JSON-serialisable."""
-        counts = {"version": self.version, "steps": self.steps}
-        return counts | {
+    def tensors(self) -> dict[str, Tensor]:
+        """Optimizer state for a checkpoint. The model's weights are saved with the model."""
+        return optimizer_tensors(self.optimizer, self.model)
+
+    def state(self) -> dict[str, int]:
+        """Counters for a checkpoint."""
+        return {
+            "version": self.version,
+            "steps": self.steps,
             "skipped_total": self.skipped_total,
             "skipped_in_a_row": self.skipped_in_a_row,
         }
 
-    def load_counters(self, counters: Mapping[str, int]) -> None:
-        """Restore the counters that `counters` returned. Other keys are ignored."""
-        self.version, self.steps = counters["version"], counters["steps"]
-        self.skipped_total, self.skipped_in_a_row = (
-            counters["skipped_total"],
-            counters["skipped_in_a_row"],
-        )
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Restore optimizer state and counters.
+
+        Raises:
+            UserError: if they are another model's. Nothing has been changed then.
+        """
+        check_names(self.state(), state, "value")
+        load_optimizer_tensors(self.optimizer, self.model, tensors)
+        self.version, self.steps = state["version"], state["steps"]
+        self.skipped_total = state["skipped_total"]
+        self.skipped_in_a_row = state["skipped_in_a_row"]
 
     def train_step(self, batch: Batch, loss: Loss) -> Metrics:
         """Make all updates of one step on the batch.

@@ -1,0 +1,121 @@
+"""Inputs of a run, stored in its checkpoints and compared at a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import UserError
+from ..model.turn_end import TurnEnd
+from ..recipe.resume_policy import settings_of
+from .assemble import World
+from .checkpoint import Checkpoint
+from .fingerprint import (
+    TOKENS_ALONE,
+    rewards_difference,
+    rewards_fingerprint,
+    tasks_difference,
+    tasks_fingerprint,
+)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run was made with, as JSON.
+
+    If the task fingerprints are equal, a step number refers to the same tasks and an accuracy to
+    the same test.
+
+    Attributes:
+        settings: the recipe, by dotted key.
+        tasks: fingerprint of each split.
+        rewards: name of each reward and hash of its code.
+        solved: rule by which a completion counts as solved, such as "math >= 1".
+        vocabulary_hash: hash of the tokenizer's vocabulary.
+        own_ends: tokens and strings that end a completion for the model itself, without those of
+            the recipe. Empty if the model has none.
+    """
+
+    settings: dict[str, Any]
+    tasks: dict[str, dict[str, Any]]
+    rewards: list[list[str]]
+    solved: str
+    vocabulary_hash: str
+    own_ends: dict[str, list[Any]]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Inputs:
+        """Inputs stored in a checkpoint."""
+        return cls(**checkpoint.payload.inputs)
+
+
+def inputs_of(world: World, rewards: Sequence[str | Callable[..., Any]]) -> Inputs:
+    """Inputs of the current process.
+
+    Args:
+        world: recipe, tasks, tokenizer and environment.
+        rewards: the reward functions, or their names.
+    """
+    splits = {"training": world.tasks.train, "held-out": world.tasks.heldout}
+    encode = world.renderer.encode
+    ends = world.policy.own_ends
+    return Inputs(
+        settings=settings_of(world.recipe),
+        tasks={name: tasks_fingerprint(tasks, encode) for name, tasks in splits.items()},
+        rewards=rewards_fingerprint(rewards),
+        solved=world.environment.solved_rule.text,
+        vocabulary_hash=world.policy.vocabulary_hash,
+        own_ends=asdict(ends) if ends else {},
+    )
+
+
+def own_ends(checkpoint: Checkpoint | None) -> TurnEnd | None:
+    """Tokens and strings that ended a completion before the recipe added its own.
+
+    Returns:
+        None if there is no checkpoint, or if it does not record them.
+    """
+    said = Inputs.of(checkpoint).own_ends if checkpoint else {}
+    return TurnEnd(tuple(said["tokens"]), tuple(said["strings"])) if said else None
+
+
+def check_same(checkpoint: Checkpoint, now: Inputs, *, evaluated: bool) -> list[str]:
+    """Compare the inputs of a checkpoint with the current ones.
+
+    Args:
+        checkpoint: checkpoint to resume from.
+        now: current inputs.
+        evaluated: whether the run has already measured held-out accuracy.
+
+    Returns:
+        One note per difference that does not prevent a resume.
+
+    Raises:
+        UserError: if the tasks, their prompt tokens, the tokenizer or the rule for solved differ.
+    """
+    saved = Inputs.of(checkpoint)
+    for split, tasks in now.tasks.items():
+        if difference := tasks_difference(saved.tasks[split], tasks):
+            if TOKENS_ALONE in difference:
+                raise UserError(f"{checkpoint.path}: the {split} tasks differ: {difference}")
+            raise UserError(
+                f"{checkpoint.path} was trained on other {split} tasks: {difference}. Restore the"
+                " dataset, or start a new run"
+            )
+    if saved.vocabulary_hash != now.vocabulary_hash:
+        raise UserError(
+            f"{checkpoint.path}: the tokenizer is not the one that the run was trained with (its"
+            " vocabulary differs). Restore the checkpoint's tokenizer files, or start a new run"
+        )
+    if evaluated and saved.solved != now.solved:
+        raise UserError(
+            f"{checkpoint.path}: the rule for solved has changed from {saved.solved} to"
+            f" {now.solved}. Restore eval.metric, eval.solved_at and [environment], and use"
+            " sixfold eval to measure checkpoints by another rule"
+        )
+    return [
+        f"WARNING: the code of reward '{name}' has changed since {checkpoint.path.name}: rewards"
+        " before and after cannot be compared"
+        for name in rewards_difference(saved.rewards, now.rewards)
+    ]
