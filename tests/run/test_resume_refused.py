@@ -14,6 +14,7 @@ import pytest
 from sixfold.cli import main
 from sixfold.errors import UserError
 from sixfold.recipe.toml import parse_recipe
+from sixfold.run.manifest import write_manifest
 from sixfold.run.start import train_run
 
 from .processes import tiny_recipe
@@ -127,6 +128,29 @@ def test_a_setting_that_cannot_take_effect_is_refused_by_name(
 ) -> None:
     said = refusal(folder, **overrides)
     assert said.startswith(f"{key} cannot change from ") and "start a new run" in said
+
+
+def test_component_that_the_checkpoint_lacks_is_refused_by_name(folder: Path) -> None:
+    said = refusal(folder, run__steps=3, algorithm__beta=0.1)
+    assert "component 'reference'" in said and "algorithm.beta = 0" in said
+
+
+@pytest.mark.slow
+def test_component_that_the_run_lacks_is_refused_by_name(tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    assert train(tmp_path, run__steps=1, algorithm__beta=0.1) == 0
+    said = refusal(tmp_path, run__steps=3)
+    assert "component 'reference'" in said and "algorithm.beta > 0" in said
+
+
+@pytest.mark.slow
+def test_checkpoint_of_an_earlier_release_is_refused_and_never_skipped(folder: Path) -> None:
+    newest = max((folder / "r" / "checkpoints").iterdir())
+    (newest / "state.json").write_text(json.dumps({"step": 2, "counters": {"version": 2}}))
+    (newest / "manifest.json").unlink()
+    write_manifest(newest, 2)
+    said = refusal(folder, run__steps=3)
+    assert "earlier release" in said and f"model.path = '{newest}'" in said
 
 
 @pytest.mark.slow

@@ -136,7 +136,6 @@ def train_run(
                 words,
                 state,
             )
-            work.prepare(checkpoint)
             work.go(checkpoint, stop_after)
         except Interrupted:
             pass
@@ -168,7 +167,7 @@ class Run:
         self.notes = Notes(self.run.path, self.progress.note)
         self.alarms.group_baseline = method_of(self.recipe, self.algorithm).equal_rewards_idle
 
-    def prepare(self, checkpoint: Checkpoint | None) -> None:
+    def _prepare(self, checkpoint: Checkpoint | None) -> None:
         """Delete output after the checkpoint, and record the recipe and versions."""
         cut_after(self.run, checkpoint, self.state, self.progress.note)
         self.notes.cut_after(self.state.step if checkpoint and checkpoint.stage == "step" else None)
@@ -183,18 +182,25 @@ class Run:
         Raises:
             Interrupted: if a signal stops the run.
         """
+        learners: Learners | None = None
+        ending: Ending | None = None
+        if checkpoint and checkpoint.stage == "step":
+            ending = self._earlier_ending()
+            # First: a checkpoint that is refused must leave the run folder as it is.
+            learners = None if ending else self._restored(checkpoint)
+        self._prepare(checkpoint)
         for note in self.world.tasks.notes:
             self.progress.note(note)
-        in_rl = checkpoint is not None and checkpoint.stage == "step"
-        if checkpoint and in_rl and self._has_ended():
+        if ending:
+            note = f"already finished: {ending.text}; {self.words(how_to_go_on(ending))}"
+            self.progress.note(note)
+            self.run.end()
             return
-        if not in_rl:
-            warm_up(self, checkpoint)
-        learners = build_learners(self.world, self.algorithm, self.teacher)
-        if checkpoint and in_rl:
-            load_components(checkpoint, self.registry(learners, self.state))
+        if learners:
             self.watch()
         else:
+            warm_up(self, checkpoint)
+            learners = build_learners(self.world, self.algorithm, self.teacher)
             self._save(learners)
         if stop_after != "sft":
             self._loop(learners)
@@ -208,14 +214,18 @@ class Run:
         with self.interrupts.finishing():
             self.run.end()
 
-    def _has_ended(self) -> bool:
-        """True, with a note to the user, if an earlier process brought the run to its end."""
+    def _restored(self, checkpoint: Checkpoint) -> Learners:
+        """Learners with the state of a checkpoint of RL."""
+        learners = build_learners(self.world, self.algorithm, self.teacher)
+        load_components(checkpoint, self.registry(learners, self.state))
+        return learners
+
+    def _earlier_ending(self) -> Ending | None:
+        """Limit at which an earlier process ended the run. None if the run has not ended."""
         ending = self._ended(self.state.step)
-        if not ending or self.state.unlogged or last_ending(self.run) != ending.record()["step"]:
-            return False
-        self.progress.note(f"already finished: {ending.text}; {self.words(how_to_go_on(ending))}")
-        self.run.end()
-        return True
+        if not ending or self.state.unlogged or last_ending(self.run) != ending.step:
+            return None
+        return ending
 
     def _loop(self, learners: Learners) -> None:
         recipe = self.recipe

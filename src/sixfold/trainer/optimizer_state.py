@@ -73,12 +73,11 @@ def _require_same_model(
 ) -> None:
     for name, parameter in optimized.items():
         for key, tensor in saved.get(name, {}).items():
-            if key == "step":
-                continue
-            if (tensor.shape, tensor.dtype) != (parameter.shape, parameter.dtype):
+            own = torch.zeros(()) if key == "step" else parameter
+            if (tensor.shape, tensor.dtype) != (own.shape, own.dtype):
                 raise UserError(
                     f"checkpoint is for a different model: {name}"
-                    f" {tensor_form(tensor)} vs {tensor_form(parameter)}"
+                    f" {tensor_form(tensor)} vs {tensor_form(own)}"
                 )
     for name in sorted(saved.keys() ^ optimized.keys()):
         where = (
