@@ -44,7 +44,7 @@ from sixfold.sync.sync import CopySync, SharedSync
 from sixfold.sync.versioned import VersionedSync
 from sixfold.trainer.logprobs import Scoring
 from sixfold.trainer.trainer import Trainer
-from sixfold.types import Group, Reward, Task, Trajectory
+from sixfold.types import Group, Reward, Task, Trajectory, Turn
 
 from .processes import tiny_recipe
 
@@ -59,10 +59,10 @@ def batch_of(step: int) -> Batch:
 
     def trajectory(task: str, sample: int) -> Trajectory:
         tokens = torch.randint(2, 60, (9,), generator=rng).tolist()
-        mask = [False] * 3 + [True] * 6
-        logp, version = [-2.0 * m for m in mask], [0 if m else -1 for m in mask]
         reward = Reward(float(torch.rand((), generator=rng)))
-        return Trajectory(task, sample, tokens, 3, mask, logp, version, "stop", reward=reward)
+        turns = (Turn(3, 9),)
+        logp, version = [0.0] * 3 + [-2.0] * 6, [-1] * 3 + [0] * 6
+        return Trajectory(task, sample, tokens, "pppssssss", logp, version, turns, reward=reward)
 
     groups = [Group(Task(t, "?"), [trajectory(t, k) for k in range(2)]) for t in ("a", "b")]
     batch = collate(groups)
@@ -275,7 +275,14 @@ CASES: dict[str, Callable[[PreTrainedModel], Subject]] = {
 """Component, or component/kind -> its case."""
 
 STEPS = 3
-cases = pytest.mark.parametrize("case", CASES)
+STARTS_A_PROCESS = "reference/worker"
+cases = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow) if case == STARTS_A_PROCESS else case
+        for case in CASES
+    ],
+)
 
 
 @pytest.fixture(autouse=True)
