@@ -91,3 +91,11 @@ def test_each_purpose_has_its_own_stream() -> None:
     streams = [uniforms(7, "task-3", 2, n, purpose) for purpose in ("", "accept", "residual")]
     assert (streams[0] == uniforms(7, "task-3", 2, n)).all()
     assert np.abs(np.corrcoef(streams) - np.eye(3)).max() < 4 / np.sqrt(n)
+
+
+def test_a_later_turn_continues_the_noise_of_the_first() -> None:
+    """Noise of positions 40 to 49, with `first` and without."""
+    for sample in (3, [0, 7]):
+        for purpose in ("", "accept"):
+            whole = uniforms(1, "t", sample, 50, purpose)
+            assert np.array_equal(uniforms(1, "t", sample, 10, purpose, first=40), whole[..., 40:])

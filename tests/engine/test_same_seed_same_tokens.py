@@ -6,13 +6,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from tests.conftest import END, VOCABULARY
 from tests.engine.drain import drain
 from transformers import PreTrainedModel
 
 from sixfold.engine.engine import Engine
+from sixfold.engine.noise import uniforms
+from sixfold.engine.sequence import Sequence
+from sixfold.engine.speculative import Speculation
 from sixfold.engine.stats import EngineStats
 from sixfold.kernels.cpu.engine_kernels import cpu_kernels
 from sixfold.model.causal_lm import CausalLM
@@ -175,3 +181,59 @@ def test_mixtures_of_experts_draw_the_same_tokens(tiny: Callable[[str], PreTrain
 def test_another_seed_draws_other_tokens(tiny: Callable[[str], PreTrainedModel]) -> None:
     first, second = draw(tiny("qwen3"), [3, 4], seed=2), draw(tiny("qwen3"), [3, 4], seed=3)
     assert all(first[key][0] != second[key][0] for key in first)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"preemption": "recompute", "kv_tokens": 96, "block_size": 4, "prefix_cache": "none"},
+        {"draft": True},
+    ],
+    ids=["plain", "preempted", "draft"],
+)
+def test_noise_belongs_to_a_position(
+    sizes: dict[str, Any], tiny: Callable[[str], PreTrainedModel]
+) -> None:
+    """A completion cut anywhere and given as a prompt with the same origin goes on as it did; with
+    an origin of its own it draws other noise. A token at position p is drawn with noise p - origin.
+    """
+    sizes = dict(sizes)
+    model = CausalLM(tiny("qwen3"))
+    if sizes.pop("draft", False):
+        sizes["speculation"] = Speculation(k=3, draft=CausalLM(tiny("llama")))
+    engine = Engine(model, **{"kv_tokens": 4000, **sizes})
+    params = SamplingParams(max_tokens=24, temperature=0.9, seed=5)
+
+    def drawn(*asked: tuple[list[int], int, int | None]) -> list[Sequence]:
+        requests = [
+            engine.add("t", prompt, replace(params, max_tokens=n), [2], origin=origin)
+            for prompt, n, origin in asked
+        ]
+        ended = {s.request: s for s in engine.run()}
+        return [ended[request] for request in requests]
+
+    prompt = PROMPTS[3]
+    (whole,) = drawn((prompt, 24, None))
+    expected = uniforms(5, "t", 2, 24)
+    assert whole.noise == expected.tolist()
+    cuts = [(whole.tokens[: len(prompt) + n], 24 - n) for n in (1, 7, 20)]
+    # Company, so that some sequences are preempted.
+    company = [(PROMPTS[6], 24, None)]
+    later = drawn(*((start, n, len(prompt)) for start, n in cuts), *company)
+    for (_, n), s in zip(cuts, later, strict=False):
+        assert s.noise == expected[24 - n :].tolist()
+        if engine.speculator is None:
+            assert s.tokens == whole.tokens
+        else:  # the first token after a prompt is not one that a draft model proposed
+            assert np.array_equal(
+                engine.speculator._streams(s)[1],
+                uniforms(5, "t", 2, 24, "residual")[24 - n :],
+            )
+    fresh = drawn(*((start, n, None) for start, n in cuts))
+    assert all(s.noise == expected[: len(s.noise)].tolist() for s in fresh)
+    assert [s.tokens for s in fresh] != [whole.tokens] * 3
+    with pytest.raises(ValueError, match="origin"):
+        engine.add("t", prompt, params, [0], origin=len(prompt) + 1)
+    if "kv_tokens" in sizes:
+        assert engine.stats.preemptions > 0

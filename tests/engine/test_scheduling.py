@@ -284,27 +284,45 @@ def test_a_sample_draws_the_same_tokens_in_any_schedule(
 
 
 @pytest.mark.slow
-@given(_mixes(), st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=4))
+@given(
+    _mixes(),
+    st.lists(
+        st.tuples(st.integers(0, 12), st.integers(0, 6), st.none() | st.sets(st.integers(0, 3))),
+        max_size=4,
+    ),
+)
 @settings(max_examples=80, deadline=None)
-def test_an_abort_frees_what_the_request_held_and_nothing_else(
-    tiny: Callable[[str], PreTrainedModel], mix: dict, aborts: list[tuple[int, int]]
+def test_an_abort_frees_what_the_samples_held_and_nothing_else(
+    tiny: Callable[[str], PreTrainedModel],
+    mix: dict,
+    aborts: list[tuple[int, int, set[int] | None]],
 ) -> None:
     requests = mix["requests"]
     engine = book_engine(tiny("qwen3"), **{k: v for k, v in mix.items() if k != "requests"})
     asked = [_add(engine, i, r) for i, r in enumerate(requests)]
-    gone: set[str] = set()
+    gone: set[tuple[str, int]] = set()
     seen: list[Sequence] = []
     step = 0
     while engine.busy:
-        for request in (asked[i % len(asked)] for at, i in aborts if at == step):
-            begun = engine.abort(request)
+        for request, samples in ((asked[i % len(asked)], k) for at, i, k in aborts if at == step):
+            asked_for = range(requests[int(request.key)][2]) if samples is None else samples
+            begun = engine.abort(request, samples)
             assert all(
-                s.finish_reason == "aborted" and s.request is request and not s.blocks
+                s.finish_reason == "aborted"
+                and s.request is request
+                and s.sample in asked_for
+                and not s.blocks
                 for s in begun
             )
-            assert not any(s.request is request for s in engine.scheduler.running)
-            assert not any(t.request is request for t in engine.scheduler.waiting)
-            gone.add(request.key)
+            held = [s for s in engine.scheduler.running if s.request is request]
+            held += [
+                t.sequence
+                for t in engine.scheduler.waiting
+                if t.request is request and t.sequence is not None
+            ]
+            assert not {s.sample for s in held} & set(asked_for)
+            assert not set(request.samples) & set(asked_for)
+            gone |= {(request.key, sample) for sample in asked_for}
             seen += begun
             _watch(engine, mix)
         if engine.busy:
@@ -312,14 +330,10 @@ def test_an_abort_frees_what_the_request_held_and_nothing_else(
             _watch(engine, mix)
         step += 1
     assert_empty(engine)
-    assert all(
-        sum(s.request is r for s in seen) == requests[int(r.key)][2]
-        for r in asked
-        if r.key not in gone
-    )
-    assert engine.stats.aborted == sum(r[2] for r in requests) - sum(
-        s.finish_reason in ("stop", "length") for s in seen
-    )
+    ended = {(s.request.key, s.sample) for s in seen if s.finish_reason in ("stop", "length")}
+    everything = {(r.key, k) for r in asked for k in range(requests[int(r.key)][2])}
+    assert ended >= everything - gone
+    assert engine.stats.aborted == len(everything) - len(ended)
 
 
 def test_a_prompt_is_computed_once_for_all_its_samples(

@@ -1,13 +1,13 @@
 """The inference engine: takes requests, returns completions. A `step()` is schedule, run, commit.
 
-The tokens of a sequence depend only on (weights, prompt, parameters, seed, task, sample). They do
-not depend on the other sequences, the order of arrival, the batch size or the cache contents.
+The tokens of a sequence depend only on (weights, prompt, parameters, seed, task, sample, origin).
+They do not depend on the other sequences, the order of arrival, the batch size or the cache.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
@@ -128,6 +128,7 @@ class Engine:
         priority: int = 0,
         adapter: str | None = None,
         constraint: Constraint | None = None,
+        origin: int | None = None,
     ) -> Request:
         """Queue one prompt.
 
@@ -139,10 +140,14 @@ class Engine:
             priority: larger values are served first.
             adapter: name of a loaded adapter, or None.
             constraint: which tokens may be sampled; None for all.
+            origin: position whose token has the first noise: the prompt's length in the first turn
+                of an episode. Later turns keep it, and so draw fresh noise. None: this prompt's
+                length.
 
         Raises:
-            ValueError: for an empty prompt, `max_tokens` below 1, no samples, a sequence that
-                cannot fit in the KV cache, or an adapter that is not loaded.
+            ValueError: for an empty prompt, `max_tokens` below 1, no samples, an origin beyond the
+                prompt, a sequence that cannot fit in the KV cache, or an adapter that is not
+                loaded.
         """
         if not prompt:
             raise ValueError(
@@ -152,11 +157,23 @@ class Engine:
             raise ValueError(
                 f"nothing to generate: max_tokens={params.max_tokens}, samples={samples}"
             )
+        if origin is not None and not 0 <= origin <= len(prompt):
+            raise ValueError(
+                f"origin = {origin}: the prompt has {len(prompt)} tokens. Give the length of the"
+                " episode's first prompt"
+            )
         if params.counts_tokens or constraint is not None:
             params = replace(params, counted_from=len(prompt), constrained=constraint is not None)
         loaded = None if adapter is None else self.adapters.get(adapter)
         request = Request(
-            key, prompt, params, list(samples), priority, adapter=loaded, constraint=constraint
+            key,
+            prompt,
+            params,
+            list(samples),
+            priority,
+            adapter=loaded,
+            constraint=constraint,
+            origin=origin,
         )
         self.scheduler.add(request)
         return request
@@ -208,8 +225,7 @@ class Engine:
         Returns:
             The finished sequences, in the order in which they ended.
         """
-        if not self.scheduler.running:
-            self._forget_weights()
+        self.restart()
         finished: list[Sequence] = []
         while self.busy:
             ended = self.step()
@@ -309,14 +325,18 @@ class Engine:
         sequence.seconds = time.perf_counter() - sequence.started
         self.scheduler.retire([sequence])
 
-    def abort(self, request: Request) -> list[Sequence]:
-        """Abort a request and free its blocks immediately.
+    def abort(self, request: Request, samples: Container[int] | None = None) -> list[Sequence]:
+        """Abort samples of a request and free their blocks immediately.
+
+        Args:
+            request: the request.
+            samples: sample indices; None for all.
 
         Returns:
-            The request's sequences that had started, with the tokens sampled so far and finish
-            reason "aborted".
+            The aborted sequences that had started, with the tokens sampled so far and finish reason
+            "aborted".
         """
-        begun = self.scheduler.abort(request)
+        begun = self.scheduler.abort(request, samples)
         for sequence in begun:
             sequence.seconds = time.perf_counter() - sequence.started
         return begun
@@ -338,6 +358,14 @@ class Engine:
             wasted,
             share,
         )
+
+    def restart(self) -> None:
+        """Forget what was computed with the weights: they may have changed without a new version.
+
+        Does nothing while a sequence runs.
+        """
+        if not self.scheduler.running:
+            self._forget_weights()
 
     def release_memory(self) -> None:
         """Free the KV cache and the copies of weights. The next step allocates them again.

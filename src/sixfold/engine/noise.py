@@ -42,9 +42,16 @@ def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
 
 
 def uniforms(
-    seed: int, task: str, sample: int | list[int], positions: int, purpose: str = ""
+    seed: int,
+    task: str,
+    sample: int | list[int],
+    positions: int,
+    purpose: str = "",
+    first: int = 0,
 ) -> np.ndarray:
-    """Noise of completion positions 0, 1, ... of one or several samples of a task.
+    """Noise of consecutive positions of one or several samples of a task.
+
+    Position 0 is the task's first sampled token.
 
     Args:
         seed: sampling seed.
@@ -53,6 +60,7 @@ def uniforms(
         positions: number of positions.
         purpose: name of an independent stream, at most 16 bytes. The empty name is for drawing
             tokens.
+        first: first position. It is above 0 for later turns of an episode.
 
     Returns:
         float64 in [0, 1): [positions], or [S, positions] for a list of samples.
@@ -60,7 +68,7 @@ def uniforms(
     digest = seed_bytes(f"{seed}\x00{task}", NOISE_BYTES, purpose)
     k0, k1, word2, word3 = (int.from_bytes(digest[i : i + 4], "little") for i in (0, 4, 8, 12))
     counter = np.empty((*np.shape(sample), positions, 4), dtype=np.uint64)
-    counter[..., 0] = np.arange(positions)
+    counter[..., 0] = np.arange(first, first + positions)
     counter[..., 1] = np.asarray(sample)[..., None]
     counter[..., 2] = word2
     counter[..., 3] = word3

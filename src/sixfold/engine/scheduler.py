@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
+from collections.abc import Container
 from dataclasses import KW_ONLY, dataclass, field
 
 from .admission import Reservation
@@ -180,22 +181,35 @@ class Scheduler:
             self.running = [s for s in self.running if s.finish_reason is None]
             self.revision += 1
 
-    def abort(self, request: Request) -> list[Sequence]:
-        """Abort a request and free its blocks immediately.
+    def abort(self, request: Request, samples: Container[int] | None = None) -> list[Sequence]:
+        """Abort samples of a request and free their blocks immediately.
+
+        Args:
+            request: the request.
+            samples: sample indices; None for all.
 
         Returns:
-            The request's sequences that had started but not ended.
+            The aborted sequences that had started but not ended.
         """
-        begun = [s for s in self.running if s.request is request]
+
+        def chosen(sample: int) -> bool:
+            return samples is None or sample in samples
+
+        begun = [s for s in self.running if s.request is request and chosen(s.sample)]
         for ticket in [t for t in self.waiting if t.request is request]:
-            if ticket.sequence is not None:
+            if ticket.sequence is None:
+                left = [sample for sample in request.samples if not chosen(sample)]
+                dropped, request.samples = len(request.samples) - len(left), left
+                self.stats.aborted += dropped
+                request.unfinished -= dropped
+                if left:
+                    continue
+            elif chosen(ticket.sequence.sample):
                 begun.append(ticket.sequence)
                 request.unfinished -= 1
+            else:
+                continue
             self.waiting.remove(ticket)
-            self.stats.aborted += len(request.samples) if ticket.sequence is None else 0
-            if ticket.sequence is None:
-                request.unfinished -= len(request.samples)
-                request.samples = []
             self._drop(ticket)
         for sequence in begun:
             sequence.finish_reason = "aborted"
@@ -203,7 +217,8 @@ class Scheduler:
         self.stats.aborted += len(begun)
         for sequence in begun:
             self.host.drop(sequence)
-        self.host.drop(request)
+        if request.unfinished == 0:
+            self.host.drop(request)
         return begun
 
     def outdate(self) -> None:
@@ -289,7 +304,7 @@ class Scheduler:
     def _drop(self, ticket: Ticket) -> None:
         """Release a waiting ticket's blocks and discard its computed tokens."""
         self.blocks.release(ticket.blocks)
-        ticket.blocks, ticket.computed, ticket.logits = [], 0, None
+        ticket.blocks, ticket.computed, ticket.reused, ticket.logits = [], 0, 0, None
         if not self.preempt:
             self.reservation.drop(ticket.request)
 
@@ -408,6 +423,7 @@ class Scheduler:
 
     def _count(self, ticket: Ticket, start: int, stop: int) -> None:
         if ticket.sequence is None:
+            ticket.reused += start - ticket.computed
             self.stats.reused_tokens += start - ticket.computed
             self.stats.prefill_tokens += stop - start
         else:
@@ -445,7 +461,11 @@ class Scheduler:
             noise = (
                 noise
                 or uniforms(
-                    request.params.seed, request.key, request.samples, request.params.max_tokens
+                    request.params.seed,
+                    request.key,
+                    request.samples,
+                    request.params.max_tokens,
+                    first=request.first_noise,
                 ).tolist()
             )
             sample = request.samples.pop(0)
@@ -462,6 +482,7 @@ class Scheduler:
                     list(request.prompt),
                     table,
                     started=time.perf_counter(),
+                    reused=ticket.reused if last else len(request.prompt),
                 )
             )
             work.tickets.append(ticket)

@@ -59,6 +59,8 @@ class Request:
             prefix cache.
         adapter: adapter to apply, or None.
         constraint: which tokens may be sampled; None for all.
+        origin: position that has the first noise of (seed, key, sample). The token at position p
+            is drawn with noise p - origin. None: the prompt's length.
     """
 
     key: str
@@ -72,9 +74,15 @@ class Request:
     stale: bool = False
     adapter: LoadedAdapter | None = None
     constraint: Constraint | None = None
+    origin: int | None = None
 
     def __post_init__(self) -> None:
         self.unfinished = len(self.samples)
+
+    @property
+    def first_noise(self) -> int:
+        """Index of the noise that draws the first token after the prompt."""
+        return 0 if self.origin is None else len(self.prompt) - self.origin
 
     @property
     def space(self) -> int:
@@ -98,6 +106,7 @@ class Sequence:
         tokens: prompt and completion.
         blocks: block table.
         started: start time in seconds (`time.perf_counter`).
+        reused: prompt tokens that were not computed for this sequence.
         logp: log-prob of each completion token.
         version: weight version that sampled each completion token.
         kept: tokens kept by truncation at each completion position; empty without truncation.
@@ -114,6 +123,7 @@ class Sequence:
     tokens: list[int]
     blocks: list[int]
     started: float
+    reused: int = 0
     logp: list[float] = field(default_factory=list)
     version: list[int] = field(default_factory=list)
     kept: Kept = field(default_factory=Kept)
@@ -156,6 +166,7 @@ class Ticket:
         sequence: the preempted sequence, or None for the ticket of a request.
         blocks: block table of the tokens computed so far.
         computed: number of tokens computed so far.
+        reused: number of these that the prefix cache held.
         logits: [V] logits after the last token of a computed prompt.
         version: weight version of the logits.
     """
@@ -165,6 +176,7 @@ class Ticket:
     sequence: Sequence | None = None
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
+    reused: int = 0
     logits: Tensor | None = None
     version: int = 0
 

@@ -228,7 +228,10 @@ class Speculator:
             request = sequence.request
             where = (request.params.seed, request.key, sequence.sample, request.params.max_tokens)
             self._noise[sequence] = np.stack(
-                [uniforms(*where, purpose="accept"), uniforms(*where, purpose="residual")]
+                [
+                    uniforms(*where, purpose=purpose, first=request.first_noise)
+                    for purpose in ("accept", "residual")
+                ]
             )
         return self._noise[sequence]
 

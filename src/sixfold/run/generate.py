@@ -5,11 +5,14 @@ The model is a model folder, a checkpoint, a run or a hub id.
 
 from __future__ import annotations
 
+import asyncio
+
 from ..engine.engine import Engine
 from ..engine.speculative import Speculation
 from ..errors import UserError
 from ..model.causal_lm import CausalLM
-from ..rollout.engine_rollout import EngineRollout
+from ..rollout.engine_generator import EngineGenerator
+from ..rollout.generator import Sampled, SampleKey
 from ..rollout.renderer.renderer import Renderer
 from ..types import SamplingParams, Task
 from .sampling_model import load_for_sampling
@@ -54,16 +57,27 @@ def generate(
     policy = load_for_sampling(model, device, precision, "MODEL")
     renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
     task = Task("prompt", prompt)
-    tokens = len(renderer.encode(task))
+    prompt_tokens = renderer.encode(task)
+    tokens = len(prompt_tokens)
     limit = _limit(tokens, max_tokens, policy.context)
     engine = Engine(
         CausalLM(policy.model), kv_tokens=(tokens + limit + 32) * n, speculation=speculation
     )
-    sampling = SamplingParams(limit, temperature, stop_token_ids=policy.stop_token_ids)
-    (group,) = EngineRollout(engine, renderer, sampling, n, stops=policy.stop_strings).generate(
-        [task], seed
-    )
-    return [t.text for t in group.trajectories]
+    sampling = SamplingParams(limit, temperature, stop_token_ids=policy.stop_token_ids, seed=seed)
+    generator = EngineGenerator(engine, renderer)
+
+    async def sample() -> list[Sampled]:
+        keys = [SampleKey(task.id, k) for k in range(n)]
+        stops = policy.stop_strings
+        return await asyncio.gather(
+            *(generator.generate(prompt_tokens, sampling, key, stops=stops) for key in keys)
+        )
+
+    try:
+        completions = asyncio.run(sample())
+    finally:
+        generator.close()
+    return [renderer.decode(c.tokens) if c.text is None else c.text for c in completions]
 
 
 def _limit(prompt: int, wanted: int | None, context: int) -> int:

@@ -1,0 +1,224 @@
+"""Generator on the embedded engine, which runs in its own thread in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from torch import Tensor
+
+from ..engine.engine import Engine
+from ..types import SamplingParams
+from .engine_job import Delta, Job
+from .engine_thread import EngineThread
+from .generator import GeneratorClosed, Sampled, SampleKey
+from .renderer.renderer import Renderer
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of `generate`.
+
+    Attributes:
+        tokens: token ids to continue.
+        params: sampling parameters.
+        key: names the noise.
+        stops: stop strings.
+        priority: larger values are served first.
+        result: set when the completion has ended.
+        job: the job that samples it, once it is submitted.
+        choice: index of the choice in the job.
+    """
+
+    tokens: tuple[int, ...]
+    params: SamplingParams
+    key: SampleKey
+    stops: tuple[str, ...]
+    priority: int
+    result: asyncio.Future[Sampled]
+    job: Job | None = None
+    choice: int = 0
+
+    @property
+    def shared(self) -> tuple[object, ...]:
+        """Equal for calls that can be samples of one engine request."""
+        return (
+            self.key.name,
+            self.key.origin,
+            self.params,
+            self.stops,
+            self.priority,
+            self.tokens,
+        )
+
+
+class EngineGenerator:
+    """Generator on an `Engine` in this process. See the contract, `Generator`.
+
+    Calls made in the same iteration of the event loop reach the engine together, in the order of
+    the calls. Those that differ only in the sample index become one request of the engine. So the
+    prompt is computed once, and the engine's work does not depend on timing.
+
+    The engine keeps its prefix cache from call to call. If weights change other than by `load` or
+    `Engine.set_version`, call `Engine.restart` (through `call`) before the next request.
+
+    While no call is in progress, the owner of the engine may use the engine directly. A cancelled
+    call ends when the engine has freed what it held for it.
+
+    Args:
+        engine: the engine.
+        renderer: decodes completions for stop strings. The generator makes a copy.
+        release_kv: free the memory of the KV cache between rollouts (`rest`).
+    """
+
+    def __init__(self, engine: Engine, renderer: Renderer, release_kv: bool = False) -> None:
+        self.engine = engine
+        self.release_kv = release_kv
+        self._thread = EngineThread(engine, renderer.copy())
+        self._calls: list[_Call] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def version(self) -> int:
+        """Version of the engine's weights."""
+        return self.engine.version
+
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        key: SampleKey,
+        *,
+        stops: Sequence[str] = (),
+        priority: int = 0,
+    ) -> Sampled:
+        """Sample one completion. See `Generator.generate`."""
+        if params.max_tokens < 1:
+            raise ValueError(f"max_tokens = {params.max_tokens} must be at least 1")
+        loop = asyncio.get_running_loop()
+        call = _Call(tuple(tokens), params, key, tuple(stops), priority, loop.create_future())
+        if self._loop is not loop:  # calls that an earlier event loop left behind
+            self._loop, self._calls = loop, []
+        if not self._calls:
+            loop.call_soon(self._submit_all)
+        self._calls.append(call)
+        try:
+            return await call.result
+        except asyncio.CancelledError:
+            if call.job is not None:
+                await asyncio.wrap_future(self._thread.abort(call.job, call.choice))
+            raise
+
+    async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """Log-probs [len(tokens) - 1] of all tokens but the first."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def receive(message: Delta | Exception) -> None:
+            if done.done():
+                return
+            if isinstance(message, Exception):
+                done.set_exception(message)
+            else:
+                done.set_result(None)
+
+        params = SamplingParams(max_tokens=0, temperature=temperature)
+        job = Job(["score"], [list(tokens)], params, [0], receive, scored=True)
+        self._thread.submit(job)
+        try:
+            await done
+        except asyncio.CancelledError:
+            await asyncio.wrap_future(self._thread.abort(job))
+            raise
+        return job.scores[0].logp
+
+    async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
+        """Replace all weights, between two engine steps. See `Generator.load`.
+
+        Raises:
+            ValueError: if the tensors do not fit, or the version is not greater. The old weights
+                stay in use.
+        """
+        return await asyncio.wrap_future(self._thread.load(weights, version))
+
+    async def call(self, function: Callable[[Engine], T]) -> T:
+        """Run `function(engine)` in the engine's thread between two steps.
+
+        Returns:
+            The function's result.
+        """
+        return await asyncio.wrap_future(self._thread.call(function))
+
+    async def rest(self) -> None:
+        """Free the memory of the KV cache until the next call, if `release_kv` is set."""
+        if self.release_kv:
+            await self.call(Engine.release_memory)
+
+    def close(self) -> None:
+        """End the engine's thread. Calls that are waiting raise GeneratorClosed."""
+        self._thread.close()
+
+    def _submit_all(self) -> None:
+        """Give the calls of this iteration of the event loop to the engine."""
+        calls, self._calls = self._calls, []
+        groups: dict[tuple[object, ...], dict[int, _Call]] = {}
+        for call in calls:
+            if call.result.cancelled():
+                continue
+            group = groups.setdefault(call.shared, {})
+            if group.setdefault(call.key.sample, call) is not call:
+                self._submit([call])  # the same key twice
+        for group in groups.values():
+            self._submit([*group.values()])
+
+    def _submit(self, calls: Sequence[_Call]) -> None:
+        """Submit calls as the samples of one request."""
+        first = calls[0]
+        job = Job(
+            [first.key.name],
+            [list(first.tokens)],
+            first.params,
+            [call.key.sample for call in calls],
+            partial(_receive, calls),
+            first.stops,
+            origin=first.key.origin,
+            priority=first.priority,
+        )
+        for choice, call in enumerate(calls):
+            call.job, call.choice = job, choice
+        try:
+            self._thread.submit(job)
+        except GeneratorClosed as error:
+            _receive(calls, error)
+
+
+def _receive(calls: Sequence[_Call], message: Delta | Exception) -> None:
+    """Set the result of a call, or the error of all calls."""
+    if isinstance(message, Exception):
+        for call in calls:
+            if not call.result.done():
+                call.result.set_exception(message)
+        return
+    result = calls[message.index].result
+    if not result.done():
+        result.set_result(_sampled(message))
+
+
+def _sampled(delta: Delta) -> Sampled:
+    sequence, reason = delta.sequence, delta.finish_reason
+    if sequence is None or reason is None:
+        raise RuntimeError("the engine's thread returned an unfinished sequence")
+    return Sampled(
+        sequence.tokens[len(sequence.request.prompt) :],
+        sequence.logp,
+        sequence.version,
+        reason,
+        sequence.reused,
+        sequence.seconds,
+        sequence.kept or None,
+        delta.text if delta.stopped else None,
+    )

@@ -1,0 +1,464 @@
+"""The thread that owns an engine. Other threads submit jobs and receive deltas.
+
+The thread steps the engine while there is work. Commands arrive through a queue, which is emptied
+between two steps. A job therefore joins the running batch at the next step, and an abort frees the
+blocks of a sequence before the next token. Deltas are sent to the event loop once per step, and
+only if there are any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import TypeVar
+
+import torch
+
+from ..engine.engine import Engine
+from ..engine.sequence import Request
+from ..engine.sequence import Sequence as EngineSequence
+from ..engine.weights import NamedTensors
+from ..types import FinishReason
+from .engine_job import Choice, Delta, Job, RecordError
+from .generator import GeneratorClosed
+from .rate import Rate
+from .renderer.renderer import Renderer
+from .scoring_queue import ScoringQueue
+
+log = logging.getLogger("sixfold.engine")
+T = TypeVar("T")
+
+USAGE_SECONDS = 0.05
+"""Largest age of `EngineThread.usage` while the engine works. Measuring it takes up to 1 % of a
+step."""
+EXIT_SECONDS = 10.0
+"""Longest wait for the last step when the interpreter exits."""
+
+
+class QueueFull(RuntimeError):
+    """Too many prompts are waiting."""
+
+
+class VersionNotGreater(ValueError):
+    """New weights must have a greater version than the current weights."""
+
+
+@dataclass(frozen=True)
+class _Command:
+    """Something that the engine's thread does between two steps.
+
+    Attributes:
+        run: does it.
+        refuse: is called instead if the thread ends before, with the reason.
+    """
+
+    run: Callable[[], None]
+    refuse: Callable[[GeneratorClosed], None]
+
+
+class EngineThread:
+    """Runs an engine in its own thread and serves jobs with it.
+
+    The thread starts with the first command. It ends at `close`, when the interpreter exits, and
+    when the object is no longer used. Between two commands the thread does not touch the engine:
+    while no job is open, the owner of the engine may use it directly.
+
+    Args:
+        engine: the engine.
+        renderer: decodes completions. Used only by this thread.
+        max_queue: most prompts that may wait to start; None for no limit.
+
+    Attributes:
+        aborted: number of jobs of which choices were aborted.
+        rate: sampled tokens per second.
+        usage: running sequences and KV cache blocks. Other threads may read it.
+        failure: the error that ended the thread, or None.
+    """
+
+    def __init__(self, engine: Engine, renderer: Renderer, max_queue: int | None = None) -> None:
+        self.engine = engine
+        self.max_queue = max_queue
+        self.aborted = 0
+        self.rate = Rate()
+        self.usage = engine.usage()
+        self.failure: BaseException | None = None
+        self._renderer = renderer
+        self._commands: SimpleQueue[_Command | None] = SimpleQueue()
+        self._choices: dict[tuple[Request, int], Choice] = {}
+        self._watched: set[Choice] = set()
+        self._scoring = ScoringQueue(engine)
+        self._outgoing: dict[asyncio.AbstractEventLoop, list[tuple[Job, Delta | Exception]]] = {}
+        self._arriving = 0
+        self._lock = threading.Lock()
+        self._closing = False
+        self._measured = 0.0
+        # The thread holds only a weak reference while it waits. Otherwise it would keep the engine,
+        # with its KV cache, of an owner that forgot to close it.
+        self._thread = threading.Thread(
+            target=_serve,
+            args=(weakref.ref(self), self._commands, torch.get_num_threads()),
+            name="engine",
+            daemon=True,
+        )
+        weakref.finalize(self, _end, self._thread, self._commands)
+
+    @property
+    def waiting(self) -> int:
+        """Number of prompts with samples that have not started."""
+        return self._arriving + len(self.engine.scheduler.waiting)
+
+    def submit(self, job: Job) -> None:
+        """Queue a job for the engine. Its deltas go to the event loop that runs in the caller.
+
+        Raises:
+            QueueFull: if too many prompts are waiting.
+            GeneratorClosed: after `close`, or after a failure of the engine.
+        """
+        job.loop = asyncio.get_running_loop()
+        prompts = len(job.prompts)
+        with self._lock:
+            self._check_open()
+            if self.max_queue is not None and self.waiting + prompts > self.max_queue:
+                raise QueueFull(f"{self.waiting} prompts are already waiting. Try again later")
+            self._arriving += prompts
+            # Under the lock: otherwise a job accepted while the thread ends would get no answer.
+            self._send(partial(self._admit, job), partial(_refuse, job))
+
+    def abort(self, job: Job, choice: int | None = None) -> Future[None]:
+        """Abort a job, or one of its choices. Does nothing if it has ended.
+
+        Args:
+            job: the job.
+            choice: index of the choice; None for all.
+
+        Returns:
+            Future that is done when the engine holds nothing for the job or the choice.
+        """
+        done: Future[None] = Future()
+        with self._lock:
+            if self._closing or self.failure is not None or self._thread.ident is None:
+                done.set_result(None)
+            else:
+                self._send(partial(self._drop, job, choice, done), lambda _: done.set_result(None))
+        return done
+
+    def load(self, tensors: NamedTensors, version: int) -> Future[int]:
+        """Load weights between two steps, while jobs are running (`Engine.load_weights`).
+
+        Args:
+            tensors: the new weights, by name.
+            version: version of the new weights. It must be greater than the current one.
+
+        Returns:
+            Future with the number of running sequences that continue with the new weights. After
+            these errors the old weights stay in use: VersionNotGreater, and ValueError for tensors
+            that do not fit the model.
+
+        Raises:
+            GeneratorClosed: after `close`, or after a failure of the engine.
+        """
+        return self.call(partial(_load, tensors, version))
+
+    def call(self, function: Callable[[Engine], T]) -> Future[T]:
+        """Run `function(engine)` in the engine's thread, between two steps.
+
+        Returns:
+            Future with the result, or with the function's error.
+
+        Raises:
+            GeneratorClosed: after `close`, or after a failure of the engine.
+        """
+        done: Future[T] = Future()
+        with self._lock:
+            self._check_open()
+            self._send(partial(self._call, function, done), partial(_fail, done))
+        return done
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Abort all jobs and end the thread. A second call does nothing.
+
+        Returns:
+            False if the thread did not end within `timeout` seconds.
+        """
+        with self._lock:
+            self._closing = True
+        return _end(self._thread, self._commands, timeout)
+
+    def _check_open(self) -> None:
+        if self._closing or self.failure is not None:
+            raise self._closed() from self.failure
+
+    def _closed(self) -> GeneratorClosed:
+        if self.failure is None:
+            return GeneratorClosed("the generator is closed")
+        return GeneratorClosed(f"the engine has failed: {self.failure!r}")
+
+    def _send(self, run: Callable[[], None], refuse: Callable[[GeneratorClosed], None]) -> None:
+        """Queue a command. Starts the thread if it does not run yet. Needs the lock."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self._commands.put(_Command(run, refuse))
+
+    # The rest runs in the engine's thread.
+
+    def work(self, command: _Command) -> bool:
+        """Run a command, then step until there is nothing to do.
+
+        Returns:
+            False if the thread must end.
+        """
+        try:
+            command.run()
+            while True:
+                while not self._commands.empty():
+                    following = self._commands.get()
+                    if following is None:
+                        return False
+                    following.run()
+                if not (self.engine.busy or self._scoring.busy):
+                    return True
+                self._advance()
+        except Exception as error:  # thread boundary: without this, waiting callers would hang
+            log.exception("the engine has failed; all further requests are refused")
+            with self._lock:
+                self.failure = error
+            return False
+
+    def _advance(self) -> None:
+        """Compute one engine step and one piece of scoring, and send what is new."""
+        if self.engine.busy:
+            self._step()
+        scored = self._scoring.step()
+        if scored is not None:
+            self._start(scored)
+        now = time.perf_counter()
+        if now - self._measured > USAGE_SECONDS or not self.engine.busy:
+            self.usage, self._measured = self.engine.usage(), now
+        # Last: once a caller has its answer, it may use the engine.
+        self._deliver()
+
+    def _admit(self, job: Job) -> None:
+        if job.scored:
+            self._scoring.add(job)
+        else:
+            self._start(job)
+        self._deliver()
+
+    def _start(self, job: Job) -> None:
+        """Add the job to the engine. A job with max_tokens = 0 is answered immediately."""
+        if job.params.max_tokens == 0:
+            self._arrived(len(job.prompts))
+            for i in range(job.choices):
+                self._post(job, Delta(i, finish_reason="length"))
+            return
+        for i, (name, prompt) in enumerate(zip(job.names, job.prompts, strict=True)):
+            try:
+                with self._lock:  # so that `waiting` counts the prompt once
+                    request = self.engine.add(
+                        name,
+                        prompt,
+                        job.params,
+                        list(job.samples),
+                        job.priority,
+                        adapter=job.adapter,
+                        constraint=job.constraint,
+                        origin=job.origin,
+                    )
+                    self._arriving -= 1
+            except ValueError as error:  # the request can never run
+                self._abort(job, None)
+                self._arrived(len(job.prompts) - i)
+                self._post(job, error)
+                return
+            job.requests.append(request)
+            for k, sample in enumerate(job.samples):
+                choice = Choice(job, i * len(job.samples) + k, self._renderer)
+                self._choices[request, sample] = choice
+                if choice.watched:
+                    self._watched.add(choice)
+
+    def _arrived(self, prompts: int) -> None:
+        """Subtract prompts that do not wait for the engine any more."""
+        with self._lock:
+            self._arriving -= prompts
+
+    def _call(self, function: Callable[[Engine], T], done: Future[T]) -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            result = function(self.engine)
+        except Exception as error:  # the caller must hear of it
+            done.set_exception(error)
+            if self.engine.weights.torn:
+                raise
+            return
+        done.set_result(result)
+
+    def _step(self) -> None:
+        sampled = self.engine.stats.decoded_tokens
+        finished = self.engine.step()
+        self.rate.add(self.engine.stats.decoded_tokens - sampled)
+        for sequence in finished:
+            choice = self._choices[sequence.request, sequence.sample]
+            stopped = choice.advance(sequence)
+            self._give_out(sequence, choice, sequence.finish_reason or "error", stopped)
+        if self._watched:
+            for sequence in list(self.engine.scheduler.running):
+                choice = self._choices[sequence.request, sequence.sample]
+                if choice.watched:
+                    self._look_at(sequence, choice)
+
+    def _look_at(self, sequence: EngineSequence, choice: Choice) -> None:
+        if choice.advance(sequence):
+            self.engine.end(sequence, "stop")
+            self._give_out(sequence, choice, "stop", stopped=True)
+        elif choice.job.stream and choice.has_text:
+            self._post(choice.job, choice.take())
+
+    def _give_out(
+        self, sequence: EngineSequence, choice: Choice, reason: FinishReason, stopped: bool
+    ) -> None:
+        """End a choice: write it to the record, then send it to the caller."""
+        del self._choices[sequence.request, sequence.sample]
+        self._watched.discard(choice)
+        reason = "stop" if stopped else reason
+        error = self._record(sequence, choice, reason)
+        self._post(choice.job, error or choice.last(sequence, reason, stopped))
+
+    def _record(
+        self, sequence: EngineSequence, choice: Choice, reason: FinishReason
+    ) -> RecordError | None:
+        """Write a choice to the record, if there is one. Returns the error if that fails."""
+        if choice.job.record is None:
+            return None
+        try:
+            choice.job.record(choice.index, sequence, choice.text, reason)
+        except RecordError as error:
+            return error
+        return None
+
+    def _drop(self, job: Job, choice: int | None, done: Future[None]) -> None:
+        if self._scoring.drop(job):
+            self._arrived(len(job.prompts))
+            self.aborted += 1
+        else:
+            self._abort(job, choice)
+        self.usage = self.engine.usage()
+        done.set_result(None)
+
+    def _abort(self, job: Job, choice: int | None) -> None:
+        """Abort the open choices of a job, or one of them."""
+        width, wanted = len(job.samples), range(job.choices) if choice is None else (choice,)
+        started = {
+            (job.requests[i // width], job.samples[i % width])
+            for i in wanted
+            if i // width < len(job.requests)
+        }
+        opened = {key: self._choices.pop(key) for key in started if key in self._choices}
+        self._watched -= set(opened.values())
+        for request in {request: None for request, _ in opened}:
+            samples = {sample for owner, sample in opened if owner is request}
+            for sequence in self.engine.abort(request, samples):
+                aborted = opened[request, sequence.sample]
+                aborted.advance(sequence)
+                self._record(sequence, aborted, "aborted")
+        self.aborted += bool(opened)
+
+    def end(self) -> None:
+        """Send an error to every open job, including jobs that are still in the queue."""
+        with self._lock:
+            self._closing = True
+        error = self._closed()
+        while not self._commands.empty():
+            if (command := self._commands.get()) is not None:
+                command.refuse(error)
+        open_jobs = [*self._scoring.jobs, *(choice.job for choice in self._choices.values())]
+        for job in dict.fromkeys(open_jobs):
+            if self.failure is None:  # a failed engine is left as it is
+                self._drop(job, None, Future())
+            self._post(job, error)
+        self._choices.clear()
+        self._deliver()
+
+    def _post(self, job: Job, message: Delta | Exception) -> None:
+        if job.loop is not None:
+            self._outgoing.setdefault(job.loop, []).append((job, message))
+
+    def _deliver(self) -> None:
+        """Send all new messages, in one call per event loop."""
+        for loop, messages in self._outgoing.items():
+            _send_all(loop, messages)
+        self._outgoing = {}
+
+
+def _load(tensors: NamedTensors, version: int, engine: Engine) -> int:
+    if version <= engine.version:
+        raise VersionNotGreater(
+            f"version = {version} must be greater than the version of the current weights,"
+            f" {engine.version}"
+        )
+    engine.load_weights(tensors, version)
+    return len(engine.scheduler.running)
+
+
+def _send_all(
+    loop: asyncio.AbstractEventLoop, messages: list[tuple[Job, Delta | Exception]]
+) -> None:
+    try:
+        loop.call_soon_threadsafe(_receive_all, messages)
+    except RuntimeError:  # the event loop is closed
+        log.warning("%d messages dropped: their callers are gone", len(messages))
+
+
+def _receive_all(messages: list[tuple[Job, Delta | Exception]]) -> None:
+    for job, message in messages:
+        job.receive(message)
+
+
+def _refuse(job: Job, error: GeneratorClosed) -> None:
+    if job.loop is not None:
+        _send_all(job.loop, [(job, error)])
+
+
+def _fail(done: Future[T], error: GeneratorClosed) -> None:
+    if done.set_running_or_notify_cancel():
+        done.set_exception(error)
+
+
+def _serve(
+    owner: weakref.ref[EngineThread], commands: SimpleQueue[_Command | None], threads: int
+) -> None:
+    """Body of the thread."""
+    # Each thread has its own number of threads for computations.
+    torch.set_num_threads(threads)
+    while True:
+        command = commands.get()
+        thread = owner()
+        if thread is None:
+            return
+        if command is None or not thread.work(command):
+            thread.end()
+            return
+        del command, thread  # the next `get` waits: hold no reference meanwhile
+
+
+def _end(
+    thread: threading.Thread,
+    commands: SimpleQueue[_Command | None],
+    timeout: float | None = EXIT_SECONDS,
+) -> bool:
+    """End the thread after its current step. Returns False if that takes longer than `timeout`."""
+    if thread.ident is None:
+        return True
+    commands.put(None)
+    if thread is not threading.current_thread():
+        thread.join(timeout)
+    return not thread.is_alive()
