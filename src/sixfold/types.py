@@ -248,8 +248,8 @@ class Trajectory:
             that no model sampled, such as worked solutions.
         turns: replies in order. They cover exactly the sampled tokens. A reply may be empty.
         outcome: how the episode ended.
-        text: text that rewards read: everything after the prompt, without special tokens. It ends
-            before the stop string that ends the last reply.
+        text: everything after the prompt as text, replies and observations. It ends before the
+            stop string or token that ends the last reply.
         kept: kept set of each sampled token under truncated sampling. None if all tokens were drawn
             from the full distribution.
         opened: tag of a think block that the prompt left open, or "". The completion then starts
@@ -435,10 +435,7 @@ class Trajectory:
 
     @property
     def graded_text(self) -> str:
-        """Text that rewards read.
-
-        It is the completion, preceded by the think tag that the prompt left open.
-        """
+        """Text that rewards read: `text` after the think tag that the prompt left open."""
         return self.opened + self.text
 
     def to_record(self) -> dict[str, Any]:
@@ -472,8 +469,10 @@ class Trajectory:
         if reward is not None:
             steps = tuple((int(i), float(v)) for i, v in reward.get("steps", ()))
             fields["reward"] = Reward(**{**reward, "steps": steps})
-        fields["turns"] = tuple(Turn(**turn) for turn in fields["turns"])
-        fields["events"] = tuple(dict(event) for event in fields["events"])
+        # Adding 0 refuses text in place of a number.
+        turns = [t | {k: 0 + t[k] for k in ("reward", "tool_errors")} for t in fields["turns"]]
+        fields["turns"] = tuple(Turn(**turn) for turn in turns)
+        fields["events"] = tuple({**event} for event in fields["events"])
         fields["kept"] = None if kept is None else Kept.from_record(kept)
         return cls(**fields, opened=record.get("opened", ""))
 

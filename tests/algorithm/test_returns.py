@@ -23,7 +23,6 @@ from sixfold.algorithm.returns import (
     known_tokens,
     process_returns,
     rewards_to_go,
-    scatter_turn_rewards,
     vtrace,
     whiten,
 )
@@ -457,22 +456,6 @@ def test_whitening_equal_tokens_gives_exactly_zero(value: float) -> None:
         assert (whiten(torch.full((3, 7), value), mask) == 0).all()
 
 
-def test_turn_rewards_land_on_the_last_token_of_their_turn() -> None:
-    ends = torch.tensor([[1, 4, 5], [3, -1, -1], [2, 2, -1]])
-    rewards = torch.tensor([[0.5, -1.0, 2.0], [1.0, NAN, 7.0], [0.25, 0.5, INF]])
-    placed = scatter_turn_rewards(rewards, ends, 6)
-    assert placed.tolist() == [
-        [0, 0.5, 0, 0, -1.0, 2.0],
-        [0, 0, 0, 1.0, 0, 0],
-        [0, 0, 0.75, 0, 0, 0],
-    ]
-    unknown = scatter_turn_rewards(torch.tensor([[NAN, 1.0]]), torch.tensor([[1, 2]]), 3)
-    assert not known_tokens(unknown, torch.ones(1, 3).bool()).any()
-    for outside in (6, -2):
-        with pytest.raises(ValueError, match="below 6"):
-            scatter_turn_rewards(torch.zeros(1, 1), torch.tensor([[outside]]), 6)
-
-
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_float32_and_float64_agree_and_stay_what_they_are(
     function: Callable[..., tuple[Tensor, ...]],
@@ -494,7 +477,6 @@ def test_shapes_are_checked() -> None:
         lambda: vtrace(good, good, bad, mask, 1.0, 1.0, 1.0, 1.0),
         lambda: whiten(torch.zeros(3), torch.ones(3).bool()),
         lambda: process_returns(good, mask, group, torch.ones(2, 4).bool(), 1e-6),
-        lambda: scatter_turn_rewards(good, torch.zeros(2, 4, dtype=torch.int64), 5),
     ):
         with pytest.raises(ValueError, match=r"\[B, T\]"):
             call()

@@ -381,7 +381,7 @@ def test_the_token_view_says_every_number(run_folder: Path) -> None:
     )
     newline = '<span class="nl">⏎</span>\n'
     assert spans == [
-        ("grey", "id 55 · not sampled", "7"),
+        ("grey", "id 55 · not sampled: prompt", "7"),
         ("a1 p2", "id 56 · log-prob -0.9163 (p 0.4) · version 4 · advantage 0.25", f"8{newline}"),
         ("n4 p4", "id 57 · log-prob -5.2983 (p 0.005) · version 4 · advantage -1", "⟨57⟩"),
     ]

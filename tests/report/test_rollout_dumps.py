@@ -6,6 +6,7 @@ import json
 import math
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -13,7 +14,7 @@ import zstandard
 from sixfold.errors import UserError
 from sixfold.report.rollouts import dumped_steps, read_rollouts, write_rollouts
 from sixfold.report.token_view import trajectories
-from sixfold.types import Group, Kept, Reward, Task, Trajectory
+from sixfold.types import Group, Kept, Reward, Task, Trajectory, Turn
 
 
 def group(logp: float = -0.5) -> Group:
@@ -53,6 +54,75 @@ def test_round_trip(tmp_path: Path) -> None:
     assert {(record["prompt"], record["answer"], record["source"]) for record in records} == {
         ("2+2=", 4, "sums")
     }
+
+
+def episode(**fields: Any) -> Trajectory:
+    """Two replies with a tool call between them; the second was sampled by newer weights."""
+    return Trajectory(
+        "t1",
+        0,
+        [7, 8, 9, 5, 6, 9, 9],
+        "ppsotss",
+        [0.0, 0.0, -0.5, 0.0, 0.0, -0.25, -1.0],
+        [-1, -1, 4, -1, -1, 5, 5],
+        (Turn(2, 3, 0.5, tool_errors=1), Turn(5, 7)),
+        **{"reward": Reward(None, error="timed out"), "environment": "calculator", **fields},
+    )
+
+
+def test_a_dump_says_what_happened_in_an_episode(tmp_path: Path) -> None:
+    """R-005."""
+    call = {"kind": "tool_call", "name": "add", "arguments": {"a": 1}, "error": "no b"}
+    written = episode(events=(call, {"kind": "reset"}), started=1e9, ended=1e9 + 2)
+    lines = [Group(Task("t1", "?"), [written])]
+    write_rollouts(tmp_path / "d", lines, [[0.5]], trained_version=6, reference_version=3)
+    (record,) = read_rollouts(tmp_path / "d")
+    assert Trajectory.from_record(record) == written
+    expected = {
+        "policy_version": 4,
+        "stale_by_versions": 2,
+        "reference_version": 3,
+        "provenance": "ppsotss",
+        "events": [call, {"kind": "reset"}],
+        "environment": "calculator",
+        "sampled_length": 3,
+        "outcome": "ended",
+        "finish_reason": "stop",
+        "started": 1e9,
+        "ended": 1e9 + 2,
+    }
+    assert {key: record[key] for key in expected} == expected
+    assert record["reward"]["error"] == "timed out" and record["turns"][0]["reward"] == 0.5
+
+
+def test_versions_are_null_where_there_are_none(tmp_path: Path) -> None:
+    empty = Trajectory.one_turn("t1", 0, [7], [], [], [], "error", reward=Reward(None))
+    write_rollouts(tmp_path / "d", [Group(Task("t1", "?"), [empty])], [[0.0]], trained_version=6)
+    (record,) = read_rollouts(tmp_path / "d")
+    names = ("policy_version", "stale_by_versions", "reference_version")
+    assert [record[name] for name in names] == [None, None, None]
+
+
+def test_the_page_shows_turns_their_rewards_and_who_wrote_a_token(tmp_path: Path) -> None:
+    call = {"kind": "tool_call"}
+    rows = [episode(events=(call, call), outcome="turns"), group().trajectories[0]]
+    write_rollouts(tmp_path / "d", [Group(Task("t1", "?"), rows)], [[0.5, 0.0]])
+    several, one = trajectories(3, read_rollouts(tmp_path / "d")).groups[0].samples
+    assert [token.mark for token in several.tokens] == ["turn 1: +0.5", "", "", "", "turn 2"]
+    assert [token.style.split()[0] for token in several.tokens] == [
+        "a4",
+        "grey",
+        "grey",
+        "a4",
+        "a4",
+    ]
+    assert ["observed" in token.style for token in several.tokens] == [False, True] + [False] * 3
+    facts = several.about.split(" · ")
+    for fact in ("3 tokens", "2 turns", "2 tool calls, 1 failed", "outcome turns"):
+        assert fact in facts
+    assert "environment calculator" in facts
+    assert [token.mark for token in one.tokens] == [""]
+    assert not any(word in one.about for word in ("turn", "tool", "outcome", "environment"))
 
 
 def test_what_truncated_sampling_kept_is_dumped_read_back_and_shown(tmp_path: Path) -> None:
@@ -125,7 +195,10 @@ def test_json_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
         {**good, "provenance": "s"},
         {**good, "provenance": ["p", "p", "s"]},
         {**good, "turns": [2]},
-        {**good, "turns": [{"start": "2", "stop": 3}]},
+        {**good, "turns": [{**good["turns"][0], "start": "2"}]},
+        {**good, "turns": [{**good["turns"][0], "reward": "1"}]},
+        {**good, "turns": [{**good["turns"][0], "tool_errors": None}]},
+        {**good, "events": ["called"]},
         {**good, "reward": {"value": 1, "parts": []}},
         {**good, "tokens": "789"[:2]},
     ):

@@ -109,6 +109,10 @@ def test_resume_with_a_reference_is_exact(tmp_path: Path) -> None:
     ]
     assert all(weights[0][k].equal(weights[1][k]) for k in weights[0])
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+    for name in "ab":
+        records = read_rollouts(tmp_path / name / "rollouts" / "step-000006.jsonl.zst")
+        assert {record["reference_version"] for record in records} == {4}
+        assert {(r["policy_version"], r["stale_by_versions"]) for r in records} == {(5, 0)}
 
 
 def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(

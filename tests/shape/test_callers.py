@@ -20,7 +20,6 @@ from sixfold.cli import VERBS
 BENCHMARKS = "benchmarks/algorithms uses it"
 
 UNREACHED = {
-    "algorithm.returns.scatter_turn_rewards": "waits for tasks of several turns",
     "evaluation.statistics.mean_interval": BENCHMARKS,
     **dict.fromkeys(
         (

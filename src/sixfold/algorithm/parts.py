@@ -123,7 +123,7 @@ def shaped_scores(batch: Batch, method: Method, horizon: int) -> Tensor:
     Args:
         batch: the step's batch.
         method: the method.
-        horizon: longest completion that the run allows, in tokens.
+        horizon: largest number of sampled tokens that the run allows.
 
     Returns:
         [B].

@@ -167,31 +167,6 @@ def process_returns(
     return torch.where(mask, normalised.flip(-1).cumsum(-1).flip(-1), 0.0)
 
 
-def scatter_turn_rewards(turn_rewards: Tensor, turn_ends: Tensor, width: int) -> Tensor:
-    """Put each turn's reward on the turn's last sampled token, 0 elsewhere.
-
-    Args:
-        turn_rewards: [B, N].
-        turn_ends: [B, N] int64, index of that token. -1: no such turn; its reward is not read.
-        width: T of the result.
-
-    Returns:
-        [B, width].
-
-    Raises:
-        ValueError: for an index outside the row.
-    """
-    _check(turn_ends, turn_rewards)
-    there = turn_ends >= 0
-    if bool(((turn_ends < -1) | (turn_ends >= width)).any()):
-        raise ValueError(
-            f"turn_ends must be -1 (no turn) or an index below {width}, got {int(turn_ends.min())}"
-            f" to {int(turn_ends.max())}"
-        )
-    rewards = torch.where(there, turn_rewards, 0.0)
-    return rewards.new_zeros(len(rewards), width).scatter_add(1, turn_ends.clamp_min(0), rewards)
-
-
 def _td_error(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """[B, T]: r_t + gamma V_(t+1) - V_t, 0 off the mask."""
     return torch.where(mask, rewards + gamma * _following(values, mask) - values, 0.0)

@@ -27,7 +27,8 @@ class Observation:
             of a calculation behind a call in the text.
         reward: reward of the reply that led here. It is credited to the reply's last token.
         stops: strings that end the next reply, besides the end of the turn.
-        events: facts to record, such as tool calls: JSON-ready dictionaries.
+        events: facts to record: JSON-ready dictionaries with a "kind". A tool call has the kind
+            "tool_call".
         tool_errors: number of calls in the reply that failed.
     """
 

@@ -11,8 +11,10 @@ class Sampled(NamedTuple):
     """Completions of one check, and their prompt.
 
     Attributes:
-        finish_reason: of each completion: stop (it ended by itself), length, aborted or error.
-        completion_ids: token ids of each completion.
+        finish_reason: of each completion: stop (it ended by itself), length, aborted or error. With
+            several turns, that of the last reply; error if the environment failed.
+        completion_ids: token ids of each completion. With several turns: all tokens after the
+            prompt, as in TRL, so observations are included.
         prompt_ids: token ids of the prompt.
         rendered_prompt: the prompt as the model read it, special tokens included.
     """

@@ -21,6 +21,9 @@ class ResetPolicy:
         patience: evaluations in a row that do not beat the best held-out mean so far, after which
             to reset and start counting again. 0: never.
 
+    Attributes:
+        version: version of the policy that was last copied into the reference.
+
     Raises:
         ValueError: if either is negative.
     """
@@ -32,6 +35,7 @@ class ResetPolicy:
         self._patience = patience
         self._best: float | None = None
         self._stale = 0
+        self.version = 0
 
     def look(self, step: int, heldout_mean: float | None) -> Reset:
         """Whether and why to reset after step `step` (starting at 1).
@@ -54,8 +58,9 @@ class ResetPolicy:
 
     def state(self) -> dict[str, float | int | None]:
         """State that a resumed run needs, JSON-serialisable."""
-        return {"best": self._best, "stale": self._stale}
+        return {"best": self._best, "stale": self._stale, "version": self.version}
 
     def load(self, state: dict[str, float | int | None]) -> None:
         """The inverse of `state`."""
         self._best, self._stale = state["best"], int(state["stale"] or 0)
+        self.version = int(state["version"] or 0)

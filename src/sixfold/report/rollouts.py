@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +35,25 @@ def write_rollouts(
     groups: Sequence[Group],
     advantages: Sequence[Sequence[Advantage]],
     decode: Callable[[int], str] | None = None,
+    trained_version: int | None = None,
+    reference_version: int | None = None,
 ) -> None:
     """Write the dump of one step atomically.
 
-    Each line is `Trajectory.to_record()` plus prompt, answer, source, advantage and pieces.
+    Each line is `Trajectory.to_record()` plus prompt, answer, source, advantage, pieces and these:
+
+    - `policy_version`: the oldest version that sampled a token. None if nothing was sampled.
+    - `stale_by_versions`: `trained_version` minus `policy_version`.
+    - `reference_version`.
 
     Args:
         path: `RunFolder.rollout_file(step)`. Its folder must exist.
         groups: the step's trajectories.
         advantages: one per trajectory, in the shape of `groups`.
         decode: text of one token id. With it each line has `pieces`, the texts of its tokens.
+        trained_version: version of the weights that the step began to train.
+        reference_version: version of the policy that the reference is a copy of. None without a
+            reference.
 
     Raises:
         UserError: if the disk cannot be written.
@@ -52,7 +61,12 @@ def write_rollouts(
     lines = []
     for group, of_group in zip(groups, advantages, strict=True):
         for trajectory, advantage in zip(group.trajectories, of_group, strict=True):
-            lines.append(_line(group.task, trajectory, advantage, decode))
+            more = _versions(trajectory, trained_version)
+            more |= {"reference_version": reference_version}
+            more |= {"advantage": advantage if isinstance(advantage, float | int) else [*advantage]}
+            if decode is not None:
+                more["pieces"] = [decode(token) for token in trajectory.tokens]
+            lines.append(_line(group.task, trajectory, more))
     write_bytes_atomic(path, zstandard.ZstdCompressor().compress(b"".join(lines)))
 
 
@@ -89,14 +103,16 @@ def _check(path: Path, number: int, record: Any) -> None:
         ) from error
 
 
-def _line(
-    task: Task, trajectory: Trajectory, advantage: Advantage, decode: Callable[[int], str] | None
-) -> bytes:
+def _versions(trajectory: Trajectory, trained: int | None) -> dict[str, Any]:
+    sampled = [v for v, m in zip(trajectory.version, trajectory.mask, strict=True) if m]
+    oldest = min(sampled, default=None)
+    stale = None if oldest is None or trained is None else trained - oldest
+    return {"policy_version": oldest, "stale_by_versions": stale}
+
+
+def _line(task: Task, trajectory: Trajectory, more: Mapping[str, Any]) -> bytes:
     record = trajectory.to_record()
-    record |= {"prompt": task.prompt_text, "answer": task.answer, "source": task.source}
-    record["advantage"] = advantage if isinstance(advantage, float | int) else list(advantage)
-    if decode is not None:
-        record["pieces"] = [decode(token) for token in trajectory.tokens]
+    record |= {"prompt": task.prompt_text, "answer": task.answer, "source": task.source, **more}
     try:
         text = json.dumps(record, allow_nan=False, default=str)
     except ValueError:

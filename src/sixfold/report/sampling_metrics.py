@@ -136,7 +136,7 @@ ROLLOUT = (
         "rollout/truncated_frac",
         "share",
         "completions that reached the length limit",
-        "trajectories with finish_reason 'length' / trajectories",
+        "trajectories that a limit of tokens, turns or context ended / trajectories",
     ),
     Metric(
         "rollout/kept_frac",

@@ -1,7 +1,8 @@
 """Trajectories token by token, as `templates/trajectories.html` shows them.
 
 Colour shows the advantage, the underline shows the surprise. Tokens that the policy did not sample
-are grey.
+are grey; those of the environment are also in italics. In an episode of several turns, a mark after
+each turn shows its number and its reward.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..types import SAMPLED
+from ..types import OBSERVATION, PROMPT, SAMPLED, TEMPLATE
 from .marks import Dot, dot
 from .untrusted import one_line
 
@@ -19,16 +20,31 @@ GROUPS_SHOWN = 3
 SAMPLES_SHOWN = 8
 TOKENS_SHOWN = 1200
 
+_NOT_SAMPLED = {
+    PROMPT: ("grey", "prompt"),
+    TEMPLATE: ("grey", "chat template"),
+    OBSERVATION: ("grey observed", "environment"),
+}
+"""Provenance -> CSS classes and name of a token that the policy did not sample."""
+
 Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Token:
-    """One token: CSS classes, the numbers shown on hover, and its text split at newlines."""
+    """One token.
+
+    Attributes:
+        style: CSS classes.
+        tip: the numbers shown on hover.
+        lines: its text, split at newlines.
+        mark: mark of the turn that ends with this token. Empty for other tokens.
+    """
 
     style: str
     tip: str
     lines: Sequence[str]
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,7 +53,7 @@ class SampleView:
 
     Attributes:
         dot: its mark.
-        about: sample number, reward, advantage, length, finish reason.
+        about: sample number, reward, advantage, length, finish reason, turns, tool calls.
         error: error of its check. Empty if there was none.
         tokens: its tokens.
         more: number of tokens that are not shown.
@@ -129,8 +145,9 @@ def _sample(record: Record, scale: float) -> SampleView:
     if advantages and min(advantages) == max(advantages):
         facts.append(f"advantage {advantages[0]:+.3g}")
     facts += [
-        f"{record['sampled_length']} tokens",
+        f"{record['provenance'].count(SAMPLED)} tokens",
         str(record.get("finish_reason", "?")),
+        *_episode(record),
     ]
     reward = record.get("reward") or {}
     facts += [f"{name} {_figure(value)}" for name, value in (reward.get("parts") or {}).items()]
@@ -138,11 +155,38 @@ def _sample(record: Record, scale: float) -> SampleView:
     return SampleView(_dot(record), " · ".join(facts), str(reward.get("error") or ""), tokens, more)
 
 
+def _episode(record: Record) -> list[str]:
+    """Facts about an episode. Empty for one turn that ended by itself or at its length limit."""
+    turns, outcome = record["turns"], str(record.get("outcome", ""))
+    facts = [f"{len(turns)} turns"] if len(turns) > 1 else []
+    calls = sum(event.get("kind") == "tool_call" for event in record.get("events", ()))
+    if calls:
+        failed = sum(turn["tool_errors"] for turn in turns)
+        facts.append(f"{calls} tool calls" + (f", {failed} failed" if failed else ""))
+    if outcome not in ("ended", "length", record.get("finish_reason")):
+        facts.append(f"outcome {outcome}")
+    if record.get("environment"):
+        facts.append(f"environment {record['environment']}")
+    return facts
+
+
+def _marks(record: Record) -> dict[int, str]:
+    """Token index -> mark of the turn that ends there. Empty for one turn without a reward."""
+    turns = record["turns"]
+    if len(turns) == 1 and not turns[0]["reward"]:
+        return {}
+    return {
+        turn["stop"] - 1: f"turn {number}" + (f": {turn['reward']:+.3g}" if turn["reward"] else "")
+        for number, turn in enumerate(turns, start=1)
+        if turn["stop"] > turn["start"]
+    }
+
+
 def _tokens(record: Record, start: int, stop: int, scale: float) -> tuple[list[Token], int]:
     """Tokens `start` to `stop`, at most TOKENS_SHOWN, and the number of those left out."""
     ids, logp, version = (_stream(record, name) for name in ("tokens", "logp", "version"))
     pieces = record.get("pieces")
-    advantages, kept = _advantages(record), _kept(record)
+    advantages, kept, marks = _advantages(record), _kept(record), _marks(record)
     last = min(stop, start + TOKENS_SHOWN)
     tokens = []
     for t in range(start, last):
@@ -160,8 +204,9 @@ def _tokens(record: Record, start: int, stop: int, scale: float) -> tuple[list[T
             tip = f"id {ids[t]} · {probability} · version {version[t]}"
             tip += f" · advantage {_figure(advantage)}{kept.get(t, '')}"
         else:
-            style, tip = "grey", f"id {ids[t]} · not sampled"
-        tokens.append(Token(style, tip, text.split("\n")))
+            style, name = _NOT_SAMPLED[record["provenance"][t]]
+            tip = f"id {ids[t]} · not sampled: {name}"
+        tokens.append(Token(style, tip, text.split("\n"), marks.get(t, "")))
     return tokens, stop - last
 
 

@@ -74,10 +74,19 @@ class Learners:
         why = self.resets.look(step, heldout)
         if why and self.reference.tensors():
             self.reference.reset(self.policy.model)
+            self.resets.version = self.policy.version
             if why == "stagnation":
                 reset_optimizer(self.policy.optimizer)
             return why
         return ""
+
+    @property
+    def reference_version(self) -> int | None:
+        """Version of the policy that the reference is a copy of. 0 for a teacher.
+
+        None if there is no reference.
+        """
+        return self.resets.version if self.algorithm.needs_reference else None
 
     def components(self) -> dict[str, Checkpointable]:
         """Components with state, by name. The policy's weights are saved with the model."""

@@ -81,6 +81,8 @@ class StepLog:
                 groups,
                 _advantages(groups, batch),
                 work.world.renderer.piece,
+                trained_at,
+                self._learners.reference_version,
             )
         self._seconds = time.perf_counter() - began
         self._last.mark(replace(work.state_now(), unlogged=unfinished(metrics)))
