@@ -1,4 +1,4 @@
-"""Which architectures of transformers work? Tiny random models of every type, sampled, scored and
+"""Support of transformers architectures. Tiny random models of every type are sampled, scored and
 compared.
 
     python benchmarks/architectures.py [model type ...]
@@ -38,17 +38,15 @@ CLOSE = 1e-4
 """Nats between two ways to compute a log-prob in float32."""
 
 FAILURES = (
-    *(
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        ValueError,
-        LookupError,
-        AssertionError,
-        ArithmeticError,
-        ImportError,
-        OSError,
-    ),
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    AssertionError,
+    ArithmeticError,
+    ImportError,
+    OSError,
     StrictDataclassError,
 )
 

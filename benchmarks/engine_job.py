@@ -1,17 +1,17 @@
-"""What every side of `engine.py` is asked to do, and how it is asked: the work, the protocol of a
-side, and the loop that times it.
+"""Job of one side of `engine.py`: the work, the protocol of a side, and the loop that times it.
 
 A side is a program `engine_NAME.py JOB`, JOB a file that holds a `Job` as JSON. It wraps its engine
 in the two methods of `Side` and calls `serve`, which prints the lines that the harness reads
 (`side_process.emit`):
 
     {"event": "start", "side": ..., "versions": {...}, "settings": {...}}
-    {"event": "check", "answers": [[[{"tokens": [...], "logps": [...]}], ...], ...]}     greedy, by
-    turn, conversation and sample {"event": "run", "seconds": 8.1, "cpu_seconds": 15.9, "lengths":
-    [[[128, ...], ...], ...]}     sampled, timed; likewise {"event": "end", "peak_mb": 900}
+    {"event": "check", "answers": [[[{"tokens": [...], "logps": [...]}], ...], ...]}
+    {"event": "run", "seconds": 8.1, "cpu_seconds": 15.9, "lengths": [[[128, ...], ...], ...]}
+    {"event": "end", "peak_mb": 900}
 
-Token ids go in, token ids come out. How many tokens a sample gets is drawn before anyone runs
-(`Profile`), so that every side does the same work: nothing stops a completion but its length.
+The check is greedy, a run is sampled and timed. Lists are by turn, conversation and sample. Token
+ids go in and come out. The number of tokens of each sample is drawn beforehand (`Profile`), so
+every side does the same work: only its length ends a completion.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Job:
-    """What one side is asked to run. work: JSON file of conversations. settings: the side's own,
-    over those in its file.
+    """Job of one side. work: JSON file of conversations. settings: the side's own, over those in
+    its file.
     """
 
     side: str

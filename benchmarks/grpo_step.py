@@ -65,7 +65,7 @@ SAMPLES_PER_PROMPT = 8
 
 @dataclass(frozen=True)
 class Profile:
-    """What the prompts and completions of a job look like. Lengths in tokens."""
+    """Shape of the prompts and completions of a job. Lengths in tokens."""
 
     prompt_tokens: int
     max_new_tokens: int
@@ -83,7 +83,7 @@ PROFILES = {
 
 @dataclass(frozen=True)
 class Job:
-    """What one side is asked to run; the job file is this as JSON. See the module docstring."""
+    """Job of one side; the job file is this as JSON. See the module docstring."""
 
     profile: str
     model: str

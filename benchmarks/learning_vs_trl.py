@@ -1,9 +1,10 @@
 """GRPO learning, Sixfold beside TRL: the same weights, tasks, samples and steps; held-out accuracy
 of both, seed by seed.
 
-    python benchmarks/learning_vs_trl.py --json benchmarks/learning_vs_trl.json     # five seeds;
-    writes the SVG beside the JSON python benchmarks/learning_vs_trl.py --quick
-    # one seed, four steps: does it all still run?
+    # five seeds; writes the SVG beside the JSON
+    python benchmarks/learning_vs_trl.py --json benchmarks/learning_vs_trl.json
+    # one seed, four steps: a test of the script
+    python benchmarks/learning_vs_trl.py --quick
 
 Per seed: `sixfold sft demo` makes a base that solves a third of two-digit sums;
 `sixfold train demo` and `learning_vs_trl_trl.py` (under the python of `.venv-trl`) each train that
@@ -89,8 +90,8 @@ class Job:
 
     @property
     def trl_samples(self) -> Path:
-        """What TRL sampled, a step a line, as JSON: tasks, completions (token ids) and rewards, one
-        entry a sample.
+        """Samples of TRL, one step per line, as JSON: tasks, completions (token ids) and rewards,
+        one entry per sample.
         """
         return self.trl / "samples.jsonl"
 
@@ -108,7 +109,7 @@ class Job:
         return [json.loads(line) for line in self.tasks.read_text().splitlines()]
 
     def flags(self) -> list[str]:
-        """What the job changes of the recipe `demo`, as command-line flags. Held-out tasks and task
+        """Changes of the job to the recipe `demo`, as command-line flags. Held-out tasks and task
         order follow from run.seed.
         """
         settings = {
@@ -136,8 +137,8 @@ class Job:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What a side did in a step. prompts: token ids, one list a task. reward, length: means over
-    the samples. seconds: wall time.
+    """Record of one step of a side. prompts: token ids, one list per task. reward, length: means
+    over the samples. seconds: wall time.
     """
 
     step: int

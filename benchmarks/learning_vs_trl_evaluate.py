@@ -1,5 +1,5 @@
-"""What Sixfold does for `learning_vs_trl.py` beside training: it writes the tasks down for TRL, and
-evaluates what both sides learned.
+"""Sixfold's part of `learning_vs_trl.py` besides training: it writes the tasks for TRL, and
+evaluates the weights of both sides.
 
     python learning_vs_trl_evaluate.py tasks JOB.json       # the job's tasks file
     python learning_vs_trl_evaluate.py evaluate JOB.json    # needs what all sides left
@@ -43,7 +43,7 @@ def write_tasks(job: Job, recipe: Recipe) -> None:
 
 
 def records(job: Job) -> Iterator[StepRecord]:
-    """What Sixfold's run did, step by step, from its folder."""
+    """Records of Sixfold's run, step by step, from its folder."""
     run = RunFolder(Path(job.folder, "sixfold"))
     for line in run.metrics.read_text().splitlines():
         metrics = json.loads(line)

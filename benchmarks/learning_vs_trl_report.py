@@ -1,4 +1,4 @@
-"""What `learning_vs_trl.py` found, from its JSON file: the tables of README.md on the screen, and
+"""Results of `learning_vs_trl.py`, from its JSON file: the tables of README.md on the screen, and
 the curves as an SVG beside the file.
 
     python benchmarks/learning_vs_trl_report.py benchmarks/learning_vs_trl.json

@@ -1,5 +1,5 @@
-"""How far does rounding the sampler's weights to int8 or fp8 move its log-probs, on a model that a
-run has trained?
+"""Distance of the sampler's log-probs after rounding its weights to int8 or fp8, on a model that a
+run has trained.
 
     sixfold train demo && python benchmarks/quantised_rollout.py runs/demo [--tasks 64]
 

@@ -1,4 +1,4 @@
-"""What each shipped recipe teaches: solved held-out tasks before and after RL, per task and seed.
+"""Results of each shipped recipe: solved held-out tasks before and after RL, per task and seed.
 
     python benchmarks/recipes.py [--recipes demo,reasoning_gym,gsm8k] [--seeds 0,1,2] [--json FILE]
     python benchmarks/recipes.py --draw FILE...    # the curves of such files, as docs/curves/*.svg
@@ -6,8 +6,7 @@
 Each run is a whole `sixfold train RECIPE` in its own process, start-up included, one after another.
 A recipe passes with a seed if the share of solved held-out tasks rises by at least 20 points on
 each of its tasks, within 10 minutes. gsm8k needs a GPU and a model of the hub, so a copy is trained
-that
-is scaled down to a CPU: `scaled_gsm8k.py`. Its base model is made before the clock starts.
+that is scaled down to a CPU: `scaled_gsm8k.py`. Its base model is made before the clock starts.
 """
 
 from __future__ import annotations

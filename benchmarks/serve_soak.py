@@ -1,5 +1,5 @@
-"""Clients that come and go for a minute: does the server leak a block, give a wrong answer, or
-hang?
+"""Soak test of the server: clients come and go for a minute. It finds leaked blocks, wrong answers
+and hangs.
 
     python benchmarks/serve_soak.py [--clients 64] [--seconds 60]
 

@@ -1,4 +1,4 @@
-"""What each optimisation of the embedded engine and of the trainer is worth, one at a time.
+"""Effect of each optimisation of the embedded engine and of the trainer, one at a time.
 
     python benchmarks/switches.py [--only NAMES] [--repeats 2] [--small] [--json FILE]
 
@@ -10,8 +10,7 @@ benchmark ends; the counts that explain the times come from there. Then the side
 times.
 
 The ratio is the seconds without over the seconds with: above 1 the switch is faster. Some are there
-for something else than speed, which the counts
-show: a shorter wait, less memory.
+for something else than speed, which the counts show: a shorter wait, less memory.
 """
 
 from __future__ import annotations

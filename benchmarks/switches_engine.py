@@ -28,7 +28,7 @@ Key = tuple[str, int]
 
 @dataclass
 class Waits:
-    """What lay between two tokens of the sequences that run, at most. tokens: computed for others.
+    """Longest wait between two tokens of a running sequence. tokens: computed for other sequences.
     seconds: on the clock.
     """
 

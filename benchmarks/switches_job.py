@@ -1,15 +1,15 @@
-"""What a side of `switches.py` is asked to do: some work, of the engine or of the trainer, under
-some settings.
+"""Job of one side of `switches.py`: some work, of the engine or of the trainer, under some
+settings.
 
 A side is a program `switches_engine.py JOB` or `switches_trainer.py JOB`, JOB a file that holds a
 `Job` as JSON. It prints lines (`side_process.emit`):
 
-    {"event": "check", ..., "counters": {...}}     the whole work once, not timed: what came out,
-    and the counts that explain the times {"event": "run", "seconds": 8.1, "pause": 0.02}     the
-    same again, timed, `repeats` times {"event": "end", "peak_mb": 900}
+    {"event": "check", ..., "counters": {...}}         the whole work once, not timed
+    {"event": "run", "seconds": 8.1, "pause": 0.02}    the same again, timed, `repeats` times
+    {"event": "end", "peak_mb": 900}
 
-pause: the longest time between two tokens of a sequence. A check has `tokens` and `logps` (by
-sample) or `loss` and `norm` (of the gradient).
+pause: the longest time between two tokens of a sequence. Counters explain the times. A check has
+`tokens` and `logps` (by sample) or `loss` and `norm` (of the gradient).
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class TrainerWork:
 
 @dataclass(frozen=True)
 class Job:
-    """What one side is asked to run. kind: engine or trainer. model: folder of the model. work: an
-    EngineWork or a TrainerWork.
+    """Job of one side. kind: engine or trainer. model: folder of the model. work: an EngineWork or
+    a TrainerWork.
     """
 
     switch: str

@@ -73,13 +73,13 @@ def numbers(values: Sequence[float] | Tensor) -> str:
 
 
 def print_tasks(groups: Sequence[Group]) -> None:
-    """What rollout is given."""
+    """Print the input of the rollout."""
     for group in groups:
         print(f"Task id={group.task.id} prompt={group.task.prompt!r} answer={group.task.answer}")
 
 
 def print_trajectories(groups: Sequence[Group], piece: Callable[[int], str]) -> None:
-    """What rollout gives: the four streams of one trajectory, then all completions."""
+    """Print the output of the rollout: the four streams of one trajectory, then all completions."""
     print(f"{len(groups)} groups of {len(groups[0].trajectories)} trajectories")
     one = groups[0].trajectories[2]
     print(
@@ -94,7 +94,7 @@ def print_trajectories(groups: Sequence[Group], piece: Callable[[int], str]) -> 
 
 
 def print_rewards(groups: Sequence[Group]) -> None:
-    """What the environment adds."""
+    """Print the rewards."""
     for group in groups:
         for t in group.trajectories:
             assert t.reward is not None
@@ -142,7 +142,7 @@ def weights_of(batch: Batch) -> str:
 
 
 def print_metrics(metrics: Metrics) -> None:
-    """What the trainer says of its step."""
+    """Print the trainer's metrics of the step."""
     for key in METRICS_SHOWN:
         print(f"{key} {float(metrics[key]):.4f}")  # type: ignore[arg-type]
 

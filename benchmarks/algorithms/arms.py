@@ -1,15 +1,15 @@
-"""What is compared with what. A study is a question; its arms differ in one thing and start from
-the same SFT base of their seed.
+"""Studies and their arms. A study is a question; its arms differ in one thing and start from the
+same SFT base of their seed.
 
 accuracy   the six, each with its own settings, at equal numbers of samples
 zoo        the others, likewise
-credit     a baseline or none, where the reward also pays 1 for the form of an answer (any
-completion that ends in an integer) entropy    GRPO with 8 updates a step and a clip so narrow that
-it binds: symmetric, and three ways to hold the entropy up
-           (entropy-paper: the same with the papers' clip, 0.2 and 0.28)
-length     GRPO beside Dr. GRPO for longer: what becomes of the length of wrong answers
+credit     a baseline or none; the reward also pays 1 for the form of an answer (any completion that
+           ends in an integer)
+entropy    GRPO with 8 updates per step and a clip so narrow that it binds: symmetric, and three
+           ways to keep the entropy up (entropy-paper: the same with the papers' clip, 0.2 and 0.28)
+length     GRPO beside Dr. GRPO for longer, to compare the length of wrong answers
 hole       GRPO against a verifier that also pays for every dot of "thinking", with and without the
-KL to the base
+           KL to the base
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def ratio(a: dict[int, Run], b: dict[int, Run], measure: Callable[[Run], float])
 
 
 def verdict(interval: Interval, null: float = 0.0) -> str:
-    """What the interval says of the claim that the figure is above `null`."""
+    """Verdict of the interval on the claim that the figure is above `null`."""
     return (
         "yes"
         if interval.low > null

@@ -74,13 +74,13 @@ class AttentionProbe:
         return self
 
     def refresh(self) -> None:
-        """It copies no weights."""
+        """Nothing to do: there are no copies of weights."""
 
     def release(self) -> None:
-        """It copies no weights."""
+        """Nothing to do: there are no copies of weights."""
 
     def graph_fingerprint(self) -> None:
-        """It looks at the clock between launches, which no graph holds."""
+        """None: the clock is read between launches, which no graph can hold."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, 1] -> float32 [N, V]."""

@@ -1,9 +1,10 @@
-"""How well the engine uses a GPU: decode against memory bandwidth, prefill against matmul rate,
-each kernel against its roofline. One command.
+"""Use of a GPU by the engine: decode against memory bandwidth, prefill against matmul rate, and
+each kernel against its roofline.
 
-    python benchmarks/gpu/run.py [--shapes 0.5B,1.5B,7B] [--batches 1,16,64] [--context 1024]
-    [--json FILE] python benchmarks/gpu/run.py --device cpu --shapes tiny --batches 4 --context 64
-    --steps 4      # does it run at all?
+    python benchmarks/gpu/run.py [--shapes 0.5B,1.5B,7B] [--batches 1,16,64] [--context 1024] \\
+        [--json FILE]
+    # a test of the script
+    python benchmarks/gpu/run.py --device cpu --shapes tiny --batches 4 --context 64 --steps 4
 
 Random weights, made on the device. Bandwidth and matmul rate are measured in the same run, in the
 run's dtype: bfloat16 on a GPU, float32 on a CPU.

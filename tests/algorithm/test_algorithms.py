@@ -358,8 +358,8 @@ def test_names_stand_for_functions_and_functions_for_names() -> None:
 
 
 def test_a_patch_is_the_lines_that_the_docstring_says() -> None:
-    """What each row changes of its predecessor. Changing a default changes every run that names the
-    algorithm: do it on purpose.
+    """Choices that each row changes of its predecessor. Changing a default changes every run that
+    names the algorithm: do it on purpose.
     """
     changed = {
         name: {

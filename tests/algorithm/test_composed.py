@@ -439,8 +439,8 @@ def test_kl_cov_penalises_the_tokens_of_largest_covariance_and_no_other() -> Non
 
 
 def test_kl_cov_does_not_train_on_rounding() -> None:
-    """Where trainer and sampler differ by a millionth of a nat, |gap| has a full gradient with the
-    sign of the rounding: none is taken.
+    """If trainer and sampler differ by a millionth of a nat, |gap| has a full gradient with the
+    sign of the rounding. The rule must take none.
     """
     batch, _ = long_batch()
     algorithm, plain = make("dr_grpo", 10, entropy_rule="kl-cov"), make("dr_grpo", 10)
@@ -602,7 +602,7 @@ def test_a_failed_check_trains_nothing(name: str, beta: float) -> None:
 
 @pytest.mark.parametrize("option", OPTIONS, ids=str)
 def test_a_failed_check_leaves_the_other_rows_as_they_were(option: dict[str, Any]) -> None:
-    """What the failed row said, and how long it was, changes no other row's advantage."""
+    """Text and length of the failed row change no other row's advantage."""
     scores = [1.0, 0.0, NAN, 0.5, 1.0, 0.0, 1.0, 1.0]
     made = []
     for tokens in (1, 6):

@@ -1,7 +1,6 @@
-"""What the algorithms do on average, and how far they stray, proven on policies that can be
-enumerated: expectations are sums over every group that could be drawn, so there is no sampling
-error, and 1e-6 is what the float32 denominators leave. Where a run has to be sampled the test says
-so.
+"""Bias and variance of the algorithms, proven on policies that can be enumerated. Expectations are
+sums over every group that could be drawn, so there is no sampling error; the tolerance of 1e-6
+covers the float32 denominators. A test that samples a run says so.
 """
 
 from __future__ import annotations
@@ -483,9 +482,10 @@ def test_without_a_kl_an_exploitable_reward_is_exploited_and_with_one_the_truth_
 @pytest.mark.slow
 @pytest.mark.parametrize("kl", ["k2", "k3+", "k3-unbiased"])
 def test_a_kl_in_the_loss_charges_each_token_for_its_own_step_only(kl: str) -> None:
-    """What a token does to the KL of those after it has no gradient there: a prefix is tilted by
-    the reward still to come and not by the KL still to come. At the same beta it holds the truth
-    less firmly than k1 in the reward."""
+    """The effect of a token on the KL of later tokens has no gradient: a prefix is tilted by the
+    reward still to come and not by the KL still to come. At the same beta this holds the truth less
+    firmly than k1 in the reward.
+    """
     value, tilted = PROXY[3:4], torch.ones(4, dtype=torch.float64)
     for state in (
         2,

@@ -1,5 +1,5 @@
-"""What must hold for every loss whatever the numbers: on-policy it is REINFORCE, nothing depends on
-padding, order or the split into micro-batches.
+"""Properties of every loss: on-policy it is REINFORCE, and nothing depends on padding, order or the
+split into micro-batches.
 
 Each loss is put beside a slow version of its formula in plain Python, which also gives the gradient
 by central differences.
@@ -181,7 +181,7 @@ every_loss = pytest.mark.parametrize("name", LOSSES)
 
 @dataclass(frozen=True)
 class Tables:
-    """What a loss is called with, [B, T] float64; what is not scored is clean (zero)."""
+    """Arguments of a loss, [B, T] float64. Tokens that are not scored are zero."""
 
     logp: Tensor
     old_logp: Tensor

@@ -1,5 +1,5 @@
-"""What each verb takes, refuses and hands on. The code behind the heavy verbs is replaced by
-recorders: no model is loaded here.
+"""Arguments that each verb takes, refuses and passes on. Recorders replace the code behind the
+heavy verbs: no model is loaded here.
 """
 
 from __future__ import annotations

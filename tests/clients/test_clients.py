@@ -30,7 +30,7 @@ def greedy(server: Running) -> str:
 
 @pytest.fixture
 def text(server: Running) -> str:
-    """What follows "hi" in a bare text."""
+    """Continuation of a bare text "hi"."""
     return (
         server.client()
         .completions.create(model="tiny", prompt="hi", max_tokens=12, temperature=0)

@@ -158,7 +158,7 @@ SCANS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
 
 @pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
 def test_scans_equal_the_loop_over_columns(scan: Callable[..., tuple[Tensor, ...]]) -> None:
-    """What lies off the mask is not read."""
+    """Values outside the mask are not read."""
     tables = _tables()
     spoiled = [torch.where(tables[3], t, torch.nan) for t in tables[:3]]
     for ours, theirs in zip(

@@ -49,7 +49,7 @@ ROWS: list[Method] = [
 
 
 def folder(package: str) -> Path:
-    """Where a package lies, without importing it."""
+    """Folder of a package, found without importing it."""
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent

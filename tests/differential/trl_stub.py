@@ -1,5 +1,5 @@
-"""What TRL's trainer methods read off a trainer: settings, one process, evaluation mode, and our
-tables in place of a model and of rollouts.
+"""Stand-in with everything that TRL's trainer methods read: settings, one process, evaluation mode,
+and our tables in place of a model and of rollouts.
 
 Importing this needs TRL.
 """
@@ -25,8 +25,8 @@ ALL = 1.0
 def trainer(
     t: Tables, logp: Tensor, entropies: Tensor | None = None, **settings: Any
 ) -> SimpleNamespace:
-    """What the methods read off a trainer on one process, in evaluation: no gradient accumulation,
-    `logp` for the model's log-probs.
+    """Trainer on one process, in evaluation: no gradient accumulation, and `logp` as the model's
+    log-probs.
     """
     arguments = {
         "delta": None,
@@ -108,7 +108,7 @@ def inputs(t: Tables, advantage: Tensor, **more: Any) -> dict[str, Any]:
 def rollout(
     t: Tables, parts: Tensor, kind: Any = GRPOTrainer, **settings: Any
 ) -> dict[str, Tensor]:
-    """What TRL's trainer makes of a batch of rollouts with these rewards [B, R]: advantages, and
+    """Result of TRL's trainer for a batch of rollouts with these rewards [B, R]: advantages, and
     importance ratios with `use_vllm`.
     """
     names = [f"reward-{i}" for i in range(parts.shape[1])]

@@ -41,7 +41,7 @@ def page(name: str) -> str:
 
 
 def section(text: str, heading: str) -> str:
-    """What stands under a second-level heading."""
+    """Text under a second-level heading."""
     found = re.search(
         rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
     )
@@ -64,7 +64,7 @@ def tables(text: str) -> list[list[list[str]]]:
 
 
 def words(text: str) -> set[str]:
-    """What stands between backticks."""
+    """Words between backticks."""
     return set(re.findall(r"`([^`\n]+)`", text))
 
 

@@ -1,5 +1,5 @@
-"""What the pages point at exists: links and their anchors, files, settings, metrics, commands,
-modules, and the words of quoted errors.
+"""Everything that the pages point at exists: links and their anchors, files, settings, metrics,
+commands, modules, and the words of quoted errors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def prose(page: Path) -> str:
 
 
 def code_words(page: Path) -> Iterator[str]:
-    """What stands between backticks."""
+    """Words between backticks."""
     return (m[1] for m in re.finditer(r"`([^`\n]+)`", prose(page)))
 
 

@@ -34,7 +34,7 @@ def load(name: str) -> ModuleType:
 
 
 def choices(setting: str) -> tuple[str, ...]:
-    """What a setting of [algorithm] may be."""
+    """Values that a setting of [algorithm] accepts."""
     return knobs()[f"algorithm.{setting}"].choices
 
 

@@ -65,7 +65,7 @@ class Tape(TorchDispatchMode):
         return out
 
     def spoil(self) -> None:
-        """What the capture computed is gone: a capture computes nothing."""
+        """Overwrite the results of the capture: a real capture computes nothing."""
         for t in self._made.values():
             t.untyped_storage().fill_(0x7F)
 

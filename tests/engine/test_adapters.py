@@ -138,8 +138,8 @@ def test_a_draft_model_guesses_without_the_adapters(
     tiny: Callable[[str], PreTrainedModel],
     draft: str,
 ) -> None:
-    """It is another model, to which they mean nothing. Of the model as its own draft every guess
-    stands, but not under an adapter.
+    """The draft is another model, to which adapters mean nothing. If the model is its own draft,
+    every guess is accepted, but not under an adapter.
     """
     rates = {}
     for name in (None, *KINDS):

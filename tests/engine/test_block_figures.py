@@ -1,5 +1,5 @@
-"""What the paged cache holds, by block arithmetic at every step, and what contiguous slabs hold of
-the same work.
+"""Occupancy of the paged cache, by block arithmetic at every step, compared with contiguous slabs
+for the same work.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def test_every_sequence_holds_its_tokens_and_less_than_a_block_more(
 
 @dataclass
 class Held:
-    """What an engine held, in token slots and summed over its steps (rows: sequences), and what
-    came out of it.
+    """Slots that an engine held, in tokens and summed over its steps (rows: sequences), and its
+    output.
     """
 
     slots: int = 0

@@ -231,8 +231,8 @@ def test_the_graph_used_least_recently_goes(
 
 
 def assert_as_eager(engine: Engine, model: PreTrainedModel, captures: int | None) -> None:
-    """What an engine without graphs draws from the model as it is now; captures: made for it, None:
-    some.
+    """The engine draws the same tokens as one without graphs, from the current weights. captures:
+    number of captures that this makes; None: any number above zero.
     """
     before, replays, eager = (
         engine.stats.graph_captures,

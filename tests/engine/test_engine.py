@@ -1,5 +1,5 @@
-"""What the engine promises of a completion: how it ends, what it is stamped with, and when weights
-may change.
+"""Guarantees of the engine about a completion: how it ends, which version it is stamped with, and
+when weights may change.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def test_quantise_by_hand() -> None:
 
 
 def test_a_number_that_is_none_stays_visible() -> None:
-    """What is broken must not come back as a healthy zero."""
+    """A broken value must not come back as a healthy zero."""
     for bad in (float("nan"), float("inf")):
         numbers, scale = quantise(torch.tensor([[1.0, bad]]))
         assert not dequantise(numbers, scale, torch.float32).isfinite().all()

@@ -62,7 +62,7 @@ class BookRunner:
         self.host = BookHost(self)
 
     def refresh(self) -> None:
-        """It has no weights."""
+        """Nothing to do: there are no weights."""
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         for source, target in pairs:
@@ -188,7 +188,7 @@ def _add(engine: Engine, i: int, request: tuple[int, int, int, int, int]) -> Req
 
 
 def _watch(engine: Engine, mix: dict) -> None:
-    """What holds after every step."""
+    """Check the invariants of every step."""
     scheduler = engine.scheduler
     assert len(scheduler.running) <= mix["max_running"]
     assert scheduler.blocks.used <= scheduler.blocks.count - scheduler.blocks.free

@@ -128,7 +128,7 @@ def steps(tokens: np.ndarray, length: int) -> np.ndarray:
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_tokens_follow_the_models_distribution(proposer: str, sampling: str) -> None:
-    """What follows a token, and the joint distribution of the next three, against the
+    """The distribution of the next token, and the joint distribution of the next three, equal the
     chain's own.
     """
     tokens, engine = walk(PROPOSERS[proposer], SAMPLING[sampling])
@@ -155,8 +155,8 @@ def test_the_same_test_catches_a_wrong_rule(
 
 @pytest.mark.slow
 def test_tokens_per_pass_are_those_of_theory() -> None:
-    """Where guesses stand with one probability a at every place, a pass gives (1 - a^(k+1)) / (1 -
-    a) tokens on average (Leviathan et al., eq. 1).
+    """If guesses are accepted with one probability a at every place, a pass gives (1 - a^(k+1)) /
+    (1 - a) tokens on average (Leviathan et al., eq. 1).
     """
     p, q = Chain(0), Chain(1)
     for chain in (p, q):

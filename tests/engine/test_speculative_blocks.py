@@ -109,8 +109,8 @@ def sizes_of(mix: Mapping[str, object]) -> dict[str, object]:
 
 
 def second_turn(engine: Engine, first: list[Sequence]) -> list[Request]:
-    """What some said, and more: prompts that stand on cached completions, whatever was guessed in
-    them. As long as the first requests at most.
+    """Prompts that continue some completions, and so stand on cached blocks, whatever was guessed
+    in them. They are at most as long as the first requests.
     """
     return [
         engine.add(

@@ -1,4 +1,4 @@
-"""What top-k, top-p and min-p keep, against a slow version that builds the set a token at a time;
+"""Kept sets of top-k, top-p and min-p, against a slow version that builds the set token by token;
 ties by hand.
 """
 

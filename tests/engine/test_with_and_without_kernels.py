@@ -1,4 +1,4 @@
-"""What the engine promises, once on the compiled kernels and once on PyTorch's operations alone;
+"""Guarantees of the engine, once on the compiled kernels and once on PyTorch's operations alone,
 and the two against each other.
 """
 

@@ -29,7 +29,7 @@ def check(text: str) -> Check:
 
 
 def run(pool: WorkerPool, checks: Sequence[Check]) -> list[Outcome]:
-    """What became of checks that are started together."""
+    """Results of checks that are started together."""
 
     async def together() -> list[Outcome]:
         found = await asyncio.gather(*map(pool.check, checks))
@@ -42,7 +42,7 @@ def run(pool: WorkerPool, checks: Sequence[Check]) -> list[Outcome]:
 def outcomes(
     reward: str, texts: Sequence[str], workers: int = 1, timeout_s: float = 5.0
 ) -> dict[int, Outcome]:
-    """What became of each check, by its place in `texts`."""
+    """Result of each check, by its place in `texts`."""
     pool = WorkerPool([f"{SAMPLE}:{reward}"], workers=workers, timeout_s=timeout_s)
     try:
         return dict(enumerate(run(pool, [check(text) for text in texts])))
@@ -143,7 +143,7 @@ def test_processes_started_by_a_check_end_with_it(way: str) -> None:
 
 
 def sleepers(pids: set[int]) -> list[int]:
-    """Those of `pids` that run sleep(1)."""
+    """Processes of `pids` that run sleep(1)."""
     return [
         pid for pid in pids if running(pid) and Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
     ]

@@ -1,5 +1,5 @@
-"""What counts as solved: full marks of the verifier, whatever the weights, the scale and the other
-rewards are.
+"""A completion is solved if the verifier gives full marks, whatever the weights, the scale and the
+other rewards are.
 """
 
 from __future__ import annotations

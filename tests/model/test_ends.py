@@ -1,4 +1,4 @@
-"""What ends a completion: by the model's files, and by the recipe's settings."""
+"""Ends of a completion: from the model's files, and from the recipe's settings."""
 
 from __future__ import annotations
 

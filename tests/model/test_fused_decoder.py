@@ -363,7 +363,7 @@ def test_what_was_there_before_a_write_is_not_packed_again(
 
 
 def test_weight_copies_are_freed_with_the_cache(llama: PreTrainedModel) -> None:
-    """What memory there is may be the trainer's between two rollouts."""
+    """Between two rollouts, the trainer may need the memory."""
     engine = Engine(CausalLM(llama), kv_tokens=200)
     for _ in range(2):
         engine.add("t", [2, 3, 4], SamplingParams(max_tokens=5), [0])
@@ -528,7 +528,7 @@ def test_a_head_that_is_more_than_a_product_is_the_modules(llama: PreTrainedMode
 
 
 def test_one_sequence_is_one_row(llama: PreTrainedModel) -> None:
-    """Where a row's bits do not depend on how many there are, nothing is padded."""
+    """If a row's bits do not depend on the number of rows, nothing is padded."""
     rows: list[int] = []
     engine = Engine(CausalLM(llama), kv_tokens=200)
     ours = engine.runner._body

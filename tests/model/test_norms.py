@@ -91,7 +91,7 @@ def test_a_norm_that_only_looks_plain_keeps_its_forward() -> None:
 
 
 def test_a_copy_of_the_model_runs_its_own_weights(tiny: Callable[[str], PreTrainedModel]) -> None:
-    """What a frozen reference is made by: a norm still bound to the original would follow the
+    """A frozen reference is such a copy: a norm still bound to the original would follow the
     policy.
     """
     twin = copy.deepcopy(tiny("qwen3"))

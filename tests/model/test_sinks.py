@@ -80,7 +80,7 @@ def test_two_tokens_by_hand(attend: Attend, softcap: float | None) -> None:
 
 
 class Heads(torch.nn.Module):
-    """What transformers' function asks its module for."""
+    """Module with the attributes that transformers' function reads."""
 
     def __init__(self, sinks: Tensor, groups: int) -> None:
         super().__init__()

@@ -124,7 +124,7 @@ def test_the_full_log_prob_is_the_truncated_one_plus_the_log_of_the_mass(
 def test_scored_over_all_tokens_every_ratio_is_the_kept_mass_and_many_are_clipped(
     tiny: Callable[[str], PreTrainedModel],
 ) -> None:
-    """What this is for: without the sets an on-policy step looks like one far off the policy."""
+    """Reason for kept sets: without them an on-policy step looks like one far off the policy."""
     model = copy.deepcopy(tiny("qwen3"))
     groups, _ = sampled(model, Engine(CausalLM(model), kv_tokens=600), "top-k", 0)
     right = ALGORITHM.prepare(collate(groups))

@@ -33,8 +33,8 @@ KINDS += ("twice", "unexpected", "section", "not found", "folder", "UTF-8", "reg
 
 
 def facts(message: str) -> set[str]:
-    """What a message must say in whatever words: the kind of mistake, the settings and values that
-    it names, the remedy that it proposes, and the place.
+    """Facts that a message must state in any wording: the kind of mistake, the settings and values
+    that it names, the remedy that it proposes, and the place.
     """
     found = re.findall(r"'[^']*'|--[\w.]+|[a-z_]+(?:\.[a-z_]+)+|\d[\d.e-]*", message)
     return set(found) | {kind for kind in KINDS if kind in message}

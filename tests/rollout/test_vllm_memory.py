@@ -1,5 +1,5 @@
-"""What a vLLM process asks for: its share of a GPU, which GPUs, and sleep. By arithmetic, and on
-the stand-in.
+"""Resources that a vLLM process asks for: its share of a GPU, which GPUs, and sleep. By arithmetic,
+and on the stand-in.
 """
 
 from __future__ import annotations

@@ -100,9 +100,7 @@ def policy(run: Path, step: int) -> dict[str, Tensor]:
 
 
 def state(run: Path, step: int) -> dict[str, Any]:
-    """What else the checkpoint remembers, but for the wall time and the alarms, which watch
-    timings.
-    """
+    """State in a checkpoint, without the wall time and the alarms, which watch timings."""
     found: dict[str, Any] = json.loads(
         (run / "checkpoints" / f"step-{step:06d}" / "state.json").read_text()
     )
@@ -262,7 +260,7 @@ def test_stopped_and_resumed_run_equals_the_uninterrupted_run(
 
 @pytest.mark.slow
 def test_a_resume_with_another_beta_uses_it(tmp_path: Path, models: dict[str, str]) -> None:
-    """What a run has steered is restored; what its recipe says is not overruled."""
+    """Adapted values are restored, but a setting of the recipe is not overruled."""
     settings = needs("grpo", models)
     train(tmp_path, "run", graded, run__steps=2, algorithm__beta=0.1, **settings)
     run = train(tmp_path, "run", graded, resume=True, run__steps=4, algorithm__beta=0.7, **settings)

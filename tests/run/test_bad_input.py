@@ -1,5 +1,5 @@
-"""What a user gets for a mistake: one line that says what, where and what would be right, exit code
-2, and nothing left behind.
+"""A mistake of the user gives one line with the setting, the problem and the remedy, exit code 2,
+and leaves nothing behind.
 """
 
 from __future__ import annotations

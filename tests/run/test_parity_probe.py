@@ -1,4 +1,4 @@
-"""What a run is told where rounding alone fills an algorithm's clip band."""
+"""Warning of a run if rounding alone fills an algorithm's clip band."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run writes down besides its metrics: the table of them, and what the pre-flight found."""
+"""Files of a run besides its metrics: their table, and the result of the pre-flight."""
 
 from __future__ import annotations
 

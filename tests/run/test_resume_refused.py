@@ -1,4 +1,4 @@
-"""What a resume refuses, what it says, and that a refusal changes nothing."""
+"""Resumes that are refused: the message, and that a refusal changes nothing."""
 
 from __future__ import annotations
 

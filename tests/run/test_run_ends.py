@@ -1,4 +1,4 @@
-"""What ends a run: steps, wall time, the reward aimed for; and what a run without RL leaves."""
+"""Ends of a run: steps, wall time, target reward. Files that a run without RL leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a completion by the recipe is saved with the model, and a resumed run goes by its own
+"""Ends of a completion that the recipe adds are saved with the model. A resumed run uses its own
 recipe.
 """
 

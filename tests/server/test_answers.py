@@ -1,5 +1,5 @@
-"""What the `openai` client gets from a real server is what the engine says of the same prompt,
-parameters and seed, in every form of asking.
+"""The `openai` client gets from a real server the answer that the engine gives for the same prompt,
+parameters and seed, in every form of request.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a client of `sixfold serve` gets from models whose turn ends elsewhere than their generation
-settings say.
+"""Answers of `sixfold serve` for models whose turn does not end where their generation settings
+say.
 """
 
 from __future__ import annotations

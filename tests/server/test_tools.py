@@ -47,7 +47,7 @@ class Script:
         self.prompts: list[list[int]] = []
 
     def refresh(self) -> None:
-        """It has no weights."""
+        """Nothing to do: there are no weights."""
 
     def prefill(self, chunks: list[Chunk]) -> Tensor:
         self.prompts += [list(chunk.ticket.tokens) for chunk in chunks]

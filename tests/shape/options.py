@@ -18,7 +18,7 @@ CALLERS = {"partial", "run_in_executor", "submit", "to_thread"}
 
 @dataclass
 class Passed:
-    """What the calls of one name pass.
+    """Arguments that the calls of one name pass.
 
     Attributes:
         positions: most positional arguments of any call.

@@ -1,5 +1,5 @@
-"""What may not be called anywhere in the package: it would run code that came with data, or with a
-model.
+"""Calls that are forbidden in the whole package, because they would run code that came with data or
+with a model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How token losses are averaged: one weight per token, fixed for the whole step.
+"""Averaging of token losses: one weight per token, fixed for the whole step.
 
 The loss is (weights * token_loss).sum(). The denominators are those of the step, never of a
 micro-batch. A row without a scored token has weight 0 and is not counted.

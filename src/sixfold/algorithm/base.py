@@ -17,7 +17,7 @@ from .off_policy import chi2, effective_sample_size
 
 
 class Algorithm(Protocol):
-    """What the training loop needs of an algorithm."""
+    """Algorithm as the training loop calls it."""
 
     @property
     def needs_reference(self) -> bool:

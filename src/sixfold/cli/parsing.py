@@ -16,7 +16,7 @@ from ..recipe.schema import device_name
 
 RECIPE_HELP = "a .toml file, or the name of a shipped recipe such as demo"
 Options = argparse.ArgumentParser | argparse._ArgumentGroup
-"""What options can be added to."""
+"""Parser, or group of a parser, that accepts options."""
 
 
 class VerbParser(argparse.ArgumentParser):

@@ -128,9 +128,12 @@ def _equal(answer: Any, gold: Any) -> bool:
 
 
 def _same_constant(answer: Any, gold: Any) -> bool | None:
-    """Equality of constants; False also for an answer without a value.
+    """True if two constants have the same value.
 
-    None if the expressions are not constants and must be compared in another way.
+    An answer without a value is not equal to anything.
+
+    Returns:
+        None if the expressions are not constants. They must then be compared in another way.
     """
     from sympy import Expr
 

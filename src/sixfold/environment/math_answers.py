@@ -1,4 +1,4 @@
-r"""The reward for mathematics: is the final answer of a completion equal to the task's?
+r"""Reward for mathematics: 1 if the final answer of a completion equals the task's, otherwise 0.
 
 `math_extraction` finds the answer. `math_numbers` converts it to normalised text and exact numbers.
 `math_choices`, `math_times` and `math_intervals` handle options, times of day and sets of reals.

@@ -1,4 +1,4 @@
-"""Checks before training: are the tasks worth training on, and can rewards be earned for free?"""
+"""Checks before training: difficulty of the tasks, and rewards of random and constant answers."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class RewardSet:
         )
 
     def solved_rule(self, metric: str, solved_at: float) -> SolvedRule:
-        """When a completion counts as solved, see `solved`."""
+        """Rule by which a completion counts as solved, see `solved`."""
         return solved_rule(self.labels, self.weights, metric, solved_at)
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""When a completion counts as solved. Pre-flight, metrics and report all use this definition.
+"""Definition of a solved completion, used by pre-flight, metrics and report.
 
 A completion is solved if its score reaches full marks, `eval.solved_at`. Its score is one of:
 
@@ -29,7 +29,7 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class SolvedRule:
-    """Which score a completion has, and from which score it counts as solved.
+    """Choice of the score of a completion, and the lowest score that counts as solved.
 
     Args:
         parts: names of the rewards that may decide, best first. Empty: the weighted sum decides.

@@ -25,7 +25,7 @@ _TICKETS = count(1)
 
 @dataclass(frozen=True)
 class RewardInfo:
-    """What a process reports about a reward it has loaded."""
+    """Description of a reward that a process has loaded."""
 
     name: str
     takes_groups: bool

@@ -71,7 +71,7 @@ class Framework:
 
 
 def std_note(sizes: Sizes, eps: str, of: str = "K") -> str:
-    """How a standard deviation over K - 1 differs from Sixfold's.
+    """Effect of a standard deviation over K - 1, in one sentence.
 
     Args:
         sizes: sizes of a step.
@@ -98,7 +98,7 @@ WHITEN = (
 
 
 def mean_of_all(sizes: Sizes) -> str:
-    """How the mean of the group differs from the mean of the other samples."""
+    """Effect of the mean of the group as baseline, in one sentence."""
     k = sizes.samples
     return (
         "the baseline is the mean of all K samples, in Sixfold the mean of the other samples:"
@@ -107,7 +107,7 @@ def mean_of_all(sizes: Sizes) -> str:
 
 
 def refill(row: Method) -> str:
-    """What training without dynamic sampling loses."""
+    """Effect of training without dynamic sampling."""
     return (
         f"dynamic sampling ({row.dynamic_sampling} rounds in Sixfold). Groups whose rewards are"
         " all equal are kept. If their share of the step is q, the gradient is about 1 - q times"

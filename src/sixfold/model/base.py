@@ -17,7 +17,7 @@ from ..kernels.cpu.body_kernels import Compile, CompiledAttention
 
 
 class Layout(Protocol):
-    """How the tokens of one forward pass are arranged, and how they attend to one another."""
+    """Arrangement of the tokens of one forward pass, and the tokens that each attends to."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernel: AttentionLayer) -> Tensor:
         """Compute the attention of one layer.

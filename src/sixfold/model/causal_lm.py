@@ -133,7 +133,7 @@ class CausalLM:
         return False
 
     def ready(self) -> Body:
-        """This object: the module always reads its current weights."""
+        """Return self: the module always reads its current weights."""
         return self
 
     def refresh(self) -> None:

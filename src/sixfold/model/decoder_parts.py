@@ -1,4 +1,4 @@
-"""Does a module have the submodules and shapes that the fused decoder computes?"""
+"""Check that a module has the submodules and shapes that the fused decoder computes."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class LoweredBody:
         return self._twin.steady
 
     def ready(self) -> Body:
-        """This object with current copies, or the plain module if it changed or has hooks."""
+        """Return self with current copies, or the plain module if it changed or has hooks."""
         if any(self._hooks) or self._state() != self._built:
             return self._model
         sources = [own[name] for own, _, name in self._slots]

@@ -62,9 +62,9 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a recipe resolves to. Token counts are upper bounds.
+    """Values that follow from a recipe. Token counts are upper bounds.
 
-    None: not known until the model is loaded.
+    A value that is not known until the model is loaded is None.
 
     Attributes:
         recipe: the recipe.

@@ -1,4 +1,4 @@
-"""When to copy the policy into the reference: every N steps, or when held-out accuracy stagnates.
+"""Copy the policy into the reference every N steps, or when held-out accuracy stagnates.
 
 On stagnation ProRL (arXiv:2505.24864, section 2.3.1) also resets the optimizer. By then the KL term
 holds the policy at its old position, and the moments keep its old direction.
@@ -38,13 +38,13 @@ class ResetPolicy:
         self.version = 0
 
     def look(self, step: int, heldout_mean: float | None) -> Reset:
-        """Whether and why to reset after step `step` (starting at 1).
+        """Reason to reset after a step, or "" to continue.
 
         If both reasons hold, the answer is "stagnation", which resets more. A scheduled reset does
         not change the count of evaluations.
 
         Args:
-            step: the step that has just ended.
+            step: the step that has just ended, starting at 1.
             heldout_mean: held-out mean. None or NaN if the step had no evaluation.
         """
         if heldout_mean is not None and not math.isnan(heldout_mean):

@@ -37,7 +37,7 @@ class RoleTime:
 
 @dataclass(frozen=True)
 class TimeView:
-    """Where the time went: table, remark and chart."""
+    """Time per role: table, remark and chart."""
 
     roles: Sequence[RoleTime]
     remark: str

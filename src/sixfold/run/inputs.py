@@ -22,7 +22,7 @@ from .fingerprint import (
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run was made with, as JSON.
+    """Inputs of a run as JSON: recipe, tasks, rewards and tokenizer.
 
     If the task fingerprints are equal, a step number refers to the same tasks and an accuracy to
     the same test.

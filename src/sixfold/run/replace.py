@@ -22,7 +22,7 @@ from .durable import disk_errors, faultpoint, fsync_path
 
 
 def replaced(path: Path) -> Path:
-    """Where the run that `path` replaces is kept."""
+    """Folder that holds the run that `path` replaces."""
     real = path.resolve()
     return real.parent / f".{real.name}.replaced"
 

@@ -1,4 +1,4 @@
-"""Parity of sampler and trainer: do they compute the same log-probs from the same weights?
+"""Parity of sampler and trainer: both must compute the same log-probs from the same weights.
 
 In float32 on a CPU every token must agree, because the arithmetic is the same. Elsewhere single
 tokens may differ. Kernels round differently by batch size, and where probabilities are small a

@@ -40,7 +40,7 @@ def algorithm_facts(plan: Plan) -> list[Fact]:
 
 
 def _baseline_facts(row: Method, recipe: Recipe) -> list[Fact]:
-    """How an advantage reads named rewards or a greedy completion."""
+    """Facts about advantages that read named rewards or a greedy completion."""
     reason = f"advantage = '{row.advantage}'"
     if row.needs_greedy:
         text = (

@@ -37,7 +37,7 @@ def model_facts(plan: Plan) -> list[Fact]:
 
 
 def _sampler_facts(recipe: Recipe) -> list[Fact]:
-    """Which engine samples, and how it gets the weights."""
+    """Facts about the engine that samples, and how it gets the weights."""
     backend, sync = recipe.rollout.backend, recipe.sync
     where = f"forward passes in {recipe.run.precision} on device {recipe.run.device}"
     when = f"every {sync.every} steps" if sync.every > 1 else "after every step"
