@@ -52,7 +52,7 @@ class Task:
         id: unique within the dataset. The sampling noise depends on it.
         prompt: plain text, or chat messages that the tokenizer's chat template renders.
         answer: reference answer, or None if the checker needs none.
-        trace: worked solution for SFT, or None.
+        trace: worked solution for SFT: text, or the text of each reply of an episode. Or None.
         columns: other fields of the dataset row, passed to reward functions by name.
         source: name of the data source.
     """
@@ -60,7 +60,7 @@ class Task:
     id: str
     prompt: str | tuple[Message, ...]
     answer: Any = None
-    trace: str | None = None
+    trace: str | tuple[str, ...] | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
 

@@ -104,7 +104,7 @@ def test_a_folder_of_the_form_of_gsm8k() -> None:
     first = tasks.train[0]
     assert (
         first.answer == "39"
-        and (first.trace or "").endswith("#### 39")
+        and str(first.trace).endswith("#### 39")
         and first.columns["answer"] == first.trace
     )
     assert [m["role"] for m in first.prompt] == ["system", "user"]  # type: ignore[index]
@@ -282,6 +282,16 @@ def test_bad_rows(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         load(DataConfig(source=write(tmp_path / "a.jsonl", *rows), heldout=0))
     assert "\n" not in str(caught.value)
+
+
+def test_a_list_of_replies_is_a_worked_solution_of_an_episode(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", qa(said=["c(1+1)", "2"]))
+    (task,) = load(DataConfig(source=source, heldout=0, trace_field="said")).train
+    assert task.trace == ("c(1+1)", "2")
+    for wrong in ([], ["c(1+1)", 2], [""]):
+        source = write(tmp_path / "a.jsonl", qa(said=wrong))
+        with pytest.raises(UserError, match="'said' must be text, or a list of texts"):
+            load(DataConfig(source=source, heldout=0, trace_field="said"))
 
 
 def test_settings_that_do_not_fit_the_rows(tmp_path: Path) -> None:

@@ -108,16 +108,17 @@ def _task(row: Row, default_id: str, data: DataConfig, needs_answer: bool) -> Ta
     for field, value in row.fields.items():
         check_value(row.where, field, value)
     trace = lookup(row.fields, data.trace_field) if data.trace_field else None
-    if data.trace_field and not (isinstance(trace, str) and trace):
+    replies = trace if isinstance(trace, list) else [trace]
+    if data.trace_field and not (replies and all(isinstance(r, str) and r for r in replies)):
         raise UserError(
-            f"{row.where}: {data.trace_field!r} must be text, got"
+            f"{row.where}: {data.trace_field!r} must be text, or a list of texts, got"
             f" {json_type(trace) if trace is None or trace else 'nothing'}"
         )
     return Task(
         id=_id(row, data.id_field) or default_id,
         prompt=_prompt(row, data),
         answer=_answer(row, data, needs_answer),
-        trace=trace,
+        trace=tuple(trace) if isinstance(trace, list) else trace,
         columns=row.fields,
         source=data.source,
     )

@@ -1,7 +1,7 @@
 """Load tasks from one source or several.
 
-Sources are the arithmetic generator, reasoning-gym, a file, a dataset folder and the hub.
-`datasets` is imported only for folders and the hub.
+Sources are the generators (arithmetic, calculator), reasoning-gym, a file, a dataset folder and the
+hub. `datasets` is imported only for folders and the hub.
 
 Invariants: the same configuration and seed give the same tasks in the same order. No prompt is both
 a training and a held-out prompt. Notes report everything that was dropped.
@@ -15,6 +15,7 @@ from math import comb
 from pathlib import Path
 
 from ..environment.arithmetic import arithmetic_tasks
+from ..environment.calculator import calculator_tasks
 from ..environment.gym import gym_tasks
 from ..errors import UserError
 from ..recipe.schema import DataConfig, SourceConfig
@@ -24,7 +25,8 @@ from .hub import read_dataset
 from .rows import rows_to_tasks
 from .task_set import TaskSet, drawn_tasks, prompt_key
 
-ARITHMETIC_TASKS = 20_000  # generated if data.limit is not set; fewer if fewer sums exist
+GENERATED_TASKS = 20_000
+"""Tasks that a generator makes if data.limit is not set. Fewer if fewer exist."""
 
 
 @dataclass
@@ -122,6 +124,13 @@ def _read(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> _Found:
     """The tasks of one source."""
     if data.source == "arithmetic":
         return _Found(_sums(data, seed))
+    if data.source == "calculator":
+        made = data.calculator
+        return _Found(
+            calculator_tasks(
+                data.limit or GENERATED_TASKS, numbers=made.numbers, digits=made.digits, seed=seed
+            )
+        )
     if data.source == "reasoning_gym":
         gym = data.reasoning_gym
         return _Found(drawn(gym_tasks(gym.tasks, gym.size, seed, gym.options), data.limit, seed))
@@ -139,7 +148,7 @@ def _read(data: DataConfig, seed: int, rewards: tuple[str, ...]) -> _Found:
 
 def _sums(data: DataConfig, seed: int) -> list[Task]:
     terms, digits = data.arithmetic.terms, data.arithmetic.digits
-    count = data.limit or min(ARITHMETIC_TASKS, comb(10**digits + terms - 1, terms))
+    count = data.limit or min(GENERATED_TASKS, comb(10**digits + terms - 1, terms))
     return arithmetic_tasks(count, terms=terms, digits=digits, seed=seed)
 
 

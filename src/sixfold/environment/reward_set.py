@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..errors import UserError
 from .callables import callable_name, check_callable
 from .pool import WorkerPool
-from .rewards import RewardCallable, RewardFunction, check_spec
+from .rewards import REWARDS, RewardCallable, RewardFunction
 from .solved import SolvedRule, reward_labels, solved_rule, spec_name
 from .worker import Check, Outcome, run_check
 
@@ -47,7 +47,7 @@ class RewardSet:
             )
         for reward in rewards:
             if isinstance(reward, str):
-                check_spec(reward)
+                REWARDS.check(reward)
             else:
                 check_callable(reward)
         named = [(index, spec) for index, spec in enumerate(rewards) if isinstance(spec, str)]

@@ -11,21 +11,16 @@ list of each.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from ..errors import UserError, nearest
 from ..types import Task
 from . import callables
+from .named import Named
 from .sampled import Sampled, asked_of
 from .values import awaited, entries, number
 
@@ -35,6 +30,7 @@ BUILT_IN = {
     "reasoning_gym": "sixfold.environment.gym:gym_reward",
     "reasoning_gym_solved": "sixfold.environment.gym:gym_solved",
 }
+REWARDS = Named("reward", "function", BUILT_IN)
 
 MAX_REWARD = 1e15
 """Largest absolute reward.
@@ -124,36 +120,9 @@ def load_reward(spec: str) -> RewardFunction:
         UserError: if the name, file, module or function does not exist, or if the code fails to
             load.
     """
-    check_spec(spec)
-    source, _, function_name = BUILT_IN.get(spec, spec).rpartition(":")
-    module = _load_file(Path(source)) if source.endswith(".py") else _load_module(source, spec)
-    members: Mapping[str, Any] = vars(module)
-    function = members.get(function_name)
-    if not callable(function):
-        hint = nearest(
-            function_name, [name for name, member in members.items() if callable(member)]
-        )
-        raise UserError(f"reward {spec!r}: {source} has no function {function_name!r}.{hint}")
+    function = REWARDS.load(spec)
     callables.check_callable(function)
-    return RewardFunction(spec if spec in BUILT_IN else function_name, function)
-
-
-def check_spec(spec: str) -> None:
-    """Check a spec without running any code.
-
-    Raises:
-        UserError: for an unknown name, a malformed spec or a missing file.
-    """
-    source, colon, function_name = spec.rpartition(":")
-    if not colon and spec not in BUILT_IN:
-        forms = f"{', '.join(BUILT_IN)}, path/to/file.py:function or module:function"
-        raise UserError(f"unknown reward {spec!r}. Use {forms}.{nearest(spec, list(BUILT_IN))}")
-    if colon and not (source and function_name.isidentifier()):
-        raise UserError(
-            f"reward {spec!r} is malformed. Use path/to/file.py:function or module:function"
-        )
-    if source.endswith(".py") and not Path(source).is_file():
-        raise UserError(f"reward {spec!r}: file not found: {source} (looked in {Path.cwd()})")
+    return RewardFunction(REWARDS.name(spec), function)
 
 
 def trl_arguments(
@@ -190,28 +159,3 @@ def trl_arguments(
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return offered
     return {name: value for name, value in offered.items() if name in parameters}
-
-
-def _load_module(name: str, spec: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        raise UserError(
-            f"reward {spec!r}: cannot import {name}: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _load_file(path: Path) -> ModuleType:
-    name = f"sixfold_reward_{path.stem}"
-    module_spec = importlib.util.spec_from_file_location(name, path)
-    assert module_spec is not None and module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)  # the file may import modules beside it
-    sys.modules[name] = module  # dataclasses in the file look up their module
-    try:
-        module_spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(f"reward file {path}: {type(error).__name__}: {error}") from error
-    return module

@@ -56,7 +56,8 @@ def try_rewards(environment: Environment, tasks: Sequence[Task], make: MakeAnswe
 def _answers(task: Task, make: MakeAnswer) -> Group:
     texts = dict.fromkeys(
         [
-            *(str(text) for text in (task.trace, task.answer) if text is not None),
+            *(() if task.trace is None else ("".join(task.trace),)),
+            *(() if task.answer is None else (str(task.answer),)),
             "",
             "no answer at all",
         ]

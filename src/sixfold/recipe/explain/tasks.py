@@ -20,12 +20,15 @@ def task_facts(plan: Plan) -> list[Fact]:
     longer = "stops the run" if data.overlong == "error" else "is dropped and counted"
     rewards = plan.recipe.environment
     scale = rewards.weights or (1.0,) * len(rewards.rewards)
+    several = Fact("episodes", f"{rewards.episode}, several turns", "environment.episode")
     return [
         Fact("tasks", f"{_sources(data)}; held out: {kept}"),
         Fact("prompts", f"at most {limit}; a longer one {longer}", why),
+        *([several] if rewards.episode else []),
         Fact(
             "reward",
-            " + ".join(f"{w:g} x {name}" for w, name in zip(scale, rewards.rewards, strict=True)),
+            ("the environment's own, or else " if rewards.episode else "")
+            + " + ".join(f"{w:g} x {name}" for w, name in zip(scale, rewards.rewards, strict=True)),
         ),
     ]
 

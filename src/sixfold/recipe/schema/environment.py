@@ -8,9 +8,15 @@ from .base import Real, Section, knob
 class EnvironmentConfig(Section):
     """How answers are checked."""
 
+    episode: str = knob(
+        "",
+        "environment of several turns: calculator, path.py:Class or module:Class (empty: one reply"
+        " per task)",
+    )
     rewards: tuple[str, ...] = knob(
         ("arithmetic",),
-        "reward functions, summed: arithmetic, math, reasoning_gym, reasoning_gym_solved,"
+        "reward functions, summed; an environment of several turns may give the reward itself:"
+        " arithmetic, math, reasoning_gym, reasoning_gym_solved,"
         " path.py:function or module:function",
     )
     weights: tuple[Real, ...] = knob((), "weight of each reward (empty: 1 for each)")

@@ -201,7 +201,15 @@ class Renderer:
         The chat template renders the turn, up to and including the token that ends it. If the
         template would omit or rewrite a part of the solution, it is not used. The turn has an end
         token unless the model has none.
+
+        Raises:
+            UserError: the solution has several replies.
         """
+        if isinstance(task.trace, tuple):
+            raise UserError(
+                f"task {task.id} has a solution of several replies, which needs an environment of"
+                " several turns. Set environment.episode"
+            )
         text = task.trace if task.trace is not None else str(task.answer)
         if not self.has_template:
             return self.plain(text) + self._end_tokens
