@@ -16,7 +16,7 @@ from sixfold.engine.engine import Engine
 from sixfold.engine.sequence import Sequence
 from sixfold.model.causal_lm import CausalLM
 from sixfold.rollout.renderer.renderer import Renderer
-from sixfold.server.job import noise_key
+from sixfold.server.exchange import noise_key
 from sixfold.server.record import read_trajectories
 from sixfold.types import SamplingParams, Task
 
@@ -366,7 +366,7 @@ def test_the_limit_is_the_servers_where_the_request_has_none(server: Running) ->
 
 
 def test_every_exchange_is_recorded_as_it_was_returned(server: Running) -> None:
-    recorder = server.served.engine._recorder
+    recorder = server.served.recorder
     assert recorder is not None
     before = len(read_trajectories(recorder.path))
     answer = server.client().chat.completions.create(
@@ -399,7 +399,7 @@ def test_every_exchange_is_recorded_as_it_was_returned(server: Running) -> None:
 
 
 def test_the_record_of_a_truncated_exchange_says_what_was_kept(server: Running) -> None:
-    recorder = server.served.engine._recorder
+    recorder = server.served.recorder
     assert recorder is not None
     server.client().completions.create(
         model="tiny", prompt="abc", max_tokens=9, top_p=0.7, stop="b"
@@ -414,7 +414,7 @@ def test_the_record_of_a_truncated_exchange_says_what_was_kept(server: Running) 
 
 @pytest.mark.slow
 def test_exchanges_that_no_trainer_can_score_are_recorded_and_left_out(server: Running) -> None:
-    recorder = server.served.engine._recorder
+    recorder = server.served.recorder
     assert recorder is not None
     create = server.client().completions.create
     before, lines = (

@@ -19,7 +19,7 @@ from sixfold.errors import UserError
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.model.lora import read_adapter
-from sixfold.server.job import noise_key
+from sixfold.server.exchange import noise_key
 from sixfold.server.record import read_trajectories
 from sixfold.types import SamplingParams
 
@@ -75,7 +75,7 @@ def test_the_model_of_a_request_chooses_the_adapter(
         assert answer.model == name
         texts.add(tuple(extra["token_ids"]))
     assert len(texts) == 3
-    served = serving.served.engine._recorder
+    served = serving.served.recorder
     assert (
         served is not None
         and {tuple(t.tokens[4:]) for t in read_trajectories(served.path)} >= texts

@@ -159,7 +159,7 @@ def test_a_client_that_leaves_frees_its_blocks_at_once(
         assert stays[0].status_code == 200
         server.idle()
         assert server.engine.stats.decoded_tokens < 4 * 200
-        recorder = server.served.engine._recorder
+        recorder = server.served.recorder
         assert recorder is not None
         reasons = [
             json.loads(line)["finish_reason"] for line in recorder.path.read_bytes().splitlines()
@@ -238,7 +238,7 @@ def test_a_record_that_cannot_be_written_fails_the_exchange_and_not_the_server(
     chat_policy: Policy, tmp_path: Path
 ) -> None:
     with running(chat_policy, record=tmp_path) as server:
-        recorder: Any = server.served.engine._recorder
+        recorder: Any = server.served.recorder
         write = recorder.write
 
         def full(*_: Any) -> None:

@@ -23,7 +23,7 @@ from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy, load_policy
 from sixfold.recipe.schema import ModelConfig, ScratchConfig
 from sixfold.run.serve import serve_command
-from sixfold.server.job import noise_key
+from sixfold.server.exchange import noise_key
 from sixfold.types import SamplingParams
 
 PROMPT = [5, 6, 7, 8]

@@ -64,7 +64,6 @@ NEVER_PASSED = {
             "environment.episode.Observation",
             "rollout.engine_generator.EngineGenerator.__init__",
             "rollout.engine_generator.EngineGenerator.generate",
-            "rollout.engine_job.Job",
             "rollout.generator.Generator.generate",
             "rollout.generator.SampleKey",
             "rollout.renderer.renderer.Renderer.suffix",

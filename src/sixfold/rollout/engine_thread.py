@@ -47,6 +47,10 @@ class QueueFull(RuntimeError):
     """Too many prompts are waiting."""
 
 
+class EngineFailed(GeneratorClosed):
+    """A step of the engine failed. Nothing runs any more."""
+
+
 class VersionNotGreater(ValueError):
     """New weights must have a greater version than the current weights."""
 
@@ -199,7 +203,7 @@ class EngineThread:
     def _closed(self) -> GeneratorClosed:
         if self.failure is None:
             return GeneratorClosed("the generator is closed")
-        return GeneratorClosed(f"the engine has failed: {self.failure!r}")
+        return EngineFailed(f"the engine has failed: {self.failure!r}")
 
     def _send(self, run: Callable[[], None], refuse: Callable[[GeneratorClosed], None]) -> None:
         """Queue a command. Starts the thread if it does not run yet. Needs the lock."""

@@ -22,11 +22,11 @@ from ..model.causal_lm import CausalLM
 from ..model.ends import saved_stop_strings
 from ..model.loading import Policy, from_disk, vocabulary_hash
 from ..model.lora import read_adapter
+from ..rollout.engine_thread import EngineThread
 from ..rollout.kv_probe import check_int8_kv
 from ..rollout.renderer.renderer import Renderer
 from ..server.app import Served, make_app
 from ..server.connections import BoundedHeaders
-from ..server.engine_thread import EngineThread
 from ..server.hosts import AllowedHosts, is_loopback
 from ..server.record import Recorder
 from ..server.requests import Limits
@@ -187,8 +187,9 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
     # A renderer is not shared between threads: each of these parts gets its own copy.
     renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
     grammars = Grammars(renderer.copy(), vocabulary, policy.stop_token_ids)
-    recorder = Recorder(options.record) if options.record is not None else None
-    thread = EngineThread(engine, renderer.copy(), options.max_queue, recorder)
+    reader = renderer.copy()  # for the engine's thread
+    recorder = Recorder(options.record, reader) if options.record is not None else None
+    thread = EngineThread(engine, reader, options.max_queue)
     context = min(policy.context, options.kv_tokens)
     limits = Limits(vocabulary, context, options.max_tokens, renderer.longest_token)
     own_stops = saved_stop_strings(policy.model.generation_config)
@@ -209,6 +210,7 @@ def make_served(policy: Policy, options: ServeOptions) -> Served:
         partial(_read_weights, policy.vocabulary_hash) if options.allow_weight_updates else None,
         own_stops,
         tuple(text for text in policy.stop_strings if text not in own_stops),
+        recorder,
     )
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -23,17 +24,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..engine.weights import NamedTensors
 from ..errors import UserError
+from ..rollout.engine_job import Delta, Job
+from ..rollout.engine_thread import EngineThread, VersionNotGreater
+from ..rollout.generator import GeneratorClosed
 from ..rollout.renderer.renderer import Renderer
 from .api_error import ApiError, bad_request
 from .bounds import BodyReader, parse_body, shortened
 from .chat_ask import ChatAsk
 from .encoding import PromptEncoder
-from .engine_thread import EngineThread
+from .exchange import Exchange, noise_key, unavailable
 from .form import check_form
 from .gate import Gate, as_response
 from .hosts import AllowedHosts
-from .job import Job
 from .metrics import Metrics
+from .record import Recorder
 from .replies import ChatReply, Reply, TextReply
 from .requests import MAX_CHOICES, MAX_VERSIONS_AHEAD, Ask, Limits, TextAsk, WeightsAsk, parse_ask
 from .responses_ask import parse_responses
@@ -69,6 +73,7 @@ class Served:
         read_weights: loads the weights at a path. None: weights cannot be changed.
         stop_strings: the model's stop strings, for all completions.
         turn_ends: stop strings for chats, if the chat template marks turns with plain text.
+        recorder: records completions; None for no record.
     """
 
     name: str
@@ -84,18 +89,20 @@ class Served:
     read_weights: Callable[[str], NamedTensors] | None = None
     stop_strings: tuple[str, ...] = ()
     turn_ends: tuple[str, ...] = ()
+    recorder: Recorder | None = None
 
 
 def make_app(served: Served) -> ASGIApp:
-    """Make the ASGI application. It starts and ends the engine's thread with the event loop."""
+    """Make the ASGI application. It ends the engine's thread and the record with the event loop."""
     endpoints = Endpoints(served)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        served.engine.start()
         yield
         if not await run_sync(served.engine.close, CLOSE_SECONDS):
             log.error("the engine's last step did not end within %g s", CLOSE_SECONDS)
+        if served.recorder is not None:
+            served.recorder.close()
 
     changing = (
         [Route("/v1/weights", endpoints.weights, methods=["POST"])]
@@ -143,20 +150,20 @@ class Endpoints:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         ask = parse_ask(ChatAsk, await self._body(request))
-        job = await self._chat_job("chatcmpl", ask)
-        return await self._answer(request, job, ChatReply(job, ask, self.served.renderer))
+        exchange = await self._chat_exchange("chatcmpl", ask)
+        reply = ChatReply(exchange, ask, self.served.renderer)
+        return await self._answer(request, exchange, reply)
 
     async def responses(self, request: Request) -> Response:
         """POST /v1/responses."""
         asked, ask = parse_responses(await self._body(request))
         try:
-            job = await self._chat_job("resp", ask)
+            exchange = await self._chat_exchange("resp", ask)
         except ApiError as error:
             error.param = "input" if error.param == ask.prompt_field else error.param
             raise
-        return await self._answer(
-            request, job, ResponsesReply(job, ask, self.served.renderer, asked)
-        )
+        reply = ResponsesReply(exchange, ask, self.served.renderer, asked)
+        return await self._answer(request, exchange, reply)
 
     async def text(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -170,13 +177,15 @@ class Endpoints:
                 "n",
             )
         prompts = [await self._tokens(prompt) for prompt in given]
-        job = await self._job("cmpl", ask, prompts, {"endpoint": "text", "prompt": ask.prompt})
+        asked = {"endpoint": "text", "prompt": ask.prompt}
+        exchange = await self._exchange("cmpl", ask, prompts, asked)
         echoed = (
             [p if isinstance(p, str) else self.served.renderer.shown(p) for p in given]
             if ask.echo
             else []
         )
-        return await self._answer(request, job, TextReply(job, ask, self.served.renderer, echoed))
+        reply = TextReply(exchange, ask, self.served.renderer, echoed)
+        return await self._answer(request, exchange, reply)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -196,10 +205,14 @@ class Endpoints:
             try:
                 self._check_version(ask.version)
                 tensors = await run_sync(self.served.read_weights, ask.path)
-                running = await asyncio.wrap_future(
-                    self.served.engine.update_weights(tensors, ask.version)
-                )
+                running = await asyncio.wrap_future(self.served.engine.load(tensors, ask.version))
+            except GeneratorClosed as error:
+                raise unavailable(error) from error
+            except VersionNotGreater as error:
+                log.warning("weights were not loaded: %s", error)
+                raise ApiError(409, str(error), param="version") from error
             except (UserError, ValueError) as error:
+                log.warning("weights of version %d were not loaded: %s", ask.version, error)
                 raise bad_request(str(error), "path") from error
         return JSONResponse({"object": "weights", "version": ask.version, "in_flight": running})
 
@@ -290,17 +303,17 @@ class Endpoints:
             )
         return prompt
 
-    async def _chat_job(self, kind: str, ask: ChatAsk) -> Job:
+    async def _chat_exchange(self, kind: str, ask: ChatAsk) -> Exchange:
         self._check_model(ask.model)
         messages, tools = ask.shown_messages(), ask.shown_tools()
         prompt = await self._encoder.chat(messages, tools)
-        return await self._job(
+        return await self._exchange(
             kind, ask, [prompt], {"endpoint": "chat", "prompt": messages, "tools": tools}
         )
 
-    async def _job(
+    async def _exchange(
         self, kind: str, ask: Ask, prompts: list[list[int]], asked: dict[str, Any]
-    ) -> Job:
+    ) -> Exchange:
         max_tokens = self.served.limits.max_tokens(ask, max(map(len, prompts)))
         params = ask.sampling(max_tokens, self.served.stop_token_ids, secrets.randbits(63))
         name = f"{kind}-{secrets.token_hex(12)}"
@@ -319,50 +332,54 @@ class Endpoints:
             else await run_sync(self.served.grammars.compile, form, limiter=self._parser)
         )
         task_id = ask.metadata.get("task_id", name)
-        return Job(
-            name,
+        asked = {"exchange": name, "created": time.time(), "seed": params.seed, **asked}
+        recorder, inbox = self.served.recorder, asyncio.Queue[Delta | Exception]()
+        job = Job(
+            [noise_key(prompt) for prompt in prompts],
             prompts,
             params,
-            ask.n,
+            range(ask.n),
+            inbox.put_nowait,
             stops,
             ask.stream,
-            task_id,
-            asked,
-            adapter,
-            constraint,
-            ask.scores_prompt,
-            ask.priority,
+            decoded=True,
+            adapter=adapter,
+            constraint=constraint,
+            scored=ask.scores_prompt,
+            priority=ask.priority,
+            record=None if recorder is None else partial(recorder.record, task_id, asked),
         )
+        return Exchange(name, job, inbox, asked["created"])
 
-    async def _answer(self, request: Request, job: Job, reply: Reply) -> Response:
-        self.served.engine.submit(job)
-        if job.stream:
-            return JobStream(self._events(job, reply), job, self.served.engine)
+    async def _answer(self, request: Request, exchange: Exchange, reply: Reply) -> Response:
+        exchange.submit(self.served.engine)
+        if exchange.job.stream:
+            return JobStream(self._events(exchange, reply), exchange.job, self.served.engine)
         try:
-            answers = await _unless_gone(request, job.answers())
+            answers = await _unless_gone(request, exchange.answers())
         finally:
-            self.served.engine.abort(job)
-        self._answered(job)
+            self.served.engine.abort(exchange.job)
+        self._answered(exchange)
         return JSONResponse(reply.whole(answers))
 
-    async def _events(self, job: Job, reply: Reply) -> AsyncIterator[str]:
+    async def _events(self, exchange: Exchange, reply: Reply) -> AsyncIterator[str]:
         for chunk in reply.opening():
             yield _event(chunk)
         try:
-            async for delta in job.deltas():
+            async for delta in exchange.deltas():
                 for chunk in reply.chunks(delta):
                     yield _event(chunk)
         except ApiError as error:  # the HTTP status is already sent: report it in the stream
             yield _event(reply.failed(error.body))
         else:
-            self._answered(job)
+            self._answered(exchange)
             for chunk in reply.closing():
                 yield _event(chunk)
         if reply.last_event:
             yield reply.last_event
 
-    def _answered(self, job: Job) -> None:
-        self.counts.seconds += time.time() - job.created
+    def _answered(self, exchange: Exchange) -> None:
+        self.counts.seconds += time.time() - exchange.created
         self.counts.generations += 1
 
 

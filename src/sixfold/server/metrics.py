@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from .engine_thread import EngineThread
+from ..rollout.engine_thread import EngineThread
 
 
 class Metrics:
@@ -131,7 +131,7 @@ def _gauges(engine: EngineThread) -> list[tuple[str, str, float]]:
             engine.engine.stats.tokens_per_pass,
         ),
         ("waiting_prompts", "Prompts with samples that have not started.", engine.waiting),
-        ("queue_prompts", "Maximum number of waiting prompts.", engine.max_queue),
+        ("queue_prompts", "Maximum number of waiting prompts.", engine.max_queue or 0),
         ("running_sequences", "Completions being sampled.", usage.running),
         ("kv_blocks_used", "KV cache blocks owned by requests.", usage.used),
         ("kv_blocks_idle", "KV cache blocks owned only by the prefix cache.", usage.idle),

@@ -8,30 +8,84 @@ is passed to the operating system before the client sees the answer.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..engine.sequence import Sequence
 from ..errors import UserError
-from ..types import Trajectory
+from ..rollout.engine_job import RecordError
+from ..rollout.renderer.renderer import Renderer
+from ..types import FinishReason, Trajectory
+
+log = logging.getLogger("sixfold.server")
 
 
 class Recorder:
     """Appends lines to `FOLDER/exchanges-TIME-PID.jsonl`, one file per server process.
 
+    Args:
+        folder: is created if it does not exist.
+        renderer: reads prompts. Used only by the engine's thread.
+
     Raises:
         UserError: the folder or the file cannot be written.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, renderer: Renderer) -> None:
+        self._renderer = renderer
         self.path = folder / f"exchanges-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file: BinaryIO = self.path.open("ab")
         except OSError as error:
             raise UserError(f"--record {folder}: cannot be written ({error.strerror})") from error
+
+    def record(
+        self,
+        task_id: str,
+        asked: Mapping[str, Any],
+        choice: int,
+        sequence: Sequence,
+        text: str,
+        reason: FinishReason,
+    ) -> None:
+        """Append a completion as a trajectory.
+
+        Args:
+            task_id: task id of the trajectory.
+            asked: further fields of the line.
+            choice: index of the choice in its request.
+            sequence: the sequence, which has ended.
+            text: the text that the client receives.
+            reason: why it ended.
+
+        Raises:
+            RecordError: the line cannot be written: the disk is full, or a log-prob is NaN or
+                infinite.
+        """
+        prompt = sequence.request.prompt
+        trajectory = Trajectory.one_turn(
+            task_id,
+            choice,
+            prompt,
+            sequence.tokens[len(prompt) :],
+            sequence.logp,
+            sequence.version,
+            reason,
+            text=text,
+            seconds=sequence.seconds,
+            kept=sequence.kept or None,
+            opened=self._renderer.opened(prompt),
+        )
+        try:
+            self.write(trajectory, asked)
+        except (OSError, ValueError) as error:
+            log.error("an exchange could not be written to the record: %s", error)
+            raise RecordError(str(error)) from error
 
     def write(self, trajectory: Trajectory, asked: Mapping[str, Any]) -> None:
         """Append one line.

@@ -9,10 +9,11 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from ..rollout.engine_job import Delta
 from ..rollout.renderer.renderer import Renderer
 from ..rollout.renderer.tool_calls import ToolCall, ToolCallParser
 from .chat_ask import ChatAsk
-from .job import Delta, Job
+from .exchange import Exchange
 from .requests import Ask, TextAsk
 
 
@@ -20,7 +21,7 @@ class Reply:
     """Base class of all answer formats. It counts the sampled tokens.
 
     Args:
-        job: the job that is answered.
+        exchange: the request that is answered.
         ask: its request.
         renderer: shows tokens as text.
 
@@ -32,8 +33,9 @@ class Reply:
     chunk_kind = ""
     last_event = "data: [DONE]\n\n"
 
-    def __init__(self, job: Job, ask: Ask, renderer: Renderer) -> None:
-        self.job = job
+    def __init__(self, exchange: Exchange, ask: Ask, renderer: Renderer) -> None:
+        self.exchange = exchange
+        self.job = exchange.job
         self.ask = ask
         self._renderer = renderer
         self._sampled = 0
@@ -90,9 +92,9 @@ class Reply:
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         envelope = {
-            "id": self.job.id,
+            "id": self.exchange.id,
             "object": kind,
-            "created": int(self.job.created),
+            "created": int(self.exchange.created),
             "model": self.ask.model,
         }
         return envelope | ({"seed": self.job.params.seed} if self.ask.return_token_ids else {})
@@ -100,7 +102,8 @@ class Reply:
     def _ours(self, delta: Delta, first: bool) -> dict[str, Any]:
         if not self.ask.return_token_ids:
             return {}
-        prompt = {"prompt_token_ids": self.job.prompts[delta.index // self.job.n]} if first else {}
+        asked = self.job.prompts[self.exchange.prompt_of(delta.index)]
+        prompt = {"prompt_token_ids": asked} if first else {}
         return prompt | {
             "token_ids": delta.tokens,
             "token_logprobs": delta.logp,
@@ -118,7 +121,7 @@ class TextReply(Reply):
     """Answer of /v1/completions. With `echo`, a choice begins with its prompt.
 
     Args:
-        job: the job that is answered.
+        exchange: the request that is answered.
         ask: its request.
         renderer: shows tokens as text.
         echoed: the prompts as texts; empty without `echo`.
@@ -127,10 +130,11 @@ class TextReply(Reply):
     kind = chunk_kind = "text_completion"
 
     def __init__(
-        self, job: Job, ask: TextAsk, renderer: Renderer, echoed: Sequence[str] = ()
+        self, exchange: Exchange, ask: TextAsk, renderer: Renderer, echoed: Sequence[str] = ()
     ) -> None:
-        super().__init__(job, ask, renderer)
-        self._to_echo = {i: echoed[i // job.n] for i in range(job.choices)} if echoed else {}
+        super().__init__(exchange, ask, renderer)
+        choices = range(self.job.choices) if echoed else ()
+        self._to_echo = {i: echoed[exchange.prompt_of(i)] for i in choices}
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         echoes = delta.index in self._to_echo
@@ -152,7 +156,8 @@ class TextReply(Reply):
         logps: list[float | None] = list(delta.logp)
         tops: list[dict[int, float] | None] = list(delta.top)
         if echoes:  # the first token of a prompt has no log-prob
-            prompt, score = delta.index // self.job.n, self.job.scores[delta.index // self.job.n]
+            prompt = self.exchange.prompt_of(delta.index)
+            score = self.job.scores[prompt]
             tokens, logps, tops = (
                 [*self.job.prompts[prompt], *tokens],
                 [None, *score.logp, *logps],
@@ -216,11 +221,12 @@ class ChatReply(Reply):
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, job: Job, ask: ChatAsk, renderer: Renderer) -> None:
-        super().__init__(job, ask, renderer)
+    def __init__(self, exchange: Exchange, ask: ChatAsk, renderer: Renderer) -> None:
+        super().__init__(exchange, ask, renderer)
         self._tokens = TokenLogprobs(renderer)
-        self._parsers = [ToolCallParser() for _ in range(job.choices)] if ask.uses_tools else []
-        self._calls = [0] * job.choices
+        choices = range(self.job.choices) if ask.uses_tools else ()
+        self._parsers = [ToolCallParser() for _ in choices]
+        self._calls = [0] * self.job.choices
 
     def opening(self) -> list[dict[str, Any]]:
         """One chunk per choice with the role of the assistant."""

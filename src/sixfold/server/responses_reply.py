@@ -6,10 +6,11 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from ..rollout.engine_job import Delta
 from ..rollout.renderer.renderer import Renderer
 from ..rollout.renderer.tool_calls import ToolCall, ToolCallParser
 from .chat_ask import ChatAsk
-from .job import Delta, Job
+from .exchange import Exchange
 from .replies import Reply, TokenLogprobs
 from .responses_ask import ResponsesAsk
 
@@ -28,10 +29,12 @@ class ResponsesReply(Reply):
 
     last_event = ""
 
-    def __init__(self, job: Job, ask: ChatAsk, renderer: Renderer, asked: ResponsesAsk) -> None:
-        super().__init__(job, ask, renderer)
+    def __init__(
+        self, exchange: Exchange, ask: ChatAsk, renderer: Renderer, asked: ResponsesAsk
+    ) -> None:
+        super().__init__(exchange, ask, renderer)
         self._asked = asked
-        self._id = job.id
+        self._id = exchange.id
         self._parser = ToolCallParser() if ask.uses_tools else None
         self._logprobs = TokenLogprobs(renderer)
         self._items: list[dict[str, Any]] = []
@@ -190,7 +193,7 @@ class ResponsesReply(Reply):
         return {
             "id": self._id,
             "object": "response",
-            "created_at": int(self.job.created),
+            "created_at": int(self.exchange.created),
             "status": status,
             "background": False,
             "error": None,
