@@ -31,3 +31,18 @@ def seed_bytes(text: str, size: int, purpose: str = "") -> bytes:
 def seed_number(text: str, size: int) -> int:
     """Hash of a text as a number below 256 ** size."""
     return int.from_bytes(seed_bytes(text, size), "little")
+
+
+def sample_seed(seed: int, name: str, sample: int, offset: int = 0) -> int:
+    """Seed of one completion in an engine with its own random generator (48 bits).
+
+    It depends only on the arguments, so batching, order and restarts do not change the samples.
+
+    Args:
+        seed: seed of the rollout.
+        name: name of the task.
+        sample: index of the sample within the task.
+        offset: sampled and observed tokens before this completion. 0 in the first turn.
+    """
+    turn = f"\x00{offset}" if offset else ""
+    return seed_number(f"{seed}\x00{name}\x00{sample}{turn}", SAMPLE_BYTES)

@@ -7,6 +7,7 @@ checks every request against the next of the contract and answers with the reply
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import threading
@@ -21,7 +22,9 @@ from safetensors.torch import load_file
 
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy
-from sixfold.rollout import sglang_server
+from sixfold.rollout import json_server
+from sixfold.rollout.generator import EngineLost, Sampled, SampleKey, wait_for
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.rollout.sglang_server import SglangServer
 from sixfold.rollout.vllm_process import vllm_config
 from sixfold.types import SamplingParams
@@ -41,7 +44,9 @@ class Recorded(ThreadingHTTPServer):
         self.wrong: list[str] = []
         self.weights: dict[str, torch.Tensor] = {}
         self.config: dict[str, Any] = {}
+        self.rids: list[str] = []
         self.pause = threading.Event()
+        self.waiting = threading.Event()
 
     @property
     def url(self) -> str:
@@ -55,9 +60,13 @@ class Recorded(ThreadingHTTPServer):
             self.weights = load_file(folder / "model.safetensors")
             self.config = json.loads((folder / "config.json").read_text())
             body["model_path"] = "<folder>"
+        if "rid" in body:
+            self.rids.append(body["rid"])
+            body["rid"] = "<rid>"
         if asked != exchange["request"]:
             self.wrong.append(f"{exchange['what']}: {asked}")
         if exchange.get("slow"):
+            self.waiting.set()
             self.pause.wait(5)
         return dict(exchange["reply"])
 
@@ -104,9 +113,20 @@ def recorded() -> Iterator[Any]:
 
 
 def connect(server: Recorded, policy: Policy, dtype: torch.dtype = torch.float32) -> SglangServer:
-    return SglangServer(
-        server.url, vllm_config(policy.model.config, type(policy.model).__name__), dtype
-    )
+    config = vllm_config(policy.model.config, type(policy.model).__name__)
+    renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
+    engine = SglangServer(server.url, config, dtype, renderer)
+    wait_for(engine.check())
+    return engine
+
+
+def load(engine: SglangServer, policy: Policy) -> None:
+    weights = dict(policy.model.named_parameters(remove_duplicate=False))
+    assert wait_for(engine.load(weights, 7)) == 0
+
+
+def sample(engine: SglangServer, k: int = 0, stops: tuple[str, ...] = ()) -> Sampled:
+    return wait_for(engine.generate([5, 6, 7], PARAMS, SampleKey("t", k), stops=stops))
 
 
 def changed(exchange: dict[str, Any], **reply: Any) -> dict[str, Any]:
@@ -122,10 +142,10 @@ def test_the_whole_contract_in_order(
     server = recorded(*CONTRACT)
     engine = connect(server, policy)
     assert engine.version == -1
-    engine.load(dict(policy.model.named_parameters(remove_duplicate=False)), 7)
-    stop, length = engine.generate([[5, 6, 7], [5, 6, 7]], PARAMS, [11, 12])
-    scores = engine.score([9, 8, 7])
-    assert server.wrong == [] and server.exchanges == []
+    load(engine, policy)
+    stop, length = sample(engine), sample(engine, 1, ("zz",))
+    scores = wait_for(engine.score([9, 8, 7]))
+    assert server.wrong == [] and len(server.exchanges) == 1 and len(set(server.rids)) == 2
 
     assert engine.version == 7
     assert (stop.tokens, stop.logp, stop.version) == (
@@ -151,27 +171,27 @@ def test_the_whole_contract_in_order(
 
 def test_spans_of_two_versions_are_kept_apart(recorded: Any, policy: Policy) -> None:
     exchange = copy.deepcopy(CONTRACT[3])
-    exchange["reply"]["body"][0]["meta_info"]["weight_versions"] = [
+    exchange["reply"]["body"]["meta_info"]["weight_versions"] = [
         {"version": "6", "start": 0, "end": 2},
         {"version": "7", "start": 2, "end": 3},
     ]
     engine = connect(recorded(CONTRACT[0], exchange), policy)
-    assert engine.generate([[5, 6, 7], [5, 6, 7]], PARAMS, [11, 12])[0].version == [6, 6, 7]
+    assert sample(engine).version == [6, 6, 7]
 
 
 def test_an_aborted_completion_is_data(recorded: Any, policy: Policy) -> None:
     exchange = copy.deepcopy(CONTRACT[3])
-    exchange["reply"]["body"][0]["meta_info"]["finish_reason"] = {
+    exchange["reply"]["body"]["meta_info"]["finish_reason"] = {
         "type": "abort",
         "message": "Abort in waiting queue",
     }
     engine = connect(recorded(CONTRACT[0], exchange), policy)
-    assert engine.generate([[5, 6, 7], [5, 6, 7]], PARAMS, [11, 12])[0].finish_reason == "aborted"
+    assert sample(engine).finish_reason == "aborted"
 
 
 def test_weights_go_over_in_the_dtype_of_the_run(recorded: Any, policy: Policy) -> None:
     server = recorded(*CONTRACT[:3])
-    connect(server, policy, torch.bfloat16).load(dict(policy.model.named_parameters()), 7)
+    load(connect(server, policy, torch.bfloat16), policy)
     assert {t.dtype for t in server.weights.values()} == {torch.bfloat16}
 
 
@@ -183,7 +203,10 @@ def test_no_server_says_how_to_start_one(policy: Policy) -> None:
             r" sglang.launch_server"
         ),
     ):
-        SglangServer("http://127.0.0.1:9", policy.model.config, torch.float32)
+        engine = SglangServer(
+            "http://127.0.0.1:9", policy.model.config, torch.float32, Renderer(policy.tokenizer)
+        )
+        wait_for(engine.check())
 
 
 def test_refusals_carry_what_the_server_said(recorded: Any, policy: Policy) -> None:
@@ -201,7 +224,7 @@ def test_refusals_carry_what_the_server_said(recorded: Any, policy: Policy) -> N
         UserError,
         match=r"answered POST /update_weights_from_disk with 400: .*Failed to get weights iterator",
     ):
-        engine.load(dict(policy.model.named_parameters()), 7)
+        load(engine, policy)
     assert engine.version == -1
 
 
@@ -209,7 +232,7 @@ def test_server_that_keeps_the_old_version_is_detected(recorded: Any, policy: Po
     stale = changed(CONTRACT[2], body={**CONTRACT[2]["reply"]["body"], "weight_version": "default"})
     engine = connect(recorded(CONTRACT[0], CONTRACT[1], stale), policy)
     with pytest.raises(UserError, match="reports weights 'default' after '7'"):
-        engine.load(dict(policy.model.named_parameters()), 7)
+        load(engine, policy)
     assert engine.version == -1
 
 
@@ -220,10 +243,38 @@ def test_other_server_on_the_port_is_reported(recorded: Any, policy: Policy) -> 
         connect(recorded(changed(CONTRACT[0], body="<html>")), policy)
 
 
+def test_a_cancelled_call_is_aborted_in_the_server(recorded: Any, policy: Policy) -> None:
+    server = recorded(CONTRACT[0], {**CONTRACT[3], "slow": True}, CONTRACT[-1])
+    engine = connect(server, policy)
+
+    async def play() -> None:
+        call = asyncio.create_task(engine.generate([5, 6, 7], PARAMS, SampleKey("t")))
+        await asyncio.to_thread(server.waiting.wait, 5)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(play())
+    assert server.wrong == [] and server.exchanges == []
+    assert len(server.rids) == 2 and len(set(server.rids)) == 1
+
+
+def test_a_request_that_the_server_cannot_run_is_a_mistake_of_the_caller(
+    recorded: Any, policy: Policy
+) -> None:
+    refused = changed(CONTRACT[3], status=400, body={"error": {"message": "too long"}})
+    broken = changed(CONTRACT[3], status=500, body="out of memory")
+    engine = connect(recorded(CONTRACT[0], refused, broken), policy)
+    with pytest.raises(ValueError, match="too long"):
+        sample(engine)
+    with pytest.raises(EngineLost, match="out of memory"):
+        sample(engine)
+
+
 @pytest.mark.slow
 def test_missing_answer_times_out(
     recorded: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sglang_server, "SHORT_S", 0.2)
+    monkeypatch.setattr(json_server, "SHORT_S", 0.2)
     with pytest.raises(UserError, match=r"did not answer GET /health within 0.2 s"):
         connect(recorded({**CONTRACT[0], "slow": True}), policy)

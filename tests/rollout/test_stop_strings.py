@@ -4,20 +4,19 @@ one, by every engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from sixfold.engine.engine import Engine
 from sixfold.engine.speculative import Speculation
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.rollout.engine_rollout import EngineRollout
-from sixfold.rollout.outside_engine import Sampled
-from sixfold.rollout.outside_rollout import OutsideRollout
+from sixfold.rollout.generator import Sampled
 from sixfold.rollout.renderer.renderer import Renderer
+from sixfold.rollout.stop_watch import cut_sampled
 from sixfold.types import SamplingParams, Task, Trajectory
 
 TASKS = [Task(f"t{i}", f"{i}+{'7' * i}=") for i in range(6)]
@@ -85,45 +84,14 @@ def test_stop_tokens_and_stop_strings_in_one_step(policy: Policy) -> None:
     assert (t.finish_reason, t.text) == ("stop", whole.text[: whole.text.index(whole.text[-2:])])
 
 
-class Repeats:
-    """An outside engine that says the same to everything."""
-
-    version = 0
-
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
-    ) -> list[Sampled]:
-        n = len(self.tokens)
-        return [
-            Sampled(self.tokens, [-float(i) for i in range(n)], [0] * n, "length", 0, 0.0)
-            for _ in prompts
-        ]
-
-    def load(self, weights: Mapping[str, Tensor], version: int) -> None: ...
-
-    def score(self, tokens: Sequence[int]) -> list[float]:
-        return []
-
-    def close(self) -> None: ...
-
-
-def test_an_outside_engine_is_cut_by_the_same_rule(policy: Policy) -> None:
+def test_a_finished_completion_is_cut_by_the_same_rule(policy: Policy) -> None:
     renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
-    engine = Repeats(renderer.plain("1+2=3;q: 4"))
-    params = SamplingParams(max_tokens=10)
-    (group,) = OutsideRollout(engine, renderer, params, 1, stops=["q:", ";q"]).generate(
-        TASKS[:1], 0
-    )
-    (t,) = group.trajectories
-    assert (t.text, t.finish_reason) == ("1+2=3", "stop")
-    assert t.tokens[t.prompt_length :] == renderer.plain("1+2=3;q")
-    assert t.logp[t.prompt_length :] == [-float(i) for i in range(7)]
-    rollout = OutsideRollout(engine, renderer, params, 1)
-    (group,) = rollout.generate(TASKS[:1], 0)
-    assert (group.trajectories[0].text, group.trajectories[0].finish_reason) == (
-        "1+2=3;q: 4",
-        "length",
-    )
+    tokens = renderer.plain("1+2=3;q: 4")
+    n = len(tokens)
+    logp = [-float(i) for i in range(n)]
+    whole = Sampled(tokens, logp, list(range(n)), "length", 0, 0.0)
+    cut = cut_sampled(whole, renderer, ["q:", ";q"])
+    assert (cut.text, cut.finish_reason) == ("1+2=3", "stop")
+    assert (cut.tokens, cut.logp) == (renderer.plain("1+2=3;q"), logp[:7])
+    assert cut.version == list(range(7))
+    assert cut_sampled(whole, renderer, []) == whole == cut_sampled(whole, renderer, ["x"])

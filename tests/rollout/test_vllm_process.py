@@ -16,14 +16,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm_processes import log_probs, start, use_fake, weights
+from vllm_processes import load, log_probs, score, start, use_fake, weights
 
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy
-from sixfold.rollout import vllm_process
-from sixfold.rollout.outside_rollout import OutsideRollout, sample_seed
+from sixfold.rollout import vllm_process, weight_files
+from sixfold.rollout.generator import EngineLost, SampleKey, wait_for
+from sixfold.rollout.outside_rollout import OutsideRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.rollout.vllm_process import VllmProcess
+from sixfold.seeds import sample_seed
 from sixfold.types import SamplingParams, Task
 
 TASKS = [Task(f"t{i}", f"{i}+{'7' * i}=") for i in (3, 0, 1, 12)]
@@ -41,7 +43,7 @@ def fake() -> Iterator[None]:
 def engine(fake: None, policy: Policy) -> Iterator[VllmProcess]:
     """One process for the tests that leave it well."""
     process = start(policy)
-    process.load(weights(policy), 4)
+    load(process, weights(policy), 4)
     yield process
     process.close()
 
@@ -122,7 +124,7 @@ def test_metrics_count_one_call(policy: Policy, engine: VllmProcess) -> None:
 
 def test_scores_are_at_temperature_one(policy: Policy, engine: VllmProcess) -> None:
     tokens = [7, 9, 11, 6, 30, 8]
-    assert engine.score(tokens) == pytest.approx(log_probs(policy, tokens).tolist(), abs=1e-5)
+    assert score(engine, tokens) == pytest.approx(log_probs(policy, tokens).tolist(), abs=1e-5)
 
 
 def test_one_task_twice_in_a_call_is_refused(policy: Policy, engine: VllmProcess) -> None:
@@ -146,16 +148,16 @@ def test_tokens_of_another_weight_version_are_refused(policy: Policy, engine: Vl
 def test_load_changes_scores_and_version_and_leaves_no_file(
     policy: Policy, engine: VllmProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_process, "_memory", lambda size: str(tmp_path))
+    monkeypatch.setattr(weight_files, "_memory", lambda size: str(tmp_path))
     other = replace(policy, model=copy.deepcopy(policy.model))
     with torch.no_grad():
         for p in other.model.parameters():
             p.mul_(1.3)
     tokens = [7, 9, 11, 6, 30, 8]
     try:
-        engine.load(weights(other), 9)
+        load(engine, weights(other), 9)
         assert engine.version == 9
-        assert engine.score(tokens) == pytest.approx(log_probs(other, tokens).tolist(), abs=1e-5)
+        assert score(engine, tokens) == pytest.approx(log_probs(other, tokens).tolist(), abs=1e-5)
         assert {
             v
             for g in make_rollout(other, engine).generate(TASKS, 1)
@@ -163,9 +165,9 @@ def test_load_changes_scores_and_version_and_leaves_no_file(
             for v in t.version[t.prompt_length :]
         } == {9}
     finally:
-        engine.load(weights(policy), 4)
+        load(engine, weights(policy), 4)
     assert list(tmp_path.iterdir()) == []
-    assert engine.score(tokens) == pytest.approx(log_probs(policy, tokens).tolist(), abs=1e-5)
+    assert score(engine, tokens) == pytest.approx(log_probs(policy, tokens).tolist(), abs=1e-5)
 
 
 # How it can end
@@ -215,8 +217,8 @@ def test_end_of_the_process_is_reported_with_its_last_output_and_is_final(
         ),
     ):
         make_rollout(policy, engine).generate(TASKS, 1)
-    with pytest.raises(UserError, match="has ended"):
-        engine.score([1, 2])
+    with pytest.raises(EngineLost, match="exit code 3"):
+        score(engine, [1, 2])
     engine.close()
 
 
@@ -225,7 +227,7 @@ def test_a_kill_is_named(policy: Policy, fake: None) -> None:
     engine._child.process.kill()
     engine._child.process.wait()
     with pytest.raises(UserError, match="killed by SIGKILL; the machine may be out of memory"):
-        engine.score([1, 2])
+        score(engine, [1, 2])
 
 
 @pytest.mark.slow
@@ -236,15 +238,15 @@ def test_silence_times_out_and_heartbeats_extend_the_limit(
     fault("hang")
     hung = start(policy)
     with pytest.raises(UserError, match=r"no sign of life for 1.5 s"):
-        hung.score([1, 2])
+        score(hung, [1, 2])
     assert hung._child.process.poll() == -signal.SIGKILL
     fault("slow")  # six steps of 0.4 s, a sign of life a second
     slow = start(policy)
     monkeypatch.setattr(vllm_process, "SILENCE_S", 30.0)
-    slow.load(weights(policy), 0)  # imports torch, which is nothing to measure patience by
+    load(slow, weights(policy), 0)  # imports torch, which is nothing to measure patience by
     monkeypatch.setattr(vllm_process, "SILENCE_S", 1.5)
     began = time.monotonic()
-    slow.generate([[7, 8]], SamplingParams(max_tokens=6), [1])
+    wait_for(slow.generate([7, 8], SamplingParams(max_tokens=6), SampleKey("t")))
     assert time.monotonic() - began > 2
     slow.close()
 
@@ -253,7 +255,7 @@ def test_silence_times_out_and_heartbeats_extend_the_limit(
 def test_weights_that_do_not_fit_are_named(policy: Policy, fake: None) -> None:
     engine = start(policy)
     with pytest.raises(UserError, match=r"KeyError: 'no.such.weight'"):
-        engine.load({"no.such.weight": torch.zeros(2)}, 1)
+        load(engine, {"no.such.weight": torch.zeros(2)}, 1)
     assert engine.version == -1
 
 
@@ -269,7 +271,7 @@ def test_the_process_does_not_outlive_a_killed_parent(
     if not parent:
         engine = start(policy)
         if kind:
-            engine._child.send(b'{"do": "score", "tokens": [1, 2]}')
+            engine._child.send(b'{"id": 0, "do": "score", "tokens": [1, 2]}', answers=0)
         os.write(tell, str(engine._child.process.pid).encode())
         os.kill(os.getpid(), signal.SIGKILL)
     os.close(tell)

@@ -20,7 +20,7 @@ import pytest
 import torch
 from tests.conftest import make_tiny
 from transformers import PreTrainedModel
-from vllm_processes import log_probs, start, weights
+from vllm_processes import load, log_probs, score, start, weights
 
 from sixfold.errors import UserError
 from sixfold.model.attention import NAME
@@ -98,13 +98,13 @@ def test_log_probs_are_the_trainers_before_and_after_every_load(
     scratch: Policy, engine: VllmProcess
 ) -> None:
     assert engine.version == 0 and largest_gap(scratch, engine) < LIMIT
-    before = engine.score([7, 9, 11, 6, 30, 8])
+    before = score(engine, [7, 9, 11, 6, 30, 8])
     other = sharpened(scratch, 1.2)
     sync = VersionedSync(other.model, engine, 1, LIMIT, 64)
     sync.sync(3)
     assert engine.version == 3 and largest_gap(other, engine) < LIMIT
     assert (
-        max(abs(a - b) for a, b in zip(before, engine.score([7, 9, 11, 6, 30, 8]), strict=True))
+        max(abs(a - b) for a, b in zip(before, score(engine, [7, 9, 11, 6, 30, 8]), strict=True))
         > 0.1
     )
     VersionedSync(scratch.model, engine, 1, LIMIT, 64).sync(4)
@@ -115,10 +115,10 @@ def test_a_tied_head_must_be_loaded_by_name(scratch: Policy, engine: VllmProcess
     """The day that this fails, vLLM has mended it and the worker's `tied` can go."""
     other = sharpened(scratch, 1.5)
     tokens = [7, 9, 11, 6, 30, 8]
-    engine.load(dict(other.model.named_parameters()), 5)
-    assert (torch.tensor(engine.score(tokens)) - log_probs(other, tokens)).abs().max() > 0.1
-    engine.load(weights(scratch), 6)
-    assert (torch.tensor(engine.score(tokens)) - log_probs(scratch, tokens)).abs().max() < LIMIT
+    load(engine, dict(other.model.named_parameters()), 5)
+    assert (torch.tensor(score(engine, tokens)) - log_probs(other, tokens)).abs().max() > 0.1
+    load(engine, weights(scratch), 6)
+    assert (torch.tensor(score(engine, tokens)) - log_probs(scratch, tokens)).abs().max() < LIMIT
 
 
 def test_same_seed_gives_same_tokens_in_any_batch(scratch: Policy, engine: VllmProcess) -> None:
@@ -173,7 +173,7 @@ def _alive(pid: int) -> bool:
 
 def test_a_kill_in_the_middle_of_a_generation_is_named(scratch: Policy) -> None:
     process = start(scratch, PYTHON)
-    process.load(weights(scratch), 0)
+    load(process, weights(scratch), 0)
     threading.Timer(0.3, process._child.process.kill).start()
     with pytest.raises(UserError, match="killed by SIGKILL"):
         for seed in range(1000):

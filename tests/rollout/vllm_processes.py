@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from sixfold.model.loading import Policy
+from sixfold.rollout.generator import wait_for
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.rollout.vllm_process import VllmProcess, vllm_config
 
 FAKE = Path(__file__).parent / "fake_vllm"
@@ -37,8 +39,22 @@ def use_fake(patch: pytest.MonkeyPatch, fault: str = "") -> None:
 def start(policy: Policy, python: str = "", dtype: torch.dtype = torch.float32) -> VllmProcess:
     """A process on the policy's architecture, with no weights of the policy yet."""
     return VllmProcess(
-        vllm_config(policy.model.config, type(policy.model).__name__), dtype, ARGUMENTS, python
+        vllm_config(policy.model.config, type(policy.model).__name__),
+        dtype,
+        ARGUMENTS,
+        Renderer(policy.tokenizer, policy.stop_token_ids),
+        python,
     )
+
+
+def load(process: VllmProcess, tensors: dict[str, Tensor], version: int) -> None:
+    """`VllmProcess.load`, waited for."""
+    wait_for(process.load(tensors, version))
+
+
+def score(process: VllmProcess, tokens: list[int]) -> list[float]:
+    """`VllmProcess.score`, waited for."""
+    return wait_for(process.score(tokens))
 
 
 def weights(policy: Policy) -> dict[str, Tensor]:

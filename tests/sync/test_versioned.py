@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sixfold.rollout.outside_engine import Sampled, stored
+from sixfold.rollout.generator import Sampled, SampleKey
+from sixfold.rollout.weight_files import stored
 from sixfold.sync.sync import SyncError
 from sixfold.sync.versioned import VersionedSync
 from sixfold.types import SamplingParams
@@ -23,7 +24,7 @@ LIMIT = 1e-4
 
 
 class Elsewhere:
-    """An OutsideEngine with a model of its own. deaf: it says that it has loaded, and has not."""
+    """A Generator with a model of its own. deaf: it says that it has loaded, and has not."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = copy.deepcopy(model)
@@ -34,25 +35,41 @@ class Elsewhere:
         self.loads: list[dict[str, Tensor]] = []
         self.deaf = False
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
-    ) -> list[Sampled]:
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        key: SampleKey,
+        *,
+        stops: Sequence[str] = (),
+        priority: int = 0,
+    ) -> Sampled:
         raise NotImplementedError
 
+    async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
+        self.take(weights, version)
+        return 0
+
     @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+    def take(self, weights: Mapping[str, Tensor], version: int) -> None:
         self.loads.append({name: tensor.clone() for name, tensor in weights.items()})
         self.version = version
         if not self.deaf:
             for name, p in self.model.named_parameters():
                 p.copy_(weights[name])
 
+    async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
+        return self.log_probs(tokens)
+
     @torch.no_grad()
-    def score(self, tokens: Sequence[int]) -> list[float]:
+    def log_probs(self, tokens: Sequence[int]) -> list[float]:
         logits = (
             self.model(torch.tensor([list(tokens)]), use_cache=False).logits[0, :-1].log_softmax(-1)
         )
         return logits.gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+
+    async def rest(self) -> None:
+        """Nothing to free."""
 
     def close(self) -> None:
         """Nothing to end."""
@@ -154,7 +171,7 @@ def test_engine_that_did_not_load_weights_is_detected(trained: PreTrainedModel) 
 
 def test_engine_that_computes_nan_is_detected(trained: PreTrainedModel) -> None:
     engine = Elsewhere(trained)
-    engine.score = lambda tokens: [float("nan")] * (len(tokens) - 1)  # type: ignore[method-assign]
+    engine.log_probs = lambda tokens: [float("nan")] * (len(tokens) - 1)  # type: ignore[method-assign]
     with pytest.raises(SyncError, match="mean difference nan nats"):
         VersionedSync(trained, engine, 1, LIMIT, 64).refresh()
 
@@ -209,7 +226,7 @@ def test_weights_go_over_as_save_pretrained_writes_them(
     handed: dict[str, Tensor] = {}
 
     class Taker(Elsewhere):
-        def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        def take(self, weights: Mapping[str, Tensor], version: int) -> None:
             handed.update(weights)
 
     sync = VersionedSync(model, Taker(model), 1, float("inf"), 64)

@@ -148,7 +148,7 @@ class Child:
 
         Args:
             body: the request.
-            answers: number of answers that the program gives to the request.
+            answers: number of answers that the program gives to the request. 0: it may send notes.
 
         Returns:
             True if everything is sent. Otherwise call `flush` when `requests` is writable.
@@ -260,9 +260,11 @@ class Child:
         return None
 
     def _checked(self, kind: bytes, number: int, body: bytes) -> Message:
-        if number != self._answered + 1 or not self.owed or kind not in (ANSWER, NOTE, ERROR):
+        # A program that sends notes of its own accord may also fail while no answer is owed.
+        expected = (ANSWER, NOTE, ERROR) if self.owed else (NOTE, ERROR)
+        if number != self._answered + 1 or kind not in expected:
             raise ChildEnded("sent a reply to another request")
-        if kind != NOTE:
+        if kind != NOTE and self.owed:
             self._answered = number
         if kind == ERROR:
             raise RequestFailed(body.decode(errors="replace"))

@@ -92,12 +92,12 @@ class Requests:
         self._send(ANSWER, self._pid, body)
         self._number += 1
 
-    def note(self) -> None:
-        """Send a sign of life before the next answer. `Child.arrived` shows it as a message.
+    def note(self, body: bytes = b"") -> None:
+        """Send a sign of life, or a message that no request waits for, before the next answer.
 
-        A forked copy of this process may do so too.
+        `Child.arrived` shows it as a message. A forked copy of this process may do so too.
         """
-        self._send(NOTE, self._program, b"")
+        self._send(NOTE, self._program, body)
 
     def fail(self) -> None:
         """Answer with the traceback of the exception that is being handled."""

@@ -6,13 +6,18 @@ checks of an engine all sample through this contract, so they work with every en
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from ..errors import UserError
 from ..types import FinishReason, Kept, SamplingParams
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,23 @@ class SampleKey:
     name: str
     sample: int = 0
     origin: int | None = None
+
+    def offset(self, tokens: int) -> int:
+        """Position of the next token relative to the origin.
+
+        Args:
+            tokens: number of given tokens.
+
+        Raises:
+            ValueError: the origin is not within the given tokens.
+        """
+        origin = tokens if self.origin is None else self.origin
+        if not 0 <= origin <= tokens:
+            raise ValueError(
+                f"origin = {origin}: there are {tokens} tokens. Give the length of the episode's"
+                " first prompt"
+            )
+        return tokens - origin
 
 
 @dataclass(frozen=True)
@@ -62,6 +84,10 @@ class Sampled:
 
 class GeneratorClosed(RuntimeError):
     """The generator has been closed, or its engine has failed. The message says which."""
+
+
+class EngineLost(UserError, GeneratorClosed):
+    """The engine in another process has ended, or its server cannot be reached."""
 
 
 class Generator(Protocol):
@@ -132,3 +158,16 @@ class Generator(Protocol):
         A second call does nothing.
         """
         ...
+
+
+def wait_for(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, from code that is not asynchronous.
+
+    If this thread already runs an event loop, as in a notebook, another thread runs the coroutine.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ..seeds import SAMPLE_BYTES, seed_number
 from ..types import Group, SamplingParams, Task, Trajectory
-from .outside_engine import OutsideEngine, Sampled
+from .generator import Generator, Sampled, SampleKey, wait_for
 from .renderer.renderer import Renderer
-from .stop_watch import cut_at_stop
 from .trajectories import rollout_metrics
 
 
 class OutsideRollout:
-    """Rollout that samples with an `OutsideEngine`.
+    """Rollout that samples with a `Generator`.
 
     Args:
         engine: samples token ids.
         renderer: renders prompts and decodes completions.
-        params: sampling parameters. Their seed is replaced by one seed per sample.
+        params: sampling parameters. Their seed is replaced at every call.
         samples: completions per task (K).
-        stops: stop strings. The engine does not stop at them; tokens after one are discarded.
+        stops: stop strings. A completion ends with the token that completes a stop string.
     """
 
     def __init__(
         self,
-        engine: OutsideEngine,
+        engine: Generator,
         renderer: Renderer,
         params: SamplingParams,
         samples: int,
@@ -51,8 +51,9 @@ class OutsideRollout:
         started = time.perf_counter()
         asked = [(task, k) for task in tasks for k in range(self.samples)]
         prompts = {task.id: self.renderer.encode(task) for task in tasks}
-        seeds = [sample_seed(seed, task.id, k) for task, k in asked]
-        done = self.engine.generate([prompts[task.id] for task, _ in asked], self.params, seeds)
+        done = wait_for(
+            self._sample([(prompts[task.id], SampleKey(task.id, k)) for task, k in asked], seed)
+        )
         self._check_versions(done)
         trajectories = [
             self._trajectory(task, k, prompts[task.id], s)
@@ -74,10 +75,25 @@ class OutsideRollout:
         """Metrics of the last call."""
         return self._stats
 
+    async def _sample(
+        self, asked: Sequence[tuple[list[int], SampleKey]], seed: int
+    ) -> list[Sampled]:
+        params = replace(self.params, seed=seed)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self.engine.generate(prompt, params, key, stops=self.stops))
+                    for prompt, key in asked
+                ]
+        except BaseExceptionGroup as errors:  # the first failure has cancelled the other samples
+            raise errors.exceptions[0] from None
+        await self.engine.rest()
+        return [task.result() for task in tasks]
+
     def _trajectory(
         self, task: Task, sample: int, prompt: list[int], sampled: Sampled
     ) -> Trajectory:
-        """Trajectory of one completion, cut after the token that completes a stop string.
+        """Trajectory of one completion.
 
         Args:
             task: the task of the prompt.
@@ -85,17 +101,16 @@ class OutsideRollout:
             prompt: token ids of the prompt.
             sampled: the engine's completion.
         """
-        found = cut_at_stop(sampled.tokens, self.renderer, self.stops)
-        length, text = found or (len(sampled.tokens), self.renderer.decode(sampled.tokens))
+        text = sampled.text
         return Trajectory.one_turn(
             task.id,
             sample,
             prompt,
-            sampled.tokens[:length],
-            sampled.logp[:length],
-            sampled.version[:length],
-            sampled.finish_reason if found is None else "stop",
-            text=text,
+            sampled.tokens,
+            sampled.logp,
+            sampled.version,
+            sampled.finish_reason,
+            text=self.renderer.decode(sampled.tokens) if text is None else text,
             seconds=sampled.seconds,
             opened=self.renderer.opened(prompt),
         )
@@ -111,16 +126,3 @@ class OutsideRollout:
                 f"the engine sampled from weights of version {sorted(found)}, but version"
                 f" {self.engine.version} was loaded"
             )
-
-
-def sample_seed(seed: int, task_id: str, sample: int) -> int:
-    """Seed of one sample (48 bits).
-
-    It depends only on the arguments, so batching, order and restarts do not change the samples.
-
-    Args:
-        seed: seed of the `generate` call.
-        task_id: id of the task.
-        sample: index of the sample within the task.
-    """
-    return seed_number(f"{seed}\x00{task_id}\x00{sample}", SAMPLE_BYTES)

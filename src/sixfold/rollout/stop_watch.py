@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..engine.sequence import Sequence as EngineSequence
+from .generator import Sampled
 from .renderer.renderer import Renderer
 
 
@@ -113,3 +115,25 @@ def cut_at_stop(
     if used is None and not reader.finish():
         return None
     return len(tokens) if used is None else used, reader.text
+
+
+def cut_sampled(sampled: Sampled, renderer: Renderer, stops: Sequence[str]) -> Sampled:
+    """The completion up to the token that completes its first stop string, if it has one.
+
+    Args:
+        sampled: the completion.
+        renderer: decodes tokens.
+        stops: the stop strings.
+    """
+    found = cut_at_stop(sampled.tokens, renderer, stops)
+    if found is None:
+        return sampled
+    length, text = found
+    return replace(
+        sampled,
+        tokens=sampled.tokens[:length],
+        logp=sampled.logp[:length],
+        version=sampled.version[:length],
+        finish_reason="stop",
+        text=text,
+    )

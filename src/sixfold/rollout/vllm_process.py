@@ -1,8 +1,8 @@
-"""vLLM in a separate process as an `OutsideEngine`.
+"""vLLM in a separate process as a `Generator`.
 
-The process may use the interpreter of another environment. `VllmProcess` sends requests and waits
-for replies; `vllm_worker.py` runs in the process. Weights are passed as a safetensors file, which
-is deleted once the worker has read it. The file is in memory (/dev/shm) if there is enough space.
+The process may use the interpreter of another environment. `VllmProcess` sends requests, which run
+together; `vllm_worker.py` runs in the process. Weights are passed as a safetensors file, which is
+deleted once the worker has read it. The file is in memory (/dev/shm) if there is enough space.
 
 Invariants: every wait has a time limit, and any failure of a request ends the process. The process
 ends with the run, however that ends (`processes/child.py`).
@@ -22,14 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ..errors import UserError
 from ..processes.child import Child, ChildEnded, ChildError, ChildSilent, last_lines
+from ..seeds import sample_seed
 from ..types import SamplingParams
-from .outside_engine import Sampled, stored
+from .generator import EngineLost, Sampled, SampleKey
+from .renderer.renderer import Renderer
+from .vllm_link import Call, Link
+from .weight_files import MODEL_FILE, weights_folder
 
 START_S = 900.0
 """Time limit for the start. A large model with compiled kernels takes minutes."""
@@ -45,14 +48,18 @@ class VllmProcess:
         config: configuration of the model, in Hugging Face format.
         dtype: dtype of the model's weights.
         engine: arguments of `vllm.LLM`.
+        renderer: decodes completions, to find stop strings.
         python: interpreter of an environment with vLLM; empty for this process's interpreter.
         threads: number of CPU threads.
         devices: CUDA_VISIBLE_DEVICES of the process; None to leave it unchanged.
-        sleep: put vLLM to sleep after each `generate` and `score`. The next request wakes it.
+        sleep: put vLLM to sleep in `rest`. The next request wakes it.
+
+    Attributes:
+        version: version of vLLM's weights; -1 before the first `load`.
 
     Raises:
-        UserError: vLLM is not installed or does not start. Later calls raise it if the process ends
-            or sends no heartbeat for too long.
+        UserError: vLLM is not installed or does not start. Later calls raise EngineLost if the
+            process ends or sends no heartbeat for too long.
     """
 
     def __init__(
@@ -60,6 +67,7 @@ class VllmProcess:
         config: PreTrainedConfig,
         dtype: torch.dtype,
         engine: Mapping[str, Any],
+        renderer: Renderer,
         python: str = "",
         threads: int = 1,
         devices: str | None = None,
@@ -67,6 +75,7 @@ class VllmProcess:
     ) -> None:
         self.version = -1
         self._dtype = dtype
+        self._renderer = renderer
         self._sleep = sleep
         self._python = python or sys.executable
         if shutil.which(self._python) is None:
@@ -85,23 +94,45 @@ class VllmProcess:
             },
             keeps_output=True,
         )
+        with ExitStack() as on_failure:
+            on_failure.callback(self._child.close, grace_s=0.0)
+            self.vllm_version = self._start(config, engine)
+            on_failure.pop_all()
+        self._link = Link(self._child, lambda: SILENCE_S, self._told)
+
+    def _start(self, config: PreTrainedConfig, engine: Mapping[str, Any]) -> str:
+        """Create the engine in the process. Returns the version of vLLM."""
         with tempfile.TemporaryDirectory(prefix="sixfold-vllm-") as folder:
             config.save_pretrained(folder)
-            name = str(dtype).removeprefix("torch.")
-            reply = self._ask({"model": folder, "engine": {"dtype": name, **engine}}, START_S)
-        self.vllm_version = str(reply["vllm"])
-        if not self.vllm_version:
-            self.close()
+            dtype = str(self._dtype).removeprefix("torch.")
+            request = {"model": folder, "engine": {"dtype": dtype, **engine}}
+            try:
+                self._child.send(json.dumps(request).encode(), START_S)
+                version = str(json.loads(self._child.receive(START_S))["vllm"])
+            except ChildError as error:
+                raise self._told(error) from error
+        if not version:
             raise UserError(
                 f"rollout.backend.kind = 'vllm': {self._python} does not have vllm. Run pip"
                 " install 'sixfold[vllm]', or set rollout.backend.python to an interpreter that"
                 " has it"
             )
+        return version
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, seeds: Sequence[int]
-    ) -> list[Sampled]:
-        """As `OutsideEngine.generate`. The noise of each completion depends only on its seed."""
+    async def generate(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        key: SampleKey,
+        *,
+        stops: Sequence[str] = (),
+        priority: int = 0,
+    ) -> Sampled:
+        """As `Generator.generate`. The noise of a completion depends only on its seed.
+
+        The seed is a function of `params.seed`, `key` and the position of the first sampled token.
+        """
+        offset = key.offset(len(tokens))
         drawn = {
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
@@ -109,77 +140,89 @@ class VllmProcess:
             "top_p": params.top_p,
             "min_p": params.min_p,
             "repetition_penalty": params.repetition_penalty,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
             "stop_token_ids": list(params.stop_token_ids),
+            "seed": sample_seed(params.seed, key.name, key.sample, offset),
         }
         request = {
             "do": "generate",
-            "prompts": [list(p) for p in prompts],
-            "seeds": list(seeds),
+            "prompt": list(tokens),
             "params": drawn,
+            "priority": priority,
+            "stream": bool(stops),
         }
-        samples = [Sampled(**sample) for sample in self._ask(request)["samples"]]
-        self._rest()
-        return samples
+        async with self._link.call(request) as call:
+            return await self._collect(call, stops)
 
-    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """As `OutsideEngine.load`. The weights are passed in the dtype of this engine.
+    async def _collect(self, call: Call, stops: Sequence[str]) -> Sampled:
+        """Put a completion together from its parts, and end it at the first stop string."""
+        reader = self._renderer.stream(stops)
+        tokens: list[int] = []
+        logp: list[float] = []
+        version: list[int] = []
+        stopped = False
+        while not stopped:
+            part = await call.reply()
+            used = reader.push(part["tokens"]) if stops else None
+            tokens += part["tokens"][:used]
+            logp += part["logp"][:used]
+            version += part["version"][:used]
+            stopped = used is not None or bool(stops and part["last"] and reader.finish())
+            if part["last"]:
+                break
+        return Sampled(
+            tokens,
+            logp,
+            version,
+            "stop" if stopped else part["finish_reason"],
+            part["reused"],
+            part["seconds"],
+            text=reader.text if stopped else None,
+        )
 
-        vLLM uses the old weights until the call begins, and the new ones once it has returned.
-        """
-        own, tied = stored(weights, self._dtype)
-        with tempfile.TemporaryDirectory(
-            prefix="sixfold-weights-", dir=_memory(sum(t.nbytes for t in own.values()))
-        ) as folder:
-            path = Path(folder, "model.safetensors")
-            save_file(own, path)
-            self._ask({"do": "load", "path": str(path), "tied": tied, "version": version})
-        self.version = version
-
-    def score(self, tokens: Sequence[int]) -> list[float]:
-        """As `OutsideEngine.score`."""
-        logp = list(self._ask({"do": "score", "tokens": list(tokens)})["logp"])
-        self._rest()
-        return logp
-
-    def _rest(self) -> None:
-        """Free vLLM's GPU memory for the trainer, if the recipe sets `rollout.backend.sleep`."""
-        if self._sleep:
-            self._ask({"do": "sleep"})
-
-    def close(self) -> None:
-        """End the process."""
-        self._child.close()
-
-    def _ask(self, request: dict[str, Any], patience_s: float | None = None) -> dict[str, Any]:
-        """Send a request and return its answer. Any other outcome ends the process.
-
-        Args:
-            request: JSON object; after the first one with the key "do".
-            patience_s: longest time without a heartbeat, in seconds. None: SILENCE_S.
+    async def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """As `Generator.score`.
 
         Raises:
-            UserError: the request failed, or the process ended or sends no heartbeat.
+            ValueError: `temperature` is not 1. vLLM scores prompts at temperature 1 only.
         """
-        patience_s = patience_s or SILENCE_S
-        if self._child.closed:
-            raise UserError("vLLM's process has ended. Start the run again with --resume")
-        with ExitStack() as on_failure:
-            on_failure.callback(self._child.close, grace_s=0.0)
-            try:
-                self._child.send(json.dumps(request).encode(), patience_s)
-                reply = dict(json.loads(self._child.receive(patience_s)))
-            except ChildError as error:
-                raise self._told(error) from error
-            on_failure.pop_all()
-        return reply
+        if temperature != 1.0:
+            raise ValueError(f"temperature = {temperature:g}: vLLM scores at temperature 1 only")
+        async with self._link.call({"do": "score", "tokens": list(tokens)}) as call:
+            return list((await call.reply())["logp"])
 
-    def _told(self, error: ChildError) -> UserError:
+    async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
+        """As `Generator.load`. The weights are passed in the dtype of this engine.
+
+        Running requests continue. vLLM first drops their keys and values, and computes them again
+        with the new weights.
+        """
+        with weights_folder(weights, self._dtype, in_memory=True) as (folder, tied):
+            path = str(folder / MODEL_FILE)
+            request = {"do": "load", "path": path, "tied": tied, "version": version}
+            async with self._link.call(request) as call:
+                running = int((await call.reply())["running"])
+        self.version = version
+        return running
+
+    async def rest(self) -> None:
+        """Put vLLM to sleep if the recipe sets `rollout.backend.sleep`."""
+        if self._sleep:
+            async with self._link.call({"do": "sleep"}) as call:
+                await call.reply()
+
+    def close(self) -> None:
+        """End the process. Calls that wait raise GeneratorClosed."""
+        self._link.close()
+
+    def _told(self, error: ChildError) -> EngineLost:
         last = f"Its last output:\n{self._child.last_words()}"
         if isinstance(error, ChildEnded):
-            return UserError(f"vLLM's process {error}. Continue with --resume. {last}")
+            return EngineLost(f"vLLM's process {error}. Continue with --resume. {last}")
         if isinstance(error, ChildSilent):
-            return UserError(f"vLLM's process: {error}. {last}")
-        return UserError(f"vLLM failed:\n{last_lines(str(error))}")
+            return EngineLost(f"vLLM's process: {error}. {last}")
+        return EngineLost(f"vLLM failed:\n{last_lines(str(error))}")
 
 
 _ENVIRONMENT = {
@@ -201,16 +244,3 @@ def vllm_config(config: PreTrainedConfig, architecture: str) -> PreTrainedConfig
     own = copy.deepcopy(config)
     own.architectures = [architecture]
     return own
-
-
-def _memory(size: int) -> str | None:
-    """Folder for a file of `size` bytes: /dev/shm if it has the space, else None for the default.
-
-    The check is needed because a container's /dev/shm often has only 64 MB.
-    """
-    shared = Path("/dev/shm")
-    return (
-        str(shared)
-        if shared.is_dir() and shutil.disk_usage(shared).free > 1.1 * size + (1 << 20)
-        else None
-    )

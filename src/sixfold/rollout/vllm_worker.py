@@ -3,30 +3,37 @@
 It runs under vLLM's interpreter. It imports only the standard library, vllm and vllm's
 dependencies, and nothing of Sixfold: the environment may have other versions of every package.
 
-Requests and answers are JSON objects. The first request is
+Messages are JSON objects. The first request is
 
     model (folder with config.json), engine (arguments of vllm.LLM)
               -> vllm: its version; empty if it is not installed
 
-Later ones have a key "do":
+Later ones have a number `id` and a key "do". They run together. Replies have the same `id`, and
+`last` if no other follows:
 
-    load      path (safetensors), tied {name: name in the file}, version
-              -> tensors: their number
-    generate  prompts [[id]], seeds [int], params (of vllm.SamplingParams)
-              -> samples, in the order of the prompts
-    sleep     -> nothing. The next request wakes vLLM.
+    generate  prompt [id], params (of vllm.SamplingParams), priority, stream
+              -> tokens, logp, version, finish_reason, reused, seconds: new tokens after every step
+                 with `stream`, else all at the end
     score     tokens [id]
               -> logp of all tokens but the first, at temperature 1
+    load      path (safetensors), tied {name: name in the file}, version
+              -> running: number of running requests
+    sleep     -> nothing. The next request wakes vLLM.
+    abort     ends the request with this number, if it still runs
+              -> aborted: true
 
-Notes between answers are heartbeats. An exception ends the process.
+A request that can never run is answered with `refused`: the reason. Any other exception ends the
+process. Empty notes are heartbeats.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,10 +42,25 @@ if TYPE_CHECKING:
 BEAT_S = 1.0
 
 
+@dataclass
+class Running:
+    """A request in the engine.
+
+    Attributes:
+        number: its number.
+        started: when it arrived, by `time.perf_counter`.
+        scored: the tokens to score; empty for a request that samples.
+    """
+
+    number: int
+    started: float
+    scored: list[int]
+
+
 class Sampler:
     """vLLM's engine in this process.
 
-    This class runs the step loop, so requests, weights and versions change only between steps.
+    The caller steps it, so requests, weights and versions change only between steps.
 
     Args:
         model: folder with config.json.
@@ -56,26 +78,73 @@ class Sampler:
             generation_config="vllm",  # else the model's own sampling settings (top-p) would apply
             logprobs_mode="processed_logprobs",  # "raw" log-probs ignore the temperature
             enforce_eager=current_platform.is_cpu(),
+            scheduling_policy="priority",
             disable_log_stats=True,
             **engine,
         )
+        self._engine = self._llm.llm_engine
         self._shards = int(engine.get("tensor_parallel_size", 1))
+        self._most = int(engine["max_num_seqs"])
         self._asleep = False
+        self._version = -1
+        self._running: dict[str, Running] = {}
 
-    def sleep(self) -> dict[str, Any]:
+    @property
+    def busy(self) -> bool:
+        """True if a step has work to do."""
+        return bool(self._running)
+
+    def take(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Start or carry out a request. Returns the reply if there is one now."""
+        number, do = int(request.pop("id")), str(request.pop("do"))
+        if do == "abort":
+            if self._running.pop(str(number), None) is not None:
+                self._engine.abort_request([str(number)])
+            return {"id": number, "last": True, "aborted": True}
+        if do == "sleep":
+            return {"id": number, "last": True, **self._sleep()}
+        self._wake()
+        if do == "load":
+            return {"id": number, "last": True, **self._load(**request)}
+        try:
+            self._generate(number, **request) if do == "generate" else self._score(
+                number, **request
+            )
+        except ValueError as error:  # of this request alone: too long, or a wrong parameter
+            self._running.pop(str(number), None)
+            return {"id": number, "last": True, "refused": str(error)}
+        return None
+
+    def step(self) -> list[dict[str, Any]]:
+        """Compute one step. Returns the replies that it produced."""
+        replies = []
+        for output in self._engine.step():
+            running = self._running.get(output.request_id)
+            if running is None:  # aborted meanwhile
+                continue
+            if output.finished:
+                del self._running[output.request_id]
+            if running.scored:
+                replies.append(_scores(running, output))
+            elif output.finished or output.outputs[0].token_ids:
+                replies.append(_part(running, output, self._version))
+        return replies
+
+    def _sleep(self) -> dict[str, Any]:
         """Move the weights to host memory and drop the KV cache."""
+        if self._running:
+            return {"refused": "vLLM cannot sleep while requests run. Wait for them first"}
         self._llm.sleep(level=1)
         self._asleep = True
         return {}
 
-    def wake(self) -> None:
-        """Undo `sleep`. Does nothing if vLLM is awake."""
+    def _wake(self) -> None:
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
 
-    def load(self, path: str, tied: dict[str, str], version: int) -> dict[str, Any]:
-        """Load weights and clear the prefix cache. Later tokens are marked with the new version.
+    def _load(self, path: str, tied: dict[str, str], version: int) -> dict[str, Any]:
+        """Load weights and clear the KV cache. Later tokens are marked with the new version.
 
         Args:
             path: safetensors file. It is in a folder that only this load uses.
@@ -84,6 +153,13 @@ class Sampler:
         """
         from safetensors.torch import load_file
 
+        # Running requests lose their keys and values too, and compute them again: otherwise blocks
+        # in use would stay in the prefix cache, with values of the old weights.
+        if not self._engine.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError(
+                "the prefix cache could not be cleared, so old keys and values would be used"
+                " with new weights"
+            )
         weights = load_file(path)
         # On a CPU, a tied output head has its own repacked copy of the weight. The copy would keep
         # the old values unless the head is loaded by its name.
@@ -104,121 +180,103 @@ class Sampler:
             self._llm.collective_rpc(
                 "reload_weights", kwargs={"weights_iterator": iter(weights.items())}
             )
-        if not self._llm.reset_prefix_cache():
-            raise RuntimeError(
-                "the prefix cache could not be cleared, so old keys and values would be used"
-                " with new weights"
-            )
-        self._llm.llm_engine.set_weight_version(str(version))
-        return {"tensors": len(weights)}
+        self._engine.set_weight_version(str(version))
+        self._version = version
+        return {"running": min(len(self._running), self._most)}
 
-    def generate(
+    def _generate(
         self,
-        prompts: list[list[int]],
-        seeds: list[int],
+        number: int,
+        prompt: list[int],
         params: dict[str, Any],
-        beat: Callable[[], None],
-    ) -> dict[str, Any]:
-        """Sample one completion per prompt. Equal prompts share the prefix cache.
+        priority: int,
+        stream: bool,
+    ) -> None:
+        """Add a request. Equal prompts share the prefix cache.
 
         Args:
-            prompts: token ids of each prompt. Each is a separate request.
-            seeds: one seed per prompt.
+            number: number of the request.
+            prompt: token ids.
             params: arguments of `vllm.SamplingParams`.
-            beat: called after every engine step.
+            priority: larger values are served first.
+            stream: reply after every step.
         """
         from vllm import SamplingParams
-
-        keys = [str(i) for i in range(len(prompts))]
-        fixed = dict(logprobs=0, flat_logprobs=True, detokenize=False, ignore_eos=True, **params)
-        done = self._run(
-            keys, prompts, [SamplingParams(seed=seed, **fixed) for seed in seeds], beat
-        )
-        return {"samples": [_sample(*done[key]) for key in keys]}
-
-    def score(self, tokens: list[int], beat: Callable[[], None]) -> dict[str, Any]:
-        """Log-probs of all tokens but the first.
-
-        vLLM also samples one token after the sequence, which is discarded.
-
-        Args:
-            tokens: token ids, length T.
-            beat: called after every engine step.
-
-        Returns:
-            {"logp": T - 1 log-probs at temperature 1}.
-        """
-        from vllm import SamplingParams
-
-        done = self._run(
-            ["score"],
-            [tokens],
-            [SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)],
-            beat,
-        )
-        found = done["score"][0].prompt_logprobs[1:]
-        return {
-            "logp": [entry[token].logprob for entry, token in zip(found, tokens[1:], strict=True)]
-        }
-
-    def _run(
-        self,
-        keys: Sequence[str],
-        prompts: list[list[int]],
-        params: list[Any],
-        beat: Callable[[], None],
-    ) -> dict[str, tuple[Any, float]]:
-        """Step the engine until every request has ended.
-
-        Args:
-            keys: one id per request.
-            prompts: token ids of each request.
-            params: `vllm.SamplingParams` of each request.
-            beat: called after every engine step.
-
-        Returns:
-            Key -> (vLLM's output, seconds until the request ended).
-        """
-        from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        started, engine = time.perf_counter(), self._llm.llm_engine
-        for key, prompt, one in zip(keys, prompts, params, strict=True):
-            one.output_kind = RequestOutputKind.FINAL_ONLY
-            engine.add_request(key, TokensPrompt(prompt_token_ids=prompt), one)
-        done: dict[str, tuple[Any, float]] = {}
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                done[output.request_id] = output, time.perf_counter() - started
-            beat()
-        return done
+        asked = SamplingParams(
+            logprobs=0, flat_logprobs=True, detokenize=False, ignore_eos=True, **params
+        )
+        kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
+        self._add(Running(number, time.perf_counter(), []), prompt, asked, kind, priority)
+
+    def _score(self, number: int, tokens: list[int]) -> None:
+        """Add a request for log-probs. vLLM also samples one token, which is discarded.
+
+        Args:
+            number: number of the request.
+            tokens: token ids to score.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        asked = SamplingParams(
+            max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, ignore_eos=True
+        )
+        kind = RequestOutputKind.FINAL_ONLY
+        self._add(Running(number, time.perf_counter(), tokens), tokens, asked, kind, 0)
+
+    def _add(
+        self, running: Running, prompt: list[int], params: Any, kind: Any, priority: int
+    ) -> None:
+        from vllm.inputs import TokensPrompt
+
+        params.output_kind = kind
+        key = str(running.number)
+        self._running[key] = running
+        # A smaller number is served first in vLLM.
+        self._engine.add_request(
+            key, TokensPrompt(prompt_token_ids=prompt), params, priority=-priority
+        )
 
 
-def _sample(output: Any, seconds: float) -> dict[str, Any]:
+def _part(running: Running, output: Any, version: int) -> dict[str, Any]:
+    """Reply with new tokens. vLLM reports their versions only at the end of a request."""
     (completion,) = output.outputs
+    tokens = list(completion.token_ids)
+    spans = completion.weight_versions or []
+    versions = [int(span.version) for span in spans for _ in range(span.start, span.end)]
     return {
-        "tokens": list(completion.token_ids),
-        "logp": completion.logprobs.logprobs,
-        "version": [
-            int(span.version)
-            for span in completion.weight_versions
-            for _ in range(span.start, span.end)
-        ],
+        "id": running.number,
+        "last": output.finished,
+        "tokens": tokens,
+        "logp": list(completion.logprobs.logprobs),
+        "version": versions[-len(tokens) :] if spans and tokens else [version] * len(tokens),
         "finish_reason": completion.finish_reason,
         "reused": output.num_cached_tokens or 0,
-        "seconds": seconds,
+        "seconds": time.perf_counter() - running.started,
     }
 
 
-class Heart:
-    """Sends a heartbeat at most once per BEAT_S seconds.
+def _scores(running: Running, output: Any) -> dict[str, Any]:
+    found, tokens = output.prompt_logprobs[1:], running.scored[1:]
+    logp = [entry[token].logprob for entry, token in zip(found, tokens, strict=True)]
+    return {"id": running.number, "last": True, "logp": logp}
 
-    It is called between steps, so a step that hangs sends no heartbeat.
+
+class Heart:
+    """Sends replies, and a heartbeat at most once per BEAT_S seconds.
+
+    It beats between steps, so a step that hangs sends no heartbeat.
     """
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
         self._last = time.monotonic()
+
+    def send(self, reply: dict[str, Any]) -> None:
+        """Send a reply."""
+        self._requests.note(json.dumps(reply).encode())
 
     def beat(self) -> None:
         """Send a heartbeat if the last one is at least BEAT_S seconds old."""
@@ -227,15 +285,19 @@ class Heart:
             self._requests.note()
 
 
-def answer(sampler: Sampler, heart: Heart, do: str, **request: Any) -> dict[str, Any]:
-    """The answer to a request."""
-    if do == "sleep":
-        return sampler.sleep()
-    sampler.wake()
-    if do == "load":
-        return sampler.load(**request)
-    work = sampler.generate if do == "generate" else sampler.score
-    return work(beat=heart.beat, **request)
+def work(sampler: Sampler, inbox: SimpleQueue[bytes | None], heart: Heart) -> None:
+    """Take requests and step the engine, until the parent closes its end."""
+    while True:
+        while not sampler.busy or not inbox.empty():
+            body = inbox.get()
+            if body is None:
+                return
+            reply = sampler.take(json.loads(body))
+            if reply is not None:
+                heart.send(reply)
+        for reply in sampler.step():
+            heart.send(reply)
+        heart.beat()
 
 
 def serve(requests: Requests) -> None:
@@ -250,6 +312,14 @@ def serve(requests: Requests) -> None:
         return
     sampler, heart = Sampler(**setup), Heart(requests)
     requests.answer(json.dumps({"vllm": vllm.__version__}).encode())
-    for body in requests:
-        requests.answer(json.dumps(answer(sampler, heart, **json.loads(body))).encode())
+    inbox: SimpleQueue[bytes | None] = SimpleQueue()
+    # In a thread: if nobody read the pipe during a step, the parent would wait for it.
+    threading.Thread(target=_receive, args=(requests, inbox), daemon=True).start()
+    work(sampler, inbox, heart)
     os._exit(0)  # nothing to flush, and a normal exit with torch loaded takes a second
+
+
+def _receive(requests: Requests, inbox: SimpleQueue[bytes | None]) -> None:
+    for body in requests:
+        inbox.put(body)
+    inbox.put(None)

@@ -25,7 +25,7 @@ from ..model.turn_end import TurnEnd
 from ..recipe.schema import Preemption, Recipe
 from ..report.numbers import percent
 from ..rollout.engine_rollout import EngineRollout
-from ..rollout.outside_engine import OutsideEngine
+from ..rollout.generator import Generator
 from ..rollout.outside_rollout import OutsideRollout
 from ..rollout.prompt_lengths import fitting_tasks
 from ..rollout.renderer.renderer import Renderer
@@ -62,7 +62,7 @@ class World:
     policy: Policy
     tasks: TaskSet
     renderer: Renderer
-    engine: Engine | OutsideEngine
+    engine: Engine | Generator
     environment: Environment
     scoring: Scoring
     sync: SharedSync | CopySync | VersionedSync
@@ -202,7 +202,9 @@ def build_world(
         tasks.notes += policy.notes
         tasks.notes += rendering(renderer, tasks.train, policy.stop_token_ids, policy.stop_strings)
         ending = on_failure.enter_context(ExitStack())
-        engine, sync = _engine_and_sync(recipe, policy, longest, autocast, ending, tasks.notes)
+        engine, sync = _engine_and_sync(
+            recipe, policy, renderer, longest, autocast, ending, tasks.notes
+        )
         if (
             isinstance(engine, Engine)
             and device == "cpu"
@@ -222,23 +224,25 @@ def build_world(
 def _engine_and_sync(
     recipe: Recipe,
     policy: Policy,
+    renderer: Renderer,
     longest: int,
     autocast: torch.dtype | None,
     ending: ExitStack,
     notes: list[str],
-) -> tuple[Engine, SharedSync | CopySync] | tuple[OutsideEngine, VersionedSync]:
+) -> tuple[Engine, SharedSync | CopySync] | tuple[Generator, VersionedSync]:
     """Create the engine and its weight sync.
 
     Args:
         recipe: the whole run.
         policy: the trainer's model.
+        renderer: decodes completions.
         longest: longest sequence, in tokens.
         autocast: dtype of the forward passes. None: the dtype of the weights.
         ending: receives the callback that ends an engine in another process.
         notes: receives messages for the user.
     """
     if recipe.rollout.backend.kind != "engine":
-        return start_outside(recipe, recipe.rollout.backend, policy, longest, ending)
+        return start_outside(recipe, recipe.rollout.backend, policy, renderer, longest, ending)
     engine = make_engine(recipe, policy, longest, autocast, notes)
     if recipe.sync.kind == "shared":
         return engine, SharedSync(policy.model, engine)

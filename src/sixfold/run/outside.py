@@ -14,7 +14,8 @@ from ..model.device import free_memory
 from ..model.loading import Policy
 from ..recipe.plan import kv_numbers_per_token, whole_blocks
 from ..recipe.schema import Recipe, SglangBackend, VllmBackend
-from ..rollout.outside_engine import OutsideEngine
+from ..rollout.generator import Generator, wait_for
+from ..rollout.renderer.renderer import Renderer
 from ..rollout.sglang_server import SglangServer
 from ..rollout.vllm_memory import memory_share, visible_devices
 from ..rollout.vllm_process import VllmProcess, vllm_config
@@ -31,15 +32,17 @@ def start_outside(
     recipe: Recipe,
     backend: VllmBackend | SglangBackend,
     policy: Policy,
+    renderer: Renderer,
     longest: int,
     ending: ExitStack,
-) -> tuple[OutsideEngine, VersionedSync]:
+) -> tuple[Generator, VersionedSync]:
     """Create the engine and its weight sync, and check that it computes what the policy computes.
 
     Args:
         recipe: the whole run.
         backend: vLLM or SGLang.
         policy: the trainer's model.
+        renderer: decodes completions.
         longest: longest sequence, in tokens.
         ending: receives the callback that ends the engine.
 
@@ -48,14 +51,16 @@ def start_outside(
     """
     config = vllm_config(policy.model.config, type(policy.model).__name__)
     dtype = torch.bfloat16 if recipe.run.precision == "bfloat16" else torch.float32
-    engine: OutsideEngine
+    engine: Generator
     if backend.kind == "sglang":
-        engine = SglangServer(backend.url, config, dtype)
+        engine = server = SglangServer(backend.url, config, dtype, renderer)
+        wait_for(server.check())
     else:
         engine = VllmProcess(
             config,
             dtype,
             _vllm_arguments(recipe, backend, policy, longest, dtype),
+            renderer,
             backend.python,
             torch.get_num_threads(),
             visible_devices(

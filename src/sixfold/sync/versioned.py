@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from ..checkpointable import check_names, check_tensors
-from ..rollout.outside_engine import OutsideEngine
+from ..rollout.generator import Generator, wait_for
 from .sync import SyncError, finite_weights
 
 PROBE_TOKENS = 32
@@ -42,7 +42,7 @@ class VersionedSync:
     def __init__(
         self,
         trainer: PreTrainedModel,
-        engine: OutsideEngine,
+        engine: Generator,
         every: int,
         limit: float,
         longest: int,
@@ -108,7 +108,7 @@ class VersionedSync:
             return
         self._handed = held  # saved in the checkpoint if the evaluation fails and ends the run
         yield
-        self._engine.load(self._checkpoint_form(held), before)
+        self._load(held, before)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -123,16 +123,19 @@ class VersionedSync:
             self._hand_over(state["version"])
         else:
             self._handed = {name: tensors[name].clone() for name in self._handed}
-            self._engine.load(self._checkpoint_form(self._handed), state["version"])
+            self._load(self._handed, state["version"])
         self.waited = state["waited"]
 
     @torch.no_grad()
     def _hand_over(self, version: int) -> None:
         weights = finite_weights(self._trainer)
-        self._engine.load(self._checkpoint_form(weights), version)
+        self._load(weights, version)
         if self._every > 1:
             self._handed = {name: tensor.detach().clone() for name, tensor in weights.items()}
         self.prove()
+
+    def _load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        wait_for(self._engine.load(self._checkpoint_form(weights), version))
 
     def _checkpoint_form(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Rename the trainer's weights to checkpoint names.
@@ -157,12 +160,18 @@ class VersionedSync:
         tokens = torch.tensor([self._probe], device=self._trainer.device)
         logits = self._trainer(tokens, use_cache=False).logits[0, :-1].float()
         ours = logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0].cpu()
-        gap = float((torch.tensor(self._engine.score(self._probe)) - ours).abs().mean())
+        theirs = torch.tensor(wait_for(self._score()))
+        gap = float((theirs - ours).abs().mean())
         if not gap <= self._limit:
             raise SyncError(
                 "engine and trainer score the probe differently: mean difference"
                 f" {gap:.2g} nats (limit {self._limit:g})"
             )
+
+    async def _score(self) -> list[float]:
+        logp = await self._engine.score(self._probe)
+        await self._engine.rest()
+        return logp
 
 
 def _probe(vocabulary: int, length: int) -> list[int]:

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .inputs import TokensPrompt
-from .sampling_params import SamplingParams
+from .sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +45,7 @@ class LLM:
             and load_format == "dummy"
             and generation_config == "vllm"
             and logprobs_mode == "processed_logprobs"
+            and more.pop("scheduling_policy") == "priority"
         )
         self.can_sleep, self.asleep = more.pop("enable_sleep_mode", False), False
         assert (
@@ -55,6 +56,7 @@ class LLM:
         )
         self.config = json.loads(Path(model, "config.json").read_text())
         self.dtype = dtype
+        self.most = max_num_seqs
         self.model: Any = None
         self.longest = max_model_len
         self.llm_engine = Engine(self)
@@ -95,9 +97,6 @@ class LLM:
             else:
                 targets[name].copy_(tensor)
 
-    def reset_prefix_cache(self) -> bool:
-        return not self.llm_engine.requests
-
     def logits(self, tokens: list[int]) -> Tensor:
         import torch
 
@@ -118,23 +117,33 @@ class Engine:
     def set_weight_version(self, version: str) -> None:
         self.version = version
 
-    def add_request(self, key: str, prompt: TokensPrompt, params: SamplingParams) -> None:
-        assert len(prompt["prompt_token_ids"]) + params.max_tokens <= self.llm.longest, (
-            "longer than max_model_len"
-        )
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        return reset_running_requests or not self.requests
+
+    def add_request(
+        self, key: str, prompt: TokensPrompt, params: SamplingParams, priority: int
+    ) -> None:
+        if not prompt["prompt_token_ids"] or params.max_tokens < 1:
+            raise ValueError("nothing to sample")
+        if len(prompt["prompt_token_ids"]) + params.max_tokens > self.llm.longest:
+            raise ValueError("longer than max_model_len")
         self.requests.append(
             SimpleNamespace(
                 key=key,
                 prompt=prompt["prompt_token_ids"],
                 params=params,
+                priority=priority,
                 noise=None,
                 tokens=[],
                 logp=[],
+                version=[],
+                told=0,
             )
         )
+        self.requests.sort(key=lambda r: (not r.tokens, r.priority))  # running ones stay
 
-    def has_unfinished_requests(self) -> bool:
-        return bool(self.requests)
+    def abort_request(self, keys: list[str]) -> None:
+        self.requests = [r for r in self.requests if r.key not in keys]
 
     def step(self) -> list[SimpleNamespace]:
         assert not self.llm.asleep, "asked while asleep"
@@ -146,9 +155,14 @@ class Engine:
             )
             os._exit(3)
         time.sleep({"slow": 0.4, "hang": 600.0}.get(FAULT, 0.0))
-        ended = [(r, self._advance(r)) for r in self.requests]
-        self.requests = [r for r, reason in ended if not reason]
-        return [self._output(r, reason) for r, reason in ended if reason]
+        ended = [(r, self._advance(r)) for r in self.requests[: self.llm.most]]
+        over = {r.key for r, reason in ended if reason}
+        self.requests = [r for r in self.requests if r.key not in over]
+        return [
+            self._output(r, reason)
+            for r, reason in ended
+            if reason or r.params.output_kind is RequestOutputKind.DELTA
+        ]
 
     def _advance(self, request: SimpleNamespace) -> str:
         import torch
@@ -167,15 +181,23 @@ class Engine:
         )
         request.tokens.append(token)
         request.logp.append(float(logp[token]))
+        request.version.append(self.version)
         if token in (params.stop_token_ids or []):
             return "stop"
         return "length" if len(request.tokens) == params.max_tokens else ""
 
     def _output(self, request: SimpleNamespace, reason: str) -> SimpleNamespace:
-        spans = [SimpleNamespace(version=self.version, start=0, end=len(request.tokens))]
-        logprobs = SimpleNamespace(logprobs=request.logp)
+        told = request.told if request.params.output_kind is RequestOutputKind.DELTA else 0
+        request.told = len(request.tokens)
+        spans = [
+            SimpleNamespace(version=version, start=i, end=i + 1)
+            for i, version in enumerate(request.version)
+        ]
         completion = SimpleNamespace(
-            token_ids=request.tokens, logprobs=logprobs, finish_reason=reason, weight_versions=spans
+            token_ids=request.tokens[told:],
+            logprobs=SimpleNamespace(logprobs=request.logp[told:]),
+            finish_reason=reason or None,
+            weight_versions=spans if reason else None,
         )
         scored = None
         if request.params.prompt_logprobs is not None:
@@ -187,6 +209,7 @@ class Engine:
         return SimpleNamespace(
             request_id=request.key,
             outputs=[completion],
+            finished=bool(reason),
             prompt_logprobs=scored,
             num_cached_tokens=1,
         )

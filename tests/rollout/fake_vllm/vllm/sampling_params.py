@@ -8,6 +8,7 @@ from enum import Enum
 
 class RequestOutputKind(Enum):
     CUMULATIVE = 0
+    DELTA = 1
     FINAL_ONLY = 2
 
 
@@ -19,6 +20,8 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     stop_token_ids: list[int] | None = None
     seed: int | None = None
     logprobs: int | None = None

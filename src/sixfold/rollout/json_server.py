@@ -1,0 +1,165 @@
+"""JSON requests to a server that samples, for many callers in one event loop.
+
+Every request has a connection of its own. Closing the connection tells the server that nobody waits
+for the answer any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from .generator import EngineLost, GeneratorClosed
+from .slots import Slots
+
+SHORT_S = 30.0
+LONG_S = 1800.0
+"""Time limits: SHORT_S for a status request, LONG_S for a completion or a weight sync."""
+
+CONNECTIONS = 128
+"""Most requests at a time. Further requests wait, in the order of their priorities."""
+
+_SAID = 500  # characters of the server's answer in an error message
+
+
+class Refused(Exception):
+    """The server answered with an error status.
+
+    Attributes:
+        status: HTTP status.
+        said: the beginning of the answer.
+    """
+
+    def __init__(self, message: str, status: int, said: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.said = said
+
+
+class JsonServer:
+    """Client of the server at `url`.
+
+    Args:
+        name: name of the program, for messages.
+        url: address of the server.
+        start: command that starts one, for messages.
+        headers: headers of every request.
+    """
+
+    def __init__(
+        self, name: str, url: str, start: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self._name = name
+        self._url = url
+        self._start = start
+        self._parts = urlsplit(url)
+        self._headers = dict(headers or {})
+        self._slots = Slots(CONNECTIONS)
+        self._asked: set[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = set()
+        self._closed = False
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        timeout_s: float | None = None,
+        priority: int = 0,
+    ) -> Any:
+        """Send a request and return the parsed JSON answer, or None if the answer is empty.
+
+        Args:
+            method: HTTP method.
+            path: path of the request, starting with a slash.
+            body: sent as JSON; None for no body.
+            timeout_s: longest wait for the answer, in seconds. None: SHORT_S.
+            priority: larger values are sent first.
+
+        Raises:
+            EngineLost: the server cannot be reached, or does not answer with JSON in time.
+            Refused: the server answers with an error status.
+            GeneratorClosed: `close` was called.
+        """
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        work = loop.create_task(self._ask(method, path, body, timeout_s or SHORT_S, priority))
+        self._asked.add((loop, work))
+        try:
+            return await work
+        except asyncio.CancelledError:
+            self._check_open()
+            raise
+        finally:
+            self._asked.discard((loop, work))
+
+    def close(self) -> None:
+        """End all requests. They raise GeneratorClosed, and so do later ones."""
+        self._closed = True
+        for loop, work in list(self._asked):
+            with suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(work.cancel)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise GeneratorClosed(f"the connection to {self._name} at {self._url} is closed")
+
+    async def _ask(
+        self, method: str, path: str, body: object, timeout_s: float, priority: int
+    ) -> Any:
+        what = f"{method} {path}"
+        async with self._slots.slot(priority):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    status, answer = await self._exchange(method, path, body)
+                value = json.loads(answer) if answer and status < 400 else None
+            except TimeoutError as error:
+                raise EngineLost(
+                    f"{self._name} at {self._url} did not answer {what} within {timeout_s:g} s"
+                ) from error
+            except (OSError, asyncio.IncompleteReadError) as error:
+                raise EngineLost(
+                    f"no {self._name} server at {self._url} ({error}). Start one with {self._start}"
+                ) from error
+            except (ValueError, IndexError) as error:
+                raise EngineLost(
+                    f"the server at {self._url} did not answer {what} with JSON, so it is not"
+                    f" {self._name}: {error}"
+                ) from error
+        if status >= 400:
+            said = answer[:_SAID].decode(errors="replace")
+            raise Refused(
+                f"{self._name} at {self._url} answered {what} with {status}: {said}", status, said
+            )
+        return value
+
+    async def _exchange(self, method: str, path: str, body: object) -> tuple[int, bytes]:
+        """Send one request over a new connection.
+
+        HTTP/1.0: the server sends the answer in one piece, and then ends the connection.
+
+        Returns:
+            Status and body of the answer.
+        """
+        data = b"" if body is None else json.dumps(body).encode()
+        parts = self._parts
+        reader, writer = await asyncio.open_connection(
+            parts.hostname, parts.port, ssl=True if parts.scheme == "https" else None
+        )
+        try:
+            head = [f"{method} {parts.path}{path} HTTP/1.0", f"Host: {parts.netloc}"]
+            head += [f"{name}: {value}" for name, value in self._headers.items()]
+            head += ["Content-Type: application/json", f"Content-Length: {len(data)}", "", ""]
+            writer.write("\r\n".join(head).encode() + data)
+            await writer.drain()
+            status = int((await reader.readline()).split()[1])
+            length = None
+            while (line := await reader.readline()).strip():
+                name, _, value = line.partition(b":")
+                length = int(value) if name.lower() == b"content-length" else length
+            return status, await (reader.read() if length is None else reader.readexactly(length))
+        finally:
+            writer.close()
