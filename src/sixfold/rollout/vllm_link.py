@@ -97,11 +97,6 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="vllm", daemon=True)
         self._thread.start()
 
-    @property
-    def open_calls(self) -> int:
-        """Number of calls that hold something in the process, or may."""
-        return len(self._calls)
-
     @asynccontextmanager
     async def call(self, request: Mapping[str, Any]) -> AsyncIterator[Call]:
         """Send a request. Leaving the block before its last reply aborts it.
