@@ -271,7 +271,7 @@ def test_the_process_does_not_outlive_a_killed_parent(
     if not parent:
         engine = start(policy)
         if kind:
-            engine._child.send(b'{"id": 0, "do": "score", "tokens": [1, 2]}', answers=0)
+            engine._child.post(b'{"id": 0, "do": "score", "tokens": [1, 2]}', answers=0)
         os.write(tell, str(engine._child.process.pid).encode())
         os.kill(os.getpid(), signal.SIGKILL)
     os.close(tell)

@@ -22,7 +22,6 @@ from typing import Any
 from ..processes.child import Child, ChildError, ChildSilent
 from .generator import GeneratorClosed
 
-_JOIN_S = 1.0
 _READ_BYTES = 4096
 
 
@@ -133,10 +132,7 @@ class Link:
                 return
             self._closing = True
             self._wake_up()
-        self._thread.join(_JOIN_S)
-        if self._thread.is_alive():  # the process does not read: without it, the pipe breaks
-            self._child.process.terminate()
-            self._thread.join()
+        self._thread.join()
         self._child.close()
         os.close(self._wake)
         os.close(self._waker)
@@ -173,12 +169,19 @@ class Link:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         poll.register(self._child.replies, select.POLLIN)
+        sent = True
         while not self._closing:
             ready = {descriptor for descriptor, _ in poll.poll(self._wait_ms())}
             if self._wake in ready:
                 os.read(self._wake, _READ_BYTES)
                 while not self._posts.empty():
-                    self._child.send(self._posts.get(), self._patience(), answers=0)
+                    self._child.post(self._posts.get(), answers=0)
+            if sent and not self._child.flush():
+                poll.register(self._child.requests, select.POLLOUT)
+                sent = False
+            elif not sent and self._child.flush():
+                poll.unregister(self._child.requests)
+                sent = True
             if self._child.replies in ready:
                 self._last = time.monotonic()
                 for message in self._child.arrived():
