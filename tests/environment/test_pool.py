@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from sixfold.environment.checks import Check, Outcome, run_check
 from sixfold.environment.limits import WORKER_MEMORY_BYTES
 from sixfold.environment.pool import WorkerPool
 from sixfold.environment.rewards import RewardFunction
 from sixfold.environment.sampled import Sampled
-from sixfold.environment.worker import Check, Outcome, run_check
 from sixfold.processes.program import ANSWER, HEADER, MARK, descendants
 from sixfold.types import Task
 
@@ -153,7 +153,7 @@ def sleepers(pids: set[int]) -> list[int]:
 def test_a_worker_that_ignores_all_signals_ends_with_its_parent() -> None:
     code = (
         "import asyncio, os, threading, time\nfrom sixfold.environment.pool import WorkerPool\nfrom"
-        " sixfold.environment.sampled import Sampled\nfrom sixfold.environment.worker import"
+        " sixfold.environment.sampled import Sampled\nfrom sixfold.environment.checks import"
         f" Check\nfrom sixfold.types import Task\npool = WorkerPool(['{SAMPLE}:deaf'], workers=1,"
         " timeout_s=100.0)\nasyncio.run(pool.rewards());"
         " print(pool._workers[0].child.process.pid, flush=True)\nthreading.Timer(0.3, lambda:"

@@ -62,3 +62,10 @@ def callable_name(reward: Callable[..., Any]) -> str:
         reward = reward.func
     named = isinstance(reward, FunctionType | MethodType | BuiltinFunctionType)
     return reward.__name__ if named else type(reward).__name__
+
+
+def runs_async(reward: Callable[..., Any]) -> bool:
+    """True for an async function, also as a partial, a bound method or the call of an object."""
+    if inspect.iscoroutinefunction(reward):
+        return True
+    return callable(reward) and inspect.iscoroutinefunction(type(reward).__call__)

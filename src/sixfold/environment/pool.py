@@ -8,8 +8,11 @@ Invariants:
 - Every check gets exactly one outcome, and no outcome reaches another check.
 - Only the check that hangs or kills its process fails; the checks queued behind it go to the next
   process.
-- A cancelled check gets no outcome. If it is running, it has `CANCEL_GRACE_S` to end; then its
-  process is ended as after a time-out. Otherwise it is dropped.
+- A cancelled check gets no outcome. One that waits is dropped. One that runs in a process of its
+  own has `CANCEL_GRACE_S` to end; then the process is ended as after a time-out. One that runs
+  concurrently with others is cancelled in the process.
+- Checks of async rewards run concurrently in one process, each with its own time limit. If the
+  process ends, its checks run again, so an async check may run more than once (`AsyncLane`).
 - Everything that a worker has started ends with it.
 """
 
@@ -17,16 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from ..errors import UserError
 from ..processes.child import ChildError, Message
-from .worker import Check, Outcome
+from .checks import Check, Outcome
+from .lanes import AsyncLane, Lane, SerialLane
 from .worker_process import Job, RewardInfo, WorkerProcess
-
-CHECKS_PER_REQUEST = 128
-CANCEL_GRACE_S = 0.5
 
 
 class WorkerPool:
@@ -43,11 +43,11 @@ class WorkerPool:
 
     def __init__(self, specs: Sequence[str], *, workers: int, timeout_s: float) -> None:
         self._specs = list(specs)
-        self._size = workers
+        self._processes = workers
+        self._size = workers  # processes that run plain functions
         self._timeout_s = timeout_s
         self._workers: list[WorkerProcess] = []
-        self._queue: deque[Job] = deque()
-        self._share = 1  # checks per request
+        self._serial, self._async = SerialLane(workers), AsyncLane()
         self._rewards: list[RewardInfo] = []
         self._loading: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -56,8 +56,11 @@ class WorkerPool:
 
     def start(self) -> None:
         """Start missing processes without waiting: they load their rewards in the background."""
-        while len(self._workers) < self._size:
-            self._spawn()
+        missing = [False] * self._size + [True] * any(info.runs_async for info in self._rewards)
+        for worker in self._workers:
+            missing.remove(worker.concurrent)
+        for concurrent in missing:
+            self._spawn(concurrent)
 
     async def rewards(self) -> list[RewardInfo]:
         """The rewards, in the order of `specs`. Starts the pool and waits for the first process.
@@ -78,16 +81,20 @@ class WorkerPool:
         Raises:
             UserError: if the rewards cannot be loaded.
         """
+        rewards = self._rewards or await self.rewards()
         loop = self._join()
         job = Job(check, loop.create_future())
-        self._queue.append(job)
+        (self._async if rewards[check.reward].runs_async else self._serial).put(job)
         if not self._arriving:
             self._arriving = True
             loop.call_soon(self._guarded, self._arrive)
         try:
             return await job.outcome
         except asyncio.CancelledError:
-            self._drop(job)
+            for worker in self._workers:
+                worker.hurry(job)
+                self._flush(worker)
+            self._set_timer()
             raise
 
     def leave(self) -> None:
@@ -99,18 +106,16 @@ class WorkerPool:
         loop, self._loop = self._loop, None
         if loop is None:
             return
-        jobs = [*self._queue, *(job for worker in self._workers for job in worker.pending)]
-        if not loop.is_closed() and any(not job.outcome.done() for job in jobs):
+        if not loop.is_closed() and any(not job.outcome.done() for job in self._jobs()):
             self._loop = loop
             raise RuntimeError("the reward processes are in use by another event loop")
-        self._queue.clear()
+        self._serial, self._async = SerialLane(self._processes), AsyncLane()
         self._arriving, self._loading = False, None
         self._stop_timer()
         for worker in list(self._workers):
             worker.unwatch(loop)
             if worker.pending:
-                self._workers.remove(worker)
-                worker.child.close(grace_s=0.0)
+                self._end(worker)
 
     def close(self, grace_s: float = 1.0) -> None:
         """End every process. Checks that still wait are cancelled.
@@ -147,32 +152,35 @@ class WorkerPool:
                 raise
 
     def _arrive(self) -> None:
-        """Choose the size of requests for the checks that have arrived."""
+        """The checks of this iteration of the event loop are there."""
         self._arriving = False
-        self._share = max(1, min(CHECKS_PER_REQUEST, len(self._queue) // (2 * self._size)))
+        self._serial.arrived()
 
     def _send(self) -> None:
-        """Send checks to idle processes, and set the timer."""
+        """Send checks to processes, and set the timer."""
         for worker in list(self._workers):
-            if not worker.idle or not (jobs := self._next()):
-                continue
-            if worker.child.process.poll() is not None:  # it died while it had nothing to do
-                self._queue.extendleft(reversed(jobs))
-                self._replace(worker, "process ended")
-            else:
-                worker.send(jobs, self._timeout_s)
-                if not worker.child.flush() and self._loop:
-                    worker.watch_writing(self._loop)
+            lane = self._lane(worker)
+            while worker.ready and (jobs := lane.next(worker)):
+                if worker.child.process.poll() is not None and not worker.pending:
+                    lane.again(jobs)  # it died while it had nothing to do
+                    self._replace(worker, "process ended")
+                    break
+                worker.send(jobs)
+            self._flush(worker)
         self._set_timer()
 
-    def _next(self) -> list[Job]:
-        """Remove the checks of one request from the queue."""
-        jobs: list[Job] = []
-        while self._queue and len(jobs) < self._share:
-            job = self._queue.popleft()
-            if not job.outcome.done():
-                jobs.append(job)
-        return jobs
+    def _flush(self, worker: WorkerProcess) -> None:
+        """Send the rest of a request as soon as the process reads it."""
+        if not worker.child.closed and not worker.child.flush() and self._loop:
+            worker.watch_writing(self._loop)
+
+    def _lane(self, worker: WorkerProcess) -> Lane:
+        return self._async if worker.concurrent else self._serial
+
+    def _jobs(self) -> list[Job]:
+        """Checks without an outcome, and checks that were cancelled lately."""
+        sent = [job for worker in self._workers for job in worker.pending.values()]
+        return [*self._serial.waiting(), *self._async.waiting(), *sent]
 
     def _read(self, worker: WorkerProcess) -> None:
         """Handle messages of a process, or its death."""
@@ -183,15 +191,26 @@ class WorkerPool:
             self._replace(worker, f"process {error}")
 
     def _take(self, worker: WorkerProcess, message: Message) -> None:
-        if not worker.ready:
-            self._rewards = worker.load(message)
-            if self._loading and not self._loading.done():
-                self._loading.set_result(None)
-        elif answered := worker.answered(message):
-            job, outcome = answered
-            worker.deadline = time.monotonic() + self._timeout_s
-            job.finish(outcome)
-            self._hurry(worker)
+        if worker.ready:
+            if answered := worker.answered(message):
+                job, outcome = answered
+                job.finish(outcome)
+            return
+        loaded = worker.load(message)
+        if not self._rewards:
+            self._rewards = loaded
+            self._appoint(worker)
+        if self._loading and not self._loading.done():
+            self._loading.set_result(None)
+
+    def _appoint(self, first: WorkerProcess) -> None:
+        """Start a process for async rewards. If all are async, `first` is the only process."""
+        if all(info.runs_async for info in self._rewards):
+            first.concurrent, self._size = True, 0
+            for worker in list(self._workers):
+                if worker is not first:
+                    self._end(worker)
+        self.start()
 
     def _expire(self) -> None:
         """End the processes whose deadline has passed."""
@@ -207,42 +226,28 @@ class WorkerPool:
         Raises:
             UserError: if the process had not loaded the rewards.
         """
-        self._workers.remove(worker)
-        if self._loop:
-            worker.unwatch(self._loop)
-        worker.child.close(grace_s=0.0)
+        self._end(worker)
         if not worker.ready:
             raise UserError(
                 f"environment.rewards: a process that checks answers did not start ({reason})."
                 f" Rewards: {', '.join(self._specs)}"
             )
-        self._spawn()
+        self.start()
         if worker.pending:
-            job = worker.pending.popleft()
             seconds = self._timeout_s if reason.startswith("timeout") else 0.0
-            job.finish(
-                Outcome([0.0] * len(job.check.completions), None, seconds)
-                if worker.blames_answer
-                else Outcome([], reason, seconds)
-            )
-        self._queue.extendleft(reversed(worker.pending))
+            self._lane(worker).lost(worker, Outcome([], reason, seconds))
 
-    def _drop(self, job: Job) -> None:
-        """A check is cancelled. If it is running, it must end soon."""
-        for worker in self._workers:
-            if worker.pending and worker.pending[0] is job:
-                self._hurry(worker)
-                self._set_timer()
-
-    def _hurry(self, worker: WorkerProcess) -> None:
-        """Shorten the time limit of a running check that is cancelled."""
-        if worker.pending and worker.pending[0].outcome.cancelled():
-            worker.deadline = min(worker.deadline, time.monotonic() + CANCEL_GRACE_S)
+    def _end(self, worker: WorkerProcess) -> None:
+        """End a process."""
+        self._workers.remove(worker)
+        if self._loop:
+            worker.unwatch(self._loop)
+        worker.child.close(grace_s=0.0)
 
     def _fail_all(self, error: BaseException | None) -> None:
         """End all waiting checks with an error. None, or an error that is not theirs: cancel."""
-        jobs = [*self._queue, *(job for worker in self._workers for job in worker.pending)]
-        waiting: list[asyncio.Future[Outcome] | asyncio.Future[None]] = [j.outcome for j in jobs]
+        waiting: list[asyncio.Future[Outcome] | asyncio.Future[None]]
+        waiting = [job.outcome for job in self._jobs()]
         if self._loading:
             waiting.append(self._loading)
         if self._loop is None or self._loop.is_closed():
@@ -252,11 +257,12 @@ class WorkerPool:
                 continue
             if isinstance(error, Exception):
                 future.set_exception(error)
+                future.exception()  # nobody may wait for it any more
             else:
                 future.cancel()
 
-    def _spawn(self) -> None:
-        worker = WorkerProcess(self._specs)
+    def _spawn(self, concurrent: bool) -> None:
+        worker = WorkerProcess(self._specs, self._timeout_s, concurrent)
         self._workers.append(worker)
         self._watch(worker)
 

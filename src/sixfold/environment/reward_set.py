@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from ..errors import UserError
 from .callables import callable_name, check_callable
+from .checks import Check, Outcome, run_async_check, run_check
 from .pool import WorkerPool
 from .rewards import REWARDS, RewardCallable, RewardFunction
 from .solved import SolvedRule, reward_labels, solved_rule, spec_name
-from .worker import Check, Outcome, run_check
+from .values import reward_loop
 
 
 class RewardSet:
@@ -18,7 +20,7 @@ class RewardSet:
     Args:
         rewards: names as `load_reward` takes them, or Python callables.
         weights: one per reward. Empty: 1 each.
-        timeout_s: seconds per check of a named reward.
+        timeout_s: seconds per check of a named reward or an async callable.
         workers: number of processes for named rewards.
 
     Attributes:
@@ -57,6 +59,7 @@ class RewardSet:
             for index, reward in enumerate(rewards)
             if not isinstance(reward, str)
         }
+        self._timeout_s = timeout_s
         specs = [spec for _, spec in named]
         self._pool = WorkerPool(specs, workers=workers, timeout_s=timeout_s) if named else None
         self._positions = {index: position for position, (index, _) in enumerate(named)}
@@ -91,9 +94,12 @@ class RewardSet:
         ]
 
     async def check(self, check: Check) -> Outcome:
-        """Run one check: a callable at once, a named reward in a process."""
-        if check.reward in self._local:
-            return run_check(self._local[check.reward], check)
+        """Run one check: a callable here, a named reward in a process."""
+        if function := self._local.get(check.reward):
+            if not function.runs_async:
+                return run_check(function, check)
+            run = run_async_check(function, check, self._timeout_s)
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run, reward_loop()))
         assert self._pool is not None
         return await self._pool.check(check._replace(reward=self._positions[check.reward]))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -55,6 +55,11 @@ class RewardFunction:
         return callables.takes_groups(self.function)
 
     @cached_property
+    def runs_async(self) -> bool:
+        """True for an async function."""
+        return callables.runs_async(self.function)
+
+    @cached_property
     def asks(self) -> frozenset[str]:
         """Fields of `Sampled` that Sixfold-form functions name after their first two parameters."""
         return asked_of(self.function)
@@ -77,17 +82,33 @@ class RewardFunction:
             ValueError: if a value is not finite, or if the number of values is wrong.
             TypeError: if a value is not a number. Errors of the function also propagate.
         """
+        return self._checked(
+            [awaited(result) for result in self._results(completions, task, sampled)], completions
+        )
+
+    async def scores_async(
+        self, completions: Sequence[str], task: Task, sampled: Sampled
+    ) -> list[float | None]:
+        """As `scores`, for an async function. It runs in the caller's event loop."""
+        return self._checked(
+            [await result for result in self._results(completions, task, sampled)], completions
+        )
+
+    def _results(self, completions: Sequence[str], task: Task, sampled: Sampled) -> Iterator[Any]:
+        """Results of the calls: one per completion, or one in all for a TRL function."""
+        if self.takes_groups:
+            yield self.function(**trl_arguments(self.function, completions, task, sampled))
+            return
+        for index, text in enumerate(completions):
+            given = sampled.of(index) if self.asks else {}
+            more = {name: value for name, value in given.items() if name in self.asks}
+            yield self.function(text, task, **more)
+
+    def _checked(self, results: list[Any], completions: Sequence[str]) -> list[float | None]:
+        """Values of the results of the calls."""
         if not self.takes_groups:
-            given = [
-                {name: value for name, value in sampled.of(i).items() if name in self.asks}
-                for i in range(len(completions))
-            ]
-            return [
-                checked_value(awaited(self.function(text, task, **more)))
-                for text, more in zip(completions, given, strict=True)
-            ]
-        arguments = trl_arguments(self.function, completions, task, sampled)
-        values = entries(awaited(self.function(**arguments)))
+            return [checked_value(result) for result in results]
+        values = entries(results[0])
         if len(values) != len(completions):
             raise ValueError(f"returned {len(values)} rewards for {len(completions)} completions")
         return [None if value is None else checked_value(value) for value in values]

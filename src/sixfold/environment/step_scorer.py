@@ -10,11 +10,11 @@ from typing import Any
 
 from ..errors import UserError
 from ..types import Group, Reward, Task, Trajectory
+from .checks import Check, Outcome
 from .reward_set import RewardSet
 from .rewards import MAX_REWARD
 from .sampled import Sampled
 from .solved import SolvedRule
-from .worker import Check, Outcome
 
 NOT_APPLICABLE = "no reward function applies"
 """Error of a trajectory to which no reward function applies. No check failed."""

@@ -68,12 +68,17 @@ def awaited(value: Any) -> Any:
     """
     if not inspect.isawaitable(value):
         return value
-    future = asyncio.run_coroutine_threadsafe(_result(value), _loop(os.getpid()))
+    future = asyncio.run_coroutine_threadsafe(_result(value), reward_loop())
     try:
         return future.result()
     except BaseException:
         future.cancel()
         raise
+
+
+def reward_loop() -> asyncio.AbstractEventLoop:
+    """The event loop in which the async rewards of this process run, in a thread of its own."""
+    return _loop(os.getpid())
 
 
 @lru_cache(maxsize=1)

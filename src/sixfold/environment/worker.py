@@ -1,10 +1,13 @@
 """The program of a process that checks answers (`processes/program.py`).
 
-The first request is the names of the rewards as JSON. Its answer is {"rewards": [[name,
-takes_groups], ...]}, or {"fatal": message} if they cannot be loaded. Every later request is a
-pickled list of (ticket, check). Each check is answered as soon as it is done: {"check": ticket,
-"values": [...], "error": null or text, "seconds": s}. Answers come in the order of the checks, so
-the parent always knows which check is running.
+The first request is JSON: {"rewards": names, "timeout_s": seconds per async check}. Its answer is
+{"rewards": [[name, takes_groups, runs_async], ...]}, or {"fatal": message} if they cannot be
+loaded. Every later request is a pickled list of (ticket, check). Each check is answered as soon as
+it is done: {"check": ticket, "values": [...], "error": null or text, "seconds": s}.
+
+Plain functions run in the main thread, one after another. So the parent always knows which check is
+running. Async functions run concurrently, in the event loop of `values`; (ticket, None) cancels
+one. The parent sends a process checks of only one of the two kinds.
 
 Before the answer to a check there may be a note. From then on any failure, including a time-out,
 counts against the text that is checked (`limits.blame_answer`).
@@ -20,8 +23,6 @@ import json
 import os
 import pickle
 import resource
-import time
-from typing import NamedTuple
 
 from ..errors import UserError
 from ..processes.program import (
@@ -31,60 +32,11 @@ from ..processes.program import (
     end_descendants,
     has_children,
 )
-from ..types import Task
+from .async_checks import AsyncChecks
+from .checks import Outcome, run_check
 from .limits import limit_memory, on_blame
 from .math_algebra import load_cas
-from .rewards import RewardFunction, load_reward
-from .sampled import Sampled
-
-
-class Check(NamedTuple):
-    """One call of one reward.
-
-    Attributes:
-        reward: index of the reward.
-        task: the task.
-        completions: a single text, or all completions of a group for a TRL function.
-        sampled: values that the function may ask for by parameter name.
-    """
-
-    reward: int
-    task: Task
-    completions: list[str]
-    sampled: Sampled
-
-
-class Outcome(NamedTuple):
-    """Result of a check.
-
-    Attributes:
-        values: one value per completion. None: the reward does not apply.
-        error: error on one line, or None.
-        seconds: duration.
-    """
-
-    values: list[float | None]
-    error: str | None
-    seconds: float
-
-
-def run_check(function: RewardFunction, check: Check) -> Outcome:
-    """Call the reward. An exception becomes the outcome's error."""
-    process, start = os.getpid(), time.perf_counter()
-    try:
-        values, error = function.scores(check.completions, check.task, check.sampled), None
-    except Exception as raised:  # noqa: BLE001  boundary: a failed check is data
-        values, error = [], one_line(raised)
-    finally:
-        if os.getpid() != process:
-            # A child that the reward forked must not continue as a second copy of this process.
-            os._exit(1)
-    return Outcome(values, error, time.perf_counter() - start)
-
-
-def one_line(error: BaseException) -> str:
-    """`ValueError: message`, on one line of at most 300 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+from .rewards import load_reward
 
 
 def serve(requests: Requests) -> None:
@@ -92,7 +44,8 @@ def serve(requests: Requests) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     adopt_orphans()
     process = os.getpid()
-    specs = json.loads(next(requests))
+    start = json.loads(next(requests))
+    specs = start["rewards"]
     try:
         functions = [load_reward(spec) for spec in specs]
     except UserError as error:
@@ -110,11 +63,24 @@ def serve(requests: Requests) -> None:
     # Processes started while loading the rewards may outlive a check.
     helpers = frozenset(descendants())
     on_blame(requests.note)
-    rewards = [[function.name, function.takes_groups] for function in functions]
+    rewards = [[f.name, f.takes_groups, f.runs_async] for f in functions]
     requests.answer(json.dumps({"rewards": rewards}).encode())
+
+    def end_processes() -> None:
+        if has_children():
+            end_descendants(helpers)
+
+    def answer(ticket: int, outcome: Outcome) -> None:
+        requests.answer(json.dumps({"check": ticket, **outcome._asdict()}).encode())
+
+    running = AsyncChecks(start["timeout_s"], answer, end_processes)
     for body in requests:
         for ticket, check in pickle.loads(body):
-            outcome = run_check(functions[check.reward], check)
-            if has_children():
-                end_descendants(helpers)
-            requests.answer(json.dumps({"check": ticket, **outcome._asdict()}).encode())
+            if check is None:
+                running.cancel(ticket)
+            elif functions[check.reward].runs_async:
+                running.start(ticket, functions[check.reward], check)
+            else:
+                outcome = run_check(functions[check.reward], check)
+                end_processes()
+                answer(ticket, outcome)

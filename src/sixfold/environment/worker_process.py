@@ -7,7 +7,6 @@ import json
 import math
 import pickle
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -15,20 +14,29 @@ from typing import Any
 
 from ..errors import UserError
 from ..processes.child import Child, ChildEnded, Message
-from .worker import Check, Outcome
+from .checks import Check, Outcome
 
 START_TIMEOUT_S = 120.0  # a process may import a large library before its first check
 MAX_REPLY_BYTES = 1 << 24
+CANCEL_GRACE_S = 0.5
+LATE_S = 1.0
 _BAD_REPLY = "sent a malformed reply"
 _TICKETS = count(1)
 
 
 @dataclass(frozen=True)
 class RewardInfo:
-    """Description of a reward that a process has loaded."""
+    """Description of a reward that a process has loaded.
+
+    Attributes:
+        name: name of the function.
+        takes_groups: True for a TRL function, which scores whole groups.
+        runs_async: True for an async function.
+    """
 
     name: str
     takes_groups: bool
+    runs_async: bool
 
 
 class Job:
@@ -48,42 +56,56 @@ class Job:
 
 
 class WorkerProcess:
-    """One process.
+    """One process. It runs checks one after another, or async checks concurrently.
 
     Args:
         specs: names of the rewards that it loads.
+        timeout_s: maximum seconds per check.
+        concurrent: True if it runs async checks.
 
     Attributes:
         child: the process.
-        deadline: of the first pending job, or of the start; a time.monotonic() value in seconds.
+        concurrent: as given.
+        deadline: time by which the next message must arrive, a time.monotonic() value in seconds.
         ready: whether it has loaded the rewards.
-        pending: jobs, in the order of their answers.
+        pending: jobs without an answer, by ticket, in the order in which they were sent.
         blames_answer: whether a failure of the first pending job counts against the answer.
     """
 
-    def __init__(self, specs: Sequence[str]) -> None:
+    def __init__(self, specs: Sequence[str], timeout_s: float, concurrent: bool) -> None:
         self.child = Child(
             "sixfold.environment.worker",
             environment={"OMP_NUM_THREADS": "1"},
             reply_limit=MAX_REPLY_BYTES,
         )
-        self.child.post(json.dumps(list(specs)).encode())
+        self.child.post(json.dumps({"rewards": list(specs), "timeout_s": timeout_s}).encode())
+        self.concurrent = concurrent
         self.deadline = time.monotonic() + START_TIMEOUT_S
         self.ready = False
-        self.pending: deque[Job] = deque()
+        self.pending: dict[int, Job] = {}
         self.blames_answer = False
+        self._timeout_s = timeout_s
 
     @property
     def idle(self) -> bool:
-        """True if it can take jobs."""
+        """True if no message is expected."""
         return self.ready and not self.pending
 
-    def send(self, jobs: Sequence[Job], timeout_s: float) -> None:
-        """Begin to send jobs to an idle process. Flush the child until all is sent."""
-        self.pending.extend(jobs)
-        self.deadline = time.monotonic() + timeout_s
-        checks = [(job.ticket, job.check) for job in jobs]
-        self.child.post(pickle.dumps(checks, protocol=pickle.HIGHEST_PROTOCOL), len(jobs))
+    def send(self, jobs: Sequence[Job]) -> None:
+        """Begin to send jobs. Flush the child until all is sent."""
+        if not self.pending:
+            self._restart_clock()
+        self.pending.update((job.ticket, job) for job in jobs)
+        self._post([(job.ticket, job.check) for job in jobs], len(jobs))
+
+    def hurry(self, job: Job) -> None:
+        """End a cancelled job soon if it is pending: by a message, or by an earlier deadline."""
+        if job.ticket not in self.pending:
+            return
+        if self.concurrent:
+            self._post([(job.ticket, None)], 0)
+        elif job is self._first():
+            self.deadline = min(self.deadline, time.monotonic() + CANCEL_GRACE_S)
 
     def load(self, message: Message) -> list[RewardInfo]:
         """The rewards that the process has loaded, from its first message.
@@ -97,7 +119,7 @@ class WorkerProcess:
                 raise UserError(text)
             case {"rewards": list(rewards)}:
                 self.ready = True
-                return [RewardInfo(name, takes_groups) for name, takes_groups in rewards]
+                return [RewardInfo(*reward) for reward in rewards]
         raise ChildEnded(_BAD_REPLY)
 
     def answered(self, message: Message) -> tuple[Job, Outcome] | None:
@@ -109,9 +131,20 @@ class WorkerProcess:
         if not message.is_answer:
             self.blames_answer = True
             return None
-        outcome = _outcome(_parsed(message.body), self.pending[0])
+        reply = _parsed(message.body)
+        job = self._first()
+        if self.concurrent:
+            ticket = reply.get("check")
+            if not isinstance(ticket, int) or ticket not in self.pending:
+                raise ChildEnded(_BAD_REPLY)
+            job = self.pending[ticket]
+        outcome = _outcome(reply, job)
+        del self.pending[job.ticket]
         self.blames_answer = False
-        return self.pending.popleft(), outcome
+        self._restart_clock()
+        if self.pending and not self.concurrent and self._first().outcome.done():
+            self.hurry(self._first())  # it was cancelled while it waited
+        return job, outcome
 
     def watch_writing(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send the rest of the request when the process reads."""
@@ -127,6 +160,19 @@ class WorkerProcess:
         if not loop.is_closed():
             loop.remove_reader(self.child.replies)
             loop.remove_writer(self.child.requests)
+
+    def _first(self) -> Job:
+        return next(iter(self.pending.values()))
+
+    def _post(self, checks: list[tuple[int, Check | None]], answers: int) -> None:
+        self.child.post(pickle.dumps(checks, protocol=pickle.HIGHEST_PROTOCOL), answers)
+
+    def _restart_clock(self) -> None:
+        """Set the deadline of the next message."""
+        # Async checks end by themselves at their time limit. A message that is late means that
+        # their event loop is blocked.
+        late = LATE_S if self.concurrent else 0.0
+        self.deadline = time.monotonic() + self._timeout_s + late
 
 
 def _parsed(body: bytes) -> dict[str, Any]:

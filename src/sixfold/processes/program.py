@@ -51,6 +51,9 @@ _READ_BYTES = 1 << 16  # the capacity of a pipe on Linux
 class Requests:
     """Requests of the parent, as an iterator of their bodies. It ends when the parent hangs up.
 
+    A request may be read before earlier ones have all their answers. Another thread may then give
+    the answers, but only one thread at a time.
+
     Args:
         requests: descriptor of the requests.
         replies: descriptor for the replies.
@@ -73,8 +76,8 @@ class Requests:
         header = self._stream.read(HEADER.size)
         if len(header) < HEADER.size:
             raise StopIteration
-        _, _, answers, self._number, length = HEADER.unpack(header)
-        self._last = self._number + answers - 1
+        _, _, answers, first, length = HEADER.unpack(header)
+        self._last = first + answers - 1
         body = self._stream.read(length)
         if len(body) < length:  # the parent died while it wrote
             raise StopIteration

@@ -1,6 +1,7 @@
 """Reward functions that the tests name by file: ours and TRL's, well-behaved and not."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -156,3 +157,52 @@ def blames(completion: str, task: Task) -> Any:
     if completion.startswith("blame "):
         blame_answer()
     return told(completion.removeprefix("blame "), task)
+
+
+_running: list[int] = [0, 0]
+
+
+async def told_async(completion: str, task: Task) -> float:
+    """Does what the completion says. Gives the largest number of checks that ran at the same time
+    so far.
+    """
+    _running[0] += 1
+    _running[1] = max(_running)
+    word, _, seconds = completion.partition(" ")
+    try:
+        await asyncio.sleep(float(seconds or 0.0))
+        if word == "hang":
+            await asyncio.sleep(60)
+        if word == "block":
+            time.sleep(60)
+        if word == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if word == "exit":
+            sys.exit(3)
+        if word == "raise":
+            raise ValueError("two\nlines")
+        if word == "stubborn":
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            await asyncio.sleep(60)
+        if word == "process":
+            return float(os.getpid())
+    finally:
+        _running[0] -= 1
+    return float(_running[1])
+
+
+async def length_async(completion: str, task: Task) -> float:
+    """The completion's length, after what it says."""
+    await told_async(completion.partition("|")[0], task)
+    return float(len(completion))
+
+
+def length_told(completion: str, task: Task) -> float:
+    """The completion's length, after what it says."""
+    word, _, seconds = completion.partition("|")[0].partition(" ")
+    time.sleep(float(seconds or 0.0))
+    if word == "junk":
+        stray("junk\n" * 20, task)
+    told(word, task)
+    return float(len(completion))

@@ -1,0 +1,253 @@
+"""Checks that arrive and are cancelled at any time, in processes that fail in every way: each that
+is waited for gets one outcome, its own.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from sixfold.environment.checks import Check, Outcome
+from sixfold.environment.pool import WorkerPool
+from sixfold.environment.sampled import Sampled
+from sixfold.environment.scorer import Environment
+from sixfold.processes.program import descendants
+from sixfold.types import Group, Task, Trajectory
+
+SAMPLE = str(Path(__file__).parent / "rewards_for_tests" / "sample.py")
+T = TypeVar("T")
+TASK = Task(id="t", prompt="q", answer=1)
+
+
+def check(text: str, reward: int = 0) -> Check:
+    return Check(reward, TASK, [text], Sampled(["stop"], [[]], [], ""))
+
+
+def with_pool(
+    rewards: Sequence[str],
+    use: Callable[[WorkerPool], Awaitable[T]],
+    workers: int = 1,
+    timeout_s: float = 20.0,
+) -> T:
+    """What `use` returns. Afterwards no process of the pool and no task is left."""
+    before = set(descendants())
+    pool = WorkerPool(
+        [f"{SAMPLE}:{reward}" for reward in rewards], workers=workers, timeout_s=timeout_s
+    )
+
+    async def main() -> T:
+        result = await use(pool)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return result
+
+    try:
+        return asyncio.run(main())
+    finally:
+        pool.close()
+        assert set(descendants()) <= before
+
+
+async def outcomes(pool: WorkerPool, texts: Sequence[str]) -> list[Outcome]:
+    return await asyncio.gather(*(pool.check(check(text)) for text in texts))
+
+
+@pytest.mark.slow
+def test_64_async_checks_take_the_slowest_not_the_sum() -> None:
+    async def use(pool: WorkerPool) -> tuple[list[Outcome], float]:
+        await pool.rewards()
+        start = time.monotonic()
+        return await outcomes(pool, ["sleep 0.5"] * 64), time.monotonic() - start
+
+    found, seconds = with_pool(["told_async"], use)
+    assert found[-1].values == [64.0]  # so many were running together
+    assert seconds < 8
+
+
+@pytest.mark.slow
+def test_async_checks_end_at_their_own_time_limit() -> None:
+    """Also one that ignores its cancellation. All others run in the same process."""
+
+    async def use(pool: WorkerPool) -> tuple[list[Outcome], list[Outcome]]:
+        texts = ["process", "hang", "stubborn", "raise", "exit", "sleep 0.5", "process"]
+        return await outcomes(pool, texts), await outcomes(pool, ["process"])
+
+    found, after = with_pool(["told_async"], use, timeout_s=1.0)
+    assert [outcome.error for outcome in found] == [
+        None,
+        "timeout after 1 s",
+        "timeout after 1 s",
+        "ValueError: two lines",
+        "SystemExit: 3",
+        None,
+        None,
+    ]
+    assert found[0].values == found[-1].values == after[0].values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("word", "error"),
+    [("crash", "process was killed by SIGKILL"), ("block", "timeout after 0.6 s")],
+)
+def test_only_the_async_check_that_ends_its_process_fails(word: str, error: str) -> None:
+    texts = ["sleep 0.1|" + "x" * n for n in range(8)]
+    texts[5] = f"{word} 0.05"
+
+    async def use(pool: WorkerPool) -> list[Outcome]:
+        return await outcomes(pool, texts)
+
+    found = with_pool(["length_async"], use, timeout_s=0.6)
+    assert str(found[5].error).startswith(error)
+    assert [o.values for n, o in enumerate(found) if n != 5] == [
+        [float(len(t))] for n, t in enumerate(texts) if n != 5
+    ]
+
+
+@pytest.mark.slow
+def test_async_and_plain_rewards_have_processes_of_their_own() -> None:
+    async def use(pool: WorkerPool) -> list[float | None]:
+        hung = asyncio.ensure_future(pool.check(check("hang")))
+        both = [await pool.check(check("process")), await pool.check(check("x", 1))]
+        assert not hung.done()
+        assert (await hung).error == "timeout after 3 s"
+        return [value for outcome in both for value in outcome.values]
+
+    pids = with_pool(["told_async", "process"], use, timeout_s=3.0)
+    assert len(set(pids)) == 2 and os.getpid() not in pids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reward", ["length_told", "length_async"])
+def test_200_cancelled_checks_leave_nothing_behind(reward: str) -> None:
+    async def use(pool: WorkerPool) -> tuple[Outcome, float, int]:
+        await pool.rewards()
+        hung = [asyncio.ensure_future(pool.check(check("hang"))) for _ in range(200)]
+        await asyncio.sleep(0.2)  # some have been sent
+        for one in hung:
+            one.cancel()
+        start = time.monotonic()
+        assert all(
+            isinstance(e, asyncio.CancelledError)
+            for e in await asyncio.gather(*hung, return_exceptions=True)
+        )
+        found = await pool.check(check("ok"))
+        return found, time.monotonic() - start, len(pool._workers)
+
+    found, seconds, processes = with_pool([reward], use, workers=2)
+    assert found.values == [2.0]
+    assert seconds < 10  # none of them was waited for until its time limit of 20 s
+    assert processes == (1 if reward == "length_async" else 2)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_without_a_check_harms_none() -> None:
+    async def use(pool: WorkerPool) -> list[Outcome]:
+        await pool.rewards()
+        os.kill(pool._workers[0].child.pid, 9)
+        while pool._workers[0].child.process.poll() is None:
+            time.sleep(0.01)  # the event loop must not see it before the check is sent
+        return [await pool.check(check("ok"))]
+
+    assert with_pool(["length_told"], use)[0].values == [2.0]
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_read_delays_no_other_work() -> None:
+    """A request larger than the pipe: what does not fit is sent when the process reads on."""
+    large = "x" * 3_000_000
+
+    async def use(pool: WorkerPool) -> tuple[int, Outcome, Outcome]:
+        await pool.rewards()
+        worker = pool._workers[0]
+        os.kill(worker.child.pid, 19)  # SIGSTOP
+        running = asyncio.ensure_future(pool.check(check(large)))
+        turns = 0
+        while not running.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+            if turns == 30:
+                os.kill(worker.child.pid, 18)  # SIGCONT
+        stopped = await running
+        os.kill(pool._workers[0].child.pid, 19)
+        return turns, stopped, await pool.check(check(large))
+
+    turns, stopped, lost = with_pool(["length"], use, timeout_s=2.0)
+    assert turns >= 30 and stopped.values == [3_000_000.0]
+    assert lost.error == "timeout after 2 s"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_random_streams_give_every_check_its_own_outcome(seed: int) -> None:
+    """Checks arrive over time, crash, hang, write junk and are cancelled. Lengths differ, so an
+    outcome of another check would show.
+    """
+    rng = random.Random(seed)
+    plans = []
+    for number in range(120):
+        word = rng.choices(["ok", "raise", "crash", "hang", "junk"], [30, 3, 1, 1, 1])[0]
+        pause = rng.choice([0.0, 0.0, 0.01])
+        cancel = rng.uniform(0.0, 0.3) if rng.random() < 0.2 else None
+        asynchronous = rng.random() < 0.5
+        if asynchronous and word == "junk":
+            word = "ok"
+        plans.append((number, word, pause, cancel, asynchronous, rng.uniform(0.0, 1.0)))
+
+    def text(plan: tuple[int, str, float, float | None, bool, float]) -> str:
+        number, word, pause, *_ = plan
+        return f"{word} {pause}|" + "x" * number
+
+    async def play(pool: WorkerPool, plan: tuple[int, str, float, float | None, bool, float]):
+        *_, cancel, asynchronous, begin = plan
+        await asyncio.sleep(begin)
+        running = asyncio.ensure_future(pool.check(check(text(plan), int(asynchronous))))
+        if cancel is not None:
+            await asyncio.sleep(cancel)
+            running.cancel()
+        (result,) = await asyncio.gather(running, return_exceptions=True)
+        return result
+
+    async def use(pool: WorkerPool) -> list[Outcome | BaseException]:
+        return await asyncio.gather(*(play(pool, plan) for plan in plans))
+
+    found = with_pool(["length_told", "length_async"], use, workers=2, timeout_s=2.0)
+    for plan, result in zip(plans, found, strict=True):
+        _, word, _, cancel, *_ = plan
+        if isinstance(result, asyncio.CancelledError):
+            assert cancel is not None
+            continue
+        assert isinstance(result, Outcome)
+        if word == "ok":
+            assert result.values == [float(len(text(plan)))] and result.error is None
+        else:
+            assert result.values == [] and result.error
+            part = {"raise": "ValueError", "hang": "timeout"}.get(word, "process")
+            assert part in result.error
+
+
+def test_async_callables_run_concurrently_here_and_have_a_time_limit() -> None:
+    running: list[str] = []
+
+    async def judge(completion: str, task: Task) -> float:
+        running.append(completion)
+        while len(running) < 8:
+            await asyncio.sleep(0.001)
+        if completion == "hang":
+            await asyncio.sleep(60)
+        return float(len(completion))
+
+    texts = ["a", "hang", "bb", "ccc", "a", "b", "c", "d"]
+    trajectories = [
+        Trajectory.one_turn("t", k, [1], [7], [-1.0], [0], "stop", text=text)
+        for k, text in enumerate(texts)
+    ]
+    group = Group(TASK, trajectories)
+    with Environment([judge], timeout_s=0.5, error_budget=0.5) as environment:
+        environment.score([group])
+    assert group.rewards == [1.0, None, 2.0, 3.0, 1.0, 1.0, 1.0, 1.0]
+    assert trajectories[1].reward and trajectories[1].reward.error == "judge: timeout after 0.5 s"
