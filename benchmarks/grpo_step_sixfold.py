@@ -29,7 +29,7 @@ from sixfold.reference.frozen import FrozenReference, NoReference
 from sixfold.rollout.engine_rollout import EngineRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.sync.sync import SharedSync
-from sixfold.trainer.logprobs import Scoring
+from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, SamplingParams, Task
 
@@ -55,7 +55,7 @@ def build(job: Job) -> Controller:
         learning_rate=job.learning_rate, max_tokens_per_microbatch=MICROBATCH_TOKENS
     )
     scoring = Scoring(chunk=MICROBATCH_TOKENS)
-    trainer = Trainer(policy.model, config, scoring, job.steps)
+    trainer = Trainer(PolicyRoot(policy.model), config, scoring, job.steps)
     sampling = SamplingParams(job.max_new_tokens, stop_token_ids=tuple(job.stop_token_ids))
     reference = (
         FrozenReference(policy.model, scoring, MICROBATCH_TOKENS, True)

@@ -26,7 +26,7 @@ from sixfold.recipe.memory import held_parts, work_parts
 from sixfold.recipe.model_size import ModelSize, model_size
 from sixfold.recipe.schema import Recipe
 from sixfold.recipe.toml import load_recipe
-from sixfold.trainer.logprobs import Scoring
+from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Reward, Task, Trajectory
 
@@ -84,7 +84,7 @@ def measure(precision: str, checkpointing: str) -> None:
     scoring = Scoring(
         1.0, recipe.trainer.logprob_chunk, torch.bfloat16 if precision == "bfloat16" else None
     )
-    trainer = Trainer(model, recipe.trainer, scoring, 10)
+    trainer = Trainer(PolicyRoot(model), recipe.trainer, scoring, 10)
     batch = method.prepare(rows())
     trainer.train_step(batch, method.compute_loss)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:

@@ -16,13 +16,13 @@ from switches_job import Job, TrainerWork, emit_all
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sixfold.batch import Batch
+from sixfold.batch import Batch, collate
 from sixfold.kernels.attention import AttentionLayer, causal_attention
 from sixfold.model.loading import load_policy
 from sixfold.recipe.schema import ModelConfig, TrainerConfig
-from sixfold.trainer.logprobs import Scoring, score_row
+from sixfold.trainer.logprobs import PolicyRoot, Scores, Scoring
 from sixfold.trainer.packing import PackedRow
-from sixfold.trainer.sft import example, sft_batch, sft_loss
+from sixfold.trainer.sft import SupervisedLoss, example
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Task
 
@@ -56,7 +56,7 @@ def padded(row: PackedRow) -> PaddedRow:
         tokens,
         positions,
         row.attention,
-        place[row.predictor],
+        place[row.reads],
         row.target,
         row.row,
         row.column,
@@ -67,24 +67,23 @@ def padded(row: PackedRow) -> PaddedRow:
     )
 
 
-class CountedScore:
+class CountingRoot(PolicyRoot):
     """Scores a micro-batch, padded or as it is. positions: that the body computed. logits: most
     that existed at one time.
     """
 
-    def __init__(self, pads: bool) -> None:
+    def __init__(self, model: PreTrainedModel, pads: bool) -> None:
+        super().__init__(model)
         self.pads = pads
         self.positions = self.logits = 0
 
-    def __call__(
-        self, model: PreTrainedModel, row: PackedRow, scoring: Scoring
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, row: PackedRow, scoring: Scoring) -> Scores:
         row = padded(row) if self.pads else row
         self.positions += len(row.tokens)
         self.logits = max(
-            self.logits, min(scoring.chunk, len(row.target)) * int(model.config.vocab_size)
+            self.logits, min(scoring.chunk, len(row.target)) * int(self.model.config.vocab_size)
         )
-        return score_row(model, row, scoring)
+        return super().forward(row, scoring)
 
 
 def make_batch(work: TrainerWork) -> Batch:
@@ -98,7 +97,7 @@ def make_batch(work: TrainerWork) -> Batch:
             for k, text in enumerate(texts)
         ]
         groups.append(Group(task, rows))
-    return sft_batch(groups)
+    return SupervisedLoss().prepare(collate(groups))
 
 
 def lines(job: Job) -> Iterator[dict[str, Any]]:
@@ -107,22 +106,20 @@ def lines(job: Job) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(job.threads)
     assert isinstance(job.work, TrainerWork)
     settings, batch = dict(job.settings), make_batch(job.work)
-    scoring, score = (
-        Scoring(chunk=settings.pop("chunk", 1024)),
-        CountedScore(settings.pop("padded", False)),
-    )
+    scoring, pads = Scoring(chunk=settings.pop("chunk", 1024)), settings.pop("padded", False)
     config = TrainerConfig(
         learning_rate=1e-6, max_tokens_per_microbatch=job.work.budget, **settings
     )
     model = load_policy(ModelConfig(path=job.model), seed=0, device="cpu").model
-    trainer = Trainer(model, config, scoring, job.repeats + 1, score=score)
-    metrics = trainer.train_step(batch, sft_loss)
+    root, loss = CountingRoot(model, pads), SupervisedLoss().compute_loss
+    trainer = Trainer(root, config, scoring, job.repeats + 1)
+    metrics = trainer.train_step(batch, loss)
     needed, scored = int(batch.lengths.sum()), int(batch.mask.sum())
     counters = {
         "tokens": scored,
-        "positions": score.positions,
-        "padding": max(0.0, 1 - needed / score.positions),
-        "logits": score.logits,
+        "positions": root.positions,
+        "padding": max(0.0, 1 - needed / root.positions),
+        "logits": root.logits,
         "microbatches": metrics["train/microbatches"],
     }
     yield {
@@ -133,7 +130,7 @@ def lines(job: Job) -> Iterator[dict[str, Any]]:
     }
     for _ in range(job.repeats):
         start = time.perf_counter()
-        trainer.train_step(batch, sft_loss)
+        trainer.train_step(batch, loss)
         yield {"event": "run", "seconds": time.perf_counter() - start, "pause": 0.0}
     yield {"event": "end", "peak_mb": peak_mb()}
 

@@ -139,6 +139,9 @@ class Batch:
         marked: bool, tokens that KL-Cov penalises.
         minibatch: [B] int64, index of the optimizer step that takes the row, within one pass over
             the batch.
+        unit: [B] int64, number of the row's unit. Rows of one unit (such as a preference pair) are
+            always in the same mini-batch and micro-batch, so a loss sees whole units. None: each
+            row is a unit.
         kept: kept set of each token, or None if nothing was truncated. If set, all log-probs and
             entropies above refer to the renormalised distribution over the kept set.
         names: task and sample of each row, for messages. Empty for a selection of rows.
@@ -169,6 +172,7 @@ class Batch:
     correction: Tensor | None = None
     marked: Tensor | None = None
     minibatch: Tensor | None = None
+    unit: Tensor | None = None
     kept: KeptSets | None = None
     names: tuple[str, ...] = ()
     host: Batch | None = field(default=None, repr=False)
@@ -228,7 +232,9 @@ class Batch:
         return self.rewards.sum(-1)
 
 
-LAYOUT = frozenset({"tokens", "mask", "version", "lengths", "prompt_lengths", "group", "kept"})
+LAYOUT = frozenset(
+    {"tokens", "mask", "version", "lengths", "prompt_lengths", "group", "unit", "kept"}
+)
 """Fields that describe where the tokens of a batch are. No role changes them."""
 
 

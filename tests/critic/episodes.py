@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from sixfold.batch import Batch, LossOutput, collate, filled
 from sixfold.critic.critic import Critic
 from sixfold.recipe.schema import CriticConfig, TrainerConfig
-from sixfold.trainer.logprobs import Scoring
+from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Reward, Task, Trajectory
 
@@ -85,7 +85,7 @@ def squared_error(batch: Batch, values: Tensor) -> LossOutput:
     )
     return LossOutput(
         error.sum(),
-        {"critic/absolute_error": error.detach().sum(), "train/loss": error.detach().sum()},
+        {"critic/absolute_error": error.detach().sum(), "critic/loss": error.detach().sum()},
     )
 
 
@@ -107,11 +107,13 @@ def make_critic(
     policy: PreTrainedModel, body: str, rate: float = 1e-2, epochs: int = 1, **values: Any
 ) -> Critic:
     config = CriticConfig(body=body, learning_rate=rate)  # type: ignore[arg-type]
-    return Critic(policy, config, settings(**values), Scoring(chunk=16), 100, epochs=epochs)
+    return Critic(
+        PolicyRoot(policy), config, settings(**values), Scoring(chunk=16), 100, epochs=epochs
+    )
 
 
 def make_actor(policy: PreTrainedModel, **values: Any) -> Trainer:
-    return Trainer(policy, settings(**values), Scoring(chunk=16), 100)
+    return Trainer(PolicyRoot(policy), settings(**values), Scoring(chunk=16), 100)
 
 
 def randomise_head(critic: Critic) -> None:

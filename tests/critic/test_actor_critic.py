@@ -22,9 +22,8 @@ from episodes import (
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sixfold.batch import Batch, LossOutput, filled
+from sixfold.batch import Batch, Loss, LossOutput, filled
 from sixfold.critic.actor_critic import ActorCritic
-from sixfold.critic.critic import ValueLoss
 
 Tiny = Callable[[str], PreTrainedModel]
 
@@ -32,7 +31,7 @@ Tiny = Callable[[str], PreTrainedModel]
 class Objective:
     """Every scored token teaches the critic, whatever it weighs in the policy's loss."""
 
-    def __init__(self, loss: ValueLoss = squared_error) -> None:
+    def __init__(self, loss: Loss = squared_error) -> None:
         self.loss = loss
 
     def value_batch(self, batch: Batch) -> Batch:

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
 
 from sixfold.batch import Batch
-from sixfold.critic.value_model import PolicyValueHead, make_value_model, value_head
+from sixfold.critic.value_model import PolicyValueHead, make_value_root, value_head
 from sixfold.errors import UserError
 from sixfold.model.attention import NAME
+from sixfold.trainer.logprobs import PolicyRoot
 
 WITHOUT_CLASS = {"gemma3_text"}
 WITH_CLASS = [name for name in ARCHITECTURES if name not in WITHOUT_CLASS]
@@ -122,7 +123,7 @@ def test_at_first_every_value_is_exactly_zero(body: str, tiny: Tiny) -> None:
 @pytest.mark.parametrize("name", WITH_CLASS)
 def test_an_own_body_is_a_copy_of_the_policys(name: str, tiny: Tiny) -> None:
     policy = tiny(name)
-    model = make_value_model(policy, "own")
+    model = make_value_root(PolicyRoot(policy), "own").model
     assert isinstance(model, PreTrainedModel) and not model.training
     assert same(weights_of(model.base_model), weights_of(policy.base_model))
     assert not {p.data_ptr() for p in model.parameters()} & {
@@ -141,7 +142,7 @@ def test_no_dropout_is_left_in_an_own_body(name: str) -> None:
     policy = make_tiny(name, attention_dropout=0.3)
     policy.config.resid_pdrop = policy.config.embd_pdrop = 0.3
     policy.set_attn_implementation(NAME)
-    model = make_value_model(policy, "own")
+    model = make_value_root(PolicyRoot(policy), "own").model
     assert isinstance(model, PreTrainedModel)
     assert (
         [m.p for m in model.modules() if isinstance(m, nn.Dropout)].count(0.0)
@@ -160,7 +161,7 @@ def test_creating_one_does_not_change_the_random_state(tiny: Tiny) -> None:
     random.seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
-    make_value_model(tiny("qwen3"), "own")
+    make_value_root(PolicyRoot(tiny("qwen3")), "own")
     assert torch.equal(torch.rand(4), expected)
 
 
@@ -173,8 +174,8 @@ def test_an_architecture_without_such_a_class_is_refused_by_name(name: str, tiny
             r" 'policy'"
         ),
     ):
-        make_value_model(tiny(name), "own")
-    assert isinstance(make_value_model(tiny(name), "policy"), PolicyValueHead)
+        make_value_root(PolicyRoot(tiny(name)), "own")
+    assert isinstance(make_value_root(PolicyRoot(tiny(name)), "policy").model, PolicyValueHead)
 
 
 # --- a head on the policy cannot move it

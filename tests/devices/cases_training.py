@@ -35,7 +35,7 @@ from sixfold.critic.critic import Critic
 from sixfold.kernels.norms import fuse_norms
 from sixfold.recipe.schema import CriticConfig, TrainerConfig
 from sixfold.reference.frozen import FrozenReference, FusedReference
-from sixfold.trainer.logprobs import Scoring, score_batch
+from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch
 from sixfold.trainer.packing import microbatches, pack
 from sixfold.types import Kept
 
@@ -271,7 +271,9 @@ def test_critic_learns_the_cpus_values() -> None:
     results = []
     for device in ("cpu", DEVICE):
         policy = tiny_model().to(device)
-        critic = Critic(policy, CriticConfig(body="own"), TrainerConfig(), Scoring(), 10)
+        critic = Critic(
+            PolicyRoot(policy), CriticConfig(body="own"), TrainerConfig(), Scoring(), 10
+        )
         algorithm = Composed(ZOO["ppo"], horizon=16)
         batch = critic.score(collate_again(ragged_batch(1)).to(device))
         batch = algorithm.prepare(batch)

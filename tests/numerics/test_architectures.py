@@ -26,7 +26,7 @@ from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
 from sixfold.rollout.engine_rollout import EngineRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.sync.sync import SharedSync
-from sixfold.trainer.logprobs import Scoring, score_batch
+from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Reward, SamplingParams, Task
 
@@ -75,7 +75,7 @@ def test_from_rollout_to_a_saved_model(
     engine = Engine(CausalLM(model), kv_tokens=600, block_size=8, max_running=5)
     # Micro-batches of a few trajectories, prompts shared.
     trainer = Trainer(
-        model,
+        PolicyRoot(model),
         TrainerConfig(learning_rate=1e-2, max_tokens_per_microbatch=96),
         Scoring(temperature=TEMPERATURE, chunk=16),
         2,

@@ -26,7 +26,7 @@ from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
 from sixfold.rollout.engine_rollout import EngineRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.sync.sync import SharedSync
-from sixfold.trainer.logprobs import Scoring, score_batch
+from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Reward, SamplingParams, Task
 
@@ -79,7 +79,7 @@ def test_engine_and_trainer_agree_before_and_after_an_update(
     model = copy.deepcopy(tiny(name))
     engine = Engine(CausalLM(model), kv_tokens=600, block_size=8, max_running=5)
     trainer = Trainer(
-        model,
+        PolicyRoot(model),
         TrainerConfig(learning_rate=1e-2, max_tokens_per_microbatch=96),
         Scoring(temperature=TEMPERATURE, chunk=16),
         2,
@@ -132,9 +132,9 @@ def test_scored_over_all_tokens_every_ratio_is_the_kept_mass_and_many_are_clippe
     ratio = (score_batch(model, wrong, Scoring(TEMPERATURE), 4096, True) - right.old_logp).exp()
     torch.testing.assert_close(ratio[right.mask], mass[right.mask], rtol=1e-4, atol=0)
     got = [
-        Trainer(copy.deepcopy(model), TrainerConfig(), Scoring(TEMPERATURE), 1).train_step(
-            batch, ALGORITHM.compute_loss
-        )
+        Trainer(
+            PolicyRoot(copy.deepcopy(model)), TrainerConfig(), Scoring(TEMPERATURE), 1
+        ).train_step(batch, ALGORITHM.compute_loss)
         for batch in (right, wrong)
     ]
     assert (

@@ -17,7 +17,7 @@ from sixfold.batch import collate
 from sixfold.model.attention import NAME, register
 from sixfold.recipe.schema import TrainerConfig
 from sixfold.reference.frozen import FrozenReference, NoReference
-from sixfold.trainer.logprobs import Scoring
+from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Reward, Task, Trajectory
 
@@ -71,7 +71,7 @@ def test_ten_steps_are_the_same(beta: float) -> None:
     algorithm = make_algorithm(replace(ZOO["grpo"], beta=beta), settings.max_new_tokens)
     config = TrainerConfig(learning_rate=settings.learning_rate, max_tokens_per_microbatch=64)
     reference = FrozenReference(ours, Scoring(), 64, True) if beta else NoReference()
-    trainer = Trainer(ours, config, Scoring(), STEPS)
+    trainer = Trainer(PolicyRoot(ours), config, Scoring(), STEPS)
     for step in range(STEPS):
         batch = algorithm.prepare(
             reference.score(collate(as_groups(batches[step % STALE], len(minimal.encode("1+2=")))))

@@ -15,7 +15,7 @@ from sixfold.batch import Batch, LossOutput, collate
 from sixfold.model.attention import NAME, register
 from sixfold.recipe.schema import TrainerConfig
 from sixfold.reference.frozen import FrozenReference, NoReference
-from sixfold.trainer.logprobs import Scoring
+from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Reward, Task, Trajectory
 
@@ -73,7 +73,7 @@ def _reference(policy: PreTrainedModel, share_prefix: bool = True) -> FrozenRefe
 
 def _trainer(policy: PreTrainedModel) -> Trainer:
     return Trainer(
-        policy,
+        PolicyRoot(policy),
         TrainerConfig(learning_rate=1e-2, max_tokens_per_microbatch=32),
         SCORING,
         total_steps=5,

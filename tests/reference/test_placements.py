@@ -34,7 +34,7 @@ from sixfold.recipe.toml import parse_recipe
 from sixfold.reference.base import KeptReference
 from sixfold.reference.frozen import FrozenReference, FusedReference
 from sixfold.reference.worker_reference import ReferenceFailed, WorkerReference
-from sixfold.trainer.logprobs import Scoring
+from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Kept, Reward, Task, Trajectory
 
@@ -270,7 +270,9 @@ def test_fused_trains_as_inline_does(failed: bool) -> None:
         policy, frozen = model("llama"), model("llama", seed=1)
         reference: KeptReference = FusedReference(frozen, SCORING) if fused else inline(frozen)
         config = TrainerConfig(learning_rate=1e-2, max_tokens_per_microbatch=BUDGET)
-        trainer = Trainer(policy, config, SCORING, total_steps=5, frozen=reference.scorer)
+        trainer = Trainer(
+            PolicyRoot(policy), config, SCORING, total_steps=5, frozen=reference.scorer
+        )
         reference.check_apart(trainer.optimizer)
         kl = [
             trainer.train_step(reference.score(weighed(batch_of(seed), failed)), pull_back)[

@@ -17,7 +17,7 @@ from sixfold.recipe.plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
 from sixfold.rollout.engine_rollout import EngineRollout
 from sixfold.rollout.renderer.renderer import Renderer
-from sixfold.trainer.logprobs import Scoring, score_batch
+from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Reward, SamplingParams, Task
 
@@ -35,7 +35,9 @@ def test_recomputed_old_log_probs_hide_staleness(policy: Policy) -> None:
         for t in group.trajectories:
             t.reward = Reward(float(t.sample % 2))
     algorithm = make_algorithm(resolve_algorithm(AlgorithmConfig(name="grpo")), 8)
-    trainer = Trainer(model, TrainerConfig(learning_rate=0.02), Scoring(), total_steps=9)
+    trainer = Trainer(
+        PolicyRoot(model), TrainerConfig(learning_rate=0.02), Scoring(), total_steps=9
+    )
     batch = algorithm.prepare(collate(groups))
     for _ in range(2):
         trainer.train_step(batch, algorithm.compute_loss)

@@ -16,7 +16,7 @@ from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
 from sixfold.rollout.engine_rollout import EngineRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.sync.sync import CopySync
-from sixfold.trainer.logprobs import Scoring
+from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Reward, SamplingParams, Task
 
@@ -31,7 +31,7 @@ def clipped_fractions(policy: Policy, every: int, steps: int = 8) -> tuple[list[
         engine, Renderer(policy.tokenizer), SamplingParams(max_tokens=8), samples=4
     )
     algorithm = make_algorithm(resolve_algorithm(AlgorithmConfig(name="grpo")), 8)
-    trainer = Trainer(model, TrainerConfig(learning_rate=3e-3), Scoring(), steps)
+    trainer = Trainer(PolicyRoot(model), TrainerConfig(learning_rate=3e-3), Scoring(), steps)
     sync = CopySync(model, engine, every)
     clipped, stale = [], []
     for step in range(steps):

@@ -16,7 +16,7 @@ from sixfold.engine.engine import Engine
 from sixfold.errors import UserError
 from sixfold.model.causal_lm import CausalLM
 from sixfold.trainer.checkpointing import apply_activation_checkpointing
-from sixfold.trainer.logprobs import Scoring, score_batch, score_row
+from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch
 from sixfold.trainer.packing import pack
 from sixfold.types import SamplingParams
 
@@ -43,7 +43,7 @@ def _kept_bytes(mode: str) -> int:
     apply_activation_checkpointing(model, mode)  # type: ignore[arg-type]
     row = pack(ragged_batch(1, longest=30), range(12), True)
     with Allocations() as seen:
-        logp, _ = score_row(model, row, Scoring())
+        logp, _ = PolicyRoot(model)(row, Scoring())
         kept = seen.live()
     logp.sum().backward()
     return kept
@@ -66,7 +66,7 @@ def test_layers_run_twice_with_gradients_and_once_without(mode: str) -> None:
     batch = ragged_batch(1)
     score_batch(model, batch, Scoring(), 10**6, True)
     assert len(runs) == 1
-    logp, _ = score_row(model, pack(batch, range(12), True), Scoring())
+    logp, _ = PolicyRoot(model)(pack(batch, range(12), True), Scoring())
     logp.sum().backward()
     assert len(runs) == 3
 
@@ -97,7 +97,7 @@ def test_a_copy_runs_its_own_layers() -> None:
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1.5)
-    logp, _ = score_row(twin, row, Scoring())  # with gradients, so through the checkpoint
+    logp, _ = PolicyRoot(twin)(row, Scoring())  # with gradients, so through the checkpoint
     torch.testing.assert_close(logp.detach(), before[row.row, row.column], atol=1e-6, rtol=1e-6)
 
 

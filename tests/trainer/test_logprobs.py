@@ -24,7 +24,14 @@ from tiny import (
 from torch import nn
 
 from sixfold.model.causal_lm import head_logits
-from sixfold.trainer.logprobs import TABLE, Scoring, chunk_size, score_batch, score_chunk, score_row
+from sixfold.trainer.logprobs import (
+    TABLE,
+    PolicyRoot,
+    Scoring,
+    chunk_size,
+    score_batch,
+    score_chunk,
+)
 from sixfold.trainer.packing import pack
 
 torch.set_num_threads(1)
@@ -55,7 +62,7 @@ def test_gradients_do_not_depend_on_the_chunk(chunk: int) -> None:
 def test_entropy_is_exact_and_carries_no_gradient() -> None:
     model, batch = tiny_model(), ragged_batch(0)
     row = pack(batch, range(12), True)
-    _, entropy = score_row(model, row, Scoring(0.7, 8))
+    _, entropy = PolicyRoot(model)(row, Scoring(0.7, 8))
     logits = plain_logits(copy.deepcopy(model), batch).detach().double() / 0.7
     p = logits.softmax(-1)
     expected = -(p * p.log()).sum(-1)[row.row, row.column - 1]
@@ -100,9 +107,9 @@ def test_under_bf16_log_probs_and_gradients_stay_float32() -> None:
     model, batch = tiny_model(), ragged_batch(0)
     scoring = Scoring(autocast=torch.bfloat16)
     row = pack(batch, range(12), True)
-    logp, entropy = score_row(model, row, scoring)
+    logp, entropy = PolicyRoot(model)(row, scoring)
     assert logp.dtype == entropy.dtype == torch.float32
-    exact, _ = score_row(model, row, Scoring())
+    exact, _ = PolicyRoot(model)(row, Scoring())
     assert 0.0 < float((logp - exact).detach().abs().max()) < 0.3
     logp.sum().backward()
     assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
@@ -153,10 +160,10 @@ def test_a_large_vocabulary_makes_chunks_smaller(monkeypatch: pytest.MonkeyPatch
         and chunk_size(1024, 10**9) == 1
     )
     model, row = tiny_model(), pack(ragged_batch(1), range(12), True)
-    whole = score_row(model, row, Scoring())
+    whole = PolicyRoot(model)(row, Scoring())
     monkeypatch.setattr("sixfold.trainer.logprobs.TABLE", 20 * VOCABULARY)
     with Allocations(width=VOCABULARY) as seen:
-        parts = score_row(model, row, Scoring())
+        parts = PolicyRoot(model)(row, Scoring())
     assert len(row.target) > 20 and seen.wide <= 20 * VOCABULARY
     for a, b in zip(parts, whole, strict=True):
         torch.testing.assert_close(a, b)

@@ -186,12 +186,12 @@ def test_a_shared_prompt_is_laid_out_once() -> None:
     row = pack(collate(groups), [0, 1], share_prefix=True)
     assert row.tokens.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert row.positions.tolist() == [0, 1, 2, 3, 4, 3, 4, 5]
-    assert row.predictor.tolist() == [2, 3, 2, 6]
+    assert row.reads.tolist() == [2, 3, 2, 6]
     assert row.target.tolist() == [4, 5, 6, 8]
     assert row.row.tolist() == [0, 0, 1, 1] and row.column.tolist() == [3, 4, 3, 5]
     apart = pack(collate(groups), [0, 1], share_prefix=False)
     assert apart.tokens.tolist() == [1, 2, 3, 4, 5, 1, 2, 3, 6, 7, 8]
-    assert apart.predictor.tolist() == [2, 3, 7, 9]
+    assert apart.reads.tolist() == [2, 3, 7, 9]
 
 
 def test_different_prompts_of_one_group_are_not_shared() -> None:

@@ -19,17 +19,19 @@ from tiny import (
 )
 from torch import Tensor
 
-from sixfold.batch import Batch
+from sixfold.batch import Batch, collate
 from sixfold.errors import UserError
-from sixfold.trainer.sft import example, sft_batch, sft_loss
+from sixfold.trainer.sft import SupervisedLoss, example
 from sixfold.types import Task
 
 torch.set_num_threads(1)
+LOSS = SupervisedLoss()
 EXAMPLES = [([5, 6, 7], [8, 9, 1]), ([4], [3, 1]), ([2, 2, 2, 2, 2], [1])]
 
 
 def _batch(examples: list[tuple[list[int], list[int]]]) -> Batch:
-    return sft_batch([example(Task(f"t{i}", "?"), p, s) for i, (p, s) in enumerate(examples)])
+    groups = [example(Task(f"t{i}", "?"), p, s) for i, (p, s) in enumerate(examples)]
+    return LOSS.prepare(collate(groups))
 
 
 def _cross_entropy(batch: Batch, prompts: list[int]) -> Tensor:
@@ -55,7 +57,7 @@ def test_the_mask_begins_at_the_first_token_of_the_solution() -> None:
 
 def test_loss_is_the_cross_entropy_with_the_prompt_ignored() -> None:
     batch = _batch(EXAMPLES)
-    loss = sft_loss(batch, plain_logp(tiny_model(), batch)).loss
+    loss = LOSS.compute_loss(batch, plain_logp(tiny_model(), batch)).loss
     torch.testing.assert_close(loss, _cross_entropy(batch, [3, 1, 5]))
 
 
@@ -63,15 +65,15 @@ def test_loss_is_the_cross_entropy_with_the_prompt_ignored() -> None:
 def test_an_off_by_one_boundary_would_be_seen(shift: int) -> None:
     """With y[:P-1] or y[:P+1] ignored instead of y[:P] the loss is another number."""
     batch = _batch(EXAMPLES[:1])
-    loss = sft_loss(batch, plain_logp(tiny_model(), batch)).loss
+    loss = LOSS.compute_loss(batch, plain_logp(tiny_model(), batch)).loss
     assert abs(float((loss - _cross_entropy(batch, [3 + shift])).detach())) > 1e-3
 
 
 @pytest.mark.parametrize("most", [10**6, 16])
 def test_the_trainers_gradient_is_that_of_the_plain_forward(most: int) -> None:
     batch = _batch(EXAMPLES)
-    got = step_gradient(tiny_model(), batch, sft_loss, max_tokens_per_microbatch=most)
-    assert relative(got, plain_gradient(tiny_model(), batch, sft_loss)) < 1e-5
+    got = step_gradient(tiny_model(), batch, LOSS.compute_loss, max_tokens_per_microbatch=most)
+    assert relative(got, plain_gradient(tiny_model(), batch, LOSS.compute_loss)) < 1e-5
 
 
 def test_a_prompt_token_moves_nothing_but_through_attention() -> None:
@@ -83,7 +85,7 @@ def test_a_prompt_token_moves_nothing_but_through_attention() -> None:
     logp = torch.nn.functional.pad(
         logits[:, :-1].log_softmax(-1).gather(-1, batch.tokens[:, 1:, None])[:, :, 0], (1, 0)
     )
-    sft_loss(batch, logp).loss.backward()
+    LOSS.compute_loss(batch, logp).loss.backward()
     assert logits.grad is not None
     assert logits.grad.abs().sum(-1)[0].bool().tolist() == [False, False, True, True, True, False]
 
@@ -92,9 +94,9 @@ def test_a_prompt_token_moves_nothing_but_through_attention() -> None:
 def test_it_learns_the_solutions_by_heart() -> None:
     model, batch = tiny_model(), _batch(EXAMPLES)
     trainer = make_trainer(model, learning_rate=3e-2, grad_clip=1.0)
-    first = trainer.train_step(batch, sft_loss)
+    first = trainer.train_step(batch, LOSS.compute_loss)
     for _ in range(40):
-        last = trainer.train_step(batch, sft_loss)
+        last = trainer.train_step(batch, LOSS.compute_loss)
     assert float(first["train/loss"]) > 2.0 > 0.05 > float(last["train/loss"])  # type: ignore[arg-type]
     assert "mismatch/kl_k3" not in last
     logp = plain_logp(copy.deepcopy(model), batch)
@@ -106,5 +108,5 @@ def test_refusals() -> None:
         example(Task("t", "?"), [1, 2], [])
     batch = _batch(EXAMPLES)
     bare = Batch(**{**vars(batch), "weights": None})
-    with pytest.raises(ValueError, match="sft_batch"):
-        sft_loss(bare, torch.zeros(batch.tokens.shape))
+    with pytest.raises(ValueError, match=r"batch\.weights is not filled in"):
+        LOSS.compute_loss(bare, torch.zeros(batch.tokens.shape))

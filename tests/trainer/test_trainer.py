@@ -264,8 +264,8 @@ def test_junk_in_the_padding_trains_nothing() -> None:
     assert same(ends[0], ends[1]) and same(ends[0], ends[2])
 
 
-def test_advantages_first() -> None:
-    with pytest.raises(ValueError, match="compute advantages first"):
+def test_weights_first() -> None:
+    with pytest.raises(ValueError, match="prepare the batch first"):
         make_trainer(tiny_model()).train_step(collate(ragged_groups(0)), grpo().compute_loss)
 
 

@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 
 from sixfold.batch import Batch, KeptSets, collate, filled
 from sixfold.reference.frozen import FrozenReference, FusedReference
-from sixfold.trainer.logprobs import Scoring, score_batch, score_chunk, score_row, score_tables
+from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch, score_chunk, score_tables
 from sixfold.trainer.packing import pack
 from sixfold.trainer.proximal import Proximal
 from sixfold.types import Group, Kept
@@ -95,7 +95,7 @@ def test_values_and_entropies_equal_the_dense_version(kind: str, share_prefix: b
     assert 0 < sum(any(key[0] == b for key in sets) for b in range(12)) < 12
     logp, entropy = oracle(model, batch, sets, 0.8)
     for most in (10**6, 40, 16):
-        got = score_tables(model, batch, Scoring(0.8, 16), most, share_prefix)
+        got = score_tables(PolicyRoot(model), batch, Scoring(0.8, 16), most, share_prefix)
         torch.testing.assert_close(got[0].double(), logp, atol=2e-5, rtol=1e-5)
         torch.testing.assert_close(got[1].double(), entropy, atol=2e-5, rtol=1e-5)
 
@@ -195,7 +195,7 @@ def test_gradients_of_every_weight_in_float64() -> None:
         if packed:
             row = pack(batch, range(12), True)
             with in_float64():
-                logp, entropy = score_row(twin, row, Scoring(0.9, 16, entropy_gradient=True))
+                logp, entropy = PolicyRoot(twin)(row, Scoring(0.9, 16, entropy_gradient=True))
                 (
                     weight[row.row, row.column] * (logp + 0.3 * entropy)
                 ).sum().backward()  # which scores the chunks again
@@ -264,7 +264,9 @@ def scorers(model: PreTrainedModel) -> Iterator[Tensor]:
     yield filled(
         FrozenReference(model, Scoring(0.9, 16), 40, True).score(batch).ref_logp, "ref_logp"
     )
-    yield filled(Proximal(model, Scoring(0.9, 16), 40, True).score(batch).prox_logp, "prox_logp")
+    yield filled(
+        Proximal(PolicyRoot(model), Scoring(0.9, 16), 40, True).score(batch).prox_logp, "prox_logp"
+    )
     row = pack(batch, range(12), True)
     yield torch.zeros(batch.tokens.shape).index_put(
         (row.row, row.column), FusedReference(model, Scoring(0.9, 16)).scorer(row)

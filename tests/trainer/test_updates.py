@@ -14,8 +14,9 @@ from tiny import grpo, plain_logits, ragged_batch, relative, settings, step_grad
 from torch import Tensor
 
 from sixfold.batch import Batch, Loss, LossOutput, filled
-from sixfold.trainer.logprobs import Scoring
-from sixfold.trainer.trainer import Trainer, merge_updates
+from sixfold.trainer.learned import Learned, merge_updates
+from sixfold.trainer.logprobs import PolicyRoot, Scoring
+from sixfold.trainer.trainer import Trainer
 
 torch.set_num_threads(1)
 EPOCHS, PARTS = 2, 3
@@ -24,7 +25,11 @@ EPOCHS, PARTS = 2, 3
 def trainer_of(epochs: int = 1, total_steps: int = 100, **values: object) -> Trainer:
     """A trainer on a model of its own, always the same one."""
     return Trainer(
-        tiny_model(), settings(learning_rate=1e-2, **values), Scoring(), total_steps, epochs=epochs
+        PolicyRoot(tiny_model()),
+        settings(learning_rate=1e-2, **values),
+        Scoring(),
+        total_steps,
+        epochs=epochs,
     )
 
 
@@ -65,9 +70,9 @@ def test_passes_and_mini_batches_are_steps_by_hand() -> None:
     """
     batch = three_parts()
     ours, hand = trainer_of(EPOCHS), trainer_of()
-    merged = ours.train_step(batch, grpo().compute_loss)
+    merged = ours.learn(batch, grpo().compute_loss)
     steps = [
-        hand.train_step(rows_of(batch, number), grpo().compute_loss)
+        hand.learn(rows_of(batch, number), grpo().compute_loss)
         for _ in range(EPOCHS)
         for number in range(PARTS)
     ]
@@ -104,26 +109,46 @@ def test_a_mini_batch_without_a_signal_makes_no_update() -> None:
 
 
 def test_what_merging_does_with_each_kind_of_number() -> None:
-    first = {
-        "train/loss": 1.0,
+    """A metric that one update lacks is averaged over the others."""
+    first = Learned(
+        {"train/loss": 1.0, "mismatch/kl_k3": 0.5, "train/ratio_hist": [1.0, 2.0, 0.0]},
+        learning_rate=0.1,
+        grad_norm=1.0,
+        updates=1,
+        tokens=10,
+        microbatches=2,
+        skipped=0,
+        skipped_total=3,
+    )
+    second = Learned(
+        {"train/loss": 2.0, "train/ratio_hist": [0.0, 5.0, 1.0]},
+        learning_rate=0.2,
+        grad_norm=4.0,
+        updates=0,
+        tokens=20,
+        microbatches=4,
+        skipped=1,
+        skipped_total=4,
+    )
+    merged = merge_updates([first, second])
+    assert merged == Learned(
+        {"train/loss": 1.5, "mismatch/kl_k3": 0.5, "train/ratio_hist": [1.0, 7.0, 1.0]},
+        learning_rate=0.2,
+        grad_norm=2.5,
+        updates=1,
+        tokens=30,
+        microbatches=6,
+        skipped=1,
+        skipped_total=4,
+    )
+    assert merged.policy_metrics() == merged.metrics | {
+        "train/learning_rate": 0.2,
+        "train/grad_norm": 2.5,
         "train/updates": 1.0,
-        "train/tokens": 10.0,
-        "train/microbatches": 2.0,
-        "train/skipped": 0.0,
-    }
-    first |= {"train/skipped_total": 3.0, "train/learning_rate": 0.1, "mismatch/kl_k3": 0.5}
-    second = {key: 2 * value for key, value in first.items() if not key.startswith("mismatch")}
-    hist = {"train/ratio_hist": [1.0, 2.0, 0.0]}, {"train/ratio_hist": [0.0, 5.0, 1.0]}
-    assert merge_updates([{**first, **hist[0]}, {**second, **hist[1]}]) == {
-        "train/loss": 1.5,
-        "train/updates": 3.0,
         "train/tokens": 30.0,
         "train/microbatches": 6.0,
-        "train/skipped": 0.0,
-        "train/skipped_total": 6.0,
-        "train/learning_rate": 0.2,
-        "mismatch/kl_k3": 0.5,
-        "train/ratio_hist": [1.0, 7.0, 1.0],
+        "train/skipped": 1.0,
+        "train/skipped_total": 4.0,
     }
 
 

@@ -35,7 +35,7 @@ from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, Loss, collate
 from sixfold.model.attention import NAME, register
 from sixfold.recipe.schema import TrainerConfig
-from sixfold.trainer.logprobs import Scoring
+from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Reward, Task, Trajectory
 
@@ -171,7 +171,7 @@ def settings(**values: Any) -> TrainerConfig:
 
 def make_trainer(model: PreTrainedModel, scoring: Scoring | None = None, **values: Any) -> Trainer:
     """A trainer on the model itself."""
-    return Trainer(model, settings(**values), scoring or Scoring(), total_steps=10)
+    return Trainer(PolicyRoot(model), settings(**values), scoring or Scoring(), total_steps=10)
 
 
 def step_gradient(

@@ -172,7 +172,7 @@ class Composed:
         new, old, returns = (torch.where(batch.mask, t, 0.0) for t in tables)
         token_loss = clipped_value_loss(new, old, returns, self.method.value_clip)
         loss = (filled(batch.weights, "weights") * token_loss).sum()
-        return LossOutput(loss, {"train/loss": loss.detach()})
+        return LossOutput(loss, {"critic/loss": loss.detach()})
 
     def _token_rewards(self, batch: Batch, scores: Tensor) -> Tensor:
         """[B, T] rewards that sum to `scores` in each row.

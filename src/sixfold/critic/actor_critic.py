@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import PreTrainedModel
 
 from ..batch import Batch, Loss, LossOutput, Metrics, filled
 from ..trainer.trainer import Trainer
@@ -25,7 +24,10 @@ class ValueObjective(Protocol):
         ...
 
     def compute_value_loss(self, batch: Batch, values: Tensor) -> LossOutput:
-        """Critic loss of some rows of that batch. values: [B, T]."""
+        """Critic loss of some rows of that batch. values: [B, T].
+
+        Its metrics are named `critic/...`: those of the policy's loss are logged beside them.
+        """
         ...
 
 
@@ -100,6 +102,6 @@ class ActorCritic:
         return self.actor.optimizer
 
     @property
-    def model(self) -> PreTrainedModel:
+    def model(self) -> nn.Module:
         """The policy."""
         return self.actor.model

@@ -1,12 +1,12 @@
 """The critic: computes values before the algorithm reads the batch, then learns from the returns.
 
 It is trained by the same `Trainer` as the policy. To the trainer, a value is a score like a
-log-prob, and a value loss is a loss like any other.
+log-prob, and a value loss is a loss like any other. The value loss names its metrics `critic/...`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..batch import Batch, LossOutput, Metrics, filled
+from ..batch import Batch, Loss, Metrics, filled
 from ..checkpointable import check_names, check_tensors
 from ..recipe.schema import CriticConfig, TrainerConfig
-from ..trainer.logprobs import Scoring, score_tables
+from ..trainer.logprobs import PolicyRoot, Scoring, score_tables
 from ..trainer.trainer import Trainer
-from .value_model import make_value_model, score_values
+from .value_model import make_value_root
 
 PREFIX = "critic/"
 WEIGHTS = "weights/"
-ValueLoss = Callable[[Batch, Tensor], LossOutput]
-"""Loss of some rows of a batch from their values [B, T], weighted as a policy's loss is."""
-
-RENAMED = {f"train/{key}": f"critic/{key}" for key in ("grad_norm", "learning_rate", "skipped")}
 
 
 class Critic:
@@ -36,7 +32,8 @@ class Critic:
     critic has learned from.
 
     Args:
-        policy: model that supplies the architecture and the initial body weights.
+        policy: the policy. It supplies the architecture and the initial body weights, or the hidden
+            states that a head reads.
         config: critic settings.
         trainer: settings of the policy's trainer.
         scoring: temperature, chunk size and precision.
@@ -50,7 +47,7 @@ class Critic:
 
     def __init__(
         self,
-        policy: PreTrainedModel,
+        policy: PolicyRoot,
         config: CriticConfig,
         trainer: TrainerConfig,
         scoring: Scoring,
@@ -60,20 +57,14 @@ class Critic:
     ) -> None:
         if config.body == "none":
             raise ValueError("critic.body = 'none': there is no critic to make")
-        self.model = make_value_model(policy, config.body)
+        root = make_value_root(policy, config.body)
+        self.model = root.model
         changed: dict[str, object] = {"learning_rate": config.learning_rate}
         if config.body == "policy":
             # A head has no layers, and the policy's trainer sets those of the policy.
             changed["activation_checkpointing"] = "none"
         settings = trainer.model_copy(update=changed)
-        self.trainer = Trainer(
-            self.model,  # type: ignore[arg-type]
-            settings,
-            scoring,
-            total_steps,
-            epochs=epochs,
-            score=score_values,
-        )
+        self.trainer = Trainer(root, settings, scoring, total_steps, epochs=epochs)
         self.batches = 0
 
     def score(self, batch: Batch) -> Batch:
@@ -83,16 +74,15 @@ class Critic:
         """
         t = self.trainer
         values, _ = score_tables(
-            t.model,
+            t.root,
             batch,
             t.scoring,
             t.config.max_tokens_per_microbatch,
             t.config.share_prefix,
-            score=t.score,
         )
         return batch.with_(values=values)
 
-    def update(self, batch: Batch, loss: ValueLoss) -> Metrics:
+    def update(self, batch: Batch, loss: Loss) -> Metrics:
         """Learn from a batch with weights, values and returns.
 
         `critic/explained_variance` and `critic/value_mean` refer to the values at collection.
@@ -104,31 +94,24 @@ class Critic:
             loss: takes values [B, T] where a policy's loss takes log-probs.
 
         Returns:
-            critic/loss, critic/grad_norm, the loss's metrics named critic/..., and those above.
+            The metrics of the loss, critic/grad_norm, critic/learning_rate, and those above.
 
         Raises:
             TrainingDiverged: as the trainer does.
         """
         self.batches += 1
-
-        def named(local: Batch, values: Tensor) -> LossOutput:
-            output = loss(local, values)
-            return LossOutput(
-                output.loss, {**output.sums, "critic/loss": output.loss.detach()}, output.means
-            )
-
-        learned = self.trainer.train_step(batch, named)
-        metrics = {
-            RENAMED.get(key, key): value
-            for key, value in learned.items()
-            if key.startswith(PREFIX) or key in RENAMED
-        }
+        learned = self.trainer.learn(batch, loss)
+        norm: Metrics = {} if learned.grad_norm is None else {"critic/grad_norm": learned.grad_norm}
         known = batch.mask & batch.scores.isfinite()[:, None]
         values, returns = (
             filled(batch.values, "values")[known],
             filled(batch.returns, "returns")[known],
         )
-        return metrics | {
+        return {
+            **learned.metrics,
+            **norm,
+            "critic/learning_rate": learned.learning_rate,
+            "critic/skipped": float(learned.skipped),
             "critic/explained_variance": explained_variance(values, returns),
             "critic/value_mean": float(values.double().mean()) if len(values) else 0.0,
         }

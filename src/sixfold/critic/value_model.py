@@ -13,10 +13,11 @@ t - 1: a baseline for a token must not have seen that token.
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoModelForTokenClassification,
@@ -26,70 +27,36 @@ from transformers import (
 
 from ..errors import UserError
 from ..model.attention import NAME
-from ..model.causal_lm import hidden_states
-from ..trainer.logprobs import Scoring
-from ..trainer.packing import PackedRow
+from ..trainer.logprobs import PolicyRoot, ScalarRoot, read_states
 
 
 class PolicyValueHead(nn.Module):
-    """A linear value head on the policy's last hidden states. Only the head has parameters."""
+    """A linear value head for the policy's last hidden states. Only the head has parameters."""
 
     def __init__(self, policy: PreTrainedModel) -> None:
         super().__init__()
-        # In a tuple: as a submodule, the whole policy would be in parameters() and the critic's
-        # optimizer would update it.
-        self._policy = (policy,)
         self.score = nn.Linear(
             policy.get_output_embeddings().weight.shape[-1], 1, device=policy.device
         )
         _zero(self.score)
-
-    @torch.no_grad()
-    def features(self, row: PackedRow) -> Tensor:
-        """The policy's hidden states for a packed row, [N, hidden], detached from its graph."""
-        return hidden_states(self._policy[0], row.tokens, row.positions, row)
 
 
 ValueModel = PreTrainedModel | PolicyValueHead
 """Either kind: a token-classification model with one label, or a head on the policy."""
 
 
-def make_value_model(policy: PreTrainedModel, body: Literal["own", "policy"]) -> ValueModel:
-    """The value model that `critic.body` names.
+def make_value_root(policy: PolicyRoot, body: Literal["own", "policy"]) -> ScalarRoot:
+    """The value model that `critic.body` names, as a root.
 
     Raises:
         UserError: for "own", if transformers has no suitable class for the policy's architecture.
     """
-    return PolicyValueHead(policy) if body == "policy" else _own_value_model(policy)
-
-
-def score_values(model: ValueModel, row: PackedRow, scoring: Scoring) -> tuple[Tensor, Tensor]:
-    """Value of every scored token of a packed row.
-
-    The body runs in `scoring.autocast`. The head always runs in float32, because returns differ by
-    less than bfloat16 resolves.
-
-    Args:
-        model: value model.
-        row: packed row.
-        scoring: precision of the body.
-
-    Returns:
-        (values, zeros), each [S] float32, in the order of row.target. The zeros stand for the
-        entropies, which a critic does not have.
-    """
-    with torch.autocast(
-        row.tokens.device.type,
-        scoring.autocast or torch.bfloat16,
-        enabled=scoring.autocast is not None,
-    ):
-        hidden = (
-            model.features(row)
-            if isinstance(model, PolicyValueHead)
-            else hidden_states(model, row.tokens, row.positions, row)
-        )
-    values = value_head(model)(hidden.index_select(0, row.predictor).float())[:, 0]
-    return values, torch.zeros_like(values)
+    if body == "own":
+        model = own_value_model(policy.model)
+        return ScalarRoot(model, value_head(model), partial(read_states, model))
+    head = PolicyValueHead(policy.model)
+    # no_grad: the body gets no gradient from the head.
+    return ScalarRoot(head, head.score, torch.no_grad()(policy.states))
 
 
 def value_head(model: ValueModel) -> nn.Linear:
@@ -102,7 +69,7 @@ def value_head(model: ValueModel) -> nn.Linear:
     return head
 
 
-def _own_value_model(policy: PreTrainedModel) -> PreTrainedModel:
+def own_value_model(policy: PreTrainedModel) -> PreTrainedModel:
     """Token-classification model of the policy's architecture.
 
     Its body weights are copied, its head is zero, and it runs in evaluation mode with Sixfold's

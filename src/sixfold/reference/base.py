@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
 from ..batch import Batch
 from ..checkpointable import Checkpointable
@@ -56,7 +55,7 @@ class KeptReference(Reference, Checkpointable, Protocol):
         """
         ...
 
-    def reset(self, policy: PreTrainedModel) -> None:
+    def reset(self, policy: nn.Module) -> None:
         """Copy the policy's weights into the reference."""
         ...
 

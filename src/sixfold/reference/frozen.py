@@ -10,11 +10,11 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..batch import Batch
-from ..trainer.logprobs import Scoring, score_batch, score_row
+from ..trainer.logprobs import PolicyRoot, Scores, Scoring, score_tables
 from ..trainer.packing import PackedRow
 from ..types import Group
 from .weights import FrozenWeights
@@ -43,7 +43,7 @@ class NoReference:
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Does nothing."""
 
-    def reset(self, policy: PreTrainedModel) -> None:
+    def reset(self, policy: nn.Module) -> None:
         """Does nothing."""
 
     def check_apart(self, optimizer: torch.optim.Optimizer) -> None:
@@ -78,6 +78,7 @@ class FrozenReference(FrozenWeights):
     ) -> None:
         self.model = _frozen(model, copy)
         super().__init__(dict(self.model.named_parameters()))
+        self._root = PolicyRoot(self.model)
         self._scoring = scoring
         self._max_tokens = max_tokens
         self._share_prefix = share_prefix
@@ -87,11 +88,10 @@ class FrozenReference(FrozenWeights):
 
     def score(self, batch: Batch) -> Batch:
         """The batch with ref_logp [B, T], 0 where mask is False."""
-        return batch.with_(
-            ref_logp=score_batch(
-                self.model, batch, self._scoring, self._max_tokens, self._share_prefix
-            )
+        logp, _ = score_tables(
+            self._root, batch, self._scoring, self._max_tokens, self._share_prefix
         )
+        return batch.with_(ref_logp=logp)
 
     def close(self) -> None:
         """Does nothing: there is no process to end."""
@@ -112,6 +112,7 @@ class FusedReference(FrozenWeights):
     def __init__(self, model: PreTrainedModel, scoring: Scoring, *, copy: bool = True) -> None:
         self.model = _frozen(model, copy)
         super().__init__(dict(self.model.named_parameters()))
+        self._root = PolicyRoot(self.model)
         self._scoring = scoring
 
     def start(self, groups: Sequence[Group]) -> None:
@@ -124,7 +125,8 @@ class FusedReference(FrozenWeights):
     @torch.no_grad()
     def scorer(self, row: PackedRow) -> Tensor:
         """Log-probs [S] of the row's scored tokens, in the order of row.target."""
-        return score_row(self.model, row, self._scoring)[0]
+        scores: Scores = self._root(row, self._scoring)
+        return scores.values
 
     def close(self) -> None:
         """Does nothing: there is no process to end."""

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
 from ..checkpointable import check_names, check_tensors
 
@@ -60,7 +59,7 @@ class FrozenWeights:
             weight.copy_(tensors[name])
 
     @torch.no_grad()
-    def reset(self, policy: PreTrainedModel) -> None:
+    def reset(self, policy: nn.Module) -> None:
         """Copy the policy's weights into the reference, in place."""
         theirs = dict(policy.named_parameters())
         for name, weight in self._weights.items():

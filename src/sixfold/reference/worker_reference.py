@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..batch import Batch, collate
@@ -115,7 +115,7 @@ class WorkerReference(FrozenWeights):
         super().load(tensors, state)
         self._child.send(_WEIGHTS_CHANGED)
 
-    def reset(self, policy: PreTrainedModel) -> None:
+    def reset(self, policy: nn.Module) -> None:
         """Copy the policy's weights into the reference, in place."""
         self._settle()
         super().reset(policy)

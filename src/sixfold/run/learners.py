@@ -25,6 +25,7 @@ from ..reference.reset import ResetPolicy
 from ..reference.teacher import load_teacher
 from ..reference.worker_reference import WorkerReference
 from ..rollout.base import Rollout
+from ..trainer.logprobs import PolicyRoot
 from ..trainer.optimizer import reset_optimizer
 from ..trainer.parity import TRAINING_LIMIT
 from ..trainer.proximal import Proximal
@@ -152,8 +153,9 @@ def build_learners(
     )
     # Log-probs of a quantised sampler differ from the policy's by design.
     limit = inf if recipe.quantised_sampling else TRAINING_LIMIT[recipe.run.precision]
+    root = PolicyRoot(world.policy.model)
     policy = Trainer(
-        world.policy.model,
+        root,
         config,
         scoring,
         max(updates - warm_up, 0),
@@ -163,16 +165,12 @@ def build_learners(
     )
     reference.check_apart(policy.optimizer)
     critic = (
-        Critic(
-            world.policy.model, recipe.critic, config, world.scoring, updates, epochs=method.epochs
-        )
+        Critic(root, recipe.critic, config, world.scoring, updates, epochs=method.epochs)
         if learns_values
         else None
     )
     trainer = ActorCritic(policy, critic, named, recipe.critic.warmup_steps) if critic else policy
-    proximal = (
-        [Proximal(world.policy.model, world.scoring, *budget)] if method.needs_proximal else []
-    )
+    proximal = [Proximal(root, world.scoring, *budget)] if method.needs_proximal else []
     scorers = Chain(reference, [*([critic] if critic else []), *proximal])
     resets = ResetPolicy(recipe.reference.reset_every, recipe.reference.reset_patience)
     role = "reference" if algorithm.needs_reference else "scoring" if critic or proximal else ""

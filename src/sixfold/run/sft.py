@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..batch import Batch, Metrics
+from ..batch import Batch, Metrics, collate
 from ..controller.stream import task_stream
 from ..data.task_set import drawn_tasks
 from ..errors import UserError
 from ..recipe.plan import SFT_PROBE_EVERY
 from ..report.numbers import percent
-from ..trainer.sft import example, sft_batch, sft_loss
+from ..trainer.logprobs import PolicyRoot
+from ..trainer.sft import SupervisedLoss, example
 from ..trainer.trainer import Trainer, TrainingDiverged
 from ..types import Task
 from .assemble import World
@@ -94,7 +95,7 @@ class SftStage:
         )
         # Solutions were not sampled from the policy: train at temperature 1, not the rollout's.
         trainer = Trainer(
-            self.world.policy.model,
+            PolicyRoot(self.world.policy.model),
             settings,
             replace(self.world.scoring, temperature=1.0),
             sft.steps,
@@ -125,10 +126,10 @@ class SftStage:
                     self.save(trainer, self._mark)
 
     def _step(self, trainer: Trainer, tasks: list[Task], step: int) -> Metrics:
-        batch = self._batch(tasks).to(self.world.device)
-        metrics = trainer.train_step(batch, sft_loss)
-        metrics = {k: v for k, v in metrics.items() if k.startswith("train/") and "ratio" not in k}
-        self._tokens += int(batch.mask.sum())
+        objective, examples = SupervisedLoss(), self._batch(tasks)
+        batch = objective.prepare(examples.to(self.world.device))
+        metrics = trainer.train_step(batch, objective.compute_loss)
+        self._tokens += int(examples.mask.sum())
         return metrics | {
             "step": float(step),
             "train/tok_s": self._tokens / (time.perf_counter() - self._began),
@@ -191,7 +192,7 @@ class SftStage:
         return tasks
 
     def _batch(self, tasks: list[Task]) -> Batch:
-        return sft_batch(
+        return collate(
             [
                 example(t, self.world.renderer.encode(t), self.world.renderer.solution(t))
                 for t in tasks

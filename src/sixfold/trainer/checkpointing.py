@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
-from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import UserError
@@ -56,7 +56,7 @@ def keep_result(_: object, op: Any, *args: Any, **kwargs: Any) -> CheckpointPoli
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def apply_activation_checkpointing(model: PreTrainedModel, mode: Mode) -> None:
+def apply_activation_checkpointing(model: nn.Module, mode: Mode) -> None:
     """Switch the decoder layers of `model` to `mode`. A later call overrides an earlier one.
 
     Raises:

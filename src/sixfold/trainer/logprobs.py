@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -43,12 +44,6 @@ class Scoring:
 
 TABLE = 1 << 26
 """Maximum logits in one table (268 MB in float32). At most four such tables exist at a time."""
-
-Score = Callable[[PreTrainedModel, PackedRow, Scoring], tuple[Tensor, Tensor]]
-"""Scoring function: scores (with gradient) and entropies of a packed row's scored tokens.
-
-Both are [S] float32, in the order of row.target.
-"""
 
 
 def score_chunk(
@@ -101,42 +96,122 @@ def chunk_size(most: int, vocabulary: int) -> int:
     return max(1, min(most, TABLE // vocabulary))
 
 
-def score_row(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> tuple[Tensor, Tensor]:
-    """Log-prob and entropy of every scored token of a packed row.
+class Scores(NamedTuple):
+    """Scores of a packed row, in the order of row.reads.
 
-    Args:
-        model: model to score with.
-        row: packed row with S scored tokens.
-        scoring: temperature, chunk size and precision.
+    A tuple, because FSDP finds tensors in tuples only.
 
-    Returns:
-        (log-probs, entropies), each [S] float32, in the order of row.target.
+    Attributes:
+        values: [S] float32, with gradient.
+        entropy: [S] float32. None if the scores are not log-probs.
     """
-    with torch.autocast(
+
+    values: Tensor
+    entropy: Tensor | None
+
+
+class Root(Protocol):
+    """Body and head of a model as one module, which runs in one call.
+
+    Everything that reads the parameters of `model` calls this object. So `fully_shard` on it
+    gathers the weights of body and head before they are used.
+    """
+
+    @property
+    def model(self) -> nn.Module:
+        """Module with the parameters to train."""
+        ...
+
+    def __call__(self, row: PackedRow, scoring: Scoring) -> Scores:
+        """One score per read of the row."""
+        ...
+
+
+def body_precision(row: PackedRow, scoring: Scoring) -> torch.autocast:
+    """Context in which the body of a model runs."""
+    return torch.autocast(
         row.tokens.device.type,
         scoring.autocast or torch.bfloat16,
         enabled=scoring.autocast is not None,
-    ):
-        hidden = hidden_states(model, row.tokens, row.positions, row).index_select(0, row.predictor)
-        size = chunk_size(scoring.chunk, len(model.get_output_embeddings().weight))
-        hiddens, targets = hidden.split(size), row.target.split(size)
-        kept = [None] * len(targets) if row.kept is None else row.kept.split(size)
-        chunks = [
-            (model, h, t, scoring.temperature, scoring.entropy_gradient, k)
-            for h, t, k in zip(hiddens, targets, kept, strict=True)
-        ]
-        # A single chunk's logits are needed in either case: checkpointing would save nothing.
-        if torch.is_grad_enabled() and len(chunks) > 1:
-            scores = [checkpoint(score_chunk, *chunk, use_reentrant=False) for chunk in chunks]
-        else:
-            scores = [score_chunk(*chunk) for chunk in chunks]
-    return torch.cat([logp for logp, _ in scores]), torch.cat([entropy for _, entropy in scores])
+    )
+
+
+def read_states(model: PreTrainedModel, row: PackedRow, scoring: Scoring) -> Tensor:
+    """Hidden states [S, hidden] of the body at row.reads."""
+    with body_precision(row, scoring):
+        return hidden_states(model, row.tokens, row.positions, row).index_select(0, row.reads)
+
+
+class PolicyRoot(nn.Module):
+    """A causal LM that scores the tokens of a packed row.
+
+    Sharding code registers `states` by `register_fsdp_forward_method`: a head on the policy calls
+    it directly.
+    """
+
+    model: PreTrainedModel
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def states(self, row: PackedRow, scoring: Scoring) -> Tensor:
+        """Hidden states [S, hidden] at row.reads."""
+        return read_states(self.model, row, scoring)
+
+    def forward(self, row: PackedRow, scoring: Scoring) -> Scores:
+        """Log-prob and entropy of every scored token, in the order of row.target."""
+        with body_precision(row, scoring):
+            hidden = self.states(row, scoring)
+            size = chunk_size(scoring.chunk, len(self.model.get_output_embeddings().weight))
+            hiddens, targets = hidden.split(size), row.target.split(size)
+            kept = [None] * len(targets) if row.kept is None else row.kept.split(size)
+            chunks = [
+                (self.model, h, t, scoring.temperature, scoring.entropy_gradient, k)
+                for h, t, k in zip(hiddens, targets, kept, strict=True)
+            ]
+            # A single chunk's logits are needed in either case: checkpointing would save nothing.
+            if torch.is_grad_enabled() and len(chunks) > 1:
+                scores = [checkpoint(score_chunk, *chunk, use_reentrant=False) for chunk in chunks]
+            else:
+                scores = [score_chunk(*chunk) for chunk in chunks]
+        return Scores(
+            torch.cat([logp for logp, _ in scores]), torch.cat([entropy for _, entropy in scores])
+        )
+
+
+class ScalarRoot(nn.Module):
+    """A linear head with one output, on the hidden states at row.reads.
+
+    Args:
+        model: module with the parameters to train.
+        head: the head, a part of `model`.
+        states: hidden states [S, hidden] at row.reads.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        head: nn.Linear,
+        states: Callable[[PackedRow, Scoring], Tensor],
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._states = states
+        self._head = (head,)  # in a tuple: as a submodule, its parameters would have two names
+
+    def forward(self, row: PackedRow, scoring: Scoring) -> Scores:
+        """One number per read.
+
+        The head always runs in float32: targets may differ by less than bfloat16 resolves.
+        """
+        return Scores(self._head[0](self._states(row, scoring).float())[:, 0], None)
 
 
 def score_batch(
     model: PreTrainedModel, batch: Batch, scoring: Scoring, max_tokens: int, share_prefix: bool
 ) -> Tensor:
-    """Log-probs of a whole batch, without gradient.
+    """Log-probs of a whole batch under a model of this process, without gradient.
 
     Args:
         model: model to score with.
@@ -148,35 +223,36 @@ def score_batch(
     Returns:
         [B, T], 0 where mask is False.
     """
-    return score_tables(model, batch, scoring, max_tokens, share_prefix)[0]
+    return score_tables(PolicyRoot(model), batch, scoring, max_tokens, share_prefix)[0]
 
 
 @torch.no_grad()
 def score_tables(
-    model: PreTrainedModel,
+    root: Root,
     batch: Batch,
     scoring: Scoring,
     max_tokens: int,
     share_prefix: bool,
-    score: Score = score_row,
 ) -> tuple[Tensor, Tensor]:
     """Scores and entropies of a whole batch, without gradient.
 
     Args:
-        model: model to score with.
+        root: root to score with.
         batch: batch to score.
         scoring: temperature, chunk size and precision.
         max_tokens: maximum tokens per micro-batch.
         share_prefix: whether completions of one group share one computed prompt.
-        score: scoring function for a packed row. The default gives log-probs.
 
     Returns:
-        (scores, entropies), each [B, T], 0 where mask is False.
+        (scores, entropies), each [B, T], 0 where mask is False. Entropies are 0 if the root gives
+        none.
     """
-    logp, entropy = (torch.zeros(batch.tokens.shape, device=batch.tokens.device) for _ in range(2))
+    tables = tuple(torch.zeros(batch.tokens.shape, device=batch.tokens.device) for _ in range(2))
     batch = batch.with_host()
     rows = batch.at_host().mask.any(-1).nonzero()[:, 0].tolist()
     for part in microbatches(batch, rows, max_tokens, share_prefix):
         row = pack(batch, part, share_prefix)
-        logp[row.row, row.column], entropy[row.row, row.column] = score(model, row, scoring)
-    return logp, entropy
+        for table, column in zip(tables, root(row, scoring), strict=True):
+            if column is not None:
+                table[row.row, row.column] = column
+    return tables[0], tables[1]

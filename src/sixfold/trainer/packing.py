@@ -9,7 +9,7 @@ completions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,7 +31,8 @@ class PackedRow:
         tokens: [N] token ids.
         positions: [N] position of each token in its trajectory.
         attention: plan of which tokens attend to which.
-        predictor: [S] index in the row of the hidden state that predicts the scored token.
+        reads: [S] index in the row of the hidden state that the head reads for each score. It is
+            that of the token before the scored one, which has not seen the scored token.
         target: [S] id of the scored token.
         row: [S] row of the scored token in the batch.
         column: [S] column of the scored token in the batch.
@@ -43,7 +44,7 @@ class PackedRow:
     tokens: Tensor
     positions: Tensor
     attention: AttentionPlan | SpanPlan
-    predictor: Tensor
+    reads: Tensor
     target: Tensor
     row: Tensor
     column: Tensor
@@ -76,7 +77,7 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
     row, column = np.concatenate(layout.row), np.concatenate(layout.column)
     slot = np.repeat(np.arange(len(rows)), [len(columns) for columns in layout.column])
     arrays = [
-        *map(np.concatenate, (layout.tokens, layout.positions, layout.predictor)),
+        *map(np.concatenate, (layout.tokens, layout.positions, layout.reads)),
         host.tokens.numpy()[row, column],
         row,
         column,
@@ -90,7 +91,7 @@ def pack(batch: Batch, rows: Sequence[int], share_prefix: bool) -> PackedRow:
         tokens=sent[0],
         positions=sent[1],
         attention=plan_attention(layout.segments, device),
-        predictor=sent[2],
+        reads=sent[2],
         target=sent[3],
         row=sent[4],
         column=sent[5],
@@ -115,7 +116,7 @@ class _Layout:
     tokens: list[np.ndarray] = field(default_factory=list)
     positions: list[np.ndarray] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
-    predictor: list[np.ndarray] = field(default_factory=list)
+    reads: list[np.ndarray] = field(default_factory=list)
     row: list[np.ndarray] = field(default_factory=list)
     column: list[np.ndarray] = field(default_factory=list)
     shared: dict[bytes, Segment] = field(default_factory=dict)
@@ -131,15 +132,18 @@ class _Layout:
         columns = self.mask[b, :length].nonzero()[0]
         if key is None:
             at = self._run(b, 0, length).start
-            self._score(b, columns, columns + at - 1)
+            self._score(b, columns, columns - 1 + at)
             return
         if key not in self.shared:
             self.shared[key] = self._run(b, 0, prompt)
         before = self.shared[key]
         if length > prompt:
             at = self._run(b, prompt, length, before).start
+            read = columns - 1
             self._score(
-                b, columns, np.where(columns == prompt, before.stop - 1, columns - prompt - 1 + at)
+                b,
+                columns,
+                np.where(read < prompt, before.start + read, at + read - prompt),
             )
         else:
             self._score(b, columns[:0], columns[:0])
@@ -155,10 +159,51 @@ class _Layout:
         self.used = segment.stop
         return segment
 
-    def _score(self, b: int, columns: np.ndarray, predictor: np.ndarray) -> None:
-        self.predictor.append(predictor)
+    def _score(self, b: int, columns: np.ndarray, reads: np.ndarray) -> None:
+        self.reads.append(reads)
         self.row.append(np.full_like(columns, b))
         self.column.append(columns)
+
+
+def plan_updates(
+    batch: Batch, weighs: Sequence[bool], max_tokens: int, share_prefix: bool
+) -> list[list[list[int]]]:
+    """Plan one pass over a batch: the rows of every micro-batch of every update.
+
+    The plan is complete before the first backward pass and does not depend on any loss or gradient.
+    So ranks can agree on the number of backward passes.
+
+    Args:
+        batch: the batch.
+        weighs: for each row, whether it has a nonzero weight. A unit is computed if any of its rows
+            has one.
+        max_tokens: maximum computed tokens per micro-batch.
+        share_prefix: whether a shared prompt counts only once per micro-batch.
+
+    Returns:
+        Micro-batches of each update, in mini-batch order. Empty mini-batches are omitted.
+
+    Raises:
+        ValueError: if a mini-batch splits a unit.
+    """
+    number = [0] * len(weighs) if batch.minibatch is None else batch.minibatch.tolist()
+    rows: dict[int, list[int]] = {}
+    for unit in units(batch.at_host(), range(len(weighs))):
+        if len({number[b] for b in unit}) > 1:
+            raise ValueError(f"batch.minibatch splits the unit of rows {unit}")
+        if any(weighs[b] for b in unit):
+            rows.setdefault(number[unit[0]], []).extend(unit)
+    return [microbatches(batch, rows[m], max_tokens, share_prefix) for m in sorted(rows)]
+
+
+def units(host: Batch, rows: Iterable[int]) -> list[list[int]]:
+    """Group rows by `Batch.unit`, in the order of each unit's first row."""
+    if host.unit is None:
+        return [[b] for b in rows]
+    number, found = host.unit.tolist(), dict[int, list[int]]()
+    for b in rows:
+        found.setdefault(number[b], []).append(b)
+    return list(found.values())
 
 
 def microbatches(
@@ -167,8 +212,9 @@ def microbatches(
     """Split trajectories into micro-batches of at most max_tokens computed tokens.
 
     The order of `rows` is kept, so the trajectories of a group stay together and can share a
-    prompt. A prompt counts again in every micro-batch that contains part of its group. A trajectory
-    longer than max_tokens gets its own micro-batch.
+    prompt. Rows of one unit move to its first row and are never split. A prompt counts again in
+    every micro-batch that contains part of its group. A unit longer than max_tokens gets its own
+    micro-batch.
 
     Args:
         batch: the batch.
@@ -183,17 +229,22 @@ def microbatches(
     lengths, prompts = host.lengths.tolist(), host.prompt_lengths.tolist()
     parts: list[list[int]] = []
     used, seen = 0, set[bytes]()
-    for b in rows:
-        length, prompt, key = lengths[b], prompts[b], shared_key(host, b)
-        cost = length - prompt if share_prefix and key in seen else length
-        if parts and used + cost > max_tokens:
+
+    def cost(unit: list[tuple[int, bytes]], seen: set[bytes]) -> int:
+        """Tokens to compute for the unit behind the prompts in `seen`."""
+        known, total = set(seen), 0
+        for b, key in unit:
+            total += lengths[b] - (prompts[b] if share_prefix and key in known else 0)
+            known.add(key)
+        return total
+
+    for unit in ([(b, shared_key(host, b)) for b in whole] for whole in units(host, rows)):
+        if not parts or used + cost(unit, seen) > max_tokens:
             parts.append([])
-            used, seen, cost = 0, set(), length
-        if not parts:
-            parts.append([])
-        parts[-1].append(b)
-        used += cost
-        seen.add(key)
+            used, seen = 0, set()
+        used += cost(unit, seen)
+        seen |= {key for _, key in unit}
+        parts[-1] += [b for b, _ in unit]
     return parts
 
 

@@ -1,15 +1,13 @@
-"""Supervised fine-tuning as a loss: the negative log-prob of worked solutions, prompt masked.
+"""Supervised fine-tuning: the negative log-prob of worked solutions, prompt masked.
 
-It uses the same batch type and the same trainer as RL.
+It prepares a batch and computes a loss as an algorithm does, and the same trainer trains on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
-from ..batch import Batch, LossOutput, collate
+from ..batch import Batch, LossOutput, filled
 from ..errors import UserError
 from ..types import Group, Reward, Task, Trajectory
 
@@ -37,19 +35,14 @@ def example(task: Task, prompt: list[int], solution: list[int]) -> Group:
     return Group(task, [trajectory])
 
 
-def sft_batch(groups: Sequence[Group]) -> Batch:
-    """Batch of examples with weights that average over all their tokens."""
-    batch = collate(groups)
-    return batch.with_(weights=batch.mask / batch.mask.sum())
+class SupervisedLoss:
+    """Mean negative log-prob of the scored tokens of a step."""
 
+    def prepare(self, batch: Batch) -> Batch:
+        """Fill in weights that average over all scored tokens."""
+        return batch.with_(weights=batch.mask / batch.mask.sum())
 
-def sft_loss(batch: Batch, logp: Tensor) -> LossOutput:
-    """Weighted negative log-prob of the tokens. logp: [B, T].
-
-    Raises:
-        ValueError: if batch.weights is None.
-    """
-    if batch.weights is None:
-        raise ValueError("sft_loss needs weights: build the batch by sft_batch")
-    loss = -(batch.weights * logp).sum()
-    return LossOutput(loss, {"train/loss": loss.detach()})
+    def compute_loss(self, batch: Batch, logp: Tensor) -> LossOutput:
+        """Weighted negative log-prob of some rows of that batch. logp: [B, T]."""
+        loss = -(filled(batch.weights, "weights") * logp).sum()
+        return LossOutput(loss, {"train/loss": loss.detach()})

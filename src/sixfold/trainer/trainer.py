@@ -1,7 +1,7 @@
 """Forward, backward and update for any loss. The only place where backward runs.
 
 The trainer does not depend on the algorithm: a loss takes rows of the batch and their scores (a
-policy's log-probs or a critic's values). Only rows with nonzero weights are computed. They are
+policy's log-probs or a critic's values). Only units with nonzero weights are computed. They are
 packed and processed in micro-batches. Weights are fixed for the whole step, so the gradient does
 not depend on how rows are split into micro-batches.
 
@@ -16,22 +16,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
-from ..batch import Batch, Loss, LossOutput, Metrics, check_mask, filled, upload
+from ..batch import Batch, Loss, Metrics, check_mask
 from ..checkpointable import check_names
 from ..recipe.schema import TrainerConfig
 from .checkpointing import apply_activation_checkpointing
-from .logprobs import Score, Scoring, score_row
-from .mismatch import log_ratio_metrics, mismatch_metrics
+from .learned import Learned, Read, UpdateTotals, merge_updates
+from .logprobs import Root, Scores, Scoring
 from .optimizer import learning_rate, make_optimizer
 from .optimizer_state import load_optimizer_tensors, optimizer_tensors
-from .packing import PackedRow, microbatches, pack
+from .packing import PackedRow, pack, plan_updates
 
 
 class TrainingDiverged(RuntimeError):
@@ -42,86 +40,6 @@ class EngineDisagrees(TrainingDiverged):
     """Engine and trainer log-probs differ so much that ratios are noise. No update was made."""
 
 
-@dataclass
-class _Totals:
-    """Sums over the micro-batches of an update.
-
-    Numbers stay on the device until the last micro-batch, so the host synchronises once.
-
-    Attributes:
-        computed: tokens computed.
-        rows: rows of each micro-batch.
-        losses: loss of each micro-batch.
-        sums: by metric name, one number per micro-batch, to be added.
-        means: by metric name, one number per micro-batch, to be averaged over scored tokens.
-        logp: log-probs of the scored tokens of each micro-batch.
-        old_logp: log-probs at sampling of the same tokens.
-        fresh: on the host, True for tokens sampled from the current weights.
-    """
-
-    computed: int = 0
-    rows: list[Sequence[int]] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)
-    sums: dict[str, list[Tensor]] = field(default_factory=dict)
-    means: dict[str, list[Tensor]] = field(default_factory=dict)
-    logp: list[Tensor] = field(default_factory=list)
-    old_logp: list[Tensor] = field(default_factory=list)
-    fresh: list[Tensor] = field(default_factory=list)
-
-    def read(self, norm: Tensor) -> _Read:
-        """Read everything as Python numbers, in one copy from the device."""
-        named = [
-            (kind, name, len(values))
-            for kind in (self.sums, self.means)
-            for name, values in kind.items()
-        ]
-        columns = [*self.losses, *(value for kind, name, _ in named for value in kind[name]), norm]
-        numbers = torch.stack([x.detach().double() for x in columns]).tolist()
-        bad_rows = [
-            b
-            for loss, rows in zip(numbers, self.rows, strict=False)
-            if not math.isfinite(loss)
-            for b in rows
-        ]
-        at, sums, means = len(self.losses), dict[str, float](), dict[str, float]()
-        for kind, name, count in named:
-            (sums if kind is self.sums else means)[name] = sum(numbers[at : at + count])
-            at += count
-        tokens = max(sum(map(len, self.logp)), 1)
-        return _Read(
-            bad_rows,
-            numbers[-1],
-            {**sums, **{name: total / tokens for name, total in means.items()}},
-        )
-
-    def fresh_logp(self) -> tuple[Tensor, Tensor]:
-        """Log-probs and log-probs at sampling of the fresh tokens, [F] each."""
-        logp, old_logp, fresh = (
-            torch.cat(self.logp),
-            torch.cat(self.old_logp),
-            torch.cat(self.fresh),
-        )
-        if bool(fresh.all()):
-            return logp, old_logp
-        (index,) = upload([fresh.nonzero()[:, 0].numpy()], logp.device)
-        return logp[index], old_logp[index]
-
-
-@dataclass(frozen=True)
-class _Read:
-    """Host numbers of an update.
-
-    Attributes:
-        bad_rows: rows of the micro-batches whose loss is not finite.
-        norm: gradient norm.
-        metrics: sums, and means over the scored tokens.
-    """
-
-    bad_rows: list[int]
-    norm: float
-    metrics: Metrics
-
-
 class Trainer:
     """Holds the model, the optimizer and the weight version.
 
@@ -129,12 +47,11 @@ class Trainer:
     attempted updates; the learning rate follows it.
 
     Args:
-        model: model to train.
+        root: model to train. Its forward pass gives the scores that losses read.
         config: trainer settings.
         scoring: temperature, chunk size and precision of the forward pass.
         total_steps: length of the learning-rate schedule, in updates.
         epochs: passes over each batch.
-        score: scores (with gradient) and entropies of a packed row's scored tokens.
         frozen: log-probs [S] of the same tokens under another model, used as `ref_logp`. None if
             they are already filled in or not needed.
         mismatch_limit: largest mean log-prob difference to the engine on fresh tokens, in nats,
@@ -143,31 +60,34 @@ class Trainer:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        root: Root,
         config: TrainerConfig,
         scoring: Scoring,
         total_steps: int,
         *,
         epochs: int = 1,
-        score: Score = score_row,
         frozen: Callable[[PackedRow], Tensor] | None = None,
         mismatch_limit: float = math.inf,
     ) -> None:
-        self.model = model
+        self.root = root
         self.config = config
         self.scoring = scoring
         self.total_steps = total_steps
         self.epochs = epochs
-        self.score = score
         self.frozen = frozen
         self.mismatch_limit = mismatch_limit
-        apply_activation_checkpointing(model, config.activation_checkpointing)
-        self.optimizer = make_optimizer(model, config)
+        apply_activation_checkpointing(self.model, config.activation_checkpointing)
+        self.optimizer = make_optimizer(self.model, config)
         self.version = 0
         self.steps = 0
         self.skipped_total = 0
         self.skipped_in_a_row = 0
         self.skip_reason = ""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is trained."""
+        return self.root.model
 
     def tensors(self) -> dict[str, Tensor]:
         """Optimizer state for a checkpoint. The model's weights are saved with the model."""
@@ -202,109 +122,87 @@ class Trainer:
             says why.
 
         Raises:
-            ValueError: if batch.weights is None, or if the mask contradicts the versions of tokens.
+            ValueError: if batch.weights is None, if the mask contradicts the versions of tokens, or
+                if a mini-batch splits a unit.
             TrainingDiverged: after `max_skipped_steps` consecutive skips for non-finite values.
             EngineDisagrees: if engine and trainer disagree by more than the limit.
         """
+        return self.learn(batch, loss).policy_metrics()
+
+    def learn(self, batch: Batch, loss: Loss) -> Learned:
+        """As `train_step`, with a typed report."""
         if batch.weights is None:
-            raise ValueError("batch.weights is not filled in: compute advantages first")
+            raise ValueError("batch.weights is not filled in: prepare the batch first")
         weighs, batch = batch.weights.any(-1).tolist(), batch.with_host()
         check_mask(batch)
-        updates = (
-            _minibatches(batch, [b for b, any_weight in enumerate(weighs) if any_weight])
-            * self.epochs
-        )
-        if not updates:
+        config = self.config
+        plan = plan_updates(batch, weighs, config.max_tokens_per_microbatch, config.share_prefix)
+        if not plan:
             self.skip_reason = (
                 "every advantage is zero, for example because the rewards of each group are equal"
             )
-            return {
-                "train/skipped": 1.0,
-                "train/skipped_total": float(self.skipped_total),
-                "train/learning_rate": learning_rate(self.config, self.steps, self.total_steps),
-                "train/updates": 0.0,
-                "train/tokens": 0.0,
-                "train/microbatches": 0.0,
-            }
+            rate = learning_rate(config, self.steps, self.total_steps)
+            return Learned({}, rate, None, 0, 0, 0, 1, self.skipped_total)
         made, reasons = [], []
-        for rows in updates:
-            made.append(self._update(batch, rows, loss))
+        for parts in plan * self.epochs:
+            made.append(self._update(batch, parts, loss))
             reasons += [self.skip_reason] * bool(self.skip_reason)
         self.skip_reason = reasons[0] if reasons else ""
         return merge_updates(made)
 
-    def _update(self, batch: Batch, rows: Sequence[int], loss: Loss) -> Metrics:
-        """One update on the given rows of the batch."""
+    def _update(self, batch: Batch, parts: Sequence[Sequence[int]], loss: Loss) -> Learned:
+        """One update on the given micro-batches of the batch."""
         rate = learning_rate(self.config, self.steps, self.total_steps)
-        parts = microbatches(
-            batch, rows, self.config.max_tokens_per_microbatch, self.config.share_prefix
-        )
         totals = self._accumulate(batch, parts, loss)
         norm = torch.nn.utils.get_total_norm(
             [p.grad for p in self.model.parameters() if p.grad is not None]
         )
         read = totals.read(norm)
-        mismatch = mismatch_metrics(*totals.fresh_logp())
-        self._check_mismatch(mismatch)
+        sampler = totals.sampler_metrics(self.version)
+        self._check_mismatch(sampler)
         skipped = self._step(norm, read, rate)
-        metrics: Metrics = dict(read.metrics)
-        metrics |= log_ratio_metrics(torch.cat(totals.logp), torch.cat(totals.old_logp)) | mismatch
-        metrics |= {
-            "train/grad_norm": read.norm,
-            "train/learning_rate": rate,
-            "train/updates": float(not skipped),
-            "train/tokens": float(totals.computed),
-            "train/microbatches": float(len(parts)),
-            "train/skipped": float(skipped),
-            "train/skipped_total": float(self.skipped_total),
-        }
-        return metrics
+        return Learned(
+            metrics=read.metrics | sampler,
+            learning_rate=rate,
+            grad_norm=read.norm,
+            updates=int(not skipped),
+            tokens=totals.tokens,
+            microbatches=len(parts),
+            skipped=int(skipped),
+            skipped_total=self.skipped_total,
+        )
 
-    def _accumulate(self, batch: Batch, parts: Sequence[Sequence[int]], loss: Loss) -> _Totals:
-        """Forward and backward every micro-batch.
+    def _accumulate(self, batch: Batch, parts: Sequence[Sequence[int]], loss: Loss) -> UpdateTotals:
+        """Forward and backward every micro-batch: one backward pass for each, whatever its values.
 
         Gradients add up in float32 on the master weights.
         """
-        totals, host = _Totals(), batch.at_host()
+        totals, host = UpdateTotals(), batch.at_host()
         for rows in parts:
             packed = pack(batch, rows, self.config.share_prefix)
-            local, logp = self._forward(batch, packed)
-            output = loss(local, logp)
-            # Run backward even if the loss is not finite: checking here would wait for the device.
+            local, scores = self._forward(batch, packed)
+            at = packed.slot, packed.column
+            output = loss(local, _table(local, at, scores.values))
+            # Run backward even if the loss is not finite. Checking here would wait for the device,
+            # and ranks that wait for each other's gradients must all run as many backward passes.
             # In that case the update is skipped later and the gradient dropped.
             output.loss.backward()
-            self._count(totals, local, packed, logp, output)
+            totals.add(scores, output, at, local.old_logp)
+            totals.tokens += len(packed.tokens)
             totals.rows.append(rows)
-            totals.fresh.append((host.version[rows] == self.version)[host.mask[rows]])
+            totals.versions.append(host.version[rows][host.mask[rows]])
         return totals
 
-    def _forward(self, batch: Batch, packed: PackedRow) -> tuple[Batch, Tensor]:
-        """The micro-batch's rows with entropies filled in, and their log-probs [rows, T]."""
+    def _forward(self, batch: Batch, packed: PackedRow) -> tuple[Batch, Scores]:
+        """The micro-batch's rows, with entropies filled in if there are any, and their scores."""
         local, at = batch.rows(packed.members), (packed.slot, packed.column)
-        grid = torch.zeros(local.tokens.shape, device=batch.tokens.device)
         # Before the policy's forward pass: otherwise its activations would be held meanwhile.
         if self.frozen is not None:
-            local = local.with_(ref_logp=grid.index_put(at, self.frozen(packed)))
-        scored_logp, scored_entropy = self.score(self.model, packed, self.scoring)
-        return local.with_(entropy=grid.index_put(at, scored_entropy)), grid.index_put(
-            at, scored_logp
-        )
-
-    def _count(
-        self, totals: _Totals, local: Batch, packed: PackedRow, logp: Tensor, output: LossOutput
-    ) -> None:
-        at = packed.slot, packed.column
-        totals.computed += len(packed.tokens)
-        totals.losses.append(output.loss.detach())
-        for name, value in output.sums.items():
-            totals.sums.setdefault(name, []).append(value)
-        for name, table in {
-            **output.means,
-            "train/entropy": filled(local.entropy, "entropy"),
-        }.items():
-            totals.means.setdefault(name, []).append(table.detach()[at].sum())
-        totals.logp.append(logp.detach()[at])
-        totals.old_logp.append(local.old_logp[at])
+            local = local.with_(ref_logp=_table(local, at, self.frozen(packed)))
+        scores = self.root(packed, self.scoring)
+        if scores.entropy is not None:
+            local = local.with_(entropy=_table(local, at, scores.entropy))
+        return local, scores
 
     def _check_mismatch(self, mismatch: Metrics) -> None:
         """Raise EngineDisagrees above the limit, and drop the gradient.
@@ -321,7 +219,7 @@ class Trainer:
                 " SIXFOLD_KERNELS=torch; if neither helps, this model cannot be trained"
             )
 
-    def _step(self, norm: Tensor, read: _Read, rate: float) -> bool:
+    def _step(self, norm: Tensor, read: Read, rate: float) -> bool:
         """Update the weights if loss and gradient are finite.
 
         Returns True if the update was skipped.
@@ -358,35 +256,6 @@ class Trainer:
         return bool(self.skip_reason)
 
 
-SUMMED = frozenset({"train/updates", "train/tokens", "train/microbatches", "train/skipped"})
-LAST = frozenset({"train/learning_rate", "train/skipped_total"})
-
-
-def merge_updates(made: Sequence[Metrics]) -> Metrics:
-    """Metrics of a step from the metrics of its updates.
-
-    Counts and histograms are added. The learning rate and the running total are those of the last
-    update. All other metrics are averaged.
-    """
-    merged: Metrics = {}
-    for key in {k: None for metrics in made for k in metrics}:
-        values = [metrics[key] for metrics in made if key in metrics]
-        numbers = [v for v in values if isinstance(v, float)]
-        if not numbers:
-            merged[key] = [
-                sum(column)
-                for column in zip(*(v for v in values if isinstance(v, list)), strict=True)
-            ]
-        elif key in LAST:
-            merged[key] = numbers[-1]
-        else:
-            merged[key] = sum(numbers) / (1 if key in SUMMED else len(numbers))
-    return merged
-
-
-def _minibatches(batch: Batch, rows: Sequence[int]) -> list[list[int]]:
-    """Rows of each update of one pass, in mini-batch order. Empty mini-batches are omitted."""
-    if batch.minibatch is None:
-        return [list(rows)] if rows else []
-    number = batch.minibatch.tolist()
-    return [[b for b in rows if number[b] == m] for m in sorted({number[b] for b in rows})]
+def _table(rows: Batch, at: tuple[Tensor, Tensor], values: Tensor) -> Tensor:
+    """[B, T] table of the rows with values [S] at (row, column), 0 elsewhere."""
+    return torch.zeros(rows.tokens.shape, device=values.device).index_put(at, values)

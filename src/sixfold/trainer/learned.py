@@ -1,0 +1,200 @@
+"""What the updates of a step report.
+
+A loss owns its metrics: it names each of them, and the trainer only adds or averages them. The
+trainer owns the rest: the numbers of an update in `Learned`, and those of a policy's log-probs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..batch import LossOutput, Metrics, upload
+from .logprobs import Scores
+from .mismatch import log_ratio_metrics, mismatch_metrics
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Report of one update, or of all updates of a step.
+
+    Attributes:
+        metrics: metrics of the loss, and of the log-probs if the scores are log-probs.
+        learning_rate: rate of the last update.
+        grad_norm: norm before clipping, averaged over updates. None if there was no update to make.
+        updates: updates made.
+        tokens: tokens computed.
+        microbatches: backward passes.
+        skipped: updates that were not made.
+        skipped_total: the same since the start of the run, after the last update.
+    """
+
+    metrics: Metrics
+    learning_rate: float
+    grad_norm: float | None
+    updates: int
+    tokens: int
+    microbatches: int
+    skipped: int
+    skipped_total: int
+
+    def policy_metrics(self) -> Metrics:
+        """Everything, as the metrics of a policy."""
+        norm: Metrics = {} if self.grad_norm is None else {"train/grad_norm": self.grad_norm}
+        counts = ("updates", "tokens", "microbatches", "skipped", "skipped_total")
+        return {
+            **self.metrics,
+            **norm,
+            "train/learning_rate": self.learning_rate,
+            **{f"train/{name}": float(getattr(self, name)) for name in counts},
+        }
+
+
+def merge_updates(made: Sequence[Learned]) -> Learned:
+    """Report of a step from the reports of its updates: at least one."""
+    norms = [update.grad_norm for update in made if update.grad_norm is not None]
+    return Learned(
+        metrics=_merged([update.metrics for update in made]),
+        learning_rate=made[-1].learning_rate,
+        grad_norm=sum(norms) / len(norms) if norms else None,
+        updates=sum(update.updates for update in made),
+        tokens=sum(update.tokens for update in made),
+        microbatches=sum(update.microbatches for update in made),
+        skipped=sum(update.skipped for update in made),
+        skipped_total=made[-1].skipped_total,
+    )
+
+
+def _merged(made: Sequence[Metrics]) -> Metrics:
+    """Numbers averaged over the updates that have them, histograms added."""
+    merged: Metrics = {}
+    for key in {k: None for metrics in made for k in metrics}:
+        values = [metrics[key] for metrics in made if key in metrics]
+        numbers = [v for v in values if isinstance(v, float)]
+        lists = [v for v in values if isinstance(v, list)]
+        merged[key] = (
+            sum(numbers) / len(numbers)
+            if numbers
+            else [sum(column) for column in zip(*lists, strict=True)]
+        )
+    return merged
+
+
+@dataclass(frozen=True)
+class Read:
+    """Host numbers of an update.
+
+    Attributes:
+        bad_rows: rows of the micro-batches whose loss is not finite.
+        norm: gradient norm.
+        metrics: sums, and means over the scored tokens.
+    """
+
+    bad_rows: list[int]
+    norm: float
+    metrics: Metrics
+
+
+@dataclass
+class UpdateTotals:
+    """Sums over the micro-batches of an update.
+
+    Numbers stay on the device until the last micro-batch, so the host synchronises once.
+
+    Attributes:
+        tokens: tokens computed.
+        rows: rows of each micro-batch.
+        losses: loss of each micro-batch.
+        sums: by metric name, one number per micro-batch, to be added.
+        means: by metric name, one number per micro-batch, to be averaged over scored tokens.
+        scores: scores of each micro-batch, without gradient.
+        old_logp: log-probs at sampling of the scored tokens of each micro-batch.
+        versions: on the host, the weight version that sampled them. -1: not sampled by a policy.
+    """
+
+    tokens: int = 0
+    rows: list[Sequence[int]] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    sums: dict[str, list[Tensor]] = field(default_factory=dict)
+    means: dict[str, list[Tensor]] = field(default_factory=dict)
+    scores: list[Tensor] = field(default_factory=list)
+    old_logp: list[Tensor] = field(default_factory=list)
+    versions: list[Tensor] = field(default_factory=list)
+
+    def add(
+        self,
+        scores: Scores,
+        output: LossOutput,
+        at: tuple[Tensor, Tensor],
+        old_logp: Tensor,
+    ) -> None:
+        """Add a micro-batch.
+
+        Args:
+            scores: its scores.
+            output: its loss and the loss's metrics.
+            at: (row, column) of every scored token in its [B, T] tables.
+            old_logp: [B, T].
+        """
+        self.losses.append(output.loss.detach())
+        for name, value in output.sums.items():
+            self.sums.setdefault(name, []).append(value)
+        for name, table in output.means.items():
+            self.means.setdefault(name, []).append(table.detach()[at].sum())
+        if scores.entropy is not None:
+            self.means.setdefault("train/entropy", []).append(scores.entropy.detach().sum())
+            self.old_logp.append(old_logp[at])
+        self.scores.append(scores.values.detach())
+
+    def read(self, norm: Tensor) -> Read:
+        """Read everything as Python numbers, in one copy from the device."""
+        named = [
+            (kind, name, len(values))
+            for kind in (self.sums, self.means)
+            for name, values in kind.items()
+        ]
+        columns = [*self.losses, *(value for kind, name, _ in named for value in kind[name]), norm]
+        numbers = torch.stack([x.detach().double() for x in columns]).tolist()
+        bad_rows = [
+            b
+            for loss, rows in zip(numbers, self.rows, strict=False)
+            if not math.isfinite(loss)
+            for b in rows
+        ]
+        at, sums, means = len(self.losses), dict[str, float](), dict[str, float]()
+        for kind, name, count in named:
+            (sums if kind is self.sums else means)[name] = sum(numbers[at : at + count])
+            at += count
+        tokens = max(sum(map(len, self.scores)), 1)
+        return Read(
+            bad_rows,
+            numbers[-1],
+            {**sums, **{name: total / tokens for name, total in means.items()}},
+        )
+
+    def sampler_metrics(self, version: int) -> Metrics:
+        """Metrics that compare log-probs with those at sampling.
+
+        Empty if the scores are not log-probs, or if no policy sampled the tokens (as in SFT).
+
+        Args:
+            version: current weight version. Tokens that it sampled are fresh.
+        """
+        versions = torch.cat(self.versions)
+        if not self.old_logp or not bool((versions >= 0).any()):
+            return {}
+        logp, old_logp = torch.cat(self.scores), torch.cat(self.old_logp)
+        fresh = _chosen(versions == version, logp, old_logp)
+        return log_ratio_metrics(logp, old_logp) | mismatch_metrics(*fresh)
+
+
+def _chosen(which: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
+    """Entries [F] of columns [S] where `which` [S], a tensor on the host, is True."""
+    if bool(which.all()):
+        return columns
+    (index,) = upload([which.nonzero()[:, 0].numpy()], columns[0].device)
+    return tuple(column[index] for column in columns)
