@@ -178,9 +178,10 @@ def test_metrics_speak_of_values_at_collection_on_scored_tokens_with_a_reward(ti
         == pytest.approx(expected, rel=1e-5)
     )
     assert number(metrics, "critic/grad_norm") > 0 and metrics["critic/skipped"] == 0.0
-    assert all(key.startswith("critic/") for key in metrics), (
-        "a policy's metric of the same name would be overwritten"
-    )
+    names = ("loss", "absolute_error", "grad_norm", "learning_rate", "skipped")
+    assert metrics.keys() == {
+        f"critic/{name}" for name in (*names, "explained_variance", "value_mean")
+    }, "a policy's metric of the same name would be overwritten"
 
 
 def test_batch_with_zero_weights_gives_no_gradient(tiny: Tiny) -> None:

@@ -103,6 +103,14 @@ def test_it_learns_the_solutions_by_heart() -> None:
     assert float(logp[batch.mask].exp().min().detach()) > 0.9
 
 
+def test_metrics_of_the_policy_ratio_need_sampled_tokens() -> None:
+    """Solutions were not sampled: there is nothing to compare their log-probs with."""
+    metrics = make_trainer(tiny_model()).train_step(_batch(EXAMPLES), LOSS.compute_loss)
+    counts = ("updates", "tokens", "microbatches", "skipped", "skipped_total")
+    values = ("loss", "entropy", "grad_norm", "learning_rate")
+    assert metrics.keys() == {f"train/{name}" for name in (*values, *counts)}
+
+
 def test_refusals() -> None:
     with pytest.raises(UserError, match="task t has no worked solution"):
         example(Task("t", "?"), [1, 2], [])

@@ -16,6 +16,7 @@ from torch import Tensor
 from sixfold.batch import Batch, Loss, LossOutput, filled
 from sixfold.trainer.learned import Learned, merge_updates
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
+from sixfold.trainer.packing import plan_updates
 from sixfold.trainer.trainer import Trainer
 
 torch.set_num_threads(1)
@@ -239,3 +240,32 @@ def test_without_the_flag_the_entropy_is_a_constant() -> None:
         Scoring(chunk=7),
     )
     assert not gradient.any()
+
+
+# --- backward passes
+
+
+@pytest.mark.parametrize("bad", [None, "advantages", "weights", "old_logp", "gradient"])
+def test_every_planned_micro_batch_has_one_backward_pass(
+    bad: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the first values of each update are not finite."""
+    batch, trainer = (
+        three_parts(),
+        trainer_of(EPOCHS, max_tokens_per_microbatch=30, max_skipped_steps=9),
+    )
+    plan = plan_updates(batch, [True] * len(batch.tokens), 30, True)
+    if bad == "gradient":
+        next(trainer.model.parameters()).register_hook(lambda gradient: gradient * math.nan)
+    elif bad:
+        broken = filled(getattr(batch, bad), bad).clone()
+        for parts in plan:
+            broken[parts[0][0]] = math.nan
+        batch = batch.with_(**{bad: broken})
+    calls = []
+    backward = torch.Tensor.backward
+    monkeypatch.setattr(torch.Tensor, "backward", lambda t: (calls.append(1), backward(t)))
+    metrics = trainer.train_step(batch, grpo().compute_loss)
+    planned = EPOCHS * sum(len(parts) for parts in plan)
+    assert len(calls) == planned == metrics["train/microbatches"] and planned > EPOCHS * PARTS
+    assert metrics["train/skipped"] == (EPOCHS * PARTS if bad else 0)
