@@ -28,15 +28,20 @@ from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from sixfold.algorithm.composed import Composed
+from sixfold.algorithm.method import Method
 from sixfold.algorithm.returns import gae, rewards_to_go, sum_by_columns, sum_by_doubling, vtrace
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, KeptSets, collate
+from sixfold.critic.actor_critic import ActorCritic
 from sixfold.critic.critic import Critic
 from sixfold.kernels.norms import fuse_norms
 from sixfold.recipe.schema import CriticConfig, TrainerConfig
+from sixfold.reference.base import Scorer
 from sixfold.reference.frozen import FrozenReference, FusedReference
 from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch
 from sixfold.trainer.packing import microbatches, pack
+from sixfold.trainer.proximal import Proximal
+from sixfold.trainer.trainer import Trainer
 from sixfold.types import Kept
 
 DEVICE = register_gpu()
@@ -231,25 +236,70 @@ def test_waits_of_scoring_do_not_grow() -> None:
                 lambda b=on_device, t=tokens: score_batch(model, b, Scoring(chunk=16), t, True)
             )  # type: ignore[misc]
             assert counts.total == 0, counts.table()
+        root, row = PolicyRoot(model), pack(on_device, range(12), True)
+        critic = Critic(root, CriticConfig(body="policy"), TrainerConfig(), Scoring(), 10)
+        fused = FusedReference(model, Scoring(chunk=16))
+        assert _counted(lambda c=critic, b=on_device: c.score(b)).total == 0  # type: ignore[misc]
+        assert _counted(lambda f=fused, r=row: f.scorer(r)).total == 0  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", ["grpo", "gspo"])
-def test_waits_of_a_step_do_not_grow(name: str) -> None:
-    """From the collated batch to the updated weights; at the commit before, at least 217 for 16
-    sequences.
+GRPO = replace(ZOO["grpo"], epochs=2, minibatches=2)
+ROWS = ("reinforce", "ppo", "grpo", "rloo", "gspo", "reinforce_pp", "maxrl", "gdpo", "remax", "opd")
+METHODS = {
+    **{name: ZOO[name] for name in ROWS},
+    "two passes": GRPO,
+    "critic with v-trace": replace(ZOO["ppo"], advantage="vtrace", minibatches=2),
+    "KL in the reward": replace(ZOO["grpo"], beta=0.1, kl_in="reward", kl_target=0.1),
+    "per-step rewards": replace(ZOO["grpo"], advantage="process"),
+    "whitened per source": replace(ZOO["grpo"], whiten="source", advantage="no_baseline"),
+    "entropy": replace(ZOO["grpo"], entropy_bonus=0.01, entropy_target=0.5),
+    "penalties": replace(ZOO["grpo"], overlong_buffer=0.2, length_penalty="kimi"),
+    **{rule: replace(GRPO, entropy_rule=rule) for rule in ("kl-cov", "clip-cov", "top-entropy")},
+    **{
+        name: replace(GRPO, correction=name, correction_low=1e-9, correction_high=1e9)
+        for name in ("truncated-sequence", "geometric", "decoupled", "negative-sequence")
+    },
+}
+
+
+def _whole_step(method: Method, batch: Batch, most: int) -> Synchronisations:
+    """From the collated batch to the updated weights: reference, critic, proximal pass, advantages
+    and every update.
     """
-    row = ZOO[name]
-    totals = []
-    for groups in (1, 3):
-        batch = collate_again(ragged_batch(1, groups=groups))
-        algorithm = Composed(replace(row, minibatches=1), horizon=16)
-        trainer = make_trainer(tiny_model().to(DEVICE), max_tokens_per_microbatch=60)
+    config = TrainerConfig(learning_rate=1e-3, max_tokens_per_microbatch=most)
+    root, scoring = PolicyRoot(tiny_model().to(DEVICE)), Scoring(chunk=16)
+    algorithm = Composed(method, horizon=64)
+    policy = Trainer(root, config, scoring, 10, epochs=method.epochs)
+    scorers: list[Scorer] = [FrozenReference(root.model, scoring, most, True)]
+    if method.needs_proximal:
+        scorers.append(Proximal(root, scoring, most, True))
+    trainer: Trainer | ActorCritic = policy
+    if method.needs_critic:
+        critic = Critic(root, CriticConfig(body="own"), config, scoring, 10, epochs=method.epochs)
+        scorers.append(critic)
+        trainer = ActorCritic(policy, critic, algorithm, 0)
 
-        def step(batch: Batch = batch, algorithm: Composed = algorithm, trainer=trainer) -> None:  # type: ignore[no-untyped-def]
-            trainer.train_step(algorithm.prepare(batch.to(DEVICE)), algorithm.compute_loss)
+    def step() -> None:
+        moved = batch.to(DEVICE)
+        for scorer in scorers:
+            moved = scorer.score(moved)
+        metrics = trainer.train_step(algorithm.prepare(moved), algorithm.compute_loss)
+        assert metrics["train/updates"] == method.epochs * method.minibatches
 
-        totals.append(_counted(step))
-    assert totals[0].total == totals[1].total <= 20, totals[1].table()
+    return _counted(step)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_waits_of_a_step_do_not_grow(method: Method) -> None:
+    """With rows, groups, tokens or micro-batches."""
+    small, large = (
+        replace(collate_again(ragged_batch(1, groups=g, longest=n)), ref_logp=None)
+        for g, n in ((2, 6), (5, 16))
+    )
+    batches = [b.with_(greedy=torch.zeros(len(b.tokens))) for b in (small, large)]
+    few = _whole_step(method, batches[0], 10**6)
+    many = _whole_step(method, batches[1], 40)
+    assert many.total == few.total <= 30 * method.epochs * method.minibatches, many.table()
 
 
 def collate_again(batch: Batch) -> Batch:
@@ -261,6 +311,7 @@ def test_a_moved_batch_remembers_its_layout_until_it_changes() -> None:
     batch = ragged_batch(1)
     moved = batch.to(DEVICE)
     assert _counted(lambda: batch.to(DEVICE)).total == 0
+    assert _counted(lambda: truncated_batch().to(DEVICE)).total == 0
     assert moved.at_host() is batch and moved.with_(advantages=moved.rewards).at_host() is batch
     assert moved.with_(mask=~moved.mask).at_host().mask.tolist() == (~batch.mask).tolist()
     part = moved.rows(torch.tensor([2, 0], device=DEVICE))
