@@ -42,7 +42,7 @@ from sixfold.run.start import train_run
 from sixfold.run.state import RunState
 from sixfold.sync.sync import CopySync, SharedSync
 from sixfold.sync.versioned import VersionedSync
-from sixfold.trainer.logprobs import Scoring
+from sixfold.trainer.logprobs import PolicyRoot, Scoring
 from sixfold.trainer.trainer import Trainer
 from sixfold.types import Group, Reward, Task, Trajectory, Turn
 
@@ -133,7 +133,7 @@ class Subject:
 
 
 def trainer(model: PreTrainedModel) -> Subject:
-    made = Trainer(model, SETTINGS, SCORING, 100)
+    made = Trainer(PolicyRoot(model), SETTINGS, SCORING, 100)
     return Subject(
         made,
         lambda i: (made.train_step(batch_of(i), policy_loss), weights_of(model)),
@@ -142,7 +142,7 @@ def trainer(model: PreTrainedModel) -> Subject:
 
 
 def critic(model: PreTrainedModel, body: str) -> Subject:
-    made = Critic(model, CriticConfig(body=body), SETTINGS, SCORING, 100)  # type: ignore[arg-type]
+    made = Critic(PolicyRoot(model), CriticConfig(body=body), SETTINGS, SCORING, 100)  # type: ignore[arg-type]
 
     def step(i: int) -> object:
         batch = made.score(batch_of(i))

@@ -21,7 +21,6 @@ from ..trainer.logprobs import PolicyRoot, Scoring, score_tables
 from ..trainer.trainer import Trainer
 from .value_model import make_value_root
 
-PREFIX = "critic/"
 WEIGHTS = "weights/"
 
 
