@@ -104,6 +104,16 @@ def test_a_kind_given_as_a_flag_replaces_the_kind_of_the_file() -> None:
     assert "x.toml, line 3" in refusal('[sync]\nkind = "shared"\nevery = 4')
 
 
+@pytest.mark.parametrize("kind", ["shared", "copy"])
+def test_fields_that_the_files_own_kind_lacks_are_refused_with_any_flag(kind: str) -> None:
+    text = '[sync]\nkind = "shared"\nevery = 4'
+    if kind == "shared":
+        assert "sync.every belongs to" in refusal(text, f"--sync.kind={kind}")
+        assert "sync.every belongs to" in refusal("[sync]\nevery = 4", f"--sync.kind={kind}")
+    else:
+        assert parse_recipe(text, "x", [f"--sync.kind={kind}"]).sync.every == 4
+
+
 def test_values_of_a_field_are_checked_with_its_own_key() -> None:
     assert refusal('sync = {kind = "fp8", every = 0}') == (
         "sync.every: expected an integer >= 1, got 0 (x.toml, line 1)"

@@ -10,6 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from sixfold.errors import UserError
 from sixfold.kernels.norms import fuse_norms
 from sixfold.model.attention import NAME, register
 from sixfold.recipe import memory as memory_plan
@@ -268,6 +269,22 @@ def test_a_model_without_known_sizes_is_said_to_be_unknown(
         )
     )
     assert memory_of(teacher) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "setting"),
+    [
+        (["--algorithm.beta=0.1"], "reference.path"),
+        (["--engine.speculation.kind=draft"], "engine.speculation.path"),
+    ],
+)
+def test_wrong_path_of_another_model_is_refused_by_its_own_setting(
+    flags: list[str], setting: str
+) -> None:
+    plan = make_plan(load_recipe("demo", [*flags, f"--{setting}=no/such/folder"]))
+    with pytest.raises(UserError) as error:
+        memory_of(plan)
+    assert str(error.value).startswith(f"{setting}: no folder")
 
 
 def test_an_earlier_download_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

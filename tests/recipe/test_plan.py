@@ -126,6 +126,9 @@ def test_what_only_the_embedded_engine_does_is_refused_with_another(backend: str
         "engine.kv_dtype": "int8",
         "engine.chunked_prefill": "true",
         "engine.continuous": "false",
+        "engine.block_size": "8",
+        "engine.release_kv": "true",
+        "engine.cuda_graphs": "off",
     }.items():
         message = refusal(
             other, f"--{key}={value}", "--algorithm.correction=truncated", "--sync.kind=copy"

@@ -8,8 +8,9 @@ stays unbiased, and one sample per prompt is enough. It needs no critic and no g
 samples all fail still trains if the greedy completion succeeds, and the reverse.
 
 It costs one more completion per prompt, which is sampled at temperature 0, scored, and not trained
-on. If its check fails, the baseline is unknown and the prompt does not train in this step. Once the
-policy is nearly deterministic, samples equal the greedy completion and the advantages vanish.
+on. If its check fails, the baseline is unknown and the advantages of the prompt are 0 in this step.
+Once the policy is nearly deterministic, samples equal the greedy completion and the advantages
+vanish.
 
 Runs alone on the shared task: python -m sixfold.algorithm.remax
 """

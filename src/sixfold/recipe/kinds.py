@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from ..errors import UserError
@@ -10,14 +10,32 @@ from .keys import bad_value
 from .knobs import Knob, kind_knobs, knobs
 
 
-def settle_kinds(asked: dict[str, Any], flags: Container[str], place: Callable[[str], str]) -> None:
+def kinds_in(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Kind of every section with kinds: the given one, or the default.
+
+    Args:
+        asked: values by section, with known keys.
+    """
+    return {
+        section: (_table(asked, section) or {}).get("kind", knob.default)
+        for section, knob in kind_knobs().items()
+    }
+
+
+def settle_kinds(
+    asked: dict[str, Any],
+    in_file: Mapping[str, Any],
+    flags: Container[str],
+    place: Callable[[str], str],
+) -> None:
     """Write the kind of every section that is given, and check its fields.
 
-    A kind given by a flag replaces the kind of the file. Fields of the file that the new kind lacks
-    are removed, because a flag cannot unset them.
+    A kind given by a flag replaces the kind of the file. Fields of the file's kind that the new
+    kind lacks are removed, because a flag cannot unset them.
 
     Args:
         asked: values by section, of the file and the flags. Changed in place.
+        in_file: `kinds_in` the file, without the flags.
         flags: dotted keys given as flags.
         place: says where a key was written, for error messages.
 
@@ -25,9 +43,7 @@ def settle_kinds(asked: dict[str, Any], flags: Container[str], place: Callable[[
         UserError: if a kind does not exist, or a field belongs to another kind.
     """
     for section, knob in kind_knobs().items():
-        table: Any = asked
-        for part in section.split("."):
-            table = None if table is None else table.get(part)
+        table = _table(asked, section)
         if table is None:
             continue
         given = "kind" in table
@@ -38,7 +54,7 @@ def settle_kinds(asked: dict[str, Any], flags: Container[str], place: Callable[[
             field = knobs()[f"{section}.{name}"]
             if not field.kinds or kind in field.kinds:
                 continue
-            if knob.key in flags and field.key not in flags:
+            if field.key not in flags and in_file[section] in field.kinds:
                 del table[name]
                 continue
             now = f"'{kind}'" if given else f"'{kind}' by default"
@@ -46,6 +62,14 @@ def settle_kinds(asked: dict[str, Any], flags: Container[str], place: Callable[[
                 f"{field.key} belongs to {_kinds(field)}, and {knob.key} is {now}. Set"
                 f" {knob.key} = '{field.kinds[0]}', or remove {field.key} ({place(field.key)})"
             )
+
+
+def _table(asked: Mapping[str, Any], section: str) -> Any:
+    """Values of a section, or None if it is not given."""
+    table: Any = asked
+    for part in section.split("."):
+        table = None if table is None else table.get(part)
+    return table
 
 
 def _kinds(field: Knob) -> str:

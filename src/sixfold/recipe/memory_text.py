@@ -41,7 +41,9 @@ def memory_of(plan: Plan) -> MemoryPlan | None:
         _teacher(plan.recipe),
         plan.recipe.engine.speculation,
     )
-    draft = _shape_of(plan.recipe, speculation.path).size if speculation.kind == "draft" else None
+    draft = None
+    if speculation.kind == "draft":
+        draft = _shape_of(plan.recipe, speculation.path, "engine.speculation.path").size
     if size is None or teacher is None or (speculation.kind == "draft" and draft is None):
         return None
     return memory_plan(
@@ -53,17 +55,22 @@ def _teacher(recipe: Recipe) -> int | None:
     """Parameters of a separate reference model. 0 if there is none, None if not known."""
     if not recipe.reference.path:
         return 0
-    return _shape_of(recipe, recipe.reference.path).parameters
+    return _shape_of(recipe, recipe.reference.path, "reference.path").parameters
 
 
-def _shape_of(recipe: Recipe, path: str) -> ModelShape:
+def _shape_of(recipe: Recipe, path: str, setting: str) -> ModelShape:
     """Sizes of another model of the recipe.
+
+    Args:
+        recipe: the recipe.
+        path: path or hub id of the model.
+        setting: setting that names it.
 
     Raises:
         UserError: if there is no such model.
     """
     model = recipe.model.model_copy(update={"path": path, "revision": ""})
-    return model_shape(recipe.model_copy(update={"model": model}))
+    return model_shape(recipe.model_copy(update={"model": model}), setting)
 
 
 def memory_lines(plan: Plan) -> list[tuple[str, str]]:

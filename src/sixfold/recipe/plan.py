@@ -22,7 +22,7 @@ from .dump import toml_literal
 from .kv_budget import token_bytes
 from .memory import number_width
 from .model_size import ModelSize, model_size
-from .schema import Recipe, ScratchConfig
+from .schema import EngineConfig, Recipe, ScratchConfig
 
 SCRATCH_SPECIAL_TOKENS = 6
 """Tokens of the character tokenizer in addition to the alphabet.
@@ -203,18 +203,25 @@ def _check_backend(recipe: Recipe) -> None:
 
 def _only_embedded(recipe: Recipe) -> list[tuple[str, object, object]]:
     """(key, value, default) of the settings that only the embedded engine has."""
-    engine = recipe.engine
+    engine, default = recipe.engine, EngineConfig()
     return [
         ("engine.preemption.kind", engine.preemption.kind, "none"),
         ("engine.speculation.kind", engine.speculation.kind, "none"),
         ("engine.kv_dtype", engine.kv_dtype, "auto"),
         ("engine.chunked_prefill", engine.chunked_prefill, False),
         ("engine.continuous", engine.continuous, True),
+        ("engine.block_size", engine.block_size, default.block_size),
+        ("engine.release_kv", engine.release_kv, False),
+        ("engine.cuda_graphs", engine.cuda_graphs, "auto"),
     ]
 
 
-def model_shape(recipe: Recipe) -> ModelShape:
+def model_shape(recipe: Recipe, setting: str = "model.path") -> ModelShape:
     """Sizes of the recipe's model, from its settings or its files. Nothing is loaded or downloaded.
+
+    Args:
+        recipe: recipe with the model.
+        setting: setting that names the model, for error messages.
 
     Raises:
         UserError: if the settings or the files are invalid.
@@ -225,11 +232,10 @@ def model_shape(recipe: Recipe) -> ModelShape:
     if folder.is_dir():
         return _local_shape(folder)
     if folder.exists():
-        raise UserError(f"model.path: {folder} is a file; give the folder that holds config.json")
+        raise UserError(f"{setting}: {folder} is a file; give the folder that holds config.json")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", recipe.model.path):
         raise UserError(
-            f"model.path: no folder {folder}, and '{recipe.model.path}' is not a hub id"
-            " (owner/name)"
+            f"{setting}: no folder {folder}, and '{recipe.model.path}' is not a hub id (owner/name)"
         )
     return _hub_shape(recipe.model.path, recipe.model.revision)
 

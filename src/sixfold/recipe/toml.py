@@ -18,7 +18,7 @@ from ..errors import UserError
 from .find import find_recipe, read_recipe_file
 from .flags import parse_flags
 from .keys import bad_value, check_keys, shown
-from .kinds import settle_kinds
+from .kinds import kinds_in, settle_kinds
 from .knobs import kind_knobs, knobs, sections
 from .schema import Recipe
 from .toml_lines import key_lines, line_of, syntax_error
@@ -65,6 +65,7 @@ def parse_recipe(text: str, where: str, flags: Sequence[str] = ()) -> Recipe:
     given = parse_flags(flags)
     flagged: dict[str, Any] = {}
     check_keys(asked, place)
+    in_file = kinds_in(asked)
     for key, value in given.items():
         _put(flagged, key, value)
     check_keys(flagged, lambda key: f"--{key}")
@@ -74,7 +75,7 @@ def parse_recipe(text: str, where: str, flags: Sequence[str] = ()) -> Recipe:
     def origin(key: str) -> str:
         return f"--{key}" if key in given else place(key)
 
-    settle_kinds(asked, given, origin)
+    settle_kinds(asked, in_file, given, origin)
     return _validate(asked, where, origin)
 
 

@@ -166,7 +166,7 @@ ROLLOUT = (
     Metric(
         "rollout/greedy_error_frac",
         "share",
-        "prompts without a greedy baseline, which do not train in this step",
+        "prompts without a greedy baseline, whose advantages are 0 in this step",
         "greedy completions whose check failed / greedy completions",
     ),
     Metric(

@@ -45,8 +45,8 @@ def _baseline_facts(row: Method, recipe: Recipe) -> list[Fact]:
     if row.needs_greedy:
         text = (
             "one more completion per prompt at temperature 0: scored, subtracted from the rewards"
-            " of its prompt's samples, and not trained on. If its check fails, the prompt does not"
-            " train in this step"
+            " of its prompt's samples, and not trained on. If its check fails, the advantages of"
+            " the prompt are 0 in this step"
         )
         return [Fact("greedy", text, reason)]
     if row.advantage != "normalise_then_sum":
