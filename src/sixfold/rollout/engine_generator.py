@@ -72,14 +72,18 @@ class EngineGenerator:
 
     Args:
         engine: the engine.
-        renderer: decodes completions for stop strings. The generator makes a copy.
+        renderer: decodes completions for stop strings. The generator makes a copy. None: stop
+            strings are refused.
         release_kv: free the memory of the KV cache between rollouts (`rest`).
     """
 
-    def __init__(self, engine: Engine, renderer: Renderer, release_kv: bool = False) -> None:
+    def __init__(
+        self, engine: Engine, renderer: Renderer | None = None, release_kv: bool = False
+    ) -> None:
         self.engine = engine
         self.release_kv = release_kv
-        self._thread = EngineThread(engine, renderer.copy())
+        self._decodes = renderer is not None
+        self._thread = EngineThread(engine, None if renderer is None else renderer.copy())
         self._calls: list[_Call] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -100,6 +104,8 @@ class EngineGenerator:
         """Sample one completion. See `Generator.generate`."""
         if params.max_tokens < 1:
             raise ValueError(f"max_tokens = {params.max_tokens} must be at least 1")
+        if stops and not self._decodes:
+            raise ValueError(f"stops = {list(stops)} need a generator with a renderer")
         loop = asyncio.get_running_loop()
         call = _Call(tuple(tokens), params, key, tuple(stops), priority, loop.create_future())
         if self._loop is not loop:  # calls that an earlier event loop left behind

@@ -108,18 +108,22 @@ class Choice:
     Args:
         job: the choice's job.
         index: index of the choice.
-        renderer: decodes tokens.
+        renderer: decodes tokens. None if no job has text.
 
     Attributes:
         watched: True if the choice needs a check after every step, because it streams or has stop
             strings.
     """
 
-    def __init__(self, job: Job, index: int, renderer: Renderer) -> None:
+    def __init__(self, job: Job, index: int, renderer: Renderer | None) -> None:
         self.job = job
         self.index = index
         self.watched = job.stream or bool(job.stops)
-        self._reader = SequenceText(renderer, job.stops) if job.decoded or job.stops else None
+        self._reader = (
+            SequenceText(renderer, job.stops)
+            if renderer is not None and (job.decoded or job.stops)
+            else None
+        )
         self._delta = Delta(index)
         self._taken = 0
         self._told = 0

@@ -77,7 +77,7 @@ class EngineThread:
 
     Args:
         engine: the engine.
-        renderer: decodes completions. Used only by this thread.
+        renderer: decodes completions. Used only by this thread. None if no job has text.
         max_queue: most prompts that may wait to start; None for no limit.
 
     Attributes:
@@ -87,7 +87,9 @@ class EngineThread:
         failure: the error that ended the thread, or None.
     """
 
-    def __init__(self, engine: Engine, renderer: Renderer, max_queue: int | None = None) -> None:
+    def __init__(
+        self, engine: Engine, renderer: Renderer | None, max_queue: int | None = None
+    ) -> None:
         self.engine = engine
         self.max_queue = max_queue
         self.aborted = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,8 @@ from ..engine.model_runner import ModelRunner, on_device
 from ..engine.sequence import Chunk, Request, Ticket
 from ..model.base import LanguageModel
 from ..types import SamplingParams
+from .engine_generator import EngineGenerator
+from .generator import Sampled, SampleKey
 
 LIMIT = 0.2
 """Largest accepted difference in nats. A bfloat16 run may differ by as much."""
@@ -33,12 +37,24 @@ def kv_deviation(model: LanguageModel, prompts: list[list[int]]) -> float:
         kv_tokens=sum(len(p) + TOKENS + 16 for p in prompts),
         kv_dtype="int8",
     )
-    for i, prompt in enumerate(prompts):
-        engine.add(f"probe {i}", prompt, SamplingParams(max_tokens=TOKENS), [0])
+    generator = EngineGenerator(engine)
+
+    async def sample() -> list[Sampled]:
+        params = SamplingParams(max_tokens=TOKENS)
+        calls = [
+            generator.generate(prompt, params, SampleKey(f"probe {i}"))
+            for i, prompt in enumerate(prompts)
+        ]
+        return await asyncio.gather(*calls)
+
+    try:
+        completions = asyncio.run(sample())
+    finally:
+        generator.close()
     worst = 0.0
-    for s in engine.run():
-        drawn = exact_logp(model, s.tokens, None)[len(s.request.prompt) - 1 :].cpu()
-        worst = max(worst, float((torch.tensor(s.logp) - drawn).abs().max()))
+    for prompt, completion in zip(prompts, completions, strict=True):
+        drawn = exact_logp(model, prompt + completion.tokens, None)[len(prompt) - 1 :].cpu()
+        worst = max(worst, float((torch.tensor(completion.logp) - drawn).abs().max()))
     return worst
 
 
