@@ -5,6 +5,7 @@ is waited for gets one outcome, its own.
 import asyncio
 import os
 import random
+import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -230,6 +231,71 @@ def test_random_streams_give_every_check_its_own_outcome(seed: int) -> None:
             assert part in result.error
 
 
+def group(texts: Sequence[str]) -> Group:
+    return Group(
+        TASK,
+        [
+            Trajectory.one_turn("t", k, [1], [7], [-1.0], [0], "stop", text=text)
+            for k, text in enumerate(texts)
+        ],
+    )
+
+
+@pytest.mark.slow
+def test_trajectories_are_scored_while_others_wait() -> None:
+    """64 slow judges run together, and a cheap check does not wait for them."""
+
+    async def step(environment: Environment) -> tuple[list[str], float]:
+        ended: list[str] = []
+        scorer = environment.scorer(65)
+
+        async def add(name: str, one: Trajectory) -> None:
+            await scorer.add(TASK, one)
+            ended.append(name)
+
+        await scorer.add(TASK, group(["sleep 0"]).trajectories[0])  # the process has started
+        start = time.monotonic()
+        slow = [add("slow", one) for one in group(["sleep 0.5"] * 64).trajectories]
+        quick = add("quick", group(["sleep 0"]).trajectories[0])
+        await asyncio.gather(*slow, quick)
+        return ended, time.monotonic() - start
+
+    with Environment([f"{SAMPLE}:told_async"]) as environment:
+        ended, seconds = asyncio.run(step(environment))
+    assert ended == ["quick", *["slow"] * 64] and seconds < 8
+
+
+class Stopped(KeyboardInterrupt):
+    """What the handler of a run raises."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reward", ["length_told", "length_async"])
+def test_a_signal_leaves_the_event_loop_and_no_process(reward: str) -> None:
+    def stop(number: int, frame: object) -> None:
+        raise Stopped
+
+    async def step(environment: Environment, texts: Sequence[str]) -> Group:
+        scored = group(texts)
+        await environment.scorer(len(texts)).finish(scored)
+        return scored
+
+    before, handler = set(descendants()), signal.signal(signal.SIGALRM, stop)
+    environment = Environment([f"{SAMPLE}:{reward}"], timeout_s=60.0, workers=2)
+    try:
+        asyncio.run(step(environment, ["ok"]))
+        for _ in range(2):
+            with pytest.raises(Stopped), asyncio.Runner() as runner:
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
+                runner.run(step(environment, ["hang"] * 20))
+            again = asyncio.run(step(environment, ["ok", "okay"]))
+            assert again.rewards == [2.0, 4.0]
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        environment.close()
+    assert set(descendants()) <= before
+
+
 def test_async_callables_run_concurrently_here_and_have_a_time_limit() -> None:
     running: list[str] = []
 
@@ -242,12 +308,9 @@ def test_async_callables_run_concurrently_here_and_have_a_time_limit() -> None:
         return float(len(completion))
 
     texts = ["a", "hang", "bb", "ccc", "a", "b", "c", "d"]
-    trajectories = [
-        Trajectory.one_turn("t", k, [1], [7], [-1.0], [0], "stop", text=text)
-        for k, text in enumerate(texts)
-    ]
-    group = Group(TASK, trajectories)
+    judged = group(texts)
     with Environment([judge], timeout_s=0.5, error_budget=0.5) as environment:
-        environment.score([group])
-    assert group.rewards == [1.0, None, 2.0, 3.0, 1.0, 1.0, 1.0, 1.0]
-    assert trajectories[1].reward and trajectories[1].reward.error == "judge: timeout after 0.5 s"
+        environment.score([judged])
+    assert judged.rewards == [1.0, None, 2.0, 3.0, 1.0, 1.0, 1.0, 1.0]
+    reward = judged.trajectories[1].reward
+    assert reward and reward.error == "judge: timeout after 0.5 s"

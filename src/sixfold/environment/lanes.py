@@ -1,4 +1,4 @@
-"""Which checks a process runs next, and which checks run again when it has ended.
+"""Order of checks: the next ones for a process, and those that run again when it has ended.
 
 Plain functions run one at a time per process (`SerialLane`). Async functions run concurrently in
 one process (`AsyncLane`).

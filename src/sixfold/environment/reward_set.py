@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from ..errors import UserError
+from ..types import Task
 from .callables import callable_name, check_callable
 from .checks import Check, Outcome, run_async_check, run_check
 from .pool import WorkerPool
 from .rewards import REWARDS, RewardCallable, RewardFunction
+from .sampled import Sampled
 from .solved import SolvedRule, reward_labels, solved_rule, spec_name
 from .values import reward_loop
 
@@ -93,15 +95,27 @@ class RewardSet:
             for index in range(len(self.weights))
         ]
 
-    async def check(self, check: Check) -> Outcome:
-        """Run one check: a callable here, a named reward in a process."""
-        if function := self._local.get(check.reward):
-            if not function.runs_async:
-                return run_check(function, check)
-            run = run_async_check(function, check, self._timeout_s)
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run, reward_loop()))
+    def check(
+        self, index: int, task: Task, completions: list[str], sampled: Sampled
+    ) -> Awaitable[Outcome]:
+        """Outcome of one check. It starts when it is awaited.
+
+        Args:
+            index: the reward. A named reward runs in a process, a callable here.
+            task: the task.
+            completions: a single text, or all completions of a group for a TRL function.
+            sampled: values that the reward may ask for by parameter name.
+        """
+        if function := self._local.get(index):
+            return self._call(function, Check(index, task, completions, sampled))
         assert self._pool is not None
-        return await self._pool.check(check._replace(reward=self._positions[check.reward]))
+        return self._pool.check(Check(self._positions[index], task, completions, sampled))
+
+    async def _call(self, function: RewardFunction, check: Check) -> Outcome:
+        if not function.runs_async:
+            return run_check(function, check)
+        run = run_async_check(function, check, self._timeout_s)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run, reward_loop()))
 
     def leave(self) -> None:
         """Leave the event loop. Processes that are still busy are ended."""

@@ -29,8 +29,8 @@ class Environment:
 
     Args:
         rewards: names as `load_reward` takes them, or Python callables. Named rewards run in
-            `workers` processes. A callable runs in this process and cannot be stopped if it hangs;
-            name it as `module:function` to apply `timeout_s`.
+            `workers` processes. A callable runs in this process and cannot be stopped if it hangs,
+            unless it is async. Name it as `module:function` to apply `timeout_s`.
         weights: one per reward. Empty: 1 each.
         timeout_s: seconds per check. For a TRL function a check is one group.
         error_budget: share of the checks of a step that may fail.

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..types import Group, Reward, Task, Trajectory
-from .checks import Check, Outcome
+from .checks import Outcome
 from .reward_set import RewardSet
 from .rewards import MAX_REWARD
 from .sampled import Sampled
@@ -181,14 +181,20 @@ class StepScorer:
             return
         texts = [trajectory.graded_text for trajectory in trajectories]
         sampled = self._sampled(task, trajectories)
-        runs = [self._run(Check(index, task, texts, sampled), trajectories) for index in rewards]
+        runs = [self._run(index, task, trajectories, texts, sampled) for index in rewards]
+        # A single check gets no task of its own: a step may have thousands of them.
         await (runs[0] if len(runs) == 1 else together(runs))
 
-    async def _run(self, check: Check, trajectories: Sequence[Trajectory]) -> None:
-        self._record(check.reward, trajectories, await self._rewards.check(check))
-
-    def _record(self, index: int, trajectories: Sequence[Trajectory], outcome: Outcome) -> None:
-        """Record the outcome of one check for its trajectories."""
+    async def _run(
+        self,
+        index: int,
+        task: Task,
+        trajectories: Sequence[Trajectory],
+        texts: list[str],
+        sampled: Sampled,
+    ) -> None:
+        """Run one check, and record its outcome for its trajectories."""
+        outcome = await self._rewards.check(index, task, texts, sampled)
         values = outcome.values or [None] * len(trajectories)
         seconds = outcome.seconds / len(trajectories)
         for trajectory, value in zip(trajectories, values, strict=True):
@@ -202,7 +208,8 @@ class StepScorer:
         trajectory.reward = self._verdicts.pop(id(trajectory)).reward(self._rewards, self._rule)
 
     def _sampled(self, task: Task, trajectories: Sequence[Trajectory]) -> Sampled:
-        prompt = trajectories[0].tokens[: trajectories[0].prompt_length]
+        starts = [trajectory.prompt_length for trajectory in trajectories]
+        prompt = trajectories[0].tokens[: starts[0]]
         rendered = task.prompt_text
         if self._shown:
             key = tuple(prompt)
@@ -211,7 +218,7 @@ class StepScorer:
             rendered = self._rendered[key]
         return Sampled(
             [trajectory.finish_reason for trajectory in trajectories],
-            [trajectory.tokens[trajectory.prompt_length :] for trajectory in trajectories],
+            [t.tokens[start:] for t, start in zip(trajectories, starts, strict=True)],
             prompt,
             rendered,
         )
