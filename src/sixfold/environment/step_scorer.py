@@ -10,7 +10,6 @@ from typing import Any
 
 from ..errors import UserError
 from ..types import Group, Reward, Task, Trajectory
-from .checks import Outcome
 from .reward_set import RewardSet
 from .rewards import MAX_REWARD
 from .sampled import Sampled
