@@ -215,7 +215,8 @@ class Trainer:
             raise EngineDisagrees(
                 "engine and trainer disagree on tokens sampled from the current weights: mean"
                 f" difference {mean:.2g} nats (limit {self.mismatch_limit:g}). The ratios would be"
-                " noise, so no update was made. Set run.precision = 'float32' or"
+                " noise, so no update was made. A custom engine must report log-probs at the"
+                " sampling temperature. Otherwise set run.precision = 'float32' or"
                 " SIXFOLD_KERNELS=torch; if neither helps, this model cannot be trained"
             )
 
