@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from tests.controller.scripted import ScriptedRollout, collect
+from tests.rollouts import EngineRollout
 
 from sixfold.algorithm.composed import Composed
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import collate
-from sixfold.controller.greedy import GreedyBaseline
 from sixfold.controller.refill import Refill
 from sixfold.engine.engine import Engine
 from sixfold.environment.scorer import Environment
@@ -18,24 +18,20 @@ from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.report.rewards import reward_metrics
-from sixfold.rollout.engine_rollout import EngineRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, SamplingParams, Task, Trajectory
 
 
-class Answers:
+class Answers(ScriptedRollout):
     """Rollout whose samples answer with given texts; "?" makes the check fail."""
 
     def __init__(self, answers: dict[str, str]) -> None:
+        super().__init__()
         self.answers = answers
-        self.asked: list[str] = []
+        self.samples = len(next(iter(answers.values())))
 
-    def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
-        self.asked += [task.id for task in tasks]
-        return [
-            Group(t, [_trajectory(t, k, text) for k, text in enumerate(self.answers[t.id])])
-            for t in tasks
-        ]
+    def episodes(self, task: Task, seed: int) -> list[Trajectory]:
+        return [_trajectory(task, k, text) for k, text in enumerate(self.answers[task.id])]
 
     def stats(self) -> dict[str, float]:
         return {"rollout/tokens": 3.0}
@@ -51,18 +47,16 @@ def reward(completion: str, task: Task) -> float:
 
 def generate(
     samples: dict[str, str], greedy: dict[str, str], error_budget: float = 1.0
-) -> tuple[list[Group], GreedyBaseline]:
-    """Groups of all tasks with their rewards, and the rollout that made them."""
+) -> tuple[list[Group], dict[str, float]]:
+    """Scored groups of all tasks, and the metrics."""
     with Environment([reward], error_budget=error_budget) as environment:
-        rollout = GreedyBaseline(Answers(samples), Answers(greedy), environment)
-        groups = rollout.generate([Task(name, "") for name in samples], 0)
-        environment.score(groups)
-    return groups, rollout
+        tasks = [Task(name, "") for name in samples]
+        return collect(Answers(samples), environment, tasks, greedy=Answers(greedy))
 
 
 def test_advantages_are_the_reward_less_that_of_the_greedy_completion() -> None:
     """Prompt a fails greedily, b succeeds, the check of c's greedy completion fails."""
-    groups, rollout = generate({"a": "10", "b": "11", "c": "10"}, {"a": "0", "b": "1", "c": "?"})
+    groups, stats = generate({"a": "10", "b": "11", "c": "10"}, {"a": "0", "b": "1", "c": "?"})
     batch = collate(groups)
     assert batch.greedy is not None and batch.greedy[:4].tolist() == [0.0, 0.0, 1.0, 1.0]
     done = Composed(ZOO["remax"], horizon=4).prepare(batch)
@@ -70,7 +64,7 @@ def test_advantages_are_the_reward_less_that_of_the_greedy_completion() -> None:
     assert done.advantages[:, 1].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     # Without a baseline prompt c must not train, and its rows stay in the denominator.
     assert done.weights[:, 1].tolist() == pytest.approx([1 / 6, 0.0, 0.0, 0.0, 0.0, 0.0])
-    assert rollout.stats() == {
+    assert stats == {
         "rollout/tokens": 3.0,
         "rollout/greedy_tokens": 3.0,
         "rollout/greedy_error_frac": pytest.approx(1 / 3),
@@ -99,9 +93,10 @@ def test_only_tasks_that_reach_the_step_get_a_greedy_completion() -> None:
     tasks = [Task(name, "") for name in "abc"]
     greedy = Answers({"a": "0", "b": "0", "c": "1"})
     with Environment([reward]) as environment:
-        inner = Refill(Answers({"a": "10", "b": "11", "c": "01"}), environment, tasks, 2)
-        groups = GreedyBaseline(inner, greedy, environment).generate(tasks[:2], 0)
-    assert [g.task.id for g in groups] == greedy.asked == ["a", "c"]
+        inner = Answers({"a": "10", "b": "11", "c": "01"})
+        policies = {"refill": Refill(tasks, 2), "greedy": greedy}
+        groups, _ = collect(inner, environment, tasks[:2], **policies)
+    assert [g.task.id for g in groups] == [task for task, _ in greedy.ended] == ["a", "c"]
 
 
 def test_a_group_without_a_greedy_completion_among_others_is_refused() -> None:
@@ -125,16 +120,15 @@ def test_the_samples_are_those_of_a_rollout_without_a_baseline(policy: Policy) -
     plain = EngineRollout(engine(), renderer, sampled, 4)
     alone = EngineRollout(engine(), renderer, best, 1)
     shared = engine()
+    mine, best_of = (EngineRollout(shared, renderer, *how) for how in ((sampled, 4), (best, 1)))
     with Environment([lambda completion, task: 1.0]) as environment:
-        rollout = GreedyBaseline(
-            EngineRollout(shared, renderer, sampled, 4),
-            EngineRollout(shared, renderer, best, 1),
-            environment,
-        )
         for seed in (0, 1):
-            expected, found = plain.generate(tasks, seed), rollout.generate(tasks, seed)
+            expected = plain.generate(tasks, seed)
+            found, stats = collect(
+                mine.driver(), environment, tasks, seed, greedy=best_of.driver()
+            )
             for a, b, c in zip(expected, found, alone.generate(tasks, 0), strict=True):
                 for left, right in zip(a.trajectories, b.trajectories, strict=True):
                     assert (left.tokens, left.logp) == (right.tokens, right.logp)
                 assert b.greedy is not None and b.greedy.tokens == c.trajectories[0].tokens
-            assert rollout.stats()["rollout/tokens"] == plain.stats()["rollout/tokens"]
+            assert stats["rollout/tokens"] == plain.stats()["rollout/tokens"]

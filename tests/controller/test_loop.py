@@ -7,14 +7,19 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.controller.scripted import LOOP
+
 import sixfold.controller.loop as loop_module
 from sixfold.batch import Batch, Loss, LossOutput, Metrics
+from sixfold.controller.collector import Collector
 from sixfold.controller.loop import Controller
+from sixfold.environment.base import Scorer
+from sixfold.rollout.base import Choose
 from sixfold.types import Group, Reward, Task, Trajectory
 
 SOURCE = Path(loop_module.__file__).read_text()
@@ -24,6 +29,8 @@ class Fakes:
     """All six roles, the tasks and the log in one: each call is written down and hands on something
     the next can be checked for.
     """
+
+    samples = 2
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -38,34 +45,51 @@ class Fakes:
     def seed(self, step: int) -> int:
         return 100 + step
 
-    def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
-        self.calls.append(f"generate {tasks[0].id} {seed}")
-        trajectories = [
+    async def play(
+        self,
+        tasks: Sequence[Task],
+        seed: int,
+        scorer: Scorer | None = None,
+        choose: Choose | None = None,
+        on_sampled: Callable[[], None] = lambda: None,
+    ) -> AsyncGenerator[Group, None]:
+        assert scorer is not None
+        self.calls.append(f"play {tasks[0].id} {seed}")
+        made = [
             Trajectory.one_turn(t.id, k, [1], [2 + k], [-1.0], [self.version], "stop")
             for t in tasks
             for k in (0, 1)
         ]
-        return [Group(tasks[0], trajectories)]
+        group = Group(tasks[0], made)
+        for trajectory in made:
+            await scorer.add(tasks[0], trajectory)
+        on_sampled()
+        await scorer.finish(group)
+        yield group
 
     def stats(self) -> dict[str, float]:
         return {"rollout/tokens": 2.0}
 
+    def scorer(self, expected: int) -> Fakes:
+        self.calls.append(f"scorer {expected}")
+        return self
+
+    async def add(self, task: Task, trajectory: Trajectory) -> None:
+        self.calls.append(f"check {trajectory.sample}")
+
+    async def finish(self, group: Group) -> None:
+        self.calls.append("finish")
+        for t in group.trajectories:
+            t.reward = Reward(float(t.sample))
+
     def start(self, groups: Sequence[Group]) -> None:
         self.calls.append("start")
-        assert all(t.reward is None for g in groups for t in g.trajectories), (
-            "too late to be overlapped"
-        )
+        assert all(t.reward is not None for g in groups for t in g.trajectories)
 
-    def score(self, what: object) -> object:
-        if isinstance(what, Batch):
-            self.calls.append("reference")
-            assert what.scores.tolist() == [0.0, 1.0] and what.ref_logp is None
-            return what.with_(ref_logp=what.old_logp + 1)
-        self.calls.append("environment")
-        for group in what:  # type: ignore[attr-defined]
-            for t in group.trajectories:
-                t.reward = Reward(float(t.sample))
-        return None
+    def score(self, batch: Batch) -> Batch:
+        self.calls.append("reference")
+        assert batch.scores.tolist() == [0.0, 1.0] and batch.ref_logp is None
+        return batch.with_(ref_logp=batch.old_logp + 1)
 
     def prepare(self, batch: Batch) -> Batch:
         self.calls.append("advantages")
@@ -93,8 +117,7 @@ class Fakes:
 
     def controller(self, **changes: object) -> Controller:
         parts = dict(
-            rollout=self,
-            environment=self,
+            collector=Collector(self, self, LOOP),  # type: ignore[arg-type]
             reference=self,
             algorithm=self,
             trainer=self,
@@ -111,9 +134,12 @@ def test_the_seven_steps_in_order() -> None:
     fakes.controller().step()
     steps = [
         "tasks 1",
-        "generate step 1 101",
+        "scorer 2",
+        "play step 1 101",
+        "check 0",
+        "check 1",
+        "finish",
         "start",
-        "environment",
         "reference",
         "advantages",
         "train",
@@ -127,8 +153,8 @@ def test_each_phase_is_announced_before_it_begins() -> None:
     fakes = Fakes()
     fakes.controller(on_phase=fakes.on_phase).step()
     assert fakes.calls == [
-        "(rollout)", "tasks 1", "generate step 1 101", "start", "(environment)", "environment",
-        "(batch)", "(reference)", "reference",
+        "tasks 1", "scorer 2", "(rollout)", "play step 1 101", "check 0", "check 1",
+        "(environment)", "finish", "start", "(batch)", "(reference)", "reference",
         "(algorithm)", "advantages", "(trainer)", "train", "(sync)", "sync 1", "(log)", "log 1",
     ]  # fmt: skip
 
@@ -199,7 +225,7 @@ def test_run_stops_where_it_is_told_to() -> None:
     assert asked[-1][1] is fakes.logged[-1][3]
 
 
-@pytest.mark.parametrize("role", ["generate", "train_step", "sync", "log"])
+@pytest.mark.parametrize("role", ["play", "train_step", "sync", "log"])
 def test_error_in_a_role_ends_the_run_unchanged(role: str) -> None:
     class Broken(Exception):
         pass
@@ -256,9 +282,8 @@ def test_the_loop_holds_only_verbs() -> None:
     assert imported == {
         "algorithm.base",
         "batch",
-        "environment.base",
+        "collector",
         "reference.base",
-        "rollout.base",
         "sync.base",
         "trainer.base",
         "types",

@@ -7,56 +7,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from tests.controller.scripted import ScriptedRollout, collect
+from tests.rollouts import EngineRollout
 
-from sixfold.controller.oversample import Oversample
+from sixfold.controller.oversample import DynamicK
 from sixfold.controller.refill import Refill, mixed
 from sixfold.engine.engine import Engine
 from sixfold.environment.scorer import Environment
 from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
-from sixfold.rollout.base import Enough
-from sixfold.rollout.engine_rollout import EngineRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, SamplingParams, Task, Trajectory
 
 
-class Ending:
+class Ending(ScriptedRollout):
     """Samples of every task end in a given order, one at a time, task by task; each answers with
     its reward ("?" makes the check fail).
     """
 
     def __init__(self, order: Sequence[int], answers: dict[str, str]) -> None:
+        super().__init__()
         self.samples = len(order)
         self.order, self.answers = order, answers
-        self.asked = 0
 
-    def generate_until(self, tasks: Sequence[Task], seed: int, enough: Enough) -> list[Group]:
-        groups = []
-        for task in tasks:
-            ended: list[Trajectory] = []
-            for k in self.order:
-                ended.append(
-                    Trajectory.one_turn(
-                        task.id,
-                        k,
-                        [1],
-                        [2],
-                        [-1.0],
-                        [0],
-                        "stop",
-                        text=self.answers[task.id][k],
-                    )
-                )
-                self.asked += 1
-                kept = enough(task, ended)
-                if kept is not None:
-                    groups.append(Group(task, kept))
-                    break
-        return groups
-
-    def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
-        raise AssertionError("everything at once was not asked for")
+    def episodes(self, task: Task, seed: int) -> list[Trajectory]:
+        answer = self.answers[task.id]
+        return [
+            Trajectory.one_turn(task.id, k, [1], [2], [-1.0], [0], "stop", text=answer[k])
+            for k in self.order
+        ]
 
     def stats(self) -> dict[str, float]:
         return {"rollout/kept_frac": 0.5}
@@ -72,9 +52,10 @@ def kept(
     """Sample indices of one group, and how many samples it took."""
     inner = Ending(order, {"t": answers})
     with Environment([reward], error_budget=error_budget) as environment:
-        (group,) = Oversample(inner, environment, keep).generate([Task("t", "")], 0)
+        choose = DynamicK(keep, inner.samples)
+        ((group,), _) = collect(inner, environment, [Task("t", "")], choose=choose)
     assert all(t.reward is not None for t in group.trajectories)
-    return [t.sample for t in group.trajectories], inner.asked
+    return [t.sample for t in group.trajectories], len(inner.ended)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +95,8 @@ def test_a_failed_check_among_the_first_is_measured_against_all_that_were_starte
 
 @pytest.mark.parametrize("keep", [0, 1, 4, 5])
 def test_dynamic_k_refuses_one_sample_or_all_samples(keep: int) -> None:
-    with (
-        Environment([reward]) as environment,
-        pytest.raises(ValueError, match="must be at least 2"),
-    ):
-        Oversample(Ending([0, 1, 2, 3], {}), environment, keep)
+    with pytest.raises(ValueError, match="must be at least 2"):
+        DynamicK(keep, 4)
 
 
 def test_discarded_samples_free_their_blocks_and_are_counted(policy: Policy) -> None:
@@ -142,7 +120,7 @@ def test_discarded_samples_free_their_blocks_and_are_counted(policy: Policy) -> 
 
     inner, everything = rollout(), rollout()
     with Environment([long]) as environment:
-        groups = Oversample(inner, environment, 3).generate(tasks, seed=4)
+        groups, stats = collect(inner.driver(), environment, tasks, 4, choose=DynamicK(3, 8))
     whole = everything.generate(tasks, seed=4)
     assert any(mixed(g) for g in groups)
     for group, full in zip(groups, whole, strict=True):
@@ -155,7 +133,7 @@ def test_discarded_samples_free_their_blocks_and_are_counted(policy: Policy) -> 
                 twin.finish_reason,
             )
             assert t.finish_reason != "aborted"
-    stats, counted = inner.stats(), inner.engine.stats
+    counted = inner.engine.stats
     assert counted.aborted > 0 and counted.decoded_tokens < everything.engine.stats.decoded_tokens
     assert stats["rollout/tokens"] == counted.decoded_tokens
     in_groups = sum(t.sampled_length for g in groups for t in g.trajectories)
@@ -177,8 +155,8 @@ def test_under_dynamic_sampling_the_kept_share_is_of_all_rounds() -> None:
     answers = {"a": "0101", "b": "1111", "c": "0011", "d": "0110"}
     tasks = [Task(name, "") for name in "abcd"]
     with Environment([reward]) as environment:
-        inner = Oversample(Ending([0, 1, 2, 3], answers), environment, 2)
-        refill = Refill(inner, environment, tasks, max_rounds=2)
-        groups = refill.generate(tasks[:3], 0)
+        inner = Ending([0, 1, 2, 3], answers)
+        policies = {"choose": DynamicK(2, 4), "refill": Refill(tasks, max_rounds=2)}
+        groups, stats = collect(inner, environment, tasks[:3], **policies)
     assert [g.task.id for g in groups] == ["a", "d", "c"]
-    assert refill.stats()["rollout/kept_frac"] == pytest.approx(6 / 16)
+    assert stats["rollout/kept_frac"] == pytest.approx(6 / 16)

@@ -5,12 +5,16 @@ missing; the same again after a resume.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.controller.scripted import LOOP, ScriptedRollout, collect
+from tests.rollouts import EngineRollout
 
+from sixfold.controller.collector import Collector
 from sixfold.controller.refill import Refill, mixed
 from sixfold.engine.engine import Engine
 from sixfold.environment.preflight import degenerate_probability, expected_refill
@@ -18,7 +22,6 @@ from sixfold.environment.scorer import Environment
 from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
-from sixfold.rollout.engine_rollout import EngineRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, SamplingParams, Task, Trajectory
 
@@ -28,23 +31,29 @@ makes the check fail.
 """
 
 
-class Sampler:
-    """An inner rollout that answers by `draw` and writes down its calls; sample k of a task has k +
+class Sampler(ScriptedRollout):
+    """A rollout that answers by `draw` and writes down its calls; sample k of a task has k +
     1 sampled tokens.
     """
 
     def __init__(self, draw: Draw) -> None:
+        super().__init__()
         self.draw = draw
         self.calls: list[tuple[list[str], int]] = []
         self.made: list[Group] = []
         self._stats: dict[str, float] = {}
 
-    def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
+    def episodes(self, task: Task, seed: int) -> list[Trajectory]:
+        return [_trajectory(task.id, k, text) for k, text in enumerate(self.draw(task.id, seed))]
+
+    async def play(
+        self, tasks: Sequence[Task], seed: int, *options: Any
+    ) -> AsyncGenerator[Group, None]:
         self.calls.append(([t.id for t in tasks], seed))
-        groups = [
-            Group(t, [_trajectory(t.id, k, text) for k, text in enumerate(self.draw(t.id, seed))])
-            for t in tasks
-        ]
+        groups = []
+        async for group in super().play(tasks, seed, *options):
+            groups.append(group)
+            yield group
         self.made += groups
         lengths = [t.sampled_length for g in groups for t in g.trajectories]
         self._stats = {
@@ -60,7 +69,6 @@ class Sampler:
             "rollout/kv_peak_frac": (0.25, 0.75, 0.5)[len(self.calls) % 3],
             "rollout/queue_peak": float(len(tasks)),
         }
-        return groups
 
     def stats(self) -> dict[str, float]:
         return self._stats
@@ -106,8 +114,8 @@ def test_every_slot_is_mixed_or_the_bound_was_reached(
     """For any pattern of rewards, against what the inner rollout says was sampled."""
     tasks = _tasks(len(rewards))
     sampler, checked = Sampler(_by_task({t.id: r for t, r in zip(tasks, rewards, strict=True)})), []
-    refill = Refill(sampler, _environment(checked), tasks, max_rounds)
-    kept = refill.generate(tasks[:slots], seed)
+    refill = Refill(tasks, max_rounds)
+    kept, stats = collect(sampler, _environment(checked), tasks[:slots], seed, refill=refill)
 
     asked = [task for call, _ in sampler.calls for task in call]
     assert len(set(asked)) == len(asked) and asked[: len(tasks[:slots])] == [
@@ -131,11 +139,13 @@ def test_every_slot_is_mixed_or_the_bound_was_reached(
     assert len(sampler.calls) <= max_rounds and all(
         t.reward is not None for g in kept for t in g.trajectories
     )
-    assert refill.stats()["dynamic/unfilled"] == sum(not mixed(g) for g in kept)
+    assert stats["dynamic/unfilled"] == sum(not mixed(g) for g in kept)
 
-    again = Refill(Sampler(sampler.draw), _environment(), tasks, max_rounds)
-    again.generate(tasks[:1], seed + 1)  # what came before leaves no trace
-    assert _told(again.generate(tasks[:slots], seed)) == _told(kept)
+    again = Sampler(sampler.draw)
+    collect(again, _environment(), tasks[:1], seed + 1, refill=refill)
+    # What came before leaves no trace.
+    groups, _ = collect(again, _environment(), tasks[:slots], seed, refill=refill)
+    assert _told(groups) == _told(kept)
 
 
 def _told(groups: Sequence[Group]) -> list[tuple[str, list[str], list[float | None]]]:
@@ -144,11 +154,10 @@ def _told(groups: Sequence[Group]) -> list[tuple[str, list[str], list[float | No
 
 def test_all_mixed_at_once_is_exactly_the_inner_rollout() -> None:
     sampler, tasks = Sampler(lambda task, seed: ["0", "1"]), _tasks(50)
-    refill = Refill(sampler, _environment(), tasks, max_rounds=5)
-    kept = refill.generate(tasks[10:14], 77)
+    refill = Refill(tasks, max_rounds=5)
+    kept, stats = collect(sampler, _environment(), tasks[10:14], 77, refill=refill)
     assert sampler.calls == [(["t10", "t11", "t12", "t13"], 77)]
     assert len(kept) == 4 and all(a is b for a, b in zip(kept, sampler.made, strict=True))
-    stats = refill.stats()
     assert {k: v for k,
     v in stats.items() if k.startswith("dynamic/") and k != "dynamic/check_s"} == {
         "dynamic/rounds": 1.0, "dynamic/extra_frac": 0.0, "dynamic/kept_frac": 1.0,
@@ -167,13 +176,12 @@ def test_rounds_ask_for_what_is_missing_with_new_tasks_and_new_noise() -> None:
     """
     answers = iter([["1", "1"], ["0", "1"], ["0", "0"], ["0", "0"], ["1", "0"], ["0", "1"]])
     sampler, tasks = Sampler(lambda task, seed: next(answers)), _tasks(100)
-    refill = Refill(sampler, _environment(), tasks, max_rounds=10)
-    kept = refill.generate(tasks[:3], 8)
+    refill = Refill(tasks, max_rounds=10)
+    kept, stats = collect(sampler, _environment(), tasks[:3], 8, refill=refill)
     assert [len(call) for call, _ in sampler.calls] == [3, 2, 1]
     seeds = [seed for _, seed in sampler.calls]
     assert seeds[0] == 8 and len(set(seeds)) == 3
     assert [g.task.id for g in kept] == [sampler.calls[1][0][1], "t1", sampler.calls[2][0][0]]
-    stats = refill.stats()
     assert (
         stats["dynamic/rounds"],
         stats["dynamic/extra_frac"],
@@ -203,39 +211,38 @@ def test_speed_is_tokens_over_the_seconds_of_sampling_and_checks_are_timed_apart
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("sixfold.controller.refill.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("sixfold.controller.rounds.time.perf_counter", lambda: clock[0])
 
     def draw(task: str, seed: int) -> list[str]:
         clock[0] += 2.0
         return ["0", "0"]
 
-    class Slow:
-        def score(self, groups: Sequence[Group], *, expected: int = 0) -> None:
-            clock[0] += 5.0
-            _environment().score(groups)
+    def slow(completion: str, task: Task) -> float:
+        clock[0] += 1.25
+        return 0.0
 
-        def close(self) -> None: ...
-
-    refill = Refill(Sampler(draw), Slow(), _tasks(4), max_rounds=2)
-    refill.generate(_tasks(2), 0)
-    assert refill.stats()["dynamic/check_s"] == 10.0
-    assert refill.stats()["rollout/tok_s"] == (4 * 3) / 8.0
+    tasks = _tasks(4)
+    collector = Collector(Sampler(draw), Environment([slow]), LOOP, refill=Refill(tasks, 2))
+    collector.collect(tasks[:2], 0, lambda phase: None)
+    stats = collector.stats()
+    assert stats["dynamic/check_s"] == stats["time/environment_s"] == 8 * 1.25
+    assert stats["time/rollout_s"] == 8.0
+    assert stats["rollout/tok_s"] == (4 * 3) / 8.0
 
 
 def test_the_bound_of_rounds_and_of_tasks() -> None:
     """Hopeless tasks: the step's own groups come back, as many as asked for, and it says so."""
     sampler, tasks = Sampler(lambda task, seed: ["0", "0"]), _tasks(100)
-    refill = Refill(sampler, _environment(), tasks, max_rounds=3)
-    kept = refill.generate(tasks[:4], 1)
+    kept, stats = collect(sampler, _environment(), tasks[:4], 1, refill=Refill(tasks, 3))
     assert [g.task.id for g in kept] == ["t0", "t1", "t2", "t3"] and len(sampler.calls) == 3
     assert (
-        refill.stats()["dynamic/unfilled"],
-        refill.stats()["dynamic/kept_frac"],
-        refill.stats()["dynamic/extra_frac"],
+        stats["dynamic/unfilled"],
+        stats["dynamic/kept_frac"],
+        stats["dynamic/extra_frac"],
     ) == (4, 0, 2)
     few = Sampler(sampler.draw)
-    refill = Refill(few, _environment(), tasks[:6], max_rounds=30)
-    assert len(refill.generate(tasks[:4], 1)) == 4
+    kept, _ = collect(few, _environment(), tasks[:4], 1, refill=Refill(tasks[:6], 30))
+    assert len(kept) == 4
     assert sorted(task for call, _ in few.calls for task in call) == [
         "t0",
         "t1",
@@ -245,14 +252,13 @@ def test_the_bound_of_rounds_and_of_tasks() -> None:
         "t5",
     ]
     with pytest.raises(ValueError, match="max_rounds must be at least 1"):
-        Refill(few, _environment(), tasks, 0)
+        Refill(tasks, 0)
 
 
 def test_other_steps_draw_other_tasks() -> None:
     sampler, tasks = Sampler(lambda task, seed: ["0", "0"]), _tasks(1000)
-    refill = Refill(sampler, _environment(), tasks, max_rounds=2)
     for seed in (1, 2):
-        refill.generate(tasks[:8], seed)
+        collect(sampler, _environment(), tasks[:8], seed, refill=Refill(tasks, 2))
     second, fourth = sampler.calls[1], sampler.calls[3]
     assert not set(second[0]) & set(fourth[0]) and second[1] != fourth[1]
 
@@ -281,10 +287,15 @@ def test_the_error_budget_is_the_steps_not_the_rounds() -> None:
         )
 
     tasks = _tasks(20)
-    refill = Refill(Sampler(draw(1)), _environment(error_budget=0.1), tasks, 2)
-    assert all(map(mixed, refill.generate(tasks[:8], 0)))
+    def groups(failing: int) -> list[Group]:
+        sampler = Sampler(draw(failing))
+        sampler.samples = 4
+        environment = _environment(error_budget=0.1)
+        return collect(sampler, environment, tasks[:8], refill=Refill(tasks, 2))[0]
+
+    assert all(map(mixed, groups(1)))
     with pytest.raises(RewardBudgetExceeded, match="4 of 36 reward checks failed"):
-        Refill(Sampler(draw(4)), _environment(error_budget=0.1), tasks, 2).generate(tasks[:8], 0)
+        groups(4)
 
 
 def test_on_the_engine_the_metrics_are_of_everything_sampled(policy: Policy) -> None:
@@ -295,16 +306,17 @@ def test_on_the_engine_the_metrics_are_of_everything_sampled(policy: Policy) -> 
     def even(completion: str, task: Task) -> float:
         return float(len(completion) % 2)
 
-    def run() -> tuple[Engine, Refill, list[Group]]:
+    def run() -> tuple[Engine, dict[str, float], list[Group]]:
         engine = Engine(CausalLM(policy.model), kv_tokens=2048, max_running=16)
         params = SamplingParams(max_tokens=5, stop_token_ids=policy.stop_token_ids)
         inner = EngineRollout(engine, Renderer(policy.tokenizer), params, samples=2)
         tasks = [Task(f"t{i}", f"{i}+{i}=") for i in range(30)]
-        refill = Refill(inner, Environment([even]), tasks, max_rounds=4)
-        return engine, refill, refill.generate(tasks[:6], seed=3)
+        refill = Refill(tasks, max_rounds=4)
+        kept, stats = collect(inner.driver(), Environment([even]), tasks[:6], 3, refill=refill)
+        return engine, stats, kept
 
-    (engine, refill, kept), (_, _, again) = run(), run()
-    stats, counted = refill.stats(), engine.stats
+    (engine, stats, kept), (_, _, again) = run(), run()
+    counted = engine.stats
     assert stats["dynamic/rounds"] > 1
     assert (
         stats["rollout/tokens"]
@@ -336,10 +348,10 @@ def test_the_prediction_of_what_it_costs(solved: float, samples: int, max_rounds
             str(int(random.Random(f"{task}/{k}").random() < solved)) for k in range(samples)
         ]
     )
-    refill = Refill(sampler, _environment(), tasks, max_rounds)
-    refill.generate(tasks[:slots], 0)
+    refill = Refill(tasks, max_rounds)
+    _, stats = collect(sampler, _environment(), tasks[:slots], refill=refill)
     q = degenerate_probability(solved, samples)
     extra, unfilled = expected_refill(q, max_rounds)
-    assert refill.stats()["dynamic/extra_frac"] == pytest.approx(extra, abs=0.08)
-    assert refill.stats()["dynamic/unfilled"] / slots == pytest.approx(unfilled, abs=0.04)
-    assert refill.stats()["dynamic/kept_frac"] == pytest.approx(1 - q, abs=0.04)
+    assert stats["dynamic/extra_frac"] == pytest.approx(extra, abs=0.08)
+    assert stats["dynamic/unfilled"] / slots == pytest.approx(unfilled, abs=0.04)
+    assert stats["dynamic/kept_frac"] == pytest.approx(1 - q, abs=0.04)

@@ -23,7 +23,7 @@ from sixfold.model.ends import model_ends
 from sixfold.model.scratch import character_tokenizer
 from sixfold.recipe.plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
-from sixfold.rollout.engine_rollout import EngineRollout
+from tests.rollouts import EngineRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.sync.sync import SharedSync
 from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch

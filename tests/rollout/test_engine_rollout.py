@@ -12,7 +12,7 @@ from sixfold.engine.engine import Engine
 from sixfold.engine.speculative import Speculation
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
-from sixfold.rollout.engine_rollout import EngineRollout
+from tests.rollouts import EngineRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import SamplingParams, Task
 

@@ -21,7 +21,6 @@ from sixfold.cli import main
 from sixfold.engine.model_runner import ModelRunner
 from sixfold.errors import RunFailed, UserError
 from sixfold.recipe.toml import parse_recipe
-from sixfold.rollout.engine_rollout import EngineRollout
 from sixfold.run.listing import list_checkpoints
 from sixfold.run.out_of_memory import free_memory_of
 from sixfold.run.start import train_run

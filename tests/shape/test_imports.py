@@ -38,6 +38,7 @@ ALLOWED = {
     "types": {"errors"},
     "errors": set(),
     "seeds": set(),
+    "event_loop": set(),
     "batch": {"types"},
     "checkpointable": {"errors"},
     "recipe": {"algorithm", "environment", "errors"},
@@ -55,14 +56,17 @@ ALLOWED = {
     },
     "critic": {"batch", "checkpointable", "errors", "model", "recipe", "trainer"},
     "sync": {"checkpointable", "engine", "rollout"},
-    "rollout": {"engine", "errors", "model", "processes", "recipe", "seeds", "types"},
+    "rollout": {
+        *("engine", "environment", "errors", "model", "processes", "recipe", "seeds", "types"),
+    },
     "server": {"engine", "errors", "rollout", "types"},
-    "evaluation": {"environment", "errors", "report", "rollout", "types"},
+    "evaluation": {"environment", "errors", "event_loop", "report", "rollout", "types"},
     "report": {"errors", "recipe", "types"},
     "controller": {
         "algorithm",
         "batch",
         "environment",
+        "event_loop",
         "reference",
         "rollout",
         "seeds",
@@ -78,11 +82,13 @@ packages together and may import any.
 CONTRACTS = {
     ("engine", "model"): {"model.base"},
     ("rollout", "model"): {"model.base", "model.chat_template", "model.turn_end"},
+    ("rollout", "environment"): {"environment.base", "environment.episode"},
 }
 """(importer, package) -> the only modules of the package that it may import.
 
 A chat template belongs to the tokenizer, which is loaded and saved with the model. The renderer in
-`rollout` renders with it, but needs nothing else of `model`.
+`rollout` renders with it, but needs nothing else of `model`. Its driver plays episodes and scores
+them, through the contracts of `environment` alone.
 """
 
 

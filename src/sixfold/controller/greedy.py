@@ -6,46 +6,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from ..environment.base import EnvironmentRole
-from ..rollout.base import Rollout
-from ..types import Group, Task
+from ..types import Group
 
 
-class GreedyBaseline:
-    """Rollout that fills in `Group.greedy` of the groups of another rollout.
+def with_baselines(
+    groups: Sequence[Group], greedy: Sequence[Group]
+) -> tuple[list[Group], dict[str, float]]:
+    """Fill in `Group.greedy`.
 
-    The greedy completion is scored here. It is not one of the group's trajectories, so it is not
-    trained on, and does not count in reward metrics, group statistics, staleness and dumps. It is
-    sampled after the group, only for tasks that reach the step.
+    The greedy completion is not one of the group's trajectories, so it is not trained on, and does
+    not count in reward metrics, group statistics, staleness and dumps.
 
     Args:
-        inner: samples the groups that train.
-        greedy: samples one completion per task at temperature 0.
-        environment: scores the greedy completions. A step's error budget counts them.
+        groups: groups of the step.
+        greedy: scored groups of one greedy completion each, for the same tasks.
+
+    Returns:
+        The groups, and the metrics of the cost and reward of the greedy completions.
     """
-
-    def __init__(self, inner: Rollout, greedy: Rollout, environment: EnvironmentRole) -> None:
-        self._inner = inner
-        self._greedy = greedy
-        self._environment = environment
-        self._stats: dict[str, float] = {}
-
-    def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
-        """Groups of the inner rollout, each with a scored greedy completion of its task."""
-        groups = self._inner.generate(tasks, seed)
-        sampled = self._inner.stats()
-        alone = self._greedy.generate([group.task for group in groups], seed)
-        trajectories = sum(len(group.trajectories) for group in groups)
-        self._environment.score(alone, expected=trajectories + len(alone))
-        self._stats = sampled | _greedy_stats(alone)
-        return [
-            replace(group, greedy=found.trajectories[0])
-            for group, found in zip(groups, alone, strict=True)
-        ]
-
-    def stats(self) -> dict[str, float]:
-        """Metrics of the inner rollout, and the cost and reward of the greedy completions."""
-        return self._stats
+    filled = [
+        replace(group, greedy=alone.trajectories[0])
+        for group, alone in zip(groups, greedy, strict=True)
+    ]
+    return filled, _greedy_stats(greedy)
 
 
 def _greedy_stats(groups: Sequence[Group]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """The training loop: seven steps, in this order.
 
     1 rollout      tasks        -> groups of K trajectories       (log-probs captured as sampled)
-    2 environment  groups       -> groups with rewards
-    3 reference    batch        -> batch with ref_logp            (may start during 2)
+    2 environment  groups       -> groups with rewards            (each episode as it ends, during 1)
+    3 reference    batch        -> batch with ref_logp            (may start before the batch)
     4 algorithm    batch        -> advantages and weights
     5 trainer      batch, loss  -> optimizer steps
     6 sync         version      -> new weights in the sampler
@@ -20,12 +20,11 @@ from dataclasses import dataclass, field
 
 from ..algorithm.base import Algorithm
 from ..batch import Batch, Metrics, collate
-from ..environment.base import EnvironmentRole
 from ..reference.base import Reference
-from ..rollout.base import Rollout
 from ..sync.base import WeightSync
 from ..trainer.base import TrainerRole
 from ..types import Group, Task
+from .collector import Collector
 
 
 @dataclass
@@ -33,8 +32,7 @@ class Controller:
     """Runs the training loop on six roles.
 
     Attributes:
-        rollout: samples trajectories.
-        environment: fills in rewards.
+        collector: rollout and environment: samples and scores the groups of a step.
         reference: scores the batch before the algorithm (reference, critic, proximal forward pass).
         algorithm: computes advantages, weights and the loss.
         trainer: updates the policy.
@@ -47,8 +45,7 @@ class Controller:
         steps_done: steps done so far.
     """
 
-    rollout: Rollout
-    environment: EnvironmentRole
+    collector: Collector
     reference: Reference
     algorithm: Algorithm
     trainer: TrainerRole
@@ -68,11 +65,8 @@ class Controller:
             The metrics of the step, with timings in seconds.
         """
         started, number = time.perf_counter(), self.steps_done + 1
-        with self._phase("rollout"):
-            groups = self.rollout.generate(self.tasks(number), self.seed(number))
+        groups = self.collector.collect(self.tasks(number), self.seed(number), self.on_phase)
         self.reference.start(groups)
-        with self._phase("environment"):
-            self.environment.score(groups)
         with self._phase("batch"):
             batch = collate(groups).to(self.device)
         with self._phase("reference"):
@@ -85,7 +79,7 @@ class Controller:
             self.sync.sync(self.trainer.version)
         self.steps_done = number
         metrics: Metrics = {
-            **self.rollout.stats(),
+            **self.collector.stats(),
             **trained,
             **self._seconds,
             "time/total_s": time.perf_counter() - started,

@@ -1,8 +1,7 @@
 """Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): replace groups whose rewards are equal.
 
-A group whose rewards are all equal gives no gradient. `Refill` is a rollout role that combines a
-rollout and an environment. After each round, every slot with such a group gets another task, until
-all groups are mixed or the rounds are used up.
+A group whose rewards are all equal gives no gradient. After each round of sampling, every slot with
+such a group gets another task, until all groups are mixed or the rounds are used up.
 
 The extra tasks depend only on the tasks of the step, its seed and the weights. No state is saved,
 and a resumed run draws the same tasks.
@@ -10,59 +9,29 @@ and a resumed run draws the same tasks.
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from ..environment.base import EnvironmentRole
-from ..rollout.base import Rollout
 from ..types import Group, Task
 from .mixture import weighted_order
+from .rounds import Round, merged_stats
 from .stream import step_seed
 
-_MEAN_OVER = {
-    "rollout/reused_frac": "rollout/prompt_tokens",
-    "rollout/kept_mean": "rollout/tokens",
-    "rollout/kept_mass_frac": "rollout/tokens",
-}
-"""Means whose denominator is a number of tokens, not the number of trajectories."""
-
-
-@dataclass(frozen=True)
-class _Round:
-    """One call of the inner rollout.
-
-    Attributes:
-        groups: scored groups.
-        stats: metrics of the inner rollout for this call.
-        sample_s: seconds spent on sampling.
-        check_s: seconds spent on scoring.
-    """
-
-    groups: list[Group]
-    stats: dict[str, float]
-    sample_s: float
-    check_s: float
-
-    @property
-    def trajectories(self) -> int:
-        return sum(len(g.trajectories) for g in self.groups)
+PlayRound = Callable[[Sequence[Task], int], Awaitable[Round]]
+"""Samples and scores tasks with a seed."""
 
 
 class Refill:
-    """Rollout that returns scored groups with unequal rewards, if `max_rounds` rounds suffice.
+    """Policy that samples until the groups of a step have unequal rewards.
 
     Round 1 samples the tasks of the step with the seed of the step. Each later round has its own
     seed and samples one new task per open slot, never one already sampled in this step. A slot that
     is never filled keeps its original group, so a step always has as many groups as tasks.
 
     Args:
-        inner: rollout that samples.
-        environment: scores the samples.
         tasks: all tasks of the run, from which new ones are drawn.
-        max_rounds: maximum calls of `inner` per step. 1: nothing is replaced.
+        max_rounds: maximum rounds per step. 1: nothing is replaced.
         weights: source name to weight, as in `MixtureStream`. Empty: all tasks have the same
             chance.
 
@@ -71,29 +40,31 @@ class Refill:
     """
 
     def __init__(
-        self,
-        inner: Rollout,
-        environment: EnvironmentRole,
-        tasks: Sequence[Task],
-        max_rounds: int,
-        weights: Mapping[str, float] | None = None,
+        self, tasks: Sequence[Task], max_rounds: int, weights: Mapping[str, float] | None = None
     ) -> None:
         if max_rounds < 1:
             raise ValueError(f"max_rounds must be at least 1, got {max_rounds}")
-        self._inner = inner
-        self._environment = environment
         self._tasks = tasks
         self._max_rounds = max_rounds
         self._weights = weights or {}
-        self._stats: dict[str, float] = {}
 
-    def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
-        """One scored group per slot.
+    async def groups(
+        self, tasks: Sequence[Task], seed: int, play: PlayRound
+    ) -> tuple[list[Group], dict[str, float]]:
+        """Sample one scored group per slot.
 
         Slot i holds the group of `tasks[i]`, or the mixed group that replaced it. The first mixed
         group of a round goes to the first open slot.
+
+        Args:
+            tasks: tasks of the step.
+            seed: seed of the step.
+            play: samples and scores one round.
+
+        Returns:
+            The groups, and the metrics over all rounds with the cost of refilling.
         """
-        rounds = [self._round([], tasks, seed)]
+        rounds = [await play(tasks, seed)]
         slots = list(rounds[0].groups)
         open_slots = deque(i for i, group in enumerate(slots) if not mixed(group))
         further = self._further(tasks, seed)
@@ -102,27 +73,10 @@ class Refill:
             and len(rounds) < self._max_rounds
             and (chosen := list(islice(further, len(open_slots))))
         ):
-            rounds.append(self._round(rounds, chosen, step_seed(seed, len(rounds) + 1)))
+            rounds.append(await play(chosen, step_seed(seed, len(rounds) + 1)))
             for group in filter(mixed, rounds[-1].groups):
                 slots[open_slots.popleft()] = group
-        self._stats = _rollout_stats(rounds) | _dynamic_stats(rounds, slots)
-        return slots
-
-    def stats(self) -> dict[str, float]:
-        """Metrics of the last call.
-
-        They are the inner rollout's metrics over all rounds, and the cost of refilling.
-        """
-        return self._stats
-
-    def _round(self, before: Sequence[_Round], tasks: Sequence[Task], seed: int) -> _Round:
-        began = time.perf_counter()
-        groups = self._inner.generate(tasks, seed)
-        sampled = time.perf_counter()
-        # Score together with earlier rounds: otherwise one or two failed checks of a small late
-        # round would exceed the error budget.
-        self._environment.score([*_all_groups(before), *groups])
-        return _Round(groups, self._inner.stats(), sampled - began, time.perf_counter() - sampled)
+        return slots, merged_stats(rounds) | _dynamic_stats(rounds, slots)
 
     def _further(self, tasks: Sequence[Task], seed: int) -> Iterator[Task]:
         """Tasks outside the step, in an order drawn from its seed.
@@ -150,7 +104,7 @@ def mixed(group: Group) -> bool:
     )
 
 
-def _all_groups(rounds: Sequence[_Round]) -> list[Group]:
+def _all_groups(rounds: Sequence[Round]) -> list[Group]:
     return [group for r in rounds for group in r.groups]
 
 
@@ -158,39 +112,7 @@ def _tokens(groups: Sequence[Group]) -> float:
     return float(sum(t.sampled_length for g in groups for t in g.trajectories))
 
 
-def _rollout_stats(rounds: Sequence[_Round]) -> dict[str, float]:
-    """Merge the inner metrics of the rounds of a step.
-
-    Counts are added, peaks are maxima, and shares and means are weighted averages.
-    """
-    merged: dict[str, float] = {}
-    for key in rounds[0].stats:
-        values = [r.stats[key] for r in rounds]
-        if key in (
-            "rollout/tokens",
-            "rollout/prompt_tokens",
-            "rollout/preemptions",
-            "rollout/recomputed_tokens",
-            "rollout/swapped_bytes",
-        ):
-            merged[key] = sum(values)
-        elif key in ("rollout/length_max", "rollout/kv_peak_frac", "rollout/queue_peak"):
-            merged[key] = max(values)
-        elif key == "rollout/tok_s":
-            merged[key] = sum(r.stats["rollout/tokens"] for r in rounds) / max(
-                sum(r.sample_s for r in rounds), 1e-9
-            )
-        else:
-            weights = [
-                r.stats[_MEAN_OVER[key]] if key in _MEAN_OVER else r.trajectories for r in rounds
-            ]
-            merged[key] = sum(w * v for w, v in zip(weights, values, strict=True)) / max(
-                sum(weights), 1
-            )
-    return merged
-
-
-def _dynamic_stats(rounds: Sequence[_Round], kept: Sequence[Group]) -> dict[str, float]:
+def _dynamic_stats(rounds: Sequence[Round], kept: Sequence[Group]) -> dict[str, float]:
     groups = _all_groups(rounds)
     kept_trajectories = sum(len(g.trajectories) for g in kept)
     begun = sum(r.trajectories / r.stats.get("rollout/kept_frac", 1.0) for r in rounds)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..types import FinishReason, Message, Outcome, Reward, Task
+from .rewards import checked_value
 
 
 @dataclass(frozen=True)
@@ -88,3 +89,23 @@ class Episode(Protocol):
 
 MakeEpisode = Callable[[Task], Episode]
 """Makes a new episode for a task. Each sample of a task gets its own."""
+
+
+def final_reward(end: End) -> Reward | None:
+    """The final reward of an episode. None: reward functions score it.
+
+    Raises:
+        TypeError: if it is no number.
+        ValueError: if it is not finite or too large.
+    """
+    given = end.reward
+    if isinstance(given, Reward):
+        if given.value is not None:
+            checked_value(given.value)
+        return given
+    return None if given is None else Reward(checked_value(given))
+
+
+def turn_reward(answer: Observation | End) -> float:
+    """The reward of the last reply. Raises TypeError or ValueError as `final_reward` does."""
+    return checked_value(answer.reward) if isinstance(answer, Observation) else 0.0

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..environment.base import EnvironmentRole
-from ..rollout.base import Rollout
+from ..event_loop import EventLoop
+from ..rollout.base import Rollout, groups_in_order
 from ..types import Group, Reward, Task
 from .statistics import Interval, pass_at_k, task_interval
 
@@ -119,19 +120,23 @@ class Evaluation:
 
 
 def evaluate(
-    rollout: Rollout, environment: EnvironmentRole, tasks: Sequence[Task], seed: int
+    rollout: Rollout,
+    environment: EnvironmentRole,
+    tasks: Sequence[Task],
+    seed: int,
+    loop: EventLoop,
 ) -> Evaluation:
     """Sample and score held-out tasks.
 
     Args:
-        rollout: samples completions; it decides samples per task and temperature.
-        environment: scores them.
+        rollout: plays episodes; it decides samples per task and temperature.
+        environment: scores them as they end.
         tasks: held-out tasks.
         seed: seed of the sampling.
+        loop: event loop of the run.
     """
-    groups = rollout.generate(tasks, seed)
-    environment.score(groups)
-    return Evaluation(groups)
+    scorer = environment.scorer(len(tasks) * rollout.samples)
+    return Evaluation(loop.run(groups_in_order(rollout.play(tasks, seed, scorer), tasks)))
 
 
 def _interval(samples: Sequence[Sequence[float]]) -> Interval | None:

@@ -1,62 +1,83 @@
-"""Contract of rollouts: from tasks to K trajectories per task."""
+"""Contract of rollouts: from tasks to a stream of groups of K scored trajectories."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Protocol
 
+from ..environment.base import Scorer
 from ..types import Group, Task, Trajectory
 
-Enough = Callable[[Task, Sequence[Trajectory]], list[Trajectory] | None]
-"""Decides whether a task's group is complete. Called each time one of its trajectories ends.
+class Choose(Protocol):
+    """Chooses the trajectories of a group before all samples of its task have ended."""
 
-Args: the task, and its finished trajectories in the order in which they ended.
+    @property
+    def keep(self) -> int:
+        """Trajectories of a group. It is called once as many have ended."""
+        ...
 
-Returns: the trajectories of the group, or None to continue. The task's other samples are discarded,
-and those still running are aborted.
-"""
+    def __call__(self, task: Task, ended: Sequence[Trajectory]) -> list[Trajectory] | None:
+        """The trajectories of the group. The task's other samples are then cancelled.
+
+        Args:
+            task: the task.
+            ended: scored trajectories, in the order in which they ended.
+
+        Returns:
+            None to wait for one more. Not allowed once all samples of the task have ended.
+        """
+        ...
 
 
 class Rollout(Protocol):
-    """Samples completions from the current weights.
+    """Plays episodes with the current weights of the sampler.
 
-    `generate` is deterministic in (weights, tasks, seed).
+    The trajectories are a function of (weights, tasks, seed) and of what the environment answers.
     """
 
-    def generate(self, tasks: Sequence[Task], seed: int) -> list[Group]:
-        """Sample K trajectories per task.
+    @property
+    def samples(self) -> int:
+        """Episodes per task."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that sample."""
+        ...
+
+    def play(
+        self,
+        tasks: Sequence[Task],
+        seed: int,
+        scorer: Scorer | None = None,
+        choose: Choose | None = None,
+        on_sampled: Callable[[], None] = lambda: None,
+    ) -> AsyncGenerator[Group, None]:
+        """Play all episodes of the tasks concurrently.
 
         Args:
             tasks: tasks with distinct ids.
             seed: seed of the sampling noise.
+            scorer: scores every trajectory as it ends. None: rewards stay as the environment set
+                them.
+            choose: ends a group early. None: a group has all samples of its task, in sample order.
+            on_sampled: called once, when the last token has been sampled.
 
-        Returns:
-            One group per task, in task order. All fields of a trajectory are set except the reward.
+        Yields:
+            One group per task, as soon as it is complete.
         """
         ...
 
     def stats(self) -> dict[str, float]:
-        """Metrics of the last `generate`."""
+        """Metrics of the last `play`."""
         ...
 
 
-class StoppableRollout(Rollout, Protocol):
-    """A rollout that can complete a group before all samples of its task have ended.
-
-    Attributes:
-        samples: number of samples that it starts per task.
-    """
-
-    @property
-    def samples(self) -> int: ...
-
-    def generate_until(self, tasks: Sequence[Task], seed: int, enough: Enough) -> list[Group]:
-        """As `generate`, with groups chosen by `enough`.
-
-        Args:
-            tasks: tasks with distinct ids.
-            seed: seed of the sampling noise.
-            enough: returns the trajectories of a group, or None. It must not return None once all
-                samples of the task have ended.
-        """
-        ...
+async def groups_in_order(
+    stream: AsyncGenerator[Group, None], tasks: Sequence[Task]
+) -> list[Group]:
+    """All groups of a stream, in the order of the tasks."""
+    async with aclosing(stream):
+        found = {group.task.id: group async for group in stream}
+    return [found[task.id] for task in tasks]

@@ -166,7 +166,9 @@ class EngineRollout:
             now.reused_tokens - before.reused_tokens,
         )
         return (
-            rollout_metrics(groups, seconds, prefilled, reused, [len(s.logp) for s in begun])
+            rollout_metrics(
+                groups, seconds, prefilled, reused, sum(len(s.logp) for s in begun), len(begun)
+            )
             | {
                 "rollout/preemptions": float(now.preemptions - before.preemptions),
                 "rollout/recomputed_tokens": float(

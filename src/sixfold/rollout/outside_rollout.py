@@ -65,9 +65,9 @@ class OutsideRollout:
         ]
         reused = sum(s.reused for s in done)
         total = sum(len(prompts[task.id]) for task, _ in asked)
-        sampled = [len(s.tokens) for s in done]
+        sampled = sum(len(s.tokens) for s in done)
         self._stats = rollout_metrics(
-            groups, time.perf_counter() - started, total - reused, reused, sampled
+            groups, time.perf_counter() - started, total - reused, reused, sampled, len(done)
         )
         return groups
 

@@ -12,34 +12,34 @@ def rollout_metrics(
     seconds: float,
     prefilled: int,
     reused: int,
-    begun: Sequence[int] | None = None,
+    sampled: int,
+    started: int,
 ) -> dict[str, float]:
-    """Metrics of one `generate` call.
+    """Metrics of one call of a rollout.
 
     Args:
         groups: the groups that the call returns.
         seconds: duration of the call.
         prefilled: prompt tokens that the engine computed.
         reused: prompt tokens that the engine found in its KV cache.
-        begun: sampled tokens of each sample that was started, including those that are in no group.
-            None: all samples are in the groups.
+        sampled: sampled tokens, including those of samples that are in no group.
+        started: number of samples that were started.
     """
     trajectories = [t for g in groups for t in g.trajectories]
     lengths = [t.sampled_length for t in trajectories]
-    begun = lengths if begun is None else begun
     cut = [t.kept for t in trajectories if t.kept]
     metrics = {
-        "rollout/tokens": float(sum(begun)),
+        "rollout/tokens": float(sampled),
         "rollout/prompt_tokens": float(prefilled + reused),
         "rollout/reused_frac": reused / max(1, prefilled + reused),
-        "rollout/tok_s": sum(begun) / max(seconds, 1e-9),
+        "rollout/tok_s": sampled / max(seconds, 1e-9),
         "rollout/length_mean": sum(lengths) / max(1, len(lengths)),
         "rollout/length_max": float(max(lengths, default=0)),
         "rollout/truncated_frac": (
             sum(t.truncated for t in trajectories) / max(1, len(trajectories))
         ),
-        "rollout/kept_frac": len(trajectories) / max(1, len(begun)),
-        "rollout/dropped_tokens": float(sum(begun) - sum(lengths)),
+        "rollout/kept_frac": len(trajectories) / max(1, started),
+        "rollout/dropped_tokens": float(sampled - sum(lengths)),
     }
     if cut:
         positions = max(1, sum(map(len, cut)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -17,6 +17,7 @@ from ..engine.engine import Engine
 from ..engine.speculative import Speculation
 from ..environment.scorer import Environment
 from ..errors import UserError
+from ..event_loop import EventLoop
 from ..kernels.cpu.engine_kernels import cpu_kernels
 from ..model.causal_lm import CausalLM
 from ..model.device import prepare_device, resolve_device
@@ -24,16 +25,20 @@ from ..model.loading import Policy, load_policy
 from ..model.turn_end import TurnEnd
 from ..recipe.schema import Preemption, Recipe
 from ..report.numbers import percent
-from ..rollout.engine_rollout import EngineRollout
+from ..rollout.base import Rollout, groups_in_order
+from ..rollout.driver import Driver
+from ..rollout.engine_generator import EngineGenerator
 from ..rollout.generator import Generator
-from ..rollout.outside_rollout import OutsideRollout
+from ..rollout.meter import EngineMeter, Meter, ReplyMeter
+from ..rollout.outside_engine import OutsideEngine
+from ..rollout.player import Limits, OneTurn, Player
 from ..rollout.prompt_lengths import fitting_tasks
 from ..rollout.renderer.renderer import Renderer
 from ..sync.quantise import quantised_share
 from ..sync.sync import CopySync, SharedSync
 from ..sync.versioned import VersionedSync
 from ..trainer.logprobs import Scoring
-from ..types import SamplingParams
+from ..types import Group, SamplingParams, Task
 from .draft_model import load_draft
 from .kv_size import kv_tokens
 from .outside import start_outside
@@ -50,7 +55,9 @@ class World:
         tasks: training and held-out tasks.
         renderer: encodes prompts and decodes tokens.
         engine: engine that samples.
+        player: plays episodes with the engine.
         environment: scores trajectories.
+        loop: event loop of the run.
         scoring: settings for computing log-probs.
         sync: weight sync from trainer to engine.
         device: device of the policy.
@@ -63,7 +70,9 @@ class World:
     tasks: TaskSet
     renderer: Renderer
     engine: Engine | Generator
+    player: Player
     environment: Environment
+    loop: EventLoop
     scoring: Scoring
     sync: SharedSync | CopySync | VersionedSync
     device: str
@@ -82,42 +91,38 @@ class World:
         """True if the engine runs in another process."""
         return not isinstance(self.engine, Engine)
 
-    def rollout(self) -> EngineRollout | OutsideRollout:
-        """Rollout role for training: K samples with the recipe's temperature and truncation."""
-        r = self.recipe.rollout
-        params = replace(self._params(r.temperature), top_p=r.top_p, top_k=r.top_k, min_p=r.min_p)
-        return self._rollout(params, r.samples_per_prompt, self.recipe.engine.release_kv)
+    def rollout(self, samples: int = 0) -> Driver:
+        """Rollout role for training, with the recipe's temperature and truncation.
 
-    def oversampler(self) -> EngineRollout:
-        """Rollout role for training with `rollout.oversample` samples per task.
-
-        Raises:
-            TypeError: if the engine runs in another process.
+        Args:
+            samples: episodes per task. 0: K.
         """
         r = self.recipe.rollout
-        rollout = self.rollout()
-        if not isinstance(rollout, EngineRollout):
-            raise TypeError("only the embedded engine can abort single samples")
-        return EngineRollout(
-            rollout.engine,
-            self.renderer,
-            rollout.params,
-            r.oversample,
-            self.recipe.engine.release_kv,
-            rollout.stops,
-        )
+        params = replace(self._params(r.temperature), top_p=r.top_p, top_k=r.top_k, min_p=r.min_p)
+        return Driver(self.player, params, samples or r.samples_per_prompt)
 
-    def evaluator(self) -> EngineRollout | OutsideRollout:
+    def evaluator(self) -> Driver:
         """Rollout role for held-out evaluation."""
-        return self._rollout(
-            self._params(self.recipe.eval.temperature),
-            self.recipe.eval.samples,
-            self.recipe.engine.release_kv,
-        )
+        evaluation = self.recipe.eval
+        return Driver(self.player, self._params(evaluation.temperature), evaluation.samples)
 
-    def prober(self) -> EngineRollout | OutsideRollout:
+    def prober(self) -> Driver:
         """Greedy rollout with one sample per task: progress of SFT, or a baseline."""
-        return self._rollout(self._params(0.0), 1, self.recipe.engine.release_kv)
+        return Driver(self.player, self._params(0.0), 1)
+
+    def sample(
+        self, rollout: Rollout, tasks: Sequence[Task], seed: int, *, scored: bool = False
+    ) -> list[Group]:
+        """Groups of a rollout, in the order of the tasks.
+
+        Args:
+            rollout: plays the episodes.
+            tasks: tasks with distinct ids.
+            seed: seed of the sampling noise.
+            scored: score them by the environment.
+        """
+        scorer = self.environment.scorer(len(tasks) * rollout.samples) if scored else None
+        return self.loop.run(groups_in_order(rollout.play(tasks, seed, scorer), tasks))
 
     def _params(self, temperature: float) -> SamplingParams:
         return SamplingParams(
@@ -126,19 +131,12 @@ class World:
             stop_token_ids=self.policy.stop_token_ids,
         )
 
-    def _rollout(
-        self, params: SamplingParams, samples: int, release_kv: bool = False
-    ) -> EngineRollout | OutsideRollout:
-        if isinstance(self.engine, Engine):
-            return EngineRollout(
-                self.engine, self.renderer, params, samples, release_kv, self.policy.stop_strings
-            )
-        return OutsideRollout(self.engine, self.renderer, params, samples, self.policy.stop_strings)
-
     def close(self) -> None:
-        """Stop the worker processes of the environment and close the resources in `ending`."""
+        """End the engine and the worker processes, and close the resources in `ending`."""
+        self.player.generator.close()
         self.ending.close()
         self.environment.close()
+        self.loop.close()
 
 
 def build_world(
@@ -215,9 +213,55 @@ def build_world(
                 "the engine uses PyTorch operations only, which is slower: there is no C compiler,"
                 " or SIXFOLD_KERNELS=torch is set"
             )
+        player = _player(recipe, policy, renderer, engine, longest)
         on_failure.pop_all()
     return World(
-        recipe, policy, tasks, renderer, engine, environment, scoring, sync, device, longest, ending
+        recipe=recipe,
+        policy=policy,
+        tasks=tasks,
+        renderer=renderer,
+        engine=engine,
+        player=player,
+        environment=environment,
+        loop=EventLoop(),
+        scoring=scoring,
+        sync=sync,
+        device=device,
+        longest=longest,
+        ending=ending,
+    )
+
+
+def _player(
+    recipe: Recipe,
+    policy: Policy,
+    renderer: Renderer,
+    engine: Engine | OutsideEngine,
+    longest: int,
+) -> Player:
+    """The player of the run's episodes.
+
+    Args:
+        recipe: the whole run.
+        policy: its stop strings end a reply.
+        renderer: converts messages to tokens.
+        engine: samples the replies.
+        longest: longest sequence, in tokens.
+    """
+    generator: Generator
+    meter: Meter
+    if isinstance(engine, Engine):
+        generator = own = EngineGenerator(engine, renderer, recipe.engine.release_kv)
+        meter = EngineMeter(own)
+    else:
+        generator, meter = engine, ReplyMeter()
+    return Player(
+        generator=generator,
+        renderer=renderer,
+        make=OneTurn,
+        limits=Limits(turns=1, tokens=longest),
+        meter=meter,
+        stops=policy.stop_strings,
     )
 
 

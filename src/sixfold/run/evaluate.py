@@ -102,7 +102,13 @@ def _evaluate(recipe: Recipe, path: str, model: str) -> Evaluated:
     try:
         if not world.tasks.heldout:
             raise UserError("no held-out tasks: set data.heldout or data.heldout_split")
-        found = evaluate(world.evaluator(), world.environment, world.tasks.heldout, recipe.run.seed)
+        found = evaluate(
+            world.evaluator(),
+            world.environment,
+            world.tasks.heldout,
+            recipe.run.seed,
+            world.loop,
+        )
         return Evaluated(
             path, model, *_trained(Path(model)), world.environment.solved_rule.text, found
         )

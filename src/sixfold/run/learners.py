@@ -11,8 +11,8 @@ from ..algorithm.base import Algorithm
 from ..algorithm.composed import Composed, make_algorithm
 from ..algorithm.method import Method
 from ..checkpointable import Checkpointable, WithoutTensors
-from ..controller.greedy import GreedyBaseline
-from ..controller.oversample import Oversample
+from ..controller.collector import Collector
+from ..controller.oversample import DynamicK
 from ..controller.refill import Refill
 from ..critic.actor_critic import ActorCritic
 from ..critic.critic import Critic
@@ -24,7 +24,6 @@ from ..reference.frozen import FrozenReference, FusedReference, NoReference
 from ..reference.reset import ResetPolicy
 from ..reference.teacher import load_teacher
 from ..reference.worker_reference import WorkerReference
-from ..rollout.base import Rollout
 from ..trainer.logprobs import PolicyRoot
 from ..trainer.optimizer import reset_optimizer
 from ..trainer.parity import TRAINING_LIMIT
@@ -192,25 +191,24 @@ def method_of(recipe: Recipe, own: Algorithm | None) -> Method:
     return own.method if isinstance(own, Composed) else resolve_algorithm(recipe.algorithm)
 
 
-def training_rollout(world: World, own: Algorithm | None = None) -> Rollout:
-    """Rollout role for training: K samples per task.
+def training_collector(world: World, own: Algorithm | None = None) -> Collector:
+    """Collector of the groups that train.
 
     With `rollout.oversample`, more samples are started. With dynamic sampling, groups whose rewards
     are all equal are replaced. A method with a greedy baseline gets a greedy completion per group.
     """
-    method = method_of(world.recipe, own)
+    method, config = method_of(world.recipe, own), world.recipe.rollout
     rounds = method.dynamic_sampling
-    config = world.recipe.rollout
-    rollout: Rollout = (
-        Oversample(world.oversampler(), world.environment, config.samples_per_prompt)
-        if config.oversample
-        else world.rollout()
+    return Collector(
+        rollout=world.rollout(config.oversample),
+        environment=world.environment,
+        loop=world.loop,
+        choose=(
+            DynamicK(config.samples_per_prompt, config.oversample) if config.oversample else None
+        ),
+        refill=Refill(world.tasks.train, rounds, world.tasks.weights) if rounds else None,
+        greedy=world.prober() if method.needs_greedy else None,
     )
-    if rounds:
-        rollout = Refill(rollout, world.environment, world.tasks.train, rounds, world.tasks.weights)
-    if method.needs_greedy:
-        rollout = GreedyBaseline(rollout, world.prober(), world.environment)
-    return rollout
 
 
 def _reference(world: World, teacher: PreTrainedModel | None) -> KeptReference:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from ..engine.engine import Engine
-from ..evaluation.evaluate import Evaluation
+from ..evaluation.evaluate import Evaluation, evaluate
 from ..types import Task
 from .assemble import World
 
@@ -33,11 +33,9 @@ def evaluate_policy(
     exact = engine.exact_cache() if isinstance(engine, Engine) else nullcontext()
     with world.sync.policy_weights(version), exact:
         rollout, seed = (world.prober(), 0) if probe else (world.evaluator(), world.recipe.run.seed)
-        groups = rollout.generate(tasks, seed)
-    found = Evaluation(groups)
+        found = evaluate(rollout, world.environment, tasks, seed, world.loop)
     if found.version != version:
         raise RuntimeError(
             f"the evaluation of version {version} sampled from version {found.version}"
         )
-    world.environment.score(groups)
     return found

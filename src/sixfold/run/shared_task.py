@@ -51,7 +51,7 @@ from ..report.numbers import percent, percent_range
 from ..report.rewards import reward_metrics
 from ..types import Group, Task
 from .assemble import build_world
-from .learners import build_learners, training_rollout
+from .learners import build_learners, training_collector
 from .sft import SftStage
 
 SUMS, HELDOUT = 5050, 512
@@ -185,7 +185,7 @@ class SharedTask:
 
     def accuracy(self) -> Interval:
         """Share of held-out sums that the policy solves greedily, with its 95 % interval."""
-        groups = self.world.prober().generate(self.world.tasks.heldout, seed=0)
+        groups = self.world.sample(self.world.prober(), self.world.tasks.heldout, seed=0)
         return task_interval(
             [
                 [arithmetic_reward(t.text, group.task) for t in group.trajectories]
@@ -208,8 +208,7 @@ class SharedTask:
             made.append((groups, metrics | {"reward/ema": self.ema}))
 
         controller = Controller(
-            rollout=training_rollout(self.world),
-            environment=self.world.environment,
+            collector=training_collector(self.world),
             reference=self.learners.scorers,
             algorithm=self.learners.algorithm,
             trainer=self.learners.trainer,

@@ -43,7 +43,7 @@ from .folder import RunFolder, check_free, create_run, open_run, recover
 from .inputs import Inputs, check_same, inputs_of, own_ends
 from .interrupts import Interrupted, Interrupts
 from .last_step import LastStep, failures_in_words, last_ending, where_it_stopped
-from .learners import Learners, build_learners, method_of, teacher_of, training_rollout
+from .learners import Learners, build_learners, method_of, teacher_of, training_collector
 from .registry import load_components, states_of
 from .resume import cut_after, find_checkpoint
 from .state import RunState, publish, with_progress
@@ -239,8 +239,7 @@ class Run:
             self.world.tasks.weights,
         )
         controller = Controller(
-            rollout=training_rollout(self.world, self.algorithm),
-            environment=self.world.environment,
+            collector=training_collector(self.world, self.algorithm),
             reference=learners.scorers,
             algorithm=learners.algorithm,
             trainer=learners.trainer,

@@ -99,14 +99,15 @@ def _sft(work: Run, checkpoint: Checkpoint | None) -> None:
 
 def _preflight(work: Run) -> None:
     """Sample a few training tasks: check their difficulty, and compare engine and trainer."""
-    rollout = work.world.rollout()
-    count = -(-max(work.recipe.environment.preflight, 1) // rollout.samples)
-    groups = rollout.generate(
+    rollout, asked = work.world.rollout(), work.recipe.environment.preflight
+    count = -(-max(asked, 1) // rollout.samples)
+    groups = work.world.sample(
+        rollout,
         drawn_tasks(work.world.tasks.train, count, work.recipe.run.seed),
         step_seed(work.recipe.run.seed, 0),
+        scored=asked > 0,
     )
-    if work.recipe.environment.preflight:
-        work.world.environment.score(groups)
+    if asked:
         rewards = [
             t.reward
             for g in groups

@@ -1,0 +1,189 @@
+"""The driver plays the episodes of a step concurrently, and scores each as it ends.
+
+While one episode waits for a tool or a check, others sample. So a step takes as long as its slowest
+episode and its slowest check, not as long as their sum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ..environment.base import Scorer
+from ..types import Group, SamplingParams, Task, Trajectory
+from .base import Choose
+from .player import Player
+
+Member = asyncio.Task[tuple[Trajectory, asyncio.Task[None]]]
+"""Plays one episode. Its result is the trajectory, and the task that scores it."""
+
+
+class Driver:
+    """Rollout that plays K episodes per task.
+
+    Args:
+        player: plays one episode.
+        params: sampling parameters of each reply. The seed is replaced at every call.
+        samples: episodes per task (K).
+    """
+
+    def __init__(self, player: Player, params: SamplingParams, samples: int) -> None:
+        self.player = player
+        self.params = params
+        self.samples = samples
+        self._stats: dict[str, float] = {}
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that sample."""
+        return self.player.generator.version
+
+    def stats(self) -> dict[str, float]:
+        """Metrics of the last `play`."""
+        return self._stats
+
+    async def play(
+        self,
+        tasks: Sequence[Task],
+        seed: int,
+        scorer: Scorer | None = None,
+        choose: Choose | None = None,
+        on_sampled: Callable[[], None] = lambda: None,
+    ) -> AsyncGenerator[Group, None]:
+        """Play K episodes per task, see `Rollout.play`.
+
+        With `choose`, the members of a group depend on the order in which samples end, and
+        therefore on `engine.max_running`. The tokens of each trajectory do not.
+
+        Raises:
+            ValueError: a task id is repeated. Its samples would get the same noise.
+        """
+        if len({t.id for t in tasks}) != len(tasks):
+            raise ValueError("play: a task id is repeated. Give every task a different id")
+        step = _Step(self, tasks, replace(self.params, seed=seed), scorer, choose)
+        await self.player.meter.begin()
+        prompts = self.player.renderer.encode_all(tasks)
+        # All groups start now, in order: their requests then reach the engine together, in order.
+        groups = [
+            asyncio.create_task(step.group(task, prompt))
+            for task, prompt in zip(tasks, prompts, strict=True)
+        ]
+        sampled = asyncio.create_task(self._last_token(step, on_sampled))
+        done: list[Group] = []
+        try:
+            for group in asyncio.as_completed(groups):
+                done.append(await group)
+                yield done[-1]
+            await sampled
+            self._stats = self.player.meter.metrics(done, len(tasks) * self.samples, step.ended)
+        finally:
+            await _end([*groups, sampled])
+
+    async def _last_token(self, step: _Step, on_sampled: Callable[[], None]) -> None:
+        """Wait for the end of the last episode."""
+        await step.sampled.wait()
+        await self.player.meter.end()
+        await self.player.generator.rest()
+        on_sampled()
+
+
+class _Step:
+    """Episodes of one call.
+
+    Attributes:
+        sampled: set when every episode has ended or was cancelled.
+        ended: number of episodes that were not cancelled.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        tasks: Sequence[Task],
+        params: SamplingParams,
+        scorer: Scorer | None,
+        choose: Choose | None,
+    ) -> None:
+        self.sampled = asyncio.Event()
+        self.ended = 0
+        self._driver = driver
+        self._params = params
+        self._scorer = scorer
+        self._choose = choose
+        self._open = {(task.id, k) for task in tasks for k in range(driver.samples)}
+
+    async def group(self, task: Task, prompt: Sequence[int]) -> Group:
+        """Play and score the episodes of one task."""
+        members, checks = [], set[asyncio.Task[None]]()
+        for k in range(self._driver.samples):
+            members.append(asyncio.create_task(self._member(task, k, prompt, checks)))
+            members[-1].add_done_callback(partial(self._left, (task.id, k)))
+        ended: list[Trajectory] = []
+        try:
+            for member in asyncio.as_completed(members):
+                trajectory, check = await member
+                # Checks run together, but count in the order in which the episodes ended: the
+                # choice of members must not depend on how long a check takes.
+                await check
+                ended.append(trajectory)
+                if (kept := await self._complete(task, ended)) is not None:
+                    return Group(task, kept)
+        finally:
+            await _end([*members, *checks])
+        raise RuntimeError(f"no trajectories were chosen for task {task.id}")
+
+    async def _member(
+        self, task: Task, sample: int, prompt: Sequence[int], checks: set[asyncio.Task[None]]
+    ) -> tuple[Trajectory, asyncio.Task[None]]:
+        """Play one episode and start to score it.
+
+        Args:
+            task: the task.
+            sample: index of the sample.
+            prompt: token ids of the task's prompt.
+            checks: receives the task that scores the episode.
+        """
+        played = await self._driver.player.play(task, sample, prompt, self._params)
+        self.ended += 1
+        check = asyncio.create_task(self._check(task, played.trajectory, played.error))
+        checks.add(check)
+        return played.trajectory, check
+
+    async def _check(self, task: Task, trajectory: Trajectory, error: str) -> None:
+        if self._scorer is None:
+            return
+        if error:
+            self._scorer.fail(trajectory, error)
+        else:
+            await self._scorer.add(task, trajectory)
+
+    async def _complete(self, task: Task, ended: Sequence[Trajectory]) -> list[Trajectory] | None:
+        """Trajectories of the group if it is complete, in sample order.
+
+        Args:
+            task: the task.
+            ended: scored trajectories, in the order in which they ended.
+        """
+        least = self._driver.samples if self._choose is None else self._choose.keep
+        if len(ended) < least:
+            return None
+        ordered = sorted(ended, key=lambda t: t.sample)
+        if self._scorer is not None:
+            await self._scorer.finish(Group(task, ordered))
+        return ordered if self._choose is None else self._choose(task, ended)
+
+    def _left(self, episode: tuple[str, int], member: Member) -> None:
+        """An episode has ended or was cancelled, before it started or later."""
+        self._open.discard(episode)
+        if not self._open:
+            self.sampled.set()
+
+
+async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs, and wait until all has ended."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,347 @@
+"""Plays one episode: environment and policy in turn, until the environment or a limit ends it.
+
+A failure of the environment ends its episode only. The trajectory is kept with its outcome, and the
+error says why it has no reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
+
+from ..environment.episode import Action, End, Episode, MakeEpisode, Observation, final_reward, turn_reward
+from ..types import PROMPT, Message, Outcome, Reward, SamplingParams, Task, Trajectory
+from .generator import Generator, SampleKey
+from .meter import Meter
+from .renderer.renderer import Renderer, RenderError
+from .transcript import Transcript
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends an episode that its environment does not end.
+
+    Attributes:
+        turns: most replies.
+        tokens: longest sequence, including the prompt.
+        step_s: seconds that the environment may take for one step. None: any time.
+    """
+
+    turns: int
+    tokens: int
+    step_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Played:
+    """A finished episode.
+
+    Attributes:
+        trajectory: its tokens. The reward is set if the environment gave one.
+        error: how the environment failed, in one line, or "".
+    """
+
+    trajectory: Trajectory
+    error: str = ""
+
+
+class EnvironmentFault(Exception):
+    """The environment failed. The message says how, in one line.
+
+    Attributes:
+        outcome: outcome of the episode.
+    """
+
+    def __init__(self, message: str, outcome: Outcome = "error") -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+class OneTurn:
+    """Episode of a task that is only a prompt. Reward functions score the reply."""
+
+    def __init__(self, task: Task) -> None:
+        self._prompt = task.prompt
+
+    async def start(self) -> Observation:
+        """The task's prompt."""
+        if isinstance(self._prompt, str):
+            return Observation(text=self._prompt)
+        return Observation(messages=self._prompt)
+
+    async def step(self, action: Action) -> End:
+        """Any reply ends the episode."""
+        return End()
+
+
+@dataclass(frozen=True)
+class Player:
+    """Plays episodes with one generator.
+
+    Attributes:
+        generator: samples the replies.
+        renderer: converts messages to tokens, and tokens to text.
+        make: makes the episode of a task.
+        limits: what ends an episode that the environment does not end.
+        meter: counts the replies.
+        stops: strings that end a reply, besides those of an observation.
+        environment: name of the environment, which trajectories record.
+    """
+
+    generator: Generator
+    renderer: Renderer
+    make: MakeEpisode
+    limits: Limits
+    meter: Meter
+    stops: tuple[str, ...] = ()
+    environment: str = ""
+
+    async def play(
+        self, task: Task, sample: int, prompt: Sequence[int], params: SamplingParams
+    ) -> Played:
+        """Play one episode.
+
+        Args:
+            task: the task.
+            sample: index of the sample within the task.
+            prompt: token ids of the task's prompt.
+            params: sampling parameters of each reply.
+        """
+        course = _Course(self, task, sample, list(prompt), params)
+        error = ""
+        try:
+            await course.run()
+        except EnvironmentFault as fault:
+            course.outcome, course.reward, error = fault.outcome, None, str(fault)
+        return Played(course.trajectory(), error)
+
+
+@dataclass
+class _Course:
+    """One episode while it is played.
+
+    Attributes:
+        prompt: tokens of the first prompt. Before `start` has answered, those of the task.
+        conversation: messages before the policy's current turn.
+        turn: index of the first token of the policy's current turn. Text of the environment may
+            continue it.
+    """
+
+    player: Player
+    task: Task
+    sample: int
+    prompt: list[int]
+    params: SamplingParams
+    outcome: Outcome = "ended"
+    reward: Reward | None = None
+    transcript: Transcript = field(default_factory=Transcript)
+    conversation: tuple[Mapping[str, Any], ...] = ()
+    turn: int = 0
+    events: list[dict[str, Any]] = field(default_factory=list)
+    began: float = field(default_factory=time.time)
+
+    async def run(self) -> None:
+        """Alternate observations and replies until the episode ends.
+
+        Raises:
+            EnvironmentFault: if the environment fails.
+        """
+        episode = self._made()
+        seen = await self._ask(episode.start(), Observation)
+        self._begin(seen)
+        while True:
+            action, rest = await self._reply(seen.stops)
+            answer = await self._ask(episode.step(action), Observation, End)
+            self._note(answer)
+            if isinstance(answer, End):
+                self._end(answer)
+                return
+            if len(self.transcript.turns) >= self.player.limits.turns:
+                self.outcome = "turns"
+                return
+            if not self._observe(answer, rest):
+                self.outcome = "context"
+                return
+            seen = answer
+
+    def trajectory(self) -> Trajectory:
+        """The episode so far."""
+        if not self.transcript.tokens:  # the environment failed before the first reply
+            self.transcript.write(self.prompt, PROMPT * len(self.prompt))
+        done = self.transcript
+        return Trajectory(
+            task_id=self.task.id,
+            sample=self.sample,
+            tokens=done.tokens,
+            provenance=done.provenance,
+            logp=done.logp,
+            version=done.version,
+            turns=tuple(done.turns),
+            outcome=self.outcome,
+            text=done.text,
+            reward=self.reward,
+            kept=done.kept or None,
+            opened=self.player.renderer.opened(self.prompt),
+            environment=self.player.environment,
+            events=tuple(self.events),
+            started=self.began,
+            ended=time.time(),
+        )
+
+    def _made(self) -> Episode:
+        try:
+            return self.player.make(self.task)
+        except Exception as error:  # boundary: a failed environment is data
+            raise EnvironmentFault(one_line(error)) from error
+
+    async def _ask(self, answer: Awaitable[Any], *kinds: type[T]) -> T:
+        """Answer of the environment.
+
+        Args:
+            answer: what `start` or `step` returned.
+            kinds: accepted types of the answer.
+
+        Raises:
+            EnvironmentFault: if it raises, takes too long, or answers with another type.
+        """
+        limit = self.player.limits.step_s
+        try:
+            given = await (answer if limit is None else _in_time(answer, limit))
+        except EnvironmentFault:
+            raise
+        except Exception as error:  # boundary: a failed environment is data
+            raise EnvironmentFault(one_line(error)) from error
+        if not isinstance(given, kinds):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise EnvironmentFault(f"the environment returned {type(given).__name__}, not {names}")
+        if isinstance(given, Observation) and bool(given.messages) == bool(given.text):
+            raise EnvironmentFault("an Observation needs either messages or text")
+        return given
+
+    def _begin(self, seen: Observation) -> None:
+        """Write the first prompt."""
+        renderer, prompt = self.player.renderer, seen.messages or seen.text
+        if prompt != self.task.prompt:
+            self.prompt = renderer.encode(
+                replace(self.task, prompt=cast("str | tuple[Message, ...]", prompt))
+            )
+        if self._room(len(self.prompt)) < 1:
+            raise EnvironmentFault(
+                f"the first observation has {len(self.prompt)} tokens, which leaves no room for a"
+                f" reply in {self.player.limits.tokens} tokens",
+                "context",
+            )
+        self.transcript.write(self.prompt, PROMPT * len(self.prompt))
+        self.conversation = seen.messages or ({"role": "user", "content": seen.text},)
+        self.turn = len(self.prompt)
+        self._record(seen.events)
+
+    def _room(self, length: int) -> int:
+        """Tokens that may follow a sequence of this length."""
+        return self.player.limits.tokens - length
+
+    async def _reply(self, stops: Sequence[str]) -> tuple[Action, str]:
+        """Sample one reply and write it.
+
+        Returns:
+            The action, and the text of the reply behind the action's text: the stop string, and
+            what the last token has beyond it.
+        """
+        player, tokens, params = self.player, list(self.transcript.tokens), self.params
+        room = self._room(len(tokens))
+        every = tuple(dict.fromkeys((*player.stops, *stops)))
+        sampled = await player.generator.generate(
+            tokens,
+            params if room >= params.max_tokens else replace(params, max_tokens=room),
+            SampleKey(self.task.id, self.sample, origin=len(self.prompt)),
+            stops=every,
+        )
+        whole = player.renderer.decode(sampled.tokens)
+        text = whole if sampled.text is None else sampled.text
+        rest = whole[len(text) :]
+        found = [stop for stop in every if rest.startswith(stop)]
+        player.meter.count(len(tokens), sampled)
+        self.transcript.reply(sampled, text)
+        return Action(text, sampled.finish_reason, min(found, key=len, default="")), rest
+
+    def _note(self, answer: Observation | End) -> None:
+        """Record what the answer says about the last reply."""
+        try:
+            self.transcript.credit(turn_reward(answer), int(answer.tool_errors))
+        except (TypeError, ValueError) as error:
+            raise EnvironmentFault(one_line(error)) from error
+        self._record(answer.events)
+
+    def _record(self, events: Sequence[Mapping[str, Any]]) -> None:
+        try:
+            self.events += [json.loads(json.dumps(dict(e), allow_nan=False)) for e in events]
+        except (TypeError, ValueError) as error:
+            raise EnvironmentFault(f"an event is not JSON: {error}") from error
+
+    def _end(self, end: End) -> None:
+        try:
+            self.reward = final_reward(end)
+        except (TypeError, ValueError) as error:
+            raise EnvironmentFault(one_line(error)) from error
+        reason = self.transcript.turns[-1].finish_reason
+        self.outcome = reason if end.outcome == "ended" and reason != "stop" else end.outcome
+
+    def _observe(self, seen: Observation, rest: str) -> bool:
+        """Write an observation after the last reply.
+
+        Args:
+            seen: the observation.
+            rest: text of the reply behind the action's text.
+
+        Returns:
+            False if no reply would fit after it. It is then not written.
+        """
+        tokens, renderer = self.transcript.tokens, self.player.renderer
+        said = tokens[self.turn :]
+        try:
+            suffix = (
+                renderer.suffix_text(said, seen.text)
+                if seen.text
+                else renderer.suffix(self.conversation, said, seen.messages)
+            )
+        except RenderError as error:
+            raise EnvironmentFault(one_line(error)) from error
+        if self._room(len(tokens) + len(suffix.tokens)) < 1:
+            return False
+        lines = [seen.text] if seen.text else ["", *(m["content"] for m in seen.messages), ""]
+        self.transcript.write(suffix.tokens, suffix.provenance, rest + "\n".join(lines))
+        if seen.messages:
+            self.conversation, self.turn = suffix.conversation, len(tokens)
+        return True
+
+
+def one_line(error: BaseException) -> str:
+    """`ValueError: message`, on one line of at most 300 characters."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+async def _in_time(answer: Awaitable[T], limit: float) -> T:
+    """Result of an awaitable.
+
+    Raises:
+        EnvironmentFault: after `limit` seconds. The awaitable is then cancelled, and not waited
+            for: it may ignore that.
+    """
+    task = asyncio.ensure_future(answer)
+    try:
+        done, _ = await asyncio.wait((task,), timeout=limit)
+    finally:
+        task.cancel()
+    if not done:
+        raise EnvironmentFault(
+            f"a step took longer than environment.timeout_s = {limit:g} s", "timeout"
+        )
+    if task.cancelled():
+        raise EnvironmentFault("the environment cancelled itself")
+    return task.result()
