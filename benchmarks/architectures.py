@@ -10,6 +10,7 @@ time. Windows are 8 tokens and the texts up to 40, so that a window which is not
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import sys
 from collections.abc import Iterator
@@ -27,7 +28,10 @@ from sixfold.model.attention import NAME, register
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.scratch import character_tokenizer
 from sixfold.model.split_check import check_split
-from sixfold.rollout.engine_rollout import EngineRollout
+from sixfold.rollout.base import groups_in_order
+from sixfold.rollout.driver import Driver
+from sixfold.rollout.engine_generator import EngineGenerator
+from sixfold.rollout.player import Limits, Player
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.trainer.logprobs import Scoring, score_batch
 from sixfold.types import Reward, SamplingParams, Task
@@ -174,7 +178,9 @@ def verdict(name: str) -> tuple[str, str]:
         Task(f"t{i}", ALPHABET[i : i + n])
         for i, n in enumerate((1, 9, min(30, context.tokens - 16)))
     ]
-    groups = EngineRollout(engine, Renderer(tokenizer), params, samples=3).generate(tasks, 0)
+    renderer = Renderer(tokenizer)
+    player = Player(EngineGenerator(engine, renderer), renderer, Limits(context.tokens))
+    groups = asyncio.run(groups_in_order(Driver(player, params, 3).play(tasks, 0), tasks))
     for group in groups:
         for t in group.trajectories:
             t.reward = Reward(0.0)

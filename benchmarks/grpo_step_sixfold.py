@@ -19,14 +19,18 @@ import sixfold
 from sixfold.algorithm.composed import make_algorithm
 from sixfold.algorithm.zoo import ZOO
 from sixfold.batch import Batch, Metrics
+from sixfold.controller.collector import Collector
 from sixfold.controller.loop import Controller
 from sixfold.engine.engine import Engine
 from sixfold.environment.scorer import Environment
+from sixfold.event_loop import EventLoop
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import load_policy
 from sixfold.recipe.schema import ModelConfig, TrainerConfig
 from sixfold.reference.frozen import FrozenReference, NoReference
-from sixfold.rollout.engine_rollout import EngineRollout
+from sixfold.rollout.driver import Driver
+from sixfold.rollout.engine_generator import EngineGenerator
+from sixfold.rollout.player import Limits, Player
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.sync.sync import SharedSync
 from sixfold.trainer.logprobs import PolicyRoot, Scoring
@@ -90,9 +94,11 @@ def build(job: Job) -> Controller:
         versions=versions,
         parameters=sum(p.numel() for p in policy.model.parameters()),
     )
+    player = Player(EngineGenerator(engine, renderer), renderer, Limits(longest))
     return Controller(
-        rollout=EngineRollout(engine, renderer, sampling, job.samples_per_prompt),
-        environment=Environment([checked]),
+        collector=Collector(
+            Driver(player, sampling, job.samples_per_prompt), Environment([checked]), EventLoop()
+        ),
         reference=reference,
         algorithm=make_algorithm(replace(ZOO["grpo"], beta=job.beta), job.max_new_tokens),
         trainer=trainer,

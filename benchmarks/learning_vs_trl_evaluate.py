@@ -65,7 +65,9 @@ def accuracy(world: World, weights: Path) -> float:
     """Share of the held-out tasks that these weights solve greedily."""
     world.policy.model.load_state_dict(AutoModelForCausalLM.from_pretrained(weights).state_dict())
     world.sync.refresh()
-    return evaluate(world.evaluator(), world.environment, world.tasks.heldout, seed=0).interval.mean
+    tasks = world.tasks.heldout
+    found = evaluate(world.evaluator(), world.environment, tasks, seed=0, loop=world.loop)
+    return found.interval.mean
 
 
 def main(verb: str, path: str) -> None:

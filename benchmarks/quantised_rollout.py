@@ -26,7 +26,7 @@ MODES = ("copy", "int8", "fp8")
 
 def drift(world: World, tasks: int) -> str:
     """A row of the table."""
-    groups = world.rollout().generate(world.tasks.train[:tasks], seed=0)
+    groups = world.sample(world.rollout(), world.tasks.train[:tasks], seed=0)
     for trajectory in (t for g in groups for t in g.trajectories):
         trajectory.reward = Reward(0.0)
     batch = collate(groups).to(world.device)
@@ -42,7 +42,11 @@ def drift(world: World, tasks: int) -> str:
     k3, rho = (gap.exp() - 1 - gap).mean(), gap.exp()
     ess = rho.sum().square() / rho.square().sum() / len(rho)
     solved = evaluate(
-        world.evaluator(), world.environment, world.tasks.heldout, world.recipe.run.seed
+        world.evaluator(),
+        world.environment,
+        world.tasks.heldout,
+        world.recipe.run.seed,
+        world.loop,
     ).interval.mean
     size = gap.abs()
     return (

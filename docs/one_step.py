@@ -162,7 +162,7 @@ def main() -> None:
     algorithm, reference, trainer = learners.algorithm, learners.scorers, learners.trainer
     rollout, sync = world.rollout(), world.sync
 
-    groups = rollout.generate(TASKS, step_seed(recipe.run.seed, 1))
+    groups = world.sample(rollout, TASKS, step_seed(recipe.run.seed, 1))
     print_tasks(groups)
     print_trajectories(groups, world.renderer.piece)
     world.environment.score(groups)

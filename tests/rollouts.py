@@ -10,7 +10,6 @@ from sixfold.environment.episode import MakeEpisode
 from sixfold.rollout.base import groups_in_order
 from sixfold.rollout.driver import Driver
 from sixfold.rollout.engine_generator import EngineGenerator
-from sixfold.rollout.meter import EngineMeter
 from sixfold.rollout.player import Limits, OneTurn, Player
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, SamplingParams, Task
@@ -32,14 +31,12 @@ class EngineRollout:
     ) -> None:
         self.engine = engine
         self.params = params
-        generator = EngineGenerator(engine, renderer, release_kv)
         self.player = Player(
-            generator=generator,
-            renderer=renderer,
-            make=make,
-            limits=Limits(turns, tokens=1 << 20),
-            meter=EngineMeter(generator),
-            stops=tuple(stops),
+            EngineGenerator(engine, renderer, release_kv),
+            renderer,
+            Limits(tokens=1 << 20, turns=turns),
+            make,
+            tuple(stops),
         )
         self.samples = samples
         self._stats: dict[str, float] = {}

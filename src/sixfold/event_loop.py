@@ -1,4 +1,4 @@
-"""The event loop of a run: episodes, reward checks and requests to an engine wait in it together."""
+"""The event loop of a run, in which episodes, reward checks and requests to an engine wait."""
 
 from __future__ import annotations
 

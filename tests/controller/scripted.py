@@ -61,7 +61,11 @@ class ScriptedRollout:
 
 
 def collect(
-    rollout: Any, environment: EnvironmentRole, tasks: Sequence[Task], seed: int = 0, **policies: Any
+    rollout: Any,
+    environment: EnvironmentRole,
+    tasks: Sequence[Task],
+    seed: int = 0,
+    **policies: Any,
 ) -> tuple[list[Group], dict[str, float]]:
     """Groups and metrics of one step, without the seconds of its phases."""
     collector = Collector(rollout, environment, LOOP, **policies)

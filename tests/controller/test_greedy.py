@@ -124,9 +124,7 @@ def test_the_samples_are_those_of_a_rollout_without_a_baseline(policy: Policy) -
     with Environment([lambda completion, task: 1.0]) as environment:
         for seed in (0, 1):
             expected = plain.generate(tasks, seed)
-            found, stats = collect(
-                mine.driver(), environment, tasks, seed, greedy=best_of.driver()
-            )
+            found, stats = collect(mine.driver(), environment, tasks, seed, greedy=best_of.driver())
             for a, b, c in zip(expected, found, alone.generate(tasks, 0), strict=True):
                 for left, right in zip(a.trajectories, b.trajectories, strict=True):
                     assert (left.tokens, left.logp) == (right.tokens, right.logp)

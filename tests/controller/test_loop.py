@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 import pytest
-
 from tests.controller.scripted import LOOP
 
 import sixfold.controller.loop as loop_module

@@ -18,7 +18,7 @@ from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.rollout.renderer.renderer import Renderer
-from sixfold.types import Group, SamplingParams, Task, Trajectory
+from sixfold.types import SamplingParams, Task, Trajectory
 
 
 class Ending(ScriptedRollout):

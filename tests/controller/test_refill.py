@@ -287,6 +287,7 @@ def test_the_error_budget_is_the_steps_not_the_rounds() -> None:
         )
 
     tasks = _tasks(20)
+
     def groups(failing: int) -> list[Group]:
         sampler = Sampler(draw(failing))
         sampler.samples = 4

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import ARCHITECTURES, OTHER_ATTENTION, VOCABULARY
+from tests.rollouts import EngineRollout
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sixfold.algorithm.composed import make_algorithm
@@ -23,7 +24,6 @@ from sixfold.model.scratch import character_tokenizer
 from sixfold.model.split_check import context_of
 from sixfold.recipe.plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
-from tests.rollouts import EngineRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.sync.sync import SharedSync
 from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch

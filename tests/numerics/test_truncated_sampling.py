@@ -12,6 +12,7 @@ from itertools import chain
 import pytest
 import torch
 from tests.conftest import VOCABULARY
+from tests.rollouts import EngineRollout
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -23,7 +24,6 @@ from sixfold.model.ends import model_ends
 from sixfold.model.scratch import character_tokenizer
 from sixfold.recipe.plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
-from tests.rollouts import EngineRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.sync.sync import SharedSync
 from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.rollouts import EngineRollout
 
 from sixfold.engine.engine import Engine
 from sixfold.engine.speculative import Speculation
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
-from tests.rollouts import EngineRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import SamplingParams, Task
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+from tests.rollouts import EngineRollout
 
 from sixfold.algorithm.composed import make_algorithm
 from sixfold.batch import collate
@@ -15,7 +16,6 @@ from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.recipe.plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
-from tests.rollouts import EngineRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.trainer.logprobs import PolicyRoot, Scoring, score_batch
 from sixfold.trainer.trainer import Trainer

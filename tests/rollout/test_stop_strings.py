@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.rollouts import EngineRollout
 
 from sixfold.engine.engine import Engine
 from sixfold.engine.speculative import Speculation

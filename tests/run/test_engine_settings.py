@@ -214,12 +214,12 @@ def test_evaluations_use_an_exact_cache_even_with_kv_dtype_int8(tmp_path: Path) 
         world = build_world(parse_recipe('run.name = "x"', "x", flags))
         try:
             heldout = world.tasks.heldout
-            before = logps(world.rollout().generate(heldout, seed=0))
+            before = logps(world.sample(world.rollout(), heldout, seed=0))
             found[kv_dtype] = [
                 logps(evaluate_policy(world, heldout, 0, probe=probe).groups)
                 for probe in (False, True)
             ]
-            sampled[kv_dtype] = logps(world.rollout().generate(heldout, seed=0))
+            sampled[kv_dtype] = logps(world.sample(world.rollout(), heldout, seed=0))
             assert sampled[kv_dtype] == before
         finally:
             world.close()

@@ -21,6 +21,7 @@ from sixfold.cli import main
 from sixfold.engine.model_runner import ModelRunner
 from sixfold.errors import RunFailed, UserError
 from sixfold.recipe.toml import parse_recipe
+from sixfold.rollout.driver import Driver
 from sixfold.run.listing import list_checkpoints
 from sixfold.run.out_of_memory import free_memory_of
 from sixfold.run.start import train_run
@@ -119,7 +120,7 @@ PLACES = [
     # where, number of the call, checkpoint that is left, phase, a setting that is named
     (f"{TRAINER}._accumulate", 3, "sft-000002", "SFT", "trainer.max_tokens_per_microbatch"),
     (
-        "sixfold.rollout.engine_rollout.EngineRollout.generate",
+        "sixfold.rollout.driver.Driver.play",
         1,
         "sft-000004",
         "pre-flight",
@@ -128,7 +129,7 @@ PLACES = [
     (f"{TRAINER}._accumulate", 7, "step-000002", "trainer", "trainer.activation_checkpointing"),
     ("sixfold.controller.loop.collate", 4, "step-000003", "batch", "trainer.logprob_chunk"),
     (
-        "sixfold.rollout.engine_rollout.EngineRollout.generate",
+        "sixfold.rollout.driver.Driver.play",
         5,
         "step-000002",
         "evaluation",
@@ -245,7 +246,7 @@ def test_engine_that_starts_to_disagree_stops_the_run(
     """From the rollout of step 3 on the engine computes other logits than the trainer. No update
     learns from them.
     """
-    calls, generate, logits = count(1), EngineRollout.generate, ModelRunner._logits
+    calls, generate, logits = count(1), Driver.play, ModelRunner._logits
     wrong = False
 
     def generated(*args: Any, **kwargs: Any) -> Any:
@@ -254,7 +255,7 @@ def test_engine_that_starts_to_disagree_stops_the_run(
         return generate(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(EngineRollout, "generate", generated)
+        patch.setattr(Driver, "play", generated)
         patch.setattr(
             ModelRunner,
             "_logits",
@@ -278,7 +279,7 @@ def interrupt() -> None:
 INTERRUPTED = [
     (f"{TRAINER}._accumulate", 2, "sft-000002", "stopped after SFT step 2"),
     (
-        "sixfold.rollout.engine_rollout.EngineRollout.generate",
+        "sixfold.rollout.driver.Driver.play",
         1,
         "sft-000004",
         "stopped after SFT step 4",
@@ -287,7 +288,7 @@ INTERRUPTED = [
     ("sixfold.controller.loop.collate", 3, "step-000002", "stopped after step 2"),
     (f"{TRAINER}._accumulate", 7, "step-000003", "stopped after step 3"),
     (
-        "sixfold.rollout.engine_rollout.EngineRollout.generate",
+        "sixfold.rollout.driver.Driver.play",
         5,
         "step-000002",
         "stopped after step 2",
@@ -342,9 +343,7 @@ def test_a_signal_inside_a_reward_is_no_failed_check(tmp_path: Path, whole: Path
 def test_signal_in_the_last_evaluation_leaves_only_that_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
 ) -> None:
-    with at_call(
-        monkeypatch, "sixfold.rollout.engine_rollout.EngineRollout.generate", 10, interrupt
-    ):
+    with at_call(monkeypatch, "sixfold.rollout.driver.Driver.play", 10, interrupt):
         assert train(tmp_path) == 130
     assert (
         newest(tmp_path / "r") == f"step-{STEPS:06d}"

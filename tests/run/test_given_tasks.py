@@ -11,7 +11,6 @@ import pytest
 import sixfold
 from sixfold.data.task_set import drawn_tasks, given_tasks
 from sixfold.errors import UserError
-from sixfold.evaluation.evaluate import evaluate
 from sixfold.recipe.toml import load_recipe, parse_recipe
 from sixfold.report.rollouts import read_rollouts
 from sixfold.run.assemble import build_world
@@ -31,7 +30,7 @@ def test_held_out_tasks_get_their_own_prompts_and_noise_whatever_their_ids(tmp_p
     )
     try:
         world.renderer.encode(world.tasks.train[0])
-        groups = evaluate(world.evaluator(), world.environment, world.tasks.heldout, seed=0).groups
+        groups = world.sample(world.evaluator(), world.tasks.heldout, seed=0, scored=True)
         assert (
             len({t.id for t in [*world.tasks.train, *world.tasks.heldout]}) == 6
         )  # noise is keyed by id

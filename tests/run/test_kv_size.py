@@ -142,7 +142,7 @@ def test_released_memory_is_released_after_every_use(monkeypatch: pytest.MonkeyP
         world = assembly.build_world(recipe(*flags, f"--engine.release_kv={released}"))
         try:
             for rollout in (world.rollout(), world.evaluator(), world.prober()):
-                rollout.generate(world.tasks.train[:2], seed=1)
+                world.sample(rollout, world.tasks.train[:2], seed=1)
                 assert isinstance(world.engine, assembly.Engine)
                 assert (world.engine.runner.cache.tensors() == []) == (released == "true")
         finally:

@@ -122,7 +122,7 @@ def scored(folder: Path, form: str) -> tuple[World, Learners, Batch]:
             p.mul_(4.0 if p.dim() > 1 else 1.0)
     world.sync.refresh()
     learners = build_learners(world)
-    groups = world.rollout().generate(world.tasks.train[:4], seed=0)
+    groups = world.sample(world.rollout(), world.tasks.train[:4], seed=0)
     for group in groups:
         for t in group.trajectories:
             t.reward = Reward(float(t.sample % 2))

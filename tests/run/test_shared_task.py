@@ -144,7 +144,7 @@ def test_heldout_accuracy_is_exact_whatever_the_reward_of_training(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = task_of("grpo", models)
-    groups = task.world.prober().generate(task.world.tasks.heldout, seed=0)
+    groups = task.world.sample(task.world.prober(), task.world.tasks.heldout, seed=0)
     assert (
         task.accuracy().mean
         == sum(arithmetic_reward(g.trajectories[0].text, g.task) for g in groups) / HELDOUT

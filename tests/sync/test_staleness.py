@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+from tests.rollouts import EngineRollout
 
 from sixfold.algorithm.composed import make_algorithm
 from sixfold.batch import collate
@@ -13,7 +14,6 @@ from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.recipe.plan import resolve_algorithm
 from sixfold.recipe.schema import AlgorithmConfig, TrainerConfig
-from tests.rollouts import EngineRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.sync.sync import CopySync
 from sixfold.trainer.logprobs import PolicyRoot, Scoring

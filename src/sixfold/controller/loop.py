@@ -1,7 +1,7 @@
 """The training loop: seven steps, in this order.
 
     1 rollout      tasks        -> groups of K trajectories       (log-probs captured as sampled)
-    2 environment  groups       -> groups with rewards            (each episode as it ends, during 1)
+    2 environment  groups       -> groups with rewards            (each episode as it ends)
     3 reference    batch        -> batch with ref_logp            (may start before the batch)
     4 algorithm    batch        -> advantages and weights
     5 trainer      batch, loss  -> optimizer steps

@@ -9,6 +9,7 @@ from typing import Protocol
 from ..environment.base import Scorer
 from ..types import Group, Task, Trajectory
 
+
 class Choose(Protocol):
     """Chooses the trajectories of a group before all samples of its task have ended."""
 

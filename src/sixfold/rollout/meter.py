@@ -11,7 +11,7 @@ from ..engine.engine import Engine
 from ..engine.stats import EngineStats
 from ..types import Group
 from .engine_generator import EngineGenerator
-from .generator import Sampled
+from .generator import Generator, Sampled
 from .trajectories import rollout_metrics
 
 
@@ -101,9 +101,8 @@ class EngineMeter:
         engine, now, before = self._generator.engine, self._after, self._before
         # Only the engine knows the tokens of cancelled replies. Otherwise ask the replies: with
         # speculation the engine has also counted tokens behind a stop string.
-        sampled = (
-            self._replies.sampled if ended == started else now.decoded_tokens - before.decoded_tokens
-        )
+        decoded = now.decoded_tokens - before.decoded_tokens
+        sampled = self._replies.sampled if ended == started else decoded
         prefilled, reused = (
             now.prefill_tokens - before.prefill_tokens,
             now.reused_tokens - before.reused_tokens,
@@ -130,8 +129,14 @@ class EngineMeter:
         return metrics
 
 
+def meter_of(generator: Generator) -> Meter:
+    """The meter for a generator."""
+    return EngineMeter(generator) if isinstance(generator, EngineGenerator) else ReplyMeter()
+
+
 def _restarted(engine: Engine) -> EngineStats:
-    """A copy of the counters, whose peaks start again."""
+    """Prepare the engine for a rollout. Returns a copy of its counters."""
+    engine.restart()  # in supervised training, weights change without a new version
     before = replace(engine.stats)
     engine.stats.restart_peaks()
     return before

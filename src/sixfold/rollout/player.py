@@ -13,10 +13,18 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
-from ..environment.episode import Action, End, Episode, MakeEpisode, Observation, final_reward, turn_reward
+from ..environment.episode import (
+    Action,
+    End,
+    Episode,
+    MakeEpisode,
+    Observation,
+    final_reward,
+    turn_reward,
+)
 from ..types import PROMPT, Message, Outcome, Reward, SamplingParams, Task, Trajectory
 from .generator import Generator, SampleKey
-from .meter import Meter
+from .meter import Meter, meter_of
 from .renderer.renderer import Renderer, RenderError
 from .transcript import Transcript
 
@@ -28,13 +36,13 @@ class Limits:
     """What ends an episode that its environment does not end.
 
     Attributes:
-        turns: most replies.
         tokens: longest sequence, including the prompt.
+        turns: most replies.
         step_s: seconds that the environment may take for one step. None: any time.
     """
 
-    turns: int
     tokens: int
+    turns: int = 1
     step_s: float | None = None
 
 
@@ -80,27 +88,30 @@ class OneTurn:
         return End()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Player:
     """Plays episodes with one generator.
 
     Attributes:
         generator: samples the replies.
         renderer: converts messages to tokens, and tokens to text.
-        make: makes the episode of a task.
         limits: what ends an episode that the environment does not end.
-        meter: counts the replies.
+        make: makes the episode of a task.
         stops: strings that end a reply, besides those of an observation.
-        environment: name of the environment, which trajectories record.
+        environment: name of the environment, which trajectories record. "" for one turn.
+        meter: measures the generator.
     """
 
     generator: Generator
     renderer: Renderer
-    make: MakeEpisode
     limits: Limits
-    meter: Meter
+    make: MakeEpisode = OneTurn
     stops: tuple[str, ...] = ()
     environment: str = ""
+    meter: Meter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.meter = meter_of(self.generator)
 
     async def play(
         self, task: Task, sample: int, prompt: Sequence[int], params: SamplingParams
@@ -153,11 +164,11 @@ class _Course:
             EnvironmentFault: if the environment fails.
         """
         episode = self._made()
-        seen = await self._ask(episode.start(), Observation)
+        seen: Observation = await self._ask(episode.start(), Observation)
         self._begin(seen)
         while True:
             action, rest = await self._reply(seen.stops)
-            answer = await self._ask(episode.step(action), Observation, End)
+            answer: Observation | End = await self._ask(episode.step(action), Observation, End)
             self._note(answer)
             if isinstance(answer, End):
                 self._end(answer)
@@ -200,7 +211,7 @@ class _Course:
         except Exception as error:  # boundary: a failed environment is data
             raise EnvironmentFault(one_line(error)) from error
 
-    async def _ask(self, answer: Awaitable[Any], *kinds: type[T]) -> T:
+    async def _ask(self, answer: Awaitable[Any], *kinds: type[Any]) -> Any:
         """Answer of the environment.
 
         Args:

@@ -29,9 +29,8 @@ from ..rollout.base import Rollout, groups_in_order
 from ..rollout.driver import Driver
 from ..rollout.engine_generator import EngineGenerator
 from ..rollout.generator import Generator
-from ..rollout.meter import EngineMeter, Meter, ReplyMeter
 from ..rollout.outside_engine import OutsideEngine
-from ..rollout.player import Limits, OneTurn, Player
+from ..rollout.player import Limits, Player
 from ..rollout.prompt_lengths import fitting_tasks
 from ..rollout.renderer.renderer import Renderer
 from ..sync.quantise import quantised_share
@@ -248,21 +247,12 @@ def _player(
         engine: samples the replies.
         longest: longest sequence, in tokens.
     """
-    generator: Generator
-    meter: Meter
-    if isinstance(engine, Engine):
-        generator = own = EngineGenerator(engine, renderer, recipe.engine.release_kv)
-        meter = EngineMeter(own)
-    else:
-        generator, meter = engine, ReplyMeter()
-    return Player(
-        generator=generator,
-        renderer=renderer,
-        make=OneTurn,
-        limits=Limits(turns=1, tokens=longest),
-        meter=meter,
-        stops=policy.stop_strings,
+    generator: Generator = (
+        EngineGenerator(engine, renderer, recipe.engine.release_kv)
+        if isinstance(engine, Engine)
+        else engine
     )
+    return Player(generator, renderer, Limits(longest), stops=policy.stop_strings)
 
 
 def _engine_and_sync(
