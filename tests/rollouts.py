@@ -1,4 +1,4 @@
-"""Sample groups with an engine, through the driver, from ordinary code."""
+"""Sample groups through the driver from ordinary code."""
 
 from __future__ import annotations
 
@@ -6,39 +6,29 @@ import asyncio
 from collections.abc import Sequence
 
 from sixfold.engine.engine import Engine
-from sixfold.environment.episode import MakeEpisode
 from sixfold.rollout.base import groups_in_order
 from sixfold.rollout.driver import Driver
 from sixfold.rollout.engine_generator import EngineGenerator
-from sixfold.rollout.player import Limits, OneTurn, Player
+from sixfold.rollout.generator import Generator
+from sixfold.rollout.player import Limits, Player
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, SamplingParams, Task
 
 
-class EngineRollout:
-    """A driver of one-turn episodes on an engine. Every call has an event loop of its own."""
+class GeneratorRollout:
+    """A driver of one-turn episodes on a generator. Every call has an event loop of its own."""
 
     def __init__(
         self,
-        engine: Engine,
+        generator: Generator,
         renderer: Renderer,
         params: SamplingParams,
         samples: int,
-        release_kv: bool = False,
         stops: Sequence[str] = (),
-        make: MakeEpisode = OneTurn,
-        turns: int = 1,
     ) -> None:
-        self.engine = engine
         self.params = params
-        self.player = Player(
-            EngineGenerator(engine, renderer, release_kv),
-            renderer,
-            Limits(tokens=1 << 20, turns=turns),
-            make,
-            tuple(stops),
-        )
         self.samples = samples
+        self.player = Player(generator, renderer, Limits(tokens=1 << 20), stops=tuple(stops))
         self._stats: dict[str, float] = {}
 
     def driver(self) -> Driver:
@@ -52,3 +42,21 @@ class EngineRollout:
 
     def stats(self) -> dict[str, float]:
         return self._stats
+
+
+class EngineRollout(GeneratorRollout):
+    """The same on an engine in this process."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        params: SamplingParams,
+        samples: int,
+        release_kv: bool = False,
+        stops: Sequence[str] = (),
+    ) -> None:
+        super().__init__(
+            EngineGenerator(engine, renderer, release_kv), renderer, params, samples, stops
+        )
+        self.engine = engine

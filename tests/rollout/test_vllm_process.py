@@ -16,13 +16,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.controller.scripted import collect
+from tests.rollouts import GeneratorRollout
 from vllm_processes import load, log_probs, score, start, use_fake, weights
 
+from sixfold.controller.rounds import StaleGroup
+from sixfold.environment.scorer import Environment
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy
 from sixfold.rollout import vllm_process, weight_files
 from sixfold.rollout.generator import EngineLost, SampleKey, wait_for
-from sixfold.rollout.outside_rollout import OutsideRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.rollout.vllm_process import VllmProcess
 from sixfold.seeds import sample_seed
@@ -48,9 +51,9 @@ def engine(fake: None, policy: Policy) -> Iterator[VllmProcess]:
     process.close()
 
 
-def make_rollout(policy: Policy, engine: VllmProcess, samples: int = 3) -> OutsideRollout:
+def make_rollout(policy: Policy, engine: VllmProcess, samples: int = 3) -> GeneratorRollout:
     params = SamplingParams(max_tokens=10, temperature=0.8, stop_token_ids=policy.stop_token_ids)
-    return OutsideRollout(engine, Renderer(policy.tokenizer), params, samples)
+    return GeneratorRollout(engine, Renderer(policy.tokenizer), params, samples)
 
 
 @pytest.mark.slow
@@ -136,10 +139,11 @@ def test_one_task_twice_in_a_call_is_refused(policy: Policy, engine: VllmProcess
 def test_tokens_of_another_weight_version_are_refused(policy: Policy, engine: VllmProcess) -> None:
     engine.version = 5  # on our side alone
     try:
-        with pytest.raises(
-            RuntimeError, match=r"weights of version \[4\], but version 5 was loaded"
+        with (
+            Environment([lambda completion, task: 1.0]) as environment,
+            pytest.raises(StaleGroup, match=r"version \[4\], but the sampler has version 5"),
         ):
-            make_rollout(policy, engine).generate(TASKS, 1)
+            collect(make_rollout(policy, engine).driver(), environment, TASKS, 1)
     finally:
         engine.version = 4
 

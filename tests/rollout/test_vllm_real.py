@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.conftest import make_tiny
+from tests.rollouts import GeneratorRollout
 from transformers import PreTrainedModel
 from vllm_processes import load, log_probs, score, start, weights
 
@@ -26,7 +27,6 @@ from sixfold.errors import UserError
 from sixfold.model.attention import NAME
 from sixfold.model.loading import Policy, load_policy
 from sixfold.recipe.schema import ModelConfig, ScratchConfig
-from sixfold.rollout.outside_rollout import OutsideRollout
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.rollout.vllm_process import VllmProcess
 from sixfold.sync.sync import SyncError
@@ -73,11 +73,11 @@ def engine(scratch: Policy) -> Iterator[VllmProcess]:
     process.close()
 
 
-def make_rollout(policy: Policy, engine: VllmProcess, length: int = 12) -> OutsideRollout:
+def make_rollout(policy: Policy, engine: VllmProcess, length: int = 12) -> GeneratorRollout:
     params = SamplingParams(
         max_tokens=length, temperature=0.7, stop_token_ids=policy.stop_token_ids
     )
-    return OutsideRollout(engine, Renderer(policy.tokenizer), params, 4)
+    return GeneratorRollout(engine, Renderer(policy.tokenizer), params, 4)
 
 
 def largest_gap(policy: Policy, engine: VllmProcess) -> float:

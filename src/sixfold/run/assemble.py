@@ -29,7 +29,6 @@ from ..rollout.base import Rollout, groups_in_order
 from ..rollout.driver import Driver
 from ..rollout.engine_generator import EngineGenerator
 from ..rollout.generator import Generator
-from ..rollout.outside_engine import OutsideEngine
 from ..rollout.player import Limits, Player
 from ..rollout.prompt_lengths import fitting_tasks
 from ..rollout.renderer.renderer import Renderer
@@ -235,7 +234,7 @@ def _player(
     recipe: Recipe,
     policy: Policy,
     renderer: Renderer,
-    engine: Engine | OutsideEngine,
+    engine: Engine | Generator,
     longest: int,
 ) -> Player:
     """The player of the run's episodes.
