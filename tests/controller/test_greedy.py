@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.controller.scripted import ScriptedRollout, collect
-from tests.rollouts import EngineRollout
+from tests.rollouts import EngineRollout, GeneratorRollout
 
 from sixfold.algorithm.composed import Composed
 from sixfold.algorithm.zoo import ZOO
@@ -120,7 +120,8 @@ def test_the_samples_are_those_of_a_rollout_without_a_baseline(policy: Policy) -
     plain = EngineRollout(engine(), renderer, sampled, 4)
     alone = EngineRollout(engine(), renderer, best, 1)
     shared = engine()
-    mine, best_of = (EngineRollout(shared, renderer, *how) for how in ((sampled, 4), (best, 1)))
+    mine = EngineRollout(shared, renderer, sampled, 4)
+    best_of = GeneratorRollout(mine.player.generator, renderer, best, 1)
     with Environment([lambda completion, task: 1.0]) as environment:
         for seed in (0, 1):
             expected = plain.generate(tasks, seed)

@@ -272,19 +272,22 @@ def test_a_step_scored_in_rounds_has_one_error_budget() -> None:
         group(["raise", "a"]),
         group(["raise", "raise"]),
     )
-    with Environment([f"{SAMPLE}:told"], error_budget=0.25) as environment:
-        environment.score([first])
-        environment.score([first, second])  # 2 of 10, where the round alone has 1 of 2
-        environment.score([first, second])  # nothing left to fail
+
+    async def rounds() -> None:
+        scorer = environment.scorer(8)
+        await scorer.finish(first)
+        await scorer.finish(second)  # 2 of 10, where the round alone has 1 of 2
+        await scorer.finish(second)  # nothing left to fail
         with pytest.raises(RewardBudgetExceeded, match=r"4 of 12 reward checks failed"):
-            environment.score([first, second, third])
+            await scorer.finish(third)
+
+    with Environment([f"{SAMPLE}:told"], error_budget=0.25) as environment:
+        asyncio.run(rounds())
         with pytest.raises(RewardBudgetExceeded, match=r"1 of 2 reward checks failed"):
             environment.score(unscored([second]))
     skipped = group(["x"] * 3, Task(id="3", prompt="q", columns={"letter": "?"}))
     with Environment([f"{SAMPLE}:trl_letters"], error_budget=0.0) as environment:
         environment.score([skipped])
-    with Environment([f"{SAMPLE}:told"], error_budget=0.25) as environment:
-        environment.score([skipped, group(["raise", "a"])])  # 1 of 5, not 4 of 5
 
 
 def test_callables_run_here_and_their_errors_are_recorded() -> None:

@@ -7,7 +7,7 @@ They do not depend on the other sequences, the order of arrival, the batch size 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
@@ -205,22 +205,12 @@ class Engine:
         loaded = None if adapter is None else self.adapters.get(adapter)
         yield from PromptScorer(self.runner).scores(prompts, temperature, top, loaded)
 
-    def run(
-        self,
-        *,
-        on_end: Callable[[Sequence], None] = lambda _: None,
-        ends: Callable[[Sequence], bool] | None = None,
-    ) -> list[Sequence]:
+    def run(self) -> list[Sequence]:
         """Step until no sequence waits or runs.
 
         If no sequence is running, the prefix cache is cleared first: weights may have changed
         without a new version, as in supervised training. A caller that steps the engine itself
         keeps the cache.
-
-        Args:
-            on_end: called with each finished sequence, between two steps. It may abort requests.
-            ends: called with each running sequence after each step. If it returns True, the
-                sequence ends with reason "stop". It may cut the sequence.
 
         Returns:
             The finished sequences, in the order in which they ended.
@@ -228,20 +218,8 @@ class Engine:
         self.restart()
         finished: list[Sequence] = []
         while self.busy:
-            ended = self.step()
-            if ends is not None:
-                ended += self._end_where(ends)
-            finished += ended
-            for sequence in ended:
-                on_end(sequence)
+            finished += self.step()
         return finished
-
-    def _end_where(self, ends: Callable[[Sequence], bool]) -> list[Sequence]:
-        """End the running sequences for which `ends` returns True."""
-        ended = [sequence for sequence in self.scheduler.running if ends(sequence)]
-        for sequence in ended:
-            self.end(sequence, "stop")
-        return ended
 
     @property
     def busy(self) -> bool:

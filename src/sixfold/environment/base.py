@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from ..types import Group, Task, Trajectory
@@ -62,17 +61,6 @@ class EnvironmentRole(Protocol):
         Args:
             expected: number of trajectories of the step. The error budget is a share of their
                 checks. If more trajectories are added, it is a share of the larger number.
-        """
-
-    def score(self, groups: Sequence[Group], *, expected: int = 0) -> None:
-        """Fill `trajectory.reward` of every trajectory that has none. Others are left unchanged.
-
-        A failed check is a `Reward` whose value is None and whose error is one line. It never
-        becomes a number.
-
-        Args:
-            groups: trajectories by task.
-            expected: total number of trajectories of the step, if `groups` is only a part of them.
         """
 
     def close(self) -> None:

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from ..types import Group, Trajectory
+from ..types import Group
 from .blocking import run_blocking
 from .reward_set import RewardSet
 from .rewards import RewardCallable
-from .step_scorer import NOT_APPLICABLE, StepScorer, together
+from .step_scorer import StepScorer, together
 
 
 class Environment:
@@ -82,30 +82,19 @@ class Environment:
         """
         return self._scorer(expected, self._error_budget)
 
-    def score(
-        self, groups: Sequence[Group], *, expected: int = 0, error_budget: float | None = None
-    ) -> None:
+    def score(self, groups: Sequence[Group], *, error_budget: float | None = None) -> None:
         """Fill `trajectory.reward` of every trajectory that has none, and wait for it.
-
-        Trajectories that already have a reward are not checked again but count in the error budget,
-        as one failed check each if their check failed. So a step whose groups arrive in several
-        rounds has one budget, provided that each round is scored with all earlier groups.
 
         Args:
             groups: trajectories by task.
-            expected: total number of trajectories of the step. The budget is a share of it if it is
-                larger than the number given.
             error_budget: replaces the environment's error budget.
 
         Raises:
             RewardBudgetExceeded: if too many checks fail. Some rewards are then not filled in.
         """
-        given = [trajectory for group in groups for trajectory in group.trajectories]
-        scorer = self._scorer(
-            max(len(given), expected),
-            self._error_budget if error_budget is None else error_budget,
-            failed=sum(map(_failed, given)),
-        )
+        unscored = sum(t.reward is None for group in groups for t in group.trajectories)
+        share = self._error_budget if error_budget is None else error_budget
+        scorer = self._scorer(unscored, share)
         try:
             run_blocking(together(scorer.finish(group) for group in groups))
         finally:
@@ -115,13 +104,12 @@ class Environment:
         """End the processes. A second call does nothing."""
         self._rewards.close()
 
-    def _scorer(self, expected: int, share: float, failed: int = 0) -> StepScorer:
+    def _scorer(self, expected: int, share: float) -> StepScorer:
         return StepScorer(
             self._rewards,
             self.solved_rule,
             expected=expected,
             share=share,
-            failed=failed,
             shown=self.shown,
         )
 
@@ -135,8 +123,3 @@ class Environment:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _failed(trajectory: Trajectory) -> bool:
-    """True if an earlier check failed."""
-    return trajectory.reward is not None and trajectory.reward.error not in (None, NOT_APPLICABLE)

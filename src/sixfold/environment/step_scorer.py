@@ -96,7 +96,6 @@ class StepScorer:
         rule: when a completion counts as solved.
         expected: number of trajectories of the step.
         share: share of the checks that may fail.
-        failed: number of checks of the step that have failed before.
         shown: converts token ids to text, for rewards that ask for the rendered prompt. None: they
             get the prompt's own text.
     """
@@ -108,12 +107,11 @@ class StepScorer:
         *,
         expected: int,
         share: float,
-        failed: int = 0,
         shown: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         self._rewards = rewards
         self._rule = rule
-        self._budget = ErrorBudget(share, expected * len(rewards.weights), failed)
+        self._budget = ErrorBudget(share, expected * len(rewards.weights))
         self._added = 0
         self._shown = shown
         self._rendered: dict[tuple[int, ...], str] = {}

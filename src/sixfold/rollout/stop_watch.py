@@ -52,48 +52,6 @@ class SequenceText:
         return self._reader.finish()
 
 
-class StopWatch:
-    """Reads running sequences and cuts each after the token that completes a stop string.
-
-    Args:
-        renderer: decodes tokens.
-        stops: the stop strings. If there are none, nothing is decoded.
-    """
-
-    def __init__(self, renderer: Renderer, stops: Sequence[str]) -> None:
-        self._renderer = renderer
-        self._stops = tuple(stops)
-        self._texts: dict[EngineSequence, SequenceText] = {}
-        self._ended: dict[EngineSequence, str] = {}
-
-    def ends(self, sequence: EngineSequence) -> bool:
-        """True if a stop string is complete. Tokens after it are then removed from the sequence."""
-        if sequence in self._ended:
-            return True
-        if sequence not in self._texts:
-            self._texts[sequence] = SequenceText(self._renderer, self._stops)
-        if not self._texts[sequence].advance(sequence):
-            return False
-        self._ended[sequence] = self._texts.pop(sequence).text
-        return True
-
-    def text(self, sequence: EngineSequence) -> str | None:
-        """Text of a finished sequence if a stop string ended it, else None.
-
-        A sequence that ended by an end token or by its length may have completed a stop string in
-        the same step. Its finish reason then becomes "stop".
-        """
-        if not self._stops:
-            return None
-        if not self.ends(sequence):
-            reader = self._texts.pop(sequence)
-            if not reader.finish():
-                return None
-            self._ended[sequence] = reader.text
-        sequence.finish_reason = "stop"
-        return self._ended.pop(sequence)
-
-
 def cut_at_stop(
     tokens: Sequence[int], renderer: Renderer, stops: Sequence[str]
 ) -> tuple[int, str] | None:
