@@ -11,7 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from tiny import plain_gradient, ragged_batch, ragged_groups, relative, step_gradient, tiny_model
+from tiny import (
+    make_trainer,
+    plain_gradient,
+    ragged_batch,
+    ragged_groups,
+    relative,
+    step_gradient,
+    tiny_model,
+)
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -34,10 +42,8 @@ def test_no_split_divides_a_unit(seed: int, count: int, most: int, share_prefix:
     number = shuffled_units(rng, count)
     part = [rng.randrange(3) for _ in range(count)]
     weighs = [rng.random() < 0.4 for _ in range(ROWS)]
-    batch = collate(ragged_groups(seed % 7)).with_(
-        unit=torch.tensor(number), minibatch=torch.tensor([part[u] for u in number])
-    )
-    plan = plan_updates(batch, weighs, most, share_prefix)
+    batch = collate(ragged_groups(seed % 7)).with_(unit=torch.tensor(number))
+    plan = plan_updates(batch, weighs, [part[u] for u in number], most, share_prefix)
     placed = {
         b: (i, j) for i, parts in enumerate(plan) for j, rows in enumerate(parts) for b in rows
     }
@@ -66,7 +72,7 @@ def test_units_of_one_row_are_the_default(most: int, share_prefix: bool) -> None
 def test_mini_batch_that_splits_a_unit_is_refused() -> None:
     batch = ragged_batch(0).with_(unit=torch.arange(ROWS) // 2, minibatch=torch.arange(ROWS) // 3)
     with pytest.raises(ValueError, match=r"batch\.minibatch splits the unit of rows \[2, 3\]"):
-        plan_updates(batch, [True] * ROWS, 100, True)
+        make_trainer(tiny_model()).train_step(batch, pair_loss)
 
 
 def pair_loss(batch: Batch, logp: Tensor) -> LossOutput:

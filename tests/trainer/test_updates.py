@@ -254,7 +254,8 @@ def test_every_planned_micro_batch_has_one_backward_pass(
         three_parts(),
         trainer_of(EPOCHS, max_tokens_per_microbatch=30, max_skipped_steps=9),
     )
-    plan = plan_updates(batch, [True] * len(batch.tokens), 30, True)
+    number = filled(batch.minibatch, "minibatch").tolist()
+    plan = plan_updates(batch, [True] * len(number), number, 30, True)
     if bad == "gradient":
         next(trainer.model.parameters()).register_hook(lambda gradient: gradient * math.nan)
     elif bad:

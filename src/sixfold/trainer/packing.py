@@ -166,7 +166,11 @@ class _Layout:
 
 
 def plan_updates(
-    batch: Batch, weighs: Sequence[bool], max_tokens: int, share_prefix: bool
+    batch: Batch,
+    weighs: Sequence[int],
+    minibatch: Sequence[int],
+    max_tokens: int,
+    share_prefix: bool,
 ) -> list[list[list[int]]]:
     """Plan one pass over a batch: the rows of every micro-batch of every update.
 
@@ -177,6 +181,7 @@ def plan_updates(
         batch: the batch.
         weighs: for each row, whether it has a nonzero weight. A unit is computed if any of its rows
             has one.
+        minibatch: number of each row's mini-batch (`batch.minibatch`, on the host).
         max_tokens: maximum computed tokens per micro-batch.
         share_prefix: whether a shared prompt counts only once per micro-batch.
 
@@ -186,13 +191,12 @@ def plan_updates(
     Raises:
         ValueError: if a mini-batch splits a unit.
     """
-    number = [0] * len(weighs) if batch.minibatch is None else batch.minibatch.tolist()
     rows: dict[int, list[int]] = {}
     for unit in units(batch.at_host(), range(len(weighs))):
-        if len({number[b] for b in unit}) > 1:
+        if len({minibatch[b] for b in unit}) > 1:
             raise ValueError(f"batch.minibatch splits the unit of rows {unit}")
         if any(weighs[b] for b in unit):
-            rows.setdefault(number[unit[0]], []).extend(unit)
+            rows.setdefault(minibatch[unit[0]], []).extend(unit)
     return [microbatches(batch, rows[m], max_tokens, share_prefix) for m in sorted(rows)]
 
 

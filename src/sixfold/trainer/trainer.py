@@ -133,10 +133,14 @@ class Trainer:
         """As `train_step`, with a typed report."""
         if batch.weights is None:
             raise ValueError("batch.weights is not filled in: prepare the batch first")
-        weighs, batch = batch.weights.any(-1).tolist(), batch.with_host()
+        weighs = batch.weights.any(-1).long()
+        number = torch.zeros_like(weighs) if batch.minibatch is None else batch.minibatch
+        weighty, numbers = torch.stack([weighs, number]).tolist()  # one wait for the device
+        batch, config = batch.with_host(), self.config
         check_mask(batch)
-        config = self.config
-        plan = plan_updates(batch, weighs, config.max_tokens_per_microbatch, config.share_prefix)
+        plan = plan_updates(
+            batch, weighty, numbers, config.max_tokens_per_microbatch, config.share_prefix
+        )
         if not plan:
             self.skip_reason = (
                 "every advantage is zero, for example because the rewards of each group are equal"
