@@ -25,7 +25,7 @@ from sixfold.run.durable import faultpoint
 from sixfold.run.listing import list_checkpoints, newest_checkpoint
 from sixfold.run.manifest import damage
 from sixfold.run.payload import Payload
-from sixfold.run.publication import clean, prune, set_aside_after
+from sixfold.run.publication import clean, prune, publish, set_aside_after
 from sixfold.trainer.optimizer_state import load_optimizer_tensors, optimizer_tensors
 
 KILLED = 137
@@ -378,6 +378,22 @@ def test_prune_keeps_the_newest_intact_ones(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-1000000", "step-999999"]
     with pytest.raises(ValueError, match="keep must be at least 1"):
         prune(tmp_path, keep=0)
+
+
+def test_publication_verification_and_pruning_work_on_any_files(tmp_path: Path) -> None:
+    """A payload of other files, such as shards, needs no change there."""
+
+    def write(directory: Path) -> None:
+        (directory / "shards").mkdir()
+        for rank in range(2):
+            (directory / "shards" / f"{rank}.bin").write_bytes(bytes([rank]) * 9)
+
+    paths = [publish(tmp_path, f"step-{step:06d}", step, 18, write) for step in (1, 2, 3)]
+    assert list_checkpoints(tmp_path) == paths and not any(map(damage, paths))
+    assert prune(tmp_path, keep=2) == paths[:1]
+    (paths[2] / "shards" / "1.bin").write_bytes(bytes(9))
+    assert "shards/1.bin: sha256 mismatch" in (damage(paths[2]) or "")
+    assert newest_checkpoint(tmp_path)[0] == paths[1]
 
 
 def test_prune_never_deletes_the_only_intact_one_however_old(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -80,6 +81,10 @@ def policy_loss(batch: Batch, logp: Tensor) -> LossOutput:
     return LossOutput(-torch.where(batch.mask, scored, 0.0).sum())
 
 
+def overflowing_loss(batch: Batch, logp: Tensor) -> LossOutput:
+    return LossOutput(policy_loss(batch, logp).loss * math.inf)
+
+
 def value_loss(batch: Batch, values: Tensor) -> LossOutput:
     error = (values - filled(batch.returns, "returns")).square() * filled(batch.weights, "weights")
     return LossOutput(torch.where(batch.mask, error, 0.0).sum())
@@ -133,12 +138,14 @@ class Subject:
 
 
 def trainer(model: PreTrainedModel) -> Subject:
+    """The update before the checkpoint is skipped, so that no counter is 0."""
     made = Trainer(PolicyRoot(model), SETTINGS, SCORING, 100)
-    return Subject(
-        made,
-        lambda i: (made.train_step(batch_of(i), policy_loss), weights_of(model)),
-        model,
-    )
+
+    def step(i: int) -> object:
+        loss = overflowing_loss if i == STEPS - 1 else policy_loss
+        return made.train_step(batch_of(i), loss), weights_of(model)
+
+    return Subject(made, step, model)
 
 
 def critic(model: PreTrainedModel, body: str) -> Subject:
