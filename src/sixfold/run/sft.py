@@ -12,10 +12,11 @@ from ..data.task_set import drawn_tasks
 from ..errors import UserError
 from ..recipe.plan import SFT_PROBE_EVERY
 from ..report.numbers import percent
+from ..rollout.worked_episode import worked_episodes
 from ..trainer.logprobs import PolicyRoot
 from ..trainer.sft import SupervisedLoss, example
 from ..trainer.trainer import Trainer, TrainingDiverged
-from ..types import Task
+from ..types import Group, Task
 from .assemble import World
 from .interrupts import Interrupted, Interrupts
 from .out_of_memory import free_memory_of, is_out_of_memory
@@ -192,9 +193,10 @@ class SftStage:
         return tasks
 
     def _batch(self, tasks: list[Task]) -> Batch:
+        world = self.world
+        if world.player.environment:
+            played = world.loop.run(worked_episodes(world.player, tasks))
+            return collate([Group(t, [one]) for t, one in zip(tasks, played, strict=True)])
         return collate(
-            [
-                example(t, self.world.renderer.encode(t), self.world.renderer.solution(t))
-                for t in tasks
-            ]
+            [example(t, world.renderer.encode(t), world.renderer.solution(t)) for t in tasks]
         )

@@ -230,6 +230,11 @@ class Renderer:
             return ids + self._end_tokens
         return self._continuation(prompt, said) + self.plain("".join(self._turn_end.strings))
 
+    @property
+    def turn_end_tokens(self) -> list[int]:
+        """Token ids that end the assistant's turn. Empty if nothing does."""
+        return self._end_tokens or self.plain("".join(self._turn_end.strings))
+
     def plain(self, text: str) -> list[int]:
         """Token ids of a completion given as text. Special tokens that it spells stay text."""
         return self._special.encode_plain(text)
