@@ -51,6 +51,7 @@ NEVER_PASSED = {
             "rollout.engine_generator.EngineGenerator.generate",
             "rollout.generator.Generator.generate",
             "rollout.renderer.renderer.Renderer.suffix",
+            "rollout.worked_episode.Script.generate",
         ),
         "a contract whose callers follow",
     ),
