@@ -79,14 +79,17 @@ def test_calls_of_one_moment_are_samples_of_one_request(
     assert generator.engine.stats == direct.stats
     # Two of the three samples of a prompt share it.
     assert sum(s.reused for s in found) == direct.stats.reused_tokens == 2 * 58
+    again = asyncio.run(sample(generator))  # the prefix cache holds the prompts by now
+    assert sum(s.reused for s in found + again) == generator.engine.stats.reused_tokens
+    assert generator.engine.stats.reused_tokens > 4 * 58
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"params": replace(PARAMS, temperature=0.5)},
-        {"key": SampleKey("u", 1)},
-        {"key": SampleKey("t", 1, origin=4)},
+        {"key": SampleKey("u", 2)},
+        {"key": SampleKey("t", 2, origin=4)},
         {"tokens": PROMPTS[1]},
         {"stops": ["x"]},
         {"priority": 1},
@@ -105,10 +108,11 @@ def test_calls_that_differ_are_requests_of_their_own(
         return request
 
     generator.engine.add = noted  # type: ignore[method-assign]
-    same: dict[str, Any] = {"tokens": PROMPTS[0], "params": PARAMS, "key": SampleKey("t", 1)}
+    first: dict[str, Any] = {"tokens": PROMPTS[0], "params": PARAMS, "key": SampleKey("t", 1)}
+    second = first | {"key": SampleKey("t", 2)} | change
 
     async def play() -> None:
-        await asyncio.gather(generator.generate(**same), generator.generate(**same | change))
+        await asyncio.gather(generator.generate(**first), generator.generate(**second))
 
     asyncio.run(play())
     assert len(arrivals) == 2
@@ -198,6 +202,62 @@ def test_a_signal_leaves_the_event_loop_and_frees_the_engine(generator: EngineGe
         assert not generator.engine.busy and generator.engine.usage().used == 0
         again = runner.run(sample(generator))
     assert [s.tokens for s in again] == [s.tokens for s in expected]
+
+
+def test_close_answers_what_has_not_reached_the_engine(generator: EngineGenerator) -> None:
+    """The engine is in a step when calls of every kind arrive, and then `close`."""
+    begun, may_end = threading.Event(), threading.Event()
+    step = generator.engine.step
+
+    def held() -> Any:
+        begun.set()
+        assert may_end.wait(30)
+        return step()
+
+    generator.engine.step = held  # type: ignore[method-assign]
+
+    async def play() -> list[Any]:
+        works = [sample(generator), generator.score([5, 6]), generator.load({}, 9)]
+        works += [generator.call(lambda engine: None), sample(generator, seed=4)]
+        tasks = [asyncio.ensure_future(works[0])]
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        tasks += [asyncio.ensure_future(work) for work in works[1:]]
+        gone = asyncio.ensure_future(generator.score([7, 8]))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        threading.Timer(0.1, may_end.set).start()
+        generator.close()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def bounded() -> list[Any]:
+        return await asyncio.wait_for(play(), 30)
+
+    assert [type(found) for found in asyncio.run(bounded())] == [GeneratorClosed] * 5
+    assert generator.engine.usage().used == 0
+
+
+def test_calls_of_an_event_loop_that_stopped_do_not_block_the_next(
+    generator: EngineGenerator,
+) -> None:
+    loop = asyncio.new_event_loop()
+
+    async def begin() -> asyncio.Task[list[Sampled]]:
+        left = asyncio.create_task(sample(generator))
+        await asyncio.sleep(0)  # the calls wait for the end of this iteration
+        return left
+
+    left = loop.run_until_complete(begin())
+    found = asyncio.run(asyncio.wait_for(sample(generator), 30))
+    assert len(found) == 9 and not left.done()
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(left)
+    loop.close()
 
 
 def test_an_owner_that_forgets_to_close_leaves_no_thread(policy: Policy) -> None:

@@ -225,8 +225,7 @@ class EngineThread:
             command.run()
             while True:
                 while not self._commands.empty():
-                    following = self._commands.get()
-                    if following is None:
+                    if self._closing or (following := self._commands.get()) is None:
                         return False
                     following.run()
                 if not (self.engine.busy or self._scoring.busy):
