@@ -134,6 +134,16 @@ def test_what_only_the_embedded_engine_does_is_refused_with_another(backend: str
             other, f"--{key}={value}", "--algorithm.correction=truncated", "--sync.kind=copy"
         )
         assert message.startswith(f"{key} = ") and f"rollout.backend.kind = '{backend}'" in message
+    for key, value in {
+        "engine.max_running": "8",
+        "engine.kv_tokens": "4096",
+        "engine.prefill_tokens_per_step": "512",
+        "engine.prefix_cache": "none",
+    }.items():
+        if backend == "vllm":
+            make_plan(recipe(other, f"--{key}={value}", "--sync.kind=copy"))
+        else:
+            assert refusal(other, f"--{key}={value}", "--sync.kind=copy").startswith(f"{key} = ")
     assert refusal(other, "--rollout.oversample=12").startswith("rollout.oversample")
     assert refusal(other, "--sync.kind=int8", "--algorithm.correction=truncated").startswith(
         "sync.kind = 'int8' rounds the embedded engine's weights, but rollout.backend.kind ="

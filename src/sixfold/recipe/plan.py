@@ -180,12 +180,12 @@ def _check_backend(recipe: Recipe) -> None:
             f" rollout.backend.kind = '{backend}' samples elsewhere. Use rollout.backend.kind ="
             " 'engine', or sync.kind = 'copy'"
         )
-    for key, value, default in _only_embedded(recipe):
+    unused = _only_embedded(recipe) + (_options_of_the_server(recipe) * (backend == "sglang"))
+    for key, value, default in unused:
         if value != default:
             raise UserError(
                 f"{key} = {toml_literal(value)} has no effect with rollout.backend.kind ="
-                f" '{backend}': it is a setting of the embedded engine. Remove it, or use"
-                " rollout.backend.kind = 'engine'"
+                f" '{backend}'. Remove it, or use rollout.backend.kind = 'engine'"
             )
     if r.oversample:
         raise UserError(
@@ -213,6 +213,21 @@ def _only_embedded(recipe: Recipe) -> list[tuple[str, object, object]]:
         ("engine.block_size", engine.block_size, default.block_size),
         ("engine.release_kv", engine.release_kv, False),
         ("engine.cuda_graphs", engine.cuda_graphs, "auto"),
+    ]
+
+
+def _options_of_the_server(recipe: Recipe) -> list[tuple[str, object, object]]:
+    """(key, value, default) of the settings that SGLang takes when its server is started."""
+    engine, default = recipe.engine, EngineConfig()
+    return [
+        ("engine.max_running", engine.max_running, default.max_running),
+        ("engine.kv_tokens", engine.kv_tokens, default.kv_tokens),
+        (
+            "engine.prefill_tokens_per_step",
+            engine.prefill_tokens_per_step,
+            default.prefill_tokens_per_step,
+        ),
+        ("engine.prefix_cache", engine.prefix_cache, default.prefix_cache),
     ]
 
 

@@ -84,7 +84,7 @@ def with_model_folders(recipe: Recipe) -> Recipe:
 
 
 def _kind(folder: Path, setting: str) -> tuple[bool, bool]:
-    """Whether the folder is a run, and whether it is a checkpoint.
+    """Two answers: the folder is a run, and the folder is a checkpoint.
 
     Raises:
         UserError: if the name is not a valid path.

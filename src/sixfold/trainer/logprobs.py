@@ -27,7 +27,7 @@ from .packing import PackedRow, microbatches, pack
 
 @dataclass(frozen=True)
 class Scoring:
-    """How log-probs are computed.
+    """Settings of the computation of log-probs.
 
     Attributes:
         temperature: sampling temperature.

@@ -70,7 +70,7 @@ class SourceConfig(Section):
 
 
 class DataConfig(Section):
-    """Where tasks come from, and how rows become prompts.
+    """Source of the tasks, and conversion of rows into prompts.
 
     Nested columns are named by dotted path: reward_model.ground_truth.
     """

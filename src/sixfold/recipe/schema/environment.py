@@ -6,7 +6,7 @@ from .base import Real, Section, knob
 
 
 class EnvironmentConfig(Section):
-    """How answers are checked."""
+    """Checks of answers, and their limits."""
 
     episode: str = knob(
         "",

@@ -32,7 +32,7 @@ class EvalConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """What is kept on disk to resume from."""
+    """Checkpoints, from which a run can resume."""
 
     every: int = knob(
         50, "steps between checkpoints, of SFT and of RL (0: at their ends only)", ge=0
@@ -41,7 +41,7 @@ class CheckpointConfig(Section):
 
 
 class LogConfig(Section):
-    """Where metrics go besides metrics.jsonl. Nothing leaves the machine unless wandb is named."""
+    """Outputs of metrics besides metrics.jsonl. Only wandb sends anything from this machine."""
 
     to: tuple[Literal["csv", "tensorboard", "trackio", "wandb"], ...] = knob(
         (),

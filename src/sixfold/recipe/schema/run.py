@@ -8,7 +8,7 @@ from .base import NAME, Device, Real, Section, knob
 
 
 class RunConfig(Section):
-    """What the run is called, where it lives, when it ends."""
+    """Name, folder, end, seed and machine of the run."""
 
     name: str = knob("run", "name of the run; its folder is DIR/NAME", pattern=NAME)
     dir: str = knob("runs", "folder that holds the runs")
