@@ -103,6 +103,8 @@ SOUND = '{"values": [5.0], "error": null, "seconds": 0.1}'
         (0, 0, NESTED, "malformed"),
         (0, 0, SOUND.replace("5.0", "NaN"), "malformed"),
         (0, 0, SOUND.replace("5.0", "5.0, 5.0"), "malformed"),
+        (0, 0, SOUND, "malformed"),
+        (0, 0, SOUND.replace("{", '{"check": 0, '), "malformed"),
         (0, 1, SOUND, "another request"),
         (1, 0, SOUND, None),
     ],

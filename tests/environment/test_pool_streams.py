@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from sixfold.environment.checks import Check, Outcome
 from sixfold.environment.pool import WorkerPool
 from sixfold.environment.sampled import Sampled
 from sixfold.environment.scorer import Environment
+from sixfold.environment.worker_process import RewardInfo
 from sixfold.processes.program import descendants
 from sixfold.types import Group, Task, Trajectory
 
@@ -124,10 +126,10 @@ def test_async_and_plain_rewards_have_processes_of_their_own() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reward", ["length_told", "length_async"])
-def test_200_cancelled_checks_leave_nothing_behind(reward: str) -> None:
+def test_300_cancelled_checks_leave_nothing_behind(reward: str) -> None:
     async def use(pool: WorkerPool) -> tuple[Outcome, float, int]:
         await pool.rewards()
-        hung = [asyncio.ensure_future(pool.check(check("hang"))) for _ in range(200)]
+        hung = [asyncio.ensure_future(pool.check(check("hang"))) for _ in range(300)]
         await asyncio.sleep(0.2)  # some have been sent
         for one in hung:
             one.cancel()
@@ -143,6 +145,44 @@ def test_200_cancelled_checks_leave_nothing_behind(reward: str) -> None:
     assert found.values == [2.0]
     assert seconds < 10  # none of them was waited for until its time limit of 20 s
     assert processes == (1 if reward == "length_async" else 2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot find orphans")
+def test_processes_started_by_async_checks_end_when_none_is_running() -> None:
+    async def use(pool: WorkerPool) -> bool:
+        first = asyncio.ensure_future(pool.check(check("1.0")))
+        (pid,) = (await pool.check(check("0.0"))).values
+        stat = Path(f"/proc/{int(pid or 0)}/stat")
+        assert stat.exists()  # the first check is still running
+        await first
+        return stat.exists()
+
+    assert not with_pool(["starts_daemons_async"], use)
+
+
+@pytest.mark.slow
+def test_one_event_loop_at_a_time() -> None:
+    """A check that still waits in a loop that stands still would never get its outcome."""
+
+    async def begin(pool: WorkerPool) -> None:
+        waiting.append(asyncio.ensure_future(pool.check(check("ok"))))
+        await asyncio.sleep(0)
+
+    async def finish() -> Outcome:
+        return await waiting[0]
+
+    waiting: list[asyncio.Future[Outcome]] = []
+    pool = WorkerPool([f"{SAMPLE}:told"], workers=1, timeout_s=20.0)
+    pool._rewards = [RewardInfo("told", False, False)]
+    try:
+        with asyncio.Runner() as runner:
+            runner.run(begin(pool))
+            with pytest.raises(RuntimeError, match="another event loop"):
+                asyncio.run(pool.check(check("ok")))
+            assert runner.run(finish()).values == [1.0]
+    finally:
+        pool.close()
 
 
 @pytest.mark.slow

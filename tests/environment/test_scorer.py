@@ -453,3 +453,40 @@ def test_the_pool_serves_one_event_loop_after_another() -> None:
         asyncio.run(notebook(environment))
         environment.score([fourth])
     assert all(g.rewards == [1.0, 1.0] for g in (first, second, third, fourth))
+
+
+def test_the_sum_of_rewards_does_not_depend_on_which_check_ends_first() -> None:
+    def make(value: float, pause: float) -> Any:
+        async def reward(completion: str, task: Task) -> float:
+            await asyncio.sleep(pause)
+            return value
+
+        return reward
+
+    sums = []
+    for pauses in (0.0, 0.02, 0.04), (0.04, 0.02, 0.0):
+        made = [make(v, p) for v, p in zip((0.1, 0.2, 0.3), pauses, strict=True)]
+        scored = group(["x"])
+        with Environment(made) as environment:
+            environment.score([scored])
+        sums.append(scored.rewards)
+    assert sums == [[0.1 + 0.2 + 0.3]] * 2 != [[0.3 + 0.2 + 0.1]] * 2
+
+
+def test_finish_waits_for_no_add_that_still_runs() -> None:
+    async def reward(completion: str, task: Task) -> float:
+        await asyncio.sleep(0.1)
+        return 1.0
+
+    async def step(environment: Environment) -> None:
+        scored = group(["x"])
+        scorer = environment.scorer(1)
+        adding = asyncio.ensure_future(scorer.add(scored.task, scored.trajectories[0]))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="before add had returned"):
+            await scorer.finish(scored)
+        await adding
+        assert scored.rewards == [1.0]
+
+    with Environment([reward]) as environment:
+        asyncio.run(step(environment))

@@ -206,3 +206,10 @@ def length_told(completion: str, task: Task) -> float:
         stray("junk\n" * 20, task)
     told(word, task)
     return float(len(completion))
+
+
+async def starts_daemons_async(completion: str, task: Task) -> float:
+    """A process that nobody waits for. Gives its pid after so many seconds."""
+    escaped = subprocess.Popen(["sleep", "100"], start_new_session=True)
+    await asyncio.sleep(float(completion))
+    return float(escaped.pid)
