@@ -148,6 +148,25 @@ def test_300_cancelled_checks_leave_nothing_behind(reward: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_cancelled_check_behind_another_delays_nobody() -> None:
+    """Several checks share a request. The cancelled one begins after the first has ended."""
+
+    async def use(pool: WorkerPool) -> tuple[list[float | None], float]:
+        await pool.rewards()
+        start = time.monotonic()
+        texts = ["ok 0.5", "hang", "ok", *["ok"] * 13]
+        running = [asyncio.ensure_future(pool.check(check(text))) for text in texts]
+        await asyncio.sleep(0.1)
+        assert len(pool._workers[0].pending) == 8
+        running.pop(1).cancel()
+        values = [(await one).values[0] for one in running]
+        return values, time.monotonic() - start
+
+    values, seconds = with_pool(["length_told"], use)
+    assert values == [6.0, *[2.0] * 14] and seconds < 10
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot find orphans")
 def test_processes_started_by_async_checks_end_when_none_is_running() -> None:
     async def use(pool: WorkerPool) -> bool:
