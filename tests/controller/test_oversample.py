@@ -4,6 +4,8 @@ nobody.
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -146,6 +148,37 @@ def test_discarded_samples_free_their_blocks_and_are_counted(policy: Policy) -> 
         and everything.stats()["rollout/dropped_tokens"] == 0
     )
     assert inner.engine.scheduler.blocks.used == 0 and not inner.engine.busy
+
+
+@pytest.mark.parametrize("slots", [40, 7, 1])
+def test_the_choice_does_not_depend_on_slots_or_on_the_time_of_checks(
+    policy: Policy, slots: int
+) -> None:
+    """The choice is that of all samples sorted by length, whatever ends first."""
+    delays = random.Random(slots)
+
+    async def parity(completion: str, task: Task) -> float:
+        await asyncio.sleep(delays.choice((0, 0.005)))
+        return float(len(completion) % 2)
+
+    tasks = [Task(f"t{i}", f"{i}+{i}=") for i in range(5)]
+    params = SamplingParams(max_tokens=24, stop_token_ids=tuple(range(8, 14)))
+
+    def rollout(running: int) -> EngineRollout:
+        engine = Engine(CausalLM(policy.model), kv_tokens=4096, max_running=running)
+        return EngineRollout(engine, Renderer(policy.tokenizer), params, samples=8)
+
+    inner, choose = rollout(slots), DynamicK(3, 8)
+    with Environment([parity]) as environment:
+        groups, _ = collect(inner.driver(), environment, tasks, 4, choose=choose)
+        whole = rollout(40).generate(tasks, seed=4)
+        environment.score(whole)
+    for group, full in zip(groups, whole, strict=True):
+        ordered = sorted(full.trajectories, key=lambda t: (t.sampled_length, t.sample))
+        prefixes = (ordered[:count] for count in range(3, 9))
+        expected = next(kept for p in prefixes if (kept := choose(group.task, p)) is not None)
+        assert [t.sample for t in group.trajectories] == [t.sample for t in expected]
+    assert not inner.engine.busy and inner.engine.scheduler.blocks.used == 0
 
 
 def test_under_dynamic_sampling_the_kept_share_is_of_all_rounds() -> None:

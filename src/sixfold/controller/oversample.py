@@ -2,10 +2,12 @@
 
 A rollout lasts as long as its longest completion. With dynamic K, a group is complete when K of its
 samples have finished and their rewards are not all equal. The remaining samples are aborted and do
-not contribute to the loss.
+not contribute to the loss. Samples count in the order of their sampled lengths. This is the order
+in which they finish if the engine runs all of them at once. So the choice does not depend on
+timing.
 
-This favours short completions, which finish first. A policy that thinks longer about hard tasks is
-penalised. Use it only if long completions are noise.
+This favours short completions. A policy that thinks longer about hard tasks is penalised. Use it
+only if long completions are noise.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Choose(Protocol):
 
         Args:
             task: the task.
-            ended: scored trajectories, in the order in which they ended.
+            ended: scored trajectories, the shortest first. Ties are in sample order.
 
         Returns:
             None to wait for one more. Not allowed once all samples of the task have ended.

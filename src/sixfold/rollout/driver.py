@@ -15,10 +15,10 @@ from typing import Any
 from ..environment.base import Scorer
 from ..types import Group, SamplingParams, Task, Trajectory
 from .base import Choose
-from .player import Player
+from .player import Played, Player
 
-Member = asyncio.Task[tuple[Trajectory, asyncio.Task[None]]]
-"""Plays one episode. Its result is the trajectory, and the task that scores it."""
+Member = asyncio.Task[tuple[Played, asyncio.Task[None]]]
+"""Plays one episode. Its result is the played episode, and the task that scores it."""
 
 
 class Driver:
@@ -55,8 +55,8 @@ class Driver:
     ) -> AsyncGenerator[Group, None]:
         """Play K episodes per task, see `Rollout.play`.
 
-        With `choose`, the members of a group depend on the order in which samples end, and
-        therefore on `engine.max_running`. The tokens of each trajectory do not.
+        With `choose`, samples count in the order of their sampled lengths, so the members of a
+        group do not depend on timing or on `engine.max_running`.
 
         Raises:
             ValueError: a task id is repeated. Its samples would get the same noise.
@@ -120,23 +120,40 @@ class _Step:
         for k in range(self._driver.samples):
             members.append(asyncio.create_task(self._member(task, k, prompt, checks)))
             members[-1].add_done_callback(partial(self._left, (task.id, k)))
-        ended: list[Trajectory] = []
+        ended, floor, offered = list[Trajectory](), 0, 0
         try:
             for member in asyncio.as_completed(members):
-                trajectory, check = await member
-                # Checks run together, but count in the order in which the episodes ended: the
-                # choice of members must not depend on how long a check takes.
+                played, check = await member
                 await check
-                ended.append(trajectory)
-                if (kept := await self._complete(task, ended)) is not None:
-                    return Group(task, kept)
+                ended.append(played.trajectory)
+                if played.peers == self._driver.samples:
+                    floor = max(floor, played.floor)
+                ordered = self._in_order(ended, floor)
+                while offered < len(ordered):
+                    offered += 1
+                    if (kept := await self._complete(task, ordered[:offered])) is not None:
+                        return Group(task, kept)
         finally:
             await _end([*members, *checks])
         raise RuntimeError(f"no trajectories were chosen for task {task.id}")
 
+    def _in_order(self, ended: Sequence[Trajectory], floor: int) -> list[Trajectory]:
+        """Trajectories in the order of their sampled lengths, as far as it is known.
+
+        The order in which episodes end depends on timing: on the slots of the engine, and on when
+        other groups were complete. The order of lengths does not.
+
+        Args:
+            ended: scored trajectories.
+            floor: sampled tokens of every unfinished episode, at least.
+        """
+        every = len(ended) == self._driver.samples
+        known = [t for t in ended if every or t.sampled_length <= floor]
+        return sorted(known, key=lambda t: (t.sampled_length, t.sample))
+
     async def _member(
         self, task: Task, sample: int, prompt: Sequence[int], checks: set[asyncio.Task[None]]
-    ) -> tuple[Trajectory, asyncio.Task[None]]:
+    ) -> tuple[Played, asyncio.Task[None]]:
         """Play one episode and start to score it.
 
         Args:
@@ -149,7 +166,7 @@ class _Step:
         self.ended += 1
         check = asyncio.create_task(self._check(task, played.trajectory, played.error))
         checks.add(check)
-        return played.trajectory, check
+        return played, check
 
     async def _check(self, task: Task, trajectory: Trajectory, error: str) -> None:
         if self._scorer is None:
@@ -164,7 +181,7 @@ class _Step:
 
         Args:
             task: the task.
-            ended: scored trajectories, in the order in which they ended.
+            ended: scored trajectories, in the order in which they count.
         """
         least = self._driver.samples if self._choose is None else self._choose.keep
         if len(ended) < least:

@@ -211,10 +211,10 @@ def _receive(calls: Sequence[_Call], message: Delta | Exception) -> None:
         return
     result = calls[message.index].result
     if not result.done():
-        result.set_result(_sampled(message))
+        result.set_result(_sampled(message, len(calls)))
 
 
-def _sampled(delta: Delta) -> Sampled:
+def _sampled(delta: Delta, peers: int) -> Sampled:
     sequence, reason = delta.sequence, delta.finish_reason
     if sequence is None or reason is None:
         raise RuntimeError("the engine's thread returned an unfinished sequence")
@@ -227,4 +227,6 @@ def _sampled(delta: Delta) -> Sampled:
         sequence.seconds,
         sequence.kept or None,
         delta.text if delta.stopped else None,
+        peers,
+        delta.floor,
     )

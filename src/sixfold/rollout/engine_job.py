@@ -28,6 +28,7 @@ class Delta:
         finish_reason: set on the last delta of a choice.
         stopped: True on the last delta if a stop string ended the choice.
         sequence: the finished sequence, on the last delta. None if nothing was sampled.
+        floor: on the last delta, as in `generator.Sampled`.
     """
 
     index: int
@@ -39,6 +40,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     stopped: bool = False
     sequence: EngineSequence | None = None
+    floor: int = 0
 
 
 class RecordError(RuntimeError):

@@ -311,32 +311,46 @@ class EngineThread:
         sampled = self.engine.stats.decoded_tokens
         finished = self.engine.step()
         self.rate.add(self.engine.stats.decoded_tokens - sampled)
+        ended: list[Delta] = []
         for sequence in finished:
             choice = self._choices[sequence.request, sequence.sample]
             stopped = choice.advance(sequence)
-            self._give_out(sequence, choice, sequence.finish_reason or "error", stopped)
+            reason = sequence.finish_reason or "error"
+            ended.append(self._give_out(sequence, choice, reason, stopped))
         if self._watched:
             for sequence in list(self.engine.scheduler.running):
                 choice = self._choices[sequence.request, sequence.sample]
                 if choice.watched:
-                    self._look_at(sequence, choice)
+                    ended += self._look_at(sequence, choice)
+        for delta in ended:
+            # Only now: a stop string may have ended other samples in this step.
+            if delta.sequence is not None:
+                delta.floor = self.engine.scheduler.floor(delta.sequence.request)
 
-    def _look_at(self, sequence: EngineSequence, choice: Choice) -> None:
+    def _look_at(self, sequence: EngineSequence, choice: Choice) -> list[Delta]:
+        """Send new text of a running sequence, or end it. Returns its last delta if it ended."""
         if choice.advance(sequence):
             self.engine.end(sequence, "stop")
-            self._give_out(sequence, choice, "stop", stopped=True)
-        elif choice.job.stream and choice.has_text:
+            return [self._give_out(sequence, choice, "stop", stopped=True)]
+        if choice.job.stream and choice.has_text:
             self._post(choice.job, choice.take())
+        return []
 
     def _give_out(
         self, sequence: EngineSequence, choice: Choice, reason: FinishReason, stopped: bool
-    ) -> None:
-        """End a choice: write it to the record, then send it to the caller."""
+    ) -> Delta:
+        """End a choice: write it to the record, then send it to the caller.
+
+        Returns:
+            The last delta, even if the record failed.
+        """
         del self._choices[sequence.request, sequence.sample]
         self._watched.discard(choice)
         reason = "stop" if stopped else reason
         error = self._record(sequence, choice, reason)
-        self._post(choice.job, error or choice.last(sequence, reason, stopped))
+        last = choice.last(sequence, reason, stopped)
+        self._post(choice.job, error or last)
+        return last
 
     def _record(
         self, sequence: EngineSequence, choice: Choice, reason: FinishReason

@@ -70,6 +70,9 @@ class Sampled:
         kept: kept set of each token under truncated sampling, or None.
         text: the completion as text if a stop string ended it; the text ends before the stop
             string. None: decode the tokens.
+        peers: number of calls that were sampled as one request, this one included.
+        floor: tokens that every peer has at least, if it had not ended when this one did. A
+            request whose peers have all ended has the token limit. 0: unknown.
     """
 
     tokens: list[int]
@@ -80,6 +83,8 @@ class Sampled:
     seconds: float
     kept: Kept | None = None
     text: str | None = field(default=None, compare=False)
+    peers: int = field(default=1, compare=False)
+    floor: int = field(default=0, compare=False)
 
 
 class GeneratorClosed(RuntimeError):

@@ -53,10 +53,14 @@ class Played:
     Attributes:
         trajectory: its tokens. The reward is set if the environment gave one.
         error: how the environment failed, in one line, or "".
+        peers: number of episodes whose replies were sampled as one request, this one included.
+        floor: sampled tokens that each of them has at least, if it has not ended. 0: unknown.
     """
 
     trajectory: Trajectory
     error: str = ""
+    peers: int = 1
+    floor: int = 0
 
 
 class EnvironmentFault(Exception):
@@ -130,7 +134,7 @@ class Player:
             await course.run()
         except EnvironmentFault as fault:
             course.outcome, course.reward, error = fault.outcome, None, str(fault)
-        return Played(course.trajectory(), error)
+        return Played(course.trajectory(), error, course.peers, course.floor)
 
 
 @dataclass
@@ -142,6 +146,8 @@ class _Course:
         conversation: messages before the policy's current turn.
         turn: index of the first token of the policy's current turn. Text of the environment may
             continue it.
+        peers: as in `Played`.
+        floor: as in `Played`.
     """
 
     player: Player
@@ -154,6 +160,8 @@ class _Course:
     transcript: Transcript = field(default_factory=Transcript)
     conversation: tuple[Mapping[str, Any], ...] = ()
     turn: int = 0
+    peers: int = 1
+    floor: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
     began: float = field(default_factory=time.time)
 
@@ -278,6 +286,8 @@ class _Course:
         rest = whole[len(text) :]
         found = [stop for stop in every if rest.startswith(stop)]
         player.meter.count(len(tokens), sampled)
+        if player.limits.turns == 1:  # otherwise an episode goes on after a reply has ended
+            self.peers, self.floor = sampled.peers, sampled.floor
         self.transcript.reply(sampled, text)
         return Action(text, sampled.finish_reason, min(found, key=len, default="")), rest
 
