@@ -45,7 +45,7 @@ def test_an_address_without_host_or_port_is_refused(url: str, hint: str) -> None
 
 def test_the_plan_says_who_samples_and_how_weights_get_there() -> None:
     def said(backend: str) -> str:
-        text = f"[rollout.backend]\n{backend}\n[engine]\nprefix_cache = 'none'"
+        text = f"[rollout.backend]\n{backend}"
         return explain(make_plan(parse_recipe(text, "test")))
 
     assert "engine and trainer share one set of weights" in said("kind = 'engine'")
