@@ -235,19 +235,22 @@ def microbatches(
     used, seen = 0, set[bytes]()
 
     def cost(unit: list[tuple[int, bytes]], seen: set[bytes]) -> int:
-        """Tokens to compute for the unit behind the prompts in `seen`."""
-        known, total = set(seen), 0
+        """Tokens to compute for the unit if the prompts in `seen` are computed already."""
+        total, own = 0, set[bytes]()
         for b, key in unit:
-            total += lengths[b] - (prompts[b] if share_prefix and key in known else 0)
-            known.add(key)
+            shared = share_prefix and (key in seen or key in own)
+            total += lengths[b] - (prompts[b] if shared else 0)
+            own.add(key)
         return total
 
     for unit in ([(b, shared_key(host, b)) for b in whole] for whole in units(host, rows)):
-        if not parts or used + cost(unit, seen) > max_tokens:
+        size = cost(unit, seen)
+        if not parts or used + size > max_tokens:
             parts.append([])
             used, seen = 0, set()
-        used += cost(unit, seen)
-        seen |= {key for _, key in unit}
+            size = cost(unit, seen)
+        used += size
+        seen.update(key for _, key in unit)
         parts[-1] += [b for b, _ in unit]
     return parts
 
