@@ -381,6 +381,14 @@ def test_the_explanation_says_how_named_rewards_and_greedy_completions_are_used(
     assert fact("parts", two) is None and fact("greedy", gdpo) is None
 
 
+def test_the_explanation_names_the_environment_of_episodes() -> None:
+    assert fact("episodes") is None
+    flags = ("--environment.episode", "calculator")
+    assert "calculator" in says("episodes", *flags)
+    assert says("solved").startswith("arithmetic")
+    assert says("solved", *flags).startswith("reward")
+
+
 def test_the_explanation_says_what_else_is_kept() -> None:
     parameters = make_plan(Recipe()).model.parameters or 0
     critic = says("critic", "--algorithm.name=ppo", "--critic.warmup_steps=3")

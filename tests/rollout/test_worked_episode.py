@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from tests.models.families import BY_NAME, make_tokenizer
 
 from sixfold.batch import collate
 from sixfold.environment.calculator import Calculator
@@ -67,6 +68,37 @@ def test_turns_of_messages_end_with_the_template_s_token() -> None:
     assert marked(trajectory) == (
         "<|user|>a word<|assistant|>[yes<|end|>]<|user|>not yes<|assistant|>[no<|end|>]"
     )
+
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {}}}
+
+
+class Tools(Asks):
+    """Shows a function, and answers by its result."""
+
+    async def start(self) -> Observation:
+        return Observation(messages=(Message(role="user", content="1+1"),), tools=(ADD,))
+
+    async def step(self, action: Action) -> Observation | End:
+        self.left -= 1
+        return Observation(messages=(Message(role="tool", content="2"),)) if self.left else End()
+
+
+def test_tools_are_shown_to_the_policy_in_the_form_of_its_template() -> None:
+    renderer = Renderer(make_tokenizer(BY_NAME["qwen2.5-instruct"]))
+    player = Player(Script(renderer, ()), renderer, Limits(2000, 8), Tools)
+    task = Task("1", "1+1", trace=("add it", "two"))
+    (trajectory,) = asyncio.run(worked_episodes(player, [task]))
+    said = [
+        {"role": "user", "content": "1+1"},
+        {"role": "assistant", "content": "add it"},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "two"},
+    ]
+    whole = renderer.tokenizer.apply_chat_template(said, tools=[ADD], tokenize=False)
+    assert renderer.shown(trajectory.tokens) + "\n" == whole
+    seen = zip(trajectory.tokens, trajectory.provenance, strict=True)
+    assert renderer.decode([token for token, letter in seen if letter == "o"]) == "2"
 
 
 @pytest.mark.parametrize(

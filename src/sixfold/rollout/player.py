@@ -144,6 +144,7 @@ class _Course:
     Attributes:
         prompt: tokens of the first prompt. Before `start` has answered, those of the task.
         conversation: messages before the policy's current turn.
+        tools: descriptions of the functions that the policy may call.
         turn: index of the first token of the policy's current turn. Text of the environment may
             continue it.
         peers: as in `Played`.
@@ -159,6 +160,7 @@ class _Course:
     reward: Reward | None = None
     transcript: Transcript = field(default_factory=Transcript)
     conversation: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
     turn: int = 0
     peers: int = 1
     floor: int = 0
@@ -246,7 +248,14 @@ class _Course:
     def _begin(self, seen: Observation) -> None:
         """Write the first prompt."""
         renderer, prompt = self.player.renderer, seen.messages or seen.text
-        if prompt != self.task.prompt:
+        self.conversation = seen.messages or ({"role": "user", "content": seen.text},)
+        self.tools = seen.tools
+        if self.tools:
+            try:
+                self.prompt = renderer.encode_messages(self.conversation, self.tools)
+            except RenderError as error:
+                raise EnvironmentFault(one_line(error)) from error
+        elif prompt != self.task.prompt:
             self.prompt = renderer.encode(
                 replace(self.task, prompt=cast("str | tuple[Message, ...]", prompt))
             )
@@ -257,7 +266,6 @@ class _Course:
                 "context",
             )
         self.transcript.write(self.prompt, PROMPT * len(self.prompt))
-        self.conversation = seen.messages or ({"role": "user", "content": seen.text},)
         self.turn = len(self.prompt)
         self._record(seen.events)
 
@@ -329,7 +337,7 @@ class _Course:
             suffix = (
                 renderer.suffix_text(said, seen.text)
                 if seen.text
-                else renderer.suffix(self.conversation, said, seen.messages)
+                else renderer.suffix(self.conversation, said, seen.messages, self.tools)
             )
         except RenderError as error:
             raise EnvironmentFault(one_line(error)) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...environment.solved import reward_labels, solved_rule, spec_name
+from ...environment.solved import REWARD, reward_labels, solved_rule, spec_name
 from ..plan import Plan
 from ..schema import DataConfig, Recipe
 from .fact import Fact, tokens_text
@@ -20,7 +20,7 @@ def task_facts(plan: Plan) -> list[Fact]:
     longer = "stops the run" if data.overlong == "error" else "is dropped and counted"
     rewards = plan.recipe.environment
     scale = rewards.weights or (1.0,) * len(rewards.rewards)
-    several = Fact("episodes", f"{rewards.episode}, several turns", "environment.episode")
+    several = Fact("episodes", f"several turns, played by {rewards.episode}", "environment.episode")
     return [
         Fact("tasks", f"{_sources(data)}; held out: {kept}"),
         Fact("prompts", f"at most {limit}; a longer one {longer}", why),
@@ -108,6 +108,7 @@ def _solved(recipe: Recipe) -> str:
     return solved_rule(
         labels,
         recipe.environment.weights or [1.0] * len(specs),
-        recipe.eval.metric,
+        # An environment's own reward has no name, so the sum decides.
+        recipe.eval.metric or (REWARD if recipe.environment.episode else ""),
         recipe.eval.solved_at,
     ).text
