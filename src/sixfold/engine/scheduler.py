@@ -182,15 +182,12 @@ class Scheduler:
             self.revision += 1
 
     def floor(self, request: Request) -> int:
-        """Tokens that each sample of a request has at least, if it has not ended.
-
-        It is 0 if a sample has not started, and the token limit if all samples have ended.
-        """
+        """Tokens that each unfinished sample of a request has, at least."""
         if request.samples:
             return 0
         preempted = [t.sequence for t in self.waiting if t.sequence is not None]
         lengths = [len(s.logp) for s in [*self.running, *preempted] if s.request is request]
-        return min(lengths, default=request.params.max_tokens)
+        return min(lengths, default=0)
 
     def abort(self, request: Request, samples: Container[int] | None = None) -> list[Sequence]:
         """Abort samples of a request and free their blocks immediately.

@@ -53,6 +53,7 @@ class Request:
         samples: sample indices that have not started.
         priority: larger values go first.
         arrival: index in the order of arrival.
+        count: number of samples.
         unfinished: number of samples that have not ended.
         claimed: True if the prompt's blocks are part of the reservation.
         stale: True if some keys and values may come from older weights. They must not enter the
@@ -69,6 +70,7 @@ class Request:
     samples: list[int]
     priority: int = 0
     arrival: int = 0
+    count: int = 0
     unfinished: int = 0
     claimed: bool = False
     stale: bool = False
@@ -77,7 +79,7 @@ class Request:
     origin: int | None = None
 
     def __post_init__(self) -> None:
-        self.unfinished = len(self.samples)
+        self.count = self.unfinished = len(self.samples)
 
     @property
     def first_noise(self) -> int:

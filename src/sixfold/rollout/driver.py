@@ -120,14 +120,16 @@ class _Step:
         for k in range(self._driver.samples):
             members.append(asyncio.create_task(self._member(task, k, prompt, checks)))
             members[-1].add_done_callback(partial(self._left, (task.id, k)))
-        ended, floor, offered = list[Trajectory](), 0, 0
+        ended, floors, offered = list[Trajectory](), [(0, 0)], 0
         try:
             for member in asyncio.as_completed(members):
                 played, check = await member
                 await check
                 ended.append(played.trajectory)
-                if played.peers == self._driver.samples:
-                    floor = max(floor, played.floor)
+                if played.peers.count == self._driver.samples:
+                    floors.append((played.peers.ended, played.peers.floor))
+                # A floor counts once every episode that had ended by then is known.
+                floor = max(floor for count, floor in floors if count <= len(ended))
                 ordered = self._in_order(ended, floor)
                 while offered < len(ordered):
                     offered += 1

@@ -211,10 +211,10 @@ def _receive(calls: Sequence[_Call], message: Delta | Exception) -> None:
         return
     result = calls[message.index].result
     if not result.done():
-        result.set_result(_sampled(message, len(calls)))
+        result.set_result(_sampled(message))
 
 
-def _sampled(delta: Delta, peers: int) -> Sampled:
+def _sampled(delta: Delta) -> Sampled:
     sequence, reason = delta.sequence, delta.finish_reason
     if sequence is None or reason is None:
         raise RuntimeError("the engine's thread returned an unfinished sequence")
@@ -227,6 +227,5 @@ def _sampled(delta: Delta, peers: int) -> Sampled:
         sequence.seconds,
         sequence.kept or None,
         delta.text if delta.stopped else None,
-        peers,
-        delta.floor,
+        delta.peers,
     )

@@ -10,6 +10,7 @@ from ..engine.scoring import PromptScore
 from ..engine.sequence import Constraint, Request
 from ..engine.sequence import Sequence as EngineSequence
 from ..types import FinishReason, SamplingParams
+from .generator import ALONE, Peers
 from .renderer.renderer import Renderer
 from .stop_watch import SequenceText
 
@@ -28,7 +29,7 @@ class Delta:
         finish_reason: set on the last delta of a choice.
         stopped: True on the last delta if a stop string ended the choice.
         sequence: the finished sequence, on the last delta. None if nothing was sampled.
-        floor: on the last delta, as in `generator.Sampled`.
+        peers: on the last delta: the choices of the same prompt.
     """
 
     index: int
@@ -40,7 +41,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     stopped: bool = False
     sequence: EngineSequence | None = None
-    floor: int = 0
+    peers: Peers = ALONE
 
 
 class RecordError(RuntimeError):

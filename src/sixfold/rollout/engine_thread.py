@@ -28,7 +28,7 @@ from ..engine.sequence import Sequence as EngineSequence
 from ..engine.weights import NamedTensors
 from ..types import FinishReason
 from .engine_job import Choice, Delta, Job, RecordError
-from .generator import GeneratorClosed
+from .generator import GeneratorClosed, Peers
 from .rate import Rate
 from .renderer.renderer import Renderer
 from .scoring_queue import ScoringQueue
@@ -325,7 +325,9 @@ class EngineThread:
         for delta in ended:
             # Only now: a stop string may have ended other samples in this step.
             if delta.sequence is not None:
-                delta.floor = self.engine.scheduler.floor(delta.sequence.request)
+                request = delta.sequence.request
+                floor = self.engine.scheduler.floor(request)
+                delta.peers = Peers(request.count, request.count - request.unfinished, floor)
 
     def _look_at(self, sequence: EngineSequence, choice: Choice) -> list[Delta]:
         """Send new text of a running sequence, or end it. Returns its last delta if it ended."""

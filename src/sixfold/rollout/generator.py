@@ -57,6 +57,25 @@ class SampleKey:
 
 
 @dataclass(frozen=True)
+class Peers:
+    """Calls that were sampled as one request, at the moment when one of them ended.
+
+    Attributes:
+        count: number of calls.
+        ended: number of calls that had ended, including the one that just did.
+        floor: tokens that each of the others had, at least. 0: unknown.
+    """
+
+    count: int = 1
+    ended: int = 1
+    floor: int = 0
+
+
+ALONE = Peers()
+"""A call whose peers are unknown."""
+
+
+@dataclass(frozen=True)
 class Sampled:
     """One completion. `tokens`, `logp` and `version` have the same length.
 
@@ -70,9 +89,7 @@ class Sampled:
         kept: kept set of each token under truncated sampling, or None.
         text: the completion as text if a stop string ended it; the text ends before the stop
             string. None: decode the tokens.
-        peers: number of calls that were sampled as one request, this one included.
-        floor: tokens that every peer has at least, if it had not ended when this one did. A
-            request whose peers have all ended has the token limit. 0: unknown.
+        peers: the calls that were sampled together with this one.
     """
 
     tokens: list[int]
@@ -83,8 +100,7 @@ class Sampled:
     seconds: float
     kept: Kept | None = None
     text: str | None = field(default=None, compare=False)
-    peers: int = field(default=1, compare=False)
-    floor: int = field(default=0, compare=False)
+    peers: Peers = field(default=ALONE, compare=False)
 
 
 class GeneratorClosed(RuntimeError):

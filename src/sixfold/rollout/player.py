@@ -23,7 +23,7 @@ from ..environment.episode import (
     turn_reward,
 )
 from ..types import PROMPT, Message, Outcome, Reward, SamplingParams, Task, Trajectory
-from .generator import Generator, SampleKey
+from .generator import ALONE, Generator, Peers, SampleKey
 from .meter import Meter, meter_of
 from .renderer.renderer import Renderer, RenderError
 from .transcript import Transcript
@@ -53,14 +53,12 @@ class Played:
     Attributes:
         trajectory: its tokens. The reward is set if the environment gave one.
         error: how the environment failed, in one line, or "".
-        peers: number of episodes whose replies were sampled as one request, this one included.
-        floor: sampled tokens that each of them has at least, if it has not ended. 0: unknown.
+        peers: episodes whose replies were sampled as one request. Only for episodes of one turn.
     """
 
     trajectory: Trajectory
     error: str = ""
-    peers: int = 1
-    floor: int = 0
+    peers: Peers = ALONE
 
 
 class EnvironmentFault(Exception):
@@ -134,7 +132,7 @@ class Player:
             await course.run()
         except EnvironmentFault as fault:
             course.outcome, course.reward, error = fault.outcome, None, str(fault)
-        return Played(course.trajectory(), error, course.peers, course.floor)
+        return Played(course.trajectory(), error, course.peers)
 
 
 @dataclass
@@ -148,7 +146,6 @@ class _Course:
         turn: index of the first token of the policy's current turn. Text of the environment may
             continue it.
         peers: as in `Played`.
-        floor: as in `Played`.
     """
 
     player: Player
@@ -162,8 +159,7 @@ class _Course:
     conversation: tuple[Mapping[str, Any], ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     turn: int = 0
-    peers: int = 1
-    floor: int = 0
+    peers: Peers = ALONE
     events: list[dict[str, Any]] = field(default_factory=list)
     began: float = field(default_factory=time.time)
 
@@ -295,7 +291,7 @@ class _Course:
         found = [stop for stop in every if rest.startswith(stop)]
         player.meter.count(len(tokens), sampled)
         if player.limits.turns == 1:  # otherwise an episode goes on after a reply has ended
-            self.peers, self.floor = sampled.peers, sampled.floor
+            self.peers = sampled.peers
         self.transcript.reply(sampled, text)
         return Action(text, sampled.finish_reason, min(found, key=len, default="")), rest
 
