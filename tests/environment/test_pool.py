@@ -64,11 +64,12 @@ def running(pid: int) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("reward", ["forked", "forked_async"])
 @pytest.mark.parametrize("way", ["raise", "return", "exit"])
-def test_the_child_of_a_reward_does_not_answer_for_it(way: str) -> None:
+def test_the_child_of_a_reward_does_not_answer_for_it(way: str, reward: str) -> None:
     """Every text has another length, so a reply that is one check too early shows."""
     texts = [way] + ["x" * (20 + n) for n in range(20)] + [way]
-    assert {n: o.values for n, o in outcomes("forked", texts, workers=2).items()} == {
+    assert {n: o.values for n, o in outcomes(reward, texts, workers=2).items()} == {
         n: [float(len(t))] for n, t in enumerate(texts)
     }
 

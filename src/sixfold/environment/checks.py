@@ -65,7 +65,7 @@ async def run_async_check(function: RewardFunction, check: Check, timeout_s: flo
         timeout_s: maximum seconds. After them the reward is cancelled. It is not waited for,
             because it may ignore that.
     """
-    process, start = os.getpid(), time.perf_counter()
+    start = time.perf_counter()
     task = asyncio.ensure_future(_scored(function, check))
     try:
         await asyncio.wait([task], timeout=timeout_s)
@@ -74,18 +74,20 @@ async def run_async_check(function: RewardFunction, check: Check, timeout_s: flo
         else:
             values, error = [], f"timeout after {timeout_s:g} s"
     finally:
-        if os.getpid() != process:
-            os._exit(1)
         task.cancel()
     return Outcome(values, error, time.perf_counter() - start)
 
 
 async def _scored(function: RewardFunction, check: Check) -> tuple[list[float | None], str | None]:
     """Values and error of an async reward. Even sys.exit in it must not end the event loop."""
+    process = os.getpid()
     try:
         return await function.scores_async(check.completions, check.task, check.sampled), None
     except BaseException as raised:  # noqa: BLE001  boundary: a failed check is data
         return [], one_line(raised)
+    finally:
+        if os.getpid() != process:
+            os._exit(1)  # as in run_check; the event loop would read its parent's wake-ups
 
 
 def one_line(error: BaseException) -> str:

@@ -109,6 +109,11 @@ def forked(completion: str, task: Task) -> float:
     return float(len(completion))
 
 
+async def forked_async(completion: str, task: Task) -> float:
+    """As `forked`, inside the event loop."""
+    return forked(completion, task)
+
+
 def stray(completion: str, task: Task) -> float:
     """Writes the completion, a character per byte, to every descriptor that it can find, as a
     library that prints to odd descriptors would.
