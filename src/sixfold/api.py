@@ -46,7 +46,7 @@ def train(
             `f(prompts, completions, **columns) -> list`. It replaces the recipe's rewards and runs
             in this process.
         algorithm: an object with the methods of `algorithm.base.Algorithm`. It replaces the
-            recipe's algorithm.
+            recipe's algorithm. `compute_advantages` may stand in place of `prepare`.
         tasks: training tasks. They replace the recipe's dataset.
         heldout: held-out tasks for evaluation, with `tasks`.
         settings: dotted settings that replace those of the recipe, e.g. {"trainer.learning_rate":
@@ -80,7 +80,7 @@ def train(
             )
         if reward is not None:
             check_callable(reward)
-        checked_algorithm(algorithm)
+        algorithm = checked_algorithm(algorithm)
         if tasks is None and heldout:
             raise UserError(
                 "heldout is given without tasks: give both, or set data.heldout or"

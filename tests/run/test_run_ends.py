@@ -161,6 +161,15 @@ def test_from_python_with_a_user_algorithm(tmp_path: Path) -> None:
                 else output
             )
 
+    class WithAdvantages:
+        """The same, with its first method named for what it computes."""
+
+        needs_reference = False
+
+        def __init__(self) -> None:
+            mine = Mine(measures=True)
+            self.compute_advantages, self.compute_loss = mine.prepare, mine.compute_loss
+
     def settings(name: str, **more: object) -> dict[str, object]:
         flags = tiny_recipe(tmp_path, run__name=name, run__steps=4, algorithm__beta=0.1, **more)
         return {
@@ -184,7 +193,7 @@ def test_from_python_with_a_user_algorithm(tmp_path: Path) -> None:
     )
     assert metrics(own) == metrics(named) and any(m["train/updates"] for m in metrics(own))
     more = metrics(
-        sixfold.train(algorithm=Mine(measures=True), settings=settings("more", log__to="csv"))
+        sixfold.train(algorithm=WithAdvantages(), settings=settings("more", log__to="csv"))
     )
     assert [m.pop("custom/my_share", None) for m in more] == [
         m.get("train/loss") for m in metrics(own)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, Protocol, runtime_checkable
 
@@ -38,6 +39,34 @@ class _AlgorithmMethods(Protocol):
     def prepare(self, batch: Any) -> Any: ...
 
     def compute_loss(self, batch: Any, logp: Any) -> Any: ...
+
+
+@runtime_checkable
+class _WithAdvantages(Protocol):
+    """An algorithm that only has advantages to prepare."""
+
+    needs_reference: bool
+
+    def compute_advantages(self, batch: Any) -> Any: ...
+
+    def compute_loss(self, batch: Any, logp: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class _Adapted:
+    """`algorithm.base.Algorithm` around an object with `compute_advantages`."""
+
+    inner: _WithAdvantages
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.inner.needs_reference
+
+    def prepare(self, batch: Any) -> Any:
+        return self.inner.compute_advantages(batch)
+
+    def compute_loss(self, batch: Any, logp: Any) -> Any:
+        return self.inner.compute_loss(batch, logp)
 
 
 @contextmanager
@@ -75,8 +104,8 @@ def checked_recipe(recipe: Any) -> str | Recipe:
     return recipe
 
 
-def checked_algorithm(algorithm: Any) -> None:
-    """Check that an object has the methods of an algorithm.
+def checked_algorithm(algorithm: Any) -> Any:
+    """The algorithm, or None. An object may have `compute_advantages` in place of `prepare`.
 
     Raises:
         UserError: if it does not.
@@ -86,18 +115,20 @@ def checked_algorithm(algorithm: Any) -> None:
             f"algorithm = {algorithm!r} is text: name it in settings, settings={{'algorithm.name':"
             f" {algorithm!r}}}"
         )
-    if algorithm is not None and (
-        isinstance(algorithm, type) or not isinstance(algorithm, _AlgorithmMethods)
-    ):
-        shown = (
-            f"the class {algorithm.__name__}"
-            if isinstance(algorithm, type)
-            else f"of type {type(algorithm).__name__}"
-        )
-        raise UserError(
-            f"algorithm is {shown}: give an object with prepare, compute_loss and"
-            " needs_reference, e.g. sixfold.algorithm.composed.make_algorithm(method)"
-        )
+    if not isinstance(algorithm, type):
+        if algorithm is None or isinstance(algorithm, _AlgorithmMethods):
+            return algorithm
+        if isinstance(algorithm, _WithAdvantages):
+            return _Adapted(algorithm)
+    shown = (
+        f"the class {algorithm.__name__}"
+        if isinstance(algorithm, type)
+        else f"of type {type(algorithm).__name__}"
+    )
+    raise UserError(
+        f"algorithm is {shown}: give an object with prepare (or compute_advantages), compute_loss"
+        " and needs_reference, e.g. sixfold.algorithm.composed.make_algorithm(method)"
+    )
 
 
 def checked_tasks(argument: str, tasks: Any) -> list[Any]:
