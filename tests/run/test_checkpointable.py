@@ -109,17 +109,21 @@ class Elsewhere:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.version = copy.deepcopy(model), -1
 
-    @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+    async def load(self, weights: Mapping[str, Tensor], version: int) -> int:
         self.version = version
-        for name, p in self.model.named_parameters():
-            p.copy_(weights[name])
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                p.copy_(weights[name])
+        return 0
 
-    @torch.no_grad()
-    def score(self, tokens: list[int]) -> list[float]:
-        logits = self.model(torch.tensor([tokens]), use_cache=False).logits[0, :-1]
+    async def score(self, tokens: list[int], temperature: float = 1.0) -> list[float]:
+        with torch.no_grad():
+            logits = self.model(torch.tensor([tokens]), use_cache=False).logits[0, :-1]
         logp = logits.float().log_softmax(-1)
         return logp.gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+
+    async def rest(self) -> None:
+        """Nothing to free."""
 
 
 @dataclass
