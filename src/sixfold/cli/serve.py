@@ -9,9 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import UserError
+from ..recipe.schema.backend import KEY_VARIABLE
 from .parsing import Options, VerbParser, add_device, at_least
-
-KEY_VARIABLE = "SIXFOLD_API_KEY"
 
 
 def parser() -> VerbParser:

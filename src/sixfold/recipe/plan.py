@@ -193,7 +193,7 @@ def _check_backend(recipe: Recipe) -> None:
             f" '{backend}' cannot do. Set rollout.oversample = 0, or use rollout.backend.kind ="
             " 'engine'"
         )
-    if r.top_p < 1 or r.top_k or r.min_p:
+    if backend != "sixfold" and (r.top_p < 1 or r.top_k or r.min_p):
         raise UserError(
             f"rollout.top_p, top_k and min_p: rollout.backend.kind = '{backend}' does not report"
             " which tokens it kept, so the trainer cannot score them. Switch them off, or use"

@@ -1,4 +1,4 @@
-"""Set up an engine in another process: start vLLM or connect to SGLang, and send the weights."""
+"""Set up an engine in another process: start vLLM or connect to a server, and send the weights."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from ..errors import UserError
 from ..model.device import free_memory
 from ..model.loading import Policy
 from ..recipe.plan import kv_numbers_per_token, whole_blocks
-from ..recipe.schema import Recipe, SglangBackend, VllmBackend
+from ..recipe.schema import Recipe, SglangBackend, SixfoldBackend, VllmBackend
+from ..recipe.schema.backend import KEY_VARIABLE
 from ..rollout.generator import Generator, wait_for
 from ..rollout.renderer.renderer import Renderer
 from ..rollout.sglang_server import SglangServer
+from ..rollout.sixfold_server import SixfoldServer
 from ..rollout.vllm_memory import memory_share, visible_devices
 from ..rollout.vllm_process import VllmProcess, vllm_config
 from ..sync.sync import SyncError
@@ -30,7 +32,7 @@ VLLM_BLOCK = 128
 
 def start_outside(
     recipe: Recipe,
-    backend: VllmBackend | SglangBackend,
+    backend: VllmBackend | SglangBackend | SixfoldBackend,
     policy: Policy,
     renderer: Renderer,
     longest: int,
@@ -40,7 +42,7 @@ def start_outside(
 
     Args:
         recipe: the whole run.
-        backend: vLLM or SGLang.
+        backend: which engine.
         policy: the trainer's model.
         renderer: decodes completions.
         longest: longest sequence, in tokens.
@@ -53,8 +55,12 @@ def start_outside(
     dtype = torch.bfloat16 if recipe.run.precision == "bfloat16" else torch.float32
     engine: Generator
     if backend.kind == "sglang":
-        engine = server = SglangServer(backend.url, config, dtype, renderer)
-        wait_for(server.check())
+        engine = sglang = SglangServer(backend.url, config, dtype, renderer)
+        wait_for(sglang.check())
+    elif backend.kind == "sixfold":
+        key = os.environ.get(KEY_VARIABLE, "")
+        engine = server = SixfoldServer(backend.url, config, policy.tokenizer, key)
+        wait_for(server.connect())
     else:
         engine = VllmProcess(
             config,

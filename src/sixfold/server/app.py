@@ -226,7 +226,11 @@ class Endpoints:
         """GET /health: 200 unless the engine has failed, then 503."""
         failed = self.served.engine.failure is not None
         return JSONResponse(
-            {"status": "failed" if failed else "ok"}, status_code=503 if failed else 200
+            {
+                "status": "failed" if failed else "ok",
+                "weight_version": self.served.engine.engine.version,
+            },
+            status_code=503 if failed else 200,
         )
 
     async def metrics(self, request: Request) -> Response:
@@ -315,34 +319,37 @@ class Endpoints:
         self, kind: str, ask: Ask, prompts: list[list[int]], asked: dict[str, Any]
     ) -> Exchange:
         max_tokens = self.served.limits.max_tokens(ask, max(map(len, prompts)))
-        params = ask.sampling(max_tokens, self.served.stop_token_ids, secrets.randbits(63))
+        noise, served = ask.named_noise, self.served
+        ends = served.stop_token_ids if noise is None else ()
+        params = ask.sampling(max_tokens, ends, secrets.randbits(63))
         name = f"{kind}-{secrets.token_hex(12)}"
         asked |= {"model": ask.model, "n": ask.n, "stop": ask.stops, "metadata": ask.metadata}
-        adapter = ask.model if ask.model in self.served.adapters else None
+        adapter = ask.model if ask.model in served.adapters else None
         stops = (
             *ask.stops,
-            *self.served.stop_strings,
-            *(self.served.turn_ends if isinstance(ask, ChatAsk) else ()),
+            *(served.stop_strings if noise is None else ()),
+            *(served.turn_ends if isinstance(ask, ChatAsk) else ()),
         )
         form = ask.form()
         asked["trainable"] = form.is_free and not params.reads_history
         constraint = (
             None
             if form.is_free
-            else await run_sync(self.served.grammars.compile, form, limiter=self._parser)
+            else await run_sync(served.grammars.compile, form, limiter=self._parser)
         )
         task_id = ask.metadata.get("task_id", name)
         asked = {"exchange": name, "created": time.time(), "seed": params.seed, **asked}
-        recorder, inbox = self.served.recorder, asyncio.Queue[Delta | Exception]()
+        recorder, inbox = served.recorder, asyncio.Queue[Delta | Exception]()
         job = Job(
-            [noise_key(prompt) for prompt in prompts],
+            [noise_key(prompt) for prompt in prompts] if noise is None else [noise.name],
             prompts,
             params,
-            range(ask.n),
+            range(ask.n) if noise is None else [noise.sample],
             inbox.put_nowait,
             stops,
             ask.stream,
             decoded=True,
+            origin=None if noise is None else noise.origin,
             adapter=adapter,
             constraint=constraint,
             scored=ask.scores_prompt,

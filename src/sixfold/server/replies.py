@@ -139,12 +139,13 @@ class TextReply(Reply):
     def _choice(self, delta: Delta) -> dict[str, Any]:
         echoes = delta.index in self._to_echo
         text = self._to_echo.pop(delta.index, "") + delta.text
-        return {
+        choice = {
             "index": delta.index,
             "text": text,
             "logprobs": self._logprobs(delta, echoes),
             "finish_reason": delta.finish_reason,
         }
+        return choice | ({} if self.ask.named_noise is None else _facts(delta))
 
     def _part(self, delta: Delta) -> dict[str, Any]:
         return self._choice(delta)
@@ -192,6 +193,19 @@ class TextReply(Reply):
             return None
         ordered = sorted(({token: logp} | top).items(), key=lambda item: item[1])
         return {self._renderer.piece(t): p for t, p in ordered}
+
+
+def _facts(delta: Delta) -> dict[str, Any]:
+    """Facts about a finished completion that a generator reports (`Sampled`)."""
+    if delta.sequence is None:
+        return {}
+    kept = delta.sequence.kept
+    return {
+        "stopped": delta.stopped,
+        "reused_tokens": delta.sequence.reused,
+        "seconds": delta.sequence.seconds,
+        "kept_tokens": kept.to_record() if kept else None,
+    }
 
 
 class TokenLogprobs:

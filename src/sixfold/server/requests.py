@@ -55,6 +55,16 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False
 
 
+class Noise(BaseModel):
+    """Name of the sampling noise of one completion (`SampleKey` in `rollout/generator.py`)."""
+
+    model_config = STRICT
+
+    name: Annotated[str, Field(max_length=1000)]
+    sample: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    origin: Annotated[int, Field(ge=0)] | None = None
+
+
 class Ask(BaseModel):
     """Common fields of /v1/chat/completions and /v1/completions.
 
@@ -108,6 +118,11 @@ class Ask(BaseModel):
     def scores_prompt(self) -> bool:
         """True if the answer includes log-probs of the prompt."""
         return False
+
+    @property
+    def named_noise(self) -> Noise | None:
+        """The noise that the request names, or None."""
+        return None
 
     def check(self) -> None:
         """Raise ApiError for fields that contradict one another."""
@@ -171,12 +186,26 @@ class TextAsk(Ask):
 
     `prompt` is one prompt or several, each as text or token ids. With `echo`, the answer begins
     with the prompt.
+
+    With `noise`, the request alone decides when its completion ends: the model's own end tokens and
+    stop strings do not end it. It has one prompt and n = 1.
     """
 
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool = False
     prompt: Annotated[str | list[str] | list[int] | list[list[int]], PlainValidator(_prompt)]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    noise: Noise | None = None
+
+    def check(self) -> None:
+        """Raise ApiError if `noise` is given for more than one completion."""
+        if self.noise is not None and (self.n > 1 or len(self.prompts()) > 1):
+            raise bad_request("noise names one completion. Send one prompt, and n = 1", "noise")
+
+    @property
+    def named_noise(self) -> Noise | None:
+        """The noise that the request names, or None."""
+        return self.noise
 
     @property
     def wants_logprobs(self) -> bool:

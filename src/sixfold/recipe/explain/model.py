@@ -50,11 +50,11 @@ def _sampler_facts(recipe: Recipe) -> list[Fact]:
         if sync.quantised:
             copies += f", rounded as in {sync.kind} (simulated: no memory or time is saved)"
         return [Fact("weights", f"{copies}; {where}", f"sync.kind = {sync.kind}")]
-    who = (
-        f"vLLM in its own process, run by {backend.python or 'the same Python interpreter'}"
-        if backend.kind == "vllm"
-        else f"the SGLang server at {backend.url}, which must be running"
-    )
+    if backend.kind == "vllm":
+        who = f"vLLM in its own process, run by {backend.python or 'the same Python interpreter'}"
+    else:
+        program = "SGLang server" if backend.kind == "sglang" else "Sixfold server"
+        who = f"the {program} at {backend.url}, which must be running"
     return [
         Fact("sampler", who, f"rollout.backend.kind = {backend.kind}"),
         Fact(

@@ -9,7 +9,7 @@ computed in `recipe/plan.py` and printed by `sixfold explain`.
 """
 
 from .algorithm import AlgorithmConfig, CriticConfig, ReferenceConfig
-from .backend import Backend, EngineBackend, SglangBackend, VllmBackend
+from .backend import Backend, EngineBackend, SglangBackend, SixfoldBackend, VllmBackend
 from .base import PATTERNS, Section, device_name
 from .data import ArithmeticConfig, DataConfig, GymConfig, SourceConfig
 from .engine import EngineConfig
@@ -55,6 +55,7 @@ __all__ = [
     "SftConfig",
     "SglangBackend",
     "SharedSyncConfig",
+    "SixfoldBackend",
     "SourceConfig",
     "Speculation",
     "SwapPreemption",

@@ -12,6 +12,10 @@ from .base import DEVICES, Real, Section, knob
 
 SGLANG = "http://127.0.0.1:30000"
 """Address at which SGLang listens by default."""
+SIXFOLD = "http://127.0.0.1:8000"
+"""Address at which `sixfold serve` listens by default."""
+KEY_VARIABLE = "SIXFOLD_API_KEY"
+"""Environment variable with the API key of a Sixfold server, for the server and its clients."""
 
 
 def server_address(url: str) -> str:
@@ -79,4 +83,13 @@ class SglangBackend(Section):
     )
 
 
-Backend = EngineBackend | VllmBackend | SglangBackend
+class SixfoldBackend(Section):
+    """A running `sixfold serve` samples."""
+
+    kind: Literal["sixfold"] = "sixfold"
+    url: Annotated[str, AfterValidator(server_address)] = knob(
+        SIXFOLD, "address of the server, with its port and without /v1"
+    )
+
+
+Backend = EngineBackend | VllmBackend | SglangBackend | SixfoldBackend
