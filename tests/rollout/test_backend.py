@@ -1,4 +1,4 @@
-"""`[rollout.backend]`: its three kinds, the server's address, and what the plan says of them."""
+"""`[rollout.backend]`: its four kinds, the server's address, and what the plan says of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from sixfold.errors import UserError
 from sixfold.recipe.explain import explain
 from sixfold.recipe.plan import make_plan
-from sixfold.recipe.schema import EngineBackend, SglangBackend, VllmBackend
-from sixfold.recipe.schema.backend import SGLANG
+from sixfold.recipe.schema import EngineBackend, SglangBackend, SixfoldBackend, VllmBackend
+from sixfold.recipe.schema.backend import SGLANG, SIXFOLD
 from sixfold.recipe.toml import parse_recipe
 
 
@@ -19,6 +19,7 @@ from sixfold.recipe.toml import parse_recipe
         ("kind = 'vllm'", VllmBackend()),
         ("kind = 'vllm'\npython = '/opt/python'", VllmBackend(python="/opt/python")),
         ("kind = 'sglang'", SglangBackend(url=SGLANG)),
+        ("kind = 'sixfold'", SixfoldBackend(url=SIXFOLD)),
         ("kind = 'sglang'\nurl = 'https://[::1]:8000/'", SglangBackend(url="https://[::1]:8000")),
     ],
 )
@@ -54,3 +55,5 @@ def test_the_plan_says_who_samples_and_how_weights_get_there() -> None:
     assert "share one set" not in vllm
     sglang = said("kind = 'sglang'\nurl = 'http://host:1'")
     assert "at http://host:1, which must be running" in sglang and "KV cache" not in sglang
+    sixfold = said("kind = 'sixfold'\nurl = 'http://host:2'")
+    assert "Sixfold server at http://host:2, which must be running" in sixfold

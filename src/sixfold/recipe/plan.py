@@ -187,12 +187,6 @@ def _check_backend(recipe: Recipe) -> None:
                 f"{key} = {toml_literal(value)} has no effect with rollout.backend.kind ="
                 f" '{backend}'. Remove it, or use rollout.backend.kind = 'engine'"
             )
-    if r.oversample:
-        raise UserError(
-            "rollout.oversample aborts samples while others run, which rollout.backend.kind ="
-            f" '{backend}' cannot do. Set rollout.oversample = 0, or use rollout.backend.kind ="
-            " 'engine'"
-        )
     if backend != "sixfold" and (r.top_p < 1 or r.top_k or r.min_p):
         raise UserError(
             f"rollout.top_p, top_k and min_p: rollout.backend.kind = '{backend}' does not report"

@@ -181,8 +181,24 @@ def _sampled(meta: Mapping[str, Any]) -> Sampled:
     return Sampled(
         tokens=tokens,
         logp=[float(logp) for logp, _, _ in meta["output_token_logprobs"]],
-        version=[int(span["version"]) for span in spans for _ in range(span["start"], span["end"])],
+        version=[
+            _number(span["version"]) for span in spans for _ in range(span["start"], span["end"])
+        ],
         finish_reason=_FINISHED[meta["finish_reason"]["type"]],
         reused=int(meta["cached_tokens"]),
         seconds=float(meta["e2e_latency"]),
     )
+
+
+def _number(version: str) -> int:
+    """Version of weights, as `load` named it.
+
+    Raises:
+        EngineLost: the server has weights that `load` has not passed.
+    """
+    if not version.isdecimal():
+        raise EngineLost(
+            f"SGLang sampled from weights '{version}', which this run has not loaded. Let no other"
+            " client change the server's weights"
+        )
+    return int(version)
