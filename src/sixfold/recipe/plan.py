@@ -180,7 +180,9 @@ def _check_backend(recipe: Recipe) -> None:
             f" rollout.backend.kind = '{backend}' samples elsewhere. Use rollout.backend.kind ="
             " 'engine', or sync.kind = 'copy'"
         )
-    unused = _only_embedded(recipe) + (_options_of_the_server(recipe) * (backend == "sglang"))
+    unused = _only_embedded(recipe) + (
+        _options_of_the_server(recipe) * (backend in ("sglang", "sixfold"))
+    )
     for key, value, default in unused:
         if value != default:
             raise UserError(
@@ -211,7 +213,7 @@ def _only_embedded(recipe: Recipe) -> list[tuple[str, object, object]]:
 
 
 def _options_of_the_server(recipe: Recipe) -> list[tuple[str, object, object]]:
-    """(key, value, default) of the settings that SGLang takes when its server is started."""
+    """(key, value, default) of the settings that a server takes when it is started."""
     engine, default = recipe.engine, EngineConfig()
     return [
         ("engine.max_running", engine.max_running, default.max_running),
