@@ -95,19 +95,19 @@ def test_async_checks_end_at_their_own_time_limit() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "error"),
-    [("crash", "process was killed by SIGKILL"), ("block", "timeout after 0.6 s")],
+    [("crash", "process was killed by SIGKILL"), ("block", "timeout after 1 s")],
 )
 def test_only_the_async_check_that_ends_its_process_fails(word: str, error: str) -> None:
-    texts = ["sleep 0.1|" + "x" * n for n in range(8)]
-    texts[5] = f"{word} 0.05"
+    texts = ["sleep 0.1|" + "x" * n for n in range(4)]
+    texts[2] = f"{word} 0.05"
 
     async def use(pool: WorkerPool) -> list[Outcome]:
         return await outcomes(pool, texts)
 
-    found = with_pool(["length_async"], use, timeout_s=0.6)
-    assert str(found[5].error).startswith(error)
-    assert [o.values for n, o in enumerate(found) if n != 5] == [
-        [float(len(t))] for n, t in enumerate(texts) if n != 5
+    found = with_pool(["length_async"], use, timeout_s=1.0)
+    assert str(found[2].error).startswith(error)
+    assert [o.values for n, o in enumerate(found) if n != 2] == [
+        [float(len(t))] for n, t in enumerate(texts) if n != 2
     ]
 
 
@@ -178,6 +178,22 @@ def test_processes_started_by_async_checks_end_when_none_is_running() -> None:
         return stat.exists()
 
     assert not with_pool(["starts_daemons_async"], use)
+
+
+@pytest.mark.slow
+def test_a_pool_that_leaves_the_event_loop_ends_busy_processes() -> None:
+    async def use(pool: WorkerPool) -> tuple[list[int], list[int]]:
+        await pool.rewards()
+        before = [worker.child.process.pid for worker in pool._workers]
+        hung = asyncio.ensure_future(pool.check(check("hang")))
+        await asyncio.sleep(0.1)
+        hung.cancel()
+        await asyncio.gather(hung, return_exceptions=True)
+        pool.leave()
+        return before, descendants()
+
+    before, after = with_pool(["told"], use, workers=2)
+    assert len(set(before) & set(after)) == 1  # the idle one stays
 
 
 @pytest.mark.slow
@@ -343,12 +359,11 @@ def test_a_signal_leaves_the_event_loop_and_no_process(reward: str) -> None:
     environment = Environment([f"{SAMPLE}:{reward}"], timeout_s=60.0, workers=2)
     try:
         asyncio.run(step(environment, ["ok"]))
-        for _ in range(2):
-            with pytest.raises(Stopped), asyncio.Runner() as runner:
-                signal.setitimer(signal.ITIMER_REAL, 0.3)
-                runner.run(step(environment, ["hang"] * 20))
-            again = asyncio.run(step(environment, ["ok", "okay"]))
-            assert again.rewards == [2.0, 4.0]
+        with pytest.raises(Stopped), asyncio.Runner() as runner:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            runner.run(step(environment, ["hang"] * 20))
+        again = asyncio.run(step(environment, ["ok", "okay"]))
+        assert again.rewards == [2.0, 4.0]
     finally:
         signal.signal(signal.SIGALRM, handler)
         environment.close()
@@ -368,8 +383,8 @@ def test_async_callables_run_concurrently_here_and_have_a_time_limit() -> None:
 
     texts = ["a", "hang", "bb", "ccc", "a", "b", "c", "d"]
     judged = group(texts)
-    with Environment([judge], timeout_s=0.5, error_budget=0.5) as environment:
+    with Environment([judge], timeout_s=1.0, error_budget=0.5) as environment:
         environment.score([judged])
     assert judged.rewards == [1.0, None, 2.0, 3.0, 1.0, 1.0, 1.0, 1.0]
     reward = judged.trajectories[1].reward
-    assert reward and reward.error == "judge: timeout after 0.5 s"
+    assert reward and reward.error == "judge: timeout after 1 s"
