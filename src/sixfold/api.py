@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .environment.callables import check_callable
+from .environment.episode import MakeEpisode
+from .environment.episodes import check_episode
 from .errors import UserError, check_platform
 from .recipe.python_arguments import (
     checked_algorithm,
@@ -17,6 +19,7 @@ from .recipe.python_arguments import (
     in_python,
     python_words,
     setting_flags,
+    with_episode,
 )
 from .recipe.schema import Recipe
 from .recipe.toml import load_recipe, parse_recipe
@@ -31,6 +34,7 @@ def train(
     recipe: str | PathLike[str] | Recipe = "",
     *,
     reward: Callable[..., Any] | None = None,
+    environment: MakeEpisode | None = None,
     algorithm: Algorithm | None = None,
     tasks: Iterable[Task] | None = None,
     heldout: Iterable[Task] | None = (),
@@ -45,6 +49,9 @@ def train(
         reward: `f(completion, task) -> float`, or a function written for TRL,
             `f(prompts, completions, **columns) -> list`. It replaces the recipe's rewards and runs
             in this process.
+        environment: a class of episodes, or a function from a task to an episode
+            (`environment.episode`). It replaces `environment.episode` of the recipe and runs in
+            this process.
         algorithm: an object with the methods of `algorithm.base.Algorithm`. It replaces the
             recipe's algorithm. `compute_advantages` may stand in place of `prepare`.
         tasks: training tasks. They replace the recipe's dataset.
@@ -80,6 +87,9 @@ def train(
             )
         if reward is not None:
             check_callable(reward)
+        if environment is not None:
+            check_episode(environment, "environment")
+            resolved = with_episode(resolved, environment)
         algorithm = checked_algorithm(algorithm)
         if tasks is None and heldout:
             raise UserError(
@@ -97,6 +107,7 @@ def train(
         folder = Path(resolved.run.dir) / resolved.run.name
         own: dict[str, Any] = {
             "reward": reward,
+            "environment": environment,
             "algorithm": algorithm,
             "tasks": given,
             "heldout": held,

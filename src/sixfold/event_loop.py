@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 CLEAN_UP_S = 10.0
-"""Most seconds that the tasks of an interrupted call get to end."""
+"""Most seconds that tasks get to end after they are cancelled. An environment may ignore it."""
 
 
 class EventLoop:
@@ -21,12 +21,12 @@ class EventLoop:
     """
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner()
+        self._loop = asyncio.new_event_loop()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Result of the coroutine.
 
-        If a signal interrupts the call, all of its tasks are cancelled and end before the exception
+        If a signal interrupts the call, all tasks are cancelled and have ended before the exception
         leaves.
         """
         try:
@@ -38,27 +38,36 @@ class EventLoop:
             try:
                 return done.result()
             except KeyboardInterrupt:
-                self._runner.get_loop().call_soon_threadsafe(self._cancel_all)
+                self._loop.call_soon_threadsafe(self._cancel_all)
                 raise
 
     def close(self) -> None:
         """Cancel what is left and close the loop. A second call does nothing."""
-        self._runner.close()
+        if not self._loop.is_closed():
+            self._clean_up()
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
-            return self._runner.run(coroutine)
+            return self._loop.run_until_complete(coroutine)
         except (KeyboardInterrupt, SystemExit):
             # A signal handler raised inside the loop: the tasks were not told.
-            if tasks := self._cancel_all():
-                # With a limit: the signal may have hit the loop while it was waking a task, which
-                # then never ends.
-                loop = self._runner.get_loop()
-                loop.run_until_complete(asyncio.wait(tasks, timeout=CLEAN_UP_S))
+            self._clean_up()
             raise
 
+    def _clean_up(self) -> None:
+        """Cancel all tasks and wait for them.
+
+        The wait has a limit: the signal may have hit the loop while it was waking a task, which
+        then never ends.
+        """
+        if tasks := self._cancel_all():
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=CLEAN_UP_S))
+
     def _cancel_all(self) -> set[asyncio.Task[Any]]:
-        tasks = asyncio.all_tasks(self._runner.get_loop())
+        tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # a second time would interrupt what it frees
+                task.cancel()
         return tasks

@@ -18,7 +18,8 @@ class Scorer(Protocol):
         """Run the rewards that score single completions.
 
         If no reward scores whole groups, `trajectory.reward` is set on return. A trajectory that
-        has a reward, or was added before, is left unchanged.
+        has a reward is not checked: only its score is filled in. One that was added before is left
+        unchanged.
 
         Raises:
             RewardBudgetExceeded: if too many checks of the step have failed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import UserError
@@ -122,7 +122,10 @@ class StepScorer:
 
     async def add(self, task: Task, trajectory: Trajectory) -> None:
         """Run the rewards that score single completions (`base.Scorer.add`)."""
-        if trajectory.reward is not None or id(trajectory) in self._verdicts:
+        if trajectory.reward is not None:
+            self._judge(trajectory, trajectory.reward)
+            return
+        if id(trajectory) in self._verdicts:
             return
         self._count()
         self._verdicts[id(trajectory)] = _Verdict(trajectory)
@@ -158,6 +161,15 @@ class StepScorer:
         self._count()
         trajectory.reward = Reward(None, error=line)
         self._budget.spend(1, line)
+
+    def _judge(self, trajectory: Trajectory, given: Reward) -> None:
+        """Fill in the score of a reward that the environment gave."""
+        total = trajectory.total_reward
+        if total is None or given.score is not None:
+            return
+        score = self._rule.score(total, given.parts)
+        solved = None if score is None else self._rule.solves(score)
+        trajectory.reward = replace(given, score=score, solved=solved)
 
     def _count(self) -> None:
         self._added += 1

@@ -173,7 +173,7 @@ def logit_bytes(chunk: int, vocabulary: int, tables: int = BACKWARD_TABLES) -> i
 
 def keys_per_token(recipe: Recipe, prompt: int) -> float:
     """Keys and values that attention keeps per token of a packed row, for the longest sequences."""
-    new, samples = recipe.rollout.max_new_tokens, recipe.rollout.samples_per_prompt
+    new, samples = recipe.episode_tokens, recipe.rollout.samples_per_prompt
     if not recipe.trainer.share_prefix:
         return 1.0
     return (prompt + samples * (prompt + new)) / (prompt + samples * new)
@@ -194,7 +194,7 @@ def work_parts(recipe: Recipe, size: ModelSize, prompt: int | None) -> tuple[Par
     """
     trainer, width = recipe.trainer, number_width(recipe)
     # A trajectory longer than the budget gets a micro-batch to itself.
-    tokens = max(trainer.max_tokens_per_microbatch, (prompt or 0) + recipe.rollout.max_new_tokens)
+    tokens = max(trainer.max_tokens_per_microbatch, (prompt or 0) + recipe.episode_tokens)
     keys, mode = keys_per_token(recipe, prompt or 0), trainer.activation_checkpointing
     chunk = max(1, min(trainer.logprob_chunk, TABLE // size.vocabulary))
     running = recipe.engine.max_running

@@ -418,7 +418,8 @@ def _lengths(recipe: Recipe, context: int | None) -> tuple[int | None, int | Non
             f" exceeds the model's context of {context} tokens ({owner})"
         )
     if prompt:
-        return prompt, prompt + new
+        longest = prompt + recipe.episode_tokens
+        return prompt, longest if context is None else min(context, longest)
     return (None, None) if context is None else (context - new, context)
 
 
@@ -453,7 +454,7 @@ def microbatch_bound(recipe: Recipe, prompt: int) -> int:
     budget - longest tokens. Together they hold every completion, every prompt, and one more prompt
     for each place where a group is split.
     """
-    budget, new = recipe.trainer.max_tokens_per_microbatch, recipe.rollout.max_new_tokens
+    budget, new = recipe.trainer.max_tokens_per_microbatch, recipe.episode_tokens
     prompts, samples = recipe.rollout.prompts_per_step, recipe.rollout.samples_per_prompt
     longest = prompt + new
     bound = -(-prompts * samples // max(1, budget // longest))
@@ -472,7 +473,7 @@ def _step_tokens(recipe: Recipe, prompt: int) -> int:
     rollout = recipe.rollout
     copies = 1 if recipe.trainer.share_prefix else rollout.samples_per_prompt
     return rollout.prompts_per_step * (
-        copies * prompt + rollout.samples_per_prompt * rollout.max_new_tokens
+        copies * prompt + rollout.samples_per_prompt * recipe.episode_tokens
     )
 
 

@@ -7,7 +7,7 @@ flag.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -144,6 +144,14 @@ def checked_tasks(argument: str, tasks: Any) -> list[Any]:
             " for a file, set data.source in settings"
         )
     return list(tasks)
+
+
+def with_episode(recipe: Recipe, environment: Callable[..., Any]) -> Recipe:
+    """The recipe with `environment.episode` as the name of a class or function."""
+    name = getattr(environment, "__qualname__", type(environment).__qualname__)
+    spec = f"{getattr(environment, '__module__', '')}:{name}"
+    section = recipe.environment.model_copy(update={"episode": spec})
+    return recipe.model_copy(update={"environment": section})
 
 
 def setting_flags(settings: Any) -> list[str]:

@@ -18,8 +18,13 @@ STEP = (
 
 TIME = (
     Metric("time/total_s", "s", "whole step", "wall clock from its start to its end"),
-    Metric("time/rollout_s", "s", "sampling", "wall clock of the rollout role"),
-    Metric("time/environment_s", "s", "reward checks", "wall clock of the environment role"),
+    Metric("time/rollout_s", "s", "sampling", "wall clock until the last token of the step"),
+    Metric(
+        "time/environment_s",
+        "s",
+        "waiting for reward checks",
+        "wall clock from the last token to the last check; earlier checks run during sampling",
+    ),
     Metric(
         "time/batch_s",
         "s",
@@ -137,6 +142,25 @@ ROLLOUT = (
         "share",
         "completions that reached the length limit",
         "trajectories that a limit of tokens, turns or context ended / trajectories",
+    ),
+    Metric(
+        "rollout/turns_mean",
+        "count",
+        "replies per episode; logged with environment.episode",
+        "mean over trajectories of the number of replies",
+    ),
+    Metric(
+        "rollout/tool_error_frac",
+        "share",
+        "replies with a tool call that failed; logged with environment.episode",
+        "replies for which the environment reports tool errors / replies",
+    ),
+    Metric(
+        "rollout/episode_s",
+        "s",
+        "duration of an episode; logged with environment.episode",
+        "mean over trajectories of the wall clock from start to end, without the check of the"
+        " reward",
     ),
     Metric(
         "rollout/kept_frac",

@@ -204,5 +204,6 @@ async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel what still runs, and wait until all has ended."""
     tasks = list(tasks)
     for task in tasks:
-        task.cancel()
+        if not task.cancelling():  # a second time would interrupt what it frees
+            task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

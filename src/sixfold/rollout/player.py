@@ -180,10 +180,10 @@ class _Course:
                 self._end(answer)
                 return
             if len(self.transcript.turns) >= self.player.limits.turns:
-                self.outcome = "turns"
+                self._cut("turns")
                 return
             if not self._observe(answer, rest):
-                self.outcome = "context"
+                self._cut("context")
                 return
             seen = answer
 
@@ -316,6 +316,10 @@ class _Course:
             raise EnvironmentFault(one_line(error)) from error
         reason = self.transcript.turns[-1].finish_reason
         self.outcome = reason if end.outcome == "ended" and reason != "stop" else end.outcome
+
+    def _cut(self, outcome: Outcome) -> None:
+        """End at a limit. The environment gave no final reward, so only those of turns count."""
+        self.outcome, self.reward = outcome, Reward(0.0)
 
     def _observe(self, seen: Observation, rest: str) -> bool:
         """Write an observation after the last reply.

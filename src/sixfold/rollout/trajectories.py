@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..types import Group
+from ..types import Group, Trajectory
 
 
 def rollout_metrics(
@@ -41,6 +41,9 @@ def rollout_metrics(
         "rollout/kept_frac": len(trajectories) / max(1, started),
         "rollout/dropped_tokens": float(sampled - sum(lengths)),
     }
+    played = [t for t in trajectories if t.environment]
+    if played:
+        metrics |= _episode_metrics(played)
     if cut:
         positions = max(1, sum(map(len, cut)))
         metrics |= {
@@ -48,3 +51,13 @@ def rollout_metrics(
             "rollout/kept_mass_frac": sum(sum(k.mass) for k in cut) / positions,
         }
     return metrics
+
+
+def _episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Metrics of episodes with an environment."""
+    replies = [turn for t in trajectories for turn in t.turns]
+    return {
+        "rollout/turns_mean": len(replies) / len(trajectories),
+        "rollout/tool_error_frac": sum(r.tool_errors > 0 for r in replies) / max(1, len(replies)),
+        "rollout/episode_s": sum(t.ended - t.started for t in trajectories) / len(trajectories),
+    }

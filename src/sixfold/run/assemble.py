@@ -15,7 +15,10 @@ from ..data.sources import load_tasks
 from ..data.task_set import TaskSet, few_tasks_notes
 from ..engine.engine import Engine
 from ..engine.speculative import Speculation
+from ..environment.episode import MakeEpisode
+from ..environment.episodes import load_episode
 from ..environment.scorer import Environment
+from ..environment.solved import REWARD
 from ..errors import UserError
 from ..event_loop import EventLoop
 from ..kernels.cpu.engine_kernels import cpu_kernels
@@ -29,7 +32,7 @@ from ..rollout.base import Rollout, groups_in_order
 from ..rollout.driver import Driver
 from ..rollout.engine_generator import EngineGenerator
 from ..rollout.generator import Generator
-from ..rollout.player import Limits, Player
+from ..rollout.player import Limits, OneTurn, Player
 from ..rollout.prompt_lengths import fitting_tasks
 from ..rollout.renderer.renderer import Renderer
 from ..sync.quantise import quantised_share
@@ -142,6 +145,7 @@ def build_world(
     model_path: str = "",
     *,
     reward: Callable[..., Any] | None = None,
+    episode: MakeEpisode | None = None,
     tasks: TaskSet | None = None,
     own_ends: TurnEnd | None = None,
 ) -> World:
@@ -151,6 +155,7 @@ def build_world(
         recipe: the whole run.
         model_path: folder of the model. Empty: as the recipe says.
         reward: replaces the recipe's rewards.
+        episode: the environment that `environment.episode` names. None: load it.
         tasks: replace the recipe's tasks.
         own_ends: tokens and strings that end a completion by the model's own configuration. Needed
             for a checkpoint, because its model folder also contains those that the recipe added.
@@ -163,6 +168,8 @@ def build_world(
     torch.set_num_threads(recipe.run.threads or torch.get_num_threads())
     config = recipe.environment
     rewards = (reward,) if reward is not None else recipe.environment.rewards
+    if config.episode and episode is None:
+        episode = load_episode(config.episode)
     if tasks is None:
         tasks = load_tasks(
             recipe.data,
@@ -180,7 +187,8 @@ def build_world(
         timeout_s=config.timeout_s,
         error_budget=config.error_budget,
         workers=config.workers,
-        metric=recipe.eval.metric,
+        # An environment's own reward has no name, so the sum decides.
+        metric=recipe.eval.metric or (REWARD if config.episode else ""),
         solved_at=recipe.eval.solved_at,
     )
     with ExitStack() as on_failure:
@@ -190,8 +198,9 @@ def build_world(
         policy = policy.stopping_at(recipe.rollout.stop_tokens, recipe.rollout.stop, own_ends)
         renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
         environment.shown = renderer.shown
-        longest = (
-            _fit_prompts(recipe, tasks, renderer, policy.context) + recipe.rollout.max_new_tokens
+        longest = min(
+            policy.context,
+            _fit_prompts(recipe, tasks, renderer, policy.context) + recipe.episode_tokens,
         )
         autocast = torch.bfloat16 if recipe.run.precision == "bfloat16" else None
         scoring = Scoring(recipe.rollout.temperature, recipe.trainer.logprob_chunk, autocast)
@@ -211,7 +220,19 @@ def build_world(
                 "the engine uses PyTorch operations only, which is slower: there is no C compiler,"
                 " or SIXFOLD_KERNELS=torch is set"
             )
-        player = _player(recipe, policy, renderer, engine, longest)
+        generator: Generator = (
+            EngineGenerator(engine, renderer, recipe.engine.release_kv)
+            if isinstance(engine, Engine)
+            else engine
+        )
+        player = Player(
+            generator,
+            renderer,
+            _limits(recipe, longest),
+            episode or OneTurn,
+            policy.stop_strings,
+            config.episode,
+        )
         on_failure.pop_all()
     return World(
         recipe=recipe,
@@ -230,28 +251,11 @@ def build_world(
     )
 
 
-def _player(
-    recipe: Recipe,
-    policy: Policy,
-    renderer: Renderer,
-    engine: Engine | Generator,
-    longest: int,
-) -> Player:
-    """The player of the run's episodes.
-
-    Args:
-        recipe: the whole run.
-        policy: its stop strings end a reply.
-        renderer: converts messages to tokens.
-        engine: samples the replies.
-        longest: longest sequence, in tokens.
-    """
-    generator: Generator = (
-        EngineGenerator(engine, renderer, recipe.engine.release_kv)
-        if isinstance(engine, Engine)
-        else engine
-    )
-    return Player(generator, renderer, Limits(longest), stops=policy.stop_strings)
+def _limits(recipe: Recipe, longest: int) -> Limits:
+    """What ends an episode that its environment does not end."""
+    if not recipe.environment.episode:
+        return Limits(longest)
+    return Limits(longest, recipe.rollout.max_turns, recipe.environment.timeout_s)
 
 
 def _engine_and_sync(

@@ -105,5 +105,5 @@ def reserved_bytes(recipe: Recipe, policy: Policy, config: Mapping[str, Any], lo
     held = sum(part.size for part in held_parts(recipe, size.parameters) if not part.early)
     if recipe.engine.release_kv:
         return held
-    prompt = max(0, longest - recipe.rollout.max_new_tokens)
+    prompt = max(0, longest - recipe.episode_tokens)
     return held + sum(part.size for part in work_parts(recipe, size, prompt) if part.trains)

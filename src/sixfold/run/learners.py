@@ -111,7 +111,7 @@ def teacher_of(world: World, own: Algorithm | None = None) -> PreTrainedModel | 
         UserError: if it does not fit the policy.
     """
     path = world.recipe.reference.path
-    named = own or make_algorithm(method_of(world.recipe, own), world.recipe.rollout.max_new_tokens)
+    named = own or make_algorithm(method_of(world.recipe, own), world.recipe.episode_tokens)
     return (
         load_teacher(path, world.policy, world.longest) if path and named.needs_reference else None
     )
@@ -134,9 +134,7 @@ def build_learners(
     """
     recipe, config = world.recipe, world.recipe.trainer
     method = method_of(recipe, own)
-    named = (
-        own if isinstance(own, Composed) else make_algorithm(method, recipe.rollout.max_new_tokens)
-    )
+    named = own if isinstance(own, Composed) else make_algorithm(method, recipe.episode_tokens)
     # A copy: the caller may train the same object again, with other rewards.
     named = replace(named, part_weights=named.part_weights or world.environment.part_weights)
     algorithm: Algorithm = named if own is None or isinstance(own, Composed) else own

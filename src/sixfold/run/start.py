@@ -22,8 +22,8 @@ from ..batch import Metrics
 from ..checkpointable import Checkpointable, WithoutTensors
 from ..controller.loop import Controller
 from ..controller.stream import step_seed, task_stream
-from ..data.task_set import drawn_tasks, given_tasks
-from ..environment.trial import TRIAL_TASKS, try_rewards
+from ..data.task_set import given_tasks
+from ..environment.episode import MakeEpisode
 from ..recipe.algorithm_plan import check_recomputed
 from ..recipe.dump import dump_recipe
 from ..recipe.schema import Recipe
@@ -48,7 +48,7 @@ from .registry import load_components, states_of
 from .resume import cut_after, find_checkpoint
 from .state import RunState, publish, with_progress
 from .step_log import StepLog
-from .warm_up import made_up, warm_up
+from .warm_up import tried, warm_up
 
 
 def train_run(
@@ -58,6 +58,7 @@ def train_run(
     overwrite: bool = False,
     stop_after: Literal["sft"] | None = None,
     reward: Callable[..., Any] | None = None,
+    environment: MakeEpisode | None = None,
     algorithm: Algorithm | None = None,
     tasks: Sequence[Task] | None = None,
     heldout: Sequence[Task] = (),
@@ -71,6 +72,7 @@ def train_run(
         overwrite: replace an earlier run of the same name.
         stop_after: stage after which the run ends.
         reward: replaces the recipe's rewards. For this and the following see `sixfold.train`.
+        environment: the environment that `environment.episode` names. None: load it.
         algorithm: replaces the recipe's algorithm.
         tasks: replace the recipe's dataset.
         heldout: held-out tasks, used with `tasks`.
@@ -103,7 +105,12 @@ def train_run(
             progress.phase("loading")
             source = str(checkpoint.model_path) if checkpoint else ""
             world = build_world(
-                recipe, source, reward=reward, tasks=given, own_ends=own_ends(checkpoint)
+                recipe,
+                source,
+                reward=reward,
+                episode=environment,
+                tasks=given,
+                own_ends=own_ends(checkpoint),
             )
             stack.callback(world.close)
             teacher = teacher_of(world, algorithm)
@@ -112,11 +119,7 @@ def train_run(
             if checkpoint:
                 for note in check_same(checkpoint, inputs, evaluated=bool(state.before)):
                     progress.note(note)
-            if warning := try_rewards(
-                world.environment,
-                drawn_tasks(world.tasks.train, TRIAL_TASKS, recipe.run.seed),
-                made_up(world),
-            ):
+            if warning := tried(world):
                 progress.note(warning)
             if not resume:  # only now: a mistake in the recipe must not create or move any folder
                 run = stack.enter_context(create_run(directory, name, overwrite))

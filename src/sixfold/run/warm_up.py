@@ -19,6 +19,7 @@ from ..environment.preflight import (
     preflight,
 )
 from ..environment.step_scorer import RewardBudgetExceeded
+from ..environment.trial import TRIAL_TASKS, try_rewards
 from ..errors import UserError
 from ..evaluation.record import record, shown, solved_if
 from ..report.loggers import JsonlLogger
@@ -142,7 +143,7 @@ def _preflight(work: Run) -> None:
             "solved": verdict.pass_rate,
             "rollouts": len(rewards),
             "label": verdict.label,
-            **_baseline(work),
+            **({} if work.recipe.environment.episode else _baseline(work)),
         }
     _check_parity(work, groups)
 
@@ -159,7 +160,7 @@ def _baseline(work: Run) -> dict[str, object]:
     """Record the rewards of random and constant answers. A failed check never ends the run."""
     try:
         tasks = drawn_tasks(work.world.tasks.train, BASELINE_TASKS, work.recipe.run.seed)
-        baseline = baseline_scores(work.world.environment.score, tasks, made_up(work.world))
+        baseline = baseline_scores(work.world.environment.score, tasks, _made_up(work.world))
     except RewardBudgetExceeded as error:
         work.notes.add(
             0,
@@ -184,7 +185,18 @@ def _first_error(groups: Sequence[Group]) -> str:
     )
 
 
-def made_up(world: World) -> MakeAnswer:
+def tried(world: World) -> str:
+    """Try the rewards on made-up answers. Returns a warning, or "".
+
+    Answers cannot be made up for episodes of several turns.
+    """
+    if world.recipe.environment.episode:
+        return ""
+    tasks = drawn_tasks(world.tasks.train, TRIAL_TASKS, world.recipe.run.seed)
+    return try_rewards(world.environment, tasks, _made_up(world))
+
+
+def _made_up(world: World) -> MakeAnswer:
     """Function that builds a trajectory from a task's prompt and a given answer.
 
     The answer ends with the token that ends a turn.

@@ -46,6 +46,14 @@ class Recipe(Section):
         """True if the engine's log-probs differ from the policy's because of quantisation."""
         return self.sync.quantised or self.engine.kv_dtype == "int8"
 
+    @property
+    def episode_tokens(self) -> int:
+        """Most tokens of an episode after its prompt, if the model's context has room for them."""
+        rollout = self.rollout
+        if not self.environment.episode:
+            return rollout.max_new_tokens
+        return rollout.max_episode_tokens or rollout.max_turns * rollout.max_new_tokens
+
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
         """Refuse settings that are valid on their own but contradict each other."""
@@ -58,6 +66,12 @@ class Recipe(Section):
             )
         if not self.environment.rewards:
             raise ValueError("environment.rewards is empty: name at least one, e.g. ['math']")
+        if 0 < self.rollout.max_episode_tokens < self.rollout.max_new_tokens:
+            raise ValueError(
+                f"rollout.max_episode_tokens = {self.rollout.max_episode_tokens} is less than one"
+                f" reply, rollout.max_new_tokens = {self.rollout.max_new_tokens}. Raise it, or set"
+                " 0"
+            )
         if self.model.scratch.heads % self.model.scratch.kv_heads:
             raise ValueError(
                 f"model.scratch.heads ({self.model.scratch.heads}) must be a multiple of kv_heads"

@@ -17,7 +17,16 @@ class RolloutConfig(Section):
         " kept and the others aborted (0: start K)",
         ge=0,
     )
-    max_new_tokens: int = knob(64, "longest completion in tokens", ge=1)
+    max_new_tokens: int = knob(64, "longest completion in tokens; in an episode, of a reply", ge=1)
+    max_turns: int = knob(
+        8, "most replies of an episode, with environment.episode; then it ends with reward 0", ge=1
+    )
+    max_episode_tokens: int = knob(
+        0,
+        "most tokens of an episode after its prompt, with environment.episode: replies and"
+        " observations (0: room for max_turns replies of max_new_tokens)",
+        ge=0,
+    )
     temperature: Real = knob(
         1.0, "sampling temperature; log-probs are computed at the same temperature", ge=1e-20
     )
