@@ -285,14 +285,22 @@ def test_limits_end_an_episode_with_the_rewards_of_its_turns() -> None:
         text,
         endless,
         [Task("t", "1=")],
-        limits=Limits(len(text.encode(Task("t", "1="))) + 10, 9),
+        limits=Limits(room, 9),
     )
     (a,), (b,) = turns.trajectories, context.trajectories
     assert (a.outcome, len(a.turns), a.truncated) == ("turns", 3, True)
     assert (b.outcome, b.truncated) == ("context", True)
+    assert len(b.tokens) <= room
     assert a.total_reward == 0.75 and b.total_reward == 0.25 * len(b.turns)
+
+
+def test_messages_need_a_chat_template() -> None:
+    tokenizer = character_tokenizer(TEXT)
+    tokenizer.chat_template = None
+    bare = Renderer(tokenizer, (1,))
+    make = scripted(Observation(messages=(user("x"),)))
     with pytest.raises(UserError, match=r"model\.chat_template"):
-        played(generator, text, scripted(Observation(messages=(user("x"),))), [Task("t", "1=")])
+        played(Recording(bare, letters(bare, None)), bare, make, [Task("t", "1=")])
 
 
 def test_a_first_observation_that_leaves_no_room_is_a_failure() -> None:
@@ -317,8 +325,8 @@ def engine_player(policy: Policy, make: MakeEpisode, turns: int = 2, **sizes: An
 
 
 def test_other_episodes_are_decoded_while_tools_are_slow(policy: Policy) -> None:
-    """32 episodes of two turns: every tool waits until the engine has decoded 5 steps for others.
-    If it stood still meanwhile, the steps would time out.
+    """32 episodes of two turns: every tool waits until the engine has decoded 5 steps for others,
+    or has nothing to do. An engine that stood still meanwhile would let them time out.
     """
     waited: list[int] = []
 
@@ -326,11 +334,9 @@ def test_other_episodes_are_decoded_while_tools_are_slow(policy: Policy) -> None
         async def step(self, action: Action) -> Any:
             engine = player.generator.engine  # type: ignore[attr-defined]
             begun = engine.stats.steps
-            if len(waited) < 31:  # nobody is left to decode for the last one
-                waited.append(0)
-                while engine.stats.steps < begun + 5 and engine.busy:
-                    await asyncio.sleep(0.001)
-                waited[-1] = engine.stats.steps - begun
+            while engine.stats.steps < begun + 5 and engine.busy:
+                await asyncio.sleep(0.001)
+            waited.append(engine.stats.steps - begun)
             return await super().step(action)
 
     tasks = [Task(f"t{i}", f"{i}+{i}=") for i in range(8)]
@@ -340,7 +346,7 @@ def test_other_episodes_are_decoded_while_tools_are_slow(policy: Policy) -> None
     driver = Driver(player, SamplingParams(max_tokens=12), 4)
     groups = asyncio.run(groups_in_order(driver.play(tasks, 0), tasks))
     assert [t.outcome for g in groups for t in g.trajectories] == ["length"] * 32
-    assert sum(steps >= 5 for steps in waited) > 16
+    assert len(waited) == 64 and sum(steps >= 5 for steps in waited) > 32
 
 
 def test_a_second_turn_draws_its_own_noise_and_a_replay_the_same(policy: Policy) -> None:

@@ -153,7 +153,7 @@ class EngineThread:
             if self._closing or self.failure is not None or self._thread.ident is None:
                 done.set_result(None)
             else:
-                self._send(partial(self._drop, job, choice, done), lambda _: done.set_result(None))
+                self._send(partial(self._drop, job, choice, done), lambda _: _ended(done))
         return done
 
     def load(self, tensors: NamedTensors, version: int) -> Future[int]:
@@ -373,7 +373,7 @@ class EngineThread:
         else:
             self._abort(job, choice)
         self.usage = self.engine.usage()
-        done.set_result(None)
+        _ended(done)
 
     def _abort(self, job: Job, choice: int | None) -> None:
         """Abort the open choices of a job, or one of them."""
@@ -447,6 +447,12 @@ def _receive_all(messages: list[tuple[Job, Delta | Exception]]) -> None:
 def _refuse(job: Job, error: GeneratorClosed) -> None:
     if job.loop is not None:
         _send_all(job.loop, [(job, error)])
+
+
+def _ended(done: Future[None]) -> None:
+    """Set the result, unless the caller has stopped waiting."""
+    if done.set_running_or_notify_cancel():
+        done.set_result(None)
 
 
 def _fail(done: Future[T], error: GeneratorClosed) -> None:

@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from ..environment.episode import (
     Action,
@@ -22,7 +22,7 @@ from ..environment.episode import (
     final_reward,
     turn_reward,
 )
-from ..types import PROMPT, Message, Outcome, Reward, SamplingParams, Task, Trajectory
+from ..types import PROMPT, Outcome, Reward, SamplingParams, Task, Trajectory
 from .generator import ALONE, Generator, Peers, SampleKey
 from .meter import Meter, meter_of
 from .renderer.renderer import Renderer, RenderError
@@ -243,24 +243,23 @@ class _Course:
 
     def _begin(self, seen: Observation) -> None:
         """Write the first prompt."""
-        renderer, prompt = self.player.renderer, seen.messages or seen.text
+        renderer, said, prompt = self.player.renderer, seen.messages or seen.text, self.prompt
         self.conversation = seen.messages or ({"role": "user", "content": seen.text},)
         self.tools = seen.tools
         if self.tools:
             try:
-                self.prompt = renderer.encode_messages(self.conversation, self.tools)
+                prompt = renderer.encode_messages(self.conversation, self.tools)
             except RenderError as error:
                 raise EnvironmentFault(one_line(error)) from error
-        elif prompt != self.task.prompt:
-            self.prompt = renderer.encode(
-                replace(self.task, prompt=cast("str | tuple[Message, ...]", prompt))
-            )
-        if self._room(len(self.prompt)) < 1:
+        elif said != self.task.prompt:
+            prompt = renderer.encode(replace(self.task, prompt=said))
+        if self._room(len(prompt)) < 1:
             raise EnvironmentFault(
-                f"the first observation has {len(self.prompt)} tokens, which leaves no room for a"
-                f" reply in {self.player.limits.tokens} tokens",
+                f"the first observation has {len(prompt)} tokens, which leaves no room for a reply"
+                f" in {self.player.limits.tokens} tokens",
                 "context",
             )
+        self.prompt = prompt
         self.transcript.write(self.prompt, PROMPT * len(self.prompt))
         self.turn = len(self.prompt)
         self._record(seen.events)
