@@ -21,19 +21,6 @@ BENCHMARKS = "benchmarks/algorithms uses it"
 
 UNREACHED = {
     "evaluation.statistics.mean_interval": BENCHMARKS,
-    **dict.fromkeys(
-        (
-            "environment.calculator.Calculator",
-            "environment.calculator.Calculator.__init__",
-            "environment.calculator.Calculator.start",
-            "environment.calculator.Calculator.step",
-            "environment.episodes.EPISODES",
-            "environment.episodes._FORM",
-            "environment.episodes.check_episode",
-            "environment.episodes.load_episode",
-        ),
-        "a contract whose implementations follow",
-    ),
     "server.record.read_trajectories": "the Python API: docs/server.md",
 }
 """Definition -> why it stays although no entry point reaches it."""
@@ -43,7 +30,6 @@ NEVER_PASSED = {
     "api.train": "the Python API",
     **dict.fromkeys(
         (
-            "rollout.player.Player.make",
             "rollout.vllm_process.VllmProcess.generate",
             "rollout.sglang_server.SglangServer.generate",
             "rollout.engine_generator.EngineGenerator.generate",
