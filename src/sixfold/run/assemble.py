@@ -167,7 +167,6 @@ def build_world(
     prepare_device(device, recipe.run.precision)
     torch.set_num_threads(recipe.run.threads or torch.get_num_threads())
     config = recipe.environment
-    rewards = (reward,) if reward is not None else recipe.environment.rewards
     if config.episode and episode is None:
         episode = load_episode(config.episode)
     if tasks is None:
@@ -181,16 +180,7 @@ def build_world(
         if model_path
         else recipe.model
     )
-    environment = Environment(
-        rewards,
-        weights=() if reward is not None else config.weights,
-        timeout_s=config.timeout_s,
-        error_budget=config.error_budget,
-        workers=config.workers,
-        # An environment's own reward has no name, so the sum decides.
-        metric=recipe.eval.metric or (REWARD if config.episode else ""),
-        solved_at=recipe.eval.solved_at,
-    )
+    environment = _environment(recipe, reward)
     with ExitStack() as on_failure:
         on_failure.callback(environment.close)
         environment.start()  # start early: its workers load while the model loads
@@ -220,19 +210,7 @@ def build_world(
                 "the engine uses PyTorch operations only, which is slower: there is no C compiler,"
                 " or SIXFOLD_KERNELS=torch is set"
             )
-        generator: Generator = (
-            EngineGenerator(engine, renderer, recipe.engine.release_kv)
-            if isinstance(engine, Engine)
-            else engine
-        )
-        player = Player(
-            generator,
-            renderer,
-            _limits(recipe, longest),
-            episode or OneTurn,
-            policy.stop_strings,
-            config.episode,
-        )
+        player = _player(recipe, policy, renderer, engine, longest, episode)
         on_failure.pop_all()
     return World(
         recipe=recipe,
@@ -251,11 +229,50 @@ def build_world(
     )
 
 
-def _limits(recipe: Recipe, longest: int) -> Limits:
-    """What ends an episode that its environment does not end."""
-    if not recipe.environment.episode:
-        return Limits(longest)
-    return Limits(longest, recipe.rollout.max_turns, recipe.environment.timeout_s)
+def _environment(recipe: Recipe, reward: Callable[..., Any] | None) -> Environment:
+    """The environment with the recipe's rewards, or with one reward that replaces them."""
+    config = recipe.environment
+    return Environment(
+        (reward,) if reward is not None else config.rewards,
+        weights=() if reward is not None else config.weights,
+        timeout_s=config.timeout_s,
+        error_budget=config.error_budget,
+        workers=config.workers,
+        # An environment's own reward has no name, so the sum decides.
+        metric=recipe.eval.metric or (REWARD if config.episode else ""),
+        solved_at=recipe.eval.solved_at,
+    )
+
+
+def _player(
+    recipe: Recipe,
+    policy: Policy,
+    renderer: Renderer,
+    engine: Engine | Generator,
+    longest: int,
+    episode: MakeEpisode | None,
+) -> Player:
+    """The player of the run's episodes.
+
+    Args:
+        recipe: the whole run.
+        policy: its stop strings end a reply.
+        renderer: converts messages to tokens.
+        engine: samples the replies.
+        longest: longest sequence, in tokens.
+        episode: makes the episode of a task. None: a task has one reply.
+    """
+    config = recipe.environment
+    limits = Limits(longest)
+    if episode is not None:
+        limits = Limits(longest, recipe.rollout.max_turns, config.timeout_s)
+    generator: Generator = (
+        EngineGenerator(engine, renderer, recipe.engine.release_kv)
+        if isinstance(engine, Engine)
+        else engine
+    )
+    stops = policy.stop_strings
+    return Player(generator, renderer, limits, episode or OneTurn, stops, config.episode)
 
 
 def _engine_and_sync(
