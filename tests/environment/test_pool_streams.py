@@ -37,7 +37,7 @@ def with_pool(
     workers: int = 1,
     timeout_s: float = 20.0,
 ) -> T:
-    """What `use` returns. Afterwards no process of the pool and no task is left."""
+    """Result of `use`. Afterwards no process of the pool and no task is left."""
     before = set(descendants())
     pool = WorkerPool(
         [f"{SAMPLE}:{reward}" for reward in rewards], workers=workers, timeout_s=timeout_s
@@ -341,7 +341,7 @@ def test_trajectories_are_scored_while_others_wait() -> None:
 
 
 class Stopped(KeyboardInterrupt):
-    """What the handler of a run raises."""
+    """Exception that the handler of a run raises."""
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""What is special about the generator on the embedded engine: requests are shared, the event loop
-is left alone, and the thread ends.
+"""The generator on the embedded engine shares requests, leaves the event loop alone, and ends its
+thread.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from .rewards import checked_value
 
 @dataclass(frozen=True)
 class Observation:
-    """What the policy sees next. Exactly one of `messages` and `text` is given.
+    """Next input of the policy. Exactly one of `messages` and `text` is given.
 
     Attributes:
         messages: chat messages, added to the conversation. Roles are those of the chat template,

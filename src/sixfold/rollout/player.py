@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends an episode that its environment does not end.
+    """Limits of an episode that its environment does not end.
 
     Attributes:
         tokens: longest sequence, including the prompt.

@@ -1,4 +1,4 @@
-"""What the updates of a step report.
+"""Metrics of the updates of a step.
 
 A loss owns its metrics: it names each of them, and the trainer only adds or averages them. The
 trainer owns the rest: the numbers of an update in `Learned`, and those of a policy's log-probs.
