@@ -204,6 +204,28 @@ def test_a_signal_leaves_the_event_loop_and_frees_the_engine(generator: EngineGe
     assert [s.tokens for s in again] == [s.tokens for s in expected]
 
 
+def test_a_call_that_is_cancelled_twice_does_not_stop_the_engine(
+    generator: EngineGenerator,
+) -> None:
+    async def play() -> None:
+        tasks = [asyncio.create_task(sample(generator, max_tokens=200)) for _ in range(2)]
+        while not generator.engine.scheduler.running:
+            await asyncio.sleep(0.001)
+        holds = asyncio.create_task(generator.call(lambda engine: time.sleep(0.2)))
+        await asyncio.sleep(0.05)
+        for _ in range(2):  # the second time while the first waits for the engine's thread
+            for task in tasks:
+                task.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await holds
+        assert len(await sample(generator)) == 9
+        assert generator.engine.scheduler.blocks.used == 0
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
 def test_close_answers_what_has_not_reached_the_engine(generator: EngineGenerator) -> None:
     """The engine is in a step when calls of every kind arrive, and then `close`."""
     begun, may_end = threading.Event(), threading.Event()
