@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.rollout.renderer.renderer import Renderer
-from sixfold.types import Group, SamplingParams, Task, Trajectory
+from sixfold.types import Group, Reward, SamplingParams, Task, Trajectory
 
 Draw = Callable[[str, int], list[str]]
 """(task id, seed) -> what the policy answers, one text a sample; the answer is its own reward, "?"
@@ -271,6 +272,17 @@ def test_a_failed_check_makes_no_group_mixed() -> None:
 
     assert not mixed(group("?", "1")) and not mixed(group("?", "?")) and not mixed(group("1"))
     assert mixed(group("?", "1", "0"))
+
+
+def test_rewards_of_turns_make_a_group_mixed() -> None:
+    def turns(*rewards: float) -> Group:
+        made = [_trajectory("t", 1, "1") for _ in rewards]
+        for trajectory, reward in zip(made, rewards, strict=True):
+            trajectory.reward = Reward(1.0)
+            trajectory.turns = (replace(trajectory.turns[0], reward=reward),)
+        return Group(Task("t", "?"), made)
+
+    assert mixed(turns(0.0, 0.5)) and not mixed(turns(0.5, 0.5)) and not mixed(turns(0.0, 0.0))
 
 
 def test_the_error_budget_is_the_steps_not_the_rounds() -> None:

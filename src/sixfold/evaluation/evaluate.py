@@ -77,13 +77,11 @@ class Evaluation:
 
     @property
     def reward(self) -> Interval | None:
-        """Mean of the weighted sum that is trained on, with its 95 % interval.
+        """Mean of the reward that is trained on, with its 95 % interval.
 
         None if nothing was scored.
         """
-        return _interval(
-            [[r.value for r in rewards if r.value is not None] for rewards in self._rewards()]
-        )
+        return _interval([[value for value in g.rewards if value is not None] for g in self.groups])
 
     @property
     def parts(self) -> dict[str, float]:

@@ -16,7 +16,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float | list[float]]:
     deciding reward applied. rollout/solved_length_p98 is absent if nothing was solved.
     """
     rewards = [t.reward for g in groups for t in g.trajectories if t.reward is not None]
-    values = [r.value for r in rewards if r.value is not None]
+    values = [value for g in groups for value in g.rewards if value is not None]
     metrics: dict[str, float | list[float]] = {
         "reward/error_frac": 1 - len(values) / max(1, len(rewards))
     }

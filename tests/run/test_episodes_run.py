@@ -1,0 +1,157 @@
+"""Runs with environments of several turns: from the command line, from Python, and with
+trajectories that travel as JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sixfold
+from sixfold.environment.episode import Action, End, Observation
+from sixfold.errors import UserError
+from sixfold.recipe.toml import parse_recipe
+from sixfold.report.rollouts import read_rollouts
+from sixfold.rollout.driver import Driver
+from sixfold.run.assemble import build_world
+from sixfold.run.folder import RunFolder
+from sixfold.run.start import train_run
+from sixfold.types import Group, Task, Trajectory
+
+from .processes import metrics, tiny_recipe
+
+CALCULATOR = {
+    "environment__episode": "calculator",
+    "data__source": "calculator",
+    "data__calculator__numbers": 2,
+    "data__calculator__digits": 2,
+    "rollout__max_turns": 3,
+    "rollout__max_new_tokens": 8,
+    "environment__preflight": 8,
+    "eval__every": 1,
+}
+
+
+def weights(run: RunFolder, step: int) -> str:
+    (file,) = (run.path / "checkpoints" / f"step-{step:06d}" / "model").glob("*.safetensors")
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def untimed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Metrics without times and speeds."""
+    return [
+        {k: v for k, v in line.items() if not k.startswith("time/") and not k.endswith("_s")}
+        for line in lines
+    ]
+
+
+def through_json(group: Group) -> Group:
+    records = json.loads(json.dumps([t.to_record() for t in group.trajectories]))
+    return Group(group.task, [Trajectory.from_record(record) for record in records])
+
+
+@pytest.mark.slow
+def test_a_run_of_episodes_and_the_same_run_with_trajectories_sent_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SFT plays worked solutions; pre-flight, evaluations and training play episodes. If
+    trajectories travel between processes, nothing changes.
+    """
+    recipe = tiny_recipe(tmp_path, run__steps=2, sft__steps=40, **CALCULATOR)
+    assert train_run(parse_recipe('run.name = "here"', "test", recipe)) == 0
+    here = RunFolder(tmp_path / "here")
+    lines = metrics(tmp_path / "here")
+    assert len(lines) == 2 and all(1 <= m["rollout/turns_mean"] <= 3 for m in lines)
+    assert all("heldout/accuracy" in m and m["rollout/episode_s"] >= 0 for m in lines)
+    played = [Trajectory.from_record(r) for r in read_rollouts(here.rollout_file(2))]
+    assert any(len(t.turns) > 1 and "o" in t.provenance for t in played)
+    assert {t.environment for t in played} == {"calculator"}
+    assert all(t.reward and t.reward.solved is not None for t in played)
+
+    play = Driver.play
+
+    async def sent(self: Driver, *args: Any, **options: Any) -> AsyncGenerator[Group, None]:
+        async for group in play(self, *args, **options):
+            yield through_json(group)
+
+    monkeypatch.setattr(Driver, "play", sent)
+    assert train_run(parse_recipe('run.name = "there"', "test", recipe)) == 0
+    assert untimed(metrics(tmp_path / "there")) == untimed(lines)
+    assert weights(RunFolder(tmp_path / "there"), 2) == weights(here, 2)
+
+
+class Echo:
+    """Two turns. The reward of the first is its length, the final reward is 1."""
+
+    def __init__(self, task: Task) -> None:
+        self.first = True
+
+    async def start(self) -> Observation:
+        return Observation(text="1+1=")
+
+    async def step(self, action: Action) -> Observation | End:
+        if not self.first:
+            return End(reward=1.0)
+        self.first = False
+        again = ({"role": "user", "content": "2+2="},)
+        return Observation(messages=again, reward=0.1 * len(action.text))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_python_gives_an_environment(tmp_path: Path) -> None:
+    settings = dict(
+        pair.split("=", 1)
+        for pair in (
+            "run.name=r", f"run.dir={tmp_path}", "run.steps=1", "run.threads=1", "sft.steps=0",
+            "model.scratch.hidden_size=16", "model.scratch.layers=1", "model.scratch.heads=2",
+            "model.scratch.kv_heads=1", "model.scratch.head_dim=8", "model.scratch.context=96",
+            "rollout.max_new_tokens=8", "rollout.prompts_per_step=2", "environment.preflight=0",
+            "rollout.samples_per_prompt=4", "data.heldout=8", "eval.every=0",
+        )
+    )  # fmt: skip
+    folder = sixfold.train(environment=Echo, settings=settings)
+    dump = RunFolder(folder).rollout_file(1)
+    played = [Trajectory.from_record(record) for record in read_rollouts(dump)]
+    assert {len(t.turns) for t in played} == {2} and {t.outcome for t in played} <= {
+        "ended",
+        "length",
+    }
+    assert {t.environment for t in played} == {f"{__name__}:Echo"}
+    assert [t.total_reward for t in played] == pytest.approx(
+        [1.0 + t.turns[0].reward for t in played]
+    )
+    (line,) = metrics(folder)
+    assert line["reward/mean"] == pytest.approx(
+        sum(t.total_reward or 0.0 for t in played) / len(played)
+    )
+    with pytest.raises(UserError, match="environment"):
+        sixfold.train(environment=Task, settings=settings)
+
+
+def test_the_kv_cache_has_room_for_the_longest_episode(tmp_path: Path) -> None:
+    """An episode may take all tokens that its settings allow, and no more than the context."""
+    long = {**CALCULATOR, "sft__steps": 0}
+    for tokens, context, longest in ((40, 64, 40), (0, 64, 24), (1000, 64, None)):
+        recipe = parse_recipe(
+            'run.name = "r"',
+            "test",
+            tiny_recipe(tmp_path, rollout__max_episode_tokens=tokens, **long),
+        )
+        world = build_world(recipe)
+        try:
+            prompt = max(len(world.renderer.encode(t)) for t in world.tasks.train)
+            expected = context if longest is None else min(context, prompt + longest)
+            assert world.longest in (expected, min(context, expected + 1))
+            groups = world.sample(world.rollout(), world.tasks.train[:4], seed=0)
+            assert all(len(t.tokens) <= world.longest for g in groups for t in g.trajectories)
+        finally:
+            world.close()
+    with pytest.raises(UserError, match=r"rollout\.max_episode_tokens"):
+        parse_recipe(
+            'run.name = "r"', "test", tiny_recipe(tmp_path, rollout__max_episode_tokens=3, **long)
+        )
