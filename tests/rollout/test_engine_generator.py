@@ -356,3 +356,24 @@ def test_the_interpreter_exits_while_a_call_runs() -> None:
     )
     assert (done.returncode, done.stdout) == (0, "out\n"), done.stderr
     assert time.monotonic() - began < 60
+
+
+def test_calls_of_one_moment_join_the_same_step(
+    generator: EngineGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slowly they are handed over: otherwise the peaks of the queue depend on timing."""
+    waiting: list[int] = []
+    step, put = Engine.step, generator._thread._send
+
+    def counted(engine: Engine) -> Any:
+        waiting.append(len(engine.scheduler.waiting))
+        return step(engine)
+
+    def slow(*command: Any) -> None:
+        put(*command)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(Engine, "step", counted)
+    monkeypatch.setattr(generator._thread, "_send", slow)
+    asyncio.run(sample(generator))
+    assert waiting[0] == len(PROMPTS)

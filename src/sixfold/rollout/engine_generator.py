@@ -172,34 +172,38 @@ class EngineGenerator:
         """Give the calls of this iteration of the event loop to the engine."""
         calls, self._calls = self._calls, []
         groups: dict[tuple[object, ...], dict[int, _Call]] = {}
+        requests: list[list[_Call]] = []
         for call in calls:
             if call.result.cancelled():
                 continue
             group = groups.setdefault(call.shared, {})
             if group.setdefault(call.key.sample, call) is not call:
-                self._submit([call])  # the same key twice
-        for group in groups.values():
-            self._submit([*group.values()])
-
-    def _submit(self, calls: Sequence[_Call]) -> None:
-        """Submit calls as the samples of one request."""
-        first = calls[0]
-        job = Job(
-            [first.key.name],
-            [list(first.tokens)],
-            first.params,
-            [call.key.sample for call in calls],
-            partial(_receive, calls),
-            first.stops,
-            origin=first.key.origin,
-            priority=first.priority,
-        )
-        for choice, call in enumerate(calls):
-            call.job, call.choice = job, choice
+                requests.append([call])  # the same key twice
+        requests += [[*group.values()] for group in groups.values()]
         try:
-            self._thread.submit(job)
+            # In one command: otherwise the engine could make a step after the first of them.
+            self._thread.submit(*(_job(request) for request in requests))
         except GeneratorClosed as error:
-            _receive(calls, error)
+            for request in requests:
+                _receive(request, error)
+
+
+def _job(calls: Sequence[_Call]) -> Job:
+    """Job with calls as the samples of one request."""
+    first = calls[0]
+    job = Job(
+        [first.key.name],
+        [list(first.tokens)],
+        first.params,
+        [call.key.sample for call in calls],
+        partial(_receive, calls),
+        first.stops,
+        origin=first.key.origin,
+        priority=first.priority,
+    )
+    for choice, call in enumerate(calls):
+        call.job, call.choice = job, choice
+    return job
 
 
 def _receive(calls: Sequence[_Call], message: Delta | Exception) -> None:

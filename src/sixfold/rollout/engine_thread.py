@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -121,22 +121,25 @@ class EngineThread:
         """Number of prompts with samples that have not started."""
         return self._arriving + len(self.engine.scheduler.waiting)
 
-    def submit(self, job: Job) -> None:
-        """Queue a job for the engine. Its deltas go to the event loop that runs in the caller.
+    def submit(self, *jobs: Job) -> None:
+        """Queue jobs for the engine. They join the same step.
+
+        Their deltas go to the event loop that runs in the caller.
 
         Raises:
             QueueFull: if too many prompts are waiting.
             GeneratorClosed: after `close`, or after a failure of the engine.
         """
-        job.loop = asyncio.get_running_loop()
-        prompts = len(job.prompts)
+        for job in jobs:
+            job.loop = asyncio.get_running_loop()
+        prompts = sum(len(job.prompts) for job in jobs)
         with self._lock:
             self._check_open()
             if self.max_queue is not None and self.waiting + prompts > self.max_queue:
                 raise QueueFull(f"{self.waiting} prompts are already waiting. Try again later")
             self._arriving += prompts
             # Under the lock: otherwise a job accepted while the thread ends would get no answer.
-            self._send(partial(self._admit, job), partial(_refuse, job))
+            self._send(partial(self._admit_all, jobs), partial(_refuse_all, jobs))
 
     def abort(self, job: Job, choice: int | None = None) -> Future[None]:
         """Abort a job, or one of its choices. Does nothing if it has ended.
@@ -249,6 +252,10 @@ class EngineThread:
             self.usage, self._measured = self.engine.usage(), now
         # Last: once a caller has its answer, it may use the engine.
         self._deliver()
+
+    def _admit_all(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._admit(job)
 
     def _admit(self, job: Job) -> None:
         if job.scored:
@@ -444,9 +451,10 @@ def _receive_all(messages: list[tuple[Job, Delta | Exception]]) -> None:
         job.receive(message)
 
 
-def _refuse(job: Job, error: GeneratorClosed) -> None:
-    if job.loop is not None:
-        _send_all(job.loop, [(job, error)])
+def _refuse_all(jobs: Sequence[Job], error: GeneratorClosed) -> None:
+    for job in jobs:
+        if job.loop is not None:
+            _send_all(job.loop, [(job, error)])
 
 
 def _ended(done: Future[None]) -> None:
