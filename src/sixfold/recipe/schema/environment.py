@@ -21,7 +21,10 @@ class EnvironmentConfig(Section):
     )
     weights: tuple[Real, ...] = knob((), "weight of each reward (empty: 1 for each)")
     timeout_s: Real = knob(
-        5.0, "seconds one check may take before it is killed and recorded as an error", gt=0
+        5.0,
+        "seconds one check, or one step of an environment of several turns, may take before it is"
+        " stopped and recorded as an error",
+        gt=0,
     )
     error_budget: Real = knob(
         0.1, "share of checks per step that may fail before the run stops", ge=0, le=1
