@@ -93,6 +93,7 @@ class SglangServer:
             "input_ids": list(tokens),
             "sampling_params": drawn,
             "return_logprob": True,
+            **({"priority": priority} if priority else {}),  # SGLang's rule is the same
         }
         try:
             reply = await self._sample(body, priority)
@@ -169,7 +170,7 @@ class SglangServer:
         try:
             return await self._server.ask(method, path, body, timeout_s)
         except Refused as error:
-            raise UserError(str(error)) from error
+            raise (UserError if error.status < 500 else EngineLost)(str(error)) from error
 
 
 def _sampled(meta: Mapping[str, Any]) -> Sampled:

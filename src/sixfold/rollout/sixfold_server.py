@@ -152,6 +152,8 @@ class SixfoldServer:
             try:
                 reply = await self._server.ask("POST", "/v1/weights", body, LONG_S)
             except Refused as error:
+                if error.status >= 500:
+                    raise EngineLost(str(error)) from error
                 why = "" if error.status != 404 else f". Start the server with {_START}"
                 raise UserError(f"{error}{why}") from error
         self._held += 1

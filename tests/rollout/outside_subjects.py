@@ -1,0 +1,168 @@
+"""Generators outside this process for the contract suite: vLLM's worker on a stand-in for vLLM, a
+fake SGLang server, and a real `sixfold serve` on loopback.
+
+Starting one takes seconds, so a subject serves several tests: until its weights have changed or it
+was closed.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from fake_sglang import FakeSglang
+from generator_subjects import Make, Subject, other_weights
+from tests.server.serving import running
+from vllm_processes import ARGUMENTS, use_fake, weights
+
+from sixfold.engine.engine import Engine
+from sixfold.model.loading import Policy
+from sixfold.rollout.generator import wait_for
+from sixfold.rollout.renderer.renderer import Renderer
+from sixfold.rollout.sglang_server import SglangServer
+from sixfold.rollout.sixfold_server import SixfoldServer
+from sixfold.rollout.vllm_process import VllmProcess, vllm_config
+
+CONTEXT = 4096
+OLDER = "a run puts earlier weights back after it has evaluated newer ones"
+SEEDED = "its noise depends on a seed per request, not on the position of a token"
+
+Start = Callable[[Policy, int, ExitStack], Subject]
+
+
+@contextmanager
+def kept(start: Start, policy: Policy) -> Iterator[Make]:
+    """Subjects that are used again while they are as they were made."""
+    made: dict[int, Subject] = {}
+    with ExitStack() as ending:
+        unusable: set[int] = set()
+
+        def make(max_running: int = 64) -> Subject:
+            subject = made.get(max_running)
+            if subject is None or subject.generator.version != 0 or id(subject) in unusable:
+                subject = start(policy, max_running, ending)
+                close, fail = subject.generator.close, subject.fail
+
+                def mark(work: Callable[[], None], own: Subject) -> None:
+                    unusable.add(id(own))
+                    work()
+
+                subject.generator.close = partial(mark, close, subject)  # type: ignore
+                subject.fail = partial(mark, fail, subject)
+                made[max_running] = subject
+            return subject
+
+        yield make
+
+
+def vllm(policy: Policy, max_running: int, ending: ExitStack) -> Subject:
+    renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
+    arguments = {**ARGUMENTS, "max_model_len": CONTEXT, "max_num_seqs": max_running}
+    with pytest.MonkeyPatch.context() as patch:
+        use_fake(patch)
+        config = vllm_config(policy.model.config, type(policy.model).__name__)
+        generator = VllmProcess(config, policy.model.dtype, arguments, renderer)
+    ending.callback(generator.close)
+    wait_for(generator.load(weights(policy), 0))
+    return Subject(
+        generator,
+        renderer,
+        CONTEXT,
+        lambda: (len(generator._link._calls),),
+        generator._child.process.kill,
+        named_twice(policy),
+        {
+            "test_a_later_turn_draws_fresh_noise_and_a_replay_the_same": SEEDED,
+            "test_a_version_must_grow": OLDER,
+        },
+    )
+
+
+def sglang(policy: Policy, max_running: int, ending: ExitStack) -> Subject:
+    renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
+    server = FakeSglang(renderer.copy(), CONTEXT, max_running)
+    ending.callback(server.stop)
+    config = vllm_config(policy.model.config, type(policy.model).__name__)
+    generator = SglangServer(server.url, config, policy.model.dtype, renderer)
+    wait_for(generator.check())
+    generator.version = 0  # as the fake has it
+
+    def fail() -> None:
+        server.loop.call_soon_threadsafe(server.fake.fail, "out of memory")
+
+    return Subject(
+        generator,
+        renderer,
+        CONTEXT,
+        lambda: (server.fake.running,),
+        fail,
+        named_twice(policy),
+        {
+            "test_a_later_turn_draws_fresh_noise_and_a_replay_the_same": SEEDED,
+            "test_weights_change_under_running_calls": "SGLang waits for running requests",
+            "test_a_version_must_grow": OLDER,
+        },
+    )
+
+
+def sixfold(policy: Policy, max_running: int, ending: ExitStack) -> Subject:
+    renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
+    broken: list[bool] = []
+
+    def prepare(engine: Engine) -> None:
+        step = engine.step
+
+        def slower() -> Any:
+            if broken:
+                raise RuntimeError("out of memory")
+            time.sleep(0.002)  # so that the tests' calls come while others run
+            return step()
+
+        engine.step = slower  # type: ignore[method-assign]
+
+    own = copy.copy(policy)
+    object.__setattr__(own, "model", copy.deepcopy(policy.model))
+    object.__setattr__(own, "context", CONTEXT)
+    server = ending.enter_context(
+        running(own, prepare, allow_weight_updates=True, max_running=max_running, kv_tokens=CONTEXT)
+    )
+    config = vllm_config(policy.model.config, type(policy.model).__name__)
+    generator = SixfoldServer(server.url, config, policy.tokenizer)
+    ending.callback(generator.close)
+    wait_for(generator.connect())
+    wait_for(generator.load(weights(policy), 0))
+
+    def held() -> tuple[int, ...]:
+        usage = server.engine.usage()
+        return usage.waiting, usage.running, usage.used
+
+    return Subject(
+        generator,
+        renderer,
+        CONTEXT,
+        held,
+        lambda: broken.append(True),
+        named_twice(policy),
+        {"test_a_version_must_grow": OLDER},
+    )
+
+
+def named_twice(policy: Policy) -> Mapping[str, Any]:
+    """`other_weights`, with tied ones under each of their names."""
+    made = other_weights(policy)
+    names = {id(p): name for name, p in policy.model.named_parameters()}
+    twice = policy.model.named_parameters(remove_duplicate=False)
+    return {name: made[names[id(p)]] for name, p in twice}
+
+
+OUTSIDE: Mapping[str, Any] = {
+    "vllm": partial(kept, vllm),
+    "sglang": partial(kept, sglang),
+    "sixfold": partial(kept, sixfold),
+}
+"""As `GENERATORS`."""
