@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from sixfold.environment.episodes import load_episode
 from sixfold.run.fingerprint import (
     PARTS,
     rewards_difference,
@@ -135,6 +136,17 @@ def test_rewards_are_known_by_their_code(tmp_path: Path) -> None:
         f"{moved}:f",
         "Odd",
     ]
+
+
+def test_environments_are_known_by_the_code_of_their_class(tmp_path: Path) -> None:
+    prints = []
+    for number in (1, 2, 2):
+        file = tmp_path / f"mine{len(prints)}.py"
+        body = f"    async def start(self): ...\n    async def step(self, a): return {number}\n"
+        file.write_text("class Mine:\n    def __init__(self, task): ...\n" + body)
+        prints.append(rewards_fingerprint([load_episode(f"{file}:Mine")]))
+    assert rewards_difference(prints[0], prints[1]) == ["Mine"]
+    assert rewards_difference(prints[1], prints[2]) == []
 
 
 def test_a_reward_without_a_source_is_never_called_changed() -> None:

@@ -85,10 +85,10 @@ def tasks_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def rewards_fingerprint(rewards: Sequence[str | Callable[..., Any]]) -> list[list[str]]:
-    """Name and code hash of each reward.
+    """Name and code hash of each reward, or of a class of episodes.
 
-    For a named reward, the hash covers the file that contains it. For a function, it covers the
-    source of the function. Imported modules are not included. The hash is empty if no source is
+    For a named reward, the hash covers the file that contains it. For a function or class, it
+    covers its source. Imported modules are not included. The hash is empty if no source is
     found, as for a function typed into a shell.
     """
     found = []
@@ -156,6 +156,7 @@ def _file_of(name: str) -> bytes:
 
 def _source_of(reward: Callable[..., Any]) -> bytes:
     try:
-        return inspect.getsource(reward if inspect.isroutine(reward) else type(reward)).encode()
+        has_source = inspect.isroutine(reward) or inspect.isclass(reward)
+        return inspect.getsource(reward if has_source else type(reward)).encode()
     except (OSError, TypeError):
         return b""

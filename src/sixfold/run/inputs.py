@@ -30,7 +30,8 @@ class Inputs:
     Attributes:
         settings: the recipe, by dotted key.
         tasks: fingerprint of each split.
-        rewards: name of each reward and hash of its code.
+        rewards: name of each reward and hash of its code. The last one is the environment, if it
+            has several turns.
         solved: rule by which a completion counts as solved, such as "math >= 1".
         vocabulary_hash: hash of the tokenizer's vocabulary.
         own_ends: tokens and strings that end a completion for the model itself, without those of
@@ -60,10 +61,11 @@ def inputs_of(world: World, rewards: Sequence[str | Callable[..., Any]]) -> Inpu
     splits = {"training": world.tasks.train, "held-out": world.tasks.heldout}
     encode = world.renderer.encode
     ends = world.policy.own_ends
+    episodes = [world.player.make] if world.player.environment else []
     return Inputs(
         settings=settings_of(world.recipe),
         tasks={name: tasks_fingerprint(tasks, encode) for name, tasks in splits.items()},
-        rewards=rewards_fingerprint(rewards),
+        rewards=rewards_fingerprint([*rewards, *episodes]),
         solved=world.environment.solved_rule.text,
         vocabulary_hash=world.policy.vocabulary_hash,
         own_ends=asdict(ends) if ends else {},
@@ -115,7 +117,7 @@ def check_same(checkpoint: Checkpoint, now: Inputs, *, evaluated: bool) -> list[
             " sixfold eval to measure checkpoints by another rule"
         )
     return [
-        f"WARNING: the code of reward '{name}' has changed since {checkpoint.path.name}: rewards"
+        f"WARNING: the code of '{name}' has changed since {checkpoint.path.name}: rewards"
         " before and after cannot be compared"
         for name in rewards_difference(saved.rewards, now.rewards)
     ]
