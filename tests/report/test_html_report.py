@@ -199,7 +199,7 @@ def test_the_templates_are_in_the_package() -> None:
 @pytest.mark.slow
 def test_report_loads_no_external_resource(run_folder: Path) -> None:
     source = write_report(run_folder).read_text(encoding="utf-8")
-    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', source)
+    policy = re.search(r'http-equiv="Content-Security-Policy"\s+content="([^"]*)"', source)
     assert policy and policy.group(1).split("; ")[:2] == [
         "default-src 'none'",
         "style-src 'unsafe-inline'",
