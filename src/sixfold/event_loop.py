@@ -29,9 +29,7 @@ class EventLoop:
         If a signal interrupts the call, all tasks are cancelled and have ended before the exception
         leaves.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not _inside_loop():
             return self._run(coroutine)
         with ThreadPoolExecutor(1, "event-loop") as thread:
             done = thread.submit(self._run, coroutine)
@@ -43,10 +41,18 @@ class EventLoop:
 
     def close(self) -> None:
         """Cancel what is left and close the loop. A second call does nothing."""
-        if not self._loop.is_closed():
-            self._clean_up()
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
+        if self._loop.is_closed():
+            return
+        if not _inside_loop():
+            self._end()
+            return
+        with ThreadPoolExecutor(1, "event-loop") as thread:
+            thread.submit(self._end).result()
+
+    def _end(self) -> None:
+        self._clean_up()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
@@ -71,3 +77,12 @@ class EventLoop:
             if not task.cancelling():  # a second time would interrupt what it frees
                 task.cancel()
         return tasks
+
+
+def _inside_loop() -> bool:
+    """True if an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -8,8 +8,10 @@ import asyncio
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ from sixfold.model.scratch import character_tokenizer
 from sixfold.rollout.base import groups_in_order
 from sixfold.rollout.driver import Driver
 from sixfold.rollout.engine_generator import EngineGenerator
+from sixfold.rollout.generator import Peers, Sampled, SampleKey
 from sixfold.rollout.player import Limits, OneTurn, Player
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import Group, Reward, SamplingParams, Task, Trajectory
@@ -216,6 +219,15 @@ async def timed_out(action: Action) -> End:
     raise TimeoutError("the tool's own")
 
 
+async def exits(action: Action) -> End:
+    sys.exit(0)
+
+
+class NoAction(Scripted):
+    async def step(self) -> End:  # type: ignore[override]
+        return End(1.0)
+
+
 FAULTS: list[tuple[Any, str, str]] = [
     (Raises, "error", "OSError: no tool"),
     (Unmade, "error", "KeyError: 'unmade'"),
@@ -233,6 +245,13 @@ FAULTS: list[tuple[Any, str, str]] = [
     (scripted(End("good")), "error", "str"),  # type: ignore[arg-type]
     (scripted(Observation(text="x", reward=math.inf)), "error", "inf"),
     (scripted(End(1.0, events=({"when": time},))), "error", "JSON"),
+    (scripted(exits), "error", "SystemExit"),
+    (NoAction, "error", "TypeError"),
+    (scripted(Observation(text=5)), "error", "text"),  # type: ignore[arg-type]
+    (scripted(Observation(messages=({"role": "user"},))), "error", "content"),  # type: ignore
+    (scripted(Observation(messages="so?")), "error", "messages"),  # type: ignore[arg-type]
+    (scripted(Observation(text="x", stops=")")), "error", "stops"),  # type: ignore[arg-type]
+    (scripted(Observation(text="x", stops=("",))), "error", "stops"),
 ]
 
 
@@ -301,6 +320,29 @@ def test_messages_need_a_chat_template() -> None:
     make = scripted(Observation(messages=(user("x"),)))
     with pytest.raises(UserError, match=r"model\.chat_template"):
         played(Recording(bare, letters(bare, None)), bare, make, [Task("t", "1=")])
+
+
+def test_fields_of_messages_are_in_the_first_prompt() -> None:
+    """Such as the calls of an earlier turn: the suffixes assume them."""
+    text = renderer("qwen2.5-instruct")
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": "42"}}}
+    said = (
+        user("1+1=?"),
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+    )
+
+    class Continued(Scripted):
+        async def start(self) -> Observation:
+            return Observation(messages=said)  # type: ignore[arg-type]
+
+    make = lambda task: Continued(task, End(1.0))  # noqa: E731
+    ((group,), _) = played(
+        Recording(text, letters(text, None)), text, make, [Task("t", (user("1+1=?"),))]
+    )
+    (t,) = group.trajectories
+    assert t.tokens[: t.prompt_length] == text.encode_messages(said)
+    assert "look" in text.shown(t.tokens)
 
 
 def test_a_first_observation_that_leaves_no_room_is_a_failure() -> None:
@@ -428,6 +470,39 @@ def test_checks_begin_before_other_episodes_have_ended() -> None:
     assert events.count("check slow") == 2 and "finish slow" not in events
 
 
+class Together(Recording):
+    """Replies of sample + 1 tokens, which end in this order and tell of their peers."""
+
+    async def generate(
+        self, tokens: Sequence[int], params: SamplingParams, key: SampleKey, **options: Any
+    ) -> Sampled:
+        found = await super().generate(tokens, params, key, **options)
+        return replace(found, peers=Peers(3, key.sample + 1, key.sample + 1))
+
+
+def test_the_order_of_samples_does_not_depend_on_the_time_of_the_environment() -> None:
+    """The shortest reply has ended, but its environment answers last."""
+    text, offered = renderer(), list[list[int]]()
+
+    class Shortest:
+        keep = 1
+
+        def __call__(self, task: Task, ended: Sequence[Trajectory]) -> list[Trajectory] | None:
+            offered.append([t.sample for t in ended])
+            return [*ended] if len(ended) == 3 else None
+
+    async def step(action: Action) -> End:
+        await asyncio.sleep(0.05 if len(action.text) == 1 else 0)
+        return End(1.0)
+
+    generator = Together(text, lambda tokens, params, key: text.plain("abc"[: key.sample + 1]))
+    player = Player(generator, text, Limits(1000, 1, step_s=5.0), scripted(step), (), "tests")
+    driver = Driver(player, SamplingParams(max_tokens=6), 3)
+    tasks = [Task("t", "1=")]
+    asyncio.run(groups_in_order(driver.play(tasks, 0, choose=Shortest()), tasks))
+    assert offered == [[0], [0, 1], [0, 1, 2]]
+
+
 # Signals.
 
 
@@ -483,6 +558,16 @@ def test_the_loop_runs_inside_another_loop_as_in_a_notebook() -> None:
 
     assert asyncio.run(notebook()) == 42 and loop.run(answer()) == 42
     loop.close()
+
+
+def test_the_loop_closes_inside_another_loop() -> None:
+    async def notebook() -> None:
+        loop = EventLoop()
+        assert loop.run(asyncio.sleep(0, 42)) == 42
+        loop.close()
+        loop.close()
+
+    asyncio.run(notebook())
 
 
 def test_closing_the_loop_does_not_wait_for_a_task_that_ignores_its_end(

@@ -175,6 +175,24 @@ def test_the_engine_computes_with_as_many_threads_as_its_caller(
         generator.close()
 
 
+def test_the_engine_computes_on_the_gpu_of_its_maker(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's current GPU belongs to a thread, and kernels start on it (`run.device = cuda:1`)."""
+    chosen: list[tuple[int, str]] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_device",
+        lambda device: chosen.append((device, threading.current_thread().name)),
+    )
+    made = make(policy)
+    asyncio.run(made.call(lambda engine: None))
+    made.close()
+    assert chosen == [(1, "engine")]
+
+
 def test_a_signal_leaves_the_event_loop_and_frees_the_engine(generator: EngineGenerator) -> None:
     """The handler raises in the middle of the loop, as `run/interrupts.py` does; afterwards the
     same loop serves again.

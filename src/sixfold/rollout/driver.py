@@ -15,6 +15,7 @@ from typing import Any
 from ..environment.base import Scorer
 from ..types import Group, SamplingParams, Task, Trajectory
 from .base import Choose
+from .generator import Peers
 from .player import Played, Player
 
 Member = asyncio.Task[tuple[Played, asyncio.Task[None]]]
@@ -120,17 +121,15 @@ class _Step:
         for k in range(self._driver.samples):
             members.append(asyncio.create_task(self._member(task, k, prompt, checks)))
             members[-1].add_done_callback(partial(self._left, (task.id, k)))
-        ended, floors, offered = list[Trajectory](), [(0, 0)], 0
+        ended, peers, offered = list[Trajectory](), list[Peers](), 0
         try:
             for member in asyncio.as_completed(members):
                 played, check = await member
                 await check
                 ended.append(played.trajectory)
                 if played.peers.count == self._driver.samples:
-                    floors.append((played.peers.ended, played.peers.floor))
-                # A floor counts once every episode that had ended by then is known.
-                floor = max(floor for count, floor in floors if count <= len(ended))
-                ordered = self._in_order(ended, floor)
+                    peers.append(played.peers)
+                ordered = self._in_order(ended, _floor(peers))
                 while offered < len(ordered):
                     offered += 1
                     if (kept := await self._complete(task, ordered[:offered])) is not None:
@@ -198,6 +197,18 @@ class _Step:
         self._open.discard(episode)
         if not self._open:
             self.sampled.set()
+
+
+def _floor(known: Sequence[Peers]) -> int:
+    """Sampled tokens of every episode that is not known, at least.
+
+    A floor counts once every episode whose reply had ended by then is known. After its reply, an
+    episode may still wait for its environment.
+    """
+    return max(
+        (p.floor for p in known if sum(other.ended <= p.ended for other in known) == p.ended),
+        default=0,
+    )
 
 
 async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:

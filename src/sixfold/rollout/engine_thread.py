@@ -37,8 +37,7 @@ log = logging.getLogger("sixfold.engine")
 T = TypeVar("T")
 
 USAGE_SECONDS = 0.05
-"""Largest age of `EngineThread.usage` while the engine works. Measuring it takes up to 1 % of a
-step."""
+"""Largest age of `EngineThread.usage` in a busy engine. Measuring takes up to 1 % of a step."""
 EXIT_SECONDS = 10.0
 """Longest wait for the last step when the interpreter exits."""
 
@@ -110,7 +109,7 @@ class EngineThread:
         # with its KV cache, of an owner that forgot to close it.
         self._thread = threading.Thread(
             target=_serve,
-            args=(weakref.ref(self), self._commands, torch.get_num_threads()),
+            args=(weakref.ref(self), self._commands, torch.get_num_threads(), _gpu()),
             name="engine",
             daemon=True,
         )
@@ -468,12 +467,22 @@ def _fail(done: Future[T], error: GeneratorClosed) -> None:
         done.set_exception(error)
 
 
+def _gpu() -> int | None:
+    """The current GPU, or None if no GPU is in use."""
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+
 def _serve(
-    owner: weakref.ref[EngineThread], commands: SimpleQueue[_Command | None], threads: int
+    owner: weakref.ref[EngineThread],
+    commands: SimpleQueue[_Command | None],
+    threads: int,
+    gpu: int | None,
 ) -> None:
     """Body of the thread."""
-    # Each thread has its own number of threads for computations.
+    # Each thread has its own number of threads for computations, and its own current GPU.
     torch.set_num_threads(threads)
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
     while True:
         command = commands.get()
         thread = owner()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from ..environment.episode import (
@@ -170,11 +171,13 @@ class _Course:
             EnvironmentFault: if the environment fails.
         """
         episode = self._made()
-        seen: Observation = await self._ask(episode.start(), Observation)
+        seen: Observation = await self._ask(episode.start, Observation)
         self._begin(seen)
         while True:
             action, rest = await self._reply(seen.stops)
-            answer: Observation | End = await self._ask(episode.step(action), Observation, End)
+            answer: Observation | End = await self._ask(
+                partial(episode.step, action), Observation, End
+            )
             self._note(answer)
             if isinstance(answer, End):
                 self._end(answer)
@@ -217,17 +220,17 @@ class _Course:
         except Exception as error:  # boundary: a failed environment is data
             raise EnvironmentFault(one_line(error)) from error
 
-    async def _ask(self, answer: Awaitable[Any], *kinds: type[Any]) -> Any:
+    async def _ask(self, call: Callable[[], Awaitable[Any]], *kinds: type[Any]) -> Any:
         """Answer of the environment.
 
         Args:
-            answer: what `start` or `step` returned.
+            call: `start`, or `step` with its action.
             kinds: accepted types of the answer.
 
         Raises:
-            EnvironmentFault: if it raises, takes too long, or answers with another type.
+            EnvironmentFault: if it raises, takes too long, or its answer is malformed.
         """
-        limit = self.player.limits.step_s
+        limit, answer = self.player.limits.step_s, _called(call)
         try:
             given = await (answer if limit is None else _in_time(answer, limit))
         except EnvironmentFault:
@@ -237,8 +240,8 @@ class _Course:
         if not isinstance(given, kinds):
             names = " or ".join(kind.__name__ for kind in kinds)
             raise EnvironmentFault(f"the environment returned {type(given).__name__}, not {names}")
-        if isinstance(given, Observation) and bool(given.messages) == bool(given.text):
-            raise EnvironmentFault("an Observation needs either messages or text")
+        if isinstance(given, Observation):
+            _check_observation(given)
         return given
 
     def _begin(self, seen: Observation) -> None:
@@ -246,7 +249,8 @@ class _Course:
         renderer, said, prompt = self.player.renderer, seen.messages or seen.text, self.prompt
         self.conversation = seen.messages or ({"role": "user", "content": seen.text},)
         self.tools = seen.tools
-        if self.tools:
+        # A task's prompt has no other fields, such as the calls of an earlier turn.
+        if self.tools or any(set(m) - {"role", "content"} for m in seen.messages):
             try:
                 prompt = renderer.encode_messages(self.conversation, self.tools)
             except RenderError as error:
@@ -347,6 +351,32 @@ class _Course:
         if seen.messages:
             self.conversation, self.turn = suffix.conversation, len(tokens)
         return True
+
+
+def _check_observation(seen: Observation) -> None:
+    """Raise EnvironmentFault unless the fields of an observation have the documented types."""
+    if bool(seen.messages) == bool(seen.text):
+        raise EnvironmentFault("an Observation needs either messages or text")
+    if not isinstance(seen.text, str):
+        raise EnvironmentFault(f"Observation.text is of type {type(seen.text).__name__}, not str")
+    if not isinstance(seen.messages, Sequence) or not all(map(_is_message, seen.messages)):
+        raise EnvironmentFault("Observation.messages: a message needs a role and a content, as str")
+    if isinstance(seen.stops, str) or not all(isinstance(s, str) and s for s in seen.stops):
+        raise EnvironmentFault("Observation.stops must be a tuple of strings that are not empty")
+
+
+def _is_message(given: object) -> bool:
+    return isinstance(given, Mapping) and all(
+        isinstance(given.get(name), str) for name in ("role", "content")
+    )
+
+
+async def _called(call: Callable[[], Awaitable[T]]) -> T:
+    """Result of the call. `sys.exit` in it must not end the event loop."""
+    try:
+        return await call()
+    except SystemExit as error:
+        raise EnvironmentFault(one_line(error)) from error
 
 
 def one_line(error: BaseException) -> str:
