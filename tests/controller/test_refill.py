@@ -24,7 +24,7 @@ from sixfold.environment.step_scorer import RewardBudgetExceeded
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import Policy
 from sixfold.rollout.renderer.renderer import Renderer
-from sixfold.types import Group, Reward, SamplingParams, Task, Trajectory
+from sixfold.types import Group, Reward, SamplingParams, Task, Trajectory, Turn
 
 Draw = Callable[[str, int], list[str]]
 """(task id, seed) -> what the policy answers, one text a sample; the answer is its own reward, "?"
@@ -283,6 +283,32 @@ def test_rewards_of_turns_make_a_group_mixed() -> None:
         return Group(Task("t", "?"), made)
 
     assert mixed(turns(0.0, 0.5)) and not mixed(turns(0.5, 0.5)) and not mixed(turns(0.0, 0.0))
+
+
+def test_rewards_of_turns_are_compared_by_turn() -> None:
+    """Replies differ in length, so equal rewards are on different tokens."""
+
+    def played(sample: int, length: int, *rewards: float) -> Trajectory:
+        turns = tuple(
+            Turn(1 + i * length, 1 + (i + 1) * length, reward) for i, reward in enumerate(rewards)
+        )
+        size = length * len(rewards)
+        return Trajectory(
+            "t",
+            sample,
+            [1] * (1 + size),
+            "p" + "s" * size,
+            [0.0] * (1 + size),
+            [-1] + [0] * size,
+            turns,
+            reward=Reward(1.0),
+        )
+
+    def group(*rewards: Sequence[float]) -> Group:
+        return Group(Task("t", "?"), [played(k, k + 1, *r) for k, r in enumerate(rewards)])
+
+    assert not mixed(group((0.5, 0.0), (0.5, 0.0), (0.5,)))
+    assert mixed(group((0.5, 0.0), (0.0, 0.5))) and mixed(group((0.5,), (0.25,)))
 
 
 def test_the_error_budget_is_the_steps_not_the_rounds() -> None:

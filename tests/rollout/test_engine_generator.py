@@ -178,7 +178,7 @@ def test_the_engine_computes_with_as_many_threads_as_its_caller(
 def test_the_engine_computes_on_the_gpu_of_its_maker(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch's current GPU belongs to a thread, and kernels start on it (`run.device = cuda:1`)."""
+    """PyTorch's current GPU belongs to a thread, and kernels start on it (run.device = cuda:1)."""
     chosen: list[tuple[int, str]] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)

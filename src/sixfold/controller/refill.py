@@ -91,17 +91,16 @@ class Refill:
 
 
 def mixed(group: Group) -> bool:
-    """True if two known rewards of the group differ. Failed checks have no reward."""
-    return (
-        len(
-            {
-                (t.reward.value, t.step_rewards)
-                for t in group.trajectories
-                if t.reward and t.reward.value is not None
-            }
-        )
-        > 1
-    )
+    """True if two known rewards of the group differ. Failed checks have no reward.
+
+    Rewards of turns are compared by the number of the turn: replies differ in length.
+    """
+    found = set[tuple[object, ...]]()
+    for t in group.trajectories:
+        if t.reward and t.reward.value is not None:
+            turns = tuple((i, turn.reward) for i, turn in enumerate(t.turns) if turn.reward)
+            found.add((t.reward.value, turns, t.reward.steps))
+    return len(found) > 1
 
 
 def _all_groups(rounds: Sequence[Round]) -> list[Group]:
