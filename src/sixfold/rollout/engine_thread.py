@@ -20,8 +20,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
-import torch
-
 from ..engine.engine import Engine
 from ..engine.sequence import Request
 from ..engine.sequence import Sequence as EngineSequence
@@ -32,6 +30,7 @@ from .generator import GeneratorClosed, Peers
 from .rate import Rate
 from .renderer.renderer import Renderer
 from .scoring_queue import ScoringQueue
+from .thread_settings import ThreadSettings
 
 log = logging.getLogger("sixfold.engine")
 T = TypeVar("T")
@@ -109,7 +108,7 @@ class EngineThread:
         # with its KV cache, of an owner that forgot to close it.
         self._thread = threading.Thread(
             target=_serve,
-            args=(weakref.ref(self), self._commands, torch.get_num_threads(), _gpu()),
+            args=(weakref.ref(self), self._commands, ThreadSettings.here()),
             name="engine",
             daemon=True,
         )
@@ -467,22 +466,13 @@ def _fail(done: Future[T], error: GeneratorClosed) -> None:
         done.set_exception(error)
 
 
-def _gpu() -> int | None:
-    """The current GPU, or None if no GPU is in use."""
-    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
-
-
 def _serve(
     owner: weakref.ref[EngineThread],
     commands: SimpleQueue[_Command | None],
-    threads: int,
-    gpu: int | None,
+    settings: ThreadSettings,
 ) -> None:
     """Body of the thread."""
-    # Each thread has its own number of threads for computations, and its own current GPU.
-    torch.set_num_threads(threads)
-    if gpu is not None:
-        torch.cuda.set_device(gpu)
+    settings.apply()
     while True:
         command = commands.get()
         thread = owner()
