@@ -242,6 +242,7 @@ FAULTS: list[tuple[Any, str, str]] = [
     (scripted(Observation(text="é")), "error", "characters"),
     (scripted(End(math.nan)), "error", "nan"),
     (scripted(End(1e300)), "error", "1e+300"),
+    (scripted(End(1.0, outcome="done")), "error", "End.outcome"),  # type: ignore[arg-type]
     (scripted(End("good")), "error", "str"),  # type: ignore[arg-type]
     (scripted(Observation(text="x", reward=math.inf)), "error", "inf"),
     (scripted(End(1.0, events=({"when": time},))), "error", "JSON"),

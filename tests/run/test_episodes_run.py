@@ -155,3 +155,43 @@ def test_the_kv_cache_has_room_for_the_longest_episode(tmp_path: Path) -> None:
         parse_recipe(
             'run.name = "r"', "test", tiny_recipe(tmp_path, rollout__max_episode_tokens=3, **long)
         )
+
+
+class Unfit:
+    """Fails in `start`, or answers with more than fits.
+
+    Attributes:
+        fails: `start` raises.
+    """
+
+    fails = True
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    async def start(self) -> Observation:
+        if self.fails:
+            raise ValueError("no such world")
+        return Observation(text="1+1=")
+
+    async def step(self, action: Action) -> Observation | End:
+        return Observation(messages=({"role": "user", "content": "1" * 200},))
+
+
+@pytest.mark.parametrize("preflight", [0, 4])
+def test_an_environment_that_always_fails_ends_the_run_with_its_error(
+    tmp_path: Path, preflight: int
+) -> None:
+    recipe = tiny_recipe(tmp_path, environment__preflight=preflight, sft__steps=0)
+    with pytest.raises(UserError, match=r"environment.*Unfit.*no such world"):
+        sixfold.train(parse_recipe('run.name = "r"', "test", recipe), environment=Unfit)
+
+
+def test_the_preflight_warns_of_observations_that_do_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Unfit, "fails", False)
+    recipe = tiny_recipe(tmp_path, environment__preflight=0, sft__steps=0, run__steps=1)
+    folder = sixfold.train(parse_recipe('run.name = "r"', "test", recipe), environment=Unfit)
+    notes = (folder / "notes.jsonl").read_text()
+    assert "rollout.max_episode_tokens" in notes

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ..environment.base import Scorer
-from ..types import Group, SamplingParams, Task, Trajectory
+from ..types import Group, Reward, SamplingParams, Task, Trajectory
 from .base import Choose
 from .generator import Peers
 from .player import Played, Player
@@ -171,8 +171,9 @@ class _Step:
 
     async def _check(self, task: Task, trajectory: Trajectory, error: str) -> None:
         if self._scorer is None:
-            return
-        if error:
+            if error:
+                trajectory.reward = Reward(None, error=error)
+        elif error:
             self._scorer.fail(trajectory, error)
         else:
             await self._scorer.add(task, trajectory)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from ..environment.episode import (
     Action,
@@ -132,7 +132,8 @@ class Player:
         try:
             await course.run()
         except EnvironmentFault as fault:
-            course.outcome, course.reward, error = fault.outcome, None, str(fault)
+            course.outcome, course.reward = fault.outcome, None
+            error = f"environment {self.environment}: {fault}" if self.environment else str(fault)
         return Played(course.trajectory(), error, course.peers)
 
 
@@ -313,6 +314,10 @@ class _Course:
             raise EnvironmentFault(f"an event is not JSON: {error}") from error
 
     def _end(self, end: End) -> None:
+        if end.outcome not in get_args(Outcome):
+            raise EnvironmentFault(
+                f"End.outcome = {end.outcome!r} is none of {', '.join(get_args(Outcome))}"
+            )
         try:
             self.reward = final_reward(end)
         except (TypeError, ValueError) as error:
@@ -356,7 +361,7 @@ class _Course:
 def _check_observation(seen: Observation) -> None:
     """Raise EnvironmentFault unless the fields of an observation have the documented types."""
     if bool(seen.messages) == bool(seen.text):
-        raise EnvironmentFault("an Observation needs either messages or text")
+        raise EnvironmentFault("an Observation needs messages or text, and not both")
     if not isinstance(seen.text, str):
         raise EnvironmentFault(f"Observation.text is of type {type(seen.text).__name__}, not str")
     if not isinstance(seen.messages, Sequence) or not all(map(_is_message, seen.messages)):

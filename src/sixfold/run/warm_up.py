@@ -116,10 +116,7 @@ def _preflight(work: Run) -> None:
             if t.reward and t.reward.value is not None
         ]
         if not rewards:
-            raise UserError(
-                f"pre-flight: every reward check failed, the first with: {_first_error(groups)}."
-                " Correct environment.rewards or the answers of the tasks"
-            )
+            raise _all_failed(work, groups)
         verdict, rule = (
             preflight([bool(r.solved) for r in rewards]),
             work.world.environment.solved_rule,
@@ -150,7 +147,17 @@ def _preflight(work: Run) -> None:
 
 def _check_parity(work: Run, groups: Sequence[Group]) -> None:
     """Compare engine and trainer on the trajectories of the pre-flight."""
-    for trajectory in (t for g in groups for t in g.trajectories):
+    played = [t for g in groups for t in g.trajectories]
+    if not any(t.turns for t in played):
+        raise _all_failed(work, groups)
+    if cut := sum(t.outcome == "context" for t in played):
+        work.notes.add(
+            0,
+            f"pre-flight: {cut} of {len(played)} episodes ended because the next observation did"
+            " not fit. Raise rollout.max_episode_tokens, or lower data.max_prompt_tokens",
+            warning=True,
+        )
+    for trajectory in played:
         trajectory.reward = trajectory.reward or Reward(0.0)
     batch = collate(groups).to(work.world.device)
     check_parity(work.world, batch, method_of(work.recipe, work.algorithm), work.progress.note)
@@ -176,6 +183,16 @@ def _baseline(work: Run) -> dict[str, object]:
         "constant": baseline.answer,
         "warning": baseline.warning,
     }
+
+
+def _all_failed(work: Run, groups: Sequence[Group]) -> UserError:
+    """Error if no episode of the pre-flight can be used."""
+    what, remedy = "reward check", "environment.rewards or the answers of the tasks"
+    if work.recipe.environment.episode:
+        what, remedy = "episode", "environment.episode"
+    return UserError(
+        f"pre-flight: every {what} failed, the first with: {_first_error(groups)}. Correct {remedy}"
+    )
 
 
 def _first_error(groups: Sequence[Group]) -> str:

@@ -189,7 +189,9 @@ class Renderer:
         """
         if reply and reply[-1] in self._ends:
             raise RenderError(
-                "text cannot continue a reply that has ended with an end token", "prompt"
+                "text cannot continue a reply that has ended with an end token. End the episode,"
+                " or answer with messages, if Action.stopped_by is empty",
+                "prompt",
             )
         suffix = self._suffixes.text(reply, text)
         self._known(suffix.tokens, "prompt")
