@@ -1,5 +1,6 @@
 """Generators outside this process for the contract suite: vLLM's worker on a stand-in for vLLM, a
-fake SGLang server, and a real `sixfold serve` on loopback.
+fake SGLang server, a real `sixfold serve` on loopback, and vLLM itself where SIXFOLD_VLLM_PYTHON
+names an interpreter that has it.
 
 Starting one takes seconds, so a subject serves several tests: until its weights have changed or it
 was closed.
@@ -8,6 +9,7 @@ was closed.
 from __future__ import annotations
 
 import copy
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -21,7 +23,8 @@ from tests.server.serving import running
 from vllm_processes import ARGUMENTS, use_fake, weights
 
 from sixfold.engine.engine import Engine
-from sixfold.model.loading import Policy
+from sixfold.model.loading import Policy, load_policy
+from sixfold.recipe.schema import ModelConfig, ScratchConfig
 from sixfold.rollout.generator import wait_for
 from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.rollout.sglang_server import SglangServer
@@ -29,6 +32,7 @@ from sixfold.rollout.sixfold_server import SixfoldServer
 from sixfold.rollout.vllm_process import VllmProcess, vllm_config
 
 CONTEXT = 4096
+VLLM_PYTHON = os.environ.get("SIXFOLD_VLLM_PYTHON", "")
 OLDER = "a run puts earlier weights back after it has evaluated newer ones"
 SEEDED = "its noise depends on a seed per request, not on the position of a token"
 
@@ -60,13 +64,15 @@ def kept(start: Start, policy: Policy) -> Iterator[Make]:
         yield make
 
 
-def vllm(policy: Policy, max_running: int, ending: ExitStack) -> Subject:
+def vllm(policy: Policy, max_running: int, ending: ExitStack, python: str = "") -> Subject:
     renderer = Renderer(policy.tokenizer, policy.stop_token_ids)
     arguments = {**ARGUMENTS, "max_model_len": CONTEXT, "max_num_seqs": max_running}
+    arguments["max_num_batched_tokens"] = CONTEXT
     with pytest.MonkeyPatch.context() as patch:
-        use_fake(patch)
+        if not python:
+            use_fake(patch)
         config = vllm_config(policy.model.config, type(policy.model).__name__)
-        generator = VllmProcess(config, policy.model.dtype, arguments, renderer)
+        generator = VllmProcess(config, policy.model.dtype, arguments, renderer, python)
     ending.callback(generator.close)
     wait_for(generator.load(weights(policy), 0))
     return Subject(
@@ -81,6 +87,21 @@ def vllm(policy: Policy, max_running: int, ending: ExitStack) -> Subject:
             "test_a_version_must_grow": OLDER,
         },
     )
+
+
+def real_vllm(policy: Policy, max_running: int, ending: ExitStack) -> Subject:
+    """vLLM itself. On a CPU it needs heads of 32."""
+    sizes = ScratchConfig(
+        hidden_size=64,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        head_dim=32,
+        intermediate_size=64,
+        context=CONTEXT,
+    )
+    own = load_policy(ModelConfig(scratch=sizes), seed=3, device="cpu")
+    return vllm(own, max_running, ending, VLLM_PYTHON)
 
 
 def sglang(policy: Policy, max_running: int, ending: ExitStack) -> Subject:
@@ -164,5 +185,6 @@ OUTSIDE: Mapping[str, Any] = {
     "vllm": partial(kept, vllm),
     "sglang": partial(kept, sglang),
     "sixfold": partial(kept, sixfold),
+    **({"real vllm": partial(kept, real_vllm)} if VLLM_PYTHON else {}),
 }
 """As `GENERATORS`."""

@@ -139,7 +139,7 @@ class Link:
 
     def _check_open(self) -> None:
         if self._lost is not None:
-            raise self._lost.with_traceback(None)
+            raise _again(self._lost)
         if self._closing:
             raise GeneratorClosed("vLLM has been closed")
 
@@ -163,7 +163,7 @@ class Link:
             with self._lock:
                 self._lost = lost
                 for call in self._calls.values():
-                    call.put(lost)
+                    call.put(_again(lost))
 
     def _exchange(self) -> None:
         poll = select.poll()
@@ -201,3 +201,8 @@ class Link:
             call = self._calls.get(int(reply["id"]))
         if call is not None:  # otherwise nobody waits any more
             call.put(reply)
+
+
+def _again(error: GeneratorClosed) -> GeneratorClosed:
+    """Copy of an error: one that several tasks raise would become its own context."""
+    return type(error)(*error.args)
