@@ -85,6 +85,7 @@ class Sampler:
         self._engine = self._llm.llm_engine
         self._shards = int(engine.get("tensor_parallel_size", 1))
         self._most = int(engine["max_num_seqs"])
+        self._longest = int(engine["max_model_len"])
         self._asleep = False
         self._version = -1
         self._running: dict[str, Running] = {}
@@ -103,6 +104,8 @@ class Sampler:
             return {"id": number, "last": True, "aborted": True}
         if do == "sleep":
             return {"id": number, "last": True, **self._sleep()}
+        from vllm.exceptions import VLLMValidationError
+
         self._wake()
         if do == "load":
             return {"id": number, "last": True, **self._load(**request)}
@@ -110,7 +113,10 @@ class Sampler:
             self._generate(number, **request) if do == "generate" else self._score(
                 number, **request
             )
-        except ValueError as error:  # of this request alone: too long, or a wrong parameter
+        except (
+            ValueError,
+            VLLMValidationError,
+        ) as error:  # of this request alone: too long, or a wrong parameter
             self._running.pop(str(number), None)
             return {"id": number, "last": True, "refused": str(error)}
         return None
@@ -204,6 +210,11 @@ class Sampler:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        if len(prompt) + params["max_tokens"] > self._longest:  # vLLM would cut the completion
+            raise ValueError(
+                f"{len(prompt)} tokens and max_tokens = {params['max_tokens']} exceed"
+                f" max_model_len = {self._longest}"
+            )
         asked = SamplingParams(
             logprobs=0, flat_logprobs=True, detokenize=False, ignore_eos=True, **params
         )

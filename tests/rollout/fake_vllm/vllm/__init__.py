@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from .exceptions import VLLMValidationError
 from .inputs import TokensPrompt
 from .sampling_params import RequestOutputKind, SamplingParams
 
@@ -124,9 +125,8 @@ class Engine:
         self, key: str, prompt: TokensPrompt, params: SamplingParams, priority: int
     ) -> None:
         if not prompt["prompt_token_ids"] or params.max_tokens < 1:
-            raise ValueError("nothing to sample")
-        if len(prompt["prompt_token_ids"]) + params.max_tokens > self.llm.longest:
-            raise ValueError("longer than max_model_len")
+            raise VLLMValidationError("nothing to sample")
+        assert len(prompt["prompt_token_ids"]) + params.max_tokens <= self.llm.longest
         self.requests.append(
             SimpleNamespace(
                 key=key,

@@ -1,0 +1,7 @@
+"""vllm.exceptions"""
+
+from __future__ import annotations
+
+
+class VLLMValidationError(Exception):
+    """Not a ValueError, as in vLLM 0.32."""
