@@ -1,7 +1,8 @@
-"""Sixfold's side of `engine.py`: the embedded engine, as rollout uses it."""
+"""Sixfold's side of `engine.py`: the embedded engine through its generator, as rollout uses it."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import Any
 
@@ -11,10 +12,12 @@ from engine_job import Answer, Ask, Job, serve
 
 import sixfold
 from sixfold.engine.engine import Engine
-from sixfold.engine.sequence import Sequence
 from sixfold.model.causal_lm import CausalLM
 from sixfold.model.loading import load_policy
 from sixfold.recipe.schema import ModelConfig
+from sixfold.rollout.engine_generator import EngineGenerator
+from sixfold.rollout.generator import Sampled, SampleKey
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.types import SamplingParams
 
 SETTINGS: dict[str, Any] = {"block_size": 64, "prefix_cache": "radix", "prefill_tokens": 4096}
@@ -35,25 +38,23 @@ class Sixfold:
         self.engine = Engine(
             CausalLM(policy.model), kv_tokens=kv_tokens, max_running=len(rooms), **settings
         )
+        self.generator = EngineGenerator(self.engine, Renderer(policy.tokenizer))
 
     def begin(self, greedy: bool) -> None:
         self.temperature = 0.0 if greedy else 1.0
         self.engine.prefixes.clear()
 
     def answer(self, asks: list[Ask]) -> list[list[Answer]]:
-        for ask in asks:
-            for length, samples in ask.by_length().items():
-                self.engine.add(
-                    ask.key, ask.prompt, SamplingParams(length, self.temperature), samples
-                )
-        done: dict[tuple[str, int], Sequence] = {}
-        while self.engine.busy:
-            done |= {(s.request.key, s.sample): s for s in self.engine.step()}
-        found = [[done[ask.key, sample] for sample in range(len(ask.lengths))] for ask in asks]
-        return [
-            [Answer(s.tokens[len(ask.prompt) :], s.logp) for s in row]
-            for ask, row in zip(asks, found, strict=True)
-        ]
+        return asyncio.run(self._answer(asks))
+
+    async def _answer(self, asks: list[Ask]) -> list[list[Answer]]:
+        async def sampled(ask: Ask, sample: int, length: int) -> Sampled:
+            params = SamplingParams(length, self.temperature)
+            return await self.generator.generate(ask.prompt, params, SampleKey(ask.key, sample))
+
+        calls = [[sampled(ask, k, length) for k, length in enumerate(ask.lengths)] for ask in asks]
+        found = await asyncio.gather(*(asyncio.gather(*row) for row in calls))
+        return [[Answer(s.tokens, s.logp) for s in row] for row in found]
 
 
 def main(path: str) -> None:
