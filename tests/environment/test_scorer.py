@@ -438,6 +438,19 @@ def test_a_scorer_has_one_error_budget_to_which_failed_episodes_count() -> None:
             asyncio.run(stream(texts, expected, fail))
 
 
+def test_a_failed_episode_costs_all_of_its_checks() -> None:
+    """Otherwise three rewards would let three times as many episodes fail."""
+
+    async def stream(episodes: int) -> None:
+        g = group("a" * episodes)
+        with Environment([lambda completion, task: 1.0] * 3, error_budget=0.25) as environment:
+            environment.scorer(episodes).fail(g.trajectories[0], "the episode raised ValueError")
+
+    asyncio.run(stream(4))
+    with pytest.raises(RewardBudgetExceeded, match="3 of 9 reward checks failed"):
+        asyncio.run(stream(3))
+
+
 @pytest.mark.slow
 def test_the_pool_serves_one_event_loop_after_another() -> None:
     """Also when `score` is called inside a running loop, as in a notebook."""

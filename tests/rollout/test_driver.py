@@ -194,6 +194,13 @@ class Raises:
     async def step(self, action: Action) -> End: ...
 
 
+class Unwritable(Raises):
+    """Its first observation has a character that the tokenizer does not know."""
+
+    async def start(self) -> Observation:
+        return Observation(text="é")
+
+
 class Synchronous(Scripted):
     def step(self, action: Action) -> End:  # type: ignore[override]
         return End(1.0)
@@ -230,6 +237,7 @@ class NoAction(Scripted):
 
 FAULTS: list[tuple[Any, str, str]] = [
     (Raises, "error", "OSError: no tool"),
+    (Unwritable, "error", "does not know"),
     (Unmade, "error", "KeyError: 'unmade'"),
     (Synchronous, "error", "TypeError"),
     (scripted(raises), "error", "ValueError: two lines"),

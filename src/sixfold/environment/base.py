@@ -42,7 +42,7 @@ class Scorer(Protocol):
     def fail(self, trajectory: Trajectory, line: str) -> None:
         """Record that a trajectory cannot be scored, because its episode failed.
 
-        It counts in the error budget as one failed check.
+        It counts in the error budget as if all of its checks had failed.
 
         Args:
             trajectory: gets a `Reward` without a value.

@@ -160,7 +160,8 @@ class StepScorer:
         """Record that a trajectory cannot be scored (`base.Scorer.fail`)."""
         self._count()
         trajectory.reward = Reward(None, error=line)
-        self._budget.spend(1, line)
+        # None of its checks can run.
+        self._budget.spend(len(self._rewards.weights), line)
 
     def _judge(self, trajectory: Trajectory, given: Reward) -> None:
         """Fill in the score of a reward that the environment gave."""

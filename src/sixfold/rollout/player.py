@@ -23,6 +23,7 @@ from ..environment.episode import (
     final_reward,
     turn_reward,
 )
+from ..errors import UserError
 from ..types import PROMPT, Outcome, Reward, SamplingParams, Task, Trajectory
 from .generator import ALONE, Generator, Peers, SampleKey
 from .meter import Meter, meter_of
@@ -257,11 +258,14 @@ class _Course:
             except RenderError as error:
                 raise EnvironmentFault(one_line(error)) from error
         elif said != self.task.prompt:
-            prompt = renderer.encode(replace(self.task, prompt=said))
+            try:
+                prompt = renderer.encode(replace(self.task, prompt=said))
+            except UserError as error:
+                raise EnvironmentFault(one_line(error)) from error
         if self._room(len(prompt)) < 1:
             raise EnvironmentFault(
                 f"the first observation has {len(prompt)} tokens, which leaves no room for a reply"
-                f" in {self.player.limits.tokens} tokens",
+                f" in {self.player.limits.tokens} tokens: raise rollout.max_episode_tokens",
                 "context",
             )
         self.prompt = prompt
