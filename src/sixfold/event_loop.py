@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import logging
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+log = logging.getLogger("sixfold.event_loop")
+
 CLEAN_UP_S = 10.0
 """Most seconds that tasks get to end after they are cancelled. An environment may ignore it."""
+
+BLOCKED_S = 10.0
+"""Seconds after which code that does not return to the event loop is reported."""
 
 
 class EventLoop:
@@ -56,7 +68,8 @@ class EventLoop:
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
-            return self._loop.run_until_complete(coroutine)
+            with _watched(self._loop):
+                return self._loop.run_until_complete(coroutine)
         except (KeyboardInterrupt, SystemExit):
             # A signal handler raised inside the loop: the tasks were not told.
             self._clean_up()
@@ -77,6 +90,50 @@ class EventLoop:
             if not task.cancelling():  # a second time would interrupt what it frees
                 task.cancel()
         return tasks
+
+
+@contextmanager
+def _watched(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Report code that blocks the loop, which runs in this thread inside the block."""
+    ended, thread = threading.Event(), threading.get_ident()
+
+    def watch() -> None:
+        while not ended.wait(BLOCKED_S / 10):
+            answered, asked, told = threading.Event(), time.monotonic(), False
+            loop.call_soon_threadsafe(answered.set)
+            while not (answered.wait(BLOCKED_S / 100) or ended.is_set()):
+                if not told and time.monotonic() - asked > BLOCKED_S:
+                    told = True
+                    _report(sys._current_frames().get(thread))
+
+    watcher = threading.Thread(target=watch, name="event-loop-watch", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _report(frame: FrameType | None) -> None:
+    log.warning(
+        "%s has blocked all episodes for %g s: nothing else can go on meanwhile. In an environment,"
+        " await asyncio.sleep or asyncio.to_thread(function); name a slow reward as"
+        " module:function",
+        _place(frame),
+        BLOCKED_S,
+    )
+
+
+def _place(frame: FrameType | None) -> str:
+    """File, line and function that a thread runs, outside of the standard library."""
+    library, innermost = sysconfig.get_path("stdlib"), frame
+    while frame is not None and frame.f_code.co_filename.startswith((library, "<")):
+        frame = frame.f_back
+    frame = frame or innermost
+    if frame is None:
+        return "a function"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
 def _inside_loop() -> bool:
