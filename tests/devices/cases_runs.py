@@ -111,6 +111,14 @@ RUNS: dict[str, dict[str, Any]] = {
         "rollout__oversample": 4,
         "trainer__max_tokens_per_microbatch": 64,
     },
+    "episodes, ppo": {
+        "environment__episode": "calculator",
+        "data__source": "calculator",
+        "data__calculator__numbers": 2,
+        "data__calculator__digits": 2,
+        "rollout__max_turns": 3,
+        "algorithm__name": "ppo",
+    },
 }
 
 
