@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..types import Group, Trajectory
@@ -48,7 +49,7 @@ def rollout_metrics(
         positions = max(1, sum(map(len, cut)))
         metrics |= {
             "rollout/kept_mean": sum(len(k.ids) for k in cut) / positions,
-            "rollout/kept_mass_frac": sum(sum(k.mass) for k in cut) / positions,
+            "rollout/kept_mass_frac": math.fsum(m for k in cut for m in k.mass) / positions,
         }
     return metrics
 
