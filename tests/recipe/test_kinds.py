@@ -27,7 +27,7 @@ def test_the_sections_with_kinds() -> None:
     assert {section: knob.choices for section, knob in kind_knobs().items()} == {
         "engine.preemption": ("none", "recompute", "swap"),
         "engine.speculation": ("none", "ngram", "draft"),
-        "rollout.backend": ("engine", "vllm", "sglang"),
+        "rollout.backend": ("engine", "vllm", "sglang", "sixfold"),
         "sync": ("shared", "copy", "int8", "fp8"),
     }
     assert knobs()["sync.every"].kinds == ("copy", "int8", "fp8")

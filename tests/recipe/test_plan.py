@@ -253,7 +253,9 @@ def test_no_step_needs_more_microbatches_than_the_bound(data: st.DataObject, sha
     tokens = torch.zeros(len(lengths), prompt, dtype=torch.int64)
     columns = (torch.tensor(column) for column in (lengths, prompt_lengths, group))
     batch = SimpleNamespace(
-        tokens=tokens, **dict(zip(("lengths", "prompt_lengths", "group"), columns, strict=True))
+        unit=None,
+        tokens=tokens,
+        **dict(zip(("lengths", "prompt_lengths", "group"), columns, strict=True)),
     )
     batch.at_host = lambda: batch
     parts = packing.microbatches(batch, range(len(lengths)), budget, share)

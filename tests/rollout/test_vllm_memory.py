@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from vllm_processes import ARGUMENTS, use_fake, weights
+from vllm_processes import ARGUMENTS, load, use_fake, weights
 
 import sixfold.run.outside
 from sixfold.errors import UserError
 from sixfold.model.loading import Policy
 from sixfold.recipe.toml import parse_recipe
+from sixfold.rollout.generator import SampleKey, wait_for
+from sixfold.rollout.renderer.renderer import Renderer
 from sixfold.rollout.vllm_memory import CONTEXT, memory_share, visible_devices
 from sixfold.rollout.vllm_process import VllmProcess, vllm_config
 from sixfold.run.outside import _vllm_arguments
@@ -131,12 +133,15 @@ def test_sleep_frees_memory_between_requests_and_changes_no_token(
             config,
             torch.float32,
             {**ARGUMENTS, **({"enable_sleep_mode": True} if sleep else {})},
+            Renderer(policy.tokenizer, policy.stop_token_ids),
             sleep=sleep,
         )
         try:
             for version in (1, 2):
-                engine.load(weights(policy), version)
-                drawn.append([s.tokens for s in engine.generate([[3, 4, 5]], params, [7])])
+                load(engine, weights(policy), version)
+                sampled = wait_for(engine.generate([3, 4, 5], params, SampleKey("t")))
+                drawn.append(sampled.tokens)
+                wait_for(engine.rest())
             assert engine._child.last_words().count("asleep") == (2 if sleep else 0)
         finally:
             engine.close()
@@ -154,5 +159,5 @@ def test_the_process_sees_the_gpus_that_it_is_given(
         save_pretrained=lambda folder: Path(folder, "config.json").write_text(json.dumps({}))
     )
     with pytest.raises(UserError):
-        VllmProcess(config, torch.float32, {}, str(probe), devices="2,3")  # type: ignore[arg-type]
+        VllmProcess(config, torch.float32, {}, None, str(probe), devices="2,3")  # type: ignore
     assert (tmp_path / "seen").read_text() == "2,3\n"

@@ -73,12 +73,12 @@ class Driver:
             for task, prompt in zip(tasks, prompts, strict=True)
         ]
         sampled = asyncio.create_task(self._last_token(step, on_sampled))
-        done: list[Group] = []
         try:
             for group in asyncio.as_completed(groups):
-                done.append(await group)
-                yield done[-1]
+                yield await group
             await sampled
+            # In task order: the sums of floats must not depend on which group ended first.
+            done = [group.result() for group in groups]
             self._stats = self.player.meter.metrics(done, len(tasks) * self.samples, step.ended)
         finally:
             await _end([*groups, sampled])

@@ -118,7 +118,7 @@ def stray(completion: str, task: Task) -> float:
     """Writes the completion, a character per byte, to every descriptor that it can find, as a
     library that prints to odd descriptors would.
     """
-    for descriptor in range(3, 32):
+    for descriptor in range(3, 512):
         try:
             if completion:
                 os.write(descriptor, completion.encode("latin-1"))
