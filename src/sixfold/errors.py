@@ -22,6 +22,11 @@ class RunFailed(Exception):
     """
 
 
+def one_line(error: BaseException) -> str:
+    """`ValueError: message`, on one line of at most 300 characters."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
 def check_platform(name: str) -> None:
     """Refuse Windows: locks, worker processes and signals need POSIX.
 

@@ -63,9 +63,9 @@ def test_calls_of_one_moment_are_samples_of_one_request(
     added: list[tuple[str, list[int]]] = []
     add = generator.engine.add
 
-    def noted(key: str, prompt: list[int], params: SamplingParams, samples: list[int], *a, **k):  # type: ignore[no-untyped-def]
+    def noted(key: str, prompt: list[int], params: SamplingParams, samples: list[int], **k: Any):
         added.append((key, list(samples)))
-        return add(key, prompt, params, samples, *a, **k)
+        return add(key, prompt, params, samples, **k)
 
     generator.engine.add = noted  # type: ignore[method-assign]
     found = asyncio.run(sample(generator))

@@ -7,6 +7,7 @@ import os
 import time
 from typing import NamedTuple
 
+from ..errors import one_line
 from ..types import Task
 from .rewards import RewardFunction
 from .sampled import Sampled
@@ -88,8 +89,3 @@ async def _scored(function: RewardFunction, check: Check) -> tuple[list[float | 
     finally:
         if os.getpid() != process:
             os._exit(1)  # as in run_check; the event loop would read its parent's wake-ups
-
-
-def one_line(error: BaseException) -> str:
-    """`ValueError: message`, on one line of at most 300 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

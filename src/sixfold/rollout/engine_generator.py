@@ -16,6 +16,7 @@ from .engine_job import Delta, Job
 from .engine_thread import EngineThread
 from .generator import GeneratorClosed, Sampled, SampleKey
 from .renderer.renderer import Renderer
+from .thread_settings import release_workers
 
 T = TypeVar("T")
 
@@ -111,6 +112,7 @@ class EngineGenerator:
         if self._loop is not loop:  # calls that an earlier event loop left behind
             self._loop, self._calls = loop, []
         if not self._calls:
+            release_workers()
             loop.call_soon(self._submit_all)
         self._calls.append(call)
         try:
@@ -161,8 +163,12 @@ class EngineGenerator:
 
     async def rest(self) -> None:
         """Free the memory of the KV cache until the next call, if `release_kv` is set."""
+        await self.call(self._rest)
+
+    def _rest(self, engine: Engine) -> None:
         if self.release_kv:
-            await self.call(Engine.release_memory)
+            engine.release_memory()
+        release_workers()
 
     def close(self) -> None:
         """End the engine's thread. Calls that are waiting raise GeneratorClosed."""

@@ -23,7 +23,7 @@ from ..environment.episode import (
     final_reward,
     turn_reward,
 )
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..types import PROMPT, Outcome, Reward, SamplingParams, Task, Trajectory
 from .generator import ALONE, Generator, Peers, SampleKey
 from .meter import Meter, meter_of
@@ -252,16 +252,14 @@ class _Course:
         self.conversation = seen.messages or ({"role": "user", "content": seen.text},)
         self.tools = seen.tools
         # A task's prompt has no other fields, such as the calls of an earlier turn.
-        if self.tools or any(set(m) - {"role", "content"} for m in seen.messages):
-            try:
+        beyond_task = self.tools or any(set(m) - {"role", "content"} for m in seen.messages)
+        try:
+            if beyond_task:
                 prompt = renderer.encode_messages(self.conversation, self.tools)
-            except RenderError as error:
-                raise EnvironmentFault(one_line(error)) from error
-        elif said != self.task.prompt:
-            try:
+            elif said != self.task.prompt:
                 prompt = renderer.encode(replace(self.task, prompt=said))
-            except UserError as error:
-                raise EnvironmentFault(one_line(error)) from error
+        except (RenderError, UserError) as error:
+            raise EnvironmentFault(one_line(error)) from error
         if self._room(len(prompt)) < 1:
             raise EnvironmentFault(
                 f"the first observation has {len(prompt)} tokens, which leaves no room for a reply"
@@ -386,11 +384,6 @@ async def _called(call: Callable[[], Awaitable[T]]) -> T:
         return await call()
     except SystemExit as error:
         raise EnvironmentFault(one_line(error)) from error
-
-
-def one_line(error: BaseException) -> str:
-    """`ValueError: message`, on one line of at most 300 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 async def _in_time(answer: Awaitable[T], limit: float) -> T:

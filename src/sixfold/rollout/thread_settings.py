@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -30,3 +32,25 @@ class ThreadSettings:
         torch.set_num_threads(self.threads)
         if self.gpu is not None:
             torch.cuda.set_device(self.gpu)
+
+
+@cache
+def _openmp() -> tuple[ctypes.CDLL, ...]:
+    """GNU OpenMP libraries that this process has loaded. Empty on systems without /proc."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8") as maps:
+            paths = {line.split(maxsplit=5)[5].strip() for line in maps if "/libgomp" in line}
+    except OSError:
+        return ()
+    return tuple(ctypes.CDLL(path) for path in sorted(paths) if path.startswith("/"))
+
+
+def release_workers() -> None:
+    """End the OpenMP worker threads of the calling thread. The next computation starts new ones.
+
+    Every thread that computes has its own workers. GNU OpenMP counts all of them. If they are more
+    than the cores, idle ones sleep instead of waiting actively, and each small operation then waits
+    for their wake-up: a training step took 1.3 times as long, a decode step 1.4 times.
+    """
+    for library in _openmp():
+        library.omp_pause_resource_all(2)  # omp_pause_hard

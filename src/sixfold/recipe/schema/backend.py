@@ -14,6 +14,7 @@ SGLANG = "http://127.0.0.1:30000"
 """Address at which SGLang listens by default."""
 SIXFOLD = "http://127.0.0.1:8000"
 """Address at which `sixfold serve` listens by default."""
+ADDRESS = "address of the server (by default SGLang's port 30000, or 8000 of sixfold serve)"
 KEY_VARIABLE = "SIXFOLD_API_KEY"
 """Environment variable with the API key of a Sixfold server, for the server and its clients."""
 
@@ -78,18 +79,14 @@ class SglangBackend(Section):
     """An SGLang server that is already running samples."""
 
     kind: Literal["sglang"] = "sglang"
-    url: Annotated[str, AfterValidator(server_address)] = knob(
-        SGLANG, "address of the SGLang server, with its port"
-    )
+    url: Annotated[str, AfterValidator(server_address)] = knob(SGLANG, ADDRESS)
 
 
 class SixfoldBackend(Section):
     """A running `sixfold serve` samples."""
 
     kind: Literal["sixfold"] = "sixfold"
-    url: Annotated[str, AfterValidator(server_address)] = knob(
-        SIXFOLD, "address of the server, with its port and without /v1"
-    )
+    url: Annotated[str, AfterValidator(server_address)] = knob(SIXFOLD, ADDRESS)
 
 
 Backend = EngineBackend | VllmBackend | SglangBackend | SixfoldBackend

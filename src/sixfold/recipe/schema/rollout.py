@@ -59,6 +59,7 @@ class RolloutConfig(Section):
     )
     backend: Backend = knob(
         EngineBackend(),
-        "program that samples: the embedded engine, a vLLM process, or an SGLang server",
+        "program that samples: the embedded engine, a vLLM process, or a running SGLang or"
+        " Sixfold server",
         discriminator="kind",
     )

@@ -1,0 +1,55 @@
+"""Threads that compute in turn do not keep OpenMP workers while another one computes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import asyncio, json, os
+import torch
+from sixfold.engine.engine import Engine
+from sixfold.model.causal_lm import CausalLM
+from sixfold.model.loading import load_policy
+from sixfold.recipe.schema import ModelConfig, ScratchConfig
+from sixfold.rollout.engine_generator import EngineGenerator
+from sixfold.rollout.generator import SampleKey
+from sixfold.types import SamplingParams
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+async def rollout():
+    await generator.generate([3, 4, 5], SamplingParams(4), SampleKey("t", 0))
+    counts["sampling"] = threads()
+    await generator.rest()
+    counts["after rest"] = threads()
+
+torch.set_num_threads(3)
+model = load_policy(ModelConfig(scratch=ScratchConfig(context=64)), seed=0, device="cpu").model
+generator = EngineGenerator(Engine(CausalLM(model), kv_tokens=200))
+a = torch.ones(512, 512)
+(a @ a).exp()
+counts = {"training": threads()}
+asyncio.run(rollout())
+generator.close()
+counts["closed"] = threads()
+print(json.dumps(counts))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="counts threads in /proc")
+def test_only_the_thread_that_computes_has_workers() -> None:
+    """Workers of both would be more than the cores, and GNU OpenMP then waits passively."""
+    environment = {**os.environ, "SIXFOLD_KERNELS": "torch", "OMP_NUM_THREADS": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
+    )
+    counts = json.loads(done.stdout)
+    assert counts["training"] == counts["closed"] + 2  # the workers of the main thread
+    assert counts["sampling"] == counts["closed"] + 3  # the engine's thread and its workers
+    assert counts["after rest"] == counts["closed"] + 1  # the engine's thread
